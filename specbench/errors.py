@@ -1,0 +1,38 @@
+"""One exception tree: a user's mistake is a SpecbenchError; a bug is anything else.
+
+SpecbenchError
+|- ConfigError       pairings.yaml: wrong key, type, name or file
+|- WorkloadError     a workload file: malformed line, unknown format, wrong checksum
+|- ModelError        a model cannot be loaded, or the decoder cannot run it
+|- CompatibilityError  target and draft do not fit together
+|- StoreError        a run on disk: absent, locked, of another schema, damaged
+|- UsageError        arguments that contradict each other or name nothing
+"""
+
+
+class SpecbenchError(Exception):
+    """Says what is wrong, where, what is allowed and what to do next; exit code 2."""
+
+
+class ConfigError(SpecbenchError):
+    """pairings.yaml is wrong; the text begins with `file:line: key:`."""
+
+
+class WorkloadError(SpecbenchError):
+    """A workload file is wrong; the text begins with `file:line:` where a line is to blame."""
+
+
+class ModelError(SpecbenchError):
+    """A model cannot be found, loaded, or run by the decoder."""
+
+
+class CompatibilityError(SpecbenchError):
+    """Target and draft do not fit together."""
+
+
+class StoreError(SpecbenchError):
+    """A stored run is absent, locked, damaged or of another schema."""
+
+
+class UsageError(SpecbenchError):
+    """Arguments contradict each other or name nothing that exists."""
