@@ -1,0 +1,1 @@
+"""The decoder: models over slots, one verifier, one round."""

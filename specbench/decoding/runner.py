@@ -1,0 +1,152 @@
+"""Runs an unmodified transformers model over slots: ragged rows, free rollback.
+
+Shape suffixes: B rows, T new tokens, V vocabulary, F features.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench.decoding import attention
+from specbench.decoding.slot_cache import SlotCache
+from specbench.errors import ModelError
+
+_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+class Output(NamedTuple):
+    """Logits [B, T, V] (or [B, 1, V] with `last`) and one hidden state [B, T, F] a feature."""
+
+    logits: Tensor
+    features: tuple[Tensor, ...] = ()
+
+
+class Runner(Protocol):
+    """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
+
+    vocab_size: int
+    max_position: int | None  # tokens of context the model was made for
+    device: torch.device
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        """Make room for `num_rows` rows of at least `max_len` tokens, to be prefilled anew."""
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        last_B: Tensor | None = None,
+        features: Sequence[int] = (),
+    ) -> Output:
+        """Feed tokens at positions, writing each to the slot of its position.
+
+        Row i of the batch is row `first_row + i` of the cache; every position must be below
+        `span`, the number of slots attended to. `last_B` asks for one position's logits a row.
+        `features` names hidden states: 0 is the embedding, i the output of layer i - 1.
+        """
+        ...
+
+
+class StockRunner:
+    """Runner over transformers' own modelling code."""
+
+    def __init__(self, model: Any) -> None:
+        refuse_unsupported(model)
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.cache = SlotCache(0, 0, 0)
+        self._pack = _query_heads_per_kv_head(self.config)
+        self._windows = _windows(self.config)
+        self.max_position: int | None = getattr(self.config, "max_position_embeddings", None)
+        model.set_attn_implementation(attention.NAME)
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        # A larger cache is kept: stale slots are masked, and memory is that of the longest.
+        if num_rows != self.cache.index.num_rows or max_len > self.cache.index.max_len:
+            self.cache = SlotCache(self.config.num_hidden_layers, num_rows, max_len)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        last_B: Tensor | None = None,
+        features: Sequence[int] = (),
+    ) -> Output:
+        self.cache.index.point(positions_BT, span, first_row)
+        # Drafts past the budget may lie beyond the model's last position; they are discarded.
+        model_positions = positions_BT
+        if self.max_position is not None:
+            model_positions = positions_BT.clamp(max=self.max_position - 1)
+        out = self.model(
+            input_ids=tokens_BT,
+            position_ids=model_positions,
+            attention_mask=self._masks(positions_BT, span),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=0 if last_B is None else last_B,
+            output_hidden_states=list(features) if features else False,
+        )
+        logits = out.logits
+        if last_B is not None:  # [B, B, V]: position last_B[j] of row i; the diagonal is ours
+            logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
+        return Output(logits, tuple(out.hidden_states[i] for i in features))
+
+    def _masks(self, positions_BT: Tensor, span: int) -> Tensor | dict[str, Tensor]:
+        masks = {
+            kind: attention.causal_mask(
+                positions_BT, span, self.dtype, window=window, pack=self._pack
+            )
+            for kind, window in self._windows.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def refuse_unsupported(model: Any) -> None:
+    """ModelError where the decoder would be wrong: recurrent state, unknown attention kinds."""
+    name = type(model).__name__
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(
+            f"{name} keeps recurrent state that cannot be rolled back after a rejected draft; "
+            "choose a target and a draft whose layers are all attention"
+        )
+    config = model.config.get_text_config()
+    if unknown := set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES:
+        raise ModelError(
+            f"{name} has layers of type {', '.join(sorted(unknown))}; "
+            f"supported: {', '.join(sorted(_KNOWN_LAYER_TYPES))}"
+        )
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if isinstance(rope, dict) and rope.get("rope_type") == "dynamic":
+        raise ModelError(
+            f"{name} rescales its rotary positions by the current length (rope_type dynamic), "
+            "which makes text depend on drafts; set rope_type to default in its config"
+        )
+    if getattr(config, "alibi", False) or config.model_type == "bloom":
+        raise ModelError(f"{name} uses ALiBi, which takes no ready-made mask; not supported")
+
+
+def _query_heads_per_kv_head(config: Any) -> int:
+    heads: int = config.num_attention_heads
+    return heads // (getattr(config, "num_key_value_heads", None) or heads)
+
+
+def _windows(config: Any) -> dict[str, int | None]:
+    """Attention window per layer type; one entry means that the model takes a single mask."""
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()))
+    if len(kinds) > 1:
+        return {kind: window if kind == "sliding_attention" else None for kind in kinds}
+    if kinds == ["full_attention"]:
+        return {"full_attention": None}
+    return {"all": window}

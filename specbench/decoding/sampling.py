@@ -1,0 +1,109 @@
+"""How the target picks a token, and noise that is a pure function of where it is used.
+
+Shape suffixes: B rows, T positions, V vocabulary; `...` any leading shape.
+
+A round holds no generator state: the noise of a draw is a hash of (request seed, position,
+purpose, token id). A request's sampled text then does not depend on its row, on its
+neighbours or on the order of arrival, and a captured graph replays it correctly.
+"""
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from specbench.errors import UsageError
+from specbench.records import Sampling
+
+_MASK32 = 0xFFFFFFFF
+
+
+class Purpose(IntEnum):
+    """What a draw is for; draws for different purposes are independent."""
+
+    TARGET = 0
+    DRAFT = 1
+    ACCEPT = 2
+
+
+def _mix32(x: Tensor) -> Tensor:
+    """Scramble 32-bit values held in int64, a bijection.
+
+    Source: the `lowbias32` constants found by C. Wellons' hash prospector.
+    """
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & _MASK32
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & _MASK32
+    return x ^ (x >> 16)
+
+
+def _key(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Tensor:
+    """One 32-bit key per draw [B, T]."""
+    seed_B = _mix32(_mix32(seeds_B & _MASK32) ^ ((seeds_B >> 32) & _MASK32))
+    return _mix32(_mix32(seed_B[:, None] ^ (positions_BT & _MASK32)) + int(purpose) & _MASK32)
+
+
+def uniform(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Tensor:
+    """Uniform numbers in (0, 1], float32 [B, T]."""
+    return (_key(seeds_B, positions_BT, purpose).float() + 0.5) * 2.0**-32
+
+
+def exponential(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, num_tokens: int) -> Tensor:
+    """Exponential(1) noise for every token of every draw, float32 [B, T, V], above 0."""
+    tokens_V = _mix32(torch.arange(num_tokens, device=seeds_B.device) * 2 + 1)
+    bits = _mix32(_key(seeds_B, positions_BT, purpose)[..., None] ^ tokens_V)
+    # Built from the small side of the unit interval, where float32 resolves 2**-32: rare
+    # tokens win by tiny exponentials, and those must not be rounded away.
+    return -torch.log1p(-((bits.float() + 0.5) * 2.0**-32).clamp(max=1 - 2.0**-24))
+
+
+class Sampler:
+    """Temperature, top-k and top-p, applied alike to the target and to a draft model."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        if sampling.temperature < 0 or sampling.top_k < 0 or not 0 < sampling.top_p <= 1:
+            raise UsageError(
+                f"sampling: {sampling}; temperature and top_k are 0 or more, top_p is in (0, 1]"
+            )
+        self.sampling = sampling
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.sampling.temperature == 0
+
+    def probs(self, logits: Tensor) -> Tensor:
+        """The law a token is drawn from, float32 [..., V]; one-hot at temperature 0."""
+        if self.is_greedy:
+            zeros = torch.zeros_like(logits, dtype=torch.float32)
+            return zeros.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
+        # In float32, as transformers' own sampling does it.
+        scores = logits.float() / self.sampling.temperature
+        if 0 < self.sampling.top_k < scores.shape[-1]:
+            kth = scores.topk(self.sampling.top_k, dim=-1).values[..., -1:]
+            scores = scores.masked_fill(scores < kth, -torch.inf)
+        if self.sampling.top_p < 1:
+            scores = self._nucleus(scores)
+        return scores.softmax(-1)
+
+    def _nucleus(self, scores: Tensor) -> Tensor:
+        """Drop the least likely tokens whose mass together is at most 1 - top_p."""
+        ordered, order = scores.sort(-1)
+        dropped = ordered.softmax(-1).cumsum(-1) <= 1 - self.sampling.top_p
+        dropped[..., -1] = False
+        return scores.masked_fill(
+            torch.zeros_like(dropped).scatter_(-1, order, dropped), -torch.inf
+        )
+
+    def pick(self, logits_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
+        """The target's own tokens [B, T] for the given positions of the sequence."""
+        if self.is_greedy:
+            return logits_BTV.argmax(-1)
+        return draw(self.probs(logits_BTV), seeds_B, positions_BT, Purpose.TARGET)
+
+
+def draw(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Tensor:
+    """One token per position, with probability proportional to its weight; int64 [B, T].
+
+    An exponential race: argmax of w / Exp(1), which needs neither a sort nor a host sync.
+    """
+    noise_BTV = exponential(seeds_B, positions_BT, purpose, weights_BTV.shape[-1])
+    return (weights_BTV / noise_BTV).argmax(-1)

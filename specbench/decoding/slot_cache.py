@@ -1,0 +1,93 @@
+"""A KV cache in which every token says which slot of which row it is written to.
+
+Rollback is free: a rejected draft's slot lies beyond the committed length, is masked, and
+is overwritten by the next round. Shape suffixes: B rows, T new tokens, S slots, H heads,
+D head size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+
+class SlotIndex:
+    """Where the forward in progress writes and reads; shared by all layers of a cache."""
+
+    def __init__(self, num_rows: int, max_len: int) -> None:
+        self.num_rows = num_rows
+        self.max_len = max_len
+        self.first_row = 0
+        self.flat_N = torch.empty(0, dtype=torch.long)
+        self.span = 0
+
+    def point(self, slots_BT: Tensor, span: int, first_row: int) -> None:
+        """Write row i of the next forward at `slots_BT[i]` of row `first_row + i`."""
+        rows_B = torch.arange(len(slots_BT), device=slots_BT.device) + first_row
+        self.flat_N = (rows_B[:, None] * self.max_len + slots_BT).reshape(-1)
+        self.span = span
+        self.first_row = first_row
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer: two buffers [rows, max_len, H, D], made at first use."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, index: SlotIndex) -> None:
+        super().__init__()
+        self.index = index
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        def buffer(like_BHTD: Tensor) -> Tensor:
+            _, H, _, D = like_BHTD.shape
+            return like_BHTD.new_zeros(self.index.num_rows, self.index.max_len, H, D)
+
+        self.keys, self.values = buffer(key_states), buffer(value_states)
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [B, H, T, D] at the indexed slots; return the first `span` slots [B, H, S, D]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        return self._exchange(self.keys, key_states), self._exchange(self.values, value_states)
+
+    def _exchange(self, buffer: Tensor, new_BHTD: Tensor) -> Tensor:
+        B, H, T, D = new_BHTD.shape
+        flat_N = self.index.flat_N.to(buffer.device)
+        buffer.view(-1, H, D).index_copy_(0, flat_N, new_BHTD.transpose(1, 2).reshape(B * T, H, D))
+        first = self.index.first_row
+        return buffer[first : first + B, : self.index.span].transpose(1, 2)
+
+    # Positions and masks are always passed in, so no model asks these; lengths live outside.
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return self.index.max_len
+
+    def get_max_cache_shape(self) -> int:
+        return self.index.max_len
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:  # noqa: ARG002
+        return self.index.span, 0
+
+
+class SlotCache(Cache):  # type: ignore[misc]
+    """`num_rows` rows of `max_len` slots for a model of `num_layers` layers."""
+
+    def __init__(self, num_layers: int, num_rows: int, max_len: int) -> None:
+        self.index = SlotIndex(num_rows, max_len)
+        super().__init__(layers=[SlotLayer(self.index) for _ in range(num_layers)])
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one row takes in all layers; 0 before the first forward."""
+        used = [layer for layer in self.layers if layer.is_initialized]
+        slots = self.index.num_rows * self.index.max_len
+        return sum((la.keys.nbytes + la.values.nbytes) // slots for la in used)

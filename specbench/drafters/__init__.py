@@ -1,0 +1,1 @@
+"""Drafting methods, one file each; the protocol is decoding/drafter.py."""

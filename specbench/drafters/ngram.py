@@ -1,0 +1,61 @@
+"""Copy what followed the longest, most recent earlier occurrence of the current suffix.
+
+Shape suffixes: B rows, S positions, K drafts, N n-gram length.
+"""
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.drafters.registry import Parts, drafter
+from specbench.errors import UsageError
+
+
+@drafter("ngram")
+class Ngram:
+    """Prompt lookup without a model; a suffix that never occurred before drafts nothing."""
+
+    features: tuple[int, ...] = ()
+
+    def __init__(self, parts: Parts, *, max_ngram: int = 3, min_ngram: int = 1) -> None:  # noqa: ARG002
+        if not 1 <= min_ngram <= max_ngram:
+            raise UsageError(
+                f"ngram: min_ngram {min_ngram}, max_ngram {max_ngram}; 1 <= min <= max is allowed"
+            )
+        self._max_ngram = max_ngram
+        self._min_ngram = min_ngram
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        """The rows' own tokens are all it needs."""
+
+    def prefill(
+        self, tokens_BT: Tensor, positions_BT: Tensor, span: int, features: tuple[Tensor, ...]
+    ) -> None:
+        """The prompt is read from the state."""
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        tokens_BS = state.tokens_BC[:, :span]
+        last_B1 = state.length_B[:, None]
+        ends_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
+
+        # matched[b, s]: how many tokens up to s equal those up to the current one.
+        still_BS = ends_S < last_B1
+        matched_BS = torch.zeros_like(tokens_BS)
+        for j in range(self._max_ngram):
+            suffix_B1 = state.tokens_BC.gather(1, (last_B1 - j).clamp(min=0))
+            shifted_BS = torch.nn.functional.pad(tokens_BS, (j, 0), value=-1)[:, : len(ends_S)]
+            still_BS = still_BS & (shifted_BS == suffix_B1) & (last_B1 >= j)
+            matched_BS = matched_BS + still_BS
+        score_BS = torch.where(matched_BS >= self._min_ngram, matched_BS, 0)
+        best_B1 = (score_BS * len(ends_S) + ends_S).argmax(1, keepdim=True)
+        found_B1 = score_BS.gather(1, best_B1) > 0
+
+        places_K = torch.arange(1, k + 1, device=tokens_BS.device)
+        copied_BK = state.tokens_BC.gather(1, (best_B1 + places_K).minimum(last_B1))
+        num_B1 = torch.where(found_B1, (last_B1 - best_B1).clamp(max=k), 0)
+        return Proposal(copied_BK, num_B1[:, 0])
+
+    def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
+        """The state already holds the new tokens."""
