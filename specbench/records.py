@@ -174,11 +174,11 @@ class MemoryRecord:
 class ForwardCost:
     """A bare forward measured alone: the floor that a round is held against."""
 
-    pairing: str  # the cell family whose rounds contain this forward
-    workload: str
+    cell_id: str  # whose rounds contain this forward
     role: Literal["target", "drafter"]
     num_tokens: int  # tokens fed per row: 1 for a baseline step, K + 1 for verification
-    seconds: float  # median
+    num_per_round: int
+    seconds: float  # median of the samples, taken between two blocks
     num_samples: int
 
 
@@ -229,6 +229,44 @@ class ModelIdentity:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceRecord:
+    """The target's own greedy answer to one turn: it fixes the lengths of all cells.
+
+    The next turn of the conversation follows this text, whatever a cell emitted.
+    """
+
+    target: str
+    workload: str
+    prompt_id: str
+    turn: int
+    num_prompt_tokens: int
+    output_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """What the user asked for; with it an interrupted run can go on."""
+
+    command: Literal["run", "sweep-k"]
+    pairings: tuple[str, ...]
+    workloads: tuple[str, ...]  # names or files
+    pairings_file: str | None = None
+    num_speculative_tokens: tuple[int, ...] | None = None  # None: the pairing's own
+    temperatures: tuple[float, ...] = (0.0,)
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int | None = None  # None: the workload's own
+    num_prompts: int | None = None
+    num_repeats: int | None = None
+    budget_s: float | None = None
+    precision: float | None = None  # half-width of the best K's interval, 0.02 = 2 %
+    device: str = "auto"
+    dtype: str | None = None
+    threads: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CellPlan:
     """One line of the plan: a cell and how much of it will be measured."""
 
@@ -244,9 +282,7 @@ class RunRecord:
     schema_version: int
     run_id: str
     environment: Environment
-    seed: int
-    sampling: tuple[Sampling, ...]
-    max_new_tokens: int | None
+    settings: RunSettings
     workload_sha256: Mapping[str, str]
     cells: tuple[CellPlan, ...]
     warnings: tuple[str, ...] = ()
@@ -274,6 +310,7 @@ class CellSummary:
     speedup: Interval | None  # decode_speedup; None for K = 0
     speedup_end_to_end: Interval | None = None
     minimum_detectable_effect: float | None = None
+    warnings: tuple[str, ...] = ()  # worth a second look, yet no reason to call it invalid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,6 +24,13 @@ class Proposal(NamedTuple):
     probs_BKV: Tensor | None = None
 
 
+class BareForward(NamedTuple):
+    """How often a round runs a forward over so many tokens a row."""
+
+    num_tokens: int
+    times: int
+
+
 class Drafter(Protocol):
     """Proposes inside the round: fixed shapes, no host sync, no branch on data."""
 
@@ -39,6 +46,10 @@ class Drafter(Protocol):
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         """Guess the tokens at positions length + 1 .. length + k of every row."""
+        ...
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:
+        """The forwards of its own model that one proposal takes; the floor of its cost."""
         ...
 
     def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
@@ -63,6 +74,9 @@ class NoDrafter:
             raise ValueError(f"NoDrafter was asked for {k} drafts")
         tokens_B0 = state.length_B.new_empty(len(state.length_B), 0)
         return Proposal(tokens_B0, torch.zeros_like(state.length_B))
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:  # noqa: ARG002
+        return ()
 
     def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
         """Nothing to remember."""

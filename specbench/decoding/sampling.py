@@ -88,7 +88,7 @@ class Sampler:
         """Drop the least likely tokens whose mass together is at most 1 - top_p."""
         ordered, order = scores.sort(-1)
         dropped = ordered.softmax(-1).cumsum(-1) <= 1 - self.sampling.top_p
-        dropped[..., -1] = False
+        dropped[..., -1].fill_(False)
         return scores.masked_fill(
             torch.zeros_like(dropped).scatter_(-1, order, dropped), -torch.inf
         )

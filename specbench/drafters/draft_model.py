@@ -6,7 +6,7 @@ Shape suffixes: B rows, K drafts, V the target's vocabulary.
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Proposal
+from specbench.decoding.drafter import BareForward, Proposal
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Purpose, Sampler, draw
 from specbench.decoding.state import State
@@ -49,6 +49,9 @@ class DraftModel:
             laws.append(law_BV)
         probs = None if sampler.is_greedy else torch.stack(laws, 1)
         return Proposal(torch.cat(drafts, 1), torch.full_like(state.length_B, k), probs)
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:
+        return (BareForward(2, 1), BareForward(1, k - 1)) if k > 1 else (BareForward(2, 1),)
 
     def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
         """Rejected slots are overwritten by the next proposal: nothing to do."""

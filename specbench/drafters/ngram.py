@@ -6,7 +6,7 @@ Shape suffixes: B rows, S positions, K drafts, N n-gram length.
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Proposal
+from specbench.decoding.drafter import BareForward, Proposal
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -56,6 +56,9 @@ class Ngram:
         copied_BK = state.tokens_BC.gather(1, (best_B1 + places_K).minimum(last_B1))
         num_B1 = torch.where(found_B1, (last_B1 - best_B1).clamp(max=k), 0)
         return Proposal(copied_BK, num_B1[:, 0])
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:  # noqa: ARG002
+        return ()
 
     def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
         """The state already holds the new tokens."""

@@ -1,0 +1,1 @@
+"""One benchmark from start to end: plan, warm up, interleave, save after every block."""

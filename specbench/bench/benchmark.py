@@ -1,0 +1,147 @@
+"""A whole run: provenance first, then target after target, then the mark that it is complete."""
+
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psutil
+import torch
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.memory import MemoryMeter
+from specbench.bench.plan import TargetPlan, foreign_workloads, plan_targets
+from specbench.bench.target import TargetRun
+from specbench.bench.watch import Watch
+from specbench.config import Pairing, Target
+from specbench.decoding.loading import ModelSource, planned_dtype
+from specbench.engines.builtin import BuiltinEngine
+from specbench.errors import ModelError, UsageError
+from specbench.probes.allocator import cuda_uuid
+from specbench.probes.environment import describe_environment
+from specbench.probes.nvml import open_probe
+from specbench.records import RunRecord, RunSettings
+from specbench.store import (
+    SCHEMA_VERSION,
+    RunWriter,
+    StoredRun,
+    create_run,
+    load_run,
+    new_run_id,
+    resume_run,
+)
+
+
+def run_benchmark(
+    settings: RunSettings,
+    pairings: Sequence[Pairing],
+    root: Path,
+    watch: Watch,
+    *,
+    resume: str | None = None,
+) -> StoredRun:
+    """Measure everything asked for, or the rest of it; each block is stored when it is done.
+
+    A target or drafter that cannot run is a stored failure. Raises UsageError, WorkloadError
+    and StoreError before anything is measured.
+    """
+    device = find_device(settings.device)
+    threads = settings.threads or default_threads(pairings)
+    torch.set_num_threads(threads)
+    plans = plan_targets(settings, pairings, lambda t: _dtype(t, settings, device))
+    probe = open_probe(str(device), uuid=cuda_uuid(str(device)))
+    environment = describe_environment(str(device), threads, sys.argv, probe)
+    warnings = tuple(w for plan in plans for w in plan_warnings(plan))
+    for warning in warnings:
+        watch.warn(warning)
+    if resume is None:
+        run = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            run_id=new_run_id(datetime.now(UTC)),
+            environment=environment,
+            settings=settings,
+            workload_sha256={w.name: w.sha256 for plan in plans for w in plan.workloads},
+            cells=tuple(cell for plan in plans for cell in plan.cell_plans()),
+            warnings=warnings,
+        )
+        writer = create_run(root, run)
+    else:
+        writer = resume_run(root, resume)
+    with writer:
+        if resume is not None:
+            _require_same_work(writer.run, plans)
+            writer.append(environment)
+        watch.run_id(writer.run.run_id)
+        budget_s = None if settings.budget_s is None else settings.budget_s / len(plans)
+        for plan in plans:
+            deadline = Deadline(budget_s, time.monotonic, spent_s=_spent_s(writer, plan))
+            meter = MemoryMeter(plan.target.name, str(device), probe)
+            target_run = TargetRun(plan, writer, probe, meter, watch, deadline)
+            target_run.measure(
+                lambda plan=plan: BuiltinEngine(plan.target, device, dtype=settings.dtype)
+            )
+        writer.finish()
+        return load_run(writer.folder, root)
+
+
+def find_device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one; UsageError for what is not there."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or not (index or "0").isdigit():
+        raise UsageError(f"--device {name!r}: allowed are auto, cpu, cuda and cuda:N")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
+    return torch.device("cuda", int(index or 0))
+
+
+def default_threads(pairings: Sequence[Pairing]) -> int:
+    """1 for the embedded pair, whose small matrices gain nothing from more; else all cores."""
+    if all(pairing.target.model.source.startswith("demo:") for pairing in pairings):
+        return 1
+    return psutil.cpu_count(logical=False) or 1
+
+
+def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:
+    """What a reader of this plan's results should know before they are measured."""
+    return tuple(
+        f"{name}: outside what {plan.target.name} was trained on; its figures say little"
+        for name in foreign_workloads(plan)
+    )
+
+
+def _dtype(target: Target, settings: RunSettings, device: torch.device) -> str:
+    spec = target.model
+    source = ModelSource(
+        location=spec.location,
+        revision=spec.revision,
+        dtype=settings.dtype or spec.dtype,
+        trust_remote_code=spec.trust_remote_code,
+    )
+    try:
+        return planned_dtype(source, device)
+    except ModelError:
+        return "unknown"  # loading will fail likewise, and that failure is recorded
+
+
+def _require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
+    workloads = {w.name: w.sha256 for plan in plans for w in plan.workloads}
+    if workloads != run.workload_sha256:
+        changed = sorted(n for n in workloads if workloads[n] != run.workload_sha256.get(n))
+        raise UsageError(
+            f"run {run.run_id} cannot go on: its workload {', '.join(changed)} has changed since; "
+            "start a new run"
+        )
+
+
+def _spent_s(writer: RunWriter, plan: TargetPlan) -> float:
+    """Seconds that earlier sessions of this run spent on this target's requests."""
+    ids = {cell.key.id for cell in plan.all_cells}
+    blocks = load_run(writer.folder, writer.folder.parent).blocks
+    requests = (request for block in blocks for request in block.requests)
+    return sum(r.total_s for r in requests if r.cell_id in ids and r.total_s is not None)

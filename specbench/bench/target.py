@@ -1,0 +1,219 @@
+"""Measures one target with all its pairings: load, warm up, explore, confirm."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Literal, Protocol
+
+import torch
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.floors import measure_floors
+from specbench.bench.memory import MemoryMeter
+from specbench.bench.plan import Block, Cell, TargetPlan, confirm_block
+from specbench.bench.session import Session
+from specbench.bench.watch import Watch
+from specbench.config import Drafter
+from specbench.engines.engine import Engine, EngineRequest
+from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
+from specbench.metrics.cell import gather_cells
+from specbench.pairing.recommend import by_question, choose
+from specbench.probes.probe import Probe
+from specbench.records import NO_DRAFTER, CellSummary, FailureRecord, Sampling
+from specbench.stats.summary import summarise
+from specbench.store import RunWriter, load_run
+
+WARM_UP_TOKENS = 12
+
+
+class OpenEngine(Protocol):
+    """Loads a target; raises ModelError."""
+
+    def __call__(self) -> Engine: ...
+
+
+class TargetRun:
+    """One target's share of a run; every result is stored as soon as it is there."""
+
+    def __init__(
+        self,
+        plan: TargetPlan,
+        writer: RunWriter,
+        probe: Probe,
+        meter: MemoryMeter,
+        watch: Watch,
+        deadline: Deadline,
+    ) -> None:
+        self._plan = plan
+        self._writer = writer
+        self._probe = probe
+        self._meter = meter
+        self._watch = watch
+        self._deadline = deadline
+
+    def measure(self, open_engine: OpenEngine) -> None:
+        """All blocks of this target that are not stored yet, as far as the deadline lets."""
+        self._watch.stage(f"{self._plan.target.name}: loading")
+        try:
+            engine = open_engine()
+        except ModelError as error:
+            self._fail(self._plan.target.name, "load", error)
+            return
+        stored = load_run(self._writer.folder, self._writer.folder.parent)
+        session = Session(engine, self._probe, self._writer, stored.references, self._plan)
+        self._writer.append(engine.identity)
+        cells = self._load_drafters(engine, session)
+        for note in engine.notes:
+            self._watch.warn(note)
+        self._warm_up(engine, session, cells)
+        self._explore(session, engine, {cell.drafter for cell in cells})
+        self._confirm(session, cells)
+
+    def _load_drafters(self, engine: Engine, session: Session) -> tuple[Cell, ...]:
+        """Memory of the target alone, then of each drafter beside it; the cells that can run."""
+        prompt_ids = self._sample_prompt(session)
+        self._watch.stage(f"{self._plan.target.name}: warming up")
+        self._writer.append(
+            self._meter.target_alone(engine, lambda: _short(engine, prompt_ids, NO_DRAFTER, 0))
+        )
+        usable = {NO_DRAFTER}
+        for pairing in self._plan.pairings:
+            drafter, k = pairing.drafter, max(self._plan.ks(pairing))
+            if k == 0:
+                continue
+            load_and_run = partial(self._load_and_run, engine, drafter, prompt_ids, k)
+            try:
+                memory = self._meter.with_drafter(engine, drafter.name, load_and_run)
+            except (ModelError, CompatibilityError, UsageError, torch.OutOfMemoryError) as error:
+                self._fail(pairing.name, "load", error)
+                continue
+            self._writer.append(memory)
+            usable.add(drafter.name)
+        return tuple(cell for cell in self._plan.all_cells if cell.drafter in usable)
+
+    def _load_and_run(
+        self, engine: Engine, drafter: Drafter, prompt_ids: tuple[int, ...], k: int
+    ) -> None:
+        identity = engine.add_drafter(drafter)
+        if identity is not None:
+            self._writer.append(identity)
+        _short(engine, prompt_ids, drafter.name, k)
+
+    def _sample_prompt(self, session: Session) -> tuple[int, ...]:
+        workload = self._plan.workloads[0]
+        for prompt in self._plan.prompts(workload):
+            try:
+                return session.first_turn(prompt)
+            except WorkloadError as error:
+                self._fail(self._plan.target.name, "warm_up", error, workload.name)
+        raise WorkloadError(f"{workload.name}: the target's chat template refuses every prompt")
+
+    def _warm_up(self, engine: Engine, session: Session, cells: Sequence[Cell]) -> None:
+        """Run every shape once before it counts; nothing of this is recorded."""
+        prompt_ids = self._sample_prompt(session)
+        shapes = {
+            (cell.drafter, cell.key.num_speculative_tokens, cell.key.temperature): cell
+            for cell in cells
+        }
+        for cell in shapes.values():
+            request = EngineRequest(
+                prompt_ids=prompt_ids,
+                max_new_tokens=WARM_UP_TOKENS,
+                sampling=cell.sampling,
+                seed=0,
+                stop_at_eos=False,
+            )
+            engine.generate(request, cell.drafter, cell.key.num_speculative_tokens)
+
+    def _explore(self, session: Session, engine: Engine, usable: set[str]) -> None:
+        blocks = [_only(block, usable) for block in self._plan.explore_blocks()]
+        done = 0
+        for block in blocks:
+            self._watch.stage(f"{block.target}: {block.workload}")
+            if block.id not in self._writer.finished_blocks:
+                if self._deadline.is_over("explore") or self._is_precise(block):
+                    continue
+                record = session.run_block(block)
+                for cost in measure_floors(engine, block.cells, record):
+                    self._writer.append(cost)
+            done += 1
+            self._watch.advance(done, len(blocks), self._deadline.seconds_left("explore"))
+
+    def _is_precise(self, block: Block) -> bool:
+        """Whether the best K of every pairing of the block's question is known well enough."""
+        precision = self._plan.settings.precision
+        if precision is None or block.cells[0].key.num_speculative_tokens != 0:
+            return False
+        ids = {cell.key.id for cell in block.cells}
+        summaries = [s for s in self._summaries() if s.key.id in ids]
+        leaders = [choose(group).leader for group in by_question(summaries)]
+        return bool(leaders) and all(_half_width(leader) <= precision for leader in leaders)
+
+    def _confirm(self, session: Session, cells: Sequence[Cell]) -> None:
+        """Measure every winner again on fresh repeats: the best of many is biased upward."""
+        winners = [choose(group).to_confirm for group in by_question(self._summaries())]
+        by_id = {cell.key.id: cell for cell in cells}
+        usable = {cell.drafter for cell in cells}
+        chosen = [by_id[key.id] for key in winners if key is not None]
+        explored = [
+            block
+            for block in self._plan.explore_blocks()
+            if _only(block, usable).id in self._writer.finished_blocks
+        ]
+        first_fresh = 1 + max((block.repeat for block in explored), default=0)
+        blocks = [
+            confirm_block(block, (block.cells[0], *_matching(block, chosen)), first_fresh)
+            for block in explored
+            if _matching(block, chosen)
+        ]
+        for done, block in enumerate(blocks):
+            self._watch.stage(f"{block.target}: {block.workload}, the winners again")
+            if block.id not in self._writer.finished_blocks:
+                if self._deadline.is_over("confirm"):
+                    continue
+                session.run_block(block)
+            self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
+
+    def _summaries(self) -> tuple[CellSummary, ...]:
+        stored = load_run(self._writer.folder, self._writer.folder.parent)
+        keys = [cell.key for cell in self._plan.all_cells]
+        return summarise(gather_cells(keys, stored.blocks))
+
+    def _fail(
+        self,
+        pairing: str,
+        stage: Literal["load", "warm_up", "decode"],
+        error: Exception,
+        workload: str = "",
+    ) -> None:
+        reason = str(error).splitlines()[0]
+        self._watch.warn(f"{pairing}: {reason}")
+        self._writer.append(
+            FailureRecord(pairing=pairing, workload=workload, stage=stage, reason=reason)
+        )
+
+
+def _short(engine: Engine, prompt_ids: tuple[int, ...], drafter: str, k: int) -> None:
+    request = EngineRequest(
+        prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
+    )
+    engine.generate(request, drafter, k)
+
+
+def _only(block: Block, drafters: set[str]) -> Block:
+    """The block without the cells of drafters that could not be loaded."""
+    return replace(block, cells=tuple(c for c in block.cells if c.drafter in drafters))
+
+
+def _matching(block: Block, chosen: Iterable[Cell]) -> tuple[Cell, ...]:
+    ids = {cell.key.id for cell in block.cells}
+    return tuple(cell for cell in chosen if cell.key.id in ids)
+
+
+def _half_width(cell: CellSummary | None) -> float:
+    """Relative half-width of the speed-up's interval; infinite while there is none."""
+    if cell is None or cell.speedup is None or cell.speedup.low is None:
+        return math.inf
+    assert cell.speedup.high is not None
+    return (cell.speedup.high - cell.speedup.low) / 2 / cell.speedup.estimate

@@ -1,0 +1,19 @@
+"""Who is told how a run goes: the command line shows it, tests record it."""
+
+from typing import Protocol
+
+
+class Watch(Protocol):
+    """Told of stages, of finished blocks and of what went wrong."""
+
+    def run_id(self, run_id: str) -> None:
+        """The id of the run that began or goes on."""
+
+    def stage(self, text: str) -> None:
+        """A new stage began: loading, warming up, measuring."""
+
+    def advance(self, done: int, total: int, seconds_left: float | None) -> None:
+        """`done` of about `total` blocks of this stage are stored."""
+
+    def warn(self, text: str) -> None:
+        """Something a reader of the results should know."""

@@ -1,0 +1,63 @@
+"""The command line: one file a command. Nothing heavier than typer is imported for --help."""
+
+import sys
+
+import typer
+
+from specbench.cli.doctor import doctor
+from specbench.cli.listing import list_things
+from specbench.cli.report import report
+from specbench.cli.run import run
+from specbench.cli.sweep_k import sweep_k
+from specbench.errors import SpecbenchError
+
+USER_ERROR = 2
+BUG = 70
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="specbench",
+    help="Does speculative decoding pay for your target, your GPU and your text - "
+    "with which draft, which method, which K?",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run)
+app.command("sweep-k")(sweep_k)
+app.command("report")(report)
+app.command("list")(list_things)
+app.command("doctor")(doctor)
+
+
+def main() -> None:
+    """Entry point. A SpecbenchError is a message; anything else is a bug and a traceback."""
+    try:
+        app(args=_with_latest(sys.argv[1:]))
+    except SpecbenchError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(USER_ERROR)
+    except KeyboardInterrupt:
+        typer.echo("interrupted; what was finished is kept", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output has gone, as in `| head`; there is nobody to tell.
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception:
+        import traceback
+
+        traceback.print_exc()
+        typer.echo("error: this is a bug in specbench; please report the lines above", err=True)
+        sys.exit(BUG)
+
+
+def _with_latest(arguments: list[str]) -> list[str]:
+    """`--resume` alone means the newest run."""
+    completed = []
+    for this, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+        completed.append(this)
+        if this == "--resume" and following.startswith("-"):
+            completed.append("latest")
+    return completed

@@ -1,0 +1,130 @@
+"""`specbench doctor`: what this machine has against what each pairing needs."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from specbench.cli import options
+from specbench.errors import SpecbenchError
+
+if TYPE_CHECKING:
+    from specbench.config import Pairing
+    from specbench.model_spec import ModelSpec
+
+GIB = 2**30
+
+
+def doctor(
+    pairings: options.PairingNames = None,
+    pairings_file: options.PairingsFile = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Check versions, GPU, memory, tokenizers and the model cache."""
+    import torch
+
+    from specbench.config import load_pairings
+    from specbench.probes.allocator import cuda_uuid
+    from specbench.probes.environment import describe_environment
+    from specbench.probes.host import host_available_bytes
+    from specbench.probes.nvml import open_probe
+
+    file = load_pairings(pairings_file)
+    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    probe = open_probe(device, uuid=cuda_uuid(device))
+    environment = describe_environment(device, torch.get_num_threads(), ("specbench",), probe)
+    used = probe.device_used_bytes()
+    if environment.gpu_memory_bytes is not None and used is not None:
+        free_bytes = environment.gpu_memory_bytes - used
+    else:
+        free_bytes = host_available_bytes()
+    chosen = file.select(pairings) if pairings else file.all
+    document = {
+        "device": device,
+        "gpu": environment.gpu,
+        "driver": environment.driver,
+        "probe": environment.probe,
+        "python": environment.python,
+        "packages": dict(environment.packages),
+        "free_gib": round(free_bytes / GIB, 2),
+        "pairings": [_check(pairing, free_bytes) for pairing in chosen],
+    }
+    if as_json:
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        _print(document)
+
+
+def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
+    from specbench.drafters.catalogue import catalogue
+
+    needs = pairing.needs_gib
+    known = {method.name for method in catalogue()}
+    models = [pairing.target.model, *([pairing.drafter.model] if pairing.drafter.model else [])]
+    is_here = all(_is_here(model) for model in models)
+    problems = []
+    if pairing.drafter.method not in known:
+        problems.append(f"method {pairing.drafter.method} is not in this version")
+    if any(model.quantization for model in models):
+        problems.append("quantization is not in this version")
+    if needs is not None and needs * GIB > free_bytes:
+        problems.append(f"needs {needs:g} GiB for weights alone")
+    if not is_here:
+        problems.append("not downloaded")
+    elif pairing.drafter.model is not None:
+        problems += _tokenizer_problems(pairing.target.model, pairing.drafter.model)
+    return {
+        "pairing": pairing.name,
+        "needs_gib": needs,
+        "downloaded": is_here,
+        "ready": not problems,
+        "problems": problems,
+    }
+
+
+def _is_here(model: "ModelSpec") -> bool:
+    """Whether the model is a folder, or its config lies in the hub's cache."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if model.folder is not None:
+        return model.folder.is_dir()
+    cached = try_to_load_from_cache(model.source, "config.json", revision=model.revision)
+    return isinstance(cached, str) and Path(cached).exists()
+
+
+def _tokenizer_problems(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
+    from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
+
+    def tokenizer(model: "ModelSpec") -> Tokenizer:
+        return Tokenizer(
+            model.location, revision=model.revision, trust_remote_code=model.trust_remote_code
+        )
+
+    try:
+        require_same_vocabulary(tokenizer(target), tokenizer(draft))
+    except SpecbenchError as error:
+        return [str(error)]
+    return []
+
+
+def _print(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    packages = document["packages"]
+    versions = ", ".join(f"{n} {packages[n]}" for n in ("torch", "transformers") if n in packages)
+    console.print(f"python {document['python']}, {versions}")
+    console.print(f"device {document['device']}: {document['gpu'] or 'no GPU'}")
+    console.print(f"probe: {document['probe']}")
+    console.print(f"free memory: {document['free_gib']:g} GiB")
+    table = Table("pairing", "needs GiB", "ready", "what is missing", box=None, pad_edge=False)
+    for row in document["pairings"]:
+        needs = "" if row["needs_gib"] is None else f"{row['needs_gib']:g}"
+        table.add_row(
+            row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(row["problems"])
+        )
+    console.print(table)
+    num_ready = sum(row["ready"] for row in document["pairings"])
+    console.print(f"{num_ready} of {len(document['pairings'])} pairings can run on this machine.")

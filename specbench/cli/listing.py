@@ -1,0 +1,154 @@
+"""`specbench list`: what there is to choose from."""
+
+import json
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from specbench.cli import options
+
+
+class Kind(StrEnum):
+    """What can be listed."""
+
+    PAIRINGS = "pairings"
+    WORKLOADS = "workloads"
+    DRAFTERS = "drafters"
+    METRICS = "metrics"
+    RUNS = "runs"
+
+
+def list_things(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: options.AsJson = False,
+    out: options.Out = Path("reports"),
+    pairings_file: options.PairingsFile = None,
+) -> None:
+    """List pairings, workloads, drafters, metrics or runs."""
+    rows: Sequence[dict[str, Any]]
+    match kind:
+        case Kind.PAIRINGS:
+            rows = _pairings(pairings_file)
+        case Kind.WORKLOADS:
+            rows = _workloads()
+        case Kind.DRAFTERS:
+            rows = _drafters()
+        case Kind.METRICS:
+            rows = _metrics()
+        case Kind.RUNS:
+            rows = _runs(out)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        _print(rows)
+
+
+def _pairings(file: Path | None) -> list[dict[str, Any]]:
+    from specbench.config import load_pairings
+
+    return [
+        {
+            "pairing": pairing.name,
+            "method": pairing.drafter.method,
+            "target": pairing.target.model.source,
+            "draft": pairing.drafter.model.source if pairing.drafter.model else None,
+            "num_speculative_tokens": pairing.drafter.num_speculative_tokens,
+            "needs_gib": pairing.needs_gib,
+            "note": pairing.drafter.note,
+        }
+        for pairing in load_pairings(file).all
+    ]
+
+
+def _workloads() -> list[dict[str, Any]]:
+    from specbench.shipped import PACKAGE
+    from specbench.workloads import find_workloads, load_workload
+
+    demo = PACKAGE / "demo" / "workloads"
+    found = [load_workload(name) for name in find_workloads()]
+    found += [load_workload(name, folder=demo) for name in find_workloads(demo)]
+    return [
+        {
+            "workload": workload.name,
+            "for": "the demo pair" if workload.path.parent == demo else "any model",
+            "prompts": len(workload.prompts),
+            "turns": sum(len(prompt.turns) for prompt in workload.prompts),
+            "max_new_tokens": workload.max_new_tokens,
+            "licence": workload.licence,
+            "description": workload.description,
+        }
+        for workload in found
+    ]
+
+
+def _drafters() -> list[dict[str, Any]]:
+    from specbench.drafters.catalogue import catalogue
+
+    return [
+        {
+            "method": method.name,
+            "needs_model": method.needs_model,
+            "parameters": {p.name: p.default for p in method.parameters},
+            "summary": method.summary,
+        }
+        for method in catalogue()
+    ]
+
+
+def _metrics() -> list[dict[str, Any]]:
+    from specbench.metrics.registry import all_metrics
+
+    return [
+        {"metric": m.name, "unit": m.unit, "better": m.better, "formula": m.formula}
+        for m in all_metrics().values()
+    ]
+
+
+def _runs(out: Path) -> list[dict[str, Any]]:
+    from specbench.store import list_runs
+
+    return [
+        {
+            "run": run.run_id,
+            "created_at": run.created_at,
+            "pairings": list(run.pairings),
+            "workloads": list(run.workloads),
+            "blocks": run.num_blocks,
+            "state": run.problem or ("complete" if run.is_complete else "interrupted"),
+        }
+        for run in list_runs(out)
+    ]
+
+
+def _print(rows: Sequence[dict[str, Any]]) -> None:
+    """A column per key; the last one wraps."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    if not rows:
+        console.print("none")
+        return
+    *narrow, wide = [key for key in rows[0] if any(row[key] not in (None, "") for row in rows)]
+    table = Table(box=None, pad_edge=False)
+    for key in narrow:
+        table.add_column(key.replace("_", " "), overflow="fold")
+    table.add_column(wide, overflow="fold", ratio=1)
+    for row in rows:
+        table.add_row(*(_text(row[key]) for key in (*narrow, wide)))
+    console.print(table)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={item}" for key, item in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

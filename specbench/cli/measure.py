@@ -1,0 +1,141 @@
+"""What `run` and `sweep-k` share: settings, the plan, the run, the answer."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from specbench.cli.values import parse_ks, parse_precision, parse_seconds, parse_temperatures
+from specbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench.config import Pairing
+    from specbench.records import RunSettings
+
+DEFAULT_WORKLOADS = ("chat", "code", "creative")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+INCOMPLETE = 4
+INTERRUPTED = 130
+
+
+def read_settings(
+    *,
+    command: Literal["run", "sweep-k"],
+    pairings: Sequence[str] | None,
+    workloads: Sequence[str] | None,
+    ks: str | None,
+    temperature: str,
+    top_k: int,
+    top_p: float,
+    max_new_tokens: int | None,
+    prompts: int | None,
+    repeats: int | None,
+    budget: str | None,
+    precision: str | None,
+    device: str,
+    dtype: str | None,
+    threads: int | None,
+    seed: int,
+    pairings_file: Path | None,
+) -> "RunSettings":
+    """The user's words as settings; UsageError says which word is wrong."""
+    from specbench.records import RunSettings
+
+    if dtype is not None and dtype not in DTYPES:
+        raise UsageError(f"--dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
+    if top_p == 0:
+        raise UsageError("--top-p 0 leaves no token; above 0 and up to 1 is allowed")
+    names = [name.strip() for item in workloads or () for name in item.split(",")]
+    return RunSettings(
+        command=command,
+        pairings=tuple(pairings or ()),
+        workloads=tuple(dict.fromkeys(names)) or DEFAULT_WORKLOADS,
+        pairings_file=str(pairings_file) if pairings_file else None,
+        num_speculative_tokens=parse_ks(ks) if ks is not None else None,
+        temperatures=parse_temperatures(temperature),
+        top_k=top_k,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        num_prompts=prompts,
+        num_repeats=repeats,
+        budget_s=parse_seconds(budget) if budget else None,
+        precision=parse_precision(precision) if precision else None,
+        device=device,
+        dtype=dtype,
+        threads=threads,
+        seed=seed,
+    )
+
+
+def measure(
+    settings: "RunSettings", *, out: Path, resume: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Plan, measure, report, answer. Exits 4 when something could not be measured."""
+    from specbench.config import load_pairings
+
+    if resume is not None:
+        from specbench.store import load_run
+
+        stored = load_run(resume, out)
+        settings, resume = stored.run.settings, stored.run.run_id
+    file = Path(settings.pairings_file) if settings.pairings_file else None
+    pairings = load_pairings(file).select(settings.pairings)
+    if dry_run:
+        _show_plan(settings, pairings, as_json=as_json)
+        return
+    settings = replace(settings, pairings=tuple(pairing.name for pairing in pairings))
+    _run(settings, pairings, out, resume, as_json=as_json)
+
+
+def _run(
+    settings: "RunSettings",
+    pairings: "Sequence[Pairing]",
+    out: Path,
+    resume: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    from specbench.cli.progress import ProgressWatch
+
+    with ProgressWatch() as watch:
+        watch.stage("starting")
+        from specbench.bench.benchmark import run_benchmark
+
+        try:
+            run = run_benchmark(settings, pairings, out, watch, resume=resume)
+        except KeyboardInterrupt:
+            watch.close()
+            typer.echo(
+                f"interrupted; the finished blocks are kept. Go on with: "
+                f"specbench {settings.command} --out {out} --resume {watch.id}"
+                if watch.id
+                else "interrupted before anything was measured",
+                err=True,
+            )
+            raise typer.Exit(INTERRUPTED) from None
+    from specbench.cli.answer import print_answer
+    from specbench.report.document import build_document, to_json
+    from specbench.report.write import write_report
+
+    document = build_document(run)
+    paths = write_report(run, ("html", "md", "csv"), run.folder)
+    if as_json:
+        typer.echo(json.dumps(to_json(document), indent=2))
+    else:
+        print_answer(document, paths)
+    if document.failures or any(not cell.valid for cell in document.cells):
+        raise typer.Exit(INCOMPLETE)
+
+
+def _show_plan(settings: "RunSettings", pairings: "Sequence[Pairing]", *, as_json: bool) -> None:
+    from specbench.bench.plan import plan_targets
+    from specbench.cli.plan_table import plan_document, print_plan
+
+    plans = plan_targets(settings, pairings, lambda t: settings.dtype or t.model.dtype)
+    if as_json:
+        typer.echo(json.dumps(plan_document(plans), indent=2))
+    else:
+        print_plan(plans)

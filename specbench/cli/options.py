@@ -1,0 +1,76 @@
+"""Options that several commands share, each declared once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PairingNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="target/drafter, or a target for all its drafters; absent: the file's default.",
+        show_default=False,
+    ),
+]
+Workloads = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        help="A workload's name or a JSONL file; may be repeated or comma-separated.  "
+        "[default: chat, code, creative]",
+        show_default=False,
+    ),
+]
+Temperature = Annotated[str, typer.Option(help="0 is greedy; a list such as 0,1 measures both.")]
+TopK = Annotated[int, typer.Option(min=0, help="Keep the K most likely tokens; 0 is off.")]
+TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling; 1 is off.")]
+MaxNewTokens = Annotated[
+    int | None,
+    typer.Option(min=2, max=131072, help="Tokens per answer at most.", show_default="workload's"),
+]
+Prompts = Annotated[
+    int | None,
+    typer.Option(min=1, help="Prompts per workload.", show_default="10; with a budget: all"),
+]
+Repeats = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=100, help="Times each prompt is run.", show_default="1; sampled or open: 3"
+    ),
+]
+Budget = Annotated[
+    str | None,
+    typer.Option(help="Time to spend, such as 3m: prompts and repeats follow.", show_default=False),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(help="Stop when the best K is known to +- this, such as 2%.", show_default=False),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else the model's"
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(min=1, help="CPU threads.", show_default="1 for the demo pair, else all cores"),
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of prompts, order and sampling.")]
+Out = Annotated[Path, typer.Option(help="Folder that keeps the runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[RUN]",
+        help="Go on with an interrupted run, as it was asked for; alone: the newest.",
+        show_default=False,
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")]
+PairingsFile = Annotated[
+    Path | None,
+    typer.Option("--pairings", help="A pairings.yaml.", show_default="./pairings.yaml, else ours"),
+]

@@ -1,0 +1,58 @@
+"""The plan of a run, printed by --dry-run."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from specbench.bench.plan import TargetPlan
+
+
+def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
+    """The cells that would be measured, for machines."""
+    return {
+        "cells": [
+            {
+                "pairing": cell.key.pairing,
+                "workload": cell.key.workload,
+                "method": cell.key.method,
+                "num_speculative_tokens": cell.key.num_speculative_tokens,
+                "temperature": cell.key.temperature,
+                "dtype": cell.key.dtype,
+                "num_prompts": cell.num_prompts,
+                "num_repeats": cell.num_repeats,
+            }
+            for plan in plans
+            for cell in plan.cell_plans()
+        ]
+    }
+
+
+def print_plan(plans: Sequence[TargetPlan]) -> None:
+    """One row a pairing and workload; nothing is loaded for it."""
+    table = Table("pairing", "workload", "T", "K", "prompts", "repeats", box=None)
+    num_cells = 0
+    for plan in plans:
+        cells = plan.cell_plans()
+        num_cells += len(cells)
+        rows: dict[tuple[str, ...], list[int]] = {}
+        for cell in cells:
+            key = cell.key
+            row = (key.pairing, key.workload, f"{key.temperature:g}")
+            rows.setdefault((*row, str(cell.num_prompts), str(cell.num_repeats)), []).append(
+                key.num_speculative_tokens
+            )
+        for (pairing, workload, temperature, prompts, repeats), ks in rows.items():
+            table.add_row(pairing, workload, temperature, _ks(ks), prompts, repeats)
+    console = Console(highlight=False)
+    console.print(table)
+    open_ended = any(plan.is_open_ended for plan in plans)
+    limit = " at most; the budget or the precision ends it earlier" if open_ended else ""
+    console.print(f"{num_cells} cells{limit}. Nothing was measured.")
+
+
+def _ks(ks: Sequence[int]) -> str:
+    if len(ks) > 2 and list(ks) == list(range(ks[0], ks[-1] + 1)):
+        return f"{ks[0]}..{ks[-1]}"
+    return ", ".join(map(str, ks))

@@ -1,0 +1,77 @@
+"""Progress with an estimate of the time left, on stderr."""
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+
+class ProgressWatch:
+    """Shows a run on a terminal; elsewhere one line a stage, so that logs stay short."""
+
+    def __init__(self) -> None:
+        self.id: str | None = None
+        self._console = Console(stderr=True, soft_wrap=True, highlight=False)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            transient=True,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None, left="")
+        self._last_stage = ""
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Clear the display; may be called twice."""
+        self._progress.stop()
+
+    def run_id(self, run_id: str) -> None:
+        self.id = run_id
+        self._console.print(f"run {run_id}", style="dim")
+
+    def stage(self, text: str) -> None:
+        self._progress.update(self._task, description=text)
+        if not self._console.is_terminal and text != self._last_stage:
+            self._console.print(text)
+        self._last_stage = text
+
+    def advance(self, done: int, total: int, seconds_left: float | None) -> None:
+        task = self._progress.tasks[self._task]
+        if seconds_left is None:
+            elapsed = task.elapsed or 0.0
+            seconds_left = elapsed / done * (total - done) if done else None
+        left = "" if seconds_left is None else f"about {_duration(max(seconds_left, 0))} left"
+        self._progress.update(self._task, completed=done, total=total, left=left)
+
+    def warn(self, text: str) -> None:
+        self._console.print(f"warning: {text}", style="yellow")
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,0 +1,43 @@
+"""`specbench report`: pages and tables of stored runs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench.cli import options
+from specbench.errors import UsageError
+
+FORMATS = ("html", "md", "csv")
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Run ids or folders; absent: the newest.", show_default=False),
+    ] = None,
+    formats: Annotated[
+        str, typer.Option("--format", help="html, md, csv, or several: html,md,csv.")
+    ] = "html,md,csv",
+    out: options.Out = Path("reports"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Write reports of stored runs and print the answer again."""
+    chosen = tuple(dict.fromkeys(part.strip() for part in formats.split(",")))
+    if unknown := [name for name in chosen if name not in FORMATS]:
+        raise UsageError(f"--format {unknown[0]!r}: allowed are {', '.join(FORMATS)}")
+
+    from specbench.cli.answer import print_answer, print_json
+    from specbench.report.document import build_document
+    from specbench.report.write import write_report
+    from specbench.store import LATEST, load_run
+
+    stored = [load_run(name, out) for name in runs or (LATEST,)]
+    paths = write_report(stored, chosen, stored[-1].folder)
+    documents = [build_document(run) for run in stored]
+    if as_json:
+        print_json(documents)
+    else:
+        for document in documents[:-1]:
+            print_answer(document, ())
+        print_answer(documents[-1], paths)

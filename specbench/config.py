@@ -1,0 +1,228 @@
+"""Reads pairings.yaml into frozen records, strictly.
+
+    default: demo                  # what runs when no pairing is named: a name or a list
+    defaults:                      # for all targets and drafters below
+      dtype, device_map, num_speculative_tokens
+    targets:
+      NAME:
+        model: demo:target         # a Hugging Face id, a folder (./ ../ / ~/) or demo:NAME
+        revision, dtype, device_map, quantization, trust_remote_code, needs_gib, note
+        workloads: demo            # a folder of this target's own prompts, or `demo`
+        drafters:
+          NAME:
+            method: draft_model    # one of `specbench list drafters`, or one arriving later
+            model: demo:draft      # where the method takes one, with the target's model keys
+            parameters: {}         # the method's own
+            num_speculative_tokens, note
+
+A pairing is named target/drafter. A folder is relative to the file that names it. A drafter
+takes dtype and device_map from its target unless it has its own, a target from `defaults`.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from specbench.errors import ConfigError, UsageError
+from specbench.methods import known_methods
+from specbench.model_spec import (
+    DTYPES,
+    MODEL_KEYS,
+    ModelSpec,
+    read_device_map,
+    read_folder,
+    read_model_spec,
+)
+from specbench.records import NO_DRAFTER
+from specbench.shipped import PACKAGE, shipped
+from specbench.strict_yaml import Value, nearest, one_of, read_yaml, whole
+
+MAX_K = 64
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drafter:
+    """One way to guess a target's tokens."""
+
+    name: str
+    method: str
+    model: ModelSpec | None = None
+    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    num_speculative_tokens: int | None = None  # None: the file leaves it to the program
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The model whose distribution is kept, and its drafters in the file's order."""
+
+    name: str
+    model: ModelSpec
+    drafters: tuple[Drafter, ...]
+    workloads: Path | None = None  # a folder of its own prompts
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairing:
+    """A target with one of its drafters."""
+
+    target: Target
+    drafter: Drafter
+
+    @property
+    def name(self) -> str:
+        return f"{self.target.name}/{self.drafter.name}"
+
+    @property
+    def needs_gib(self) -> float | None:
+        """Memory of both models' weights; None where the file does not tell."""
+        target = self.target.model.needs_gib
+        drafter = self.drafter.model.needs_gib if self.drafter.model else 0.0
+        return None if target is None or drafter is None else target + drafter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairings:
+    """A whole pairings.yaml."""
+
+    path: Path
+    targets: tuple[Target, ...]
+    default: tuple[str, ...]  # names as `select` takes them
+
+    @property
+    def all(self) -> tuple[Pairing, ...]:
+        return tuple(Pairing(target=t, drafter=d) for t in self.targets for d in t.drafters)
+
+    def select(self, names: Sequence[str] = ()) -> tuple[Pairing, ...]:
+        """The pairings named `target/drafter` or `target` (all its drafters), each once.
+
+        No names mean the file's default. A name that is not there raises UsageError.
+        """
+        chosen: dict[str, Pairing] = {}
+        for name in names or self.default:
+            found = {p.name: p for p in self.all if name in (p.name, p.target.name)}
+            if not found:
+                known = [t.name for t in self.targets] + [p.name for p in self.all]
+                raise UsageError(
+                    f"no pairing {name!r} in {self.path}{nearest(name, known)}; "
+                    "`specbench list pairings` shows them all"
+                )
+            chosen |= found
+        return tuple(chosen.values())
+
+
+def load_pairings(path: Path | None = None) -> Pairings:
+    """Read `path`, else pairings.yaml of the working folder, else the shipped one.
+
+    Whatever is wrong raises ConfigError with file, line, key and what is allowed.
+    """
+    own = Path("pairings.yaml")
+    file = path or (own if own.exists() else shipped("pairings.yaml"))
+    top = read_yaml(file, ConfigError).section(allowed=("default", "defaults", "targets"))
+    defaults = top.may("defaults", _defaults, _Defaults())
+    targets = top.must("targets", partial(_targets, defaults=defaults))
+    pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
+    names = partial(_default_names, pairings=pairings)
+    return replace(pairings, default=top.may("default", names, pairings.default))
+
+
+_K = "num_speculative_tokens"
+_TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
+_DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "note")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Defaults:
+    dtype: str = "auto"
+    device_map: str | None = None
+    num_speculative_tokens: int | None = None
+
+
+def _defaults(value: Value) -> _Defaults:
+    keys = value.section(allowed=("dtype", "device_map", _K))
+    return _Defaults(
+        dtype=keys.may("dtype", one_of(DTYPES), "auto"),
+        device_map=keys.may("device_map", read_device_map, None),
+        num_speculative_tokens=keys.may(_K, whole(1, MAX_K), None),
+    )
+
+
+def _default_names(value: Value, pairings: Pairings) -> tuple[str, ...]:
+    names = tuple(item.text() for item in value.items())
+    if not names:
+        value.fail("names nothing; leave the key out to run the first target's drafters")
+    try:
+        pairings.select(names)
+    except UsageError as wrong:
+        value.fail(str(wrong))
+    return names
+
+
+def _targets(value: Value, defaults: _Defaults) -> tuple[Target, ...]:
+    return tuple(_target(name, entry, defaults) for name, entry in _named(value))
+
+
+def _target(name: str, value: Value, defaults: _Defaults) -> Target:
+    keys = value.section(allowed=_TARGET_KEYS)
+    model = read_model_spec(keys, dtype=defaults.dtype, device_map=defaults.device_map)
+    drafter = partial(_drafter, target=model, defaults=defaults)
+    return Target(
+        name=name,
+        model=model,
+        drafters=tuple(drafter(*named) for named in keys.must("drafters", _named)),
+        workloads=keys.may("workloads", _workloads, None),
+        note=keys.may("note", Value.text, ""),
+    )
+
+
+def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) -> Drafter:
+    if name == NO_DRAFTER:
+        value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
+    keys = value.section(allowed=_DRAFTER_KEYS)
+    method = keys.must("method", one_of(tuple(known_methods())))
+    wants = known_methods()[method].model
+    given = [key for key in MODEL_KEYS if key in keys.entries]
+    if wants == "refused" and given:
+        keys.entries[given[0]].fail(f"the method {method} takes no model; leave this key out")
+    takes_model = wants == "required" or bool(given)
+    return Drafter(
+        name=name,
+        method=method,
+        model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
+        parameters=keys.may("parameters", partial(_parameters, method=method), {}),
+        num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
+        note=keys.may("note", Value.text, ""),
+    )
+
+
+def _named(value: Value) -> list[tuple[str, Value]]:
+    entries = value.entries()
+    if not entries:
+        value.fail("is empty; at least one entry is needed")
+    for name, entry in entries.items():
+        if not _NAME.fullmatch(name):
+            entry.fail("a name is letters, digits and . _ - and begins with a letter or digit")
+    return list(entries.items())
+
+
+def _workloads(value: Value) -> Path:
+    is_embedded = value.text() == "demo"
+    return PACKAGE / "demo" / "workloads" if is_embedded else read_folder(value)
+
+
+def _parameters(value: Value, method: str) -> Mapping[str, Scalar]:
+    allowed = known_methods()[method].parameters
+    if allowed is None:
+        return {name: entry.scalar() for name, entry in value.entries().items()}
+    keys = value.section(allowed=tuple(allowed))
+    return {
+        name: whole(allowed[name].start, allowed[name].stop - 1)(entry)
+        for name, entry in keys.entries.items()
+    }

@@ -1,0 +1,90 @@
+"""Text to token ids: chat templates, and whether a draft speaks the target's vocabulary."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from specbench.errors import CompatibilityError, ModelError, WorkloadError
+from specbench.records import Message
+
+
+class Tokenizer:
+    """A model's tokenizer and chat template."""
+
+    def __init__(self, location: str, *, revision: str | None, trust_remote_code: bool) -> None:
+        try:
+            self._inner: Any = AutoTokenizer.from_pretrained(
+                location, revision=revision, trust_remote_code=trust_remote_code
+            )
+        except (OSError, ValueError, ImportError, KeyError) as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ModelError(f"{location}: its tokenizer cannot be loaded: {first}") from error
+        self.location = location
+        self.ids_by_token: dict[str, int] = self._inner.get_vocab()
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the vocabulary, its ids and the chat template."""
+        facts = json.dumps([sorted(self.ids_by_token.items()), self._inner.chat_template])
+        return hashlib.sha256(facts.encode()).hexdigest()
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        template_args: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
+        """The ids that the model sees before it answers.
+
+        A model without a chat template gets the messages' text, parted by empty lines. Raises
+        WorkloadError where the template refuses the conversation.
+        """
+        if self._inner.chat_template is None:
+            text = "\n\n".join(message.content for message in messages)
+            return tuple(self._inner(text)["input_ids"])
+        try:
+            ids = self._inner.apply_chat_template(
+                [{"role": m.role, "content": m.content, **m.extra} for m in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=True,
+                return_dict=True,
+                **(template_args or {}),
+            )["input_ids"]
+        except (ValueError, TypeError, KeyError, TemplateError) as error:
+            raise WorkloadError(
+                f"the chat template of {self.location} refuses the conversation: {error}"
+            ) from error
+        return tuple(ids)
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Decoded text without special tokens."""
+        decoded: str = self._inner.decode(list(ids), skip_special_tokens=True)
+        return decoded
+
+
+def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
+    """CompatibilityError with the first differing ids unless both map ids to the same tokens.
+
+    Padding of the embedding beyond the tokenizer's ids does not matter and is not compared.
+    """
+    if target.ids_by_token == draft.ids_by_token:
+        return
+    target_tokens = {i: token for token, i in target.ids_by_token.items()}
+    draft_tokens = {i: token for token, i in draft.ids_by_token.items()}
+    differing = sorted(
+        i
+        for i in target_tokens.keys() | draft_tokens.keys()
+        if target_tokens.get(i) != draft_tokens.get(i)
+    )
+    shown = ", ".join(
+        f"{i}: {target_tokens.get(i)!r} against {draft_tokens.get(i)!r}" for i in differing[:3]
+    )
+    raise CompatibilityError(
+        f"{draft.location} cannot draft for {target.location}: {len(differing)} token ids mean "
+        f"something else ({shown}); choose a draft of the same model family, or a method "
+        "without a draft model (ngram)"
+    )

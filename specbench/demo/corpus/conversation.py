@@ -1,0 +1,36 @@
+"""What a register yields: one conversation, and whether it is held out from training."""
+
+import hashlib
+from dataclasses import dataclass
+
+HELD_OUT_ONE_IN = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversation:
+    """User and assistant turns; `topic` and `phrasing` name the combination they were made from."""
+
+    category: str
+    topic: str
+    phrasing: str
+    turns: tuple[tuple[str, str], ...]  # (user, assistant)
+    system: str | None = None
+
+    @property
+    def is_held_out(self) -> bool:
+        """True for 1 in 25 first prompts, and for 1 in 25 pairs of topic and phrasing."""
+        return _is_drawn(self.turns[0][0]) or _is_drawn(f"{self.topic}\n{self.phrasing}")
+
+    def messages(self) -> list[dict[str, str]]:
+        """The form that a chat template reads."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return system + [
+            {"role": role, "content": content}
+            for turn in self.turns
+            for role, content in zip(("user", "assistant"), turn, strict=True)
+        ]
+
+
+def _is_drawn(key: str) -> bool:
+    digest = hashlib.sha256(key.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % HELD_OUT_ONE_IN == 0

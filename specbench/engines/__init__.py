@@ -1,0 +1,1 @@
+"""Who runs the work: one file an engine; the protocol is engine.py."""

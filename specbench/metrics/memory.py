@@ -1,0 +1,68 @@
+"""What a cell needs in memory: the pair, or at K = 0 the target alone; the difference."""
+
+from specbench.metrics.cell import CellData
+from specbench.metrics.registry import metric
+from specbench.records import MemoryRecord
+
+
+@metric(unit="bytes", better="lower")
+def weights_bytes(cell: CellData) -> float | None:
+    """Bytes of all parameters loaded; the target's alone at K = 0."""
+    return cell.memory.weights_bytes if cell.memory else None
+
+
+@metric(unit="bytes/token", better="lower")
+def kv_bytes_per_token(cell: CellData) -> float | None:
+    """Bytes of KV cache that one token of context takes; the target's alone at K = 0."""
+    return cell.memory.kv_bytes_per_token if cell.memory else None
+
+
+@metric(unit="bytes", better="lower")
+def peak_allocated_bytes(cell: CellData) -> float | None:
+    """Peak bytes of torch's CUDA allocator in live tensors."""
+    return cell.memory.peak_allocated_bytes if cell.memory else None
+
+
+@metric(unit="bytes", better="lower")
+def peak_reserved_bytes(cell: CellData) -> float | None:
+    """Peak bytes that torch's CUDA allocator held, fragmentation included."""
+    return cell.memory.peak_reserved_bytes if cell.memory else None
+
+
+@metric(unit="bytes", better="lower")
+def process_peak_bytes(cell: CellData) -> float | None:
+    """Peak bytes of this process: NVML's on a GPU, resident memory on a CPU."""
+    return cell.memory.process_peak_bytes if cell.memory else None
+
+
+@metric(unit="bytes", better="lower")
+def device_peak_bytes(cell: CellData) -> float | None:
+    """Peak bytes in use on the device by everyone: NVML's on a GPU, host memory on a CPU."""
+    return cell.memory.device_peak_bytes if cell.memory else None
+
+
+@metric(unit="bytes", better="lower")
+def speculation_cost_bytes(cell: CellData) -> float | None:
+    """Peak of target and drafter together - peak of the target alone: torch's live tensors,
+    or the process's bytes where there is no torch allocator to ask.
+    """
+    if cell.k == 0 or cell.memory_pair is None or cell.memory_target is None:
+        return None
+    return _difference(cell.memory_pair, cell.memory_target)
+
+
+@metric(unit="tokens", better="lower")
+def speculation_cost_tokens(cell: CellData) -> float | None:
+    """speculation_cost_bytes / the target's kv_bytes_per_token: context given up for it."""
+    cost = speculation_cost_bytes(cell)
+    if cost is None or cell.memory_target is None or not cell.memory_target.kv_bytes_per_token:
+        return None
+    return cost / cell.memory_target.kv_bytes_per_token
+
+
+def _difference(pair: MemoryRecord, target: MemoryRecord) -> int | None:
+    if pair.peak_allocated_bytes is not None and target.peak_allocated_bytes is not None:
+        return pair.peak_allocated_bytes - target.peak_allocated_bytes
+    if pair.process_peak_bytes is not None and target.process_peak_bytes is not None:
+        return pair.process_peak_bytes - target.process_peak_bytes
+    return None

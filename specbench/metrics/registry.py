@@ -1,0 +1,81 @@
+"""Metrics are found by discovery: tables, JSON, reports and the gate read them from here."""
+
+import inspect
+import math
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Literal, TypeVar
+
+from specbench.metrics.cell import CellData
+
+Value = float | tuple[float, ...]
+MetricFunction = Callable[[CellData], Value | None]
+Better = Literal["higher", "lower"]
+F = TypeVar("F", bound=MetricFunction)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """A metric as tables and the report's footer show it."""
+
+    name: str
+    unit: str
+    better: Better | None  # None: a description, neither good nor bad
+    formula: str  # first paragraph of the function's docstring
+    function: MetricFunction
+
+
+_FOLDER = "specbench.metrics"
+_METRICS: dict[str, Metric] = {}
+
+
+def metric(*, unit: str, better: Better | None) -> Callable[[F], F]:
+    """Register a pure function of a cell under its own name.
+
+    It returns None where the cell cannot give the value: absent, never zero. The docstring's
+    first paragraph is its formula and convention, as the report prints it.
+    """
+
+    def register(function: F) -> F:
+        name = function.__name__
+        known = _METRICS.get(name)
+        if known is not None and known.function.__module__ != function.__module__:
+            raise ValueError(f"metric {name} is already defined in {known.function.__module__}")
+        if not function.__doc__:
+            raise ValueError(f"metric {name} has no docstring: its first paragraph is its formula")
+        paragraph = inspect.cleandoc(function.__doc__).split("\n\n")[0]
+        _METRICS[name] = Metric(
+            name=name,
+            unit=unit,
+            better=better,
+            formula=" ".join(paragraph.split()),
+            function=function,
+        )
+        return function
+
+    return register
+
+
+def all_metrics() -> Mapping[str, Metric]:
+    """Every metric of every module in this folder, by name in alphabetical order."""
+    for module in pkgutil.iter_modules(import_module(_FOLDER).__path__):
+        import_module(f"{_FOLDER}.{module.name}")
+    return dict(sorted(_METRICS.items()))
+
+
+def measure(cell: CellData) -> Mapping[str, Value]:
+    """All metrics that the cell can give; the others are left out.
+
+    Raises ArithmeticError when a metric is not finite, which is a bug of that metric.
+    """
+    values: dict[str, Value] = {}
+    for name, known in all_metrics().items():
+        value = known.function(cell)
+        if value is None:
+            continue
+        if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
+            raise ArithmeticError(f"{name} of {cell.key.id} is {value}")
+        values[name] = value
+    return values

@@ -1,0 +1,98 @@
+"""Where a round's time goes, and what it costs in baseline steps.
+
+A baseline step is the mean round of K = 0 in the same blocks.
+"""
+
+from statistics import fmean, median, quantiles
+
+from specbench.metrics.cell import CellData
+from specbench.metrics.registry import metric
+
+
+@metric(unit="s", better="lower")
+def round_s(cell: CellData) -> float | None:
+    """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step."""
+    return fmean(cell.rounds.round_s) if cell.rounds else None
+
+
+@metric(unit="s", better="lower")
+def round_s_p50(cell: CellData) -> float | None:
+    """Median seconds of a round."""
+    return median(cell.rounds.round_s) if cell.rounds else None
+
+
+@metric(unit="s", better="lower")
+def round_s_p95(cell: CellData) -> float | None:
+    """95th percentile of the seconds of a round; absent below 20 rounds."""
+    if cell.rounds is None or len(cell.rounds) < 20:
+        return None
+    return quantiles(cell.rounds.round_s, n=20, method="inclusive")[-1]
+
+
+@metric(unit="s", better="lower")
+def draft_s(cell: CellData) -> float | None:
+    """Mean seconds of a round spent on proposing."""
+    rounds = cell.speculative_rounds
+    return fmean(rounds.draft_s) if rounds and rounds.draft_s else None
+
+
+@metric(unit="s", better="lower")
+def verify_s(cell: CellData) -> float | None:
+    """Mean seconds of a round spent on the target's forward and the acceptance test."""
+    rounds = cell.speculative_rounds
+    return fmean(rounds.verify_s) if rounds and rounds.verify_s else None
+
+
+@metric(unit="s", better="lower")
+def other_s(cell: CellData) -> float | None:
+    """round_s - draft_s - verify_s: bookkeeping of the round."""
+    whole, draft, verify = round_s(cell), draft_s(cell), verify_s(cell)
+    if whole is None or draft is None or verify is None:
+        return None
+    return whole - draft - verify
+
+
+@metric(unit="steps/token", better="lower")
+def draft_cost_ratio(cell: CellData) -> float | None:
+    """c = draft_s / (K * baseline step): the cost of one of the K draft tokens."""
+    step, draft = _baseline_step_s(cell), draft_s(cell)
+    return None if step is None or draft is None else draft / (cell.k * step)
+
+
+@metric(unit="steps", better="lower")
+def verify_cost_ratio(cell: CellData) -> float | None:
+    """v = verify_s / baseline step: the cost of checking K + 1 tokens at once."""
+    step, verify = _baseline_step_s(cell), verify_s(cell)
+    return None if step is None or verify is None else verify / step
+
+
+@metric(unit="tokens/round", better="lower")
+def break_even_length(cell: CellData) -> float | None:
+    """K c + v + h = round_s / baseline step: speculation pays above this acceptance length."""
+    step = _baseline_step_s(cell)
+    if step is None or not cell.speculative_rounds:
+        return None
+    return fmean(cell.speculative_rounds.round_s) / step
+
+
+@metric(unit="x", better="lower")
+def overhead_ratio(cell: CellData) -> float | None:
+    """round_s_p50 / seconds of the bare forwards of a round, each measured alone:
+    for a draft model K of the drafter's over 1 token and the target's over K + 1.
+    """
+    typical, bare = round_s_p50(cell), _bare_forwards_s(cell)
+    return None if typical is None or bare is None else typical / bare
+
+
+def _bare_forwards_s(cell: CellData) -> float | None:
+    """Sum over a round's forwards of their medians over the blocks."""
+    seconds: dict[tuple[str, int, int], list[float]] = {}
+    for cost in cell.forwards:
+        shape = (cost.role, cost.num_tokens, cost.num_per_round)
+        seconds.setdefault(shape, []).append(cost.seconds)
+    total = sum(count * median(samples) for (_, _, count), samples in seconds.items())
+    return total or None
+
+
+def _baseline_step_s(cell: CellData) -> float | None:
+    return fmean(cell.baseline_rounds.round_s) if cell.baseline_rounds else None

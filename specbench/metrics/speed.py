@@ -1,0 +1,64 @@
+"""Seconds as a user feels them, and how many fewer there are with speculation."""
+
+from statistics import median
+
+from specbench.metrics.cell import CellData
+from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
+from specbench.metrics.registry import metric
+
+
+@metric(unit="tokens/s", better="higher")
+def decode_tokens_per_s(cell: CellData) -> float | None:
+    """Output tokens after the first / decode seconds, pooled over requests, one row's speed."""
+    timed = [(r.num_output_tokens - 1, r.decode_s) for r in cell.finished if r.decode_s]
+    return sum(n for n, _ in timed) / sum(s for _, s in timed) if timed else None
+
+
+@metric(unit="s", better="lower")
+def ttft_s(cell: CellData) -> float | None:
+    """Median over requests of the seconds from start to first token, prefill of both included."""
+    times = [request.ttft_s for request in cell.finished if request.ttft_s is not None]
+    return median(times) if times else None
+
+
+@metric(unit="s/token", better="lower")
+def tpot_s(cell: CellData) -> float | None:
+    """Median over requests of (last token - first token) / (n - 1); absent below 2 tokens."""
+    times = [
+        request.decode_s / (request.num_output_tokens - 1)
+        for request in cell.finished
+        if request.decode_s is not None and request.num_output_tokens > 1
+    ]
+    return median(times) if times else None
+
+
+@metric(unit="s", better="lower")
+def prefill_s(cell: CellData) -> float | None:
+    """Median over requests of the seconds to prefill target and drafter."""
+    times = [request.prefill_s for request in cell.finished if request.prefill_s is not None]
+    return median(times) if times else None
+
+
+@metric(unit="x", better="higher")
+def decode_speedup(cell: CellData) -> float | None:
+    """Sum of baseline decode seconds / sum of speculative ones over the same requests;
+    where lengths differ (temperature > 0), both sides are seconds per output token.
+
+    A ratio of sums, not a mean of ratios: short prompts must not dominate.
+    """
+    seconds = paired_decode(cell)
+    return None if seconds is None else seconds.speedup
+
+
+@metric(unit="x", better="higher")
+def end_to_end_speedup(cell: CellData) -> float | None:
+    """As decode_speedup, over whole requests: prefill of target and drafter included."""
+    seconds = paired_end_to_end(cell)
+    return None if seconds is None else seconds.speedup
+
+
+@metric(unit="x", better="higher")
+def cpu_speedup(cell: CellData) -> float | None:
+    """As end_to_end_speedup, in process CPU seconds: less disturbed by a busy machine."""
+    seconds = paired_cpu(cell)
+    return None if seconds is None else seconds.speedup

@@ -1,0 +1,40 @@
+"""A cell's counts under vLLM's own names, for tools that read those."""
+
+from dataclasses import dataclass
+
+from specbench.metrics.acceptance import (
+    acceptance_histogram,
+    acceptance_rate,
+    mean_acceptance_length,
+)
+from specbench.metrics.cell import CellData
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmCounts:
+    """The fields of vLLM's per-request speculative decoding metrics, summed over a cell."""
+
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    acceptance_histogram: tuple[int, ...]
+    num_spec_tokens: int
+    mean_acceptance_length: float
+    draft_acceptance_rate: float | None
+
+
+def vllm_counts(cell: CellData) -> VllmCounts | None:
+    """None at K = 0 and where the engine does not report rounds."""
+    rounds = cell.speculative_rounds
+    length, histogram = mean_acceptance_length(cell), acceptance_histogram(cell)
+    if rounds is None or length is None or histogram is None:
+        return None
+    return VllmCounts(
+        num_spec_steps=len(rounds),
+        num_draft_tokens=sum(rounds.num_drafted),
+        num_accepted_draft_tokens=sum(rounds.num_accepted),
+        acceptance_histogram=tuple(int(n) for n in histogram),
+        num_spec_tokens=cell.k,
+        mean_acceptance_length=length,
+        draft_acceptance_rate=acceptance_rate(cell),
+    )

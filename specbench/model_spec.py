@@ -1,0 +1,107 @@
+"""Which weights to load and how: the keys that a target and a draft model share."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.shipped import PACKAGE
+from specbench.strict_yaml import Section, Value, nearest, number, one_of
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+QUANTIZATIONS = ("int8", "int4")
+MODEL_KEYS = (
+    "model",
+    "revision",
+    "dtype",
+    "device_map",
+    "quantization",
+    "trust_remote_code",
+    "needs_gib",
+)
+
+_HUB_ID = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*")
+_DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A model as pairings.yaml describes it."""
+
+    source: str  # as written: a Hugging Face id, a folder, demo:NAME
+    folder: Path | None = None  # None: `source` is a Hugging Face id
+    revision: str | None = None
+    dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's own on a GPU
+    device_map: str | None = None
+    quantization: str | None = None
+    trust_remote_code: bool = False
+    needs_gib: float | None = None  # memory of the weights; 1 GiB is 2**30 bytes
+
+    @property
+    def location(self) -> str:
+        """What `from_pretrained` takes."""
+        return str(self.folder or self.source)
+
+
+def read_model_spec(keys: Section, dtype: str, device_map: str | None) -> ModelSpec:
+    """The model that a section describes; dtype and device_map stand in where it has none."""
+    return ModelSpec(
+        source=keys.must("model", Value.text),
+        folder=keys.must("model", _model_folder),
+        revision=keys.may("revision", Value.text, None),
+        dtype=keys.may("dtype", one_of(DTYPES), dtype),
+        device_map=keys.may("device_map", read_device_map, device_map),
+        quantization=keys.may("quantization", one_of(QUANTIZATIONS), None),
+        trust_remote_code=keys.may("trust_remote_code", Value.flag, False),
+        needs_gib=keys.may("needs_gib", number(above=0), None),
+    )
+
+
+def read_device_map(value: Value) -> str:
+    """A placement that `from_pretrained` knows by name, or one device."""
+    device_map = value.text()
+    if not _DEVICE_MAP.fullmatch(device_map):
+        value.fail(
+            f"unknown {device_map!r}; allowed: auto, balanced, sequential, cpu, cuda, cuda:N"
+        )
+    return device_map
+
+
+def read_folder(value: Value) -> Path:
+    """A folder that exists; a relative one begins where the file lies."""
+    written = value.text()
+    path = Path.home() / written[2:] if written.startswith("~/") else Path(written)
+    folder = (value.file.parent / path).absolute()
+    try:
+        is_there = folder.is_dir()
+    except OSError as wrong:  # a name too long, a parent that may not be read
+        value.fail(f"the folder {written[:80]!r} cannot be read: {wrong.strerror}")
+    if not is_there:
+        value.fail(f"no folder {written}; a relative one begins where {value.file.name} lies")
+    return folder
+
+
+def _model_folder(value: Value) -> Path | None:
+    source = value.text()
+    kind, _, name = source.partition(":")
+    if kind == "demo":
+        return _embedded_model(value, name)
+    if source.startswith(("./", "../", "/", "~/")):
+        folder = read_folder(value)
+        if not any(folder.glob("config.json")):
+            value.fail(f"the folder {source} has no config.json, so it holds no model")
+        return folder
+    if not _HUB_ID.fullmatch(source):
+        value.fail(
+            f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/) "
+            "or an embedded model (demo:NAME)"
+        )
+    return None
+
+
+def _embedded_model(value: Value, name: str) -> Path:
+    known = sorted(path.parent.name for path in PACKAGE.glob("demo/models/*/config.json"))
+    if known and name not in known:  # with none at all (before training), loading says so
+        value.fail(
+            f"no embedded model {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+        )
+    return PACKAGE / "demo" / "models" / name

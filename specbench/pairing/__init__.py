@@ -1,0 +1,1 @@
+"""Which target and draft go together, and whether speculating with them pays."""

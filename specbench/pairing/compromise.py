@@ -1,0 +1,42 @@
+"""One K for all workloads of a pairing, and what it costs each of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from specbench.pairing.recommend import TIE
+from specbench.records import CellSummary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compromise:
+    """The K whose worst regret is least; regret is the share of the best speed-up given up."""
+
+    num_speculative_tokens: int
+    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than that workload's best K
+
+
+def find_compromise(cells: Sequence[CellSummary]) -> Compromise | None:
+    """One K for the workloads of one pairing at one setting; None without a valid cell.
+
+    Speed-ups are the first pass's estimates; K = 0 takes part at 1. A K competes when it is
+    valid in every workload; worst regrets within 1 % are equal, and the smaller K wins. Raises
+    ValueError for several pairings or settings.
+    """
+    settings = {replace(cell.key, workload="", num_speculative_tokens=0) for cell in cells}
+    if len(settings) > 1:
+        raise ValueError(f"one pairing and setting is needed, got {len(settings)}")
+    speedups: dict[str, dict[int, float]] = {}
+    for cell in cells:
+        if cell.valid and cell.speedup is not None:
+            at_k = speedups.setdefault(cell.key.workload, {0: 1.0})
+            at_k[cell.key.num_speculative_tokens] = cell.speedup.estimate
+    if not speedups:
+        return None
+    shared = sorted(set.intersection(*(set(at_k) for at_k in speedups.values())))
+    regrets = {
+        k: {workload: 1 - at_k[k] / max(at_k.values()) for workload, at_k in speedups.items()}
+        for k in shared
+    }
+    least = min(max(regret.values()) for regret in regrets.values())
+    best = next(k for k in shared if max(regrets[k].values()) <= least + TIE)
+    return Compromise(num_speculative_tokens=best, regret=regrets[best])

@@ -1,0 +1,72 @@
+"""The facts behind a decision, in short plain sentences."""
+
+from collections.abc import Iterator, Sequence
+
+from specbench.records import CellSummary, Interval
+
+
+def reasons_for(
+    cells: Sequence[CellSummary], leader: CellSummary | None, confirmed: CellSummary | None
+) -> tuple[str, ...]:
+    """Why the leader won or lost, what it costs, how it was measured, what was left out."""
+    facts: list[str] = []
+    if leader is not None:
+        facts += _costs(confirmed or leader)
+        facts += _evidence(cells, leader, confirmed)
+    facts += (
+        f"K={_k(cell)} left out: {'; '.join(cell.invalid_reasons)}"
+        for cell in cells
+        if not cell.valid
+    )
+    return tuple(facts)
+
+
+def speedup_text(speedup: Interval, word: str = "") -> str:
+    """Such as `1.90x faster [1.80, 2.00]`; without bounds the estimate alone."""
+    text = f"{speedup.estimate:.2f}x{word}"
+    if speedup.low is None or speedup.high is None:
+        return text
+    return f"{text} [{speedup.low:.2f}, {speedup.high:.2f}]"
+
+
+def _costs(cell: CellSummary) -> Iterator[str]:
+    length = _number(cell, "mean_acceptance_length")
+    break_even = _number(cell, "break_even_length")
+    if length is not None and break_even is not None:
+        yield f"acceptance length {length:.2f} at K={_k(cell)}, break-even {break_even:.2f}"
+    draft, verify = _number(cell, "draft_cost_ratio"), _number(cell, "verify_cost_ratio")
+    if draft is not None and verify is not None:
+        yield f"a draft token costs {draft:.2f} baseline steps, verification {verify:.2f}"
+    num_bytes = _number(cell, "speculation_cost_bytes")
+    tokens = _number(cell, "speculation_cost_tokens")
+    if num_bytes is not None and num_bytes > 0:
+        room = "" if tokens is None else f", room for {tokens:,.0f} tokens of context"
+        yield f"the drafter takes {num_bytes / 2**20:,.0f} MiB{room}"
+
+
+def _evidence(
+    cells: Sequence[CellSummary], leader: CellSummary, confirmed: CellSummary | None
+) -> Iterator[str]:
+    tried = [str(_k(cell)) for cell in cells if cell.valid and cell.speedup is not None]
+    if len(tried) > 1:
+        yield f"K={_k(leader)} led the first pass over K = {', '.join(tried)}"
+    if confirmed is not None and not confirmed.valid:
+        yield f"second measurement left out: {'; '.join(confirmed.invalid_reasons)}"
+    elif confirmed is not None and confirmed.speedup is not None:
+        yield (
+            f"measured again on fresh repeats: {speedup_text(confirmed.speedup)} "
+            f"over {confirmed.num_prompts} prompts"
+        )
+    evidence = confirmed or leader
+    if evidence.minimum_detectable_effect is not None:
+        yield f"an effect of {evidence.minimum_detectable_effect:.1%} would be detected"
+    yield from evidence.warnings
+
+
+def _k(cell: CellSummary) -> int:
+    return cell.key.num_speculative_tokens
+
+
+def _number(cell: CellSummary, name: str) -> float | None:
+    value = cell.metrics.get(name)
+    return None if isinstance(value, tuple) else value

@@ -1,0 +1,168 @@
+"""The choosing rule: which K, or none at all, and in which words.
+
+Two stages, because the best of many is biased upward: `choose` picks from the first pass what
+to measure again, `decide` quotes only that second measurement.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from specbench.pairing.reasons import reasons_for, speedup_text
+from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Interval
+from specbench.stats.precision import prompts_to_decide
+
+TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
+BEATS_BASELINE = 1 + TIE  # K = 0 takes part with a lower bound of exactly 1
+GAINS_NOTHING = 1.02  # an upper bound up to here: do not speculate
+
+
+class Verdict(Enum):
+    """The three answers."""
+
+    HELPS = "helps"
+    GAINS_NOTHING = "hurts or gains nothing"
+    NOT_SHOWN = "not shown to help"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What the first pass says about one pairing, workload and setting."""
+
+    cells: tuple[CellSummary, ...]  # every K > 0, also invalid ones, by K
+    leader: CellSummary | None  # the cell to speak of; None: no valid cell has a speed-up
+    to_confirm: CellKey | None  # to be measured again on fresh repeats before it is quoted
+
+
+def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], ...]:
+    """The K > 0 cells grouped by what one decision is about, in order of appearance."""
+    groups: dict[tuple[object, ...], list[CellSummary]] = {}
+    for cell in cells:
+        if cell.key.num_speculative_tokens > 0:
+            groups.setdefault(_question(cell.key), []).append(cell)
+    return tuple(map(tuple, groups.values()))
+
+
+def choose(cells: Sequence[CellSummary]) -> Choice:
+    """Apply the rule to the first pass of one question; only valid cells take part.
+
+    A single K needs no second measurement: it was not picked from many. Raises ValueError
+    without a K > 0 and for several questions at once.
+    """
+    groups = by_question(cells)
+    if len(groups) != 1:
+        raise ValueError(f"expected the K > 0 cells of one question, got {len(groups)} questions")
+    candidates = tuple(sorted(groups[0], key=lambda cell: cell.key.num_speculative_tokens))
+    usable = [cell for cell in candidates if cell.valid and cell.speedup]
+    if not usable:
+        return Choice(cells=candidates, leader=None, to_confirm=None)
+    # "Do not speculate" is only said when no K is left undecided.
+    promising = [cell for cell in usable if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
+    leader = _leader(promising or usable)
+    wins = any(_low(cell) > BEATS_BASELINE for cell in promising)
+    return Choice(
+        cells=candidates,
+        leader=leader,
+        to_confirm=leader.key if wins and len(usable) > 1 else None,
+    )
+
+
+def decide(choice: Choice, confirmed: CellSummary | None = None) -> Decision:
+    """The answer, quoting `confirmed`: the cell `choice.to_confirm` over fresh repeats.
+
+    Without it a winner that needs it is not shown to help. Raises ValueError when `confirmed`
+    is another cell than the leader.
+    """
+    leader = choice.leader
+    if leader is None:
+        return _decision(choice, Verdict.NOT_SHOWN, None, "not shown to help, no valid measurement")
+    if confirmed is not None and confirmed.key != leader.key:
+        raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
+    k = leader.key.num_speculative_tokens
+    if choice.to_confirm is not None and confirmed is None:
+        text = f"not shown to help, K={k} led the first pass and was not measured again"
+        return _decision(choice, Verdict.NOT_SHOWN, None, text)
+    evidence = confirmed or leader
+    if not evidence.valid or evidence.speedup is None:
+        text = f"not shown to help, K={k} was measured again but not validly"
+        return _decision(choice, Verdict.NOT_SHOWN, confirmed, text)
+    verdict = judge(evidence.speedup)
+    text = _answer(verdict, k, evidence.speedup, evidence.num_prompts)
+    return _decision(choice, verdict, confirmed, text, evidence.speedup)
+
+
+def judge(speedup: Interval | None) -> Verdict:
+    """Which of the three answers a speed-up's interval supports."""
+    if speedup is None or speedup.low is None or speedup.high is None:
+        return Verdict.NOT_SHOWN
+    if speedup.high <= GAINS_NOTHING:
+        return Verdict.GAINS_NOTHING
+    return Verdict.HELPS if speedup.low > BEATS_BASELINE else Verdict.NOT_SHOWN
+
+
+def _leader(cells: Sequence[CellSummary]) -> CellSummary:
+    """Highest lower bound, ties to the smaller K; without any bound the highest estimate."""
+    highest = max(map(_low, cells))
+    if highest == 0:
+        return max(cells, key=lambda cell: cell.speedup.estimate if cell.speedup else 0.0)
+    tied = (cell for cell in cells if _low(cell) * (1 + TIE) >= highest)
+    return min(tied, key=lambda cell: cell.key.num_speculative_tokens)
+
+
+def _low(cell: CellSummary) -> float:
+    """The lower bound; 0, the worst a ratio can be, where too few prompts give none."""
+    return cell.speedup.low or 0.0 if cell.speedup else 0.0
+
+
+def _answer(verdict: Verdict, k: int, speedup: Interval, num_prompts: int) -> str:
+    if verdict is Verdict.HELPS:
+        return f"K={k}, {speedup_text(speedup, ' faster')}"
+    if verdict is Verdict.GAINS_NOTHING:
+        return f"do not speculate, {speedup_text(speedup)}"
+    more = prompts_to_decide(
+        speedup, num_prompts, helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING
+    )
+    prompts = f"{float(f'{more:.2g}'):,.0f} more prompt{'s' if more > 1 else ''}"
+    if speedup.low is None:
+        return (
+            f"not shown to help, {speedup_text(speedup)} from {num_prompts} prompts; "
+            f"at least {prompts} give an interval"
+        )
+    return f"not shown to help, {speedup_text(speedup)}; about {prompts} would decide"
+
+
+def _decision(
+    choice: Choice,
+    verdict: Verdict,
+    confirmed: CellSummary | None,
+    text: str,
+    speedup: Interval | None = None,
+) -> Decision:
+    key = (choice.leader or choice.cells[0]).key
+    helps = verdict is Verdict.HELPS
+    return Decision(
+        target=key.target,
+        pairing=key.pairing,
+        workload=key.workload,
+        engine=key.engine,
+        concurrency=key.concurrency,
+        temperature=key.temperature,
+        dtype=key.dtype,
+        method=key.method if helps else NO_DRAFTER,
+        num_speculative_tokens=key.num_speculative_tokens if helps else 0,
+        speedup=speedup,
+        sentence=f"{key.workload}: {text}",
+        reasons=reasons_for(choice.cells, choice.leader, confirmed),
+    )
+
+
+def _question(key: CellKey) -> tuple[object, ...]:
+    return (
+        key.pairing,
+        key.method,
+        key.workload,
+        key.engine,
+        key.concurrency,
+        key.temperature,
+        key.dtype,
+    )

@@ -1,0 +1,116 @@
+"""Provenance of a run: what ran, from which commit, on what. No host, user or folder names."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+from specbench import __version__
+from specbench.probes.probe import Probe
+from specbench.records import Environment
+
+_PACKAGE = Path(__file__).parents[1]
+_CPU_INFO = Path("/proc/cpuinfo")
+_GIT_TIMEOUT_S = 5.0
+
+# Packages that can change a number.
+_PACKAGES = (
+    "accelerate",
+    "bitsandbytes",
+    "numpy",
+    "nvidia-ml-py",
+    "pandas",
+    "safetensors",
+    "scipy",
+    "sglang",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "triton",
+    "vllm",
+)
+
+
+def describe_environment(
+    device: str, threads: int, command: Sequence[str], probe: Probe
+) -> Environment:
+    """What must be known to repeat a run on `device`; `command` is sys.argv as it came.
+
+    Of the command the program loses its folder; the user's arguments stay as typed.
+    """
+    gpu = probe.gpu_facts()
+    return Environment(
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=(program_name(command[0]), *command[1:]),
+        specbench_version=__version__,
+        git_commit=git_commit(_PACKAGE) or git_commit(Path.cwd()),
+        python=platform.python_version(),
+        packages=package_versions(),
+        platform=platform.platform(),
+        cpu=cpu_model(),
+        num_cpu_cores=psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        threads=threads,
+        device=device,
+        gpu=gpu.name,
+        gpu_memory_bytes=gpu.memory_bytes,
+        driver=gpu.driver,
+        power_limit_w=gpu.power_limit_w,
+        sm_clock_default_mhz=gpu.sm_clock_default_mhz,
+        probe=probe.reason or "NVML",
+    )
+
+
+def program_name(path: str) -> str:
+    """The program without its folder; a package run with `python -m` goes by its own name."""
+    program = Path(path)
+    return program.parent.name if program.name == "__main__.py" else program.name
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of the installed packages that can change a number."""
+    return {name: found for name in _PACKAGES if (found := _version(name)) is not None}
+
+
+def cpu_model(cpu_info: Path = _CPU_INFO) -> str:
+    """The processor's own name, else its architecture."""
+    if cpu_info.exists():
+        for line in cpu_info.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def git_commit(folder: Path) -> str | None:
+    """The commit that `folder` has checked out, `-dirty` if tracked files differ from it.
+
+    None where git does not know the folder, or ignores it (a package in a checkout's venv).
+    """
+    if not _git(folder, "ls-files", "."):
+        return None
+    return _git(folder, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", folder, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

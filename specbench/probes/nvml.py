@@ -1,0 +1,218 @@
+"""Memory, power, energy, clocks and throttling of one GPU, as its driver (NVML) tells them."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pynvml
+
+from specbench.probes.gpu_choice import GpuNotFoundError, find_gpu
+from specbench.probes.probe import GpuFacts, NoProbe, Probe
+from specbench.probes.sampler import Sampler
+from specbench.records import DeviceSample
+
+INTERVAL_S = 0.05
+
+# Bits of NVML's clocks event reasons. Those that only say that the GPU idles or that someone
+# chose its clocks are no throttling; low clocks show in `sm_clock_mhz`.
+GPU_IDLE = 0x1
+_CHOSEN_CLOCKS = 0x2 | 0x100  # applications clocks, display clock
+THROTTLE_REASONS = {
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+
+
+class Processes(NamedTuple):
+    """Who computes on the GPU; both None where this process cannot find itself."""
+
+    own_bytes: int | None
+    num_others: int | None
+
+
+class Reading(NamedTuple):
+    """One look at the GPU; None where NVML refuses."""
+
+    device_used_bytes: int | None
+    process_used_bytes: int | None
+    power_w: float | None
+    sm_clock_mhz: int | None
+    temperature_c: int | None
+    event_reasons: int | None  # bits
+    num_other_processes: int | None
+
+
+def open_probe(
+    device: str,
+    *,
+    uuid: str | None = None,
+    nvml: Any = pynvml,
+    environment: Mapping[str, str] = os.environ,
+) -> Probe:
+    """The probe of a torch device, or a NoProbe that says why there is none.
+
+    `uuid` is what CUDA calls the device (allocator.cuda_uuid) and settles which GPU is meant;
+    without it CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are followed as CUDA does.
+    """
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return NoProbe(f"device {device}: NVML knows NVIDIA GPUs only")
+    try:
+        nvml.nvmlInit()
+        gpu = find_gpu(int(index or 0), uuid, nvml, environment)
+        if _is_partitioned(nvml, gpu):
+            return NoProbe("MIG is on: NVML tells power, energy and clocks of whole GPUs only")
+    except GpuNotFoundError as error:
+        return NoProbe(str(error))
+    except nvml.NVMLError_LibraryNotFound:
+        return NoProbe("no NVIDIA driver: NVML shared library not found")
+    except nvml.NVMLError as error:
+        return NoProbe(f"NVML refuses: {error}")
+    return NvmlProbe(gpu, nvml=nvml)
+
+
+class NvmlProbe:
+    """Watches one GPU. A value that NVML refuses is None; nothing it says can raise."""
+
+    reason = ""
+
+    def __init__(self, gpu: Any, *, nvml: Any = pynvml, interval_s: float = INTERVAL_S) -> None:
+        """`gpu` is an NVML device handle; `nvml` is pynvml or obeys its function names."""
+        self._gpu = gpu
+        self._nvml = nvml
+        self._sampler = Sampler(self.read, interval_s)
+
+    def start(self) -> None:
+        self._sampler.start()
+
+    def stop(self) -> DeviceSample | None:
+        readings = self._sampler.stop()
+        return summarise(readings, self._sm_clock_default_mhz()) if readings else None
+
+    def energy_j(self) -> float | None:
+        """The counter moves in steps of some 20 to 100 ms: short requests read coarsely."""
+        return _scaled(self._ask(self._nvml.nvmlDeviceGetTotalEnergyConsumption))
+
+    def device_used_bytes(self) -> int | None:
+        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
+        return None if memory is None else int(memory.used)
+
+    def process_used_bytes(self) -> int | None:
+        return self._processes().own_bytes
+
+    def gpu_facts(self) -> GpuFacts:
+        memory = self._ask(self._nvml.nvmlDeviceGetMemoryInfo)
+        return GpuFacts(
+            name=self._ask(self._nvml.nvmlDeviceGetName),
+            memory_bytes=None if memory is None else int(memory.total),
+            driver=self._answer(self._nvml.nvmlSystemGetDriverVersion),
+            power_limit_w=_scaled(self._ask(self._nvml.nvmlDeviceGetEnforcedPowerLimit)),
+            sm_clock_default_mhz=self._sm_clock_default_mhz(),
+        )
+
+    def read(self) -> Reading:
+        """Everything that changes, now."""
+        nvml = self._nvml
+        processes = self._processes()
+        return Reading(
+            device_used_bytes=self.device_used_bytes(),
+            process_used_bytes=processes.own_bytes,
+            power_w=_scaled(self._ask(nvml.nvmlDeviceGetPowerUsage)),
+            sm_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
+            temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
+            event_reasons=self._event_reasons(),
+            num_other_processes=processes.num_others,
+        )
+
+    def _processes(self) -> Processes:
+        # Only compute processes: a desktop's own drawing does not make a cell invalid.
+        listed = self._ask(self._nvml.nvmlDeviceGetComputeRunningProcesses)
+        memory = {process.pid: process.usedGpuMemory for process in listed or ()}
+        # A process that measures is on its GPU. If it is not listed, the list shows nobody
+        # or the pids of another namespace (a container): who is who cannot be told.
+        if os.getpid() not in memory:
+            return Processes(None, None)
+        return Processes(memory[os.getpid()], len(memory) - 1)
+
+    def _event_reasons(self) -> int | None:
+        reasons: int | None = self._ask(self._nvml.nvmlDeviceGetCurrentClocksEventReasons)
+        if reasons is None:  # drivers before 535 know it by its old name
+            reasons = self._ask(self._nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
+        return reasons
+
+    def _sm_clock_default_mhz(self) -> int | None:
+        """The default applications clock; the highest clock where a GPU has no default."""
+        nvml = self._nvml
+        clock: int | None = self._ask(
+            nvml.nvmlDeviceGetDefaultApplicationsClock, nvml.NVML_CLOCK_GRAPHICS
+        )
+        return clock or self._ask(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_SM)
+
+    def _ask(self, function: Callable[..., Any], *arguments: int) -> Any:
+        return self._answer(function, self._gpu, *arguments)
+
+    def _answer(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except self._nvml.NVMLError:
+            return None
+
+
+def summarise(readings: list[Reading], sm_clock_default_mhz: int | None) -> DeviceSample:
+    """Peaks of memory and heat, mean power, lowest clock, and every reason to throttle.
+
+    The clock of a moment in which the GPU idled says nothing about the work and is left out.
+    """
+    reasons = [r.event_reasons for r in readings if r.event_reasons is not None]
+    clocks = [r.sm_clock_mhz for r in readings if not (r.event_reasons or 0) & GPU_IDLE]
+    return DeviceSample(
+        num_samples=len(readings),
+        device_used_bytes=_of_known(max, (r.device_used_bytes for r in readings)),
+        process_used_bytes=_of_known(max, (r.process_used_bytes for r in readings)),
+        power_w=_of_known(fmean, (r.power_w for r in readings)),
+        sm_clock_mhz=_of_known(min, clocks),
+        sm_clock_default_mhz=sm_clock_default_mhz,
+        temperature_c=_of_known(max, (r.temperature_c for r in readings)),
+        throttle_reasons=throttle_names(reasons),
+        num_other_processes=_of_known(max, (r.num_other_processes for r in readings)),
+    )
+
+
+def throttle_names(reasons: Iterable[int]) -> tuple[str, ...]:
+    """Names of all throttling bits set in any of `reasons`, lowest first.
+
+    A bit that NVML did not have when this was written is named `bit_11`.
+    """
+    seen = 0
+    for bits in reasons:
+        seen |= bits
+    seen &= ~(GPU_IDLE | _CHOSEN_CLOCKS)
+    return tuple(
+        THROTTLE_REASONS.get(1 << bit, f"bit_{bit}")
+        for bit in range(seen.bit_length())
+        if seen >> bit & 1
+    )
+
+
+def _of_known(fold: Callable[[list[Any]], Any], values: Iterable[float | None]) -> Any:
+    known = [value for value in values if value is not None]
+    return fold(known) if known else None
+
+
+def _scaled(thousandths: int | None) -> float | None:
+    return None if thousandths is None else thousandths / 1000
+
+
+def _is_partitioned(nvml: Any, gpu: Any) -> bool:
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(gpu)
+    except nvml.NVMLError:  # a GPU without the feature
+        return False
+    return bool(current == nvml.NVML_DEVICE_MIG_ENABLE)

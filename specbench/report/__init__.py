@@ -1,0 +1,1 @@
+"""Stored runs as answers: terminal tables, JSON, Markdown, CSV and one HTML page."""

@@ -1,0 +1,88 @@
+"""The answer in plain sentences, one for each question; every format begins or ends with it."""
+
+from dataclasses import dataclass
+
+from specbench.pairing.recommend import Verdict
+from specbench.records import Decision
+from specbench.report.document import Document
+from specbench.report.numbers import listed, measured, scalar
+from specbench.report.sections import Section, sections, verdict_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What to do for one question; `others` are the drafters that the headline does not quote."""
+
+    title: str
+    verdict: Verdict
+    headline: str  # without the title
+    others: tuple[Decision, ...]
+
+
+def answer(section: Section) -> Answer:
+    """The best drafter of a section, or why there is none."""
+    best = section.best
+    if best is not None:
+        verdict, quoted = Verdict.HELPS, best
+    else:
+        verdicts = [verdict_of(decision) for decision in section.decisions]
+        nothing = bool(verdicts) and all(v is Verdict.GAINS_NOTHING for v in verdicts)
+        verdict = Verdict.GAINS_NOTHING if nothing else Verdict.NOT_SHOWN
+        quoted = section.decisions[0] if len(section.decisions) == 1 else None
+    return Answer(
+        title=section.title,
+        verdict=verdict,
+        headline=_quote(section, quoted) if quoted else _no_winner(section, verdict),
+        others=tuple(decision for decision in section.decisions if decision is not quoted),
+    )
+
+
+def answer_lines(document: Document) -> list[str]:
+    """A sentence for each question, and indented below it the drafters it does not quote.
+
+    `code: K=6, 1.90x faster [1.80, 2.00]` with one drafter; with several the sentence names
+    the best of them: `code: demo/draft, K=6, 1.90x faster [1.80, 2.00]`.
+    """
+    lines: list[str] = []
+    for section in sections(document):
+        found = answer(section)
+        lines.append(f"{found.title}: {found.headline}")
+        lines += (f"  {other.pairing}: {without_workload(other)}" for other in found.others)
+    return lines
+
+
+def compromise_lines(document: Document) -> list[str]:
+    """For each pairing on several workloads the one K for all, and what it gives up."""
+    several_settings = len({(c.engine, c.concurrency, c.temperature, c.dtype)
+                            for c in document.compromises}) > 1
+    lines = []
+    for shared in document.compromises:
+        k = shared.num_speculative_tokens
+        setting = f", temperature {shared.temperature:g}" if several_settings else ""
+        given_up = listed([f"{regret:.1%} on {name}" for name, regret in shared.regret.items()])
+        what = f"K={k}" if k else "K=0, no speculation,"
+        lines.append(
+            f"{shared.pairing}{setting}: one K for all workloads: {what} gives up {given_up}"
+        )
+    return lines
+
+
+def without_workload(decision: Decision) -> str:
+    """A decision's sentence after its `workload: `."""
+    return decision.sentence.removeprefix(f"{decision.workload}: ")
+
+
+def _quote(section: Section, decision: Decision) -> str:
+    text = without_workload(decision)
+    return f"{decision.pairing}, {text}" if section.names_pairings else text
+
+
+def _no_winner(section: Section, verdict: Verdict) -> str:
+    if section.decisions:
+        nothing = verdict is Verdict.GAINS_NOTHING
+        return "do not speculate, no drafter gains" if nothing else "no drafter is shown to help"
+    if section.baseline is None:
+        return "not measured"
+    speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
+    at = "" if speed is None else f" at {measured(speed, 'tokens/s')}"
+    return f"only K=0 was measured{at}"

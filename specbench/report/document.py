@@ -1,0 +1,182 @@
+"""Everything a stored run says, analysed once; each report format only renders it."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from specbench.metrics.cell import CellData, gather_cells
+from specbench.metrics.vllm_names import VllmCounts, vllm_counts
+from specbench.pairing.compromise import find_compromise
+from specbench.pairing.recommend import by_question, choose, decide
+from specbench.records import (
+    BlockPurpose,
+    CellKey,
+    CellSummary,
+    Decision,
+    Environment,
+    FailureRecord,
+    MemoryRecord,
+    ModelIdentity,
+    RunRecord,
+)
+from specbench.stats.summary import summarise
+from specbench.store import StoredRun
+
+JSON_VERSION = 1  # of the machine document; keys are added without a new version
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedK:
+    """One K for all workloads of a pairing, and the share of the best speed-up each gives up."""
+
+    pairing: str
+    engine: str
+    concurrency: int
+    temperature: float
+    dtype: str
+    num_speculative_tokens: int
+    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than that workload's best K
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """A run after analysis."""
+
+    run: RunRecord
+    is_complete: bool  # False: interrupted, or still running
+    cells: tuple[CellSummary, ...]  # the first pass, in the order of the plan
+    missing: tuple[CellKey, ...]  # planned, yet without a single request
+    decisions: tuple[Decision, ...]  # quoting the second measurement of each winner
+    compromises: tuple[SharedK, ...]  # where a pairing ran on several workloads
+    failures: tuple[FailureRecord, ...]
+    models: tuple[ModelIdentity, ...]
+    memory: tuple[MemoryRecord, ...]
+    longest_context: Mapping[str, int]  # per target, tokens of prompt and output together
+    sessions: tuple[Environment, ...]
+    vllm: Mapping[CellKey, VllmCounts]
+    warnings: tuple[str, ...]
+
+
+def build_document(stored: StoredRun) -> Document:
+    """Metrics, intervals and decisions of a stored run, finished or not."""
+    explored = _gather(stored, "explore")
+    cells = summarise(explored)
+    confirmed = {cell.key: cell for cell in summarise(_gather(stored, "confirm"))}
+    choices = [choose(group) for group in by_question(cells)]
+    measured = {cell.key for cell in cells}
+    missing = tuple(p.key for p in stored.run.cells if p.key not in measured)
+    return Document(
+        run=stored.run,
+        is_complete=stored.is_complete,
+        cells=cells,
+        missing=missing,
+        decisions=tuple(
+            decide(choice, confirmed.get(choice.to_confirm) if choice.to_confirm else None)
+            for choice in choices
+        ),
+        compromises=tuple(_compromises(cells)),
+        failures=stored.failures,
+        models=tuple(dict.fromkeys(stored.models)),  # each session of a run states them again
+        memory=_newest(stored.memory),
+        longest_context=_longest_context(explored),
+        sessions=stored.sessions,
+        vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
+        warnings=(*stored.run.warnings, *_warnings(stored, missing)),
+    )
+
+
+def to_json(document: Document) -> dict[str, Any]:
+    """The machine document that report/schema.json and docs/json.md describe."""
+    run = document.run
+    return {
+        "schema_version": JSON_VERSION,
+        "run_id": run.run_id,
+        "complete": document.is_complete,
+        "environment": to_jsonable_python(run.environment),
+        "settings": to_jsonable_python(run.settings),
+        "models": to_jsonable_python(document.models),
+        "cells": [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
+        "decisions": to_jsonable_python(document.decisions),
+        "compromises": to_jsonable_python(document.compromises),
+        "failures": to_jsonable_python(document.failures),
+        "warnings": list(document.warnings),
+    }
+
+
+def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
+    flat = asdict(cell)
+    key = flat.pop("key")
+    vllm = {"vllm": asdict(counts)} if counts else {}
+    json: dict[str, Any] = to_jsonable_python({**key, **flat, **vllm})
+    return json
+
+
+def _gather(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
+    return gather_cells(
+        [plan.key for plan in stored.run.cells],
+        stored.blocks,
+        memories=stored.memory,
+        forwards=stored.forwards,
+        purpose=purpose,
+    )
+
+
+def _compromises(cells: tuple[CellSummary, ...]) -> Iterator[SharedK]:
+    groups: dict[CellKey, list[CellSummary]] = {}
+    for cell in cells:
+        if cell.key.num_speculative_tokens > 0:
+            across = replace(cell.key, workload="", num_speculative_tokens=0)
+            groups.setdefault(across, []).append(cell)
+    for key, group in groups.items():
+        found = find_compromise(group)
+        if found is not None and len(found.regret) > 1:
+            yield SharedK(
+                pairing=key.pairing,
+                engine=key.engine,
+                concurrency=key.concurrency,
+                temperature=key.temperature,
+                dtype=key.dtype,
+                num_speculative_tokens=found.num_speculative_tokens,
+                regret=found.regret,
+            )
+
+
+def _newest(memory: tuple[MemoryRecord, ...]) -> tuple[MemoryRecord, ...]:
+    """A resumed run measures memory again; the last word counts."""
+    return tuple({(record.target, record.drafter): record for record in memory}.values())
+
+
+def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:
+    longest: dict[str, int] = {}
+    for cell in cells:
+        for request in cell.finished:
+            length = request.num_prompt_tokens + request.num_output_tokens
+            longest[cell.key.target] = max(longest.get(cell.key.target, 0), length)
+    return longest
+
+
+def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
+    if not stored.is_complete:
+        yield "interrupted or still running: this is what was measured so far"
+    if missing:
+        names = ", ".join(dict.fromkeys(f"{key.pairing} on {key.workload}" for key in missing))
+        yield f"{len(missing)} of {len(stored.run.cells)} planned cells were not measured: {names}"
+    first = stored.run.environment
+    for session in stored.sessions:
+        changed = ", ".join(_changes(first, session))
+        if changed:
+            yield f"resumed {session.created_at} under other conditions: {changed}"
+
+
+def _changes(first: Environment, later: Environment) -> Iterator[str]:
+    for field in fields(Environment):
+        before, after = getattr(first, field.name), getattr(later, field.name)
+        if before == after or field.name in {"created_at", "command"}:
+            continue
+        if isinstance(before, Mapping):
+            names = sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
+            yield from (f"{n} {before.get(n)} -> {after.get(n)}" for n in names)
+        else:
+            yield f"{field.name} {before} -> {after}"

@@ -1,0 +1,1 @@
+"""Intervals, validity and precision: how sure a measured number is."""

@@ -1,0 +1,46 @@
+"""How many prompts an answer needs."""
+
+import math
+
+from specbench.records import Interval
+from specbench.stats.intervals import CONFIDENCE, MIN_PROMPTS, LogRatio, student_t
+
+
+def prompts_for_half_width(pilot: LogRatio, half_width: float) -> int:
+    """Prompts in all for an interval of about +- half_width (0.02 = 2 %), as in the pilot.
+
+    Raises ValueError for a pilot of fewer than MIN_PROMPTS prompts, which shows no spread.
+    """
+    if pilot.standard_error is None:
+        raise ValueError(f"a pilot needs {MIN_PROMPTS} prompts, not {pilot.num_prompts}")
+    spread = pilot.standard_error * math.sqrt(pilot.num_prompts)
+    return _prompts_for(spread, math.log1p(half_width))
+
+
+def prompts_to_decide(
+    measured: Interval, num_prompts: int, *, helps_above: float, nothing_below: float
+) -> int:
+    """How many more prompts would settle it, were the estimate and the spread to stay.
+
+    Settled: the whole interval lies above `helps_above` or below `nothing_below`. Below
+    MIN_PROMPTS: how many more give an interval at all.
+    """
+    assert helps_above < nothing_below, "else an estimate between them is never settled"
+    if measured.low is None or measured.high is None:
+        return max(1, MIN_PROMPTS - num_prompts)
+    quantile = student_t(num_prompts - 1, (1 + CONFIDENCE) / 2)
+    spread = math.log(measured.high / measured.low) / 2 / quantile * math.sqrt(num_prompts)
+    log = math.log(measured.estimate)
+    margin = max(log - math.log(helps_above), math.log(nothing_below) - log)
+    return max(1, _prompts_for(spread, margin) - num_prompts)
+
+
+def _prompts_for(spread: float, half_width: float) -> int:
+    """The least n with t(n - 1) * spread / sqrt(n) <= half_width (both of the log ratio)."""
+    probability = (1 + CONFIDENCE) / 2
+    normal = student_t(math.inf, probability)
+    # Student's t is above the normal quantile, so counting starts at the normal answer.
+    n = max(MIN_PROMPTS, math.ceil((normal * spread / half_width) ** 2))
+    while student_t(n - 1, probability) * spread > half_width * math.sqrt(n):
+        n += 1
+    return n

@@ -1,0 +1,163 @@
+"""Whether a cell may be used: each reason why not, and what deserves a second look."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from specbench.metrics.acceptance import acceptance_histogram, acceptance_rate_per_position
+from specbench.metrics.cell import CellData, finished
+from specbench.records import DeviceSample, RequestRecord, RoundLog
+
+MIN_ROUNDS = 30
+MIN_CLOCK_SHARE = 0.75  # of the default SM clock
+MAX_TIME_GAP = 0.10  # rounds and decode seconds may differ by their bookkeeping
+SUSPICIOUS_ACCEPTANCE = 0.995  # at position 1: repetitive or random prompts
+MIN_SEEDS = 3  # per prompt at temperature > 0
+MAX_LENGTH_GAP = 0.10  # of mean output lengths at temperature > 0
+
+
+class _Identity(NamedTuple):
+    """What must hold in every request of a correct decoder; `text` names the failure."""
+
+    text: str
+    holds: Callable[[RequestRecord, RoundLog, int], bool]
+
+
+_IDENTITIES = (
+    _Identity(
+        "num_accepted > num_drafted or num_drafted > K",
+        lambda _, log, k: all(
+            0 <= a <= d <= k for a, d in zip(log.num_accepted, log.num_drafted, strict=True)
+        ),
+    ),
+    _Identity(
+        "num_emitted outside 1 .. num_accepted + 1",
+        lambda _, log, __: all(
+            1 <= e <= a + 1 for e, a in zip(log.num_emitted, log.num_accepted, strict=True)
+        ),
+    ),
+    _Identity(
+        "output tokens are not 1 + sum of num_emitted",
+        lambda request, log, _: request.num_output_tokens == 1 + sum(log.num_emitted),
+    ),
+)
+
+
+def judge_cell(cell: CellData) -> tuple[str, ...]:
+    """Why the cell must not be used for a recommendation; empty: it is valid.
+
+    The device and the identities are judged over the cell and its baseline, since a speed-up
+    is made of both.
+    """
+    if not cell.finished:
+        return (*_failed(cell), "no request finished")
+    base = finished(cell.baseline)
+    return (
+        *_failed(cell),
+        *_too_few_rounds(cell),
+        *_device_reasons((*cell.finished, *base)),
+        *_broken_identities(cell.finished, cell.k),
+        *(f"baseline: {reason}" for reason in _broken_identities(base, 0)),
+        *_broken_totals(cell),
+    )
+
+
+def cell_warnings(cell: CellData) -> tuple[str, ...]:
+    """What a reader should know about a cell that is valid all the same."""
+    return (*_suspicious_acceptance(cell), *_differing_outputs(cell), *_few_seeds(cell))
+
+
+def _failed(cell: CellData) -> Iterator[str]:
+    failures = [request for request in cell.requests if request.finish_reason == "failed"]
+    if failures:
+        yield f"{len(failures)} of {len(cell.requests)} requests failed: {failures[0].error}"
+
+
+def _too_few_rounds(cell: CellData) -> Iterator[str]:
+    if any(request.rounds is not None for request in cell.finished):
+        num_rounds = len(cell.rounds) if cell.rounds else 0
+        if num_rounds < MIN_ROUNDS:
+            yield f"{num_rounds} rounds, fewer than {MIN_ROUNDS}"
+
+
+def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
+    samples = [request.device for request in requests if request.device is not None]
+    throttled = [sample for sample in samples if sample.throttle_reasons]
+    if throttled:
+        names = sorted({name for sample in throttled for name in sample.throttle_reasons})
+        yield f"throttled in {len(throttled)} of {len(requests)} requests: {', '.join(names)}"
+    slow = [share for share in map(_clock_share, samples) if share < MIN_CLOCK_SHARE]
+    if slow:
+        yield (
+            f"SM clock down to {min(slow):.0%} of default, "
+            f"under {MIN_CLOCK_SHARE:.0%} in {len(slow)} of {len(requests)} requests"
+        )
+    shared = sum(bool(sample.num_other_processes) for sample in samples)
+    if shared:
+        yield f"another process on the GPU in {shared} of {len(requests)} requests"
+
+
+def _clock_share(sample: DeviceSample) -> float:
+    if sample.sm_clock_mhz is None or not sample.sm_clock_default_mhz:
+        return 1.0
+    return sample.sm_clock_mhz / sample.sm_clock_default_mhz
+
+
+def _broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[str]:
+    logged = [(request, request.rounds) for request in requests if request.rounds is not None]
+    for text, holds in _IDENTITIES:
+        broken = [request for request, log in logged if not holds(request, log, k)]
+        if broken:
+            where = f"{len(broken)} of {len(logged)} requests, first {broken[0].prompt_id}"
+            yield f"identity broken: {text} ({where})"
+    round_s = sum(sum(log.round_s) for request, log in logged if request.decode_s)
+    decode_s = sum(request.decode_s for request, _ in logged if request.decode_s)
+    if abs(round_s - decode_s) > MAX_TIME_GAP * decode_s:
+        yield f"identity broken: rounds take {round_s:.3g} s, decoding {decode_s:.3g} s"
+
+
+def _broken_totals(cell: CellData) -> Iterator[str]:
+    histogram = acceptance_histogram(cell)
+    if histogram is None or cell.rounds is None:
+        return
+    if sum(histogram) != len(cell.rounds):
+        yield (
+            f"identity broken: histogram sums to {sum(histogram):g}, not {len(cell.rounds)} rounds"
+        )
+    length = 1 + sum(cell.rounds.num_accepted) / len(cell.rounds)
+    if length > cell.k + 1:
+        yield f"identity broken: mean acceptance length {length:.2f} > K + 1"
+
+
+def _suspicious_acceptance(cell: CellData) -> Iterator[str]:
+    rates = acceptance_rate_per_position(cell)
+    if rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
+        yield (
+            f"position 1 is accepted in {rates[0]:.1%} of rounds: "
+            "repetitive or random prompts flatter speculation"
+        )
+
+
+def _differing_outputs(cell: CellData) -> Iterator[str]:
+    if not cell.pairs:
+        return
+    if cell.key.temperature == 0:
+        differing = sum(base.output_ids != spec.output_ids for base, spec in cell.pairs)
+        if differing:
+            yield f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
+        return
+    base_tokens = sum(base.num_output_tokens for base, _ in cell.pairs) / len(cell.pairs)
+    spec_tokens = sum(spec.num_output_tokens for _, spec in cell.pairs) / len(cell.pairs)
+    if abs(spec_tokens - base_tokens) > MAX_LENGTH_GAP * base_tokens:
+        yield f"mean output is {spec_tokens:.0f} tokens, {base_tokens:.0f} at K = 0"
+
+
+def _few_seeds(cell: CellData) -> Iterator[str]:
+    if cell.key.temperature == 0:
+        return
+    repeats: dict[str, set[int]] = {}  # each repeat has seeds of its own
+    for request in cell.finished:
+        repeats.setdefault(request.prompt_id, set()).add(request.repeat)
+    fewest = min(map(len, repeats.values()), default=MIN_SEEDS)
+    if fewest < MIN_SEEDS:
+        temperature = f"temperature {cell.key.temperature:g}"
+        yield f"{MIN_SEEDS} seeds a prompt are needed at {temperature}, one has {fewest}"

@@ -1,0 +1,24 @@
+"""Runs on disk: `reports/<run_id>/` with run.json, records.jsonl and a lock.
+
+run.json is written once, before the first measurement. records.jsonl only grows: a line a
+record, each on disk before `append` returns. One writer at a time; the kernel drops its
+lock when it dies, so a killed run can be resumed at once.
+"""
+
+from specbench.store.codec import SCHEMA_VERSION, StoredRecord
+from specbench.store.reader import LATEST, RunListing, StoredRun, list_runs, load_run
+from specbench.store.writer import RunWriter, create_run, new_run_id, resume_run
+
+__all__ = [
+    "LATEST",
+    "SCHEMA_VERSION",
+    "RunListing",
+    "RunWriter",
+    "StoredRecord",
+    "StoredRun",
+    "create_run",
+    "list_runs",
+    "load_run",
+    "new_run_id",
+    "resume_run",
+]

@@ -1,0 +1,192 @@
+"""Reads stored runs. A last line that a kill cut short is passed over; other damage is not."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from specbench.errors import StoreError
+from specbench.records import (
+    BlockRecord,
+    Environment,
+    FailureRecord,
+    ForwardCost,
+    MemoryRecord,
+    ModelIdentity,
+    ReferenceRecord,
+    RunRecord,
+)
+from specbench.store.codec import (
+    Done,
+    NewerSchemaError,
+    NotJsonError,
+    StoredRecord,
+    decode_line,
+    decode_run,
+    line_type,
+)
+
+LATEST = "latest"  # in place of a run id: the newest run
+RUN_FILE = "run.json"
+RECORDS_FILE = "records.jsonl"
+
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRun:
+    """Everything one run measured so far, in the order it was stored."""
+
+    folder: Path
+    run: RunRecord
+    is_complete: bool  # False: interrupted, or still running
+    blocks: tuple[BlockRecord, ...] = ()
+    references: tuple[ReferenceRecord, ...] = ()
+    memory: tuple[MemoryRecord, ...] = ()
+    forwards: tuple[ForwardCost, ...] = ()
+    failures: tuple[FailureRecord, ...] = ()
+    models: tuple[ModelIdentity, ...] = ()
+    sessions: tuple[Environment, ...] = ()  # one for each resume
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunListing:
+    """One line of `list runs`; a run that cannot be read says why in `problem`."""
+
+    run_id: str
+    created_at: str = ""
+    pairings: tuple[str, ...] = ()
+    workloads: tuple[str, ...] = ()
+    num_blocks: int = 0
+    is_complete: bool = False
+    problem: str = ""
+
+
+class Contents(NamedTuple):
+    """What a records.jsonl holds."""
+
+    records: tuple[StoredRecord, ...]
+    num_bytes: int  # up to the end of the last complete line
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.records) and isinstance(self.records[-1], Done)
+
+
+def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
+    """The stored run at a path, of an id under `root`, or `latest`; also while it is written.
+
+    StoreError if it is unknown, damaged, or of a newer schema.
+    """
+    is_path = (Path(path_or_id) / RUN_FILE).is_file()
+    folder = Path(path_or_id) if is_path else find_run(str(path_or_id), root)
+    run = read_run(folder)
+    contents = read_records(folder)
+    records = contents.records
+    return StoredRun(
+        folder=folder,
+        run=run,
+        is_complete=contents.is_complete,
+        blocks=tuple(r for r in records if isinstance(r, BlockRecord)),
+        references=tuple(r for r in records if isinstance(r, ReferenceRecord)),
+        memory=tuple(r for r in records if isinstance(r, MemoryRecord)),
+        forwards=tuple(r for r in records if isinstance(r, ForwardCost)),
+        failures=tuple(r for r in records if isinstance(r, FailureRecord)),
+        models=tuple(r for r in records if isinstance(r, ModelIdentity)),
+        sessions=tuple(r for r in records if isinstance(r, Environment)),
+    )
+
+
+def list_runs(root: Path) -> tuple[RunListing, ...]:
+    """The runs under `root`, oldest first; one that cannot be read is listed with its problem."""
+    listings = [_list_run(file.parent) for file in root.glob(f"*/{RUN_FILE}")]
+    return tuple(sorted(listings, key=lambda listing: (listing.created_at, listing.run_id)))
+
+
+def find_run(run_id: str, root: Path) -> Path:
+    """The folder of a run id (or `latest`) under `root`; StoreError names the runs there are."""
+    if run_id != LATEST and is_run_id(run_id) and (root / run_id / RUN_FILE).is_file():
+        return root / run_id
+    known = [listing.run_id for listing in list_runs(root)]
+    if run_id == LATEST and known:
+        return root / known[-1]
+    raise StoreError(f"no run {run_id!r} in {root}; runs there: {', '.join(known) or 'none yet'}")
+
+
+def is_run_id(text: str) -> bool:
+    """True where `text` can name a run's folder, and nothing outside its root."""
+    return _RUN_ID.fullmatch(text) is not None and text != LATEST
+
+
+def read_run(folder: Path) -> RunRecord:
+    """run.json of a run's folder; StoreError if it is damaged or of a newer schema."""
+    path = folder / RUN_FILE
+    with disk_errors_named(path):
+        text = path.read_bytes()
+    try:
+        return decode_run(text)
+    except NewerSchemaError as error:
+        raise StoreError(f"{path}: {error}; update specbench to read it") from error
+    except ValueError as error:
+        raise StoreError(f"{path}: damaged: {error}") from error
+
+
+def read_records(folder: Path) -> Contents:
+    """records.jsonl of a run's folder without a torn last line; StoreError on other damage."""
+    path = folder / RECORDS_FILE
+    if not path.exists():  # killed between run.json and the first record
+        return Contents((), 0)
+    with disk_errors_named(path):
+        *lines, unfinished = path.read_bytes().split(b"\n")
+    records: list[StoredRecord] = []
+    first_lines: dict[str, int] = {}  # block id -> line
+    num_bytes = 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = decode_line(line)
+        except ValueError as error:
+            is_last = number == len(lines) and not unfinished
+            if is_last and isinstance(error, NotJsonError):
+                break
+            raise StoreError(f"{path}:{number}: damaged: {error}") from error
+        if isinstance(record, BlockRecord):
+            first = first_lines.setdefault(record.block_id, number)
+            if first != number:
+                raise StoreError(
+                    f"{path}:{number}: damaged: block {record.block_id!r} is stored twice, "
+                    f"first on line {first}"
+                )
+        records.append(record)
+        num_bytes += len(line) + 1
+    return Contents(tuple(records), num_bytes)
+
+
+@contextmanager
+def disk_errors_named(place: Path) -> Iterator[None]:
+    """Turn what the disk refuses inside into a StoreError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{error.filename or place}: {error.strerror}") from error
+
+
+def _list_run(folder: Path) -> RunListing:
+    records = folder / RECORDS_FILE
+    types: list[str | None] = []
+    try:
+        run = read_run(folder)
+        if records.exists():
+            with disk_errors_named(records), records.open("rb") as file:
+                types = [line_type(line) for line in file]
+    except StoreError as error:
+        return RunListing(run_id=folder.name, problem=str(error))
+    return RunListing(
+        run_id=folder.name,
+        created_at=run.environment.created_at,
+        pairings=tuple(dict.fromkeys(cell.key.pairing for cell in run.cells)),
+        workloads=tuple(dict.fromkeys(cell.key.workload for cell in run.cells)),
+        num_blocks=types.count("block"),
+        is_complete=bool(types) and types[-1] == "done",
+    )

@@ -1,0 +1,257 @@
+"""A YAML file read strictly: every value knows its file, line and key.
+
+Plain loading forgets lines and lets the last of two equal keys win. Here the node graph is
+read instead, and no object is ever constructed from it. Anchors, aliases and tags are
+refused: they are what makes a small file expand without bound or build foreign objects.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+
+from specbench.errors import SpecbenchError
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+MAX_BYTES = 256_000  # far beyond a file written by hand
+MAX_DEPTH = 20
+
+_TAG = "tag:yaml.org,2002:"
+_KINDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "null": "nothing",
+    "timestamp": "a date",
+    "merge": "a merge key",
+}
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")  # longer ones are nobody's setting
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Value:
+    """One value of the file; every reading method raises the file's error type."""
+
+    file: Path
+    key: str  # dotted, from the top of the file; "" for the file itself
+    line: int  # of the key where there is one, else of the value
+    node: yaml.Node
+    error: type[SpecbenchError]
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raise `file:line: key: reason`."""
+        raise self.error(f"{self.file}:{self.line}: {self.key + ': ' if self.key else ''}{reason}")
+
+    def section(self, *, allowed: Sequence[str]) -> "Section":
+        """The mapping behind this value; a key that is not in `allowed` is an error."""
+        section = Section(value=self, entries=self.entries())
+        for name, entry in section.entries.items():
+            if name not in allowed:
+                entry.fail(f"unknown key{nearest(name, allowed)}; allowed: {', '.join(allowed)}")
+        return section
+
+    def entries(self) -> dict[str, "Value"]:
+        """The mapping's entries in the file's order; keys are text and differ."""
+        if not isinstance(self.node, yaml.MappingNode):
+            self.fail(f"a mapping (key: value) is needed, not {self.kind}")
+        entries: dict[str, Value] = {}
+        for key_node, value_node in self.node.value:
+            line = _line_of(key_node)
+            name = self._part(key_node, line, f"a key of {self.key or 'the file'}").text()
+            entry = self._part(value_node, line, f"{self.key}.{name}" if self.key else name)
+            if name in entries:
+                entry.fail(f"given twice, first on line {entries[name].line}; keep one")
+            entries[name] = entry
+        return entries
+
+    def items(self) -> list["Value"]:
+        """The list's items; a single value stands for a list of one."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            return [self]
+        return [self._part(node, _line_of(node), self.key) for node in self.node.value]
+
+    def text(self) -> str:
+        """Text of at least one character; `no`, `3` and dates need quotes to be text."""
+        if not isinstance(self.node, yaml.ScalarNode) or self.node.tag != _TAG + "str":
+            self.fail(f"text is needed, not {self.kind}{self._quoted_hint()}")
+        if _NOT_TEXT.search(self.node.value):
+            self.fail("holds control characters or half a surrogate pair; plain text is needed")
+        if not self.node.value.strip():
+            self.fail("is empty; text is needed")
+        return str(self.node.value)
+
+    def flag(self) -> bool:
+        if self.node.tag != _TAG + "bool":
+            self.fail(f"true or false is needed, not {self.kind}")
+        return str(self.node.value).lower() in ("true", "yes", "on")
+
+    def scalar(self) -> str | int | float | bool:
+        """A single value of whatever type it is written as."""
+        match self.node.tag.removeprefix(_TAG):
+            case "bool":
+                return self.flag()
+            case "int":
+                return whole(-(10**18), 10**18)(self)
+            case "float":
+                return number()(self)
+            case _:
+                return self.text()
+
+    @property
+    def kind(self) -> str:
+        """What is written here, in words."""
+        if isinstance(self.node, yaml.MappingNode):
+            return "a mapping"
+        if isinstance(self.node, yaml.SequenceNode):
+            return "a list"
+        kind = _KINDS.get(self.node.tag.removeprefix(_TAG), "text")
+        return kind if kind == "nothing" else f"{kind} ({self.node.value[:40]!r})"
+
+    def _quoted_hint(self) -> str:
+        is_scalar = isinstance(self.node, yaml.ScalarNode) and self.node.tag != _TAG + "null"
+        return f"; in quotes it is text: {self.node.value[:40]!r}" if is_scalar else ""
+
+    def _part(self, node: yaml.Node, line: int, key: str) -> "Value":
+        return Value(file=self.file, key=key, line=line, node=node, error=self.error)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Section:
+    """A mapping whose keys are known to be allowed."""
+
+    value: Value
+    entries: Mapping[str, Value]
+
+    def must(self, key: str, read: Callable[[Value], T]) -> T:
+        """The entry as `read` reads it; its absence is an error."""
+        if key not in self.entries:
+            self.value.fail(f"the key `{key}` is missing")
+        return read(self.entries[key])
+
+    def may(self, key: str, read: Callable[[Value], T], default: D) -> T | D:
+        """The entry as `read` reads it, or `default` where the file has none."""
+        return read(self.entries[key]) if key in self.entries else default
+
+
+def whole(low: int, high: int) -> Callable[[Value], int]:
+    """Reads a whole number from `low` to `high`."""
+
+    def read(value: Value) -> int:
+        wanted = f"a whole number from {low} to {high} is needed"
+        if value.node.tag != _TAG + "int":
+            value.fail(f"{wanted}, not {value.kind}")
+        digits = str(value.node.value)
+        if not _WHOLE.fullmatch(digits) or not low <= int(digits) <= high:
+            value.fail(f"{wanted}, not {digits[:40]}")
+        return int(digits)
+
+    return read
+
+
+def number(above: float = -math.inf) -> Callable[[Value], float]:
+    """Reads a finite number greater than `above`."""
+
+    def read(value: Value) -> float:
+        wanted = (
+            "a number is needed" if above == -math.inf else f"a number above {above:g} is needed"
+        )
+        if value.node.tag not in (_TAG + "int", _TAG + "float"):
+            value.fail(f"{wanted}, not {value.kind}")
+        try:
+            result = float(value.node.value)
+        except ValueError:  # .nan, .inf, octal and base 60 of YAML 1.1
+            result = math.nan
+        if not math.isfinite(result) or result <= above:
+            value.fail(f"{wanted}, not {value.node.value[:40]}")
+        return result
+
+    return read
+
+
+def one_of(allowed: Sequence[str]) -> Callable[[Value], str]:
+    """Reads one of the `allowed` words."""
+
+    def read(value: Value) -> str:
+        word = value.text()
+        if word not in allowed:
+            value.fail(f"unknown {word!r}{nearest(word, allowed)}; allowed: {', '.join(allowed)}")
+        return word
+
+    return read
+
+
+def nearest(word: str, allowed: Sequence[str]) -> str:
+    """`, did you mean x?` where an allowed word is close, else nothing."""
+    close = get_close_matches(word, allowed, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def read_yaml(file: Path, error: type[SpecbenchError]) -> Value:
+    """The file's top value; whatever is wrong with the file raises `error` with its line."""
+    text = _read_text(file, error)
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+    except yaml.reader.ReaderError as wrong:
+        line = text.count("\n", 0, wrong.position) + 1
+        raise error(f"{file}:{line}: holds the control character {wrong.character:#04x}") from wrong
+    except yaml.MarkedYAMLError as wrong:
+        mark = wrong.problem_mark or wrong.context_mark
+        line = mark.line + 1 if mark else 1
+        raise error(f"{file}:{line}: {wrong.problem or wrong.context}") from wrong
+    except (ValueError, OverflowError) as wrong:  # PyYAML's answer to escapes beyond Unicode
+        raise error(f"{file}:{loader.line + 1}: not YAML: {wrong}") from wrong
+    if node is None:
+        raise error(f"{file}:1: the file is empty")
+    return Value(file=file, key="", line=_line_of(node), node=node, error=error)
+
+
+def _line_of(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _read_text(file: Path, error: type[SpecbenchError]) -> str:
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except OSError as wrong:
+        raise error(f"{file}: cannot be read: {wrong.strerror}") from wrong
+    if len(content) > MAX_BYTES:
+        raise error(f"{file}:1: larger than {MAX_BYTES} bytes; this cannot be the right file")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as wrong:
+        line = content.count(b"\n", 0, wrong.start) + 1
+        raise error(f"{file}:{line}: not UTF-8 text; save the file as UTF-8") from wrong
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes of limited depth without anchors, aliases and tags."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            self._refuse("anchors (&) and aliases (*) are not allowed; write the value out", event)
+        if getattr(event, "tag", None) is not None:
+            self._refuse(f"tags such as {event.tag!r} are not allowed; leave it out", event)
+        if self.depth == MAX_DEPTH:
+            self._refuse(f"nested deeper than {MAX_DEPTH} levels", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    @staticmethod
+    def _refuse(reason: str, event: yaml.Event) -> NoReturn:
+        mark = event.start_mark  # the pure Python parser's; the stubs also allow libyaml's
+        raise yaml.MarkedYAMLError(problem=reason, problem_mark=mark)  # type: ignore[arg-type]

@@ -1,0 +1,160 @@
+"""What pairings.yaml says is what the records say."""
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from specbench.config import Pairings, load_pairings
+from specbench.errors import ConfigError, UsageError
+
+TWO_TARGETS = """
+    default: small/copy
+    defaults: {dtype: float32, device_map: cpu, num_speculative_tokens: 3}
+    targets:
+      big:
+        model: owner/big
+        revision: "12"
+        dtype: bfloat16
+        quantization: int4
+        needs_gib: 10
+        drafters:
+          draft:
+            method: draft_model
+            model: owner/draft
+            num_speculative_tokens: 7
+            needs_gib: 1.5
+          copy:
+            method: ngram
+            parameters: {max_ngram: 4, min_ngram: 2}
+          heads: {method: eagle3, model: owner/heads, dtype: float16, device_map: "cuda:1"}
+      small:
+        model: owner/small
+        note: A second target.
+        drafters:
+          copy: {method: ngram}
+"""
+
+
+def read(folder: Path, text: str) -> Pairings:
+    path = folder / "pairings.yaml"
+    path.write_text(dedent(text))
+    return load_pairings(path)
+
+
+def test_a_pairing_is_named_target_slash_drafter_in_the_order_of_the_file(tmp_path: Path) -> None:
+    pairings = read(tmp_path, TWO_TARGETS)
+    assert [p.name for p in pairings.all] == ["big/draft", "big/copy", "big/heads", "small/copy"]
+
+
+def test_a_target_and_its_draft_model_carry_what_the_file_says(tmp_path: Path) -> None:
+    pairing = read(tmp_path, TWO_TARGETS).select(["big/draft"])[0]
+    target, draft = pairing.target.model, pairing.drafter.model
+    assert draft is not None
+    assert (target.location, target.revision, target.quantization) == ("owner/big", "12", "int4")
+    assert (draft.location, draft.revision, draft.quantization) == ("owner/draft", None, None)
+    assert pairing.drafter.num_speculative_tokens == 7
+    assert pairing.target.workloads is None
+
+
+def test_a_drafter_takes_dtype_and_device_map_from_its_target_unless_it_has_its_own(
+    tmp_path: Path,
+) -> None:
+    draft, _, heads = read(tmp_path, TWO_TARGETS).targets[0].drafters
+    assert draft.model is not None
+    assert heads.model is not None
+    assert (draft.model.dtype, draft.model.device_map) == ("bfloat16", "cpu")
+    assert (heads.model.dtype, heads.model.device_map) == ("float16", "cuda:1")
+
+
+def test_what_a_target_or_drafter_leaves_open_comes_from_the_defaults(tmp_path: Path) -> None:
+    small = read(tmp_path, TWO_TARGETS).targets[1]
+    assert (small.model.dtype, small.model.device_map) == ("float32", "cpu")
+    assert small.drafters[0].num_speculative_tokens == 3
+
+
+def test_without_defaults_the_choice_is_left_to_the_program(tmp_path: Path) -> None:
+    only = "targets: {big: {model: owner/big, drafters: {copy: {method: ngram}}}}"
+    target = read(tmp_path, only).targets[0]
+    assert (target.model.dtype, target.model.device_map) == ("auto", None)
+    assert target.model.trust_remote_code is False
+    assert target.drafters[0].num_speculative_tokens is None
+
+
+def test_parameters_reach_the_drafter_as_they_are_written(tmp_path: Path) -> None:
+    copy = read(tmp_path, TWO_TARGETS).select(["big/copy"])[0].drafter
+    assert copy.parameters == {"max_ngram": 4, "min_ngram": 2}
+    later = "{depth: 24, factor: 1.5, cache: 'yes', exact: yes}"
+    text = (
+        f"targets: {{b: {{model: o/b, drafters: {{s: {{method: suffix, parameters: {later}}}}}}}}}"
+    )
+    parameters = read(tmp_path, text).targets[0].drafters[0].parameters
+    assert parameters == {"depth": 24, "factor": 1.5, "cache": "yes", "exact": True}
+
+
+def test_a_pairing_needs_the_memory_of_both_models_if_both_are_known(tmp_path: Path) -> None:
+    draft, copy, heads, _ = read(tmp_path, TWO_TARGETS).all
+    assert draft.needs_gib == 11.5
+    assert copy.needs_gib == 10  # no model
+    assert heads.needs_gib is None  # the file does not tell the heads' size
+
+
+def test_a_bare_target_means_all_its_drafters_and_each_pairing_runs_once(tmp_path: Path) -> None:
+    pairings = read(tmp_path, TWO_TARGETS)
+    names = [p.name for p in pairings.select(["small", "big/heads", "big"])]
+    assert names == ["small/copy", "big/heads", "big/draft", "big/copy"]
+
+
+def test_no_names_mean_the_default_and_without_one_the_first_target(tmp_path: Path) -> None:
+    assert [p.name for p in read(tmp_path, TWO_TARGETS).select()] == ["small/copy"]
+    no_default = TWO_TARGETS.replace("default: small/copy", "")
+    assert [p.target.name for p in read(tmp_path, no_default).select()] == ["big"] * 3
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no pairing 'big/daft'.*did you mean 'big/draft'"):
+        read(tmp_path, TWO_TARGETS).select(["big/daft"])
+
+
+def test_a_model_folder_is_found_from_the_file_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").touch()
+    text = "targets: {b: {model: ./weights, drafters: {copy: {method: ngram}}}}"
+    model = read(tmp_path, text).targets[0].model
+    assert (model.source, model.folder) == ("./weights", tmp_path / "weights")
+    assert model.location == str(tmp_path / "weights")
+
+
+def test_a_target_may_have_a_folder_of_its_own_workloads(tmp_path: Path) -> None:
+    (tmp_path / "prompts").mkdir()
+    text = "targets: {b: {model: o/b, workloads: prompts, drafters: {copy: {method: ngram}}}}"
+    assert read(tmp_path, text).targets[0].workloads == tmp_path / "prompts"
+
+
+def test_the_working_folder_comes_before_what_is_shipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_pairings().targets[0].name == "demo"
+    read(tmp_path, TWO_TARGETS)
+    assert load_pairings().targets[0].name == "big"
+
+
+def test_a_file_that_is_given_beats_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read(tmp_path, TWO_TARGETS)
+    monkeypatch.chdir(tmp_path)
+    other = tmp_path / "other.yaml"
+    other.write_text("targets: {b: {model: o/b, drafters: {copy: {method: ngram}}}}")
+    assert load_pairings(other).targets[0].name == "b"
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path, line_end: str) -> None:
+    path = tmp_path / "pairings.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + dedent(TWO_TARGETS).replace("\n", line_end).encode())
+    assert load_pairings(path).targets[0].name == "big"
+
+
+def test_an_unknown_embedded_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no embedded model 'drat', did you mean 'draft'"):
+        read(tmp_path, "targets: {b: {model: demo:drat, drafters: {copy: {method: ngram}}}}")

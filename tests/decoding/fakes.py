@@ -1,0 +1,107 @@
+"""Runners and drafters that obey the real protocols, with numbers a reader can work out."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.drafter import BareForward, Drafter, Proposal
+from specbench.decoding.runner import Output
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+
+
+class CountingRunner:
+    """A target that always says the next number: 3 is followed by 4, the last id by 0.
+
+    It has no cache, and remembers the positions it was fed.
+    """
+
+    max_position: int | None
+    device = torch.device("cpu")
+
+    def __init__(self, vocab_size: int = 100, max_position: int | None = None) -> None:
+        self.vocab_size = vocab_size
+        self.max_position = max_position
+        self.fed: list[Tensor] = []
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        self.fed.clear()
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,  # noqa: ARG002
+        last_B: Tensor | None = None,
+        features: Sequence[int] = (),  # noqa: ARG002
+    ) -> Output:
+        assert int(positions_BT.max()) < span
+        self.fed.append(positions_BT)
+        if last_B is not None:
+            tokens_BT = tokens_BT.gather(1, last_B[:, None])
+        next_BT = (tokens_BT + 1) % self.vocab_size
+        return Output(torch.nn.functional.one_hot(next_BT, self.vocab_size).float())
+
+
+class ScriptedDrafter:
+    """Drafts what its script says stands at a position; 0 where it says nothing."""
+
+    features: tuple[int, ...] = ()
+
+    def __init__(self, script: dict[int, int]) -> None:
+        self._script = script
+
+    def allocate(self, num_rows: int, max_len: int) -> None: ...
+
+    def prefill(
+        self, tokens_BT: Tensor, positions_BT: Tensor, span: int, features: tuple[Tensor, ...]
+    ) -> None: ...
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        first_B = (state.length_B + 1).tolist()
+        tokens_BK = [[self._script.get(first + i, 0) for i in range(k)] for first in first_B]
+        return Proposal(torch.tensor(tokens_BK), torch.full_like(state.length_B, k))
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:  # noqa: ARG002
+        return ()
+
+    def observe(
+        self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]
+    ) -> None: ...
+
+
+class Wrapped:
+    """A drafter that changes another's proposal and leaves the rest to it."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner = inner
+        self.features = inner.features
+        self.allocate = inner.allocate
+        self.prefill = inner.prefill
+        self.forwards = inner.forwards
+        self.observe = inner.observe
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        return self.change(self.inner.propose(state, k, span, sampler))
+
+    def change(self, proposal: Proposal) -> Proposal:
+        raise NotImplementedError
+
+
+class Unlawful(Wrapped):
+    """Keeps the guesses' law to itself, so that the verifier has to match them."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        return proposal._replace(probs_BKV=None)
+
+
+class Flattened(Wrapped):
+    """Lies that its guesses were drawn from the uniform law."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        assert proposal.probs_BKV is not None
+        uniform_BKV = torch.full_like(proposal.probs_BKV, 1 / proposal.probs_BKV.shape[-1])
+        return proposal._replace(probs_BKV=uniform_BKV)

@@ -1,0 +1,160 @@
+"""The two checks that a drafter changes speed and never the text.
+
+At temperature 0 the text equals transformers' own; above it, texts have exactly the target's
+law. The real tests assert both; test_planted_bugs.py asserts that each fails for broken code.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from specbench.decoding.decoder import Decoder, Request, Result
+from specbench.decoding.drafter import Drafter, NoDrafter
+from specbench.decoding.runner import Runner, StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.drafters.registry import Parts, build_drafter
+from specbench.records import Sampling
+from tests.decoding.models import plain_logits, tiny_llama
+
+GREEDY = Sampling()
+
+
+def decode(
+    target: Runner,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    *,
+    k: int,
+    sampling: Sampling = GREEDY,
+    eos_ids: Sequence[int] = (),
+    prefill_chunk: int = 512,
+) -> list[Result]:
+    """Decode together; every reading of the clock is one second after the one before."""
+    clock = itertools.count().__next__
+    decoder = Decoder(target, drafter, eos_ids=eos_ids, clock=clock, prefill_chunk=prefill_chunk)
+    return decoder.decode(requests, Sampler(sampling), k=k)
+
+
+def make_drafter(
+    method: str, target: Runner, draft: Runner | None = None, **parameters: Any
+) -> Drafter:
+    """The named method; `none` is the baseline, which only runs at k = 0."""
+    if method == "none":
+        return NoDrafter()
+
+    def draft_runner() -> Runner:
+        assert draft is not None, f"{method} asked for a draft model and the test has none"
+        return draft
+
+    return build_drafter(method, Parts(target=target, draft_runner=draft_runner), parameters)
+
+
+def acceptance_rate(results: Sequence[Result]) -> float:
+    drafted = sum(sum(r.rounds.num_drafted) for r in results)
+    return sum(sum(r.rounds.num_accepted) for r in results) / drafted
+
+
+def assert_texts(results: Sequence[Result], expected: Sequence[tuple[int, ...]]) -> None:
+    """Every text is the expected one; a difference names its row and first position."""
+    for row, (result, text) in enumerate(zip(results, expected, strict=True)):
+        pairs = enumerate(itertools.zip_longest(result.output_ids, text))
+        where = next((i for i, (got, wanted) in pairs if got != wanted), None)
+        assert where is None, f"row {row} differs at {where}: {result.output_ids}, not {text}"
+
+
+# The law: six tokens of a seven-token model, so that all 7**6 texts can be enumerated.
+LAW_VOCAB_SIZE = 7
+NUM_LAW_TOKENS = 6
+NUM_SAMPLES = 10_000
+NUM_ROWS = 500
+LAW_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
+WARM = Sampling(temperature=0.7)
+FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint laws are tested
+
+
+def law_model(seed: int) -> Any:
+    """A seven-token Llama, wide enough in its opinions that drafts are kept and refused."""
+    return tiny_llama(
+        seed,
+        vocab_size=LAW_VOCAB_SIZE,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.15,
+    )
+
+
+def exact_law(model: Any, sampling: Sampling) -> Tensor:
+    """Probability of each text [7, 7, 7, 7, 7, 7] from plain forwards and transformers' warpers."""
+    prefixes = list(itertools.product(range(LAW_VOCAB_SIZE), repeat=NUM_LAW_TOKENS - 1))
+    tokens_NT = torch.tensor([[*LAW_PROMPT, *prefix] for prefix in prefixes])
+    warpers: list[Any] = [TemperatureLogitsWarper(sampling.temperature)]
+    if sampling.top_k:
+        warpers.append(TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1:
+        warpers.append(TopPLogitsWarper(sampling.top_p))
+
+    law = torch.ones((), dtype=torch.float64)
+    logits_NTV = plain_logits(model, tokens_NT)[:, len(LAW_PROMPT) - 1 :]
+    for i in range(NUM_LAW_TOKENS):
+        scores_NV = logits_NTV[:: LAW_VOCAB_SIZE ** (NUM_LAW_TOKENS - 1 - i), i].double()
+        for warper in warpers:
+            scores_NV = warper(None, scores_NV)
+        law = law[..., None] * scores_NV.softmax(-1).view(*law.shape, LAW_VOCAB_SIZE)
+    return law
+
+
+def sample_texts(
+    target: Runner, drafter: Drafter, *, k: int, sampling: Sampling, first_seed: int = 0
+) -> tuple[Tensor, float]:
+    """NUM_SAMPLES texts [N, 6], NUM_ROWS at once, and the share of drafts accepted."""
+    results: list[Result] = []
+    for batch in range(NUM_SAMPLES // NUM_ROWS):
+        seeds = range(first_seed + batch * NUM_ROWS, first_seed + (batch + 1) * NUM_ROWS)
+        requests = [
+            Request(prompt_ids=LAW_PROMPT, max_new_tokens=NUM_LAW_TOKENS, seed=s) for s in seeds
+        ]
+        results += decode(target, drafter, requests, k=k, sampling=sampling)
+    texts = torch.tensor([r.output_ids for r in results])
+    return texts, acceptance_rate(results) if k else 0.0
+
+
+def law_p_value(texts_N6: Tensor, law: Tensor, triple: slice) -> float:
+    """Chi-square p-value of the joint law of three tokens; cells expected below 5 are pooled.
+
+    A text of probability 0 gives p = 0.
+    """
+    other = [i for i in range(NUM_LAW_TOKENS) if i not in range(NUM_LAW_TOKENS)[triple]]
+    expected = law.sum(dim=other).flatten() * len(texts_N6)
+    weights_3 = torch.tensor([LAW_VOCAB_SIZE**2, LAW_VOCAB_SIZE, 1])
+    cells_N = (texts_N6[:, triple] * weights_3).sum(1)
+    observed = torch.bincount(cells_N, minlength=len(expected)).double()
+    if bool((observed[expected == 0] > 0).any()):
+        return 0.0
+
+    order = expected.argsort()
+    num_pooled = int((expected[order].cumsum(0) < 5).sum()) + 1
+    num_pooled = max(num_pooled, int((expected < 5).sum()))
+    pooled, kept = order[:num_pooled], order[num_pooled:]
+    observed = torch.cat([observed[pooled].sum()[None], observed[kept]])
+    expected = torch.cat([expected[pooled].sum()[None], expected[kept]])
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return float(chi2.sf(statistic, len(expected) - 1))
+
+
+class LawBench:
+    """One target and one draft model of the seven-token language, with the exact law."""
+
+    def __init__(self, sampling: Sampling = WARM) -> None:
+        model = law_model(seed=0)
+        self.sampling = sampling
+        self.law = exact_law(model, sampling)
+        self.target = StockRunner(model)
+        self.draft = StockRunner(law_model(seed=1))

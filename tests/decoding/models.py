@@ -1,0 +1,105 @@
+"""Tiny random models that the decoder's tests run on, and the text transformers gives for them.
+
+Weights are drawn wider than usual and embeddings are untied: small or tied random weights
+repeat one token for ever, and a test on such text shows nothing.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+VOCAB_SIZE = 97
+WINDOW = 12
+PROMPT_LENGTHS = (20, 9, 15)
+
+_SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+_EXPERTS = {"num_experts_per_tok": 2, "head_dim": 8}
+
+
+def _config(family: str, **changes: Any) -> Callable[[], Any]:
+    return lambda: getattr(transformers, f"{family}Config")(**{**_SHAPE, **changes})
+
+
+ARCHITECTURES: dict[str, Callable[[], Any]] = {
+    "Llama": _config("Llama"),
+    "Qwen2": _config("Qwen2"),
+    "Qwen2 + window": _config(
+        "Qwen2", use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
+    ),
+    "Qwen3": _config("Qwen3", head_dim=8),
+    "Mistral + window": _config("Mistral", sliding_window=WINDOW),
+    "Gemma2 + window": _config("Gemma2", query_pre_attn_scalar=8, head_dim=8, **_MIXED),
+    "Gemma3 + window": _config("Gemma3Text", query_pre_attn_scalar=8, head_dim=8, **_MIXED),
+    "Phi3": _config("Phi3"),
+    "GPT-NeoX": _config("GPTNeoX"),
+    "Qwen3-MoE": _config("Qwen3Moe", num_experts=4, moe_intermediate_size=16, **_EXPERTS),
+    "GPT-OSS + window": _config("GptOss", num_local_experts=4, **_EXPERTS, **_MIXED),
+    "OLMo2": _config("Olmo2"),
+    "Cohere2 + window": _config("Cohere2", head_dim=8, **_MIXED),
+    "GPT-2": _config("GPT2"),
+    "StarCoder2": _config("Starcoder2", sliding_window=None),
+    "StarCoder2 + window": _config("Starcoder2", sliding_window=WINDOW),
+    "Granite": _config("Granite"),
+}
+
+
+def build(config: Any, seed: int = 0) -> Any:
+    """The architecture's own model in float32 with weights drawn from the seed."""
+    torch.manual_seed(seed)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+def tiny_llama(seed: int = 0, **changes: Any) -> Any:
+    """A two-layer Llama; `changes` go to its config."""
+    return build(_config("Llama", **changes)(), seed)
+
+
+def random_prompt(num_tokens: int, seed: int, vocab_size: int = VOCAB_SIZE) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(1, vocab_size, (num_tokens,), generator=generator).tolist())
+
+
+def ragged_prompts() -> list[tuple[int, ...]]:
+    """Three prompts of 20, 9 and 15 tokens: below and above the window of 12."""
+    return [random_prompt(n, seed=n) for n in PROMPT_LENGTHS]
+
+
+def generated(model: Any, prompt: Sequence[int], num_tokens: int) -> tuple[int, ...]:
+    """Greedy text from transformers' own `generate`, one prompt at a time, without padding.
+
+    To be called before the model is given to a runner, which switches its attention.
+    """
+    assert model.config._attn_implementation != "specbench_slots"
+    ids_1T = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids_1T,
+        attention_mask=torch.ones_like(ids_1T),
+        do_sample=False,
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+    )
+    return tuple(out[0, len(prompt) :].tolist())
+
+
+@torch.no_grad()
+def plain_logits(model: Any, tokens_BT: Tensor) -> Tensor:
+    """Logits [B, T, V] of the model's own forward, without any cache."""
+    logits: Tensor = model(input_ids=tokens_BT, use_cache=False).logits
+    return logits

@@ -1,0 +1,65 @@
+"""Greedy text over slots equals transformers' `generate` in float32, architecture by architecture."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from specbench.decoding.decoder import Request
+from specbench.decoding.runner import StockRunner
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
+from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
+
+pytestmark = pytest.mark.slow  # 17 architectures, 7 settings each
+
+NUM_TOKENS = 24
+
+
+class Subject(NamedTuple):
+    """A model over slots, a stranger with other weights, and the texts they must not change."""
+
+    target: StockRunner
+    own_draft: StockRunner
+    stranger: StockRunner
+    texts: list[tuple[int, ...]]
+
+
+@pytest.fixture(scope="module", params=list(ARCHITECTURES))
+def subject(request: Any) -> Iterator[Subject]:
+    config = ARCHITECTURES[request.param]
+    model = build(config(), seed=0)
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    yield Subject(StockRunner(model), StockRunner(model), StockRunner(build(config(), 1)), texts)
+
+
+REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+
+
+def test_the_reference_text_does_not_loop(subject: Subject) -> None:
+    assert all(len(set(text)) >= 6 for text in subject.texts)
+
+
+def test_without_drafts_the_text_is_that_of_generate(subject: Subject) -> None:
+    baseline = make_drafter("none", subject.target)
+
+    assert_texts(decode(subject.target, baseline, REQUESTS, k=0), subject.texts)
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_when_every_draft_is_right_the_text_is_that_of_generate(subject: Subject, k: int) -> None:
+    drafter = make_drafter("draft_model", subject.target, subject.own_draft)
+
+    results = decode(subject.target, drafter, REQUESTS, k=k)
+
+    assert_texts(results, subject.texts)
+    assert acceptance_rate(results) == 1
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_when_most_drafts_are_wrong_the_text_is_that_of_generate(subject: Subject, k: int) -> None:
+    drafter = make_drafter("draft_model", subject.target, subject.stranger)
+
+    results = decode(subject.target, drafter, REQUESTS, k=k)
+
+    assert_texts(results, subject.texts)
+    assert acceptance_rate(results) < 0.2

@@ -1,0 +1,92 @@
+"""Requests and cells small enough to work out by hand."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.cell import CellData
+from specbench.records import CellKey, RequestRecord, RoundLog
+
+KEY = CellKey(
+    pairing="demo/draft",
+    target="demo",
+    drafter="draft",
+    workload="code",
+    engine="builtin",
+    method="draft_model",
+    num_speculative_tokens=3,
+    concurrency=1,
+    temperature=0.0,
+    dtype="float32",
+)
+BASE_KEY = replace(KEY, pairing="demo", drafter="none", method="none", num_speculative_tokens=0)
+
+
+def request(prompt_id: str, rounds: RoundLog | None, num_tokens: int = 0) -> RequestRecord:
+    """A finished request whose decode time is the sum of its rounds."""
+    tokens = num_tokens or 1 + sum(rounds.num_emitted if rounds else ())
+    return RequestRecord(
+        cell_id=KEY.id,
+        prompt_id=prompt_id,
+        turn=0,
+        repeat=0,
+        seed=0,
+        num_prompt_tokens=10,
+        output_ids=tuple(range(tokens)),
+        finish_reason="length",
+        prefill_s=0.1,
+        ttft_s=0.2,
+        decode_s=sum(rounds.round_s) if rounds else None,
+        total_s=0.2 + sum(rounds.round_s) if rounds else None,
+        cpu_s=None,
+        rounds=rounds,
+    )
+
+
+def baseline_request(prompt_id: str, num_rounds: int, seconds: float) -> RequestRecord:
+    """K = 0: one token a round, each taking `seconds`."""
+    rounds = RoundLog(
+        num_drafted=(0,) * num_rounds,
+        num_accepted=(0,) * num_rounds,
+        num_emitted=(1,) * num_rounds,
+        round_s=(seconds,) * num_rounds,
+    )
+    return replace(request(prompt_id, rounds), cell_id=BASE_KEY.id)
+
+
+@pytest.fixture
+def cell() -> CellData:
+    """K = 3; two prompts of 8 and 5 tokens in 5 rounds, against 11 steps of 0.10 s."""
+    first = RoundLog(
+        num_drafted=(3, 3, 0),
+        num_accepted=(3, 1, 0),
+        num_emitted=(4, 2, 1),
+        round_s=(0.16, 0.16, 0.12),
+        draft_s=(0.03, 0.03, 0.0),
+        verify_s=(0.11, 0.11, 0.11),
+    )
+    second = RoundLog(
+        num_drafted=(3, 2),
+        num_accepted=(0, 2),
+        num_emitted=(1, 3),
+        round_s=(0.16, 0.15),
+        draft_s=(0.03, 0.03),
+        verify_s=(0.11, 0.11),
+    )
+    return CellData(
+        key=KEY,
+        requests=(request("a", first), request("b", second)),
+        baseline=(baseline_request("a", 7, 0.10), baseline_request("b", 4, 0.10)),
+    )
+
+
+@pytest.fixture
+def baseline_cell(cell: CellData) -> CellData:
+    """The K = 0 cell of the same prompts."""
+    return CellData(key=BASE_KEY, requests=cell.baseline)
+
+
+@pytest.fixture
+def request_of() -> Callable[[str, RoundLog | None], RequestRecord]:
+    return request

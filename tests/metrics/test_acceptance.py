@@ -1,0 +1,109 @@
+"""Rounds of the cell: d = 3 3 0 | 3 2, a = 3 1 0 | 0 2, so N = 5, sum a = 6, sum d = 11."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.costs import expected_tokens
+from specbench.metrics.acceptance import (
+    acceptance_histogram,
+    acceptance_rate,
+    acceptance_rate_per_position,
+    alpha,
+    conditional_acceptance_rate,
+    mean_acceptance_length,
+    mean_acceptance_length_per_request,
+    mean_acceptance_length_when_drafted,
+)
+from specbench.metrics.cell import CellData
+from specbench.metrics.registry import measure
+from specbench.metrics.vllm_names import VllmCounts, vllm_counts
+from specbench.records import RoundLog
+
+
+def with_rounds(cell: CellData, drafted: tuple[int, ...], accepted: tuple[int, ...]) -> CellData:
+    log = RoundLog(
+        num_drafted=drafted,
+        num_accepted=accepted,
+        num_emitted=tuple(a + 1 for a in accepted),
+        round_s=(0.1,) * len(drafted),
+    )
+    return replace(cell, requests=(replace(cell.requests[0], rounds=log),))
+
+
+def test_mean_acceptance_length_counts_the_extra_token_and_every_round(cell):
+    assert mean_acceptance_length(cell) == pytest.approx(1 + 6 / 5)
+
+
+def test_the_mean_of_requests_is_another_number(cell):
+    assert mean_acceptance_length_per_request(cell) == pytest.approx(
+        ((1 + 4 / 3) + (1 + 2 / 2)) / 2
+    )
+
+
+def test_rounds_without_a_draft_count_only_in_the_headline(cell):
+    assert mean_acceptance_length_when_drafted(cell) == pytest.approx(1 + 6 / 4)
+
+
+def test_acceptance_rate_is_over_what_was_drafted_and_not_over_k(cell):
+    assert acceptance_rate(cell) == pytest.approx(6 / 11)
+
+
+def test_joint_and_conditional_rates_per_position(cell):
+    assert acceptance_rate_per_position(cell) == pytest.approx((3 / 5, 2 / 5, 1 / 5))
+    assert conditional_acceptance_rate(cell) == pytest.approx((3 / 5, 2 / 3, 1 / 2))
+
+
+def test_conditional_rates_end_where_no_round_arrives(cell):
+    stuck = with_rounds(cell, drafted=(3, 3), accepted=(1, 0))
+    assert conditional_acceptance_rate(stuck) == (0.5, 0.0)
+    assert acceptance_rate_per_position(stuck) == (0.5, 0.0, 0.0)
+
+
+def test_the_histogram_sums_to_the_rounds(cell):
+    assert acceptance_histogram(cell) == (2, 1, 1, 1)
+
+
+def test_alpha_counts_a_short_draft_kept_whole_as_no_rejection(cell):
+    # Rejections: a < d in (1 of 3) and (0 of 3); not in (0 of 0) and (2 of 2).
+    assert alpha(cell) == pytest.approx(6 / (6 + 2))
+
+
+def test_alpha_is_one_when_nothing_is_rejected_and_absent_when_nothing_is_drafted(cell):
+    assert alpha(with_rounds(cell, drafted=(3,), accepted=(3,))) == 1.0
+    never = with_rounds(cell, drafted=(0, 0), accepted=(0, 0))
+    assert alpha(never) is None
+    assert acceptance_rate(never) is None
+    assert mean_acceptance_length_when_drafted(never) is None
+    assert mean_acceptance_length(never) == 1.0
+
+
+def test_the_length_is_one_plus_the_sum_of_the_joint_rates(cell):
+    rates = acceptance_rate_per_position(cell)
+    assert rates is not None
+    assert mean_acceptance_length(cell) == pytest.approx(expected_tokens(rates))
+
+
+def test_the_baseline_has_no_acceptance(baseline_cell):
+    given = measure(baseline_cell)
+    assert not [name for name in given if "accept" in name or name == "alpha"]
+    assert vllm_counts(baseline_cell) is None
+
+
+def test_failed_requests_are_in_no_number(cell):
+    failed = replace(cell.requests[0], prompt_id="c", finish_reason="failed", error="out of memory")
+    both = replace(cell, requests=(*cell.requests, failed))
+    assert {**measure(both), "num_failed": 0} == measure(cell)
+    assert measure(both)["num_failed"] == 1
+
+
+def test_the_same_counts_under_vllms_names(cell):
+    assert vllm_counts(cell) == VllmCounts(
+        num_spec_steps=5,
+        num_draft_tokens=11,
+        num_accepted_draft_tokens=6,
+        acceptance_histogram=(2, 1, 1, 1),
+        num_spec_tokens=3,
+        mean_acceptance_length=2.2,
+        draft_acceptance_rate=6 / 11,
+    )

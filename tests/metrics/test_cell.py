@@ -1,0 +1,97 @@
+from dataclasses import replace
+
+from specbench.metrics.cell import CellData, gather_cells
+from specbench.records import BlockRecord, ForwardCost, MemoryRecord, RequestRecord
+
+
+def block(prompt_id: str, *requests: RequestRecord, purpose="explore", repeat=0) -> BlockRecord:
+    return BlockRecord(
+        block_id=f"{prompt_id}-{repeat}-{purpose}",
+        workload="code",
+        prompt_id=prompt_id,
+        repeat=repeat,
+        purpose=purpose,
+        order=tuple(request.cell_id for request in requests),
+        started_at="2026-11-21T00:00:00Z",
+        requests=requests,
+    )
+
+
+def memory(drafter: str) -> MemoryRecord:
+    return MemoryRecord(target="demo", drafter=drafter, weights_bytes=1, kv_bytes_per_token=1)
+
+
+def cost(cell_id: str) -> ForwardCost:
+    return ForwardCost(
+        cell_id=cell_id, role="target", num_tokens=1, num_per_round=1, seconds=1.0, num_samples=1
+    )
+
+
+def test_a_cell_is_gathered_with_the_baseline_of_its_own_blocks(cell: CellData, baseline_cell):
+    spec_a, spec_b = cell.requests
+    base_a, base_b = cell.baseline
+    other_key = replace(cell.key, pairing="demo/poor", drafter="poor")
+    blocks = [
+        block("a", base_a, spec_a),
+        block("b", spec_b, base_b),
+        # Another drafter that did not fit beside the first has blocks and a K = 0 of its own.
+        block("a", base_a, replace(spec_a, cell_id=other_key.id), repeat=1),
+    ]
+    keys = [baseline_cell.key, cell.key, other_key]
+
+    base, first, second = gather_cells(keys, blocks)
+
+    assert first == cell
+    assert second.baseline == (base_a,)
+    assert base.requests == (base_a, base_b, base_a)
+    assert base.baseline == ()
+
+
+def test_explored_and_confirmed_blocks_are_kept_apart(cell: CellData, baseline_cell):
+    spec, base = cell.requests[0], cell.baseline[0]
+    blocks = [
+        block("a", base, spec),
+        block("a", replace(base, repeat=1), replace(spec, repeat=1), purpose="confirm", repeat=1),
+    ]
+    keys = [baseline_cell.key, cell.key]
+    assert [len(c.requests) for c in gather_cells(keys, blocks)] == [1, 1]
+    _, confirmed = gather_cells(keys, blocks, purpose="confirm")
+    assert confirmed.requests[0].repeat == 1
+
+
+def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
+    blocks = [block("a", cell.baseline[0])]
+    assert [c.key for c in gather_cells([baseline_cell.key, cell.key], blocks)] == [
+        baseline_cell.key
+    ]
+
+
+def test_another_temperature_is_no_baseline(cell, baseline_cell):
+    warm = replace(cell.key, temperature=1.0)
+    spec = replace(cell.requests[0], cell_id=warm.id)
+    (sampled,) = gather_cells([warm, replace(baseline_cell.key)], [block("a", spec)])
+    assert sampled.baseline == ()
+
+
+def test_memory_and_forwards_go_to_their_own_cell(cell, baseline_cell):
+    base, spec = gather_cells(
+        [baseline_cell.key, cell.key],
+        [block("a", cell.requests[0], cell.baseline[0])],
+        memories=[memory("none"), memory("draft"), memory("poor")],
+        forwards=[cost(baseline_cell.key.id), cost(cell.key.id), cost("another")],
+    )
+    assert base.memory == memory("none")
+    assert (spec.memory_target, spec.memory) == (memory("none"), memory("draft"))
+    assert spec.forwards == (cost(cell.key.id),)
+    assert base.forwards == (cost(baseline_cell.key.id),)
+
+
+def test_repeats_and_turns_are_paired_like_with_like(cell):
+    spec, base = cell.requests[0], cell.baseline[0]
+    again = replace(
+        cell,
+        requests=(spec, replace(spec, repeat=1), replace(spec, turn=1)),
+        baseline=(replace(base, repeat=1), base),
+    )
+    assert [(p.base.repeat, p.spec.repeat) for p in again.pairs] == [(0, 0), (1, 1)]
+    assert all(p.base.turn == p.spec.turn == 0 for p in again.pairs)

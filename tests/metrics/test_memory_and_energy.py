@@ -1,0 +1,64 @@
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.registry import measure
+from specbench.records import MemoryRecord
+
+TARGET = MemoryRecord(
+    target="demo",
+    drafter="none",
+    weights_bytes=1000,
+    kv_bytes_per_token=10,
+    peak_allocated_bytes=1500,
+    process_peak_bytes=9000,
+)
+PAIR = MemoryRecord(
+    target="demo",
+    drafter="draft",
+    weights_bytes=1200,
+    kv_bytes_per_token=12,
+    peak_allocated_bytes=1900,
+    process_peak_bytes=9100,
+)
+
+
+def test_a_cell_shows_the_pair_and_the_baseline_the_target_alone(cell, baseline_cell):
+    pair = measure(replace(cell, memory_target=TARGET, memory_pair=PAIR))
+    alone = measure(replace(baseline_cell, memory_target=TARGET))
+    assert (pair["weights_bytes"], alone["weights_bytes"]) == (1200, 1000)
+    assert (pair["kv_bytes_per_token"], alone["kv_bytes_per_token"]) == (12, 10)
+    assert (pair["peak_allocated_bytes"], alone["peak_allocated_bytes"]) == (1900, 1500)
+    assert "speculation_cost_bytes" not in alone
+
+
+def test_speculation_costs_the_difference_of_the_peaks_in_tokens_of_the_targets_context(cell):
+    given = measure(replace(cell, memory_target=TARGET, memory_pair=PAIR))
+    assert given["speculation_cost_bytes"] == 400
+    assert given["speculation_cost_tokens"] == 40
+
+
+def test_without_the_cuda_allocator_the_process_is_compared_like_with_like(cell):
+    pair = replace(PAIR, peak_allocated_bytes=None)
+    given = measure(replace(cell, memory_target=TARGET, memory_pair=pair))
+    assert given["speculation_cost_bytes"] == 100
+
+
+def test_a_peak_nobody_measured_is_absent_and_never_zero(cell):
+    given = measure(replace(cell, memory_target=TARGET))
+    assert not [name for name in given if name.endswith("_bytes")]
+    unmeasured = replace(TARGET, peak_allocated_bytes=None, process_peak_bytes=None)
+    given = measure(replace(cell, memory_target=unmeasured, memory_pair=PAIR))
+    assert "speculation_cost_bytes" not in given
+
+
+def test_energy_is_divided_by_all_output_tokens(cell):
+    assert "joules_per_token" not in measure(cell)
+    metered = tuple(replace(r, energy_j=6.5) for r in cell.requests)
+    # 8 + 5 tokens
+    assert measure(replace(cell, requests=metered))["joules_per_token"] == pytest.approx(1.0)
+
+
+def test_counts(cell):
+    given = measure(cell)
+    assert (given["num_rounds"], given["num_output_tokens"], given["num_failed"]) == (5, 13, 0)

@@ -1,0 +1,161 @@
+"""Speculative rounds take .16 .16 .12 | .16 .15 = .75 s; the baseline 7 + 4 steps of .10 s."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.registry import measure
+from specbench.metrics.rounds import overhead_ratio, round_s_p95
+from specbench.metrics.speed import (
+    cpu_speedup,
+    decode_speedup,
+    decode_tokens_per_s,
+    end_to_end_speedup,
+    prefill_s,
+    tpot_s,
+    ttft_s,
+)
+from specbench.records import ForwardCost, RoundLog
+
+
+def forward(role, num_tokens: int, seconds: float, count: int = 1) -> ForwardCost:
+    return ForwardCost(
+        cell_id="",
+        role=role,
+        num_tokens=num_tokens,
+        num_per_round=count,
+        seconds=seconds,
+        num_samples=3,
+    )
+
+
+def test_decode_speed_leaves_out_the_first_token(cell):
+    # 8 + 5 tokens, less the two that prefill gave, in 0.44 + 0.31 s.
+    assert decode_tokens_per_s(cell) == pytest.approx((7 + 4) / 0.75)
+
+
+def test_decode_speedup_is_a_ratio_of_sums(cell):
+    assert decode_speedup(cell) == pytest.approx((0.7 + 0.4) / (0.44 + 0.31))
+
+
+def test_end_to_end_speedup_counts_prefill(cell):
+    assert end_to_end_speedup(cell) == pytest.approx((0.9 + 0.6) / (0.64 + 0.51))
+
+
+def test_cpu_speedup_is_absent_until_cpu_time_is_measured(cell):
+    assert cpu_speedup(cell) is None
+    timed = replace(
+        cell,
+        requests=tuple(replace(r, cpu_s=1.0) for r in cell.requests),
+        baseline=tuple(replace(r, cpu_s=2.5) for r in cell.baseline),
+    )
+    assert cpu_speedup(timed) == pytest.approx(2.5)
+
+
+def test_where_lengths_differ_the_speedup_is_per_output_token(cell):
+    # Twice the tokens after the first, in twice the time: no faster and no slower than before.
+    longer = tuple(
+        replace(
+            base,
+            output_ids=tuple(range(1 + 2 * (base.num_output_tokens - 1))),
+            decode_s=2 * (base.decode_s or 0),
+        )
+        for base in cell.baseline
+    )
+    sampled = replace(cell, key=replace(cell.key, temperature=1.0), baseline=longer)
+    assert decode_speedup(sampled) == pytest.approx((0.7 + 0.4) / (0.44 + 0.31))
+
+
+def test_a_failed_side_takes_its_pair_out_of_the_speedup(cell):
+    failed = replace(cell.baseline[0], finish_reason="failed", error="out of memory")
+    one_pair = replace(cell, baseline=(failed, cell.baseline[1]))
+    assert decode_speedup(one_pair) == pytest.approx(0.4 / 0.31)
+
+
+def test_rows_that_overlap_have_no_speedup_from_summed_seconds(cell):
+    assert decode_speedup(replace(cell, key=replace(cell.key, concurrency=8))) is None
+
+
+def test_latencies_are_medians_over_requests(cell):
+    third = replace(cell.requests[0], prompt_id="c", ttft_s=9.0, prefill_s=9.0)
+    cell = replace(cell, requests=(*cell.requests, third))
+    assert ttft_s(cell) == 0.2
+    assert prefill_s(cell) == 0.1
+
+
+def test_time_per_output_token_is_absent_below_two_tokens(cell, request_of):
+    assert tpot_s(cell) == pytest.approx((0.44 / 7 + 0.31 / 4) / 2)
+    one_token = replace(request_of("a", None), output_ids=(1,), decode_s=0.0)
+    assert tpot_s(replace(cell, requests=(one_token,))) is None
+    assert decode_tokens_per_s(replace(cell, requests=(one_token,))) is None
+
+
+def test_the_parts_of_a_round_sum_to_the_whole(cell):
+    given = measure(cell)
+    assert given["round_s"] == pytest.approx(0.75 / 5)
+    assert given["round_s_p50"] == pytest.approx(0.16)
+    assert given["draft_s"] == pytest.approx(0.12 / 5)
+    assert given["verify_s"] == pytest.approx(0.11)
+    assert given["other_s"] == pytest.approx((0.75 - 0.12 - 0.55) / 5)
+
+
+def test_costs_are_in_baseline_steps(cell):
+    given = measure(cell)
+    assert given["draft_cost_ratio"] == pytest.approx(0.024 / (3 * 0.10))
+    assert given["verify_cost_ratio"] == pytest.approx(0.11 / 0.10)
+    h = (0.75 - 0.12 - 0.55) / 5 / 0.10
+    assert given["break_even_length"] == pytest.approx(3 * 0.08 + 1.1 + h)
+
+
+def test_speedup_is_the_acceptance_length_over_its_break_even(cell):
+    # Exact when no round is cut short, so that tokens = rounds * acceptance length.
+    given = measure(cell)
+    assert given["decode_speedup"] == pytest.approx(
+        given["mean_acceptance_length"] / given["break_even_length"]
+    )
+
+
+def test_costs_that_cannot_be_told_apart_are_absent(cell):
+    whole = tuple(
+        replace(r, rounds=replace(r.rounds, draft_s=None, verify_s=None)) for r in cell.requests
+    )
+    given = measure(replace(cell, requests=whole))
+    absent = {"draft_s", "verify_s", "other_s", "draft_cost_ratio", "verify_cost_ratio"}
+    assert not absent & set(given)
+    assert given["break_even_length"] == pytest.approx(1.5)
+
+
+def test_the_baseline_has_seconds_and_no_costs(baseline_cell):
+    given = measure(baseline_cell)
+    assert given["round_s"] == pytest.approx(0.10)
+    assert not {"draft_s", "break_even_length", "decode_speedup"} & set(given)
+
+
+def test_a_95th_percentile_needs_20_rounds(cell, request_of):
+    assert round_s_p95(cell) is None
+    log = RoundLog(
+        num_drafted=(3,) * 21,
+        num_accepted=(0,) * 21,
+        num_emitted=(1,) * 21,
+        round_s=tuple(float(s) for s in range(21)),
+    )
+    assert round_s_p95(replace(cell, requests=(request_of("a", log),))) == pytest.approx(19.0)
+
+
+def test_overhead_is_held_against_the_bare_forwards_of_a_round(cell):
+    one_block = (forward("target", 4, 0.10), forward("drafter", 1, 0.01, count=3))
+    assert overhead_ratio(replace(cell, forwards=one_block)) == pytest.approx(0.16 / 0.13)
+
+
+def test_forwards_measured_in_several_blocks_count_by_their_median(cell):
+    blocks = tuple(forward("target", 4, seconds) for seconds in (0.10, 0.90, 0.08))
+    assert overhead_ratio(replace(cell, forwards=blocks)) == pytest.approx(0.16 / 0.10)
+
+
+def test_overhead_is_absent_where_no_forward_was_measured(cell):
+    assert overhead_ratio(cell) is None
+
+
+def test_the_baseline_has_an_overhead_too(baseline_cell):
+    cell = replace(baseline_cell, forwards=(forward("target", 1, 0.08),))
+    assert overhead_ratio(cell) == pytest.approx(0.10 / 0.08)

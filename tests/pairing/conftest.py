@@ -1,0 +1,48 @@
+"""Summaries of cells as the first pass leaves them."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from specbench.records import CellKey, CellSummary, Interval
+
+Summarised = Callable[..., CellSummary]
+
+
+def summary(
+    k: int,
+    low: float | None,
+    estimate: float,
+    high: float | None,
+    *,
+    workload: str = "code",
+    num_prompts: int = 8,
+    invalid: tuple[str, ...] = (),
+    metrics: Mapping[str, float | tuple[float, ...]] | None = None,
+) -> CellSummary:
+    """One cell of demo/draft; K = 0 is the bare target's and has no speed-up."""
+    return CellSummary(
+        key=CellKey(
+            pairing="demo/draft" if k else "demo",
+            target="demo",
+            drafter="draft" if k else "none",
+            workload=workload,
+            engine="builtin",
+            method="draft_model" if k else "none",
+            num_speculative_tokens=k,
+            concurrency=1,
+            temperature=0.0,
+            dtype="float32",
+        ),
+        valid=not invalid,
+        invalid_reasons=invalid,
+        num_prompts=num_prompts,
+        num_requests=num_prompts,
+        metrics=metrics or {},
+        speedup=Interval(estimate=estimate, low=low, high=high) if k else None,
+    )
+
+
+@pytest.fixture
+def summarised() -> Summarised:
+    return summary

@@ -1,0 +1,311 @@
+import ast
+import os
+import threading
+import time
+from pathlib import Path
+
+import pynvml
+import pytest
+from fake_nvml import EVERY_FUNCTION, EVERY_READING, FakeGpu, FakeNvml, Process
+
+import specbench.probes
+from specbench.probes.nvml import (
+    GPU_IDLE,
+    THROTTLE_REASONS,
+    NvmlProbe,
+    Reading,
+    open_probe,
+    summarise,
+    throttle_names,
+)
+from specbench.probes.probe import GpuFacts
+from specbench.records import DeviceSample
+
+OWN = Process(os.getpid(), 3_000)
+OTHER = Process(os.getpid() + 1, 900)
+
+
+def probe_of(gpu: FakeGpu, *, refused: tuple[str, ...] = ()) -> NvmlProbe:
+    return NvmlProbe(gpu, nvml=FakeNvml(gpu, refused=refused), interval_s=0.001)
+
+
+def reading(**seen: int | float | None) -> Reading:
+    return Reading(**{name: seen.get(name) for name in Reading._fields})
+
+
+def sampling_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name == "specbench-sampler"]
+
+
+def test_every_name_that_is_asked_of_nvml_exists_in_pynvml():
+    asked = {
+        node.attr
+        for source in Path(specbench.probes.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.lower().startswith("nvml")
+    }
+
+    assert len(asked) > 20
+    assert [name for name in asked | set(EVERY_FUNCTION) if not hasattr(pynvml, name)] == []
+
+
+def test_throttle_bits_are_pynvmls_own():
+    own_names = {
+        pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+        pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
+        pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+        pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
+        pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
+        pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+    }
+
+    assert own_names.items() <= THROTTLE_REASONS.items()
+    assert pynvml.nvmlClocksEventReasonGpuIdle == GPU_IDLE
+
+
+def test_a_gpu_that_tells_everything_is_read_in_our_units():
+    gpu = FakeGpu(processes=[OWN, OTHER], reasons=0x4)
+
+    assert probe_of(gpu).read() == Reading(
+        device_used_bytes=5_000,
+        process_used_bytes=3_000,
+        power_w=250.5,
+        sm_clock_mhz=1_700,
+        temperature_c=60,
+        event_reasons=0x4,
+        num_other_processes=1,
+    )
+    assert probe_of(gpu).gpu_facts() == GpuFacts(
+        name="Fake 100",
+        memory_bytes=80_000,
+        driver="580.1",
+        power_limit_w=700.0,
+        sm_clock_default_mhz=1_800,
+    )
+
+
+def test_a_sample_is_taken_while_code_runs_and_the_thread_ends_with_it():
+    gpu = FakeGpu(processes=[OWN], reasons=0x40)
+    probe = probe_of(gpu)
+
+    probe.start()
+    assert len(sampling_threads()) == 1
+    time.sleep(0.01)
+    sample = probe.stop()
+
+    assert sampling_threads() == []
+    assert sample is not None
+    assert sample.num_samples >= 2
+    assert sample == DeviceSample(
+        num_samples=sample.num_samples,
+        device_used_bytes=5_000,
+        process_used_bytes=3_000,
+        power_w=250.5,
+        sm_clock_mhz=1_700,
+        sm_clock_default_mhz=1_800,
+        temperature_c=60,
+        throttle_reasons=("hw_thermal_slowdown",),
+        num_other_processes=0,
+    )
+    assert probe.stop() is None
+
+
+def test_a_start_without_a_stop_leaves_no_second_thread():
+    probe = probe_of(FakeGpu())
+
+    probe.start()
+    probe.start()
+
+    assert len(sampling_threads()) == 1
+    assert probe.stop() is not None
+    assert sampling_threads() == []
+
+
+def test_even_the_shortest_request_is_seen_at_its_start_and_its_end():
+    probe = NvmlProbe(gpu := FakeGpu(), nvml=FakeNvml(gpu), interval_s=3_600)
+
+    probe.start()
+    sample = probe.stop()
+
+    assert sample is not None
+    assert sample.num_samples == 2
+
+
+def test_a_gpu_that_refuses_everything_gives_none_everywhere_and_raises_nothing():
+    probe = probe_of(FakeGpu(processes=[OWN]), refused=EVERY_READING)
+
+    probe.start()
+    sample = probe.stop()
+
+    assert sample is not None
+    assert sample == DeviceSample(num_samples=sample.num_samples)
+    assert probe.energy_j() is None
+    assert probe.device_used_bytes() is None
+    assert probe.process_used_bytes() is None
+    assert probe.gpu_facts() == GpuFacts()
+
+
+@pytest.mark.parametrize(
+    ("refused", "field"),
+    [
+        ("nvmlDeviceGetMemoryInfo", "device_used_bytes"),
+        ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
+        ("nvmlDeviceGetTemperature", "temperature_c"),
+    ],
+)
+def test_what_a_gpu_refuses_is_none_and_the_rest_is_still_told(refused: str, field: str):
+    seen = probe_of(FakeGpu(processes=[OWN]), refused=(refused,)).read()
+
+    assert [name for name in Reading._fields if getattr(seen, name) is None] == [field]
+
+
+def test_a_gpu_lost_in_the_middle_keeps_what_was_seen_before():
+    gpu = FakeGpu(used=9_000)
+    nvml = FakeNvml(gpu)
+    probe = NvmlProbe(gpu, nvml=nvml, interval_s=0.001)
+
+    probe.start()
+    time.sleep(0.01)
+    nvml.refused.update(EVERY_READING)
+    sample = probe.stop()
+
+    assert sample is not None
+    assert sample.device_used_bytes == 9_000
+
+
+def test_energy_is_a_counter_in_joules():
+    gpu = FakeGpu(energy=7_000_250)
+    probe = probe_of(gpu)
+
+    before = probe.energy_j()
+    gpu.energy += 1_500
+
+    assert before == 7_000.25
+    assert probe.energy_j() == 7_001.75
+
+
+def test_an_old_driver_is_asked_for_throttle_reasons_under_their_old_name():
+    gpu = FakeGpu(reasons=0x8)
+
+    seen = probe_of(gpu, refused=("nvmlDeviceGetCurrentClocksEventReasons",)).read()
+
+    assert seen.event_reasons == 0x8
+
+
+def test_without_a_default_clock_the_highest_clock_is_the_default():
+    refused = ("nvmlDeviceGetDefaultApplicationsClock",)
+
+    assert probe_of(FakeGpu(), refused=refused).gpu_facts().sm_clock_default_mhz == 1_980
+
+
+@pytest.mark.parametrize(
+    ("processes", "own_bytes", "num_others"),
+    [
+        ([OWN], 3_000, 0),
+        ([OWN, OTHER, OTHER], 3_000, 1),
+        ([Process(OWN.pid, None), OTHER], None, 1),
+        ([], None, None),
+        ([OTHER], None, None),
+    ],
+    ids=["alone", "beside another", "memory untold", "nobody listed", "only strangers listed"],
+)
+def test_other_processes_are_counted_only_where_this_one_is_listed(
+    processes: list[Process], own_bytes: int | None, num_others: int | None
+):
+    seen = probe_of(FakeGpu(processes=processes)).read()
+
+    assert (seen.process_used_bytes, seen.num_other_processes) == (own_bytes, num_others)
+
+
+def test_a_sample_has_peaks_mean_power_lowest_clock_and_every_reason():
+    readings = [
+        reading(device_used_bytes=10, power_w=100.0, sm_clock_mhz=1_500, event_reasons=0x4),
+        reading(device_used_bytes=30, power_w=400.0, temperature_c=70, event_reasons=0x48),
+        reading(device_used_bytes=20, process_used_bytes=8, sm_clock_mhz=1_400, temperature_c=65),
+        reading(process_used_bytes=9, power_w=100.0, num_other_processes=2),
+    ]
+
+    assert summarise(readings, 1_800) == DeviceSample(
+        num_samples=4,
+        device_used_bytes=30,
+        process_used_bytes=9,
+        power_w=200.0,
+        sm_clock_mhz=1_400,
+        sm_clock_default_mhz=1_800,
+        temperature_c=70,
+        throttle_reasons=("sw_power_cap", "hw_slowdown", "hw_thermal_slowdown"),
+        num_other_processes=2,
+    )
+
+
+def test_the_clock_of_an_idle_gpu_is_not_held_against_the_work():
+    idle = reading(sm_clock_mhz=345, event_reasons=GPU_IDLE)
+    busy = reading(sm_clock_mhz=1_700, event_reasons=0)
+
+    assert summarise([idle, busy, idle], 1_800).sm_clock_mhz == 1_700
+    assert summarise([idle, idle], 1_800).sm_clock_mhz is None
+
+
+@pytest.mark.parametrize(
+    ("bits", "names"),
+    [
+        ([], ()),
+        ([0x0], ()),
+        ([0x1 | 0x2 | 0x100], ()),  # idle, or clocks that someone chose
+        ([0x80, 0x4, 0x84], ("sw_power_cap", "hw_power_brake_slowdown")),
+        ([0x10 | 0x20], ("sync_boost", "sw_thermal_slowdown")),
+        ([0x800], ("bit_11",)),
+    ],
+)
+def test_throttle_reasons_have_names(bits: list[int], names: tuple[str, ...]):
+    assert throttle_names(bits) == names
+
+
+def test_the_opened_probe_watches_the_gpu_that_was_asked_for():
+    gpus = FakeGpu(uuid="GPU-a", used=1), FakeGpu(uuid="GPU-b", used=2)
+
+    probe = open_probe("cuda:1", nvml=FakeNvml(*gpus), environment={})
+
+    assert probe.reason == ""
+    assert probe.device_used_bytes() == 2
+
+
+class NoDriver(FakeNvml):
+    def nvmlInit(self) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+
+class NoPermission(FakeNvml):
+    def nvmlInit(self) -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+
+
+@pytest.mark.parametrize(
+    ("device", "nvml", "reason"),
+    [
+        ("cuda:0", NoDriver(), "no NVIDIA driver: NVML shared library not found"),
+        ("cuda:0", NoPermission(), "NVML refuses: Insufficient Permissions"),
+        ("cuda:0", FakeNvml(FakeGpu(mig=1)), "MIG is on"),
+        ("cuda:7", FakeNvml(FakeGpu()), "cuda:7 is GPU 7, and NVML knows 1"),
+        ("cpu", FakeNvml(FakeGpu()), "device cpu: NVML knows NVIDIA GPUs only"),
+    ],
+)
+def test_where_nothing_can_be_measured_the_probe_says_why_and_gives_no_zero(
+    device: str, nvml: FakeNvml, reason: str
+):
+    probe = open_probe(device, nvml=nvml, environment={})
+
+    probe.start()
+    assert probe.stop() is None
+    assert reason in probe.reason
+    assert probe.energy_j() is None
+    assert probe.device_used_bytes() is None
+    assert probe.process_used_bytes() is None
+    assert probe.gpu_facts() == GpuFacts()
+
+
+def test_a_gpu_without_mig_is_a_whole_gpu():
+    nvml = FakeNvml(FakeGpu(), refused=("nvmlDeviceGetMigMode",))
+
+    assert open_probe("cuda", nvml=nvml, environment={}).reason == ""

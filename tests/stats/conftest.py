@@ -1,0 +1,82 @@
+"""A steady cell that tests break in one place each."""
+
+import pytest
+
+from specbench.metrics.cell import CellData
+from specbench.records import CellKey, DeviceSample, RequestRecord, RoundLog
+
+NUM_PROMPTS = 6
+DEVICE = DeviceSample(num_samples=9, sm_clock_mhz=1800, sm_clock_default_mhz=1800)
+
+
+def key(k: int) -> CellKey:
+    return CellKey(
+        pairing="demo/draft" if k else "demo",
+        target="demo",
+        drafter="draft" if k else "none",
+        workload="code",
+        engine="builtin",
+        method="draft_model" if k else "none",
+        num_speculative_tokens=k,
+        concurrency=1,
+        temperature=0.0,
+        dtype="float32",
+    )
+
+
+def request(prompt: int, k: int, rounds: RoundLog, cpu_s: float) -> RequestRecord:
+    decode_s = sum(rounds.round_s)
+    return RequestRecord(
+        cell_id=key(k).id,
+        prompt_id=f"p{prompt}",
+        turn=0,
+        repeat=0,
+        seed=0,
+        num_prompt_tokens=10,
+        output_ids=tuple(range(13)),
+        finish_reason="length",
+        prefill_s=0.1,
+        ttft_s=0.1,
+        decode_s=decode_s,
+        total_s=0.1 + decode_s,
+        cpu_s=cpu_s,
+        rounds=rounds,
+        device=DEVICE,
+    )
+
+
+def speculative(prompt: int) -> RequestRecord:
+    """12 tokens after the first in 6 rounds at K = 2; each prompt is a little slower."""
+    rounds = RoundLog(
+        num_drafted=(2,) * 6,
+        num_accepted=(2, 2, 2, 0, 0, 0),
+        num_emitted=(3, 3, 3, 1, 1, 1),
+        round_s=(0.1 + 0.01 * prompt,) * 6,
+    )
+    return request(prompt, 2, rounds, cpu_s=1.0)
+
+
+def baseline(prompt: int) -> RequestRecord:
+    """12 tokens in 12 steps of 0.1 s."""
+    rounds = RoundLog(
+        num_drafted=(0,) * 12,
+        num_accepted=(0,) * 12,
+        num_emitted=(1,) * 12,
+        round_s=(0.1,) * 12,
+    )
+    return request(prompt, 0, rounds, cpu_s=2.0)
+
+
+@pytest.fixture
+def steady() -> CellData:
+    """K = 2, 6 prompts, 36 rounds: valid, speed-up 12 * 0.1 * 6 / (6 * 0.75) = 1.6."""
+    return CellData(
+        key=key(2),
+        requests=tuple(speculative(prompt) for prompt in range(NUM_PROMPTS)),
+        baseline=tuple(baseline(prompt) for prompt in range(NUM_PROMPTS)),
+    )
+
+
+@pytest.fixture
+def steady_baseline(steady: CellData) -> CellData:
+    return CellData(key=key(0), requests=steady.baseline)

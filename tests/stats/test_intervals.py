@@ -1,0 +1,114 @@
+import math
+
+import numpy as np
+import pytest
+
+from specbench.records import Interval
+from specbench.stats.intervals import (
+    acceptance_length_change,
+    acceptance_length_interval,
+    interval,
+    log_ratio,
+    minimum_detectable_effect,
+    speedup_interval,
+    speedup_ratio,
+)
+
+
+def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios():
+    # Mean of ratios: (2 + 2 + 2 + 2 + 10) / 5 = 3.6; the short prompt must not dominate.
+    measured = speedup_interval([10, 10, 10, 10, 1], [5, 5, 5, 5, 0.1])
+    assert measured.estimate == pytest.approx(41 / 20.1)
+
+
+def test_the_interval_follows_the_jackknife_by_hand():
+    # Equal baselines of 1 s; leaving one out of spec = 1 1 1 1 2 gives sums 5 5 5 5 4.
+    ratio = log_ratio([[1] * 5], [[1, 1, 1, 1, 2]])
+    logs = [math.log(4 / 5)] * 4 + [math.log(4 / 4)]
+    mean = sum(logs) / 5
+    assert ratio.log == pytest.approx(math.log(5 / 6))
+    assert ratio.standard_error == pytest.approx(
+        math.sqrt(4 / 5 * sum((log - mean) ** 2 for log in logs))
+    )
+    # Shares of the sums: (1/5 + 1/6) / 2 four times, (1/5 + 2/6) / 2 once.
+    shares = [(1 / 5 + 1 / 6) / 2] * 4 + [(1 / 5 + 2 / 6) / 2]
+    assert ratio.degrees_of_freedom == pytest.approx(1 / sum(s * s for s in shares) - 1)
+
+
+def test_equal_ratios_leave_no_doubt():
+    measured = speedup_interval([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
+    assert measured.low == pytest.approx(0.5)
+    assert measured.high == pytest.approx(0.5)
+
+
+def test_fewer_than_five_prompts_give_an_estimate_and_no_interval():
+    assert speedup_interval([3, 3, 3], [3, 3, 3]) == Interval(estimate=1.0, low=None, high=None)
+    assert minimum_detectable_effect(speedup_ratio([2, 2, 2], [1, 1, 1])) is None
+
+
+def test_swapping_the_sides_turns_the_interval_over():
+    base, spec = [3.0, 1.0, 4.0, 1.5, 5.0], [2.0, 1.1, 2.5, 1.4, 2.0]
+    there, back = speedup_interval(base, spec), speedup_interval(spec, base)
+    assert there.low is not None
+    assert there.high is not None
+    assert back.estimate == pytest.approx(1 / there.estimate)
+    assert (back.low, back.high) == pytest.approx((1 / there.high, 1 / there.low))
+
+
+def test_units_and_the_order_of_prompts_do_not_matter():
+    base, spec = np.array([3.0, 1.0, 4.0, 1.5, 5.0]), np.array([2.0, 1.1, 2.5, 1.4, 2.0])
+    milliseconds = speedup_ratio(1e3 * base[::-1], 1e3 * spec[::-1])
+    assert milliseconds.log == pytest.approx(speedup_ratio(base, spec).log)
+    assert milliseconds.standard_error == pytest.approx(speedup_ratio(base, spec).standard_error)
+
+
+def test_with_equal_lengths_seconds_per_token_say_the_same_as_seconds():
+    base, spec, tokens = [3.0, 1.0, 4.0, 1.5, 5.0], [2.0, 1.1, 2.5, 1.4, 2.0], [9, 3, 12, 5, 14]
+    assert speedup_ratio(base, spec, tokens, tokens) == speedup_ratio(base, spec)
+    # And nearly the same where one text is a token longer.
+    per_token = speedup_ratio(base, spec, tokens, [9, 3, 13, 5, 14])
+    assert per_token.log == pytest.approx(speedup_ratio(base, spec).log, abs=0.03)
+
+
+def test_at_temperature_above_0_longer_texts_are_no_slowdown():
+    # Twice the tokens in the same time on the speculative side.
+    measured = speedup_interval([1.0] * 5, [1.0] * 5, [10] * 5, [20] * 5)
+    assert measured.estimate == pytest.approx(2.0)
+
+
+def test_acceptance_length_is_pooled_over_rounds():
+    # sum a = 20, N = 10: 1 + 20 / 10.
+    measured = acceptance_length_interval([2, 2, 2, 4, 10], [1, 1, 1, 2, 5])
+    assert measured.estimate == pytest.approx(3.0)
+    assert measured.low == pytest.approx(3.0)
+
+
+def test_acceptance_of_nothing_is_a_length_of_one():
+    assert acceptance_length_interval([0] * 5, [7] * 5).high == pytest.approx(1.0)
+
+
+def test_a_change_of_acceptance_length_is_candidate_over_baseline():
+    change = interval(acceptance_length_change([10] * 5, [10] * 5, [5] * 5, [10] * 5))
+    assert change.estimate == pytest.approx(1.5 / 2.0)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_seconds_that_cannot_be_are_refused(bad):
+    with pytest.raises(ValueError, match="finite and above 0"):
+        speedup_interval([1, 1, 1, 1, bad], [1] * 5)
+
+
+def test_sides_of_different_prompts_are_refused():
+    with pytest.raises(ValueError):  # noqa: PT011
+        speedup_interval([1, 1, 1], [1, 1])
+    with pytest.raises(ValueError, match="at least one"):
+        speedup_interval([], [])
+
+
+def test_more_prompts_narrow_the_interval_and_the_detectable_effect():
+    few = speedup_ratio([1.0] * 8, [0.9, 1.1] * 4)
+    many = speedup_ratio([1.0] * 32, [0.9, 1.1] * 16)
+    effects = [minimum_detectable_effect(few), minimum_detectable_effect(many)]
+    assert effects[0] is not None
+    assert effects[1] is not None
+    assert effects[1] < effects[0] / 2

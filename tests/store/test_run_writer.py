@@ -1,0 +1,303 @@
+import dataclasses
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from stored_examples import BLOCK, ENVIRONMENT, EVERY_RECORD, MEMORY, REFERENCE, block, run
+
+from specbench.errors import StoreError
+from specbench.store import (
+    SCHEMA_VERSION,
+    RunWriter,
+    create_run,
+    load_run,
+    new_run_id,
+    resume_run,
+)
+
+RUN_ID = run().run_id
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """The kernel cuts writes short at this size, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Root may write into read-only folders; nobody else may."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+def records_file(writer: RunWriter) -> Path:
+    return writer.folder / "records.jsonl"
+
+
+def test_the_run_is_on_disk_before_the_first_measurement(tmp_path: Path):
+    with create_run(tmp_path / "reports", run()) as writer:
+        on_disk = json.loads((writer.folder / "run.json").read_text())
+
+        assert on_disk["run_id"] == RUN_ID
+        assert writer.folder == tmp_path / "reports" / RUN_ID
+        assert {file.name for file in writer.folder.iterdir()} == {
+            "run.json",
+            "records.jsonl",
+            "lock",
+        }
+
+
+def test_a_record_is_on_disk_when_append_returns(tmp_path: Path):
+    with create_run(tmp_path, run()) as writer:
+        for number, record in enumerate(EVERY_RECORD, start=1):
+            writer.append(record)
+
+            assert records_file(writer).read_bytes().count(b"\n") == number
+
+
+def test_a_resumed_run_knows_its_finished_blocks_and_goes_on(tmp_path: Path):
+    with create_run(tmp_path, run()) as writer:
+        writer.append(block("a"))
+        writer.append(MEMORY)
+
+    with resume_run(tmp_path, RUN_ID) as writer:
+        assert writer.run == run()
+        assert writer.finished_blocks == {"a"}
+        writer.append(ENVIRONMENT)
+        writer.append(block("b"))
+        assert writer.finished_blocks == {"a", "b"}
+
+    stored = load_run(RUN_ID, tmp_path)
+    assert stored.blocks == (block("a"), block("b"))
+    assert stored.memory == (MEMORY,)
+    assert stored.sessions == (ENVIRONMENT,)
+
+
+def test_reference_answers_are_at_hand_before_and_after_a_resume(tmp_path: Path):
+    later = dataclasses.replace(REFERENCE, turn=1)
+    with create_run(tmp_path, run()) as writer:
+        writer.append(REFERENCE)
+        assert writer.references == (REFERENCE,)
+
+    with resume_run(tmp_path, RUN_ID) as writer:
+        writer.append(later)
+        assert writer.references == (REFERENCE, later)
+
+
+def test_a_block_is_never_stored_twice(tmp_path: Path):
+    with create_run(tmp_path, run()) as writer:
+        writer.append(block("a"))
+        with pytest.raises(ValueError, match="'a' is stored already"):
+            writer.append(block("a"))
+    with (
+        resume_run(tmp_path, RUN_ID) as writer,
+        pytest.raises(ValueError, match="'a' is stored already"),
+    ):
+        writer.append(block("a"))
+
+    assert len(load_run(RUN_ID, tmp_path).blocks) == 1
+
+
+def test_a_run_is_complete_once_finished_and_no_longer_when_it_goes_on(tmp_path: Path):
+    with create_run(tmp_path, run()) as writer:
+        writer.append(block("a"))
+        assert not load_run(RUN_ID, tmp_path).is_complete
+        writer.finish()
+        writer.finish()  # says nothing new
+        assert load_run(RUN_ID, tmp_path).is_complete
+        assert records_file(writer).read_bytes().count(b"\n") == 2
+
+    with resume_run(tmp_path, RUN_ID) as writer:
+        writer.append(block("b"))
+        assert not load_run(RUN_ID, tmp_path).is_complete
+        writer.finish()
+    assert load_run(RUN_ID, tmp_path).is_complete
+
+
+def test_a_line_cut_at_any_byte_is_dropped_and_nothing_else(tmp_path: Path):
+    with create_run(tmp_path, run()) as writer:
+        writer.append(block("a"))
+        writer.append(block("b"))
+        file = records_file(writer)
+    whole = file.read_bytes()
+    first_line = whole.index(b"\n") + 1
+
+    for cut in range(first_line, len(whole), 7):
+        file.write_bytes(whole[:cut])
+        assert load_run(RUN_ID, tmp_path).blocks == (block("a"),)
+        assert file.stat().st_size == cut  # reading repairs nothing
+        with resume_run(tmp_path, RUN_ID) as writer:
+            assert writer.finished_blocks == {"a"}
+            writer.append(block("b"))
+        assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("tail", [b'{"type":"blo\0\0\0\0\n', b"\0\0\0\0", b"\n"])
+def test_a_last_line_that_is_no_json_is_dropped(tmp_path: Path, tail: bytes):
+    with create_run(tmp_path, run()) as writer:
+        writer.append(block("a"))
+        file = records_file(writer)
+    whole = file.read_bytes()
+    file.write_bytes(whole + tail)
+
+    with resume_run(tmp_path, RUN_ID) as writer:
+        assert writer.finished_blocks == {"a"}
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("lines", "damaged_line"),
+    [
+        (("a", b'{"type":"block","da\n', "b"), 2),
+        (("a", b'{"type":"block","da\n', b'{"type"'), 2),
+        ((b"\n", "a"), 1),
+        (("a", "b", b'{"type":"block","data":{}}\n'), 3),
+        (("a", "b", "a"), 3),
+    ],
+)
+def test_damage_that_no_kill_can_cause_names_file_and_line(
+    tmp_path: Path, lines: tuple[str | bytes, ...], damaged_line: int
+):
+    with create_run(tmp_path, run()) as writer:
+        for name in ("a", "b"):
+            writer.append(block(name))
+        file = records_file(writer)
+    first, second = file.read_bytes().splitlines(keepends=True)
+    content = b"".join({"a": first, "b": second}.get(line, line) for line in lines)
+    file.write_bytes(content)
+
+    where = re.escape(f"records.jsonl:{damaged_line}: damaged:")
+    with pytest.raises(StoreError, match=where):
+        load_run(RUN_ID, tmp_path)
+    with pytest.raises(StoreError, match=where):
+        resume_run(tmp_path, RUN_ID)
+    assert file.read_bytes() == content
+
+
+def test_a_second_writer_is_told_which_process_writes(tmp_path: Path):
+    message = f"process {os.getpid()} is writing this run"
+    with create_run(tmp_path, run()) as writer:
+        writer.append(block("a"))
+        with pytest.raises(StoreError, match=message):
+            resume_run(tmp_path, RUN_ID)
+        other = subprocess.run(
+            [sys.executable, Path(__file__).with_name("writing_child.py"), tmp_path, RUN_ID, "0"],
+            capture_output=True,
+            text=True,
+        )
+        writer.append(block("b"))
+
+    assert message in other.stderr
+    assert [b.block_id for b in load_run(RUN_ID, tmp_path).blocks] == ["a", "b"]
+    resume_run(tmp_path, RUN_ID).close()
+
+
+def test_a_failed_resume_leaves_the_run_free(tmp_path: Path):
+    create_run(tmp_path, run()).close()
+    document = tmp_path / RUN_ID / "run.json"
+    intact = document.read_bytes()
+    document.write_bytes(b"{")
+    with pytest.raises(StoreError, match=r"run\.json: damaged"):
+        resume_run(tmp_path, RUN_ID)
+    document.write_bytes(intact)
+
+    resume_run(tmp_path, RUN_ID).close()
+
+
+def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path):
+    create_run(tmp_path, run()).close()
+    document = tmp_path / RUN_ID / "run.json"
+    newer = json.loads(document.read_text()) | {"schema_version": SCHEMA_VERSION + 1}
+    document.write_text(json.dumps(newer))
+
+    for attempt in (lambda: resume_run(tmp_path, RUN_ID), lambda: load_run(RUN_ID, tmp_path)):
+        with pytest.raises(StoreError, match=r"schema version 2, newer than 1; update specbench"):
+            attempt()
+
+
+def test_a_full_disk_keeps_what_is_finished_and_says_how_to_go_on(tmp_path: Path):
+    with create_run(tmp_path, run()) as writer:
+        writer.append(block("a"))
+        before = records_file(writer).read_bytes()
+        with (
+            file_size_limit(len(before) + 100),
+            pytest.raises(StoreError, match="cannot write") as caught,
+        ):
+            writer.append(block("b"))
+
+        assert "The finished blocks (1) are kept" in str(caught.value)
+        assert f"specbench sweep-k demo/draft --workload 'my chats.jsonl' --resume {RUN_ID}" in str(
+            caught.value
+        )
+        assert records_file(writer).read_bytes() == before
+        assert writer.finished_blocks == {"a"}
+        writer.append(block("b"))  # there is room again
+    assert load_run(RUN_ID, tmp_path).blocks == (block("a"), block("b"))
+
+
+def test_a_disk_that_is_full_from_the_start_is_a_store_error(tmp_path: Path):
+    with file_size_limit(10), pytest.raises(StoreError, match=RUN_ID):
+        create_run(tmp_path, run())
+
+
+def test_a_read_only_folder_is_named(tmp_path: Path):
+    tmp_path.chmod(0o555)
+    with as_nobody(), pytest.raises(StoreError, match="Permission denied"):
+        create_run(tmp_path, run())
+
+
+def test_a_run_id_is_taken_once(tmp_path: Path):
+    create_run(tmp_path, run()).close()
+
+    with pytest.raises(StoreError, match="this run exists"):
+        create_run(tmp_path, run())
+
+
+@pytest.mark.parametrize("run_id", ["../up", "/abs", "a/b", "..", ".hidden", "", "latest", "a\nb"])
+def test_a_run_id_cannot_leave_its_root(tmp_path: Path, run_id: str):
+    root = tmp_path / "reports"
+    with pytest.raises(StoreError, match="is no run id"):
+        create_run(root, run(run_id))
+    assert not root.exists()
+
+    create_run(tmp_path / "up", run("run-1")).close()
+    with pytest.raises(StoreError, match=r"no run '\.\./up/run-1'"):
+        resume_run(root, "../up/run-1")
+
+
+def test_a_record_that_would_not_read_back_is_not_written(tmp_path: Path):
+    with create_run(tmp_path, run()) as writer:
+        with pytest.raises(ValueError, match="cannot be stored"):
+            writer.append(dataclasses.replace(MEMORY, weights_bytes=float("nan")))
+        writer.append(BLOCK)
+
+    assert load_run(RUN_ID, tmp_path).blocks == (BLOCK,)
+    assert load_run(RUN_ID, tmp_path).memory == ()
+
+
+def test_run_ids_sort_by_time_in_utc():
+    noon = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+    later_elsewhere = datetime(2026, 11, 21, 12, 30, 0, tzinfo=timezone(timedelta(hours=-5)))
+
+    assert re.fullmatch(r"20261121-120000-[0-9a-f]{4}", new_run_id(noon))
+    assert new_run_id(later_elsewhere).startswith("20261121-173000-")
+    assert new_run_id(noon) < new_run_id(noon + timedelta(seconds=1))

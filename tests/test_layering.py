@@ -1,0 +1,124 @@
+"""The house, as a test: imports point down, and the laptop half starts without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "specbench"
+BASE = {"", "errors", "records", "costs"}
+FILES = {"config", "store", "workloads", "shipped", "methods"}
+ANALYSING = {*BASE, *FILES, "metrics", "stats", "importers", "pairing", "report"}
+DECODING = {*BASE, "decoding", "drafters", "methods", "shipped"}
+
+# Room -> the rooms it may import; "" is the package itself (its version).
+MAY_IMPORT = {
+    "": set(),
+    "errors": set(),
+    "records": set(),
+    "costs": set(),
+    "shipped": set(),
+    "methods": {*BASE, "shipped"},
+    "strict_yaml": {"errors"},
+    "model_spec": {*BASE, "shipped", "strict_yaml"},
+    "config": {*BASE, "shipped", "methods", "strict_yaml", "model_spec"},
+    "workloads": {*BASE, "shipped", "strict_yaml", "workload_formats"},
+    "workload_formats": {*BASE},
+    "store": {*BASE},
+    "metrics": {*BASE},
+    "stats": {*BASE, "metrics"},
+    "importers": {*BASE},
+    "pairing": {*BASE, "metrics", "stats", "config"},
+    "report": ANALYSING,
+    "decoding": BASE,
+    "drafters": DECODING,
+    "engines": {*DECODING, "config", "model_spec"},
+    "probes": BASE,
+    "demo": {*DECODING, "engines", "config"},
+    "bench": {*ANALYSING, *DECODING, "engines", "probes"} - {"report"},
+    "cli": {*ANALYSING, *DECODING, "engines", "probes", "bench", "model_spec"},
+    "__main__": {"cli"},
+}
+TORCH = {"torch", "transformers"}
+MEASURING = {"decoding", "drafters", "engines", "probes", "demo", "bench", "cli"}
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return "" if first == "__init__" else first
+
+
+def imports_of(source: str) -> set[str]:
+    """Dotted names of everything that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports are not used"
+            module = node.module or ""
+            found |= {f"{module}.{a.name}" for a in node.names} if module == "specbench" else {module}
+    return found
+
+
+def rooms_imported(source: str) -> set[str]:
+    ours = {name for name in imports_of(source) if name.split(".")[0] == "specbench"}
+    return {"" if name == "specbench.__version__" else name.split(".")[1] for name in ours}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_point_downwards(path):
+    room = room_of(path)
+    assert rooms_imported(path.read_text()) <= MAY_IMPORT[room] | {room}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_only_measuring_rooms_import_torch(path):
+    heavy = {name.split(".")[0] for name in imports_of(path.read_text())} & TORCH
+    assert not heavy or room_of(path) in MEASURING
+
+
+def test_an_upward_import_would_be_seen():
+    assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["decoding"]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_stay_small_enough_to_be_read_at_once(path):
+    assert len(path.read_text().splitlines()) <= 300
+
+
+def modules_after(code: str, cwd: Path) -> set[str]:
+    script = f"import sys\n{code}\nprint(*sorted(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=cwd
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+HEAVY = {"torch", "transformers", "numpy", "pandas", "matplotlib", "scipy"}
+
+
+def test_help_imports_nothing_heavy(tmp_path):
+    assert not modules_after("import specbench.cli", tmp_path) & HEAVY
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["list", "pairings"],
+        ["list", "workloads"],
+        ["list", "drafters"],
+        ["list", "metrics"],
+        ["list", "runs"],
+        ["run", "--dry-run"],
+    ],
+    ids=" ".join,
+)
+def test_the_analysing_half_works_without_torch(arguments, tmp_path):
+    code = (
+        "import specbench.cli as c\n"
+        f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"
+    )
+    assert not modules_after(code, tmp_path) & {"torch", "transformers"}

@@ -1,0 +1,52 @@
+"""What comes with the package is read, checked and large enough."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from specbench.shipped import PACKAGE, shipped
+from specbench.workloads import find_workloads, load_workload
+
+GENERAL = ("chat", "code", "creative", "edit", "qa", "summarise", "tools")
+EMBEDDED = ("chat", "code", "creative", "edit", "qa")
+SPEC_BENCH = Path(
+    os.environ.get(
+        "SPEC_BENCH_QUESTIONS", PACKAGE.parents[1] / "shared/data/spec_bench_question.jsonl"
+    )
+)
+
+
+def test_the_general_and_the_embedded_workloads_are_there() -> None:
+    assert find_workloads(shipped("workloads")) == GENERAL
+    assert find_workloads(PACKAGE / "demo" / "workloads") == EMBEDDED
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_a_general_workload_has_forty_prompts_or_more(name: str) -> None:
+    workload = load_workload(name, folder=shipped("workloads"))
+    assert len(workload.prompts) >= 40
+    assert workload.licence == "Apache-2.0"
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_an_embedded_workload_is_read(name: str) -> None:
+    assert load_workload(name, folder=PACKAGE / "demo" / "workloads").prompts
+
+
+def test_some_prompts_have_turns_system_prompts_tools_and_template_arguments() -> None:
+    workloads = [load_workload(name, folder=shipped("workloads")) for name in GENERAL]
+    prompts = [prompt for workload in workloads for prompt in workload.prompts]
+    assert any(len(prompt.turns) > 1 for prompt in prompts)
+    assert any(prompt.turns[0][0].role == "system" for prompt in prompts)
+    assert any(prompt.tools for prompt in prompts)
+    assert any(prompt.template_args for prompt in prompts)
+
+
+@pytest.mark.skipif(not SPEC_BENCH.exists(), reason="the Spec-Bench questions are not shipped")
+def test_the_spec_bench_questions_are_read_as_they_are() -> None:
+    prompts = load_workload(str(SPEC_BENCH)).prompts
+    assert len(prompts) == 480
+    assert sum(len(prompt.turns) == 2 for prompt in prompts) == 80  # MT-bench
+    assert prompts[0].id == "81"
+    assert prompts[0].category == "writing"

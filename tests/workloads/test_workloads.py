@@ -1,0 +1,122 @@
+"""Workloads are found by name, checked against their card, and drawn from."""
+
+import hashlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import UsageError, WorkloadError
+from specbench.records import Message, Prompt
+from specbench.workloads import Workload, find_workloads, load_workload
+
+
+def write_workload(folder: Path, name: str, *, text: str = "Hello") -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = json.dumps({"id": "a", "category": "greeting", "turns": [text]}).encode()
+    (folder / f"{name}.jsonl").write_bytes(content)
+    (folder / f"{name}.yaml").write_text(
+        f"name: {name}\ndescription: Greetings.\nlicence: CC0-1.0\n"
+        f"sha256: {hashlib.sha256(content).hexdigest()}\nmax_new_tokens: 64\nprompts: 1\n"
+    )
+    return folder
+
+
+def text_of(workload: Workload) -> str:
+    return workload.prompts[0].turns[0][0].content
+
+
+def test_a_workload_carries_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = write_workload(Path("workloads"), "greet")
+    workload = load_workload("greet")
+    assert workload.name == "greet"
+    assert workload.path == folder / "greet.jsonl"
+    assert (workload.licence, workload.max_new_tokens) == ("CC0-1.0", 64)
+    assert workload.description == "Greetings."
+    assert workload.prompts[0].category == "greeting"
+
+
+def test_a_file_without_a_card_goes_by_its_file_name(tmp_path: Path) -> None:
+    path = write_workload(tmp_path, "greet") / "greet.jsonl"
+    workload = load_workload(str(path))
+    assert workload.name == "greet.jsonl"
+    assert workload.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (workload.licence, workload.max_new_tokens) == (None, None)
+
+
+def test_a_pairings_own_folder_comes_first_then_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = write_workload(tmp_path / "own", "chat", text="from the pairing")
+    write_workload(Path("workloads"), "chat", text="from the working folder")
+    write_workload(Path("workloads"), "extra", text="only here")
+    assert text_of(load_workload("chat", folder=own)) == "from the pairing"
+    assert text_of(load_workload("chat")) == "from the working folder"
+    assert text_of(load_workload("extra", folder=own)) == "only here"
+
+
+def test_a_pairings_own_folder_is_listed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = write_workload(write_workload(tmp_path / "own", "b"), "a")
+    write_workload(Path("workloads"), "mine")
+    assert find_workloads(own) == ("a", "b")
+    assert "mine" in find_workloads()
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
+    own = write_workload(tmp_path / "own", "greet")
+    with pytest.raises(WorkloadError, match="no workload 'greeet', did you mean 'greet'"):
+        load_workload("greeet", folder=own)
+
+
+def workload_of(categories: str) -> Workload:
+    """One prompt a letter: "aab" has two of category a and one of b."""
+    return Workload(
+        name="letters",
+        path=Path("letters.jsonl"),
+        sha256="",
+        prompts=tuple(
+            Prompt(id=str(i), category=letter, turns=((Message(role="user", content="x"),),))
+            for i, letter in enumerate(categories)
+        ),
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_smaller_draw_is_the_beginning_of_a_larger_one(seed: int) -> None:
+    workload = workload_of("aaaaaabbbc")
+    whole = workload.take(10, seed)
+    assert sorted(p.id for p in whole) == sorted(p.id for p in workload.prompts)
+    for n in range(1, 10):
+        assert workload.take(n, seed) == whole[:n]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_draw_is_spread_over_the_categories_whatever_their_size(seed: int) -> None:
+    workload = workload_of("a" * 90 + "bbb" + "c")
+    drawn = Counter(prompt.category for prompt in workload.take(6, seed))
+    assert drawn == {"a": 3, "b": 2, "c": 1} or drawn == {"a": 2, "b": 3, "c": 1}
+    assert {prompt.category for prompt in workload.take(3, seed)} == {"a", "b", "c"}
+
+
+def test_another_seed_draws_other_prompts_and_the_same_seed_the_same() -> None:
+    workload = workload_of("a" * 100)
+    assert workload.take(5, seed=1) == workload.take(5, seed=1)
+    assert workload.take(5, seed=1) != workload.take(5, seed=2)
+
+
+def test_a_draw_does_not_depend_on_the_order_of_the_file() -> None:
+    workload = workload_of("aabbcc")
+    turned = Workload(name="letters", path=workload.path, sha256="", prompts=workload.prompts[::-1])
+    assert workload.take(4, seed=0) == turned.take(4, seed=0)
+
+
+def test_more_prompts_than_there_are_give_all_and_none_is_refused() -> None:
+    assert len(workload_of("abc").take(100, seed=0)) == 3
+    with pytest.raises(UsageError, match="0 prompts of letters: at least 1"):
+        workload_of("abc").take(0, seed=0)
