@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "model_spec": {*BASE, "shipped", "strict_yaml"},
     "config": {*BASE, "shipped", "methods", "strict_yaml", "model_spec"},
     "workloads": {*BASE, "shipped", "strict_yaml", "workload_formats"},
-    "workload_formats": {*BASE},
+    "workload_formats": {*BASE, "strict_yaml"},
     "store": {*BASE},
     "metrics": {*BASE},
     "stats": {*BASE, "metrics"},

@@ -1,6 +1,6 @@
 """A cell's stored records, gathered: what every metric is a function of."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -109,29 +109,35 @@ def gather_cells(
 
     A cell without a request in those blocks is left out: it was not measured.
     """
-    chosen = [block for block in blocks if block.purpose == purpose]
+    chosen = [_by_cell(block) for block in blocks if block.purpose == purpose]
     cells = (_gather(key, _baseline_of(key, keys), chosen, memories, forwards) for key in keys)
     return tuple(cell for cell in cells if cell.requests)
+
+
+def _by_cell(block: BlockRecord) -> dict[str, list[RequestRecord]]:
+    requests: dict[str, list[RequestRecord]] = {}
+    for request in block.requests:
+        requests.setdefault(request.cell_id, []).append(request)
+    return requests
 
 
 def _gather(
     key: CellKey,
     baseline: CellKey | None,
-    blocks: Sequence[BlockRecord],
+    blocks: Sequence[Mapping[str, Sequence[RequestRecord]]],
     memories: Sequence[MemoryRecord],
     forwards: Sequence[ForwardCost],
 ) -> CellData:
-    own = [block for block in blocks if any(r.cell_id == key.id for r in block.requests)]
+    cell_id, baseline_id = key.id, baseline.id if baseline else ""
+    own = [block for block in blocks if cell_id in block]
     memory = {record.drafter: record for record in memories if record.target == key.target}
     return CellData(
         key=key,
-        requests=tuple(r for block in own for r in block.requests if r.cell_id == key.id),
-        baseline=tuple(
-            r for block in own for r in block.requests if baseline and r.cell_id == baseline.id
-        ),
+        requests=tuple(request for block in own for request in block[cell_id]),
+        baseline=tuple(request for block in own for request in block.get(baseline_id, ())),
         memory_target=memory.get(NO_DRAFTER),
         memory_pair=memory.get(key.drafter) if key.drafter != NO_DRAFTER else None,
-        forwards=tuple(cost for cost in forwards if cost.cell_id == key.id),
+        forwards=tuple(cost for cost in forwards if cost.cell_id == cell_id),
     )
 
 

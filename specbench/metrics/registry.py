@@ -5,6 +5,7 @@ import math
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Literal, TypeVar
 
@@ -60,9 +61,15 @@ def metric(*, unit: str, better: Better | None) -> Callable[[F], F]:
 
 def all_metrics() -> Mapping[str, Metric]:
     """Every metric of every module in this folder, by name in alphabetical order."""
-    for module in pkgutil.iter_modules(import_module(_FOLDER).__path__):
-        import_module(f"{_FOLDER}.{module.name}")
+    _import_modules(tuple(import_module(_FOLDER).__path__))
     return dict(sorted(_METRICS.items()))
+
+
+@cache
+def _import_modules(folders: tuple[str, ...]) -> None:
+    """Importing a module registers its metrics; a folder is listed once a process."""
+    for module in pkgutil.iter_modules(folders):
+        import_module(f"{_FOLDER}.{module.name}")
 
 
 def measure(cell: CellData) -> Mapping[str, Value]:

@@ -8,6 +8,8 @@ from specbench.report.document import Document
 from specbench.report.numbers import listed, measured, scalar
 from specbench.report.sections import Section, sections, verdict_of
 
+NOTHING = 0.0005  # a regret below this prints as 0.0%
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
@@ -52,18 +54,16 @@ def answer_lines(document: Document) -> list[str]:
 
 
 def compromise_lines(document: Document) -> list[str]:
-    """For each pairing on several workloads the one K for all, and what it gives up."""
-    several_settings = len({(c.engine, c.concurrency, c.temperature, c.dtype)
-                            for c in document.compromises}) > 1
+    """For each pairing on several workloads the one K for all, and what it gives up where."""
+    settings = {(c.engine, c.concurrency, c.temperature, c.dtype) for c in document.compromises}
     lines = []
     for shared in document.compromises:
+        at = f", temperature {shared.temperature:g}" if len(settings) > 1 else ""
         k = shared.num_speculative_tokens
-        setting = f", temperature {shared.temperature:g}" if several_settings else ""
-        given_up = listed([f"{regret:.1%} on {name}" for name, regret in shared.regret.items()])
-        what = f"K={k}" if k else "K=0, no speculation,"
-        lines.append(
-            f"{shared.pairing}{setting}: one K for all workloads: {what} gives up {given_up}"
-        )
+        what = f"K={k}" if k else "K=0, do not speculate,"
+        losses = [f"{r:.1%} on {name}" for name, r in shared.regret.items() if r >= NOTHING]
+        given_up = listed(losses) if losses else "nothing"
+        lines.append(f"{shared.pairing}{at}: one K for all workloads, {what} gives up {given_up}")
     return lines
 
 

@@ -19,7 +19,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def measured(value: float, unit: str) -> str:
-    """A metric's value with its unit: 5.43 ms, 81.0 %, 1.90x, 12.6 MiB, 1,234 tokens."""
+    """A metric's value with its unit: 5.43 ms, 81.0%, 1.90x, 12.6 MiB, 1,234 tokens."""
     if unit.startswith("bytes"):
         size, name = next((u for u in _BYTE_UNITS if abs(value) >= u[0]), (1, "bytes"))
         return f"{significant(value / size)} {name}{unit.removeprefix('bytes')}"
@@ -28,7 +28,8 @@ def measured(value: float, unit: str) -> str:
     if unit in _COUNTS:
         return f"{value:,.0f} {unit}"
     name, scale = _SCREEN_UNITS.get(unit, (unit, 1.0))
-    return f"{significant(value * scale)} {name}"
+    gap = "" if name == "%" else " "
+    return f"{significant(value * scale)}{gap}{name}"
 
 
 def scalar(value: float | tuple[float, ...] | None) -> float | None:

@@ -211,6 +211,17 @@ def test_a_second_writer_is_told_which_process_writes(tmp_path: Path):
     resume_run(tmp_path, RUN_ID).close()
 
 
+def test_the_lock_that_a_killed_process_left_is_taken_over(tmp_path: Path):
+    create_run(tmp_path, run()).close()
+    (tmp_path / RUN_ID / "lock").write_text("99999999")
+
+    with (
+        resume_run(tmp_path, RUN_ID),
+        pytest.raises(StoreError, match=f"process {os.getpid()} is writing"),
+    ):
+        resume_run(tmp_path, RUN_ID)
+
+
 def test_a_failed_resume_leaves_the_run_free(tmp_path: Path):
     create_run(tmp_path, run()).close()
     document = tmp_path / RUN_ID / "run.json"

@@ -1,0 +1,54 @@
+"""The vocabulary: what the measuring half writes and the analysing half reads.
+
+Every record is frozen, keyword-only and JSON-ready (store/ writes and reads them). A value
+that a machine or an engine cannot give is None: absent, never zero.
+"""
+
+from specbench.records.answers import CellSummary, Decision, Interval
+from specbench.records.measured import (
+    NO_DRAFTER,
+    BlockPurpose,
+    BlockRecord,
+    CellKey,
+    DeviceSample,
+    FailureRecord,
+    ForwardCost,
+    MemoryRecord,
+    ReferenceRecord,
+    RequestRecord,
+    RoundLog,
+)
+from specbench.records.prompts import Message, Prompt, Role, Sampling
+from specbench.records.provenance import (
+    CellPlan,
+    Environment,
+    ModelIdentity,
+    RunRecord,
+    RunSettings,
+)
+
+__all__ = [
+    "NO_DRAFTER",
+    "BlockPurpose",
+    "BlockRecord",
+    "CellKey",
+    "CellPlan",
+    "CellSummary",
+    "Decision",
+    "DeviceSample",
+    "Environment",
+    "FailureRecord",
+    "ForwardCost",
+    "Interval",
+    "MemoryRecord",
+    "Message",
+    "ModelIdentity",
+    "Prompt",
+    "ReferenceRecord",
+    "RequestRecord",
+    "Role",
+    "RoundLog",
+    "RunRecord",
+    "RunSettings",
+    "Sampling",
+]

@@ -1,0 +1,167 @@
+"""What was measured: cells, blocks, requests, rounds, memory."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellKey:
+    """What was measured: one method at one K on one workload under one setting."""
+
+    pairing: str  # target/drafter; the bare target for K = 0
+    target: str
+    drafter: str
+    workload: str
+    engine: str
+    method: str
+    num_speculative_tokens: int
+    concurrency: int
+    temperature: float
+    dtype: str
+
+    @property
+    def id(self) -> str:
+        return "|".join(
+            (
+                self.pairing,
+                self.workload,
+                self.engine,
+                self.method,
+                f"k{self.num_speculative_tokens}",
+                f"c{self.concurrency}",
+                f"t{self.temperature:g}",
+                self.dtype,
+            )
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundLog:
+    """The rounds of one request, a column per quantity; all columns have equal length.
+
+    num_drafted <= K (a lookup can miss); num_accepted excludes the bonus / recovered token;
+    num_emitted = num_accepted + 1, fewer where EOS or the budget cut the round. Prefill is
+    not a round. draft_s and verify_s are None where they cannot be told apart.
+    """
+
+    num_drafted: tuple[int, ...]
+    num_accepted: tuple[int, ...]
+    num_emitted: tuple[int, ...]
+    round_s: tuple[float, ...]
+    draft_s: tuple[float, ...] | None = None
+    verify_s: tuple[float, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.num_drafted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceSample:
+    """What NVML saw while one request ran; None where the device does not tell."""
+
+    num_samples: int
+    device_used_bytes: int | None = None  # peak over the samples
+    process_used_bytes: int | None = None  # peak over the samples
+    power_w: float | None = None  # mean
+    sm_clock_mhz: int | None = None  # minimum
+    sm_clock_default_mhz: int | None = None
+    temperature_c: int | None = None  # maximum
+    throttle_reasons: tuple[str, ...] = ()
+    num_other_processes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestRecord:
+    """One turn of one prompt, decoded once in one cell."""
+
+    cell_id: str
+    prompt_id: str
+    turn: int
+    repeat: int
+    seed: int
+    num_prompt_tokens: int
+    output_ids: tuple[int, ...]  # the first comes from prefill, the rest from rounds
+    finish_reason: Literal["eos", "length", "failed"]
+    prefill_s: float | None
+    ttft_s: float | None  # start to first token, prefill of target and drafter included
+    decode_s: float | None  # first token to last
+    total_s: float | None
+    cpu_s: float | None  # process CPU time over the same span as total_s
+    rounds: RoundLog | None
+    energy_j: float | None = None
+    device: DeviceSample | None = None
+    error: str | None = None  # set exactly when finish_reason is "failed"
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.output_ids)
+
+
+BlockPurpose = Literal["explore", "confirm"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockRecord:
+    """The unit of running, storing and resuming: one prompt, every K, one repeat."""
+
+    block_id: str
+    workload: str
+    prompt_id: str
+    repeat: int
+    purpose: BlockPurpose  # "confirm": fresh repeats of a winner, quoted by decisions
+    order: tuple[str, ...]  # cell ids in the order they ran, drawn from the seed
+    started_at: str  # ISO 8601, UTC
+    requests: tuple[RequestRecord, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReferenceRecord:
+    """The target's own greedy answer to one turn: it fixes the lengths of all cells.
+
+    The next turn of the conversation follows this text, whatever a cell emitted.
+    """
+
+    target: str
+    workload: str
+    prompt_id: str
+    turn: int
+    num_prompt_tokens: int
+    output_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryRecord:
+    """Memory of the target alone, or of target and drafter together, after a warm pass."""
+
+    target: str
+    drafter: str  # NO_DRAFTER for the target alone
+    weights_bytes: int
+    kv_bytes_per_token: int
+    peak_allocated_bytes: int | None = None  # torch allocator (CUDA)
+    peak_reserved_bytes: int | None = None
+    process_peak_bytes: int | None = None  # NVML process memory, or host RSS on a CPU
+    device_peak_bytes: int | None = None  # NVML device memory, or host memory in use
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardCost:
+    """A bare forward measured alone: the floor that a round is held against."""
+
+    cell_id: str  # whose rounds contain this forward
+    role: Literal["target", "drafter"]
+    num_tokens: int  # tokens fed per row: 1 for a baseline step, K + 1 for verification
+    num_per_round: int
+    seconds: float  # median of the samples, taken between two blocks
+    num_samples: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureRecord:
+    """A cell, pairing or model that could not be measured: a result, not a crash."""
+
+    pairing: str
+    workload: str  # "" where the failure is not about one workload
+    stage: Literal["load", "warm_up", "decode"]
+    reason: str

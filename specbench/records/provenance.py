@@ -1,0 +1,88 @@
+"""Where and how it was measured: environment, models, settings, plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from specbench.records.measured import CellKey
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Environment:
+    """Provenance, written before the first measurement."""
+
+    created_at: str
+    command: tuple[str, ...]
+    specbench_version: str
+    git_commit: str | None
+    python: str
+    packages: Mapping[str, str]
+    platform: str
+    cpu: str
+    num_cpu_cores: int
+    threads: int
+    device: str  # "cpu" or "cuda:0"
+    gpu: str | None = None
+    gpu_memory_bytes: int | None = None
+    driver: str | None = None
+    power_limit_w: float | None = None
+    sm_clock_default_mhz: int | None = None
+    probe: str = ""  # which probe ran, or why none did
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelIdentity:
+    """Which weights and tokenizer a result belongs to."""
+
+    name: str
+    source: str  # folder name or hub id, never an absolute path
+    revision: str | None
+    content_sha256: str
+    tokenizer_sha256: str
+    dtype: str
+    num_parameters: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """What the user asked for; with it an interrupted run can go on."""
+
+    command: Literal["run", "sweep-k"]
+    pairings: tuple[str, ...]
+    workloads: tuple[str, ...]  # names or files
+    pairings_file: str | None = None
+    num_speculative_tokens: tuple[int, ...] | None = None  # None: the pairing's own
+    temperatures: tuple[float, ...] = (0.0,)
+    top_k: int = 0
+    top_p: float = 1.0
+    max_new_tokens: int | None = None  # None: the workload's own
+    num_prompts: int | None = None
+    num_repeats: int | None = None
+    budget_s: float | None = None
+    precision: float | None = None  # half-width of the best K's interval, 0.02 = 2 %
+    device: str = "auto"
+    dtype: str | None = None
+    threads: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellPlan:
+    """One line of the plan: a cell and how much of it will be measured."""
+
+    key: CellKey
+    num_prompts: int
+    num_repeats: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """What a run set out to do and where; `run.json` of its folder."""
+
+    schema_version: int
+    run_id: str
+    environment: Environment
+    settings: RunSettings
+    workload_sha256: Mapping[str, str]
+    cells: tuple[CellPlan, ...]
+    warnings: tuple[str, ...] = ()
