@@ -116,17 +116,17 @@ def _run(
                 err=True,
             )
             raise typer.Exit(INTERRUPTED) from None
-    from specbench.cli.answer import print_answer
-    from specbench.report.document import build_document, to_json
+    from specbench.cli.answer import print_answer, print_json
+    from specbench.report.document import build_document
     from specbench.report.write import write_report
 
     document = build_document(run)
-    paths = write_report(run, ("html", "md", "csv"), run.folder)
+    paths = write_report([run], ("html", "md", "csv"), run.folder)
     if as_json:
-        typer.echo(json.dumps(to_json(document), indent=2))
+        print_json([document])
     else:
         print_answer(document, paths)
-    if document.failures or any(not cell.valid for cell in document.cells):
+    if document.failures or document.missing or any(not c.valid for c in document.cells):
         raise typer.Exit(INCOMPLETE)
 
 

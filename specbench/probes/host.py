@@ -48,5 +48,10 @@ def host_used_bytes() -> int:
     return memory.total - memory.available
 
 
+def host_available_bytes() -> int:
+    """Memory that processes can still have now without swapping."""
+    return psutil.virtual_memory().available
+
+
 def _read() -> tuple[int, int]:
     return process_used_bytes(), host_used_bytes()

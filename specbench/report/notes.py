@@ -5,7 +5,7 @@ from collections.abc import Callable
 from specbench.records import CellSummary
 from specbench.report.document import Document
 from specbench.report.numbers import ranges
-from specbench.report.sections import Section, sections
+from specbench.report.sections import sections
 
 _STAGES = {"load": "loading", "warm_up": "warming up", "decode": "decoding"}
 
@@ -32,18 +32,16 @@ def invalid_lines(document: Document) -> list[str]:
 def _cell_lines(
     document: Document, texts_of: Callable[[CellSummary], tuple[str, ...]]
 ) -> list[str]:
-    """`code, demo/draft K=2..4: text`; every K that says the same shares a line."""
-    lines = []
+    """`demo/draft K=2..4 on chat; code: text`: what says the same shares a line."""
+    titles: dict[tuple[str, str, str], list[str]] = {}
     for section in sections(document):
         ks: dict[tuple[str, str], list[int]] = {}
-        for cell in _cells(section):
+        for cell in section.measured:
             for text in texts_of(cell):
                 ks.setdefault((cell.key.pairing, text), []).append(cell.key.num_speculative_tokens)
-        lines += [
-            f"{section.title}, {pairing} K={ranges(k)}: {text}" for (pairing, text), k in ks.items()
-        ]
-    return lines
-
-
-def _cells(section: Section) -> tuple[CellSummary, ...]:
-    return (section.baseline, *section.cells) if section.baseline else section.cells
+        for (pairing, text), numbers in ks.items():
+            titles.setdefault((pairing, ranges(numbers), text), []).append(section.title)
+    return [
+        f"{pairing} K={numbers} on {'; '.join(where)}: {text}"
+        for (pairing, numbers, text), where in titles.items()
+    ]

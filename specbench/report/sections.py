@@ -25,14 +25,18 @@ class Section:
         return max(helping, key=_lower_bound, default=None)
 
     @property
+    def measured(self) -> tuple[CellSummary, ...]:
+        """K = 0, where it was measured, and every other cell."""
+        return (self.baseline, *self.cells) if self.baseline else self.cells
+
+    @property
     def pairings(self) -> tuple[str, ...]:
         """The pairings measured here, in the order of the plan."""
         return tuple(dict.fromkeys(cell.key.pairing for cell in self.cells))
 
     def of(self, pairing: str) -> tuple[CellSummary, ...]:
-        """The cells of one pairing, K = 0 first where it was measured."""
-        own = tuple(cell for cell in self.cells if cell.key.pairing == pairing)
-        return (self.baseline, *own) if self.baseline else own
+        """The K > 0 cells of one pairing."""
+        return tuple(cell for cell in self.cells if cell.key.pairing == pairing)
 
     def is_chosen(self, key: CellKey) -> bool:
         """Whether a decision recommends this cell."""

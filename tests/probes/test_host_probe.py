@@ -1,7 +1,14 @@
 import threading
 import time
 
-from specbench.probes.host import HostProbe, host_used_bytes, process_used_bytes
+import psutil
+
+from specbench.probes.host import (
+    HostProbe,
+    host_available_bytes,
+    host_used_bytes,
+    process_used_bytes,
+)
 
 BALLAST_BYTES = 64 * 2**20
 TOLERANCE_BYTES = 16 * 2**20  # what else a test process may take or give back meanwhile
@@ -50,3 +57,5 @@ def test_the_thread_ends_with_the_sample():
 def test_memory_in_use_now_is_never_nothing():
     assert process_used_bytes() > 2**20
     assert host_used_bytes() > 2**20
+    total = psutil.virtual_memory().total
+    assert abs(host_used_bytes() + host_available_bytes() - total) < 2**28  # read one by one

@@ -115,9 +115,7 @@ def _story(theme: str, slots: Slots, dice: Dice) -> Conversation:
     beats = [*_beats(plot, slots, dice), _ending(slots, dice)]
     if dice.chance(0.35):
         stop = 3 + dice.below(2)
-        go_on = "[Go on|Please continue|And then|What happens next]."
-        if beats[stop - 1][-1] == '"':
-            go_on = "[Go on|Please continue]."
+        go_on = "[Go on.|Please continue.|And then?|What happens next?]"
         first, rest = beats[:stop], beats[stop:]
         turns = [(user + " Start with the first half.", " ".join(first))]
         turns.append((prose(go_on, dice, {}), " ".join(rest)))

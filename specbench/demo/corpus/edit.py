@@ -44,13 +44,13 @@ _VERBS = (
     ("wears", "wore", "hat"), ("plays", "played", "guitar"), ("drives", "drove", "truck"),
 )  # fmt: skip
 _ENDS = (
-    ("It {costs} {n} euros", "costs", "cost"),
-    ("It {takes} {n} minutes", "takes", "took"),
-    ("{n} people {wait} outside", "wait", "waited"),
-    ("The way home {is} {n} kilometres long", "is", "was"),
-    ("The weather {is} [cold|fine|terrible]", "is", "was"),
-    ("Everybody {likes} it", "likes", "liked"),
-    ("Nobody {knows} why", "knows", "knew"),
+    ("It VERB {n} euros.", "costs", "cost"),
+    ("It VERB {n} minutes.", "takes", "took"),
+    ("{n} people VERB outside.", "wait", "waited"),
+    ("The way home VERB {n} kilometres long.", "is", "was"),
+    ("The weather VERB [cold|fine|terrible].", "is", "was"),
+    ("Everybody VERB it.", "likes", "liked"),
+    ("Nobody VERB why.", "knows", "knew"),
 )
 _SYSTEMS = (None, None, None, "You are a careful editor.", "Return only the changed text.")
 
@@ -76,25 +76,19 @@ def sample(dice: Dice) -> Conversation:
 
 
 def _sentences(dice: Dice, *, number: bool = False) -> tuple[list[tuple[str, str]], str]:
-    """Two to four sentences, each in the present and in the past, and the person's name."""
-    name = dice.pick(_NAMES)
-    present, past, what = dice.pick(_VERBS)
+    """Two or three sentences, each in the present and in the past, and the person's name."""
+    name, other = dice.some(_NAMES, 2)
+    first, second = dice.some(_VERBS, 2)
     place, time = dice.pick(_PLACES), dice.pick(_TIMES)
-    adjective = dice.pick(_ADJECTIVES)
-    first = f"{name} {{verb}} a* {adjective} {what} [in|near] {place} {time}."
-    shape = fill(first, dice, {"verb": "{{verb}}"}).replace("{{verb}}", "{verb}")
-    sentences = [(shape.format(verb=present), shape.format(verb=past))]
-    other, (does, did, thing) = dice.pick(_NAMES), dice.pick(_VERBS)
+    parts = [(f"{name} VERB a* {dice.pick(_ADJECTIVES)} {first[2]} [in|near] {place} {time}.", first)]
     if dice.chance(0.7):
-        second = fill(f"{other} VERB a* {dice.pick(_ADJECTIVES)} {thing} there.", dice, {})
-        sentences.append((second.replace("VERB", does), second.replace("VERB", did)))
-    ends = [end for end in _ENDS if "{n}" in end[0]] if number else list(_ENDS)
-    template, now, then = dice.pick(ends)
-    verb = template[template.index("{", 1 if template.startswith("{n}") else 0) :]
-    slot = verb[1 : verb.index("}")]
-    base = {"n": str(2 + dice.below(97))}
-    closing = fill(template + ".", dice, {**base, slot: "VERB"})
-    sentences.append((closing.replace("VERB", now), closing.replace("VERB", then)))
+        parts.append((f"{other} VERB a* {dice.pick(_ADJECTIVES)} {second[2]} there.", second))
+    ending = dice.pick([end for end in _ENDS if "{n}" in end[0] or not number])
+    parts.append((ending[0], (ending[1], ending[2], "")))
+    sentences = []
+    for template, (present, past, _) in parts:
+        text = fill(template, dice, {"n": str(2 + dice.below(97))})
+        sentences.append((text.replace("VERB", present), text.replace("VERB", past)))
     return sentences, name
 
 
@@ -109,10 +103,11 @@ def _past(sentences: list[tuple[str, str]]) -> str:
 def _replace_word(dice: Dice) -> Change:
     sentences, _ = _sentences(dice)
     before = _present(sentences)
-    words = [w for w in (*_ADJECTIVES, *(v[2] for v in _VERBS)) if f" {w} " in before]
-    old = dice.pick(words)
-    pool = _ADJECTIVES if old in _ADJECTIVES else tuple(v[2] for v in _VERBS)
-    new = dice.pick([w for w in pool if w != old and (w[0] in "aeiou") == (old[0] in "aeiou")])
+    # "a" and "an" stay right: no word here begins with a vowel.
+    adjectives = [w for w in _ADJECTIVES if w[0] not in "aeiou"]
+    nouns = [what for _, _, what in _VERBS if what[0] not in "aeiou"]
+    old = dice.pick([w for w in (*adjectives, *nouns) if f" {w} " in before])
+    new = dice.pick([w for w in (adjectives if old in adjectives else nouns) if w not in before])
     asks = (
         'Replace the word "{old}" with "{new}".',
         'Change "{old}" to "{new}".',

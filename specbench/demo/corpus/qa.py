@@ -49,6 +49,8 @@ def sample(dice: Dice) -> Conversation:
     last = fact
     for _ in range(dice.pick((0, 1, 1, 2))):
         following = make(dice) if dice.chance(0.6) else dice.pick(_KINDS)(dice)
+        if following.topic == last.topic:
+            continue
         goes_on = following.again and _shape(following) == _shape(last)
         question = following.again if goes_on else dice.pick(following.asks)
         turns.append((prose(question, dice, {}), _answer(following, is_short)))

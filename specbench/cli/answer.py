@@ -1,0 +1,31 @@
+"""What a command prints when a run is done: tables, the report's path, and the answer last."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+from rich.console import Console
+
+from specbench.report.answers import answer_lines
+from specbench.report.document import Document, to_json
+from specbench.report.tables import terminal_report
+
+WIDTH = 80
+
+
+def print_answer(document: Document, paths: Sequence[Path]) -> None:
+    """Tables, where the reports lie, then one sentence a workload."""
+    Console(width=WIDTH, highlight=False).print(terminal_report(document))
+    for path in paths:
+        typer.echo(f"report: {path}")
+    if paths:
+        typer.echo("")
+    for line in answer_lines(document):
+        typer.echo(line)
+
+
+def print_json(documents: Sequence[Document]) -> None:
+    """The machine document; of several runs a list of them."""
+    found = [to_json(document) for document in documents]
+    typer.echo(json.dumps(found[0] if len(found) == 1 else found, indent=2, allow_nan=False))

@@ -1,0 +1,90 @@
+"""Conversations as token rows: one document a row, grouped by length, never packed."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from specbench.demo.corpus import REGISTERS, sample
+from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.grammar import Dice
+from specbench.demo.tokenizer import TURN_END, TURN_START
+
+MAX_TOKENS = 512
+_BUCKET = 32
+
+
+class Document(NamedTuple):
+    """Token ids, and for each whether the model is trained to predict it."""
+
+    ids: list[int]
+    is_answer: list[bool]
+
+
+class Batch(NamedTuple):
+    """Rows of one length; a row is padded at its end with id 0 and no answer token."""
+
+    ids_BT: Tensor
+    is_answer_BT: Tensor
+
+
+def training_conversations(
+    seed: int, start: int, count: int, registers: tuple[str, ...] = REGISTERS
+) -> list[Conversation]:
+    """The conversations `start`..`start + count` of each register that are not held out."""
+    drawn = (sample(r, i, seed) for i in range(start, start + count) for r in registers)
+    return [conversation for conversation in drawn if not conversation.is_held_out]
+
+
+def held_out_conversations(register: str, seed: int, count: int) -> list[Conversation]:
+    """The first held-out conversations of a register with different first prompts."""
+    found: dict[str, Conversation] = {}
+    index = 0
+    while len(found) < count:
+        conversation = sample(register, index, seed)
+        if conversation.is_held_out:
+            found.setdefault(conversation.turns[0][0], conversation)
+        index += 1
+    return list(found.values())
+
+
+def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> Document:
+    """The conversation under the chat template; answers and their end marks are learned."""
+    ids: list[int] = []
+    is_answer: list[bool] = []
+    for message in conversation.messages():
+        learned = message["role"] == "assistant"
+        for text, flag in (
+            (f"{TURN_START}{message['role']}\n", False),
+            (f"{message['content']}{TURN_END}", learned),
+            ("\n", False),
+        ):
+            tokens = tokenizer.encode(text, add_special_tokens=False)
+            ids += tokens
+            is_answer += [flag] * len(tokens)
+    return Document(ids, is_answer)
+
+
+def batches(documents: list[Document], tokens_per_batch: int, dice: Dice) -> list[Batch]:
+    """All documents once, in random order, in batches of about `tokens_per_batch`."""
+    buckets: dict[int, list[Document]] = {}
+    for document in dice.some(documents, len(documents)):
+        if len(document.ids) <= MAX_TOKENS:
+            length = -(-len(document.ids) // _BUCKET) * _BUCKET
+            buckets.setdefault(length, []).append(document)
+    result = []
+    for length, rows in sorted(buckets.items()):
+        height = max(1, tokens_per_batch // length)
+        for start in range(0, len(rows) - height + 1, height):
+            result.append(_batch(rows[start : start + height], length))
+    return dice.some(result, len(result))
+
+
+def _batch(rows: list[Document], length: int) -> Batch:
+    ids_BT = torch.zeros(len(rows), length, dtype=torch.long)
+    is_answer_BT = torch.zeros(len(rows), length, dtype=torch.bool)
+    for row, document in enumerate(rows):
+        ids_BT[row, : len(document.ids)] = torch.tensor(document.ids)
+        is_answer_BT[row, : len(document.ids)] = torch.tensor(document.is_answer)
+    return Batch(ids_BT, is_answer_BT)

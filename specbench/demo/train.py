@@ -1,0 +1,111 @@
+"""Train the embedded pair: `python -m specbench.demo.train --out DIR`."""
+
+import argparse
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from specbench.demo.architecture import draft_model, poor_model, target_model
+from specbench.demo.corpus import REGISTERS
+from specbench.demo.corpus.grammar import Dice
+from specbench.demo.documents import Batch, batches, encode, training_conversations
+from specbench.demo.tokenizer import train_tokenizer
+from specbench.demo.trainer import Schedule, answer_loss, train
+
+SEED = 0
+TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 1700, 500, 60
+DOCUMENTS, DISTILL_DOCUMENTS = 9000, 2500  # per register
+TOKENS_PER_PROCESS = 1408
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for models and checkpoints")
+    parser.add_argument("--part", choices=("tokenizer", "target", "draft", "poor", "all"), default="all")
+    parser.add_argument("--processes", type=int, default=2, help="one thread each")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.part in ("tokenizer", "all"):
+        make_tokenizer(arguments.out)
+    for part in ("target", "draft", "poor"):
+        if arguments.part in (part, "all"):
+            mp.spawn(_process, (arguments.processes, part, arguments.out), arguments.processes)
+
+
+def make_tokenizer(out: Path) -> None:
+    """Learn the vocabulary from 2000 conversations of each register."""
+    texts = (
+        message["content"]
+        for conversation in training_conversations(SEED, 0, 2000)
+        for message in conversation.messages()
+    )
+    train_tokenizer(texts).save_pretrained(out / "tokenizer")
+
+
+def _process(rank: int, world: int, part: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    rendezvous = out / f"rendezvous-{part}"
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous.resolve()}", rank=rank, world_size=world)
+    {"target": _train_target, "draft": _train_draft, "poor": _train_poor}[part](out)
+    dist.destroy_process_group()
+
+
+def _train_target(out: Path) -> None:
+    model = target_model(SEED)
+    schedule = Schedule(steps=TARGET_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
+    rows = _batches(out, REGISTERS, start=0, count=DOCUMENTS)
+    _run("target", out, model, rows, answer_loss, schedule)
+
+
+def _train_draft(out: Path) -> None:
+    """Distil: the loss is the cross-entropy to the target's whole distribution."""
+    target = LlamaForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
+    model = draft_model(target, SEED + 1)
+    schedule = Schedule(steps=DRAFT_STEPS, muon_lr=4e-3, adamw_lr=2e-3)
+    rows = _batches(out, REGISTERS, start=DOCUMENTS, count=DISTILL_DOCUMENTS)
+    _run("draft", out, model, rows, partial(distillation_loss, target), schedule)
+
+
+def _train_poor(out: Path) -> None:
+    """Hardly trained, and on one register only."""
+    model = poor_model(SEED + 2)
+    schedule = Schedule(steps=POOR_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
+    rows = _batches(out, ("chat",), start=0, count=600)
+    _run("poor", out, model, rows, answer_loss, schedule)
+
+
+def distillation_loss(target: LlamaForCausalLM, model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy in nats between the target's distribution and the model's, on answers."""
+    is_next = batch.is_answer_BT[:, 1:]
+    with torch.no_grad():
+        hidden = target.model(input_ids=batch.ids_BT, use_cache=False)[0][:, :-1][is_next]
+        probabilities = target.lm_head(hidden).softmax(-1)
+    hidden = model.model(input_ids=batch.ids_BT, use_cache=False)[0][:, :-1][is_next]
+    return nn.functional.cross_entropy(model.lm_head(hidden), probabilities)
+
+
+def _batches(out: Path, registers: tuple[str, ...], *, start: int, count: int) -> list[Batch]:
+    tokenizer = AutoTokenizer.from_pretrained(out / "tokenizer")
+    conversations = training_conversations(SEED, start, count, registers)
+    documents = [encode(conversation, tokenizer) for conversation in conversations]
+    return batches(documents, TOKENS_PER_PROCESS, Dice(SEED, "order", start))
+
+
+def _run(name, out, model, rows, loss_of, schedule):  # type: ignore[no-untyped-def]
+    progress = train(model, rows, loss_of, schedule, out / f"{name}.checkpoint")
+    if dist.get_rank() == 0:
+        model.to(torch.bfloat16).save_pretrained(out / name)
+        AutoTokenizer.from_pretrained(out / "tokenizer").save_pretrained(out / name)
+        record = {"schedule": asdict(schedule), "progress": asdict(progress), "batches": len(rows)}
+        (out / f"{name}.json").write_text(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()

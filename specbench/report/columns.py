@@ -1,0 +1,151 @@
+"""The columns of the result tables: what a cell shows, and what the header means."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from specbench.pairing.reasons import speedup_text
+from specbench.records import CellSummary
+from specbench.report.numbers import ABSENT, scalar, significant
+from specbench.report.sections import Section
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column:
+    """`text` gives None where a cell has no such value: it is absent, never zero."""
+
+    header: str
+    meaning: str
+    text: Callable[[CellSummary], str | None]
+
+
+def shown(columns: Sequence[Column], cells: Iterable[CellSummary]) -> tuple[Column, ...]:
+    """The columns that at least one of the cells can fill."""
+    known = tuple(cells)
+    return tuple(c for c in columns if any(c.text(cell) is not None for cell in known))
+
+
+def row(columns: Sequence[Column], cell: CellSummary) -> tuple[str, ...]:
+    """The cell's texts, with a mark where it has no value."""
+    return tuple(ABSENT if text is None else text for text in (c.text(cell) for c in columns))
+
+
+def note(section: Section, cell: CellSummary) -> str:
+    """`chosen`, `invalid` or nothing: in words what colour and weight only underline."""
+    if not cell.valid:
+        return "invalid"
+    return "chosen" if section.is_chosen(cell.key) else ""
+
+
+def legend(columns: Sequence[Column]) -> str:
+    """What the headers mean, in one paragraph."""
+    return "; ".join(f"{c.header}: {c.meaning}" for c in columns if c.meaning) + "."
+
+
+def _metric(name: str, form: Callable[[float], str]) -> Callable[[CellSummary], str | None]:
+    def text(cell: CellSummary) -> str | None:
+        value = scalar(cell.metrics.get(name))
+        return None if value is None else form(value)
+
+    return text
+
+
+def _share_of_round(cell: CellSummary, name: str) -> str | None:
+    part, whole = scalar(cell.metrics.get(name)), scalar(cell.metrics.get("round_s"))
+    return None if part is None or not whole else f"{part / whole:.0%}"
+
+
+def _draft_and_verify(cell: CellSummary) -> str | None:
+    draft, verify = (_share_of_round(cell, name) for name in ("draft_s", "verify_s"))
+    return None if draft is None or verify is None else f"{draft[:-1]}/{verify}"
+
+
+def _detectable(cell: CellSummary) -> str | None:
+    effect = cell.minimum_detectable_effect
+    return None if effect is None else f"{effect:.1%}"
+
+
+_K = Column(header="K", meaning="", text=lambda cell: str(cell.key.num_speculative_tokens))
+_TOKENS_PER_S = Column(
+    header="tok/s",
+    meaning="output tokens after the first / decode seconds",
+    text=_metric("decode_tokens_per_s", lambda value: f"{value:,.{2 if value < 10 else 1}f}"),
+)
+_SPEEDUP = Column(
+    header="speed-up [95%]",
+    meaning="decode seconds at K=0 / at K over the same prompts, with its interval",
+    text=lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
+)
+_DETECTABLE = Column(
+    header="MDE", meaning="the smallest effect this comparison would detect", text=_detectable
+)
+_LENGTH = Column(
+    header="length",
+    meaning="mean acceptance length, tokens a round",
+    text=_metric("mean_acceptance_length", "{:.2f}".format),
+)
+_RATE = Column(
+    header="rate",
+    meaning="acceptance rate, accepted / drafted tokens",
+    text=_metric("acceptance_rate", "{:.0%}".format),
+)
+
+TERMINAL_COLUMNS = (
+    _K,
+    _TOKENS_PER_S,
+    _SPEEDUP,
+    _DETECTABLE,
+    _LENGTH,
+    _RATE,
+    Column(
+        header="draft/verify", meaning="their shares of a round's time", text=_draft_and_verify
+    ),
+)
+
+PAGE_COLUMNS = (
+    _K,
+    _TOKENS_PER_S,
+    _SPEEDUP,
+    _DETECTABLE,
+    Column(
+        header="whole request",
+        meaning="the speed-up with prefill of target and drafter included",
+        text=lambda cell: speedup_text(cell.speedup_end_to_end)
+        if cell.speedup_end_to_end
+        else None,
+    ),
+    _LENGTH,
+    Column(
+        header="break-even",
+        meaning="the acceptance length above which speculation pays",
+        text=_metric("break_even_length", "{:.2f}".format),
+    ),
+    _RATE,
+    Column(
+        header="round ms",
+        meaning="mean time of a round",
+        text=_metric("round_s", lambda seconds: significant(seconds * 1e3)),
+    ),
+    *(
+        Column(
+            header=name.removesuffix("_s"),
+            meaning="" if name != "draft_s" else "this and the next two: shares of a round's time",
+            text=lambda cell, name=name: _share_of_round(cell, name),
+        )
+        for name in ("draft_s", "verify_s", "other_s")
+    ),
+    Column(
+        header="overhead",
+        meaning="a round / its bare forwards measured alone",
+        text=_metric("overhead_ratio", "{:.2f}x".format),
+    ),
+    Column(
+        header="first token ms",
+        meaning="median time to the first token",
+        text=_metric("ttft_s", lambda seconds: significant(seconds * 1e3)),
+    ),
+    Column(
+        header="J/token",
+        meaning="energy a token",
+        text=_metric("joules_per_token", significant),
+    ),
+)
