@@ -137,6 +137,11 @@ def _require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
             f"run {run.run_id} cannot go on: its workload {', '.join(changed)} has changed since; "
             "start a new run"
         )
+    if tuple(cell for plan in plans for cell in plan.cell_plans()) != run.cells:
+        raise UsageError(
+            f"run {run.run_id} cannot go on: with this device and these pairings its cells would "
+            "be others; start a new run"
+        )
 
 
 def _spent_s(writer: RunWriter, plan: TargetPlan) -> float:

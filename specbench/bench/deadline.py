@@ -8,21 +8,21 @@ _EXPLORE_SHARE = 0.8  # the rest measures the winners again, one cell each besid
 
 
 class Deadline:
-    """A budget in seconds, None for none; `spent_s` went into an earlier session of the run."""
+    """A budget in seconds, None for none; earlier sessions of the run spent `spent_s` of it."""
 
     def __init__(
         self, budget_s: float | None, clock: Callable[[], float], *, spent_s: float = 0.0
     ) -> None:
+        self._budget_s = budget_s
         self._clock = clock
-        self._started_s = clock()
-        self._left_s = None if budget_s is None else max(budget_s - spent_s, 0.0)
+        self._began_s = clock() - spent_s
 
     def seconds_left(self, phase: Phase) -> float | None:
         """Seconds until the phase should end; negative when it is late."""
-        if self._left_s is None:
+        if self._budget_s is None:
             return None
         share = _EXPLORE_SHARE if phase == "explore" else 1.0
-        return self._left_s * share - (self._clock() - self._started_s)
+        return self._budget_s * share - (self._clock() - self._began_s)
 
     def is_over(self, phase: Phase) -> bool:
         left_s = self.seconds_left(phase)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench.config import Pairing, Target
+from specbench.errors import UsageError
 from specbench.records import (
     NO_DRAFTER,
     BlockPurpose,
@@ -192,7 +193,10 @@ def request_seed(seed: int, prompt_id: str, repeat: int, turn: int) -> int:
 def plan_targets(
     settings: RunSettings, pairings: Sequence[Pairing], dtype_of: Callable[[Target], str]
 ) -> tuple[TargetPlan, ...]:
-    """One plan a target, in the order the pairings name them; UsageError for no cell."""
+    """One plan a target, in the order the pairings name them.
+
+    Raises WorkloadError, and UsageError for two workloads of one name.
+    """
     by_target: dict[str, list[Pairing]] = {}
     for pairing in pairings:
         by_target.setdefault(pairing.target.name, []).append(pairing)
@@ -200,14 +204,25 @@ def plan_targets(
         TargetPlan(
             target=group[0].target,
             pairings=tuple(group),
-            workloads=tuple(
-                load_workload(name, folder=group[0].target.workloads) for name in settings.workloads
-            ),
+            workloads=_load_workloads(settings.workloads, group[0].target),
             settings=settings,
             dtype=dtype_of(group[0].target),
         )
         for group in by_target.values()
     )
+
+
+def _load_workloads(names: Sequence[str], target: Target) -> tuple[Workload, ...]:
+    by_name: dict[str, Workload] = {}
+    for name in names:
+        workload = load_workload(name, folder=target.workloads)
+        twin = by_name.setdefault(workload.name, workload)
+        if twin is not workload:
+            raise UsageError(
+                f"--workload: {twin.path} and {workload.path} are both called {workload.name}, "
+                "and a run tells workloads apart by name; rename one"
+            )
+    return tuple(by_name.values())
 
 
 def foreign_workloads(plan: TargetPlan) -> tuple[str, ...]:

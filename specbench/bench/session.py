@@ -94,9 +94,9 @@ class Session:
             answers.append(known)
         return answers
 
-    def first_turn(self, prompt: Prompt) -> tuple[int, ...]:
+    def first_turn(self, workload: str, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a prompt's first turn; WorkloadError where the template refuses it."""
-        return next(self._turns("", prompt, []))
+        return next(self._turns(workload, prompt, []))
 
     def max_new_tokens(self, workload: str) -> int:
         own = self._workloads[workload].max_new_tokens
@@ -176,8 +176,13 @@ class Session:
             total_s=None,
             cpu_s=None,
             rounds=None,
-            error=str(error).splitlines()[0],
+            error=first_line(error),
         )
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, short enough for a table; its kind where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _record(

@@ -1,7 +1,7 @@
 """Measures one target with all its pairings: load, warm up, explore, confirm."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, Protocol
@@ -12,7 +12,7 @@ from specbench.bench.deadline import Deadline
 from specbench.bench.floors import measure_floors
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import Block, Cell, TargetPlan, confirm_block
-from specbench.bench.session import Session
+from specbench.bench.session import Session, first_line
 from specbench.bench.watch import Watch
 from specbench.config import Drafter
 from specbench.engines.engine import Engine, EngineRequest
@@ -22,9 +22,11 @@ from specbench.pairing.recommend import by_question, choose
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, CellSummary, FailureRecord, Sampling
 from specbench.stats.summary import summarise
-from specbench.store import RunWriter, load_run
+from specbench.store import RunWriter, StoredRun, load_run
 
 WARM_UP_TOKENS = 12
+# What a machine or a model may refuse; it is a stored result then, and the rest goes on.
+REFUSALS = (ModelError, CompatibilityError, UsageError, WorkloadError, torch.OutOfMemoryError)
 
 
 class OpenEngine(Protocol):
@@ -54,26 +56,45 @@ class TargetRun:
 
     def measure(self, open_engine: OpenEngine) -> None:
         """All blocks of this target that are not stored yet, as far as the deadline lets."""
-        self._watch.stage(f"{self._plan.target.name}: loading")
+        target = self._plan.target.name
+        self._watch.stage(f"{target}: loading")
         try:
             engine = open_engine()
-        except ModelError as error:
-            self._fail(self._plan.target.name, "load", error)
+        except REFUSALS as error:
+            self._fail(target, "load", error)
             return
-        stored = load_run(self._writer.folder, self._writer.folder.parent)
-        session = Session(engine, self._probe, self._writer, stored.references, self._plan)
+        references = self._stored().references
+        session = Session(engine, self._probe, self._writer, references, self._plan)
         self._writer.append(engine.identity)
-        cells = self._load_drafters(engine, session)
+        self._watch.stage(f"{target}: warming up")
+        try:
+            prompt_ids = self._sample_prompt(engine, session)
+            cells = self._warm_up(engine, prompt_ids, self._load_drafters(engine, prompt_ids))
+        except REFUSALS as error:
+            self._fail(target, "warm_up", error)
+            return
         for note in engine.notes:
             self._watch.warn(note)
-        self._warm_up(engine, session, cells)
-        self._explore(session, engine, {cell.drafter for cell in cells})
-        self._confirm(session, cells)
+        usable = {cell.key.id for cell in cells}
+        self._explore(session, engine, usable)
+        self._confirm(session, usable)
 
-    def _load_drafters(self, engine: Engine, session: Session) -> tuple[Cell, ...]:
+    def _sample_prompt(self, engine: Engine, session: Session) -> tuple[int, ...]:
+        """Token ids of the first prompt that the target can answer; the first error if none."""
+        errors: list[Exception] = []
+        for workload in self._plan.workloads:
+            for prompt in self._plan.prompts(workload):
+                try:
+                    prompt_ids = session.first_turn(workload.name, prompt)
+                    _short(engine, prompt_ids, NO_DRAFTER, 0)
+                except REFUSALS as error:
+                    errors.append(error)
+                else:
+                    return prompt_ids
+        raise errors[0]
+
+    def _load_drafters(self, engine: Engine, prompt_ids: tuple[int, ...]) -> tuple[Cell, ...]:
         """Memory of the target alone, then of each drafter beside it; the cells that can run."""
-        prompt_ids = self._sample_prompt(session)
-        self._watch.stage(f"{self._plan.target.name}: warming up")
         self._writer.append(
             self._meter.target_alone(engine, lambda: _short(engine, prompt_ids, NO_DRAFTER, 0))
         )
@@ -85,7 +106,7 @@ class TargetRun:
             load_and_run = partial(self._load_and_run, engine, drafter, prompt_ids, k)
             try:
                 memory = self._meter.with_drafter(engine, drafter.name, load_and_run)
-            except (ModelError, CompatibilityError, UsageError, torch.OutOfMemoryError) as error:
+            except REFUSALS as error:
                 self._fail(pairing.name, "load", error)
                 continue
             self._writer.append(memory)
@@ -100,23 +121,17 @@ class TargetRun:
             self._writer.append(identity)
         _short(engine, prompt_ids, drafter.name, k)
 
-    def _sample_prompt(self, session: Session) -> tuple[int, ...]:
-        workload = self._plan.workloads[0]
-        for prompt in self._plan.prompts(workload):
-            try:
-                return session.first_turn(prompt)
-            except WorkloadError as error:
-                self._fail(self._plan.target.name, "warm_up", error, workload.name)
-        raise WorkloadError(f"{workload.name}: the target's chat template refuses every prompt")
-
-    def _warm_up(self, engine: Engine, session: Session, cells: Sequence[Cell]) -> None:
-        """Run every shape once before it counts; nothing of this is recorded."""
-        prompt_ids = self._sample_prompt(session)
-        shapes = {
-            (cell.drafter, cell.key.num_speculative_tokens, cell.key.temperature): cell
-            for cell in cells
-        }
-        for cell in shapes.values():
+    def _warm_up(
+        self, engine: Engine, prompt_ids: tuple[int, ...], cells: Sequence[Cell]
+    ) -> tuple[Cell, ...]:
+        """Run every shape once before it counts, recording nothing; the cells that can run."""
+        shapes: dict[tuple[object, ...], list[Cell]] = {}
+        for cell in cells:
+            k = cell.key.num_speculative_tokens
+            shapes.setdefault((cell.drafter, k, cell.key.temperature), []).append(cell)
+        usable: list[Cell] = []
+        for cell, *others in shapes.values():
+            k = cell.key.num_speculative_tokens
             request = EngineRequest(
                 prompt_ids=prompt_ids,
                 max_new_tokens=WARM_UP_TOKENS,
@@ -124,7 +139,15 @@ class TargetRun:
                 seed=0,
                 stop_at_eos=False,
             )
-            engine.generate(request, cell.drafter, cell.key.num_speculative_tokens)
+            try:
+                engine.generate(request, cell.drafter, k)
+            except REFUSALS as error:
+                if k == 0:
+                    raise
+                self._fail(cell.key.pairing, "warm_up", error, at=f"K={k}: ")
+            else:
+                usable += [cell, *others]
+        return tuple(usable)
 
     def _explore(self, session: Session, engine: Engine, usable: set[str]) -> None:
         blocks = [_only(block, usable) for block in self._plan.explore_blocks()]
@@ -150,22 +173,24 @@ class TargetRun:
         leaders = [choose(group).leader for group in by_question(summaries)]
         return bool(leaders) and all(_half_width(leader) <= precision for leader in leaders)
 
-    def _confirm(self, session: Session, cells: Sequence[Cell]) -> None:
+    def _confirm(self, session: Session, usable: set[str]) -> None:
         """Measure every winner again on fresh repeats: the best of many is biased upward."""
         winners = [choose(group).to_confirm for group in by_question(self._summaries())]
-        by_id = {cell.key.id: cell for cell in cells}
-        usable = {cell.drafter for cell in cells}
-        chosen = [by_id[key.id] for key in winners if key is not None]
+        chosen = {key.id for key in winners if key is not None} & usable
         explored = [
             block
             for block in self._plan.explore_blocks()
             if _only(block, usable).id in self._writer.finished_blocks
         ]
-        first_fresh = 1 + max((block.repeat for block in explored), default=0)
+        # Repeats past all planned ones are fresh, and the same ones in every session.
         blocks = [
-            confirm_block(block, (block.cells[0], *_matching(block, chosen)), first_fresh)
+            confirm_block(
+                block,
+                (block.cells[0], *_only(block, chosen).cells),
+                self._plan.repeats(block.cells[0].key.temperature),
+            )
             for block in explored
-            if _matching(block, chosen)
+            if _only(block, chosen).cells
         ]
         for done, block in enumerate(blocks):
             self._watch.stage(f"{block.target}: {block.workload}, the winners again")
@@ -176,22 +201,21 @@ class TargetRun:
             self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
 
     def _summaries(self) -> tuple[CellSummary, ...]:
-        stored = load_run(self._writer.folder, self._writer.folder.parent)
         keys = [cell.key for cell in self._plan.all_cells]
-        return summarise(gather_cells(keys, stored.blocks))
+        return summarise(gather_cells(keys, self._stored().blocks))
+
+    def _stored(self) -> StoredRun:
+        return load_run(self._writer.folder, self._writer.folder.parent)
 
     def _fail(
-        self,
-        pairing: str,
-        stage: Literal["load", "warm_up", "decode"],
-        error: Exception,
-        workload: str = "",
+        self, pairing: str, stage: Literal["load", "warm_up"], error: Exception, at: str = ""
     ) -> None:
-        reason = str(error).splitlines()[0]
+        """Store and tell a refusal; one that an earlier session met too is stored once."""
+        reason = at + first_line(error)
         self._watch.warn(f"{pairing}: {reason}")
-        self._writer.append(
-            FailureRecord(pairing=pairing, workload=workload, stage=stage, reason=reason)
-        )
+        failure = FailureRecord(pairing=pairing, workload="", stage=stage, reason=reason)
+        if failure not in self._stored().failures:
+            self._writer.append(failure)
 
 
 def _short(engine: Engine, prompt_ids: tuple[int, ...], drafter: str, k: int) -> None:
@@ -201,14 +225,9 @@ def _short(engine: Engine, prompt_ids: tuple[int, ...], drafter: str, k: int) ->
     engine.generate(request, drafter, k)
 
 
-def _only(block: Block, drafters: set[str]) -> Block:
-    """The block without the cells of drafters that could not be loaded."""
-    return replace(block, cells=tuple(c for c in block.cells if c.drafter in drafters))
-
-
-def _matching(block: Block, chosen: Iterable[Cell]) -> tuple[Cell, ...]:
-    ids = {cell.key.id for cell in block.cells}
-    return tuple(cell for cell in chosen if cell.key.id in ids)
+def _only(block: Block, ids: set[str]) -> Block:
+    """The block with those of its cells that have one of the ids."""
+    return replace(block, cells=tuple(cell for cell in block.cells if cell.key.id in ids))
 
 
 def _half_width(cell: CellSummary | None) -> float:

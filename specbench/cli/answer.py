@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
 
+from specbench.cli.console import open_console
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, to_json
 from specbench.report.tables import terminal_report
@@ -16,7 +16,7 @@ WIDTH = 80
 
 def print_answer(document: Document, paths: Sequence[Path]) -> None:
     """Tables, where the reports lie, then one sentence a workload."""
-    Console(width=WIDTH, highlight=False).print(terminal_report(document))
+    open_console(width=WIDTH).print(terminal_report(document))
     for path in paths:
         typer.echo(f"report: {path}")
     if paths:

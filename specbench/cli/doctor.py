@@ -109,10 +109,11 @@ def _tokenizer_problems(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
 
 
 def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from specbench.cli.console import open_console
+
+    console = open_console()
     packages = document["packages"]
     versions = ", ".join(f"{n} {packages[n]}" for n in ("torch", "transformers") if n in packages)
     console.print(f"python {document['python']}, {versions}")

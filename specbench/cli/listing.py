@@ -125,10 +125,11 @@ def _runs(out: Path) -> list[dict[str, Any]]:
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     """A column per key; the last one wraps."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    from specbench.cli.console import open_console
+
+    console = open_console()
     if not rows:
         console.print("none")
         return

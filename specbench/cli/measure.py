@@ -61,8 +61,8 @@ def read_settings(
         max_new_tokens=max_new_tokens,
         num_prompts=prompts,
         num_repeats=repeats,
-        budget_s=parse_seconds(budget) if budget else None,
-        precision=parse_precision(precision) if precision else None,
+        budget_s=parse_seconds(budget) if budget is not None else None,
+        precision=parse_precision(precision) if precision is not None else None,
         device=device,
         dtype=dtype,
         threads=threads,
@@ -80,7 +80,7 @@ def measure(
         from specbench.store import load_run
 
         stored = load_run(resume, out)
-        settings, resume = stored.run.settings, stored.run.run_id
+        settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
     file = Path(settings.pairings_file) if settings.pairings_file else None
     pairings = load_pairings(file).select(settings.pairings)
     if dry_run:
@@ -102,9 +102,9 @@ def _run(
 
     with ProgressWatch() as watch:
         watch.stage("starting")
-        from specbench.bench.benchmark import run_benchmark
-
         try:
+            from specbench.bench.benchmark import run_benchmark
+
             run = run_benchmark(settings, pairings, out, watch, resume=resume)
         except KeyboardInterrupt:
             watch.close()
@@ -126,7 +126,8 @@ def _run(
         print_json([document])
     else:
         print_answer(document, paths)
-    if document.failures or document.missing or any(not c.valid for c in document.cells):
+    has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
+    if document.failures or document.missing or has_failed:
         raise typer.Exit(INCOMPLETE)
 
 

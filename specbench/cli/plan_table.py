@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from specbench.bench.plan import TargetPlan
+from specbench.cli.console import open_console
 
 
 def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
             )
         for (pairing, workload, temperature, prompts, repeats), ks in rows.items():
             table.add_row(pairing, workload, temperature, _ks(ks), prompts, repeats)
-    console = Console(highlight=False)
+    console = open_console()
     console.print(table)
     open_ended = any(plan.is_open_ended for plan in plans)
     limit = " at most; the budget or the precision ends it earlier" if open_ended else ""

@@ -3,7 +3,6 @@
 from types import TracebackType
 from typing import Self
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -13,16 +12,18 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
+from specbench.cli.console import open_console
+
 
 class ProgressWatch:
     """Shows a run on a terminal; elsewhere one line a stage, so that logs stay short."""
 
     def __init__(self) -> None:
         self.id: str | None = None
-        self._console = Console(stderr=True, soft_wrap=True, highlight=False)
+        self._console = open_console(stderr=True, soft_wrap=True)
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -32,7 +33,7 @@ class ProgressWatch:
             disable=not self._console.is_terminal,
         )
         self._task = self._progress.add_task("", total=None, left="")
-        self._last_stage = ""
+        self._told: set[str] = set()
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -56,9 +57,9 @@ class ProgressWatch:
 
     def stage(self, text: str) -> None:
         self._progress.update(self._task, description=text)
-        if not self._console.is_terminal and text != self._last_stage:
+        if not self._console.is_terminal and text not in self._told:
             self._console.print(text)
-        self._last_stage = text
+        self._told.add(text)
 
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         task = self._progress.tasks[self._task]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
@@ -22,6 +23,7 @@ _DTYPES = {
 }
 _HASHED_WHOLE = 4 * 2**30  # larger checkpoints are known by their shape, see _weights_sha256
 _EDGE = 2**20
+_REFUSALS = (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +81,7 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
             f"{source.location} does not fit on {placement}: {_first_line(error)}; choose a "
             "smaller model or dtype, or spread it with device_map: auto"
         ) from error
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except _REFUSALS as error:
         raise ModelError(f"{source.location}: cannot be loaded: {_advice(error)}") from error
     model.requires_grad_(False)
     model.eval()

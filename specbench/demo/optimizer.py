@@ -16,7 +16,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 def orthogonalised(stack_NRC: Tensor, steps: int = 5) -> Tensor:
     """Each matrix with its singular values pushed to about 1."""
     tall = stack_NRC.shape[1] > stack_NRC.shape[2]
-    x = stack_NRC.mT if tall else stack_NRC
+    x: Tensor = stack_NRC.mT if tall else stack_NRC
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT

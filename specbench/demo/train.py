@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from specbench.demo.architecture import draft_model, poor_model, target_model
@@ -17,10 +17,10 @@ from specbench.demo.corpus import REGISTERS
 from specbench.demo.corpus.grammar import Dice
 from specbench.demo.documents import Batch, batches, encode, training_conversations
 from specbench.demo.tokenizer import train_tokenizer
-from specbench.demo.trainer import Schedule, answer_loss, train
+from specbench.demo.trainer import Loss, Schedule, answer_loss, train
 
 SEED = 0
-TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 1700, 500, 60
+TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 2100, 500, 60
 DOCUMENTS, DISTILL_DOCUMENTS = 9000, 2500  # per register
 TOKENS_PER_PROCESS = 1408
 
@@ -28,7 +28,9 @@ TOKENS_PER_PROCESS = 1408
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for models and checkpoints")
-    parser.add_argument("--part", choices=("tokenizer", "target", "draft", "poor", "all"), default="all")
+    parser.add_argument(
+        "--part", choices=("tokenizer", "target", "draft", "poor", "all"), default="all"
+    )
     parser.add_argument("--processes", type=int, default=2, help="one thread each")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
@@ -36,7 +38,9 @@ def main() -> None:
         make_tokenizer(arguments.out)
     for part in ("target", "draft", "poor"):
         if arguments.part in (part, "all"):
-            mp.spawn(_process, (arguments.processes, part, arguments.out), arguments.processes)
+            _rendezvous(arguments.out, part).unlink(missing_ok=True)
+            world = (arguments.processes, part, arguments.out)
+            spawn(_process, world, arguments.processes)  # type: ignore[no-untyped-call]
 
 
 def make_tokenizer(out: Path) -> None:
@@ -51,10 +55,16 @@ def make_tokenizer(out: Path) -> None:
 
 def _process(rank: int, world: int, part: str, out: Path) -> None:
     torch.set_num_threads(1)
-    rendezvous = out / f"rendezvous-{part}"
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous.resolve()}", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{_rendezvous(out, part)}", rank=rank, world_size=world
+    )
     {"target": _train_target, "draft": _train_draft, "poor": _train_poor}[part](out)
     dist.destroy_process_group()
+
+
+def _rendezvous(out: Path, part: str) -> Path:
+    """The file over which the processes find each other; a killed run leaves it behind."""
+    return (out / f"rendezvous-{part}").resolve()
 
 
 def _train_target(out: Path) -> None:
@@ -81,7 +91,7 @@ def _train_poor(out: Path) -> None:
     _run("poor", out, model, rows, answer_loss, schedule)
 
 
-def distillation_loss(target: LlamaForCausalLM, model: nn.Module, batch: Batch) -> Tensor:
+def distillation_loss(target: LlamaForCausalLM, model: LlamaForCausalLM, batch: Batch) -> Tensor:
     """Cross-entropy in nats between the target's distribution and the model's, on answers."""
     is_next = batch.is_answer_BT[:, 1:]
     with torch.no_grad():
@@ -98,7 +108,14 @@ def _batches(out: Path, registers: tuple[str, ...], *, start: int, count: int) -
     return batches(documents, TOKENS_PER_PROCESS, Dice(SEED, "order", start))
 
 
-def _run(name, out, model, rows, loss_of, schedule):  # type: ignore[no-untyped-def]
+def _run(
+    name: str,
+    out: Path,
+    model: LlamaForCausalLM,
+    rows: list[Batch],
+    loss_of: Loss,
+    schedule: Schedule,
+) -> None:
     progress = train(model, rows, loss_of, schedule, out / f"{name}.checkpoint")
     if dist.get_rank() == 0:
         model.to(torch.bfloat16).save_pretrained(out / name)

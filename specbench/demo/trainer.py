@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import LlamaForCausalLM
 
 from specbench.demo.documents import Batch
 from specbench.demo.optimizer import MuonAdamW
 
-Loss = Callable[[nn.Module, Batch], Tensor]
+Loss = Callable[[LlamaForCausalLM, Batch], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +42,11 @@ class Progress:
 
 
 def train(
-    model: nn.Module, batches: list[Batch], loss_of: Loss, schedule: Schedule, checkpoint: Path
+    model: LlamaForCausalLM,
+    batches: list[Batch],
+    loss_of: Loss,
+    schedule: Schedule,
+    checkpoint: Path,
 ) -> Progress:
     """Train in place inside a process group; goes on from the checkpoint if there is one."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -70,12 +75,15 @@ def train(
             recent = []
             if rank == 0:
                 speed = progress.tokens / progress.wall_s
-                print(f"step {step + 1}: loss {progress.losses[-1]:.4f}, {speed:.0f} tokens/s", flush=True)
+                print(
+                    f"step {step + 1}: loss {progress.losses[-1]:.4f}, {speed:.0f} tokens/s",
+                    flush=True,
+                )
                 _save(checkpoint, model, optimizer, progress, step + 1)
     return progress
 
 
-def answer_loss(model: nn.Module, batch: Batch) -> Tensor:
+def answer_loss(model: LlamaForCausalLM, batch: Batch) -> Tensor:
     """Mean cross-entropy in nats over the answer tokens."""
     hidden_BTC = model.model(input_ids=batch.ids_BT, use_cache=False)[0]
     is_next = batch.is_answer_BT[:, 1:]
@@ -90,12 +98,13 @@ def _average_gradients(parameters: list[nn.Parameter]) -> None:
     flat = torch.cat([g.flatten() for g in gradients])
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+    parts = torch.split(flat, [g.numel() for g in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
         gradient.copy_(part.view_as(gradient))
 
 
 def _save(
-    checkpoint: Path, model: nn.Module, optimizer: MuonAdamW, progress: Progress, step: int
+    checkpoint: Path, model: LlamaForCausalLM, optimizer: MuonAdamW, progress: Progress, step: int
 ) -> None:
     temporary = checkpoint.with_suffix(".tmp")
     state = {"model": model.state_dict(), "optimizer": optimizer.state(), "progress": progress}

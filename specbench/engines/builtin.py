@@ -14,6 +14,7 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.self_test import make_checked_runner
 from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
+from specbench.drafters.catalogue import find_method
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.engines.engine import EngineRequest, EngineResult, RoundForward
 from specbench.errors import UsageError
@@ -38,6 +39,7 @@ class BuiltinEngine:
         self._draft_models: dict[str, tuple[LoadedModel, StockRunner]] = {}
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
+        find_method(drafter.method)  # a method that arrives later has files of another kind
         identity = None
         if drafter.model is not None:
             # Vocabularies are compared before the weights go anywhere near the device.

@@ -18,6 +18,7 @@ class Answer:
     title: str
     verdict: Verdict
     headline: str  # without the title
+    reasons: tuple[str, ...]  # of the quoted decision
     others: tuple[Decision, ...]
 
 
@@ -35,6 +36,7 @@ def answer(section: Section) -> Answer:
         title=section.title,
         verdict=verdict,
         headline=_quote(section, quoted) if quoted else _no_winner(section, verdict),
+        reasons=quoted.reasons if quoted else (),
         others=tuple(decision for decision in section.decisions if decision is not quoted),
     )
 

@@ -96,9 +96,7 @@ TERMINAL_COLUMNS = (
     _DETECTABLE,
     _LENGTH,
     _RATE,
-    Column(
-        header="draft/verify", meaning="their shares of a round's time", text=_draft_and_verify
-    ),
+    Column(header="draft/verify", meaning="their shares of a round's time", text=_draft_and_verify),
 )
 
 PAGE_COLUMNS = (
@@ -109,9 +107,9 @@ PAGE_COLUMNS = (
     Column(
         header="whole request",
         meaning="the speed-up with prefill of target and drafter included",
-        text=lambda cell: speedup_text(cell.speedup_end_to_end)
-        if cell.speedup_end_to_end
-        else None,
+        text=lambda cell: (
+            speedup_text(cell.speedup_end_to_end) if cell.speedup_end_to_end else None
+        ),
     ),
     _LENGTH,
     Column(

@@ -2,34 +2,49 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
 _COUNTS = {"tokens", "rounds", "requests"}
-_SCREEN_UNITS = {"s": ("ms", 1e3), "s/token": ("ms/token", 1e3), "fraction": ("%", 1e2)}
-_BYTE_UNITS = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Such as 0.0123, 1.23, 123 and 12,345: integers keep all their digits."""
-    if value == 0:
-        return "0"
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    return f"{value:,.{max(0, decimals)}f}"
+class Scale(NamedTuple):
+    """The unit on the screen and what a stored value is multiplied by."""
+
+    unit: str
+    factor: float
+
+
+def scale_of(unit: str, largest: float) -> Scale:
+    """The screen's unit for values of a metric's unit, of which `largest` is the largest."""
+    if unit.startswith("bytes"):
+        size, name = next((s for s in _SIZES if abs(largest) >= s[0]), (1, "bytes"))
+        return Scale(unit.replace("bytes", name), 1 / size)
+    if unit in {"s", "s/token"}:
+        return Scale(f"m{unit}", 1e3)
+    return Scale("%", 100.0) if unit == "fraction" else Scale(unit, 1.0)
+
+
+def number(value: float, unit: str, scale: Scale) -> str:
+    """A stored value of a metric's unit on a scale, without the unit."""
+    return f"{value:,.0f}" if unit in _COUNTS else significant(value * scale.factor)
 
 
 def measured(value: float, unit: str) -> str:
-    """A metric's value with its unit: 5.43 ms, 81.0%, 1.90x, 12.6 MiB, 1,234 tokens."""
-    if unit.startswith("bytes"):
-        size, name = next((u for u in _BYTE_UNITS if abs(value) >= u[0]), (1, "bytes"))
-        return f"{significant(value / size)} {name}{unit.removeprefix('bytes')}"
-    if unit == "x":
-        return f"{value:.2f}x"
-    if unit in _COUNTS:
-        return f"{value:,.0f} {unit}"
-    name, scale = _SCREEN_UNITS.get(unit, (unit, 1.0))
-    gap = "" if name == "%" else " "
-    return f"{significant(value * scale)}{gap}{name}"
+    """A value with its unit: 5.43 ms, 81.0%, 1.90x, 12.6 MiB, 1,234 tokens."""
+    scale = scale_of(unit, value)
+    gap = "" if scale.unit in {"%", "x"} else " "
+    return f"{number(value, unit, scale)}{gap}{scale.unit}"
+
+
+def significant(value: float) -> str:
+    """Three digits, and every digit before the point: 0.0123, 1.23, 123, 12,345."""
+    if value == 0:
+        return "0"
+    decimals = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:,.{max(0, decimals)}f}"
 
 
 def scalar(value: float | tuple[float, ...] | None) -> float | None:
@@ -40,6 +55,11 @@ def scalar(value: float | tuple[float, ...] | None) -> float | None:
 def series(value: float | tuple[float, ...] | None) -> tuple[float, ...]:
     """The values of a metric that is a list; empty for an absent one."""
     return value if isinstance(value, tuple) else ()
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 prompt`, `8 prompts`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -6,6 +6,8 @@ from specbench.pairing.recommend import Verdict, judge
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision
 from specbench.report.document import Document
 
+_PER_POSITION = "acceptance_rate_per_position"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
@@ -37,6 +39,12 @@ class Section:
     def of(self, pairing: str) -> tuple[CellSummary, ...]:
         """The K > 0 cells of one pairing."""
         return tuple(cell for cell in self.cells if cell.key.pairing == pairing)
+
+    @property
+    def deepest(self) -> tuple[CellSummary, ...]:
+        """Each pairing's valid cell of the largest K whose rounds are known."""
+        known = (c for c in self.cells if c.valid and c.metrics.get(_PER_POSITION))
+        return tuple({cell.key.pairing: cell for cell in known}.values())
 
     def is_chosen(self, key: CellKey) -> bool:
         """Whether a decision recommends this cell."""
@@ -79,18 +87,28 @@ def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], 
 
 
 def setting_title(question: CellKey) -> str:
-    """Such as `demo, temperature 0, one request at a time, float32, builtin`."""
-    rows = question.concurrency
-    at_once = "one request at a time" if rows == 1 else f"{rows} requests at a time"
+    """Such as `demo, temperature 0, one request at a time, float32, builtin engine`."""
     return ", ".join(
         (
             question.target,
             f"temperature {question.temperature:g}",
-            at_once,
+            requests_at_once(question),
             question.dtype,
             f"{question.engine} engine",
         )
     )
+
+
+def requests_at_once(key: CellKey) -> str:
+    """The batch size in words."""
+    return (
+        "one request at a time" if key.concurrency == 1 else f"{key.concurrency} requests at once"
+    )
+
+
+def drafter_of(pairing: str) -> str:
+    """The drafter's name alone, which is enough where the target is known."""
+    return pairing.rsplit("/", 1)[-1]
 
 
 def verdict_of(decision: Decision) -> Verdict:
@@ -114,7 +132,7 @@ def _title(question: CellKey, questions: tuple[CellKey, ...]) -> str:
         "target": question.target,
         "workload": question.workload,
         "temperature": f"temperature {question.temperature:g}",
-        "concurrency": f"{question.concurrency} at a time",
+        "concurrency": requests_at_once(question),
         "dtype": question.dtype,
         "engine": question.engine,
     }

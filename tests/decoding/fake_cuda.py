@@ -28,9 +28,7 @@ class HostTensorError(Exception):
 class HostWatch(TorchDispatchMode):
     """Raises HostTensorError at the first operation that has a CPU tensor on either side."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves((args, kwargs, out)):
             if isinstance(leaf, Tensor) and leaf.device.type == "cpu":

@@ -25,7 +25,7 @@ class CountingRunner:
         self.max_position = max_position
         self.fed: list[Tensor] = []
 
-    def allocate(self, num_rows: int, max_len: int) -> None:
+    def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
         self.fed.clear()
 
     def forward(
@@ -63,7 +63,8 @@ class ScriptedDrafter:
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         first_B = (state.length_B + 1).tolist()
         tokens_BK = [[self._script.get(first + i, 0) for i in range(k)] for first in first_B]
-        return Proposal(torch.tensor(tokens_BK), torch.full_like(state.length_B, k))
+        drafts_BK = torch.tensor(tokens_BK, dtype=torch.long)
+        return Proposal(drafts_BK, torch.full_like(state.length_B, k))
 
     def forwards(self, k: int) -> tuple[BareForward, ...]:  # noqa: ARG002
         return ()
@@ -105,3 +106,12 @@ class Flattened(Wrapped):
         assert proposal.probs_BKV is not None
         uniform_BKV = torch.full_like(proposal.probs_BKV, 1 / proposal.probs_BKV.shape[-1])
         return proposal._replace(probs_BKV=uniform_BKV)
+
+
+class Perturbed(Wrapped):
+    """Spoils the second draft of every round: the first is right, and so are those after it."""
+
+    def change(self, proposal: Proposal) -> Proposal:
+        tokens_BK = proposal.tokens_BK.clone()
+        tokens_BK[:, 1] = (tokens_BK[:, 1] + 1) % 7
+        return proposal._replace(tokens_BK=tokens_BK)

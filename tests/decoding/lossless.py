@@ -70,8 +70,8 @@ def assert_texts(results: Sequence[Result], expected: Sequence[tuple[int, ...]])
 # The law: six tokens of a seven-token model, so that all 7**6 texts can be enumerated.
 LAW_VOCAB_SIZE = 7
 NUM_LAW_TOKENS = 6
-NUM_SAMPLES = 10_000
-NUM_ROWS = 500
+NUM_SAMPLES = 10_240
+NUM_ROWS = 256
 LAW_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
 WARM = Sampling(temperature=0.7)
 FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint laws are tested

@@ -1,6 +1,5 @@
-"""Greedy text over slots equals transformers' `generate` in float32, architecture by architecture."""
+"""Greedy text over slots is that of transformers' `generate` in float32, by architecture."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,11 +24,11 @@ class Subject(NamedTuple):
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
-def subject(request: Any) -> Iterator[Subject]:
+def subject(request: Any) -> Subject:
     config = ARCHITECTURES[request.param]
     model = build(config(), seed=0)
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
-    yield Subject(StockRunner(model), StockRunner(model), StockRunner(build(config(), 1)), texts)
+    return Subject(StockRunner(model), StockRunner(model), StockRunner(build(config(), 1)), texts)
 
 
 REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]

@@ -69,7 +69,7 @@ def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
 def test_another_temperature_is_no_baseline(cell, baseline_cell):
     warm = replace(cell.key, temperature=1.0)
     spec = replace(cell.requests[0], cell_id=warm.id)
-    (sampled,) = gather_cells([warm, replace(baseline_cell.key)], [block("a", spec)])
+    (_, sampled) = gather_cells([baseline_cell.key, warm], [block("a", cell.baseline[0], spec)])
     assert sampled.baseline == ()
 
 

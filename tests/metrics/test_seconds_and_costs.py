@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.metrics.pairs import paired_decode
 from specbench.metrics.registry import measure
 from specbench.metrics.rounds import overhead_ratio, round_s_p95
 from specbench.metrics.speed import (
@@ -72,6 +73,27 @@ def test_a_failed_side_takes_its_pair_out_of_the_speedup(cell):
     assert decode_speedup(one_pair) == pytest.approx(0.4 / 0.31)
 
 
+def test_turns_and_repeats_of_a_prompt_add_up(cell):
+    # A second turn of prompt a: 3 times as slow at K = 0, twice as slow at K = 3.
+    spec, base = cell.requests[0], cell.baseline[0]
+    second = replace(spec, turn=1, decode_s=0.88), replace(base, turn=1, decode_s=2.1)
+    longer = replace(
+        cell, requests=(*cell.requests, second[0]), baseline=(*cell.baseline, second[1])
+    )
+    assert decode_speedup(longer) == pytest.approx((0.7 + 2.1 + 0.4) / (0.44 + 0.88 + 0.31))
+
+
+def test_a_request_that_ended_with_its_first_token_has_no_decode_time_to_compare(cell):
+    spec, base = (
+        replace(r, output_ids=(1,), decode_s=0.0) for r in (cell.requests[0], cell.baseline[0])
+    )
+    short = replace(cell, requests=(spec, cell.requests[1]), baseline=(base, cell.baseline[1]))
+    seconds = paired_decode(short)
+    assert seconds is not None
+    assert seconds.base_s.tolist() == pytest.approx([0.4])
+    assert decode_speedup(replace(cell, requests=(spec,), baseline=(base,))) is None
+
+
 def test_rows_that_overlap_have_no_speedup_from_summed_seconds(cell):
     assert decode_speedup(replace(cell, key=replace(cell.key, concurrency=8))) is None
 
@@ -123,6 +145,7 @@ def test_costs_that_cannot_be_told_apart_are_absent(cell):
     absent = {"draft_s", "verify_s", "other_s", "draft_cost_ratio", "verify_cost_ratio"}
     assert not absent & set(given)
     assert given["break_even_length"] == pytest.approx(1.5)
+    assert not absent & set(measure(replace(cell, requests=(whole[0], cell.requests[1]))))
 
 
 def test_the_baseline_has_seconds_and_no_costs(baseline_cell):

@@ -161,7 +161,7 @@ def environment(device: str) -> Environment:
         python="3.11.7",
         packages={"torch": "2.13.0", "transformers": "5.23.0"},
         platform="Linux 6.1",
-        cpu="Made-up CPU, 2 cores",
+        cpu="Made-up CPU",
         num_cpu_cores=2,
         threads=1,
         device="cuda:0" if is_gpu else "cpu",

@@ -1,4 +1,4 @@
-"""The embedded pair's corpus: `sample(register, index, seed)` is a pure function of its arguments."""
+"""The embedded pair's corpus: conversations as a pure function of register, index and seed."""
 
 import hashlib
 import json

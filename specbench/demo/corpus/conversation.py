@@ -17,9 +17,14 @@ class Conversation:
     system: str | None = None
 
     @property
+    def is_prompt_held_out(self) -> bool:
+        """True for 1 in 25 first prompts."""
+        return _is_drawn(self.turns[0][0])
+
+    @property
     def is_held_out(self) -> bool:
-        """True for 1 in 25 first prompts, and for 1 in 25 pairs of topic and phrasing."""
-        return _is_drawn(self.turns[0][0]) or _is_drawn(f"{self.topic}\n{self.phrasing}")
+        """True for held-out prompts, and for 1 in 25 pairs of topic and phrasing."""
+        return self.is_prompt_held_out or _is_drawn(f"{self.topic}\n{self.phrasing}")
 
     def messages(self) -> list[dict[str, str]]:
         """The form that a chat template reads."""

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from specbench.demo.corpus import code
 from specbench.demo.corpus.conversation import Conversation
+from specbench.demo.corpus.functions import TASKS, Task, block, renamed_words
 from specbench.demo.corpus.grammar import Dice, fill, prose
 
 
@@ -20,27 +20,29 @@ class Change(NamedTuple):
 
 
 _NAMES = (
-    "Anna", "Ben", "Carla", "David", "Eva", "Frank", "Greta", "Henry", "Ida", "Jack", "Kate", "Luis",
-    "Maria", "Nick", "Olga", "Paul", "Rita", "Simon", "Tina", "Walter",
+    "Anna", "Ben", "Carla", "David", "Eva", "Frank", "Greta", "Henry", "Ida", "Jack", "Kate",
+    "Luis", "Maria", "Nick", "Olga", "Paul", "Rita", "Simon", "Tina", "Walter",
 )  # fmt: skip
 _PLACES = (
-    "the library", "the kitchen", "the garden", "the market", "the office", "the station", "the museum",
-    "the school", "the park", "the harbour", "the theatre", "the bakery",
+    "the library", "the kitchen", "the garden", "the market", "the office", "the station",
+    "the museum", "the school", "the park", "the harbour", "the theatre", "the bakery",
 )  # fmt: skip
+# No adjective and no noun begins with a vowel, so that "a" stays right when one is replaced.
 _ADJECTIVES = (
-    "old", "new", "red", "small", "large", "quiet", "broken", "bright", "cheap", "famous", "dusty", "warm",
+    "golden", "new", "red", "small", "large", "quiet", "broken", "bright", "cheap", "famous",
+    "dusty", "warm",
 )  # fmt: skip
 _TIMES = (
     "every morning", "on Mondays", "in the evening", "after lunch", "twice a week", "before work",
     "at night", "in summer", "on Sundays", "once a month",
 )  # fmt: skip
-# (present, past, what)
+# Each is a verb in the present, the same in the past, and a thing.
 _VERBS = (
     ("reads", "read", "book"), ("buys", "bought", "lamp"), ("writes", "wrote", "letter"),
     ("paints", "painted", "chair"), ("finds", "found", "key"), ("sells", "sold", "bicycle"),
     ("cleans", "cleaned", "window"), ("carries", "carried", "box"), ("opens", "opened", "door"),
     ("brings", "brought", "basket"), ("repairs", "repaired", "clock"), ("draws", "drew", "map"),
-    ("forgets", "forgot", "umbrella"), ("shows", "showed", "picture"), ("keeps", "kept", "notebook"),
+    ("forgets", "forgot", "wallet"), ("shows", "showed", "picture"), ("keeps", "kept", "notebook"),
     ("wears", "wore", "hat"), ("plays", "played", "guitar"), ("drives", "drove", "truck"),
 )  # fmt: skip
 _ENDS = (
@@ -80,9 +82,11 @@ def _sentences(dice: Dice, *, number: bool = False) -> tuple[list[tuple[str, str
     name, other = dice.some(_NAMES, 2)
     first, second = dice.some(_VERBS, 2)
     place, time = dice.pick(_PLACES), dice.pick(_TIMES)
-    parts = [(f"{name} VERB a* {dice.pick(_ADJECTIVES)} {first[2]} [in|near] {place} {time}.", first)]
+    parts = [
+        (f"{name} VERB a {dice.pick(_ADJECTIVES)} {first[2]} [in|near] {place} {time}.", first)
+    ]
     if dice.chance(0.7):
-        parts.append((f"{other} VERB a* {dice.pick(_ADJECTIVES)} {second[2]} there.", second))
+        parts.append((f"{other} VERB a {dice.pick(_ADJECTIVES)} {second[2]} there.", second))
     ending = dice.pick([end for end in _ENDS if "{n}" in end[0] or not number])
     parts.append((ending[0], (ending[1], ending[2], "")))
     sentences = []
@@ -103,11 +107,9 @@ def _past(sentences: list[tuple[str, str]]) -> str:
 def _replace_word(dice: Dice) -> Change:
     sentences, _ = _sentences(dice)
     before = _present(sentences)
-    # "a" and "an" stay right: no word here begins with a vowel.
-    adjectives = [w for w in _ADJECTIVES if w[0] not in "aeiou"]
-    nouns = [what for _, _, what in _VERBS if what[0] not in "aeiou"]
-    old = dice.pick([w for w in (*adjectives, *nouns) if f" {w} " in before])
-    new = dice.pick([w for w in (adjectives if old in adjectives else nouns) if w not in before])
+    nouns = tuple(what for _, _, what in _VERBS)
+    old = dice.pick([w for w in (*_ADJECTIVES, *nouns) if f" {w} " in before])
+    new = dice.pick([w for w in (_ADJECTIVES if old in _ADJECTIVES else nouns) if w not in before])
     asks = (
         'Replace the word "{old}" with "{new}".',
         'Change "{old}" to "{new}".',
@@ -115,7 +117,7 @@ def _replace_word(dice: Dice) -> Change:
         'Put "{new}" where it says "{old}".',
     )
     ask = dice.pick(asks).format(old=old, new=new)
-    return Change("replace", old, ask, before, code.renamed_words(before, {old: new}))
+    return Change("replace", old, ask, before, renamed_words(before, {old: new}))
 
 
 def _tense(dice: Dice) -> Change:
@@ -127,7 +129,10 @@ def _tense(dice: Dice) -> Change:
         return Change(
             "past", sentences[0][0], fill(ask, dice, {}), _present(sentences), _past(sentences)
         )
-    ask = "[Put this into the present tense|Change the tense to the present|Rewrite this in the present]."
+    ask = (
+        "[Put this into the present tense|Change the tense to the present"
+        "|Rewrite this in the present]."
+    )
     return Change(
         "present", sentences[0][0], fill(ask, dice, {}), _past(sentences), _present(sentences)
     )
@@ -138,7 +143,7 @@ def _names(dice: Dice) -> Change:
     before = _present(sentences)
     new = dice.pick([name for name in _NAMES if name not in before])
     ask = "[Change the name {old} to {new}|Call {old} {new}|Rename {old} to {new}]."
-    after = code.renamed_words(before, {old: new})
+    after = renamed_words(before, {old: new})
     return Change("name", f"{old} {new}", fill(ask, dice, {"old": old, "new": new}), before, after)
 
 
@@ -149,7 +154,7 @@ def _names_again(text: str, dice: Dice) -> tuple[str, str] | None:
         return None
     old, new = dice.pick(present), dice.pick([name for name in _NAMES if name not in text])
     ask = "[Now change|Good. Now change|And change] the name {old} to {new}."
-    return prose(ask, dice, {"old": old, "new": new}), code.renamed_words(text, {old: new})
+    return prose(ask, dice, {"old": old, "new": new}), renamed_words(text, {old: new})
 
 
 def _typo(dice: Dice) -> Change:
@@ -177,7 +182,7 @@ def _number(dice: Dice) -> Change:
     ask = (
         "[Change the number to {new}|Replace {old} by {new}|It should say {new} instead of {old}]."
     )
-    after = code.renamed_words(before, {old: new})
+    after = renamed_words(before, {old: new})
     return Change("number", name, fill(ask, dice, {"old": old, "new": new}), before, after)
 
 
@@ -186,7 +191,10 @@ def _shape(dice: Dice) -> Change:
     lines = [now for now, _ in sentences]
     kind = dice.pick(("bullets", "last", "first"))
     if kind == "bullets":
-        ask = "[Make this a bulleted list|Turn the sentences into bullets|Put each sentence on a line with a dash]."
+        ask = (
+            "[Make this a bulleted list|Turn the sentences into bullets"
+            "|Put each sentence on a line with a dash]."
+        )
         after = "\n".join(f"- {line}" for line in lines)
     elif kind == "last":
         ask, after = "[Remove|Delete|Leave out] the last sentence.", " ".join(lines[:-1])
@@ -195,33 +203,39 @@ def _shape(dice: Dice) -> Change:
     return Change(kind, name, fill(ask, dice, {}), " ".join(lines), after)
 
 
-def _function(dice: Dice) -> code.Task:
-    return dice.pick((code.list_task, code.algorithm_task, code.unit_task))(dice)
+def _function(dice: Dice) -> Task:
+    return dice.pick(tuple(TASKS.values()))(dice)
 
 
 def _rename_variable(dice: Dice) -> Change:
     function, topic, _ = _function(dice)
     old = dice.pick([name for name, _ in function.params])
     new = dice.pick([n for n in ("data", "source", "given", "entries", "amounts", "argument", "z")])
-    ask = "[Rename the variable {old} to {new}|Rename {old} to {new}|Use the name {new} instead of {old}]."
+    ask = (
+        "[Rename the variable {old} to {new}|Rename {old} to {new}"
+        "|Use the name {new} instead of {old}]."
+    )
     source = function.source(hints=dice.chance(0.3), docstring=False)
-    after = code.renamed_words(source, {old: new})
+    after = renamed_words(source, {old: new})
     ask = fill(ask, dice, {"old": old, "new": new})
-    return Change("rename-variable", topic, ask, code.block(source), code.block(after))
+    return Change("rename-variable", topic, ask, block(source), block(after))
 
 
 def _rename_function(dice: Dice) -> Change:
     function, topic, _ = _function(dice)
     new = dice.pick(("helper", "run", "work", "step", "task", "main", "evaluate", "process"))
-    ask = "[Rename the function to {new}|Call the function {new}|Change the function's name to {new}]."
+    ask = (
+        "[Rename the function to {new}|Call the function {new}"
+        "|Change the function's name to {new}]."
+    )
     source = function.source(hints=dice.chance(0.3), docstring=dice.chance(0.3))
-    after = code.renamed_words(source, {function.name: new})
+    after = renamed_words(source, {function.name: new})
     return Change(
         "rename-function",
         topic,
         fill(ask, dice, {"new": new}),
-        code.block(source),
-        code.block(after),
+        block(source),
+        block(after),
     )
 
 
@@ -229,8 +243,8 @@ def _docstring(dice: Dice) -> Change:
     function, topic, _ = _function(dice)
     hints = dice.chance(0.4)
     ask = "[Add a docstring|Please add a docstring|Write a docstring for this function]."
-    before = code.block(function.source(hints=hints, docstring=False))
-    after = code.block(function.source(hints=hints, docstring=True))
+    before = block(function.source(hints=hints, docstring=False))
+    after = block(function.source(hints=hints, docstring=True))
     return Change("docstring", topic, fill(ask, dice, {}), before, after)
 
 
@@ -238,8 +252,8 @@ def _hints(dice: Dice) -> Change:
     function, topic, _ = _function(dice)
     docstring = dice.chance(0.4)
     ask = "[Add type hints|Please add type hints|Give this function type hints]."
-    before = code.block(function.source(hints=False, docstring=docstring))
-    after = code.block(function.source(hints=True, docstring=docstring))
+    before = block(function.source(hints=False, docstring=docstring))
+    after = block(function.source(hints=True, docstring=docstring))
     return Change("type-hints", topic, fill(ask, dice, {}), before, after)
 
 
@@ -253,7 +267,7 @@ def _bug(dice: Dice) -> Change:
     if "retrun" in broken.body[-1] and dice.chance(0.5):
         bad = good.replace(function.body[-1], broken.body[-1])
     ask = "[Fix the syntax error|There is a syntax error, please fix it|This does not run. Fix it]."
-    return Change("bug", topic, fill(ask, dice, {}), code.block(bad), code.block(good))
+    return Change("bug", topic, fill(ask, dice, {}), block(bad), block(good))
 
 
 _KINDS: tuple[Callable[[Dice], Change], ...] = (

@@ -1,0 +1,66 @@
+"""The pair's own workloads: held-out prompts under the names of the real ones."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import yaml
+
+from specbench.demo.corpus import REGISTERS, sample
+from specbench.demo.corpus.conversation import Conversation
+
+PROMPTS = 40
+MAX_NEW_TOKENS = 128
+_DESCRIPTIONS = {
+    "chat": "Advice, explanations, comparisons and ideas for the embedded pair.",
+    "code": "Small Python functions and classes for the embedded pair.",
+    "creative": "Stories and poems for the embedded pair.",
+    "qa": "Questions of fact with short answers for the embedded pair.",
+    "edit": "A text or a function to change in a small way, for the embedded pair.",
+}
+
+
+def write_workloads(folder: Path, *, seed: int, trained_per_register: int) -> None:
+    """Write `<register>.jsonl` and `.yaml`; the models were trained on none of the prompts."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for register in REGISTERS:
+        chosen = _chosen(register, seed, trained_per_register)
+        lines = [
+            json.dumps(_line(f"{register}-{number:03d}", conversation), ensure_ascii=False)
+            for number, conversation in enumerate(chosen, 1)
+        ]
+        content = ("\n".join(lines) + "\n").encode()
+        (folder / f"{register}.jsonl").write_bytes(content)
+        about = {
+            "name": register,
+            "description": _DESCRIPTIONS[register],
+            "licence": "Apache-2.0",
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "max_new_tokens": MAX_NEW_TOKENS,
+            "prompts": len(chosen),
+        }
+        text = yaml.safe_dump(about, sort_keys=False, allow_unicode=True)
+        (folder / f"{register}.yaml").write_text(text, encoding="utf-8")
+
+
+def _chosen(register: str, seed: int, trained: int) -> list[Conversation]:
+    """Half are unseen wordings, half unseen pairs of topic and phrasing; first prompts differ."""
+    drawn = [sample(register, index, seed) for index in range(trained)]
+    seen = {c.turns[0][0] for c in drawn if not c.is_held_out}
+    by_prompt: dict[str, Conversation] = {}
+    by_combination: dict[str, Conversation] = {}
+    for conversation in drawn:
+        prompt = conversation.turns[0][0]
+        if conversation.is_held_out and prompt not in seen:
+            kind = by_prompt if conversation.is_prompt_held_out else by_combination
+            kind.setdefault(prompt, conversation)
+    half = PROMPTS // 2
+    pairs = zip(list(by_prompt.values())[:half], list(by_combination.values())[:half], strict=True)
+    return [conversation for pair in pairs for conversation in pair]
+
+
+def _line(name: str, conversation: Conversation) -> dict[str, object]:
+    line: dict[str, object] = {"id": name, "category": conversation.category}
+    if conversation.system is not None:
+        line["system"] = conversation.system
+    return {**line, "turns": [user for user, _ in conversation.turns]}

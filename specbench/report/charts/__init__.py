@@ -1,0 +1,1 @@
+"""The charts of the report, one file each; everything here imports matplotlib."""

@@ -1,0 +1,70 @@
+"""Acceptance per position, a panel a workload: how deep do drafts hold?"""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from specbench.records import CellSummary
+from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
+from specbench.report.numbers import series
+from specbench.report.sections import Section, drafter_of, setting_title
+
+_ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
+_CAPTION = (
+    "Solid: the share of all rounds that accept at least this many drafted tokens. Dotted: of "
+    "the rounds that accepted the position before, the share that accepts this one too, as far "
+    f"as at least {_ENOUGH_ROUNDS} rounds got there. Each drafter at its largest valid K."
+)
+_DOTTED = (0, (1, 1.8))
+
+
+def acceptance_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
+    """Joint and conditional rates of each pairing; None where no rounds are known."""
+    drawn = [section for section in group if section.deepest]
+    if not drawn:
+        return None
+    cells = [cell for section in drawn for cell in section.deepest]
+    last = max(2, *(cell.key.num_speculative_tokens for cell in cells))
+    panels = Panels(
+        [section.question.workload for section in drawn], [drafter_of(c.key.pairing) for c in cells]
+    )
+    for ax, section in zip(panels.axes, drawn, strict=True):
+        for cell in section.deepest:
+            _draw_lines(ax, cell, styles[cell.key.pairing])
+        ax.set_ylim(-0.02, 1.04)
+    panels.set_x(1, last, "position in the draft")
+    panels.axes[0].set_ylabel("accepted")
+    panels.axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+    panels.label_ends([_names(section, styles) for section in drawn])
+    return panels.chart("Acceptance per position", setting_title(drawn[0].question), _CAPTION)
+
+
+def _draw_lines(ax: Axes, cell: CellSummary, style: SeriesStyle) -> None:
+    joint, conditional = _joint(cell), _conditional(cell)
+    positions = range(1, len(joint) + 1)
+    ax.plot(positions, joint, color=style.colour, marker=style.marker, markersize=4)
+    ax.plot(
+        positions[: len(conditional)],
+        conditional,
+        color=style.colour,
+        linestyle=_DOTTED,
+        linewidth=1.2,
+    )
+
+
+def _names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
+    return [
+        Label(_joint(cell)[-1], drafter_of(cell.key.pairing), styles[cell.key.pairing].colour)
+        for cell in section.deepest
+    ]
+
+
+def _joint(cell: CellSummary) -> tuple[float, ...]:
+    return series(cell.metrics.get("acceptance_rate_per_position"))
+
+
+def _conditional(cell: CellSummary) -> tuple[float, ...]:
+    """The conditional rates that enough rounds support."""
+    histogram = series(cell.metrics.get("acceptance_histogram"))
+    rates = series(cell.metrics.get("conditional_acceptance_rate"))
+    return tuple(rate for i, rate in enumerate(rates) if sum(histogram[i:]) >= _ENOUGH_ROUNDS)

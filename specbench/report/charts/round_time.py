@@ -1,0 +1,100 @@
+"""Where a round's time goes, against what it yields: the bar must stay below the tick."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from specbench.records import CellSummary
+from specbench.report.charts.canvas import DRAFT, INK, REST, VERIFY, Chart, Label, Panels
+from specbench.report.numbers import measured, scalar
+from specbench.report.sections import Section, setting_title
+
+_CAPTION = (
+    "Bars: what a round costs, in steps of the target alone (dashed: one step, the round of "
+    "K=0). The line across each bar: the tokens a round yields. Speculation pays where that "
+    "line is above the bar, and by the ratio of the two."
+)
+_BAR_WIDTH = 0.66
+_YIELD = "tokens"
+
+
+class Part(NamedTuple):
+    """A share of a round, in baseline steps."""
+
+    name: str
+    steps: float
+    colour: str
+
+
+def round_time_chart(group: Sequence[Section], pairing: str) -> Chart | None:
+    """A panel a workload, a bar a K; None where rounds are not timed."""
+    drawn = [section for section in group if any(map(parts, section.of(pairing)))]
+    if not drawn:
+        return None
+    cells = [cell for section in drawn for cell in section.of(pairing)]
+    names = [part.name for cell in cells for part in parts(cell)]
+    panels = Panels([_panel_title(section) for section in drawn], [_YIELD, *names])
+    for ax, section in zip(panels.axes, drawn, strict=True):
+        panels.reference_line(ax)
+        ax.bar(0, 1, width=_BAR_WIDTH, color=REST, alpha=0.6)
+        for cell in section.of(pairing):
+            _draw_bar(ax, cell)
+    panels.set_x(0, max(c.key.num_speculative_tokens for c in cells), "K, drafted tokens a round")
+    panels.axes[0].set_ylabel("baseline steps")
+    panels.label_ends([_names(section.of(pairing)) for section in drawn])
+    setting = f"{pairing}: {setting_title(drawn[0].question)}"
+    return panels.chart("Where a round's time goes", setting, _CAPTION)
+
+
+def parts(cell: CellSummary) -> tuple[Part, ...]:
+    """A round from its start to its end; one part where it cannot be told apart, or none."""
+    whole = scalar(cell.metrics.get("break_even_length"))
+    draft = scalar(cell.metrics.get("draft_cost_ratio"))
+    verify = scalar(cell.metrics.get("verify_cost_ratio"))
+    if whole is None:
+        return ()
+    if draft is None or verify is None:
+        return (Part("round", whole, REST),)
+    drafting = draft * cell.key.num_speculative_tokens
+    return (
+        Part("draft", drafting, DRAFT),
+        Part("verify", verify, VERIFY),
+        Part("other", max(whole - drafting - verify, 0.0), REST),
+    )
+
+
+def _draw_bar(ax: Axes, cell: CellSummary) -> None:
+    k, bottom = cell.key.num_speculative_tokens, 0.0
+    for part in parts(cell):
+        ax.bar(
+            k,
+            part.steps,
+            bottom=bottom,
+            width=_BAR_WIDTH,
+            color=part.colour,
+            alpha=1.0 if cell.valid else 0.35,
+        )
+        bottom += part.steps
+    tokens = scalar(cell.metrics.get("mean_acceptance_length"))
+    if tokens is not None:
+        half = _BAR_WIDTH / 2 + 0.08
+        ax.hlines(tokens, k - half, k + half, color=INK, linewidth=1.8)
+
+
+def _names(cells: Sequence[CellSummary]) -> list[Label]:
+    """The parts of the last bar, and what its round yields."""
+    last = [cell for cell in cells if parts(cell)][-1]
+    tokens = scalar(last.metrics.get("mean_acceptance_length"))
+    labels = [] if tokens is None else [Label(tokens, _YIELD, INK)]
+    bottom = 0.0
+    for part in parts(last):
+        labels.append(Label(bottom + part.steps / 2, part.name, part.colour))
+        bottom += part.steps
+    return labels
+
+
+def _panel_title(section: Section) -> str:
+    step = scalar(section.baseline.metrics.get("round_s")) if section.baseline else None
+    name = section.question.workload
+    return name if step is None else f"{name} (step: {measured(step, 's')})"

@@ -1,0 +1,81 @@
+"""Speed-up against K, a panel a workload: where is the top, and is it above 1?"""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from specbench.records import CellSummary
+from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
+from specbench.report.sections import Section, drafter_of, setting_title
+
+_CAPTION = (
+    "Decode seconds at K=0 / decode seconds at K, over the same prompts. Bars: 95% intervals "
+    "over prompts. Dashed: no speculation. The large point is the chosen K; hollow points are "
+    "invalid and support no answer. All points are of the first pass."
+)
+
+
+def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -> Chart | None:
+    """One line a pairing, with its intervals; None without a speed-up."""
+    drawn = [section for section in group if any(cell.speedup for cell in section.cells)]
+    if not drawn:
+        return None
+    names = [drafter_of(pairing) for section in drawn for pairing in section.pairings]
+    panels = Panels([section.question.workload for section in drawn], names)
+    for ax, section in zip(panels.axes, drawn, strict=True):
+        panels.reference_line(ax)
+        for i, pairing in enumerate(section.pairings):
+            shift = 0.1 * (i - (len(section.pairings) - 1) / 2)  # intervals stay apart
+            _draw_line(ax, section, pairing, styles[pairing], shift)
+    last = max(c.key.num_speculative_tokens for s in drawn for c in s.cells)
+    panels.set_x(0, last, "K, drafted tokens a round")
+    panels.axes[0].set_ylabel("decode speed-up")
+    panels.axes[0].yaxis.set_major_formatter("{x:g}x")
+    panels.label_ends([_names(section, styles) for section in drawn])
+    return panels.chart("Speed-up against K", setting_title(drawn[0].question), _CAPTION)
+
+
+def _draw_line(ax: Axes, section: Section, pairing: str, style: SeriesStyle, shift: float) -> None:
+    cells = section.of(pairing)
+    points = [
+        (0.0, 1.0),
+        *((_k(c) + shift, c.speedup.estimate) for c in cells if c.valid and c.speedup),
+    ]
+    ax.plot(*zip(*points, strict=True), color=style.colour, zorder=3)
+    for cell in cells:
+        if cell.speedup is None:
+            continue
+        x, speedup, is_chosen = _k(cell) + shift, cell.speedup, section.is_chosen(cell.key)
+        if speedup.low is not None and speedup.high is not None:
+            ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
+        ax.plot(
+            x,
+            speedup.estimate,
+            marker=style.marker,
+            markersize=8 if is_chosen else 3.5,
+            color=style.colour,
+            markerfacecolor=style.colour if cell.valid else "none",
+            zorder=4,
+        )
+        if is_chosen:
+            ax.annotate(
+                f"K={_k(cell)}",
+                (x, speedup.high or speedup.estimate),
+                xytext=(0, 2),
+                textcoords="offset points",
+                ha="center",
+                va="bottom",
+                color=style.colour,
+                fontweight="bold",
+            )
+
+
+def _names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
+    ends = {
+        cell.key.pairing: cell.speedup.estimate for cell in section.cells if cell.speedup
+    }  # by K, so the last one stays
+    return [Label(y, drafter_of(pairing), styles[pairing].colour) for pairing, y in ends.items()]
+
+
+def _k(cell: CellSummary) -> int:
+    return cell.key.num_speculative_tokens

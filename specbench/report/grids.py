@@ -1,0 +1,172 @@
+"""Tables of text: Markdown and HTML print the same ones."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from specbench.metrics.registry import all_metrics
+from specbench.records import CellSummary, MemoryRecord
+from specbench.report.columns import PAGE_COLUMNS, legend, note, row, shown
+from specbench.report.document import Document
+from specbench.report.memory import owner
+from specbench.report.numbers import ABSENT, measured, number, scalar, scale_of, series
+from specbench.report.sections import Section
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """A titled table of words and numbers."""
+
+    title: str
+    headers: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    num_names: int = 1  # leading columns of words
+
+    def is_words(self, column: int) -> bool:
+        """Whether a column holds words: a leading one, or the remarks, which have no header."""
+        return column < self.num_names or not self.headers[column]
+
+
+_MEMORY_COLUMNS: Mapping[str, Callable[[MemoryRecord], int | None]] = {
+    "weights": lambda record: record.weights_bytes,
+    "KV cache a token": lambda record: record.kv_bytes_per_token,
+    "peak, live tensors": lambda record: record.peak_allocated_bytes,
+    "peak, reserved": lambda record: record.peak_reserved_bytes,
+    "peak, process": lambda record: record.process_peak_bytes,
+    "peak, device": lambda record: record.device_peak_bytes,
+}
+_POSITION_KINDS = {
+    "all rounds": "acceptance_rate_per_position",
+    "rounds that got there": "conditional_acceptance_rate",
+}
+
+
+def result_grid(section: Section) -> Grid:
+    """A row a cell; the last column marks the chosen and the invalid ones."""
+    columns = shown(PAGE_COLUMNS, section.measured)
+    return Grid(
+        title=section.title,
+        headers=("drafter", *(column.header for column in columns), ""),
+        rows=tuple(
+            (cell.key.drafter, *row(columns, cell), note(section, cell))
+            for cell in section.measured
+        ),
+    )
+
+
+def result_legend(document: Document) -> str:
+    """What the headers of the result tables mean."""
+    return legend(shown(PAGE_COLUMNS, document.cells))
+
+
+def position_grid(section: Section) -> Grid | None:
+    """Joint and conditional acceptance at each position; None where no rounds are known."""
+    rows = [
+        (cell, kind, series(cell.metrics.get(name)))
+        for cell in section.deepest
+        for kind, name in _POSITION_KINDS.items()
+    ]
+    if not rows:
+        return None
+    depth = max(len(rates) for _, _, rates in rows)
+    return Grid(
+        title=section.title,
+        headers=("drafter", "share of", "K", *map(str, range(1, depth + 1))),
+        rows=tuple(
+            (
+                cell.key.drafter,
+                kind,
+                str(cell.key.num_speculative_tokens),
+                *(f"{rate:.0%}" for rate in rates),
+                *(ABSENT,) * (depth - len(rates)),
+            )
+            for cell, kind, rates in rows
+        ),
+        num_names=2,
+    )
+
+
+def memory_grid(document: Document) -> Grid | None:
+    """Each target alone and with each drafter; None where no memory was recorded."""
+    if not document.memory:
+        return None
+    known = {
+        header: get
+        for header, get in _MEMORY_COLUMNS.items()
+        if any(get(record) is not None for record in document.memory)
+    }
+    costs = {cell.key.pairing: cell for cell in document.cells}
+    return Grid(
+        title="Memory",
+        headers=("", *known, "speculation costs", "in tokens of context"),
+        rows=tuple(
+            (
+                owner(record),
+                *(_bytes(get(record)) for get in known.values()),
+                *_cost(costs.get(owner(record))),
+            )
+            for record in document.memory
+        ),
+    )
+
+
+def metric_grids(section: Section) -> Iterator[Grid]:
+    """Every metric of one number by K, a table a pairing; then the other lists."""
+    base = (section.baseline,) if section.baseline else ()
+    for pairing in section.pairings:
+        cells = (*base, *section.of(pairing))
+        yield Grid(
+            title=f"{section.title}: {pairing}",
+            headers=("metric", "unit", *(f"K={c.key.num_speculative_tokens}" for c in cells)),
+            rows=tuple(_scalar_rows(cells)),
+            num_names=2,
+        )
+    lists = tuple(row for cell in section.deepest for row in _list_rows(cell))
+    if lists:
+        yield Grid(
+            title=f"{section.title}: lists",
+            headers=("metric", "unit", "drafter", "K", "values"),
+            rows=lists,
+            num_names=3,
+        )
+
+
+def _scalar_rows(cells: tuple[CellSummary, ...]) -> Iterator[tuple[str, ...]]:
+    for metric in all_metrics().values():
+        values = [scalar(cell.metrics.get(metric.name)) for cell in cells]
+        present = [abs(value) for value in values if value is not None]
+        if present:
+            scale = scale_of(metric.unit, max(present))
+            yield (
+                metric.name,
+                scale.unit,
+                *(ABSENT if v is None else number(v, metric.unit, scale) for v in values),
+            )
+
+
+def _list_rows(cell: CellSummary) -> Iterator[tuple[str, ...]]:
+    for metric in all_metrics().values():
+        values = series(cell.metrics.get(metric.name))
+        if values and metric.name not in _POSITION_KINDS.values():
+            scale = scale_of(metric.unit, max(map(abs, values)))
+            yield (
+                metric.name,
+                scale.unit,
+                cell.key.drafter,
+                str(cell.key.num_speculative_tokens),
+                "  ".join(number(value, metric.unit, scale) for value in values),
+            )
+
+
+def _bytes(value: int | None) -> str:
+    return ABSENT if value is None else measured(value, "bytes")
+
+
+def _cost(cell: CellSummary | None) -> tuple[str, str]:
+    if cell is None:
+        return ABSENT, ABSENT
+    cost = scalar(cell.metrics.get("speculation_cost_bytes"))
+    tokens = scalar(cell.metrics.get("speculation_cost_tokens"))
+    return (
+        ABSENT if cost is None else measured(cost, "bytes"),
+        ABSENT if tokens is None else f"{tokens:,.0f}",
+    )

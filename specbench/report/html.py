@@ -1,0 +1,90 @@
+"""The report as one HTML page that needs no network, no script and no other file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from specbench.pairing.recommend import Verdict
+from specbench.report.answers import Answer, answer, compromise_lines, without_workload
+from specbench.report.charts.canvas import Chart
+from specbench.report.document import Document
+from specbench.report.figures import charts
+from specbench.report.grids import (
+    Grid,
+    memory_grid,
+    metric_grids,
+    position_grid,
+    result_grid,
+    result_legend,
+)
+from specbench.report.notes import failure_lines, invalid_lines, warning_lines
+from specbench.report.prose import question, setup, which_pass
+from specbench.report.provenance import Fact, formulas, model_grid, provenance
+from specbench.report.sections import sections
+
+_TEMPLATE = Path(__file__).with_name("template.html")
+_CHIPS = {
+    Verdict.HELPS: ("good", "speculate"),
+    Verdict.GAINS_NOTHING: ("bad", "do not speculate"),
+    Verdict.NOT_SHOWN: ("open", "not shown"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Run:
+    """What the template shows of one run."""
+
+    id: str
+    question: str
+    setup: str
+    answers: tuple[Answer, ...]
+    compromises: list[str]
+    which_pass: str
+    notes: dict[str, list[str]]  # by heading, empty ones too
+    charts: tuple[Chart, ...]
+    results: tuple[Grid, ...]
+    legend: str
+    positions: tuple[Grid, ...]
+    memory: Grid | None
+    metrics: tuple[Grid, ...]
+    facts: tuple[Fact, ...]
+    models: Grid | None
+
+
+def to_html(documents: Sequence[Document]) -> str:
+    """One page for one or more runs, one after the other; all text is escaped."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["without_workload"] = without_workload
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    return template.render(
+        runs=[_run(document) for document in documents],
+        chips=_CHIPS,
+        formulas=formulas(tuple(documents)),
+    )
+
+
+def _run(document: Document) -> _Run:
+    every = sections(document)
+    return _Run(
+        id=document.run.run_id,
+        question=question(document),
+        setup=setup(document),
+        answers=tuple(map(answer, every)),
+        compromises=compromise_lines(document),
+        which_pass=which_pass(document),
+        notes={
+            "Not measured": failure_lines(document),
+            "Invalid cells": invalid_lines(document),
+            "Warnings": warning_lines(document),
+        },
+        charts=charts(document),
+        results=tuple(result_grid(section) for section in every if section.measured),
+        legend=result_legend(document),
+        positions=tuple(grid for grid in map(position_grid, every) if grid),
+        memory=memory_grid(document),
+        metrics=tuple(grid for section in every for grid in metric_grids(section)),
+        facts=provenance(document),
+        models=model_grid(document),
+    )

@@ -1,0 +1,50 @@
+"""Sentences about a run as a whole, made from its records."""
+
+from specbench.report.document import Document
+from specbench.report.numbers import listed, plural, ranges
+from specbench.report.sections import requests_at_once
+
+
+def question(document: Document) -> str:
+    """The title: what the run set out to answer."""
+    targets = dict.fromkeys(plan.key.target for plan in document.run.cells)
+    return f"Does speculation pay for {listed(list(targets))}?"
+
+
+def setup(document: Document) -> str:
+    """What was measured, on what: batch size and temperature belong to every headline."""
+    keys = [plan.key for plan in document.run.cells]
+    drafters = list(dict.fromkeys(k.pairing for k in keys if k.num_speculative_tokens > 0))
+    workloads = list(dict.fromkeys(key.workload for key in keys))
+    temperatures = [f"{t:g}" for t in dict.fromkeys(key.temperature for key in keys)]
+    rows = list(dict.fromkeys(requests_at_once(key) for key in keys))
+    machine = document.run.environment
+    return "; ".join(
+        (
+            f"{listed(drafters)} on {listed(workloads)}" if drafters else listed(workloads),
+            f"K = {ranges(list({key.num_speculative_tokens for key in keys}))}",
+            f"temperature {listed(temperatures)}",
+            listed(rows),
+            listed(list(dict.fromkeys(f"{key.dtype}, {key.engine} engine" for key in keys))),
+            machine.gpu or f"{machine.cpu}, {plural(machine.threads, 'thread')}",
+            _prompts(document),
+            machine.created_at[:10],
+        )
+    )
+
+
+def which_pass(document: Document) -> str:
+    """Why the answer and the tables may quote different numbers; empty for a single K."""
+    if len({cell.key.num_speculative_tokens for cell in document.cells} - {0}) < 2:
+        return ""
+    return (
+        "Tables and charts show the first pass over every K. An answer that recommends a K "
+        "quotes a second measurement of it on fresh repeats, because the best of many is "
+        "biased upward."
+    )
+
+
+def _prompts(document: Document) -> str:
+    counts = [cell.num_prompts for cell in document.cells] or [0]
+    few, many = min(counts), max(counts)
+    return f"{plural(many, 'prompt') if few == many else f'{few} to {many} prompts'} a workload"

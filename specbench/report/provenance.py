@@ -1,0 +1,100 @@
+"""Where the numbers come from: the machine, the models, the texts, the formulas."""
+
+import shlex
+from typing import NamedTuple
+
+from specbench.metrics.registry import all_metrics
+from specbench.report.document import Document
+from specbench.report.grids import Grid
+from specbench.report.numbers import measured, plural
+
+_SHOWN_DIGITS = 12  # of a hash; the machine document has them all
+
+
+class Fact(NamedTuple):
+    """A line of the provenance."""
+
+    name: str
+    value: str
+
+
+class Formula(NamedTuple):
+    """A metric as the footer explains it."""
+
+    name: str
+    unit: str
+    text: str
+
+
+def provenance(document: Document) -> tuple[Fact, ...]:
+    """Run, command, versions, machine, settings and texts; what is not known is left out."""
+    run, machine, settings = document.run, document.run.environment, document.run.settings
+    gpu_memory = machine.gpu_memory_bytes
+    facts = (
+        ("run", run.run_id),
+        ("started", machine.created_at),
+        ("command", shlex.join(machine.command)),
+        ("specbench", _joined(machine.specbench_version, _commit(machine.git_commit))),
+        ("python", machine.python),
+        ("packages", ", ".join(f"{name} {v}" for name, v in machine.packages.items())),
+        ("platform", machine.platform),
+        ("CPU", f"{machine.cpu}, {plural(machine.num_cpu_cores, 'core')}"),
+        ("threads", str(machine.threads)),
+        ("device", machine.device),
+        ("GPU", _joined(machine.gpu, measured(gpu_memory, "bytes") if gpu_memory else None)),
+        ("driver", machine.driver),
+        ("power limit", f"{machine.power_limit_w:g} W" if machine.power_limit_w else None),
+        (
+            "SM clock, default",
+            f"{machine.sm_clock_default_mhz} MHz" if machine.sm_clock_default_mhz else None,
+        ),
+        ("probe", machine.probe),
+        ("seed", str(settings.seed)),
+        ("sampling", f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}"),
+        *(
+            (f"workload {name}", f"sha256 {digest[:_SHOWN_DIGITS]}")
+            for name, digest in run.workload_sha256.items()
+        ),
+    )
+    return tuple(Fact(name, value) for name, value in facts if value)
+
+
+def model_grid(document: Document) -> Grid | None:
+    """The models that were loaded; None where none was."""
+    if not document.models:
+        return None
+    return Grid(
+        title="Models",
+        headers=("model", "source", "revision", "dtype", "content", "tokenizer", "parameters"),
+        rows=tuple(
+            (
+                model.name,
+                model.source,
+                model.revision or "local",
+                model.dtype,
+                model.content_sha256[:_SHOWN_DIGITS],
+                model.tokenizer_sha256[:_SHOWN_DIGITS],
+                f"{model.num_parameters:,}",
+            )
+            for model in document.models
+        ),
+        num_names=6,
+    )
+
+
+def formulas(documents: tuple[Document, ...]) -> tuple[Formula, ...]:
+    """The metrics that some cell has, as the registry explains them."""
+    present = {name for d in documents for cell in d.cells for name in cell.metrics}
+    return tuple(
+        Formula(metric.name, metric.unit, metric.formula)
+        for metric in all_metrics().values()
+        if metric.name in present
+    )
+
+
+def _joined(*parts: str | None) -> str:
+    return ", ".join(filter(None, parts))
+
+
+def _commit(commit: str | None) -> str | None:
+    return f"commit {commit[:_SHOWN_DIGITS]}" if commit else None

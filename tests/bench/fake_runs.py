@@ -1,0 +1,102 @@
+"""Runs of the bench on the fake engine: a real plan, a real store, no model."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.memory import MemoryMeter
+from specbench.bench.plan import TargetPlan, plan_targets
+from specbench.bench.target import TargetRun
+from specbench.config import Pairing, load_pairings
+from specbench.probes.probe import NoProbe
+from specbench.records import Environment, RunRecord, RunSettings
+from specbench.store import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
+from tests.bench.fakes import FakeEngine, RecordingWatch
+
+PAIRINGS = """\
+targets:
+  big:
+    model: owner/big
+    drafters:
+      good: {method: ngram, num_speculative_tokens: 3}
+      bad: {method: ngram}
+"""
+RUN_ID = "a-run"
+SETTINGS = RunSettings(
+    command="sweep-k",
+    pairings=("big/good", "big/bad"),
+    workloads=(),
+    num_speculative_tokens=(0, 2, 4),
+)
+ENVIRONMENT = Environment(
+    created_at="2026-11-21T01:02:03+00:00",
+    command=("specbench", "sweep-k"),
+    specbench_version="0.1.0",
+    git_commit=None,
+    python="3.11.7",
+    packages={},
+    platform="Linux",
+    cpu="a CPU",
+    num_cpu_cores=2,
+    threads=1,
+    device="cpu",
+)
+
+
+def write_prompts(path: Path, prompts: Sequence[str | list[str]]) -> str:
+    """A workload file of prompts p0, p1 ..., each one text or a list of turns; its name."""
+    rows: list[dict[str, Any]] = [
+        {"id": f"p{i}", "turns": [turns] if isinstance(turns, str) else turns}
+        for i, turns in enumerate(prompts)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def make_plan(
+    folder: Path, settings: RunSettings, prompts: Sequence[str | list[str]] = ("Hello", "Bye")
+) -> TargetPlan:
+    """The plan of the target `big` with its drafters; `prompts` unless settings name files."""
+    pairings_file = folder / "pairings.yaml"
+    pairings_file.write_text(PAIRINGS)
+    if not settings.workloads:
+        own = write_prompts(folder / "own.jsonl", prompts)
+        settings = replace(settings, workloads=(own,))
+    pairings: tuple[Pairing, ...] = load_pairings(pairings_file).select(settings.pairings)
+    (plan,) = plan_targets(settings, pairings, lambda _: "float32")
+    return plan
+
+
+def measure(
+    plan: TargetPlan,
+    engine: FakeEngine,
+    root: Path,
+    watch: RecordingWatch | None = None,
+    *,
+    spent_s: float = 0.0,
+) -> StoredRun:
+    """Measure the plan, or the rest of it where the run is there; what is stored then."""
+    if (root / RUN_ID).exists():
+        writer = resume_run(root, RUN_ID)
+    else:
+        run = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            run_id=RUN_ID,
+            environment=ENVIRONMENT,
+            settings=plan.settings,
+            workload_sha256={},
+            cells=plan.cell_plans(),
+        )
+        writer = create_run(root, run)
+    probe = NoProbe("no GPU")
+    deadline = Deadline(plan.settings.budget_s, engine.clock, spent_s=spent_s)
+    meter = MemoryMeter(plan.target.name, "cpu", probe)
+    with writer:
+        TargetRun(plan, writer, probe, meter, watch or RecordingWatch(), deadline).measure(
+            lambda: engine
+        )
+        writer.finish()
+    return load_run(RUN_ID, root)

@@ -1,0 +1,191 @@
+"""An engine without a model, a clock without time: every number can be worked out by hand.
+
+A step of the baseline takes 1 second, a round at K takes 1 + 0.1 K. The drafter `good` is
+always right (K + 1 tokens a round), the drafter `bad` never (1 token a round).
+"""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from specbench.config import Drafter
+from specbench.engines.engine import EngineRequest, EngineResult, RoundForward
+from specbench.errors import ModelError, WorkloadError
+from specbench.records import Message, ModelIdentity, RoundLog
+
+ANSWER_TOKENS = 41  # the target's own greedy answer, its end token included
+PREFILL_S = 0.5
+REFUSED = "refuse me"  # the template refuses a conversation with these words
+END = 0
+
+
+class FakeClock:
+    """Tells the seconds that the fake engine has worked."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class RecordingWatch:
+    """Remembers what it is told; `on_advance` sees the number of finished blocks."""
+
+    def __init__(self, on_advance: Callable[[int], None] = lambda _: None) -> None:
+        self.ids: list[str] = []
+        self.stages: list[str] = []
+        self.warnings: list[str] = []
+        self.advances: list[tuple[int, int, float | None]] = []
+        self._on_advance = on_advance
+
+    def run_id(self, run_id: str) -> None:
+        self.ids.append(run_id)
+
+    def stage(self, text: str) -> None:
+        self.stages.append(text)
+
+    def advance(self, done: int, total: int, seconds_left: float | None) -> None:
+        self.advances.append((done, total, seconds_left))
+        self._on_advance(done)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+class BytesTokenizer:
+    """A token is a byte; a conversation is written as `role: text` lines."""
+
+    location = "fake"
+    sha256 = "0" * 64
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),  # noqa: ARG002
+        template_args: Mapping[str, Any] | None = None,  # noqa: ARG002
+    ) -> tuple[int, ...]:
+        text = "".join(f"{message.role}: {message.content}\n" for message in messages)
+        if REFUSED in text:
+            raise WorkloadError("the chat template of fake refuses the conversation: no")
+        return tuple(text.encode())
+
+    def text(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token != END).decode()
+
+
+class Call(NamedTuple):
+    """One request as the engine got it."""
+
+    request: EngineRequest
+    drafter: str
+    k: int
+
+    @property
+    def text(self) -> str:
+        return bytes(self.request.prompt_ids).decode()
+
+
+@dataclass
+class FakeEngine:
+    """Obeys the engine's protocol. `noise` makes speculation up to that share slower, by prompt."""
+
+    clock: FakeClock
+    context: int = 10_000
+    noise: float = 0.0
+    refuses: Mapping[str, Exception] = field(default_factory=dict)  # by drafter, when loaded
+    breaks: Callable[[Call], Exception | None] = lambda _: None  # when it generates
+    calls: list[Call] = field(default_factory=list)
+    loaded: list[str] = field(default_factory=list)
+
+    name = "builtin"
+    dtype = "float32"
+    eos_ids = (END,)
+    notes: tuple[str, ...] = ()
+    tokenizer = BytesTokenizer()
+    identity = ModelIdentity(
+        name="big",
+        source="owner/big",
+        revision=None,
+        content_sha256="1" * 64,
+        tokenizer_sha256="0" * 64,
+        dtype="float32",
+        num_parameters=1_000,
+    )
+
+    def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
+        if drafter.name in self.refuses:
+            raise self.refuses[drafter.name]
+        self.loaded.append(drafter.name)
+        return None
+
+    def generate(self, request: EngineRequest, drafter: str, k: int) -> EngineResult:
+        call = Call(request, drafter, k)
+        self.calls.append(call)
+        if error := self.breaks(call):
+            raise error
+        needed = len(request.prompt_ids) + request.max_new_tokens
+        if needed > self.context:
+            raise ModelError(f"prompt and output take {needed} tokens of {self.context}")
+        num_tokens = request.max_new_tokens
+        if request.stop_at_eos:
+            num_tokens = min(num_tokens, ANSWER_TOKENS)
+        letters = tuple(ord("a") + i % 26 for i in range(num_tokens))
+        output_ids = (*letters[:-1], END) if num_tokens == ANSWER_TOKENS else letters
+        rounds = self._rounds(num_tokens - 1, drafter, k, self._slowness(call))
+        decode_s = sum(rounds.round_s)
+        self.clock.now_s += PREFILL_S + decode_s
+        return EngineResult(
+            output_ids=output_ids,
+            hit_eos=output_ids[-1] == END,
+            prefill_s=PREFILL_S,
+            ttft_s=PREFILL_S,
+            decode_s=decode_s,
+            total_s=PREFILL_S + decode_s,
+            cpu_s=PREFILL_S + decode_s,
+            rounds=rounds,
+        )
+
+    def _slowness(self, call: Call) -> float:
+        draw = zlib.crc32(bytes(call.request.prompt_ids)) % 1000 / 1000
+        return 1.0 + (self.noise * draw if call.k else 0.0)
+
+    def _rounds(self, num_tokens: int, drafter: str, k: int, slowness: float) -> RoundLog:
+        emitted = list(_emitted(num_tokens, k + 1 if drafter == "good" else 1))
+        draft_s, verify_s = 0.1 * k * slowness, 1.0 * slowness
+        return RoundLog(
+            num_drafted=(k,) * len(emitted),
+            num_accepted=(k if drafter == "good" else 0,) * len(emitted),
+            num_emitted=tuple(emitted),
+            round_s=(draft_s + verify_s,) * len(emitted),
+            draft_s=(draft_s,) * len(emitted),
+            verify_s=(verify_s,) * len(emitted),
+        )
+
+    def weights_bytes(self, drafter: str) -> int:
+        return 1_000 if drafter == "none" else 1_100
+
+    def kv_bytes_per_token(self, drafter: str) -> int:
+        return 64 if drafter == "none" else 72
+
+    def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
+        target = RoundForward(role="target", num_tokens=k + 1, times=1)
+        own = RoundForward(role="drafter", num_tokens=1, times=k)
+        return (target,) if drafter == "none" else (target, own)
+
+    def forward_seconds(
+        self,
+        drafter: str,  # noqa: ARG002
+        forward: RoundForward,
+        context: int,  # noqa: ARG002
+        num_samples: int,
+    ) -> tuple[float, ...]:
+        seconds = 0.8 if forward.role == "target" else 0.05
+        return (seconds,) * (num_samples - 1) + (9.0,)  # a hiccup, which a median ignores
+
+
+def _emitted(num_tokens: int, per_round: int) -> Iterator[int]:
+    while num_tokens > 0:
+        yield min(per_round, num_tokens)
+        num_tokens -= per_round

@@ -1,0 +1,48 @@
+import pytest
+
+from specbench.bench.deadline import Deadline
+from tests.bench.fakes import FakeClock
+
+
+def test_exploring_gets_four_fifths_of_the_budget_and_confirming_the_rest():
+    clock = FakeClock()
+    deadline = Deadline(100.0, clock)
+    assert (deadline.seconds_left("explore"), deadline.seconds_left("confirm")) == (80.0, 100.0)
+
+    clock.now_s = 79.0
+    assert not deadline.is_over("explore")
+    clock.now_s = 80.0
+    assert deadline.is_over("explore")
+    assert not deadline.is_over("confirm")
+    clock.now_s = 100.0
+    assert deadline.is_over("confirm")
+
+
+def test_it_counts_from_when_it_was_made():
+    clock = FakeClock()
+    clock.now_s = 500.0
+    assert Deadline(10.0, clock).seconds_left("confirm") == 10.0
+
+
+def test_without_a_budget_it_is_never_over():
+    clock = FakeClock()
+    deadline = Deadline(None, clock, spent_s=1e9)
+    clock.now_s = 1e9
+    assert deadline.seconds_left("explore") is None
+    assert not deadline.is_over("confirm")
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "explore_s", "confirm_s"), [(30.0, 50.0, 70.0), (90.0, -10.0, 10.0)]
+)
+def test_what_earlier_sessions_spent_is_taken_from_both_phases(spent_s, explore_s, confirm_s):
+    # A run killed while it confirmed (90 of 100 s) goes on confirming: exploring is over.
+    deadline = Deadline(100.0, FakeClock(), spent_s=spent_s)
+    assert deadline.seconds_left("explore") == explore_s
+    assert deadline.seconds_left("confirm") == confirm_s
+
+
+def test_a_budget_that_is_spent_leaves_nothing():
+    deadline = Deadline(100.0, FakeClock(), spent_s=120.0)
+    assert deadline.is_over("explore")
+    assert deadline.is_over("confirm")

@@ -1,0 +1,158 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from specbench.bench.plan import confirm_block, foreign_workloads, request_seed
+from specbench.errors import UsageError
+from tests.bench.fake_runs import SETTINGS, make_plan, write_prompts
+
+PROMPTS = [f"prompt {i}" for i in range(20)]
+
+
+def ks_of(block):
+    return [(cell.drafter, cell.key.num_speculative_tokens) for cell in block.cells]
+
+
+@pytest.mark.parametrize("ks", [(4,), (0, 4), None])
+def test_k_0_is_always_measured_whatever_was_asked_for(tmp_path, ks):
+    plan = make_plan(tmp_path, replace(SETTINGS, num_speculative_tokens=ks, pairings=("big/good",)))
+    for block in plan.explore_blocks():
+        # The pairing's own K is 3.
+        assert ks_of(block) == [("none", 0), ("good", 4 if ks else 3)]
+
+
+def test_k_0_alone_is_a_plan_too(tmp_path):
+    plan = make_plan(tmp_path, replace(SETTINGS, num_speculative_tokens=(0,)))
+    assert [ks_of(block) for block in plan.explore_blocks()] == [[("none", 0)]] * 2
+
+
+def test_a_drafter_without_a_k_of_its_own_gets_4(tmp_path):
+    settings = replace(SETTINGS, num_speculative_tokens=None, pairings=("big/bad",))
+    assert ks_of(next(make_plan(tmp_path, settings).explore_blocks())) == [("none", 0), ("bad", 4)]
+
+
+def test_a_block_is_one_prompt_at_every_k_of_every_drafter(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS)
+    first, second = plan.explore_blocks()
+    assert ks_of(first) == [("none", 0), ("good", 2), ("good", 4), ("bad", 2), ("bad", 4)]
+    assert ks_of(first) == ks_of(second)
+    assert {first.prompt.id, second.prompt.id} == {"p0", "p1"}
+    assert (first.repeat, first.purpose) == (0, "explore")
+
+
+def test_the_order_inside_a_block_comes_from_the_seed(tmp_path):
+    blocks = list(make_plan(tmp_path, SETTINGS, PROMPTS).explore_blocks())
+    orders = [tuple(cell.key.id for cell in block.order(7)) for block in blocks]
+    again = [tuple(cell.key.id for cell in block.order(7)) for block in blocks]
+    other = [tuple(cell.key.id for cell in block.order(8)) for block in blocks]
+
+    assert orders == again
+    assert orders != other
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    # Ten blocks of five cells in one and the same order: 1 in 120 ** 9.
+    assert len(set(orders)) > 1
+
+
+def test_every_cell_comes_first_about_as_often(tmp_path):
+    # 5 cells, 500 orders: 100 each, standard deviation 9; 5 of them are 45.
+    block = next(make_plan(tmp_path, SETTINGS).explore_blocks())
+    firsts = Counter(block.order(seed)[0].key.id for seed in range(500))
+    assert len(firsts) == 5
+    assert all(abs(count - 100) < 45 for count in firsts.values())
+
+
+def test_ten_prompts_once_is_what_is_measured_unless_told(tmp_path):
+    blocks = list(make_plan(tmp_path, SETTINGS, PROMPTS).explore_blocks())
+    assert len(blocks) == len({block.prompt.id for block in blocks}) == 10
+
+
+def test_sampling_measures_three_seeds_a_prompt_and_greedy_one(tmp_path):
+    settings = replace(SETTINGS, temperatures=(0.0, 1.0), num_prompts=2)
+    blocks = list(make_plan(tmp_path, settings, PROMPTS).explore_blocks())
+    repeats = Counter((b.cells[0].key.temperature, b.repeat) for b in blocks)
+    assert repeats == {(0.0, 0): 2, (1.0, 0): 2, (1.0, 1): 2, (1.0, 2): 2}
+
+
+def test_prompts_and_repeats_can_be_chosen(tmp_path):
+    settings = replace(SETTINGS, num_prompts=3, num_repeats=2)
+    plan = make_plan(tmp_path, settings, PROMPTS)
+    blocks = list(plan.explore_blocks())
+    assert len({block.id for block in blocks}) == len(blocks) == 6
+    assert {(cell.num_prompts, cell.num_repeats) for cell in plan.cell_plans()} == {(3, 2)}
+
+
+@pytest.mark.parametrize("limit", [{"budget_s": 60.0}, {"precision": 0.02}], ids=["budget", "prec"])
+def test_a_budget_or_a_precision_may_use_every_prompt_three_times(tmp_path, limit):
+    plan = make_plan(tmp_path, replace(SETTINGS, **limit), PROMPTS)
+    assert plan.is_open_ended
+    assert len(list(plan.explore_blocks())) == 60
+
+
+def test_workloads_and_temperatures_take_turns_so_that_a_run_cut_short_is_balanced(tmp_path):
+    files = tuple(write_prompts(tmp_path / f"{name}.jsonl", PROMPTS) for name in "ab")
+    settings = replace(SETTINGS, workloads=files, temperatures=(0.0, 1.0), num_prompts=3)
+    blocks = list(make_plan(tmp_path, settings).explore_blocks())
+    for end in range(len(blocks)):
+        done = Counter(block.workload for block in blocks[:end])
+        assert abs(done["a.jsonl"] - done["b.jsonl"]) <= 1
+
+
+def test_a_shorter_workload_does_not_end_a_longer_one(tmp_path):
+    files = (
+        write_prompts(tmp_path / "long.jsonl", PROMPTS[:5]),
+        write_prompts(tmp_path / "short.jsonl", PROMPTS[:2]),
+    )
+    blocks = make_plan(tmp_path, replace(SETTINGS, workloads=files)).explore_blocks()
+    assert Counter(b.workload for b in blocks) == {"long.jsonl": 5, "short.jsonl": 2}
+
+
+def test_two_files_of_one_name_are_refused(tmp_path):
+    files = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        files.append(write_prompts(tmp_path / name / "mine.jsonl", PROMPTS))
+    with pytest.raises(UsageError, match=r"are both called mine\.jsonl.*rename one"):
+        make_plan(tmp_path, replace(SETTINGS, workloads=tuple(files)))
+
+
+def test_block_ids_are_the_same_in_every_session_and_no_two_are_equal(tmp_path):
+    settings = replace(SETTINGS, temperatures=(0.0, 1.0), num_repeats=2)
+    ids = [block.id for block in make_plan(tmp_path, settings, PROMPTS).explore_blocks()]
+    again = [block.id for block in make_plan(tmp_path, settings, PROMPTS).explore_blocks()]
+    assert ids == again
+    assert len(set(ids)) == len(ids) == 40
+
+
+def test_a_block_without_one_of_its_cells_is_another_block(tmp_path):
+    block = next(make_plan(tmp_path, SETTINGS).explore_blocks())
+    assert replace(block, cells=block.cells[:-1]).id != block.id
+
+
+def test_a_confirming_block_repeats_the_prompt_afresh(tmp_path):
+    block = replace(next(make_plan(tmp_path, SETTINGS).explore_blocks()), repeat=2)
+    again = confirm_block(block, block.cells[:2], 3)
+    assert (again.prompt, again.workload) == (block.prompt, block.workload)
+    assert (again.repeat, again.purpose) == (5, "confirm")
+    assert ks_of(again) == [("none", 0), ("good", 2)]
+
+
+def test_a_request_has_its_own_seed_which_does_not_depend_on_k():
+    seeds = {
+        request_seed(seed, prompt_id, repeat, turn)
+        for seed in (0, 1)
+        for prompt_id in ("a", "b")
+        for repeat in (0, 1)
+        for turn in (0, 1)
+    }
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_text_that_is_not_the_targets_own_is_named(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS)
+    assert foreign_workloads(plan) == ()  # this target has no workloads of its own
+    at_home = replace(plan, target=replace(plan.target, workloads=tmp_path))
+    assert foreign_workloads(at_home) == ()
+    elsewhere = replace(plan, target=replace(plan.target, workloads=tmp_path / "elsewhere"))
+    assert foreign_workloads(elsewhere) == ("own.jsonl",)

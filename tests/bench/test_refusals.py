@@ -1,0 +1,164 @@
+"""What cannot be measured is a stored result; everything else is measured all the same."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specbench.errors import CompatibilityError, ModelError, UsageError
+from specbench.records import FailureRecord
+from specbench.report.document import build_document
+from tests.bench.fake_runs import SETTINGS, make_plan, measure
+from tests.bench.fakes import REFUSED, FakeClock, FakeEngine, RecordingWatch
+
+
+def failed_of(run):
+    requests = [request for block in run.blocks for request in block.requests]
+    return [request for request in requests if request.finish_reason == "failed"]
+
+
+def names_of(run):
+    """The drafters and Ks that were measured."""
+    return {
+        (c.key.drafter, c.key.num_speculative_tokens)
+        for c in build_document(run).cells
+        if c.metrics["num_failed"] == 0
+    }
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        CompatibilityError("7 token ids mean something else"),
+        ModelError("owner/small: cannot be loaded: no such file"),
+        UsageError("the built-in decoder has no method 'eagle3' in this version"),
+        torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_drafter_that_is_refused_is_a_stored_failure_and_the_others_run(tmp_path, error):
+    watch = RecordingWatch()
+    engine = FakeEngine(FakeClock(), refuses={"bad": error})
+    run = measure(make_plan(tmp_path, SETTINGS), engine, tmp_path, watch)
+
+    reason = str(error).splitlines()[0]
+    assert run.failures == (
+        FailureRecord(pairing="big/bad", workload="", stage="load", reason=reason),
+    )
+    assert watch.warnings == [f"big/bad: {reason}"]
+    assert names_of(run) == {("none", 0), ("good", 2), ("good", 4)}
+    missing = {(key.drafter, key.num_speculative_tokens) for key in build_document(run).missing}
+    assert missing == {("bad", 2), ("bad", 4)}
+
+
+def test_without_any_drafter_the_target_is_measured_alone(tmp_path):
+    refuses = {name: ModelError("no") for name in ("good", "bad")}
+    run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), refuses=refuses), tmp_path)
+    assert names_of(run) == {("none", 0)}
+    assert len(run.failures) == 2
+
+
+def test_a_k_that_does_not_fit_is_left_out_and_the_smaller_ones_run(tmp_path):
+    def too_large(call):
+        return torch.OutOfMemoryError("CUDA out of memory") if call.k == 4 else None
+
+    settings = replace(SETTINGS, pairings=("big/good",), num_speculative_tokens=(1, 2, 4))
+    plan = make_plan(tmp_path, settings)
+    # Loading a drafter tries the largest K; here that one comes through.
+    engine = FakeEngine(FakeClock())
+    engine.breaks = lambda call: too_large(call) if not call.request.stop_at_eos else None
+    run = measure(plan, engine, tmp_path)
+
+    assert [(f.pairing, f.stage, f.reason) for f in run.failures] == [
+        ("big/good", "warm_up", "K=4: CUDA out of memory")
+    ]
+    assert names_of(run) == {("none", 0), ("good", 1), ("good", 2)}
+
+
+def test_an_error_without_words_is_told_by_its_kind(tmp_path):
+    engine = FakeEngine(FakeClock(), refuses={"bad": torch.OutOfMemoryError()})
+    run = measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)
+    assert [failure.reason for failure in run.failures] == ["OutOfMemoryError"]
+
+
+def test_a_target_that_cannot_do_the_baseline_is_one_failure(tmp_path):
+    def no_sampling(call):
+        hot = call.request.sampling.temperature > 0
+        return ModelError("logits are not finite") if hot and call.k == 0 else None
+
+    plan = make_plan(tmp_path, replace(SETTINGS, temperatures=(1.0,)))
+    run = measure(plan, FakeEngine(FakeClock(), breaks=no_sampling), tmp_path)
+    assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
+    assert run.blocks == ()
+    assert run.is_complete
+
+
+def test_a_request_that_fails_is_recorded_and_ends_its_conversation_only(tmp_path):
+    def second_turn_at_4(call):
+        is_measured = not call.request.stop_at_eos and "Two" in call.text
+        return torch.OutOfMemoryError("out of memory") if is_measured and call.k == 4 else None
+
+    plan = make_plan(tmp_path, SETTINGS, [["One", "Two", "Three"], "Bye"])
+    run = measure(plan, FakeEngine(FakeClock(), breaks=second_turn_at_4), tmp_path)
+
+    failed = failed_of(run)
+    assert {(r.prompt_id, r.turn, r.error) for r in failed} == {("p0", 1, "out of memory")}
+    assert len(failed) == 2  # both drafters at K = 4
+    assert all(r.output_ids == () and r.decode_s is None and r.rounds is None for r in failed)
+    (block,) = [block for block in run.blocks if block.prompt_id == "p0"]
+    turns = {}
+    for request in block.requests:
+        turns.setdefault(request.cell_id, []).append(request.turn)
+    assert sorted(map(len, turns.values())) == [2, 2, 3, 3, 3]
+
+
+def test_prompts_longer_than_the_context_fail_and_the_rest_are_measured(tmp_path):
+    # "user: ...\n" and 128 new tokens at most.
+    plan = make_plan(tmp_path, SETTINGS, ["x" * 400, "short", "brief"])
+    run = measure(plan, FakeEngine(FakeClock(), context=300), tmp_path)
+
+    assert len(run.blocks) == 3
+    failed = failed_of(run)
+    assert {request.prompt_id for request in failed} == {"p0"}
+    assert len(failed) == 5  # every cell
+    assert failed[0].error == "prompt and output take 535 tokens of 300"
+    assert {cell.metrics["num_failed"] for cell in build_document(run).cells} == {1}
+    assert not any(cell.valid for cell in build_document(run).cells)
+
+
+def test_a_context_too_short_for_every_prompt_is_one_failure_of_the_target(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), context=20), tmp_path)
+    (failure,) = run.failures
+    assert (failure.pairing, failure.stage) == ("big", "warm_up")
+    assert "tokens of 20" in failure.reason
+    assert run.blocks == ()
+
+
+def test_a_prompt_that_the_chat_template_refuses_fails_by_name(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS, [REFUSED, "Hello"])
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    failed = failed_of(run)
+    assert len(failed) == 5
+    assert {request.error for request in failed} == {
+        "own.jsonl, prompt p0: the chat template of fake refuses the conversation: no"
+    }
+    assert len(run.blocks) == 2
+
+
+def test_a_second_turn_that_the_template_refuses_fails_by_name(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS, [["Hello", REFUSED]])
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert {request.error.split(":")[0] for request in failed_of(run)} == {"own.jsonl, prompt p0"}
+
+
+def test_a_template_that_refuses_every_prompt_is_one_failure_of_the_target(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS, [REFUSED, REFUSED + "!"])
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
+    assert run.is_complete
+
+
+def test_a_bug_is_not_taken_for_a_refusal(tmp_path):
+    engine = FakeEngine(FakeClock(), breaks=lambda _: RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)

@@ -1,0 +1,141 @@
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from specbench.bench.benchmark import _spent_s
+from specbench.errors import ModelError
+from specbench.store import load_run, resume_run
+from tests.bench.fake_runs import RUN_ID, SETTINGS, make_plan, measure
+from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+
+SIX = [f"prompt {i}" for i in range(6)]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C as the test presses it."""
+
+
+def stop_after(num_blocks):
+    def on_advance(done):
+        if done == num_blocks:
+            raise Interrupted
+
+    return RecordingWatch(on_advance)
+
+
+def ids_of(run):
+    return [block.block_id for block in run.blocks]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    root = tmp_path_factory.mktemp("whole")
+    return measure(make_plan(root, SETTINGS, SIX), FakeEngine(FakeClock()), root)
+
+
+@pytest.mark.parametrize("num_blocks", range(1, 7))
+def test_a_run_interrupted_after_any_block_goes_on_to_the_same_end(
+    tmp_path, uninterrupted, num_blocks
+):
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    with pytest.raises(Interrupted):
+        measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(num_blocks))
+    before = load_run(RUN_ID, tmp_path)
+    assert len(before.blocks) == num_blocks
+    assert not before.is_complete
+
+    after = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert after.blocks[:num_blocks] == before.blocks
+    assert ids_of(after) == ids_of(uninterrupted)
+    assert len(after.references) == 6
+    assert after.is_complete
+
+
+@pytest.mark.parametrize("num_calls", [1, 9, 12, 44, 57])
+def test_ctrl_c_in_the_middle_of_a_block_costs_that_block_only(
+    tmp_path, uninterrupted, num_calls
+):
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    engine = FakeEngine(FakeClock())
+    engine.breaks = lambda _: Interrupted() if len(engine.calls) == num_calls else None
+    with pytest.raises(Interrupted):
+        measure(plan, engine, tmp_path)
+    before = load_run(RUN_ID, tmp_path)
+    assert all(len(block.requests) == len(block.order) for block in before.blocks)
+
+    after = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert after.blocks[: len(before.blocks)] == before.blocks
+    assert ids_of(after) == ids_of(uninterrupted)
+
+
+def test_a_run_interrupted_again_and_again_has_every_block_once(tmp_path, uninterrupted):
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    for num_blocks in (1, 2, 4, 6):
+        with pytest.raises(Interrupted):
+            measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(num_blocks))
+    after = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert ids_of(after) == ids_of(uninterrupted)
+    assert set(Counter(ids_of(after)).values()) == {1}
+
+
+def test_a_run_stopped_while_it_confirmed_under_a_budget_explores_no_further(tmp_path):
+    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1600.0), [f"p {i}" for i in range(20)])
+    clock = FakeClock()
+    engine = FakeEngine(clock)
+    confirming = []
+
+    def stop_in_confirming(_):
+        blocks = load_run(RUN_ID, tmp_path).blocks
+        confirming.extend(block for block in blocks if block.purpose == "confirm")
+        if confirming:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        measure(plan, engine, tmp_path, RecordingWatch(stop_in_confirming))
+    before = load_run(RUN_ID, tmp_path)
+
+    after = measure(plan, FakeEngine(FakeClock()), tmp_path, spent_s=clock.now_s)
+    added = after.blocks[len(before.blocks) :]
+    assert {block.purpose for block in added} == {"confirm"}
+    assert {block.repeat for block in after.blocks if block.purpose == "confirm"} == {3}
+
+
+def test_a_failure_met_in_every_session_is_stored_once(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    refuses = {"bad": ModelError("it is not there")}
+    for num_blocks in (1, 2):
+        with pytest.raises(Interrupted):
+            engine = FakeEngine(FakeClock(), refuses=refuses)
+            measure(plan, engine, tmp_path, stop_after(num_blocks))
+    run = measure(plan, FakeEngine(FakeClock(), refuses=refuses), tmp_path)
+    assert len(run.failures) == 1
+
+
+def test_a_drafter_that_is_gone_on_resume_leaves_its_blocks_and_the_run_goes_on(tmp_path):
+    settings = replace(SETTINGS, pairings=("big/good",))
+    plan = make_plan(tmp_path, settings, SIX)
+    with pytest.raises(Interrupted):
+        measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(6))
+
+    gone = FakeEngine(FakeClock(), refuses={"good": ModelError("it is not there")})
+    run = measure(plan, gone, tmp_path)
+    assert [failure.pairing for failure in run.failures] == ["big/good"]
+    assert run.is_complete
+
+
+def test_a_complete_run_has_nothing_left_to_measure(tmp_path, uninterrupted):
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    measure(plan, FakeEngine(FakeClock()), tmp_path)
+    again = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert ids_of(again) == ids_of(uninterrupted)
+
+
+def test_the_seconds_spent_are_those_of_this_targets_stored_requests(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    seconds = sum(r.total_s for block in run.blocks for r in block.requests)
+    other = replace(plan, target=replace(plan.target, name="other"), pairings=())
+    with resume_run(tmp_path, RUN_ID) as writer:
+        assert _spent_s(writer, plan) == pytest.approx(seconds)
+        assert _spent_s(writer, other) == 0.0

@@ -1,0 +1,269 @@
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import pytest
+
+from specbench.bench.target import WARM_UP_TOKENS
+from specbench.report.document import build_document
+from tests.bench.fake_runs import SETTINGS, make_plan, measure, write_prompts
+from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine, RecordingWatch
+
+SIX = [f"prompt {i}" for i in range(6)]
+TWENTY = [f"prompt {i}" for i in range(20)]
+
+
+def requests_of(run):
+    return [request for block in run.blocks for request in block.requests]
+
+
+def cells_of(block):
+    return {request.cell_id for request in block.requests}
+
+
+def explored(run):
+    return [block for block in run.blocks if block.purpose == "explore"]
+
+
+def confirmed(run):
+    return [block for block in run.blocks if block.purpose == "confirm"]
+
+
+def test_every_planned_block_is_stored_once_with_the_order_it_ran_in(tmp_path):
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+    engine = FakeEngine(FakeClock())
+    run = measure(plan, engine, tmp_path)
+
+    assert run.is_complete
+    planned = list(plan.explore_blocks())
+    assert [block.block_id for block in explored(run)] == [block.id for block in planned]
+    for block, stored in zip(planned, explored(run), strict=True):
+        assert list(stored.order) == [cell.key.id for cell in block.order(SETTINGS.seed)]
+        assert [request.cell_id for request in stored.requests] == list(stored.order)
+
+
+def test_another_seed_is_another_order(tmp_path):
+    orders = []
+    for seed in (0, 0, 1):
+        root = tmp_path / str(len(orders))
+        root.mkdir()
+        plan = make_plan(root, replace(SETTINGS, seed=seed), SIX)
+        run = measure(plan, FakeEngine(FakeClock()), root)
+        orders.append({block.prompt_id: block.order for block in run.blocks})
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_warming_up_leaves_no_record(tmp_path):
+    engine = FakeEngine(FakeClock())
+    run = measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)
+
+    warm_up = [call for call in engine.calls if call.request.max_new_tokens == WARM_UP_TOKENS]
+    # Every shape of the plan was run before it counted ...
+    shapes = {(c.drafter, c.k) for c in warm_up}
+    assert shapes == {("none", 0), ("good", 2), ("good", 4), ("bad", 2), ("bad", 4)}
+    first_measured = next(i for i, call in enumerate(engine.calls) if call not in warm_up)
+    assert engine.calls[:first_measured] == warm_up
+    # ... and nothing of it is stored: one record for each other call.
+    assert len(requests_of(run)) + len(run.references) == len(engine.calls) - len(warm_up)
+    assert {r.num_output_tokens for r in requests_of(run)} == {ANSWER_TOKENS}
+
+
+def test_greedy_cells_emit_as_many_tokens_as_the_targets_own_answer(tmp_path):
+    engine = FakeEngine(FakeClock())
+    run = measure(make_plan(tmp_path, replace(SETTINGS, max_new_tokens=100)), engine, tmp_path)
+
+    assert [len(reference.output_ids) for reference in run.references] == [ANSWER_TOKENS] * 2
+    assert {r.num_output_tokens for r in requests_of(run)} == {ANSWER_TOKENS}
+    assert {r.finish_reason for r in requests_of(run)} == {"eos"}
+    measured = [call for call in engine.calls if call.request.max_new_tokens == ANSWER_TOKENS]
+    assert not any(call.request.stop_at_eos for call in measured)
+
+
+def test_a_limit_on_new_tokens_cuts_the_answer_and_every_cell_alike(tmp_path):
+    plan = make_plan(tmp_path, replace(SETTINGS, max_new_tokens=20))
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert {r.num_output_tokens for r in requests_of(run)} == {20}
+    assert {r.finish_reason for r in requests_of(run)} == {"length"}
+
+
+def test_the_targets_answer_is_decoded_once_a_run(tmp_path):
+    settings = replace(SETTINGS, temperatures=(0.0, 1.0))
+    run = measure(make_plan(tmp_path, settings), FakeEngine(FakeClock()), tmp_path)
+    assert len(run.references) == 2
+
+
+def test_sampling_gives_every_k_the_same_three_seeds(tmp_path):
+    plan = make_plan(tmp_path, replace(SETTINGS, temperatures=(1.0,)))
+    engine = FakeEngine(FakeClock())
+    run = measure(plan, engine, tmp_path)
+
+    seeds = defaultdict(set)
+    for request in requests_of(run):
+        if request.repeat < 3:
+            seeds[request.prompt_id, request.repeat].add(request.seed)
+    assert len(seeds) == 6
+    assert all(len(found) == 1 for found in seeds.values())
+    assert len(set.union(*seeds.values())) == 6
+    sampled = [call for call in engine.calls if call.request.sampling.temperature == 1.0]
+    assert {call.request.seed for call in sampled} - {0} >= set.union(*seeds.values())
+
+
+def test_sampled_answers_end_where_they_end(tmp_path):
+    engine = FakeEngine(FakeClock())
+    measure(make_plan(tmp_path, replace(SETTINGS, temperatures=(1.0,))), engine, tmp_path)
+    sampled = [c.request for c in engine.calls if c.request.sampling.temperature == 1.0]
+    measured = [r for r in sampled if r.max_new_tokens != WARM_UP_TOKENS]
+    assert all(r.stop_at_eos and r.max_new_tokens == 128 for r in measured)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_next_turn_follows_the_targets_own_answer(tmp_path, temperature):
+    plan = make_plan(tmp_path, replace(SETTINGS, temperatures=(temperature,)), [["One", "Two"]])
+    engine = FakeEngine(FakeClock())
+    run = measure(plan, engine, tmp_path)
+
+    answer = FakeEngine.tokenizer.text(run.references[0].output_ids)
+    assert len(answer) == ANSWER_TOKENS - 1  # without its end token
+    second = f"user: One\nassistant: {answer}\nuser: Two\n"
+    assert {call.text for call in engine.calls} == {"user: One\n", second}
+    assert [reference.turn for reference in run.references] == [0, 1]
+    for block in run.blocks:
+        turns = Counter((request.cell_id, request.turn) for request in block.requests)
+        assert len(turns) == 10  # 5 cells of 2 turns
+        assert set(turns.values()) == {1}
+    assert {r.num_prompt_tokens for r in requests_of(run) if r.turn} == {len(second)}
+
+
+def test_the_winner_is_measured_again_on_fresh_repeats_beside_k_0(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+
+    assert len(explored(run)) == len(confirmed(run)) == 6
+    assert {block.repeat for block in explored(run)} == {0}
+    assert {block.repeat for block in confirmed(run)} == {1}
+    for block in confirmed(run):
+        names = {cell_id.split("|")[0] + cell_id.split("|")[4] for cell_id in cells_of(block)}
+        assert names == {"bigk0", "big/goodk4"}
+
+
+def test_a_decision_quotes_the_second_measurement(tmp_path):
+    document = build_document(
+        measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+    )
+    good, bad = document.decisions
+    # 40 tokens in 40 s; at K = 4 in 8 rounds of 1.4 s: 40 / 11.2.
+    assert good.speedup.estimate == pytest.approx(40 / 11.2)
+    assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
+    # At K = 2 the bad drafter takes 40 rounds of 1.2 s, at K = 4 of 1.4 s.
+    assert bad.sentence.startswith("own.jsonl: do not speculate, 0.83x")
+    assert (bad.method, bad.num_speculative_tokens) == ("none", 0)
+
+
+def test_a_single_k_was_not_picked_from_many_and_is_measured_once(tmp_path):
+    settings = replace(SETTINGS, num_speculative_tokens=(4,))
+    run = measure(make_plan(tmp_path, settings, SIX), FakeEngine(FakeClock()), tmp_path)
+    assert confirmed(run) == []
+
+
+def test_too_few_prompts_for_an_interval_confirm_nothing(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS, SIX[:4]), FakeEngine(FakeClock()), tmp_path)
+    assert confirmed(run) == []
+    assert run.is_complete
+
+
+def test_memory_is_recorded_for_the_target_alone_and_beside_each_drafter(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock()), tmp_path)
+    weights = {m.drafter: (m.weights_bytes, m.kv_bytes_per_token) for m in run.memory}
+    assert weights == {"none": (1000, 64), "good": (1100, 72), "bad": (1100, 72)}
+    assert all(m.process_peak_bytes > 0 for m in run.memory)
+    assert all(m.peak_allocated_bytes is None for m in run.memory)  # no CUDA, and never 0
+
+
+def test_the_target_is_run_alone_before_any_drafter_is_loaded(tmp_path):
+    engine = FakeEngine(FakeClock())
+    num_calls = {}
+
+    class Loading(FakeEngine):
+        def add_drafter(self, drafter):
+            num_calls[drafter.name] = [call.drafter for call in self.calls]
+            return super().add_drafter(drafter)
+
+    engine = Loading(FakeClock())
+    measure(make_plan(tmp_path, SETTINGS), engine, tmp_path)
+    assert set(num_calls["good"]) == {"none"}
+    assert set(num_calls["bad"]) == {"none", "good"}
+
+
+def test_a_round_is_held_against_its_bare_forwards(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+    assert {cost.num_samples for cost in run.forwards} == {3}
+    overheads = {
+        (cell.key.drafter, cell.key.num_speculative_tokens): cell.metrics["overhead_ratio"]
+        for cell in build_document(run).cells
+    }
+    # A target's forward takes 0.8 s alone, a drafter's 0.05 s.
+    assert overheads == pytest.approx(
+        {
+            ("none", 0): 1.0 / 0.8,
+            ("good", 2): 1.2 / (0.8 + 2 * 0.05),
+            ("good", 4): 1.4 / (0.8 + 4 * 0.05),
+            ("bad", 2): 1.2 / (0.8 + 2 * 0.05),
+            ("bad", 4): 1.4 / (0.8 + 4 * 0.05),
+        }
+    )
+
+
+def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp_path):
+    files = tuple(write_prompts(tmp_path / f"{name}.jsonl", TWENTY) for name in ("a", "b"))
+    # A block takes 175 s and its reference 41 s, so that some 13 of 120 blocks fit into 80 %;
+    # a winner beside K = 0 takes 52 s.
+    plan = make_plan(tmp_path, replace(SETTINGS, workloads=files, budget_s=3500.0))
+    clock = FakeClock()
+    watch = RecordingWatch()
+    run = measure(plan, FakeEngine(clock), tmp_path, watch)
+
+    first = Counter(block.workload for block in explored(run))
+    assert set(first) == {"a.jsonl", "b.jsonl"}
+    assert abs(first["a.jsonl"] - first["b.jsonl"]) <= 1
+    assert 10 <= sum(first.values()) <= 14
+    again = Counter(block.workload for block in confirmed(run))
+    assert set(again) == {"a.jsonl", "b.jsonl"}
+    assert all(again[name] >= first[name] - 1 for name in first)
+    assert 3200 < clock.now_s < 3500 + 216
+    assert run.is_complete
+    lefts = [left for _, _, left in watch.advances]
+    assert lefts == sorted(lefts[: len(explored(run))], reverse=True) + lefts[len(explored(run)) :]
+
+
+def test_a_budget_too_small_for_anything_still_ends_well(tmp_path):
+    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1.0))
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert run.blocks == ()
+    assert len(build_document(run).missing) == 5
+
+
+def test_a_precision_ends_the_run_when_the_best_k_is_known_well_enough(tmp_path):
+    # Without noise five prompts, the fewest that give an interval, give one of no width.
+    plan = make_plan(tmp_path, replace(SETTINGS, precision=0.02), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    assert len(explored(run)) == 5
+    assert len(confirmed(run)) == 5
+
+
+def test_a_noisier_measurement_takes_more_prompts_and_a_hopeless_one_all(tmp_path):
+    num_blocks = {}
+    for name, noise in (("little", 0.1), ("much", 3.0)):
+        (tmp_path / name).mkdir()
+        plan = make_plan(tmp_path / name, replace(SETTINGS, precision=0.02), TWENTY)
+        run = measure(plan, FakeEngine(FakeClock(), noise=noise), tmp_path / name)
+        num_blocks[name] = len(explored(run))
+    assert 5 < num_blocks["little"] < 60
+    assert num_blocks["much"] == 60
+
+
+def test_the_watch_hears_of_every_block(tmp_path):
+    watch = RecordingWatch()
+    measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path, watch)
+    assert [done for done, _, _ in watch.advances] == [*range(1, 7), *range(1, 7)]
+    assert {total for _, total, _ in watch.advances} == {6}
+    assert watch.stages[:3] == ["big: loading", "big: warming up", "big: own.jsonl"]
+    assert watch.stages[-1] == "big: own.jsonl, the winners again"
+    assert watch.warnings == []

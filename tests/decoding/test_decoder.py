@@ -1,0 +1,217 @@
+"""Requests from first prompt token to last output token, on a Llama with random weights."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from specbench.decoding.decoder import Request
+from specbench.decoding.drafter import NoDrafter
+from specbench.decoding.runner import StockRunner
+from specbench.errors import ModelError
+from specbench.records import Sampling
+from tests.decoding.fakes import CountingRunner
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
+from tests.decoding.models import (
+    ARCHITECTURES,
+    build,
+    generated,
+    ragged_prompts,
+    random_prompt,
+    tiny_llama,
+)
+
+WARM = Sampling(temperature=0.8, top_p=0.95)
+
+
+class Subject(NamedTuple):
+    target: StockRunner
+    own_draft: StockRunner
+    stranger: StockRunner
+    texts: list[tuple[int, ...]]  # 24 tokens for each of the ragged prompts
+
+
+@pytest.fixture(scope="module")
+def llama() -> Subject:
+    model = tiny_llama(seed=0)
+    texts = [generated(model, prompt, 24) for prompt in ragged_prompts()]
+    return Subject(StockRunner(model), StockRunner(model), StockRunner(tiny_llama(seed=1)), texts)
+
+
+def requests(num_tokens: int = 24) -> list[Request]:
+    return [
+        Request(prompt_ids=prompt, max_new_tokens=num_tokens, seed=100 + row)
+        for row, prompt in enumerate(ragged_prompts())
+    ]
+
+
+@pytest.mark.parametrize("prefill_chunk", [1, 4, 9, 15])
+def test_prefill_in_chunks_gives_the_text_of_one_chunk(llama: Subject, prefill_chunk: int) -> None:
+    drafter = make_drafter("draft_model", llama.target, llama.own_draft)
+
+    results = decode(llama.target, drafter, requests(), k=4, prefill_chunk=prefill_chunk)
+
+    assert_texts(results, llama.texts)
+    assert acceptance_rate(results) == 1  # the draft model's cache was filled likewise
+
+
+def test_prefill_feeds_each_position_once_in_chunks_of_the_given_size() -> None:
+    target = CountingRunner()
+    prompts = [tuple(range(1, 11)), (1, 2, 3)]
+
+    decode(
+        target,
+        NoDrafter(),
+        [Request(prompt_ids=p, max_new_tokens=1) for p in prompts],
+        k=0,
+        prefill_chunk=4,
+    )
+
+    fed = [positions_BT[0].tolist() for positions_BT in target.fed]
+    assert fed == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_a_prompt_of_one_token_is_enough() -> None:
+    model = tiny_llama(seed=0)
+    text = generated(model, (7,), 10)
+    target = StockRunner(model)
+    drafter = make_drafter("draft_model", target, StockRunner(model))
+
+    results = decode(target, drafter, [Request(prompt_ids=(7,), max_new_tokens=10)], k=3)
+
+    assert_texts(results, [text])
+    assert acceptance_rate(results) == 1
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_rows_of_different_budgets_each_get_the_start_of_their_text(llama: Subject, k: int) -> None:
+    drafter = make_drafter("draft_model" if k else "none", llama.target, llama.stranger)
+    budgets = (3, 24, 11)
+    cut = [
+        Request(prompt_ids=prompt, max_new_tokens=budget)
+        for prompt, budget in zip(ragged_prompts(), budgets, strict=True)
+    ]
+
+    results = decode(llama.target, drafter, cut, k=k)
+
+    texts = [text[:budget] for text, budget in zip(llama.texts, budgets, strict=True)]
+    assert_texts(results, texts)
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 8])
+def test_a_text_ends_at_its_first_end_of_text_token(llama: Subject, k: int) -> None:
+    drafter = make_drafter("draft_model" if k else "none", llama.target, llama.own_draft)
+    eos_ids = (llama.texts[0][10], llama.texts[2][5])
+
+    results = decode(llama.target, drafter, requests(), k=k, eos_ids=eos_ids)
+
+    expected = [
+        text[: next((i + 1 for i, token in enumerate(text) if token in eos_ids), len(text))]
+        for text in llama.texts
+    ]
+    assert_texts(results, expected)
+    assert [r.hit_eos for r in results] == [text[-1] in eos_ids for text in expected]
+    for result in results:
+        log = result.rounds
+        assert 1 + sum(log.num_emitted) == len(result.output_ids)
+        for accepted, emitted in zip(log.num_accepted, log.num_emitted, strict=True):
+            assert emitted in (accepted, accepted + 1)
+
+
+def test_slots_left_by_a_longer_batch_do_not_leak_into_the_next(llama: Subject) -> None:
+    drafter = make_drafter("draft_model", llama.target, llama.own_draft)
+    longer = [
+        Request(prompt_ids=random_prompt(60, seed=row), max_new_tokens=40) for row in range(3)
+    ]
+    decode(llama.target, drafter, longer, k=8)
+    cache_before = llama.target.cache
+
+    results = decode(llama.target, drafter, requests(), k=4)
+
+    assert llama.target.cache is cache_before
+    assert_texts(results, llama.texts)
+    assert acceptance_rate(results) == 1
+
+
+def test_slots_of_another_number_of_rows_are_made_anew(llama: Subject) -> None:
+    drafter = make_drafter("draft_model", llama.target, llama.stranger)
+
+    decode(llama.target, drafter, requests()[:1], k=2)
+    results = decode(llama.target, drafter, requests(), k=2)
+
+    assert_texts(results, llama.texts)
+
+
+def test_a_request_longer_than_the_context_is_refused_with_both_numbers() -> None:
+    target = CountingRunner(max_position=16)
+    request = Request(prompt_ids=tuple(range(10)), max_new_tokens=7)
+
+    with pytest.raises(ModelError, match="take 17 tokens, the target's context has 16"):
+        decode(target, NoDrafter(), [request], k=0)
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "GPT-2"])
+def test_drafts_past_the_context_do_not_harm_the_last_tokens(architecture: str) -> None:
+    # Room for exactly prompt and output; learned positions (GPT-2) end there for good.
+    config = ARCHITECTURES[architecture]()
+    config.max_position_embeddings = 32
+    model = build(config)
+    prompt = random_prompt(20, seed=3)
+    text = generated(model, prompt, 12)
+    target = StockRunner(model)
+    drafter = make_drafter("draft_model", target, StockRunner(model))
+
+    results = decode(target, drafter, [Request(prompt_ids=prompt, max_new_tokens=12)], k=8)
+
+    assert_texts(results, [text])
+
+
+def sampled_alone(target: StockRunner, method: str, draft: StockRunner, k: int) -> list[list[int]]:
+    drafter = make_drafter(method, target, draft)
+    return [
+        list(decode(target, drafter, [request], k=k, sampling=WARM)[0].output_ids)
+        for request in requests()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "k"),
+    [("none", 0), ("ngram", 1), ("ngram", 4), ("draft_model", 1), ("draft_model", 4)],
+)
+def test_a_sampled_text_is_the_same_alone_and_beside_others_in_any_row(
+    llama: Subject, method: str, k: int
+) -> None:
+    alone = sampled_alone(llama.target, method, llama.stranger, k)
+    drafter = make_drafter(method, llama.target, llama.stranger)
+
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0, 1]):
+        shuffled = [requests()[i] for i in order]
+        results = decode(llama.target, drafter, shuffled, k=k, sampling=WARM)
+        assert_texts(results, [tuple(alone[i]) for i in order])
+
+
+def test_drafts_without_a_law_leave_every_sampled_token_as_it_was(llama: Subject) -> None:
+    baseline = sampled_alone(llama.target, "none", llama.stranger, 0)
+
+    for k in (1, 3, 8):
+        assert sampled_alone(llama.target, "ngram", llama.stranger, k) == baseline
+
+
+def test_another_seed_gives_another_text_and_the_same_seed_the_same(llama: Subject) -> None:
+    prompt = ragged_prompts()[0]
+    seeds = (1, 2, 1)
+    same_prompt = [Request(prompt_ids=prompt, max_new_tokens=24, seed=s) for s in seeds]
+
+    first, second, third = decode(llama.target, NoDrafter(), same_prompt, k=0, sampling=WARM)
+
+    assert first.output_ids == third.output_ids != second.output_ids
+
+
+def test_decoding_leaves_the_models_weights_alone(llama: Subject) -> None:
+    before = [p.clone() for p in llama.target.model.parameters()]
+
+    decode(llama.target, NoDrafter(), requests(4), k=0)
+
+    assert all(
+        torch.equal(a, b) for a, b in zip(before, llama.target.model.parameters(), strict=True)
+    )

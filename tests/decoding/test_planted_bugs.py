@@ -1,0 +1,238 @@
+"""The lossless checks are worth something: each fails for a decoder that is broken on purpose.
+
+A bug is planted by changing one line of a function's source for the length of a test. The
+line must occur exactly once, so a bug that no longer fits its function is noticed.
+"""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding import attention, round as one_round, sampling, verifier
+from specbench.decoding.decoder import Request
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Purpose, exponential
+from specbench.drafters.draft_model import DraftModel
+from tests.decoding.fakes import Perturbed
+from tests.decoding.lossless import (
+    FIRST,
+    LAST,
+    WARM,
+    LawBench,
+    acceptance_rate,
+    assert_texts,
+    decode,
+    law_p_value,
+    make_drafter,
+    sample_texts,
+)
+from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
+
+pytestmark = pytest.mark.slow
+
+Plant = Callable[[Any, str, str], None]
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """plant(function, right, wrong): the function with `wrong` where its source says `right`."""
+
+    def plant(function: FunctionType, right: str, wrong: str) -> None:
+        source = textwrap.dedent(inspect.getsource(function))
+        assert source.count(right) == 1, f"{function.__name__} no longer says {right!r} once"
+        scope: dict[str, Any] = {}
+        exec(source.replace(right, wrong), function.__globals__, scope)
+        monkeypatch.setattr(function, "__code__", scope[function.__name__].__code__)
+
+    return plant
+
+
+# Windowed layers, ragged rows, an end of text in the middle of one row, and drafts of which
+# the second of each round is wrong and those after it are right.
+NUM_TOKENS = 24
+
+
+@cache
+def gemma() -> tuple[StockRunner, StockRunner, list[tuple[int, ...]]]:
+    model = build(ARCHITECTURES["Gemma2 + window"]())
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    return StockRunner(model), StockRunner(model), texts
+
+
+def greedy_check(eos_ids: tuple[int, ...] = ()) -> None:
+    """AssertionError where greedy text is not that of `generate`."""
+    target, draft, texts = gemma()
+    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+    drafter = Perturbed(make_drafter("draft_model", target, draft))
+    results = decode(target, drafter, requests, k=4, eos_ids=eos_ids)
+    assert_texts(results, [_until_eos(text, eos_ids) for text in texts])
+
+
+def _until_eos(text: tuple[int, ...], eos_ids: tuple[int, ...]) -> tuple[int, ...]:
+    return text[: next((i + 1 for i, token in enumerate(text) if token in eos_ids), len(text))]
+
+
+@cache
+def bench() -> LawBench:
+    return LawBench(WARM)
+
+
+def law_p() -> float:
+    """The smaller p-value of the two triples, for drafts that come with their law."""
+    subject = bench()
+    drafter = make_drafter("draft_model", subject.target, subject.draft)
+    texts_N6, _ = sample_texts(subject.target, drafter, k=4, sampling=WARM)
+    return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
+
+
+def test_a_sound_decoder_passes_both_checks() -> None:
+    greedy_check()
+    for place in range(NUM_TOKENS):
+        greedy_check(eos_ids=(gemma()[2][0][place],))
+    assert law_p() > 1e-3
+
+
+GREEDY_BUGS = {
+    "accept all": (
+        verifier._leading,
+        "accepted_BK.long().cumprod(1).sum(1)",
+        "torch.ones_like(accepted_BK).long().sum(1)",
+    ),
+    "sum for cumprod": (verifier._leading, ".cumprod(1).sum(1)", ".sum(1)"),
+    "rollback off by one": (
+        one_round.commit,
+        "state.length_B.add_(num_emitted_B)",
+        "state.length_B.add_(num_emitted_B + (num_emitted_B < T))",
+    ),
+    "commit one short": (
+        one_round.commit,
+        "state.length_B.add_(num_emitted_B)",
+        "state.length_B.add_(num_emitted_B - (num_emitted_B > 1).long())",
+    ),
+    "mask off by one, seeing the next slot": (
+        attention.causal_mask,
+        "slots_S <= positions_BT[..., None]",
+        "slots_S <= positions_BT[..., None] + 1",
+    ),
+    "mask off by one, not seeing itself": (
+        attention.causal_mask,
+        "slots_S <= positions_BT[..., None]",
+        "slots_S < positions_BT[..., None]",
+    ),
+    "window off by one": (
+        attention.causal_mask,
+        "slots_S > positions_BT[..., None] - window",
+        "slots_S >= positions_BT[..., None] - window",
+    ),
+    "heads of a group in the wrong order": (
+        attention.slot_attention,
+        "packed = query.reshape(B, N, G * T, D)",
+        "packed = query.reshape(B, G, N, T, D).transpose(1, 2).reshape(B, N, G * T, D)",
+    ),
+    "first mask column for the bonus": (
+        one_round.finish_round,
+        "verdict = verify(proposal, out.logits,",
+        "verdict = verify(proposal, out.logits.roll(1, 1),",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", GREEDY_BUGS)
+def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
+    plant(*GREEDY_BUGS[bug])
+
+    with pytest.raises(AssertionError, match="differs at"):
+        greedy_check()
+
+
+def test_the_greedy_check_fails_when_an_end_of_text_among_accepted_drafts_is_ignored(
+    plant: Plant,
+) -> None:
+    # Perturbed drafts are accepted one a round: the token after the first is an accepted draft.
+    plant(
+        one_round.commit,
+        "torch.where(is_eos_BT, places_T, T)",
+        "torch.where(is_eos_BT & (places_T == verdict.num_accepted_B[:, None]), places_T, T)",
+    )
+
+    with pytest.raises(AssertionError, match="differs at"):
+        greedy_check(eos_ids=(gemma()[2][0][1],))
+
+
+def test_a_hole_in_the_draft_models_cache_costs_acceptance(plant: Plant) -> None:
+    target, draft, _ = gemma()
+    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+
+    def accepted() -> float:
+        drafter = make_drafter("draft_model", target, draft)
+        return acceptance_rate(decode(target, drafter, requests, k=4))
+
+    assert accepted() == 1
+    plant(DraftModel.propose, "state.window(-1, 2)", "state.window(0, 1)")
+    assert accepted() < 1
+
+
+def _shared_noise(seed_B: Tensor, positions_BK: Tensor, drafts_BK: Tensor) -> Tensor:
+    """A uniform number made from the very noise with which the draft won its race."""
+    noise = exponential(seed_B, positions_BK, Purpose.DRAFT, 7)
+    return 1 - torch.exp(-noise.gather(-1, drafts_BK[..., None])[..., 0])
+
+
+LAW_BUGS = {
+    "no residual": (
+        verifier._reject,
+        "residual_BV = (p_BV - q_BV).clamp(min=0)",
+        "residual_BV = p_BV",
+    ),
+    "p and q swapped": (verifier._reject, "chance_BK * q_BK <= p_BK", "chance_BK * p_BK <= q_BK"),
+    "q ignored": (verifier._reject, "chance_BK * q_BK <= p_BK", "chance_BK <= p_BK"),
+    "accept all": (
+        verifier._leading,
+        "accepted_BK.long().cumprod(1).sum(1)",
+        "torch.ones_like(accepted_BK).long().sum(1)",
+    ),
+    "sum for cumprod": (verifier._leading, ".cumprod(1).sum(1)", ".sum(1)"),
+    "the bonus drawn from the residual of nothing drafted": (
+        verifier._reject,
+        "[:, None]\n    p_BV, q_BV",
+        "[:, None] | True\n    p_BV, q_BV",
+    ),
+    "the draft drawn with the target's noise": (
+        DraftModel._guess,
+        "Purpose.DRAFT",
+        "Purpose.TARGET",
+    ),
+    "acceptance decided by the draft's noise": (
+        verifier._reject,
+        "uniform(seed_B, positions_BT[:, :-1], Purpose.ACCEPT)",
+        "shared_noise(seed_B, positions_BT[:, :-1], drafts_BK)",
+    ),
+    "the first round repeats the prefill's noise": (
+        one_round.finish_round,
+        "state.seed_B, positions_BT + 1)",
+        "state.seed_B, positions_BT)",
+    ),
+    "noise that forgets the position": (
+        sampling._key,
+        "(positions_BT & _MASK32)",
+        "(positions_BT // 2 & _MASK32)",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", LAW_BUGS)
+def test_the_law_check_fails_for(bug: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "shared_noise", _shared_noise, raising=False)
+    plant(*LAW_BUGS[bug])
+
+    p_value = law_p()
+
+    print(f"{bug}: p = {p_value:.1e}")
+    assert p_value < 1e-6

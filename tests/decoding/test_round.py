@@ -1,0 +1,165 @@
+"""What a round writes and counts: commits, ends of text and budgets, on a target that counts.
+
+The target always says the next number, so the text after 5 is 6, 7, 8 ... and a draft is
+right exactly when it equals its position plus a constant.
+"""
+
+from collections.abc import Collection
+
+import pytest
+
+from specbench.decoding.decoder import Request, Result
+from tests.decoding.fakes import CountingRunner, ScriptedDrafter
+from tests.decoding.lossless import decode
+
+PROMPT = (5,)  # position 0 holds 5: the text at position i is 5 + i
+
+
+def counted(
+    *,
+    k: int,
+    wrong: Collection[int] = (),
+    num_tokens: int = 12,
+    eos_ids: tuple[int, ...] = (),
+) -> Result:
+    """One row whose drafts are right except at the `wrong` positions."""
+    script = {i: 99 if i in wrong else 5 + i for i in range(60)}
+    request = Request(prompt_ids=PROMPT, max_new_tokens=num_tokens)
+    runner, drafter = CountingRunner(), ScriptedDrafter(script)
+    return decode(runner, drafter, [request], k=k, eos_ids=eos_ids)[0]
+
+
+def columns(result: Result) -> list[tuple[int, int, int]]:
+    """(num_drafted, num_accepted, num_emitted) round by round."""
+    log = result.rounds
+    return list(zip(log.num_drafted, log.num_accepted, log.num_emitted, strict=True))
+
+
+def test_a_round_emits_its_accepted_drafts_and_one_token_more() -> None:
+    # 1 token from the prefill, then 4 + 4 + 3: the last round may keep 2 drafts.
+    result = counted(k=3)
+
+    assert result.output_ids == tuple(range(6, 18))
+    assert columns(result) == [(3, 3, 4), (3, 3, 4), (2, 2, 3)]
+
+
+def test_a_wrong_draft_ends_the_round_with_the_targets_token() -> None:
+    # Positions 2, 3, 4 are drafted first; 3 is wrong, so the round emits those at 2 and 3.
+    result = counted(k=3, wrong={3}, num_tokens=7)
+
+    assert result.output_ids == tuple(range(6, 13))
+    assert columns(result) == [(3, 1, 2), (3, 3, 4)]
+
+
+def test_when_every_draft_is_wrong_each_round_emits_one_token() -> None:
+    result = counted(k=3, wrong=range(60), num_tokens=5)
+
+    assert result.output_ids == tuple(range(6, 11))
+    assert columns(result) == [(3, 0, 1), (2, 0, 1), (1, 0, 1), (0, 0, 1)]
+
+
+def test_without_drafts_each_round_emits_one_token() -> None:
+    assert columns(counted(k=0, num_tokens=4)) == [(0, 0, 1)] * 3
+
+
+@pytest.mark.parametrize("budget", range(1, 12))
+@pytest.mark.parametrize("k", [1, 4, 8, 20])
+def test_a_budget_is_met_exactly_and_nothing_is_drafted_past_it(k: int, budget: int) -> None:
+    result = counted(k=k, num_tokens=budget, wrong={4, 7})
+
+    assert result.output_ids == tuple(range(6, 6 + budget))
+    left = budget - 1
+    for drafted, accepted, emitted in columns(result):
+        assert drafted == min(k, left - 1)
+        assert emitted == accepted + 1
+        left -= emitted
+    assert left == 0
+    assert not result.hit_eos
+
+
+def test_an_end_of_text_inside_the_accepted_drafts_cuts_the_round() -> None:
+    # Prefill says 6; the round drafts 7 8 9 10, all right; 9 ends the text: 7 8 9 are
+    # emitted and kept, 10 is not counted as accepted.
+    result = counted(k=4, eos_ids=(9,))
+
+    assert result.output_ids == (6, 7, 8, 9)
+    assert result.hit_eos
+    assert columns(result) == [(4, 3, 3)]
+
+
+def test_an_end_of_text_as_the_bonus_token_leaves_the_counts_whole() -> None:
+    result = counted(k=3, eos_ids=(10,))
+
+    assert result.output_ids == (6, 7, 8, 9, 10)
+    assert columns(result) == [(3, 3, 4)]
+
+
+def test_an_end_of_text_as_the_recovered_token_ends_the_text() -> None:
+    result = counted(k=3, wrong={3}, eos_ids=(8,))
+
+    assert result.output_ids == (6, 7, 8)
+    assert columns(result) == [(3, 1, 2)]
+
+
+def test_an_end_of_text_that_was_drafted_and_refused_is_ignored() -> None:
+    # The wrong draft is 99, which is also an end-of-text id.
+    result = counted(k=3, wrong={3}, num_tokens=6, eos_ids=(99,))
+
+    assert result.output_ids == tuple(range(6, 12))
+    assert not result.hit_eos
+
+
+def test_any_of_several_end_of_text_ids_ends_the_text() -> None:
+    assert counted(k=4, eos_ids=(50, 8, 51)).output_ids == (6, 7, 8)
+
+
+def test_an_end_of_text_as_the_first_token_needs_no_round() -> None:
+    result = counted(k=4, eos_ids=(6,))
+
+    assert result.output_ids == (6,)
+    assert result.hit_eos
+    assert columns(result) == []
+
+
+def test_a_budget_of_one_token_needs_no_round() -> None:
+    result = counted(k=4, num_tokens=1)
+
+    assert result.output_ids == (6,)
+    assert columns(result) == []
+
+
+def test_a_finished_row_waits_without_logging_rounds_or_changing() -> None:
+    script = {i: 99 for i in range(60)}  # the first row's drafts are wrong, all of them
+    requests = [
+        Request(prompt_ids=(5,), max_new_tokens=3),
+        Request(prompt_ids=(20,), max_new_tokens=9),
+        Request(prompt_ids=(40,), max_new_tokens=9),
+    ]
+
+    short, ended, long = decode(
+        CountingRunner(), ScriptedDrafter(script), requests, k=2, eos_ids=(24,)
+    )
+
+    assert short.output_ids == (6, 7, 8)
+    assert ended.output_ids == (21, 22, 23, 24)
+    assert long.output_ids == tuple(range(41, 50))
+    assert [len(r.rounds) for r in (short, ended, long)] == [2, 3, 8]
+    assert [r.hit_eos for r in (short, ended, long)] == [False, True, False]
+
+
+def test_times_come_from_the_clock_and_split_each_round() -> None:
+    # Readings are 0, 1, 2 ...: start 0, first token 1; a round reads began, drafted, finished.
+    result = counted(k=3)
+
+    assert (result.started_s, result.first_token_s) == (0, 1)
+    assert result.rounds.draft_s == (1, 1, 1)
+    assert result.rounds.verify_s == (1, 1, 1)
+    assert result.rounds.round_s == (2, 2, 2)
+    assert result.finished_s == 10
+
+
+def test_the_baseline_spends_no_time_drafting() -> None:
+    result = counted(k=0, num_tokens=3)
+
+    assert result.rounds.draft_s == (0, 0)
+    assert result.rounds.round_s == result.rounds.verify_s == (1, 1)

@@ -1,0 +1,184 @@
+"""A model over slots: what it answers, what it writes where, and which models it refuses."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from specbench.decoding.attention import causal_mask
+from specbench.decoding.runner import StockRunner, refuse_unsupported
+from specbench.decoding.slot_cache import SlotCache
+from specbench.errors import ModelError
+from tests.decoding.models import ARCHITECTURES, build, plain_logits, random_prompt, tiny_llama
+
+TOKENS_1T = torch.tensor([random_prompt(12, seed=1)])
+
+
+def positions(start: int, stop: int, num_rows: int = 1) -> Tensor:
+    return torch.arange(start, stop).expand(num_rows, -1)
+
+
+@pytest.fixture(scope="module")
+def expected_1TV() -> Tensor:
+    return plain_logits(tiny_llama(), TOKENS_1T)
+
+
+@pytest.fixture
+def runner() -> StockRunner:
+    runner = StockRunner(tiny_llama())
+    runner.allocate(3, 64)
+    return runner
+
+
+@torch.no_grad()
+def test_logits_over_slots_are_those_of_the_plain_forward(
+    runner: StockRunner, expected_1TV: Tensor
+) -> None:
+    head = runner.forward(TOKENS_1T[:, :7], positions(0, 7), 64).logits
+    tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64).logits
+
+    torch.testing.assert_close(torch.cat([head, tail], 1), expected_1TV)
+
+
+@torch.no_grad()
+def test_a_slot_that_is_written_again_holds_only_the_new_token(
+    runner: StockRunner, expected_1TV: Tensor
+) -> None:
+    runner.forward(TOKENS_1T[:, :7], positions(0, 7), 64)
+    runner.forward(TOKENS_1T[:, :3] + 1, positions(7, 10), 64)  # drafts that are refused
+
+    tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64).logits
+
+    torch.testing.assert_close(tail, expected_1TV[:, 7:])
+
+
+@torch.no_grad()
+def test_a_row_range_of_the_cache_is_used_alone(runner: StockRunner, expected_1TV: Tensor) -> None:
+    for row in range(3):
+        runner.forward(TOKENS_1T[:, :6] + row, positions(0, 6), 64, first_row=row)
+
+    both = runner.forward(
+        torch.cat([TOKENS_1T[:, 6:], TOKENS_1T[:, 6:] + 1]), positions(6, 12, 2), 64
+    ).logits
+
+    torch.testing.assert_close(both[:1], expected_1TV[:, 6:])
+    torch.testing.assert_close(both[1:], plain_logits(tiny_llama(), TOKENS_1T + 1)[:, 6:])
+
+
+@torch.no_grad()
+def test_one_position_a_row_is_answered_where_only_the_last_is_asked_for(
+    runner: StockRunner, expected_1TV: Tensor
+) -> None:
+    tokens_3T = TOKENS_1T.expand(3, -1)
+
+    logits = runner.forward(tokens_3T, positions(0, 12, 3), 64, last_B=torch.tensor([11, 4, 0]))
+
+    expected = expected_1TV[0, [11, 4, 0]][:, None]
+    torch.testing.assert_close(logits.logits, expected)
+
+
+@torch.no_grad()
+def test_features_are_the_hidden_states_asked_for(runner: StockRunner) -> None:
+    plain = tiny_llama()(input_ids=TOKENS_1T, use_cache=False, output_hidden_states=True)
+
+    out = runner.forward(TOKENS_1T, positions(0, 12), 64, features=(0, 2, 1))
+
+    for feature, index in zip(out.features, (0, 2, 1), strict=True):
+        torch.testing.assert_close(feature, plain.hidden_states[index])
+
+
+@torch.no_grad()
+def test_the_bytes_of_a_token_are_its_keys_and_values_in_all_layers(runner: StockRunner) -> None:
+    assert runner.cache.bytes_per_token == 0
+
+    runner.forward(TOKENS_1T, positions(0, 12), 64)
+
+    # 2 layers x keys and values x 2 key/value heads x 8 values x 4 bytes
+    assert runner.cache.bytes_per_token == 2 * 2 * 2 * 8 * 4
+
+
+def test_a_cache_that_is_large_enough_is_kept(runner: StockRunner) -> None:
+    cache: SlotCache = runner.cache
+
+    runner.allocate(3, 40)
+    assert runner.cache is cache
+    runner.allocate(3, 65)
+    assert runner.cache is not cache
+    assert runner.cache.index.max_len == 65
+
+
+def seen(mask: Tensor, row: int, query: int) -> list[int]:
+    """The slots that are not masked."""
+    slots: list[int] = (mask[row, 0, query] == 0).nonzero()[:, 0].tolist()
+    return slots
+
+
+def test_a_position_sees_itself_and_all_before_it() -> None:
+    mask = causal_mask(torch.tensor([[2, 3], [0, 1]]), 6, torch.float32, window=None, pack=1)
+
+    assert mask.shape == (2, 1, 2, 6)
+    assert seen(mask, 0, 0) == [0, 1, 2]
+    assert seen(mask, 0, 1) == [0, 1, 2, 3]
+    assert seen(mask, 1, 0) == [0]
+    assert float(mask.min()) == torch.finfo(torch.float32).min
+
+
+def test_a_window_of_3_shows_a_position_and_the_two_before_it() -> None:
+    mask = causal_mask(torch.tensor([[4, 1]]), 6, torch.float32, window=3, pack=1)
+
+    assert seen(mask, 0, 0) == [2, 3, 4]
+    assert seen(mask, 0, 1) == [0, 1]
+
+
+def test_a_packed_mask_repeats_its_queries_once_a_head_of_the_group() -> None:
+    mask = causal_mask(torch.tensor([[2, 3]]), 6, torch.float32, window=None, pack=3)
+
+    assert mask.shape == (1, 1, 6, 6)
+    assert [seen(mask, 0, query)[-1] for query in range(6)] == [2, 3, 2, 3, 2, 3]
+
+
+def test_a_mask_has_one_kind_per_layer_type_only_where_layers_differ() -> None:
+    uniform = StockRunner(build(ARCHITECTURES["Mistral + window"]()))
+    mixed = StockRunner(build(ARCHITECTURES["Gemma2 + window"]()))
+
+    assert uniform._windows == {"all": 12}
+    assert mixed._windows == {"full_attention": None, "sliding_attention": 12}
+
+
+_TINY: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+}
+
+
+def test_a_model_with_recurrent_state_is_refused_by_name() -> None:
+    config = transformers.Mamba2Config(**_TINY, num_heads=4, head_dim=16, state_size=8, n_groups=2)
+
+    with pytest.raises(ModelError, match="Mamba2ForCausalLM keeps recurrent state"):
+        StockRunner(build(config))
+
+
+def test_a_model_with_alibi_is_refused_by_name() -> None:
+    with pytest.raises(ModelError, match="BloomForCausalLM uses ALiBi"):
+        StockRunner(build(transformers.BloomConfig(**_TINY, n_head=4)))
+
+
+def test_rope_that_depends_on_the_current_length_is_refused() -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    model = tiny_llama(rope_parameters=rope)
+
+    with pytest.raises(ModelError, match="rope_type dynamic"):
+        StockRunner(model)
+
+
+def test_an_unknown_kind_of_layer_is_refused_with_what_is_known() -> None:
+    config = SimpleNamespace(layer_types=["full_attention", "chunked_attention"])
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))
+
+    with pytest.raises(ModelError, match="layers of type chunked_attention; supported: full_att"):
+        refuse_unsupported(model)

@@ -1,0 +1,97 @@
+"""The generator of the embedded pair's text: the same everywhere, right, and varied."""
+
+import ast
+import re
+
+import pytest
+
+from specbench.demo.corpus import REGISTERS, corpus_sha256, sample
+from specbench.demo.corpus.functions import TASKS
+from specbench.demo.corpus.grammar import Dice, fill, joined, prose
+from specbench.demo.evaluation import code_blocks
+
+
+def test_the_corpus_is_the_one_the_shipped_models_were_trained_on(card: dict) -> None:
+    assert corpus_sha256(card["seed"]) == card["corpus_sha256"]
+
+
+@pytest.mark.parametrize("register", REGISTERS)
+def test_a_sample_depends_on_its_arguments_alone(register: str) -> None:
+    assert sample(register, 7, 0) == sample(register, 7, 0)
+    assert sample(register, 7, 0) != sample(register, 8, 0)
+    assert sample(register, 7, 0) != sample(register, 7, 1)
+
+
+@pytest.mark.parametrize("register", REGISTERS)
+def test_most_prompts_of_a_register_are_different(register: str) -> None:
+    prompts = {sample(register, index, 0).turns[0][0] for index in range(500)}
+    assert len(prompts) >= 450
+
+
+@pytest.mark.parametrize("register", ["chat", "creative", "qa"])
+def test_no_template_is_left_unfilled(register: str) -> None:
+    for index in range(300):
+        for message in sample(register, index, 0).messages():
+            assert not re.search(r"[\[\]{}|]|a\* ", message["content"])
+
+
+@pytest.mark.parametrize("register", ["code", "edit"])
+def test_every_code_answer_is_valid_python(register: str) -> None:
+    blocks = [
+        block
+        for index in range(600)
+        for _, answer in sample(register, index, 0).turns
+        for block in code_blocks(answer)
+    ]
+    assert len(blocks) > 100
+    for block in blocks:
+        ast.parse(block)
+
+
+def test_the_functions_can_be_defined_and_the_list_functions_run() -> None:
+    for index in range(200):
+        for name, make in TASKS.items():
+            function = make(Dice("run", name, index)).function
+            scope: dict = {}
+            exec(function.source(hints=True, docstring=True), scope)
+            assert callable(scope[function.name])
+            if name == "list":
+                scope[function.name]([-3, 0, 2, 5, 30])
+
+
+def test_a_story_keeps_its_hero_and_its_thing_to_the_end() -> None:
+    stories = [sample("creative", index, 0) for index in range(200)]
+    whole = [s for s in stories if s.category == "story-lost" and len(s.turns) == 1]
+    assert whole
+    for story in whole:
+        first, second = story.turns[0][1].split("\n\n")
+        names = re.findall(r"\b[A-Z][a-z]+\b", first)
+        assert any(name in second for name in names)
+
+
+def test_an_edit_changes_the_text_it_was_given() -> None:
+    for index in range(300):
+        conversation = sample("edit", index, 0)
+        for user, answer in conversation.turns:
+            assert answer
+            # A typo is invisible where two equal letters change places.
+            assert answer not in user or conversation.category in ("first", "last", "typo")
+
+
+def test_choices_slots_and_articles_are_filled_in() -> None:
+    text = fill("a* {thing} and a* [hat|hat]", Dice("x"), {"thing": "apple"})
+    assert text == "an apple and a hat"
+
+
+def test_a_sentence_begins_with_a_capital_but_words_after_a_quoted_question_do_not() -> None:
+    text = prose('she left. "why?" he asked. "go." nobody went.', Dice("x"), {})
+    assert text == 'She left. "Why?" he asked. "Go." Nobody went.'
+
+
+def test_a_list_is_joined_with_commas_and_one_and() -> None:
+    assert joined(["a"]) == "a"
+    assert joined(["a", "b", "c"]) == "a, b and c"
+
+
+def test_some_draws_different_items() -> None:
+    assert sorted(Dice("x").some([1, 2, 3, 4], 4)) == [1, 2, 3, 4]

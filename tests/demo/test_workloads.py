@@ -1,0 +1,49 @@
+"""The pair's own workloads: intact, different, and unseen in training."""
+
+import hashlib
+import json
+
+import pytest
+import yaml
+
+from specbench.demo import WORKLOADS
+from specbench.demo.corpus import REGISTERS
+from specbench.demo.documents import training_conversations
+from specbench.demo.prompts import write_workloads
+from specbench.demo.train import DISTILL_DOCUMENTS, DOCUMENTS, SEED
+
+
+def lines(register: str) -> list[dict]:
+    text = (WORKLOADS / f"{register}.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("register", REGISTERS)
+def test_the_checksum_and_the_count_are_those_of_the_file(register: str) -> None:
+    about = yaml.safe_load((WORKLOADS / f"{register}.yaml").read_text(encoding="utf-8"))
+    content = (WORKLOADS / f"{register}.jsonl").read_bytes()
+    assert about["sha256"] == hashlib.sha256(content).hexdigest()
+    assert about["prompts"] == len(lines(register)) == 40
+    assert about["name"] == register
+
+
+@pytest.mark.parametrize("register", REGISTERS)
+def test_prompts_and_ids_are_different(register: str) -> None:
+    found = lines(register)
+    assert len({line["turns"][0] for line in found}) == len(found)
+    assert len({line["id"] for line in found}) == len(found)
+
+
+@pytest.mark.parametrize("register", REGISTERS)
+def test_no_prompt_is_among_a_sample_of_the_training_conversations(register: str) -> None:
+    trained = training_conversations(SEED, 0, 1500, (register,))
+    seen = {conversation.turns[0][0] for conversation in trained}
+    assert len(seen) > 1000
+    assert not seen & {line["turns"][0] for line in lines(register)}
+
+
+@pytest.mark.slow
+def test_the_shipped_workloads_are_what_the_script_writes(tmp_path) -> None:
+    write_workloads(tmp_path, seed=SEED, trained_per_register=DOCUMENTS + DISTILL_DOCUMENTS)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (WORKLOADS / path.name).read_bytes()
