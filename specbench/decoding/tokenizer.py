@@ -27,6 +27,12 @@ class Tokenizer:
         self.ids_by_token: dict[str, int] = self._inner.get_vocab()
 
     @property
+    def special_ids(self) -> set[int]:
+        """Ids of control tokens, reserved ones included."""
+        added = self._inner.added_tokens_decoder
+        return {i for i, token in added.items() if token.special}
+
+    @property
     def sha256(self) -> str:
         """A hash of the vocabulary, its ids and the chat template."""
         facts = json.dumps([sorted(self.ids_by_token.items()), self._inner.chat_template])
@@ -66,13 +72,15 @@ class Tokenizer:
         return decoded
 
 
-def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
+def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> tuple[int, ...]:
     """CompatibilityError with the first differing ids unless both map ids to the same tokens.
 
-    Padding of the embedding beyond the tokenizer's ids does not matter and is not compared.
+    Returns the ids of special tokens that are named otherwise: a draft of a reserved token is
+    checked like any other, so they cannot change the text. Padding of the embedding beyond the tokenizer's ids is
+    not compared.
     """
     if target.ids_by_token == draft.ids_by_token:
-        return
+        return ()
     target_tokens = {i: token for token, i in target.ids_by_token.items()}
     draft_tokens = {i: token for token, i in draft.ids_by_token.items()}
     differing = sorted(
@@ -80,11 +88,14 @@ def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
         for i in target_tokens.keys() | draft_tokens.keys()
         if target_tokens.get(i) != draft_tokens.get(i)
     )
-    shown = ", ".join(
-        f"{i}: {target_tokens.get(i)!r} against {draft_tokens.get(i)!r}" for i in differing[:3]
-    )
-    raise CompatibilityError(
-        f"{draft.location} cannot draft for {target.location}: {len(differing)} token ids mean "
-        f"something else ({shown}); choose a draft of the same model family, or a method "
-        "without a draft model (ngram)"
-    )
+    special = target.special_ids & draft.special_ids
+    if wrong := [i for i in differing if i not in special]:
+        shown = ", ".join(
+            f"{i}: {target_tokens.get(i)!r} against {draft_tokens.get(i)!r}" for i in wrong[:3]
+        )
+        raise CompatibilityError(
+            f"{draft.location} cannot draft for {target.location}: {len(wrong)} token ids mean "
+            f"something else ({shown}); choose a draft of the same model family, or a method "
+            "without a draft model (ngram)"
+        )
+    return tuple(differing)

@@ -122,7 +122,7 @@ def _training(facts: Mapping[str, Any]) -> str:
     lines = [
         "## How it was trained\n",
         "- `python -m specbench.demo.train --out DIR`",
-        f"- seed {facts['seed']}, commit `{facts['commit']}`",
+        f"- seed {facts['seed']}, made on top of commit `{facts['commit']}`",
         f"- corpus fingerprint `{facts['corpus_sha256']}`",
         f"- {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}",
         f"- {facts['machine']}, {facts['cpu']}; two processes of one thread each, float32",

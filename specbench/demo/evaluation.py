@@ -94,7 +94,7 @@ def perplexity(
 
 def entropy(target: LlamaForCausalLM, sampled: Sequence[Answer]) -> float:
     """Mean entropy in nats a token of the target on its own sampled text."""
-    p_TV = torch.cat([_distributions(target, answer) for answer in sampled])
+    p_TV = torch.cat([distributions(target, answer) for answer in sampled])
     return float(torch.special.entr(p_TV).sum(-1).mean())
 
 
@@ -106,11 +106,11 @@ def agreement(
 ) -> Agreement:
     """Teacher-forced agreement; alpha is 1 minus total variation (Leviathan et al. 2023, 3.2)."""
     same = [
-        _distributions(target, answer).argmax(-1) == _distributions(draft, answer).argmax(-1)
+        distributions(target, answer).argmax(-1) == distributions(draft, answer).argmax(-1)
         for answer in greedy
     ]
     shared = [
-        torch.minimum(_distributions(target, a), _distributions(draft, a)).sum(-1) for a in sampled
+        torch.minimum(distributions(target, a), distributions(draft, a)).sum(-1) for a in sampled
     ]
     return Agreement(float(torch.cat(same).float().mean()), float(torch.cat(shared).mean()))
 
@@ -138,7 +138,7 @@ def most_repeated(ids: Sequence[int], n: int = 8) -> int:
 
 
 @torch.inference_mode()
-def _distributions(model: LlamaForCausalLM, answer: Answer) -> Tensor:
+def distributions(model: LlamaForCausalLM, answer: Answer) -> Tensor:
     """The model's distribution before each token of the answer, [T, V]."""
     ids = torch.tensor([answer.prompt + answer.ids])
     logits_TV: Tensor = model(ids).logits[0, len(answer.prompt) - 1 : -1]

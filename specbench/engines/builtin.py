@@ -44,7 +44,11 @@ class BuiltinEngine:
         if drafter.model is not None:
             # Vocabularies are compared before the weights go anywhere near the device.
             tokenizer = _tokenizer(drafter.model)
-            require_same_vocabulary(self.tokenizer, tokenizer)
+            if renamed := require_same_vocabulary(self.tokenizer, tokenizer):
+                self.notes += (
+                    f"{drafter.name}: {len(renamed)} special tokens have other names than the "
+                    f"target's, the first is id {renamed[0]}",
+                )
         parts = Parts(target=self._runner, draft_runner=lambda: self._draft_runner(drafter))
         self._methods[drafter.name] = build_drafter(drafter.method, parts, dict(drafter.parameters))
         if drafter.model is not None:

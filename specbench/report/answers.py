@@ -24,14 +24,15 @@ class Answer:
 
 def answer(section: Section) -> Answer:
     """The best drafter of a section, or why there is none."""
-    best = section.best
-    if best is not None:
-        verdict, quoted = Verdict.HELPS, best
+    quoted = section.best
+    if quoted is not None:
+        verdict = Verdict.HELPS
     else:
-        verdicts = [verdict_of(decision) for decision in section.decisions]
-        nothing = bool(verdicts) and all(v is Verdict.GAINS_NOTHING for v in verdicts)
+        verdicts = {verdict_of(decision) for decision in section.decisions}
+        nothing = verdicts == {Verdict.GAINS_NOTHING}
         verdict = Verdict.GAINS_NOTHING if nothing else Verdict.NOT_SHOWN
-        quoted = section.decisions[0] if len(section.decisions) == 1 else None
+        if len(section.decisions) == 1:
+            (quoted,) = section.decisions
     return Answer(
         title=section.title,
         verdict=verdict,

@@ -49,14 +49,16 @@ def _metric(name: str, form: Callable[[float], str]) -> Callable[[CellSummary], 
     return text
 
 
-def _share_of_round(cell: CellSummary, name: str) -> str | None:
+def _share_of_round(cell: CellSummary, name: str) -> float | None:
     part, whole = scalar(cell.metrics.get(name)), scalar(cell.metrics.get("round_s"))
-    return None if part is None or not whole else f"{part / whole:.0%}"
+    return None if part is None or not whole else 100 * part / whole
 
 
-def _draft_and_verify(cell: CellSummary) -> str | None:
-    draft, verify = (_share_of_round(cell, name) for name in ("draft_s", "verify_s"))
-    return None if draft is None or verify is None else f"{draft[:-1]}/{verify}"
+def _split(cell: CellSummary, *names: str) -> str | None:
+    """Shares of a round's time, such as 12/83%."""
+    shares = [_share_of_round(cell, name) for name in names]
+    known = [share for share in shares if share is not None]
+    return "/".join(f"{share:.0f}" for share in known) + "%" if known == shares else None
 
 
 def _detectable(cell: CellSummary) -> str | None:
@@ -96,7 +98,11 @@ TERMINAL_COLUMNS = (
     _DETECTABLE,
     _LENGTH,
     _RATE,
-    Column(header="draft/verify", meaning="their shares of a round's time", text=_draft_and_verify),
+    Column(
+        header="draft/verify",
+        meaning="their shares of a round's time",
+        text=lambda cell: _split(cell, "draft_s", "verify_s"),
+    ),
 )
 
 PAGE_COLUMNS = (
@@ -123,23 +129,15 @@ PAGE_COLUMNS = (
         meaning="mean time of a round",
         text=_metric("round_s", lambda seconds: significant(seconds * 1e3)),
     ),
-    *(
-        Column(
-            header=name.removesuffix("_s"),
-            meaning="" if name != "draft_s" else "this and the next two: shares of a round's time",
-            text=lambda cell, name=name: _share_of_round(cell, name),
-        )
-        for name in ("draft_s", "verify_s", "other_s")
+    Column(
+        header="draft/verify/other",
+        meaning="their shares of that time",
+        text=lambda cell: _split(cell, "draft_s", "verify_s", "other_s"),
     ),
     Column(
         header="overhead",
         meaning="a round / its bare forwards measured alone",
         text=_metric("overhead_ratio", "{:.2f}x".format),
-    ),
-    Column(
-        header="first token ms",
-        meaning="median time to the first token",
-        text=_metric("ttft_s", lambda seconds: significant(seconds * 1e3)),
     ),
     Column(
         header="J/token",

@@ -20,6 +20,7 @@ class Grid:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     num_names: int = 1  # leading columns of words
+    marks: tuple[str, ...] = ()  # a row each, where rows differ in standing: chosen, invalid
 
     def is_words(self, column: int) -> bool:
         """Whether a column holds words: a leading one, or the remarks, which have no header."""
@@ -41,15 +42,17 @@ _POSITION_KINDS = {
 
 
 def result_grid(section: Section) -> Grid:
-    """A row a cell; the last column marks the chosen and the invalid ones."""
-    columns = shown(PAGE_COLUMNS, section.measured)
+    """A row a cell; the remarks after K mark the chosen and the invalid ones."""
+    k, *others = shown(PAGE_COLUMNS, section.measured)
+    marks = tuple(note(section, cell) for cell in section.measured)
     return Grid(
         title=section.title,
-        headers=("drafter", *(column.header for column in columns), ""),
+        headers=("drafter", k.header, "", *(column.header for column in others)),
         rows=tuple(
-            (cell.key.drafter, *row(columns, cell), note(section, cell))
-            for cell in section.measured
+            (cell.key.drafter, *row([k], cell), mark, *row(others, cell))
+            for cell, mark in zip(section.measured, marks, strict=True)
         ),
+        marks=marks,
     )
 
 

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from specbench.errors import StoreError
 from specbench.report.csv import to_csv
-from specbench.report.document import Document
+from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
-
-Format = Literal["html", "md", "csv"]
+from specbench.store import StoredRun
 
 
 class _File(NamedTuple):
@@ -18,7 +17,7 @@ class _File(NamedTuple):
     render: Callable[[Sequence[Document]], str]
 
 
-_FILES: Mapping[Format, _File] = {
+FORMATS: Mapping[str, _File] = {
     "html": _File("report.html", to_html),
     "md": _File("report.md", to_markdown),
     "csv": _File("cells.csv", to_csv),
@@ -26,15 +25,15 @@ _FILES: Mapping[Format, _File] = {
 
 
 def write_report(
-    documents: Sequence[Document], formats: Iterable[Format], folder: Path
+    runs: Sequence[StoredRun], formats: Iterable[str], folder: Path
 ) -> tuple[Path, ...]:
-    """Write the asked formats of one or more runs into `folder`, each file whole or not at all.
+    """Write the asked FORMATS of one or more runs into `folder`, each file whole or not at all.
 
     An earlier report there is replaced. StoreError where the disk refuses.
     """
+    documents = [build_document(run) for run in runs]
     paths = []
-    for name in formats:
-        file = _FILES[name]
+    for file in (FORMATS[name] for name in formats):
         path = folder / file.name
         _replace(path, file.render(documents))
         paths.append(path)

@@ -67,6 +67,12 @@ def assert_texts(results: Sequence[Result], expected: Sequence[tuple[int, ...]])
         assert where is None, f"row {row} differs at {where}: {result.output_ids}, not {text}"
 
 
+def until_eos(text: tuple[int, ...], eos_ids: Sequence[int]) -> tuple[int, ...]:
+    """The text up to and including its first end-of-text token."""
+    ends = (i + 1 for i, token in enumerate(text) if token in eos_ids)
+    return text[: next(ends, len(text))]
+
+
 # The law: six tokens of a seven-token model, so that all 7**6 texts can be enumerated.
 LAW_VOCAB_SIZE = 7
 NUM_LAW_TOKENS = 6

@@ -11,7 +11,7 @@ from specbench.decoding.runner import StockRunner
 from specbench.errors import ModelError
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner
-from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter, until_eos
 from tests.decoding.models import (
     ARCHITECTURES,
     build,
@@ -105,10 +105,7 @@ def test_a_text_ends_at_its_first_end_of_text_token(llama: Subject, k: int) -> N
 
     results = decode(llama.target, drafter, requests(), k=k, eos_ids=eos_ids)
 
-    expected = [
-        text[: next((i + 1 for i, token in enumerate(text) if token in eos_ids), len(text))]
-        for text in llama.texts
-    ]
+    expected = [until_eos(text, eos_ids) for text in llama.texts]
     assert_texts(results, expected)
     assert [r.hit_eos for r in results] == [text[-1] in eos_ids for text in expected]
     for result in results:

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding import attention, round as one_round, sampling, verifier
+from specbench.decoding import attention, sampling, verifier
+from specbench.decoding import round as one_round
 from specbench.decoding.decoder import Request
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Purpose, exponential
@@ -32,6 +33,7 @@ from tests.decoding.lossless import (
     law_p_value,
     make_drafter,
     sample_texts,
+    until_eos,
 )
 from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
 
@@ -72,11 +74,7 @@ def greedy_check(eos_ids: tuple[int, ...] = ()) -> None:
     requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
     drafter = Perturbed(make_drafter("draft_model", target, draft))
     results = decode(target, drafter, requests, k=4, eos_ids=eos_ids)
-    assert_texts(results, [_until_eos(text, eos_ids) for text in texts])
-
-
-def _until_eos(text: tuple[int, ...], eos_ids: tuple[int, ...]) -> tuple[int, ...]:
-    return text[: next((i + 1 for i, token in enumerate(text) if token in eos_ids), len(text))]
+    assert_texts(results, [until_eos(text, eos_ids) for text in texts])
 
 
 @cache
@@ -136,7 +134,7 @@ GREEDY_BUGS = {
         "packed = query.reshape(B, N, G * T, D)",
         "packed = query.reshape(B, G, N, T, D).transpose(1, 2).reshape(B, N, G * T, D)",
     ),
-    "first mask column for the bonus": (
+    "verdict off by one position": (
         one_round.finish_round,
         "verdict = verify(proposal, out.logits,",
         "verdict = verify(proposal, out.logits.roll(1, 1),",

@@ -12,7 +12,7 @@ from specbench.decoding.attention import causal_mask
 from specbench.decoding.runner import StockRunner, refuse_unsupported
 from specbench.decoding.slot_cache import SlotCache
 from specbench.errors import ModelError
-from tests.decoding.models import ARCHITECTURES, build, plain_logits, random_prompt, tiny_llama
+from tests.decoding.models import build, plain_logits, random_prompt, tiny_llama
 
 TOKENS_1T = torch.tensor([random_prompt(12, seed=1)])
 
@@ -138,14 +138,6 @@ def test_a_packed_mask_repeats_its_queries_once_a_head_of_the_group() -> None:
 
     assert mask.shape == (1, 1, 6, 6)
     assert [seen(mask, 0, query)[-1] for query in range(6)] == [2, 3, 2, 3, 2, 3]
-
-
-def test_a_mask_has_one_kind_per_layer_type_only_where_layers_differ() -> None:
-    uniform = StockRunner(build(ARCHITECTURES["Mistral + window"]()))
-    mixed = StockRunner(build(ARCHITECTURES["Gemma2 + window"]()))
-
-    assert uniform._windows == {"all": 12}
-    assert mixed._windows == {"full_attention": None, "sliding_attention": 12}
 
 
 _TINY: dict[str, Any] = {

@@ -9,7 +9,14 @@ from specbench.demo.card import NAMES, load, weights_sha256
 from specbench.demo.card_text import model_card
 from specbench.demo.corpus import REGISTERS, sample
 from specbench.demo.documents import encode
-from specbench.demo.evaluation import agreement, answers, most_repeated, parses, prompt_ids
+from specbench.demo.evaluation import (
+    agreement,
+    answers,
+    distributions,
+    most_repeated,
+    parses,
+    prompt_ids,
+)
 
 
 def prompts(register: str, tokenizer, count: int) -> list[list[int]]:
@@ -79,6 +86,11 @@ def test_the_target_agrees_with_itself_completely(target, tokenizer) -> None:
     same = agreement(target, target, found, found)
     assert same.greedy == 1.0
     assert same.alpha == pytest.approx(1.0, abs=1e-5)
+
+
+def test_a_greedy_answer_is_the_first_choice_of_each_distribution(target, tokenizer) -> None:
+    (found,) = answers(target, prompts("qa", tokenizer, 1), sampled=False)
+    assert distributions(target, found).argmax(-1).tolist() == found.ids
 
 
 def test_the_most_repeated_run_is_counted() -> None:

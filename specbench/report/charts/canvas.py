@@ -10,7 +10,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from xml.sax.saxutils import escape
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -32,7 +33,7 @@ _CHARACTER_INCHES = 0.082
 _FONT_SIZE = 9.0
 _MARGIN = 0.45  # of the x axis, left of the first and right of the last number
 
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # text stays text: readable by machines, set in the page's font
     "svg.hashsalt": "specbench",  # equal data, equal bytes
     "text.parse_math": False,  # a name may contain $
@@ -204,7 +205,7 @@ def _inline(svg: str, description: str) -> str:
     body = re.sub(r"font-family: [^;\"]*;", "", body)
     body = re.sub(r"\s*\n\s*", " ", body)
     body = body.replace(INK, "currentColor").replace("xlink:href", "href")
-    name = description.translate(str.maketrans({"&": "&amp;", "<": "&lt;", '"': "&quot;"}))
+    name = escape(description, {'"': "&quot;"})
     width = f'style="width: {view_box[1]}pt"'
     return f'<svg {view_box[0]} {width} role="img" aria-label="{name}">{body.strip()}'
 

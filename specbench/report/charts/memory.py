@@ -43,19 +43,24 @@ def memory_chart(records: Sequence[MemoryRecord], context: int) -> Chart | None:
         (n.total for r, n in zip(records, needs, strict=True) if r.drafter == NO_DRAFTER), None
     )
     for row, found in zip(rows, needs, strict=True):
-        more = (
-            ""
-            if alone in (None, found.total)
-            else f", {measured(found.total - alone, 'bytes')} more"
-        )
-        ax.text(left[row], row, f" {measured(found.total, 'bytes')}{more}", va="center")
+        text = measured(found.total, "bytes")
+        if alone is not None and found.total > alone:
+            text += f", {measured(found.total - alone, 'bytes')} more"
+        ax.annotate(text, (left[row], row), (4, 0), textcoords="offset points", va="center")
     ax.set_yticks(rows, names)
     ax.invert_yaxis()
     ax.set_xlim(0, max(left) * _ROOM_FOR_TOTALS)
     ax.set_xlabel(unit, loc="left")
     ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=INK, alpha=0.12, linewidth=0.6)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(parts), handlelength=1)
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(parts),
+        handlelength=1,
+        borderaxespad=0.2,
+        borderpad=0,
+    )
     return chart(
         figure,
         "Memory of the target alone and with each drafter",

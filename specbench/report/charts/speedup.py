@@ -30,6 +30,7 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
     last = max(c.key.num_speculative_tokens for s in drawn for c in s.cells)
     panels.set_x(0, last, "K, drafted tokens a round")
     panels.axes[0].set_ylabel("decode speed-up")
+    panels.axes[0].margins(y=0.12)  # room for the mark of the chosen K
     panels.axes[0].yaxis.set_major_formatter("{x:g}x")
     panels.label_ends([_names(section, styles) for section in drawn])
     return panels.chart("Speed-up against K", setting_title(drawn[0].question), _CAPTION)

@@ -1,0 +1,139 @@
+"""Drafters are listed from their source alone, checked by name, and one file is enough."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.drafters.catalogue import Parameter, catalogue, find_method
+from specbench.drafters.registry import Parts, build_drafter
+from specbench.errors import UsageError
+from specbench.methods import METHODS
+from tests.decoding.fakes import CountingRunner
+
+LIST_METHODS = """
+import json, sys
+from pathlib import Path
+from specbench.drafters.catalogue import catalogue
+
+print(json.dumps({
+    "methods": [
+        [method.name, method.summary, method.needs_model, [p.name for p in method.parameters]]
+        for method in catalogue(*[Path(folder) for folder in sys.argv[1:]])
+    ],
+    "heavy": [name for name in ("torch", "transformers", "numpy") if name in sys.modules],
+}))
+"""
+
+
+def listed_in_a_fresh_process(*folders: Path) -> Any:
+    output = subprocess.run(
+        [sys.executable, "-c", LIST_METHODS, *map(str, folders)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return json.loads(output)
+
+
+def test_the_drafters_are_listed_without_torch() -> None:
+    listed = listed_in_a_fresh_process()
+
+    assert listed["heavy"] == []
+    assert [name for name, *_ in listed["methods"]] == [m.name for m in catalogue()]
+
+
+def test_a_drafter_is_listed_once_its_file_is_there(tmp_path: Path) -> None:
+    (tmp_path / "echo.py").write_text(
+        textwrap.dedent(
+            '''
+            import torch
+            from specbench.drafters.registry import drafter
+
+            @drafter("echo", needs_model=True)
+            class Echo:
+                """Repeats the newest token.
+
+                More about it.
+                """
+
+                def __init__(self, parts, *, times: int = 2, loud: bool = False) -> None: ...
+
+            class NotADrafter: ...
+            '''
+        )
+    )
+
+    listed = listed_in_a_fresh_process(tmp_path)
+
+    assert listed["heavy"] == []
+    assert listed["methods"] == [["echo", "Repeats the newest token.", True, ["times", "loud"]]]
+
+
+def test_every_drafter_may_be_named_in_a_pairing_and_has_a_summary() -> None:
+    here_now = {name for name, method in METHODS.items() if not method.arrives_later}
+
+    assert {method.name for method in catalogue()} == here_now
+    assert all(method.summary for method in catalogue())
+
+
+def test_a_drafters_parameters_are_its_keyword_only_arguments() -> None:
+    assert find_method("ngram").parameters == (
+        Parameter(name="max_ngram", type="int", default=3),
+        Parameter(name="min_ngram", type="int", default=1),
+    )
+    assert not find_method("ngram").needs_model
+    assert find_method("draft_model").needs_model
+
+
+def test_an_unknown_method_is_refused_with_those_there_are() -> None:
+    with pytest.raises(UsageError, match=r"no method 'eagle9'.*draft_model, ngram"):
+        find_method("eagle9")
+
+
+def no_draft_model() -> Any:
+    raise AssertionError("ngram must not load a model")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"max_ngrams": 3}, "unknown parameter 'max_ngrams'; allowed: max_ngram, min_ngram"),
+        ({"max_ngram": "3"}, "max_ngram is '3'; a value of type int is needed"),
+        ({"max_ngram": 3.0}, "max_ngram is 3.0; a value of type int is needed"),
+        ({"max_ngram": True}, "max_ngram is True; a value of type int is needed"),
+        ({"max_ngram": 1, "min_ngram": 2}, "1 <= min <= max is allowed"),
+    ],
+)
+def test_a_bad_parameter_is_refused_with_what_is_allowed(
+    parameters: dict[str, Any], complaint: str
+) -> None:
+    parts = Parts(target=CountingRunner(), draft_runner=no_draft_model)
+
+    with pytest.raises(UsageError, match=complaint):
+        build_drafter("ngram", parts, parameters)
+
+
+def test_a_drafter_without_parameters_says_so() -> None:
+    parts = Parts(target=CountingRunner(), draft_runner=no_draft_model)
+
+    with pytest.raises(UsageError, match="unknown parameter 'depth'; allowed: none"):
+        build_drafter("draft_model", parts, {"depth": 2})
+
+
+def test_a_draft_model_is_loaded_only_when_its_drafter_is_built() -> None:
+    loaded = []
+
+    def load() -> CountingRunner:
+        loaded.append(True)
+        return CountingRunner()
+
+    parts = Parts(target=CountingRunner(), draft_runner=load)
+    build_drafter("ngram", parts, {})
+    assert loaded == []
+    build_drafter("draft_model", parts, {})
+    assert loaded == [True]

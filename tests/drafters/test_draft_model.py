@@ -1,0 +1,147 @@
+"""A draft model as drafter: its law, its cache, and vocabularies that differ by padding."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.decoder import Request
+from specbench.decoding.drafter import BareForward, Drafter
+from specbench.decoding.runner import Output, StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.records import Sampling
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
+from tests.decoding.models import VOCAB_SIZE, generated, plain_logits, ragged_prompts, tiny_llama
+
+NUM_TOKENS = 24
+REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+
+
+def resized(model: Any, vocab_size: int) -> Any:
+    """The same model with ids cut off, or with padding ids that it would love to say."""
+    other = tiny_llama(vocab_size=vocab_size)
+    kept = min(vocab_size, VOCAB_SIZE)
+    weights = {
+        name: w[:kept] if w.shape[0] == VOCAB_SIZE else w for name, w in model.state_dict().items()
+    }
+    state = other.state_dict()
+    for name, weight in weights.items():
+        state[name][: len(weight)] = weight
+    state["lm_head.weight"][kept:] *= 100
+    return other
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_a_draft_with_padding_ids_drafts_as_well_as_without(k: int) -> None:
+    model = tiny_llama()
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    target = StockRunner(model)
+    drafter = make_drafter("draft_model", target, StockRunner(resized(model, VOCAB_SIZE + 15)))
+
+    results = decode(target, drafter, REQUESTS, k=k)
+
+    assert_texts(results, texts)
+    assert acceptance_rate(results) == 1
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_a_draft_that_lacks_some_of_the_targets_ids_leaves_the_text_as_it_is(k: int) -> None:
+    model = tiny_llama()
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    assert any(max(text) >= 80 for text in texts), "the target must say ids the draft lacks"
+    target = StockRunner(model)
+    drafter = make_drafter("draft_model", target, StockRunner(resized(model, 80)))
+
+    results = decode(target, drafter, REQUESTS, k=k)
+
+    assert_texts(results, texts)
+    assert 0 < acceptance_rate(results) < 1
+
+
+def proposed(drafter: Drafter, prompt: tuple[int, ...], sampling: Sampling, k: int) -> Any:
+    """A proposal after the last token of the prompt."""
+    state = State.allocate(1, 64, 1, [], torch.device("cpu"))
+    state.tokens_BC[0, : len(prompt)] = torch.tensor(prompt)
+    state.length_B[0] = len(prompt) - 1
+    drafter.allocate(1, 64)
+    positions_1T = torch.arange(len(prompt) - 1)[None]
+    drafter.prefill(state.tokens_BC[:, : len(prompt) - 1], positions_1T, 64, ())
+    return drafter.propose(state, k, 64, Sampler(sampling))
+
+
+def law_after(model: Any, tokens: list[int]) -> Tensor:
+    return plain_logits(model, torch.tensor([tokens]))[0, -1].div(0.7).softmax(-1)
+
+
+@torch.no_grad()
+def test_the_law_of_each_draft_is_the_draft_models_own_after_the_drafts_before_it() -> None:
+    model = tiny_llama()
+    prompt = ragged_prompts()[1]
+    runner = StockRunner(model)
+
+    proposal = proposed(
+        make_drafter("draft_model", runner, runner), prompt, Sampling(temperature=0.7), 3
+    )
+
+    text = list(prompt)
+    for i in range(3):
+        torch.testing.assert_close(proposal.probs_BKV[0, i], law_after(tiny_llama(), text))
+        text.append(int(proposal.tokens_BK[0, i]))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("draft_vocab_size", [VOCAB_SIZE + 15, 80])
+def test_a_law_covers_the_targets_vocabulary_and_no_other(draft_vocab_size: int) -> None:
+    model = tiny_llama()
+    draft = StockRunner(resized(model, draft_vocab_size))
+
+    proposal = proposed(
+        make_drafter("draft_model", StockRunner(model), draft),
+        (5, 90, 7),
+        Sampling(temperature=0.7),
+        4,
+    )
+
+    assert proposal.probs_BKV.shape == (1, 4, VOCAB_SIZE)
+    torch.testing.assert_close(proposal.probs_BKV.sum(-1), torch.ones(1, 4))
+    assert float(proposal.probs_BKV[..., draft_vocab_size:].sum()) == 0
+    assert int(proposal.tokens_BK.max()) < min(draft_vocab_size, VOCAB_SIZE)
+
+
+@torch.no_grad()
+def test_greedy_drafts_have_no_law() -> None:
+    runner = StockRunner(tiny_llama())
+
+    proposal = proposed(make_drafter("draft_model", runner, runner), (5, 6, 7), Sampling(), 2)
+
+    assert proposal.probs_BKV is None
+    assert proposal.num_drafted_B.tolist() == [2]
+
+
+class CountingStockRunner(StockRunner):
+    """Remembers how many tokens a row each forward was fed."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self.fed: list[int] = []
+
+    def forward(self, tokens_BT: Tensor, *args: Any, **kwargs: Any) -> Output:
+        self.fed.append(tokens_BT.shape[1])
+        return super().forward(tokens_BT, *args, **kwargs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("k", "forwards"), [(1, [(2, 1)]), (4, [(2, 1), (1, 3)])])
+def test_the_declared_forwards_are_those_a_proposal_runs(
+    k: int, forwards: list[tuple[int, int]]
+) -> None:
+    runner = CountingStockRunner(tiny_llama())
+    drafter = make_drafter("draft_model", runner, runner)
+
+    proposed(drafter, (5, 6, 7), Sampling(), k)
+
+    _, *fed = runner.fed  # the first is the prefill
+    assert drafter.forwards(k) == tuple(BareForward(*f) for f in forwards)
+    assert fed == [num_tokens for num_tokens, count in forwards for _ in range(count)]

@@ -1,0 +1,72 @@
+"""Every drafter of the catalogue changes speed and never the text; a new file is tested too.
+
+Their sampled texts are tested in decoding/test_sampling_law.py, their rounds on a device in
+decoding/test_device_program.py, both over the same catalogue.
+"""
+
+from functools import cache
+from typing import NamedTuple
+
+import pytest
+
+from specbench.decoding.decoder import Request
+from specbench.decoding.runner import StockRunner
+from specbench.drafters.catalogue import catalogue
+from tests.decoding.lossless import assert_texts, decode, make_drafter, until_eos
+from tests.decoding.models import generated, ragged_prompts, random_prompt, tiny_llama
+
+METHODS = [method.name for method in catalogue()]
+BUDGETS = (24, 3, 17, 24)
+
+
+class Subject(NamedTuple):
+    target: StockRunner
+    draft: StockRunner
+    texts: list[tuple[int, ...]]
+
+
+def prompts() -> list[tuple[int, ...]]:
+    """Ragged ones, and one that repeats itself for lookups to find."""
+    return [*ragged_prompts(), random_prompt(7, seed=1) * 3]
+
+
+@cache
+def subject() -> Subject:
+    model = tiny_llama(seed=0)
+    texts = [generated(model, p, n) for p, n in zip(prompts(), BUDGETS, strict=True)]
+    return Subject(StockRunner(model), StockRunner(tiny_llama(seed=1)), texts)
+
+
+def requests() -> list[Request]:
+    return [
+        Request(prompt_ids=p, max_new_tokens=n) for p, n in zip(prompts(), BUDGETS, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("k", [1, 4, 8, 30])
+@pytest.mark.parametrize("method", METHODS)
+def test_greedy_text_is_that_of_generate_and_rounds_add_up(method: str, k: int) -> None:
+    target, draft, texts = subject()
+
+    results = decode(target, make_drafter(method, target, draft), requests(), k=k)
+
+    assert_texts(results, texts)
+    for result, budget in zip(results, BUDGETS, strict=True):
+        log, left = result.rounds, budget - 1
+        for drafted, accepted, emitted in zip(
+            log.num_drafted, log.num_accepted, log.num_emitted, strict=True
+        ):
+            assert 0 <= accepted <= drafted <= min(k, left - 1)
+            assert emitted == accepted + 1
+            left -= emitted
+        assert left == 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_end_of_text_ends_every_drafters_text_at_the_same_token(method: str) -> None:
+    target, draft, texts = subject()
+    eos_ids = (texts[0][7], texts[3][12])
+
+    results = decode(target, make_drafter(method, target, draft), requests(), k=4, eos_ids=eos_ids)
+
+    assert_texts(results, [until_eos(text, eos_ids) for text in texts])

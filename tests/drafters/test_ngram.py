@@ -1,0 +1,93 @@
+"""What a lookup copies, worked by hand: what followed the text's last tokens earlier on."""
+
+import pytest
+import torch
+
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.errors import UsageError
+from specbench.records import Sampling
+from tests.decoding.fakes import CountingRunner
+from tests.decoding.lossless import make_drafter
+
+GARBAGE = (2, 3, 8, 9, 9)  # what refused drafts may leave behind a row's text
+
+
+def rows_holding(*texts: list[int]) -> State:
+    """Rows whose newest token is the last of their text."""
+    state = State.allocate(len(texts), 32, 1, [], torch.device("cpu"))
+    for row, text in enumerate(texts):
+        state.tokens_BC[row, : len(text) + len(GARBAGE)] = torch.tensor([*text, *GARBAGE])
+        state.length_B[row] = len(text) - 1
+    return state
+
+
+def lookups(*texts: list[int], k: int = 2, **parameters: int) -> list[list[int]]:
+    drafter = make_drafter("ngram", CountingRunner(), **parameters)
+    proposal = drafter.propose(rows_holding(*texts), k, 32, Sampler(Sampling()))
+    assert proposal.tokens_BK.shape == (len(texts), k)
+    assert proposal.probs_BKV is None
+    rows = zip(proposal.tokens_BK.tolist(), proposal.num_drafted_B.tolist(), strict=True)
+    return [tokens[:num_drafted] for tokens, num_drafted in rows]
+
+
+def test_what_followed_the_same_tokens_earlier_is_copied() -> None:
+    assert lookups([1, 2, 3, 9, 7, 1, 2, 3]) == [[9, 7]]
+
+
+def test_the_longest_match_wins_over_a_more_recent_one() -> None:
+    # (2, 3) ends at the second place, 3 alone more recently.
+    assert lookups([2, 3, 7, 5, 3, 8, 2, 3]) == [[7, 5]]
+
+
+def test_the_most_recent_of_equally_long_matches_wins() -> None:
+    assert lookups([2, 3, 7, 2, 3, 8, 5, 2, 3]) == [[8, 5]]
+
+
+def test_a_match_counts_no_more_than_max_ngram_tokens() -> None:
+    assert lookups([2, 3, 7, 5, 3, 8, 2, 3], max_ngram=1) == [[8, 2]]
+
+
+def test_a_match_shorter_than_min_ngram_does_not_count() -> None:
+    assert lookups([3, 7, 9, 3]) == [[7, 9]]
+    assert lookups([3, 7, 9, 3], min_ngram=2) == [[]]
+
+
+def test_text_without_repetition_drafts_nothing() -> None:
+    assert lookups([1, 2, 3, 4]) == [[]]
+
+
+def test_a_text_of_one_token_drafts_nothing() -> None:
+    assert lookups([5]) == [[]]
+
+
+def test_a_copy_ends_where_the_text_ends() -> None:
+    assert lookups([4, 5, 6, 5], k=4) == [[6, 5]]
+
+
+def test_a_match_may_overlap_the_tokens_it_explains() -> None:
+    assert lookups([7, 7, 7, 7], k=4) == [[7]]
+
+
+def test_nothing_behind_the_newest_token_is_looked_at() -> None:
+    # The garbage behind the text is 2, 3, 8: it must not answer for 2 or for (2, 3).
+    assert lookups([1, 3, 2]) == [[]]
+    assert lookups([6, 2, 3]) == [[]]
+
+
+def test_rows_of_different_lengths_are_looked_up_by_themselves() -> None:
+    assert lookups([1, 2, 1], [5, 6, 7, 8, 5], [1, 2, 3]) == [[2, 1], [6, 7], []]
+
+
+def test_a_first_token_that_matches_needs_nothing_before_it() -> None:
+    assert lookups([2, 9, 8, 2], max_ngram=3) == [[9, 8]]
+
+
+def test_no_drafts_are_made_where_none_are_asked_for() -> None:
+    assert lookups([1, 2, 1], k=0) == [[]]
+
+
+@pytest.mark.parametrize(("max_ngram", "min_ngram"), [(0, 0), (2, 3), (3, 0)])
+def test_lengths_that_contradict_each_other_are_refused(max_ngram: int, min_ngram: int) -> None:
+    with pytest.raises(UsageError, match="1 <= min <= max"):
+        lookups([1], max_ngram=max_ngram, min_ngram=min_ngram)
