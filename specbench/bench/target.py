@@ -20,7 +20,7 @@ from specbench.errors import CompatibilityError, ModelError, UsageError, Workloa
 from specbench.metrics.cell import gather_cells
 from specbench.pairing.recommend import by_question, choose
 from specbench.probes.probe import Probe
-from specbench.records import NO_DRAFTER, CellSummary, FailureRecord, Sampling
+from specbench.records import NO_DRAFTER, CellKey, CellSummary, FailureRecord, Sampling
 from specbench.stats.summary import summarise
 from specbench.store import RunWriter, StoredRun, load_run
 
@@ -53,6 +53,7 @@ class TargetRun:
         self._meter = meter
         self._watch = watch
         self._deadline = deadline
+        self._precise: set[CellKey] = set()  # questions known well enough, by their K = 0
 
     def measure(self, open_engine: OpenEngine) -> None:
         """All blocks of this target that are not stored yet, as far as the deadline lets."""
@@ -165,17 +166,17 @@ class TargetRun:
 
     def _is_precise(self, block: Block) -> bool:
         """Whether the best K of every pairing of the block's question is known well enough."""
-        precision = self._plan.settings.precision
-        if precision is None or block.cells[0].key.num_speculative_tokens != 0:
-            return False
-        ids = {cell.key.id for cell in block.cells}
-        summaries = [s for s in self._summaries() if s.key.id in ids]
-        leaders = [choose(group).leader for group in by_question(summaries)]
-        return bool(leaders) and all(_half_width(leader) <= precision for leader in leaders)
+        precision, question = self._plan.settings.precision, block.cells[0].key
+        if precision is None or question in self._precise:
+            return precision is not None
+        leaders = [choose(group).leader for group in by_question(self._summaries(block.cells))]
+        if leaders and all(_half_width(leader) <= precision for leader in leaders):
+            self._precise.add(question)
+        return question in self._precise
 
     def _confirm(self, session: Session, usable: set[str]) -> None:
         """Measure every winner again on fresh repeats: the best of many is biased upward."""
-        winners = [choose(group).to_confirm for group in by_question(self._summaries())]
+        winners = [choose(group).to_confirm for group in by_question(self._summaries(self._plan.all_cells))]
         chosen = {key.id for key in winners if key is not None} & usable
         explored = [
             block
@@ -200,9 +201,8 @@ class TargetRun:
                 session.run_block(block)
             self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
 
-    def _summaries(self) -> tuple[CellSummary, ...]:
-        keys = [cell.key for cell in self._plan.all_cells]
-        return summarise(gather_cells(keys, self._stored().blocks))
+    def _summaries(self, cells: Sequence[Cell]) -> tuple[CellSummary, ...]:
+        return summarise(gather_cells([cell.key for cell in cells], self._stored().blocks))
 
     def _stored(self) -> StoredRun:
         return load_run(self._writer.folder, self._writer.folder.parent)

@@ -33,7 +33,7 @@ from specbench.demo.evaluation import (
     prompt_ids,
 )
 from specbench.demo.prompts import write_workloads
-from specbench.demo.train import DISTILL_DOCUMENTS, DOCUMENTS, SEED
+from specbench.demo.train import END, PARTS, SEED
 
 NAMES = ("target", "draft", "poor")
 _PROMPTS = 40  # of each workload, first turns only
@@ -62,7 +62,7 @@ def main() -> None:
     for name in NAMES:
         shutil.copytree(trained / name, MODELS / name, dirs_exist_ok=True)
         (MODELS / name / "model.safetensors").chmod(0o644)
-    write_workloads(WORKLOADS, seed=SEED, trained_per_register=DOCUMENTS + DISTILL_DOCUMENTS)
+    write_workloads(WORKLOADS, seed=SEED, trained_per_register=END)
     facts = {**_provenance(trained), "registers": _measure()}
     (ROOT / "card.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     (ROOT / "MODEL_CARD.md").write_text(model_card(facts), encoding="utf-8")
@@ -80,10 +80,8 @@ def weights_sha256(name: str) -> str:
 def _provenance(trained: Path) -> dict[str, Any]:
     models = {}
     for name in NAMES:
-        training = json.loads((trained / f"{name}.json").read_text(encoding="utf-8"))
         config = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
         models[name] = {
-            **training,
             "sha256": weights_sha256(name),
             "parameters": sum(p.numel() for p in load(name).parameters()),
             "layers": config["num_hidden_layers"],
@@ -102,6 +100,10 @@ def _provenance(trained: Path) -> dict[str, Any]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "machine": _processor(),
         "models": models,
+        "training": {
+            part: json.loads((trained / f"{part}.json").read_text(encoding="utf-8"))
+            for part in PARTS
+        },
     }
 
 

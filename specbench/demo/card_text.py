@@ -32,9 +32,11 @@ _CHOICES = """\
   prompt with one change; creative draws every word list from the theme of the story and carries
   names, pronouns, things, places and a number from its first sentences to its last.
 - The text was not tuned towards a result: it was written before any acceptance was measured and
-  not changed afterwards. The target's training was lengthened from 1700 to 2100 steps at step 800,
-  because its answers did not yet copy names from the prompt; acceptance had not been measured.
-  Where the order of the registers differs from the literature's, it stays.
+  not changed afterwards. Where the order of the registers differs from the literature's, it stays.
+- The target's training was lengthened twice for what a reader saw in its answers: `base` from 1700
+  to 2100 steps at step 800, before any acceptance was measured, and the second part after it,
+  because names in stories and edits were not yet copied from the prompt. The second part sees
+  edits and stories more often than the rest, so it lowers the target's uncertainty there.
 - Held out: 1 in 25 first prompts, and 1 in 25 pairs of topic and phrasing. Topics themselves are
   not held out, so answers draw on facts and steps that were seen in training.
 - One conversation a row, never packed: packed rows teach a small model to ignore its prompt.
@@ -66,7 +68,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
         ),
         _models(models),
         _registers(facts["registers"]),
-        _CHOICES.format(poor_steps=models["poor"]["schedule"]["steps"]),
+        _CHOICES.format(poor_steps=facts["training"]["poor"]["schedule"]["steps"]),
         _training(facts),
         _samples(facts["registers"]),
     ]
@@ -128,8 +130,8 @@ def _training(facts: Mapping[str, Any]) -> str:
         f"- {facts['machine']}, {facts['cpu']}; two processes of one thread each, float32",
         "- the machine was shared with other work, so the minutes are an upper bound",
     ]
-    for name, model in facts["models"].items():
-        progress, schedule = model["progress"], model["schedule"]
+    for name, part in facts["training"].items():
+        progress, schedule = part["progress"], part["schedule"]
         losses = ", ".join(f"{loss:.3f}" for loss in progress["losses"])
         lines.append(
             f"- `{name}`: {schedule['steps']} steps, {progress['tokens']:,} tokens with padding, "

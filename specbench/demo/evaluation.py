@@ -7,13 +7,16 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specbench.demo.architecture import EOS_ID, PAD_ID
 from specbench.demo.corpus.conversation import Conversation
 from specbench.demo.documents import encode
 
 # Shape suffixes: T positions of answers, V vocabulary.
+
+_GREEDY = GenerationConfig(do_sample=False, eos_token_id=EOS_ID, pad_token_id=PAD_ID)
+_SAMPLED = GenerationConfig(do_sample=True, top_k=0, eos_token_id=EOS_ID, pad_token_id=PAD_ID)
 
 
 class Answer(NamedTuple):
@@ -60,13 +63,8 @@ def answers(
     output = model.generate(
         input_ids=ids,
         attention_mask=mask,
-        do_sample=sampled,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
+        generation_config=_SAMPLED if sampled else _GREEDY,
         max_new_tokens=max_new_tokens,
-        pad_token_id=PAD_ID,
-        eos_token_id=EOS_ID,
     )
     return [
         Answer(prompt, _until_end(row))

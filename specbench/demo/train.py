@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,23 +21,26 @@ from specbench.demo.tokenizer import train_tokenizer
 from specbench.demo.trainer import Loss, Schedule, answer_loss, train
 
 SEED = 0
-TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 2100, 500, 60
-DOCUMENTS, DISTILL_DOCUMENTS = 9000, 2500  # per register
+PARTS = ("base", "target", "draft", "poor")
+BASE_STEPS, TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 2100, 800, 600, 60
+# Conversations of each register; the parts take them one after another and share none.
+BASE_COUNTS = dict.fromkeys(REGISTERS, 9000)
+DRAFT_COUNTS = dict.fromkeys(REGISTERS, 2500)
+TARGET_COUNTS = {"chat": 2000, "code": 2000, "creative": 5500, "qa": 2000, "edit": 9000}
+BASE_START, DRAFT_START, TARGET_START, END = 0, 9000, 11500, 20500
 TOKENS_PER_PROCESS = 1408
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for models and checkpoints")
-    parser.add_argument(
-        "--part", choices=("tokenizer", "target", "draft", "poor", "all"), default="all"
-    )
+    parser.add_argument("--part", choices=("tokenizer", *PARTS, "all"), default="all")
     parser.add_argument("--processes", type=int, default=2, help="one thread each")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.part in ("tokenizer", "all"):
         make_tokenizer(arguments.out)
-    for part in ("target", "draft", "poor"):
+    for part in PARTS:
         if arguments.part in (part, "all"):
             _rendezvous(arguments.out, part).unlink(missing_ok=True)
             world = (arguments.processes, part, arguments.out)
@@ -47,7 +51,7 @@ def make_tokenizer(out: Path) -> None:
     """Learn the vocabulary from 2000 conversations of each register."""
     texts = (
         message["content"]
-        for conversation in training_conversations(SEED, 0, 2000)
+        for conversation in training_conversations(SEED, 0, dict.fromkeys(REGISTERS, 2000))
         for message in conversation.messages()
     )
     train_tokenizer(texts).save_pretrained(out / "tokenizer")
@@ -58,7 +62,8 @@ def _process(rank: int, world: int, part: str, out: Path) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{_rendezvous(out, part)}", rank=rank, world_size=world
     )
-    {"target": _train_target, "draft": _train_draft, "poor": _train_poor}[part](out)
+    trainers = (_train_base, _train_target, _train_draft, _train_poor)
+    dict(zip(PARTS, trainers, strict=True))[part](out)
     dist.destroy_process_group()
 
 
@@ -67,10 +72,18 @@ def _rendezvous(out: Path, part: str) -> Path:
     return (out / f"rendezvous-{part}").resolve()
 
 
+def _train_base(out: Path) -> None:
+    """From a random start, over all registers alike."""
+    schedule = Schedule(steps=BASE_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
+    rows = _batches(out, BASE_START, BASE_COUNTS)
+    _run("base", out, target_model(SEED), rows, answer_loss, schedule)
+
+
 def _train_target(out: Path) -> None:
-    model = target_model(SEED)
-    schedule = Schedule(steps=TARGET_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
-    rows = _batches(out, REGISTERS, start=0, count=DOCUMENTS)
+    """On from the base, mostly over stories and edits: the text that must copy names."""
+    model = LlamaForCausalLM.from_pretrained(out / "base", dtype=torch.float32)
+    schedule = Schedule(steps=TARGET_STEPS, muon_lr=4e-3, adamw_lr=4e-3)
+    rows = _batches(out, TARGET_START, TARGET_COUNTS)
     _run("target", out, model, rows, answer_loss, schedule)
 
 
@@ -79,7 +92,7 @@ def _train_draft(out: Path) -> None:
     target = LlamaForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
     model = draft_model(target, SEED + 1)
     schedule = Schedule(steps=DRAFT_STEPS, muon_lr=4e-3, adamw_lr=2e-3)
-    rows = _batches(out, REGISTERS, start=DOCUMENTS, count=DISTILL_DOCUMENTS)
+    rows = _batches(out, DRAFT_START, DRAFT_COUNTS)
     _run("draft", out, model, rows, partial(distillation_loss, target), schedule)
 
 
@@ -87,7 +100,7 @@ def _train_poor(out: Path) -> None:
     """Hardly trained, and on one register only."""
     model = poor_model(SEED + 2)
     schedule = Schedule(steps=POOR_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
-    rows = _batches(out, ("chat",), start=0, count=600)
+    rows = _batches(out, BASE_START, {"chat": 600})
     _run("poor", out, model, rows, answer_loss, schedule)
 
 
@@ -101,9 +114,9 @@ def distillation_loss(target: LlamaForCausalLM, model: LlamaForCausalLM, batch: 
     return nn.functional.cross_entropy(model.lm_head(hidden), probabilities)
 
 
-def _batches(out: Path, registers: tuple[str, ...], *, start: int, count: int) -> list[Batch]:
+def _batches(out: Path, start: int, counts: Mapping[str, int]) -> list[Batch]:
     tokenizer = AutoTokenizer.from_pretrained(out / "tokenizer")
-    conversations = training_conversations(SEED, start, count, registers)
+    conversations = training_conversations(SEED, start, counts)
     documents = [encode(conversation, tokenizer) for conversation in conversations]
     return batches(documents, TOKENS_PER_PROCESS, Dice(SEED, "order", start))
 

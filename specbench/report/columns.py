@@ -130,7 +130,7 @@ PAGE_COLUMNS = (
         text=_metric("round_s", lambda seconds: significant(seconds * 1e3)),
     ),
     Column(
-        header="draft/verify/other",
+        header="draft, verify, other",
         meaning="their shares of that time",
         text=lambda cell: _split(cell, "draft_s", "verify_s", "other_s"),
     ),

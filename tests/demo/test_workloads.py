@@ -10,7 +10,7 @@ from specbench.demo import WORKLOADS
 from specbench.demo.corpus import REGISTERS
 from specbench.demo.documents import training_conversations
 from specbench.demo.prompts import write_workloads
-from specbench.demo.train import DISTILL_DOCUMENTS, DOCUMENTS, SEED
+from specbench.demo.train import END, SEED
 
 
 def lines(register: str) -> list[dict]:
@@ -36,7 +36,7 @@ def test_prompts_and_ids_are_different(register: str) -> None:
 
 @pytest.mark.parametrize("register", REGISTERS)
 def test_no_prompt_is_among_a_sample_of_the_training_conversations(register: str) -> None:
-    trained = training_conversations(SEED, 0, 1500, (register,))
+    trained = training_conversations(SEED, 0, {register: 1500})
     seen = {conversation.turns[0][0] for conversation in trained}
     assert len(seen) > 1000
     assert not seen & {line["turns"][0] for line in lines(register)}
@@ -44,6 +44,6 @@ def test_no_prompt_is_among_a_sample_of_the_training_conversations(register: str
 
 @pytest.mark.slow
 def test_the_shipped_workloads_are_what_the_script_writes(tmp_path) -> None:
-    write_workloads(tmp_path, seed=SEED, trained_per_register=DOCUMENTS + DISTILL_DOCUMENTS)
+    write_workloads(tmp_path, seed=SEED, trained_per_register=END)
     for path in tmp_path.iterdir():
         assert path.read_bytes() == (WORKLOADS / path.name).read_bytes()

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from specbench.drafters.catalogue import Parameter, catalogue, find_method
+from specbench.drafters.catalogue import Method, Parameter, catalogue, find_method
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.errors import UsageError
-from specbench.methods import METHODS
+from specbench.methods import known_methods
 from tests.decoding.fakes import CountingRunner
 
 LIST_METHODS = """
@@ -74,11 +74,10 @@ def test_a_drafter_is_listed_once_its_file_is_there(tmp_path: Path) -> None:
     assert listed["methods"] == [["echo", "Repeats the newest token.", True, ["times", "loud"]]]
 
 
-def test_every_drafter_may_be_named_in_a_pairing_and_has_a_summary() -> None:
-    here_now = {name for name, method in METHODS.items() if not method.arrives_later}
-
-    assert {method.name for method in catalogue()} == here_now
-    assert all(method.summary for method in catalogue())
+@pytest.mark.parametrize("method", catalogue(), ids=lambda method: method.name)
+def test_every_drafter_has_a_summary_and_a_pairing_may_name_it(method: Method) -> None:
+    assert method.summary
+    assert (known_methods()[method.name].model == "required") == method.needs_model
 
 
 def test_a_drafters_parameters_are_its_keyword_only_arguments() -> None:

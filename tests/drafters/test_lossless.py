@@ -43,7 +43,7 @@ def requests() -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("k", [1, 4, 8, 30])
+@pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("method", METHODS)
 def test_greedy_text_is_that_of_generate_and_rounds_add_up(method: str, k: int) -> None:
     target, draft, texts = subject()

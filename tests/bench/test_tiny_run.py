@@ -1,0 +1,299 @@
+"""The bench on a real, tiny model: everything down to the decoder, and the run on disk."""
+
+import json
+import shutil
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Mamba2Config, Mamba2ForCausalLM
+
+from specbench.bench.benchmark import find_device, run_benchmark
+from specbench.config import load_pairings
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest
+from specbench.errors import StoreError, UsageError
+from specbench.records import RunSettings, Sampling
+from specbench.report.document import build_document
+from specbench.store import load_run
+from tests.bench.fake_runs import write_prompts
+from tests.bench.fakes import RecordingWatch
+from tests.tiny_pair import make_tokenizer, write_pair
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """The folder of a tiny pair, its pairings.yaml and its prompts."""
+    folder = tmp_path_factory.mktemp("tiny")
+    write_pair(folder)
+    write_prompts(folder / "talk.jsonl", [["Hello you", "And then?"], "Name a colour"])
+    return folder
+
+
+def settings_for(folder: Path, **changes) -> RunSettings:
+    base = RunSettings(
+        command="sweep-k",
+        pairings=("tiny/draft", "tiny/ngram"),
+        workloads=(str(folder / "talk.jsonl"),),
+        num_speculative_tokens=(1, 4),
+        max_new_tokens=12,
+        device="cpu",
+        threads=1,
+    )
+    return replace(base, **changes)
+
+
+def run_on(folder: Path, settings: RunSettings, root: Path, watch=None, resume=None):
+    pairings = load_pairings(folder / "pairings.yaml").select(settings.pairings)
+    return run_benchmark(settings, pairings, root, watch or RecordingWatch(), resume=resume)
+
+
+@pytest.fixture(scope="module")
+def run(tiny):
+    return run_on(tiny, settings_for(tiny, temperatures=(0.0, 1.0)), tiny / "reports")
+
+
+def requests_of(run, temperature: float):
+    ids = {plan.key.id for plan in run.run.cells if plan.key.temperature == temperature}
+    requests = [r for block in run.blocks for r in block.requests if r.cell_id in ids]
+    assert requests
+    return requests
+
+
+def test_every_greedy_cell_gives_the_targets_own_text(run):
+    own = {(r.prompt_id, r.turn): r.output_ids for r in run.references}
+    assert len(own) == 3
+    requests = requests_of(run, 0.0)
+    assert {(r.cell_id, r.prompt_id, r.turn) for r in requests} == {
+        (plan.key.id, *turn) for plan in run.run.cells if plan.key.temperature == 0 for turn in own
+    }
+    assert all(r.output_ids == own[r.prompt_id, r.turn] for r in requests)
+
+
+def test_a_wrong_guess_costs_rounds_and_some_are_wrong(run):
+    # Else the test above would show nothing.
+    accepted = [
+        (r.rounds.num_accepted, r.rounds.num_drafted)
+        for r in requests_of(run, 0.0)
+        if "draft_model|k4" in r.cell_id
+    ]
+    num_accepted = sum(sum(a) for a, _ in accepted)
+    assert 0 < num_accepted < sum(sum(d) for _, d in accepted)
+
+
+def test_a_sampled_text_without_a_draft_law_does_not_depend_on_k(run):
+    texts = defaultdict(set)
+    for request in requests_of(run, 1.0):
+        if "draft_model" not in request.cell_id:
+            texts[request.prompt_id, request.turn, request.repeat].add(request.output_ids)
+    assert len(texts) == 9  # three turns, three seeds
+    assert all(len(found) == 1 for found in texts.values())
+    assert len(set.union(*texts.values())) == 9  # every seed says something else
+
+
+def test_the_records_add_up(run):
+    assert run.is_complete
+    document = build_document(run)
+    assert document.missing == ()
+    assert document.failures == ()
+    for request in requests_of(run, 0.0) + requests_of(run, 1.0):
+        assert request.num_output_tokens == 1 + sum(request.rounds.num_emitted)
+        assert sum(request.rounds.round_s) <= request.decode_s * 1.001
+        assert request.ttft_s + request.decode_s == pytest.approx(request.total_s)
+
+
+def test_memory_tells_the_target_from_the_pair(run):
+    memory = {record.drafter: record for record in run.memory}
+    assert set(memory) == {"none", "draft", "ngram"}
+    # Weights in float32: 4 bytes a parameter; ngram has none.
+    alone, pair = memory["none"], memory["draft"]
+    num_parameters = {model.name: model.num_parameters for model in run.models}
+    assert alone.weights_bytes >= 4 * num_parameters["tiny"]
+    assert pair.weights_bytes - alone.weights_bytes >= 4 * num_parameters["draft"]
+    assert memory["ngram"].weights_bytes == alone.weights_bytes
+    # K and V of 16 numbers and 4 bytes in each of 4 layers; the draft has one layer more.
+    assert (alone.kv_bytes_per_token, pair.kv_bytes_per_token) == (4 * 2 * 16 * 4, 5 * 2 * 16 * 4)
+
+
+def test_every_cell_is_held_against_its_bare_forwards(run):
+    shapes = {(c.cell_id.split("|")[3], c.role, c.num_tokens, c.num_per_round) for c in run.forwards}
+    assert shapes == {
+        ("none", "target", 1, 1),
+        ("draft_model", "target", 2, 1),
+        ("draft_model", "drafter", 2, 1),
+        ("draft_model", "target", 5, 1),
+        ("draft_model", "drafter", 1, 3),
+        ("ngram", "target", 2, 1),
+        ("ngram", "target", 5, 1),
+    }
+    assert all(cell.metrics["overhead_ratio"] > 0 for cell in build_document(run).cells)
+
+
+def test_models_are_known_by_what_they_hold_and_never_by_where_they_lie(run, tiny):
+    by_name = {model.name: model for model in run.models}
+    assert set(by_name) == {"tiny", "draft"}
+    assert (by_name["tiny"].source, by_name["draft"].source) == ("target", "draft")
+    assert by_name["tiny"].content_sha256 != by_name["draft"].content_sha256
+    assert by_name["tiny"].tokenizer_sha256 == by_name["draft"].tokenizer_sha256
+    records = (run.folder / "records.jsonl").read_text()
+    assert str(tiny.parent) not in records
+
+
+def test_provenance_is_on_disk_before_anything_is_measured(tiny, tmp_path):
+    seen = []
+
+    class Looking(RecordingWatch):
+        def run_id(self, run_id):
+            folder = tmp_path / run_id
+            seen.append(json.loads((folder / "run.json").read_text()))
+            seen.append((folder / "records.jsonl").read_bytes())
+
+    run = run_on(tiny, settings_for(tiny, num_speculative_tokens=(0,)), tmp_path, Looking())
+    provenance, records = seen
+    assert records == b""
+    assert provenance["environment"]["threads"] == 1
+    assert provenance["environment"]["probe"] == "device cpu: NVML knows NVIDIA GPUs only"
+    assert set(provenance["workload_sha256"]) == {"talk.jsonl"}
+    assert provenance["settings"]["max_new_tokens"] == 12
+    assert run.blocks
+
+
+@pytest.fixture(scope="module")
+def refusing(tiny, tmp_path_factory):
+    """A run in which three drafters and one whole target are refused for reasons of their own."""
+    folder = tmp_path_factory.mktemp("refusing")
+    for name in ("target", "draft"):
+        shutil.copytree(tiny / name, folder / name)
+        shutil.copytree(tiny / name, folder / f"gone-{name}")
+    shutil.copytree(tiny / "draft", folder / "foreign")
+    tokenizer = json.loads((folder / "foreign" / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+    (folder / "foreign" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    shape = {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8, "expand": 2}
+    mamba = Mamba2Config(vocab_size=272, hidden_size=32, num_hidden_layers=1, **shape)
+    Mamba2ForCausalLM(mamba).save_pretrained(folder / "mamba")
+    make_tokenizer().save_pretrained(folder / "mamba")
+    (folder / "pairings.yaml").write_text(
+        """\
+targets:
+  gone:
+    model: ./gone-target
+    drafters: {ngram: {method: ngram}}
+  tiny:
+    model: ./target
+    drafters:
+      foreign: {method: draft_model, model: ./foreign}
+      gone: {method: draft_model, model: ./gone-draft}
+      mamba: {method: draft_model, model: ./mamba}
+      head: {method: eagle3, model: owner/head}
+      range: {method: ngram, parameters: {min_ngram: 5, max_ngram: 2}}
+      ngram: {method: ngram}
+"""
+    )
+    settings = settings_for(tiny, pairings=("gone", "tiny"), num_speculative_tokens=(2,))
+    pairings = load_pairings(folder / "pairings.yaml").select(settings.pairings)
+    for name in ("gone-target", "gone-draft"):  # after pairings.yaml was checked
+        shutil.rmtree(folder / name)
+    return run_benchmark(settings, pairings, folder / "reports", RecordingWatch())
+
+
+@pytest.mark.parametrize(
+    ("pairing", "stage", "reason"),
+    [
+        ("gone", "load", "gone-target"),
+        ("tiny/foreign", "load", "2 token ids mean something else (35: 'A' against 'B', 36:"),
+        ("tiny/gone", "load", "gone-draft"),
+        ("tiny/mamba", "load", "Mamba2ForCausalLM keeps recurrent state that cannot be rolled"),
+        ("tiny/head", "load", "the built-in decoder has no method 'eagle3' in this version; it"),
+        ("tiny/range", "load", "ngram: min_ngram 5, max_ngram 2; 1 <= min <= max is allowed"),
+    ],
+)
+def test_what_cannot_run_is_a_stored_failure_that_says_why(refusing, pairing, stage, reason):
+    (failure,) = [f for f in refusing.failures if f.pairing == pairing]
+    assert failure.stage == stage
+    assert reason in failure.reason
+
+
+def test_what_can_run_beside_it_is_measured(refusing):
+    assert len(refusing.failures) == 6
+    cells = build_document(refusing).cells
+    assert {cell.key.pairing for cell in cells} == {"tiny", "tiny/ngram"}
+    assert len(refusing.blocks) == 2
+    assert refusing.is_complete
+
+
+def test_a_prompt_longer_than_the_context_fails_and_the_others_do_not(tiny, tmp_path):
+    prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 300, "short"])
+    settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
+    run = run_on(tiny, settings, tmp_path)
+    requests = [r for block in run.blocks for r in block.requests]
+    failed = {(r.prompt_id, r.error) for r in requests if r.finish_reason == "failed"}
+    ((prompt_id, error),) = failed
+    assert prompt_id == "p0"
+    assert "the target's context has 256; choose shorter prompts" in error
+    assert sum(r.finish_reason != "failed" for r in requests) == 3
+
+
+def test_an_interrupted_run_resumes_on_the_real_thing(tiny, tmp_path):
+    def stop(done):
+        if done == 1:
+            raise KeyboardInterrupt
+
+    settings = settings_for(tiny)
+    with pytest.raises(KeyboardInterrupt):
+        run_on(tiny, settings, tmp_path, RecordingWatch(stop))
+    before = load_run("latest", tmp_path)
+    assert (len(before.blocks), before.is_complete) == (1, False)
+
+    after = run_on(tiny, settings, tmp_path, resume=before.run.run_id)
+    assert after.blocks[:1] == before.blocks
+    assert len(after.blocks) == 2
+    assert len(after.sessions) == 1
+    assert after.run == before.run
+
+
+def test_a_run_whose_work_has_changed_cannot_go_on(tiny, tmp_path, run):
+    shutil.copytree(run.folder, tmp_path / run.folder.name)
+    settings = settings_for(tiny, temperatures=(0.0, 1.0))
+    records = (tmp_path / run.folder.name / "records.jsonl").read_bytes()
+    other = write_prompts(tmp_path / "talk.jsonl", ["Something else"])
+    for changed, says in (
+        (replace(settings, workloads=(other,)), r"its workload talk\.jsonl has changed since"),
+        (replace(settings, dtype="float64"), "its cells would be others"),
+        (replace(settings, pairings=("tiny/ngram",)), "its cells would be others"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            run_on(tiny, changed, tmp_path, resume=run.folder.name)
+    assert (tmp_path / run.folder.name / "records.jsonl").read_bytes() == records
+
+
+def test_a_run_that_is_not_there_cannot_go_on(tiny, tmp_path):
+    with pytest.raises(StoreError, match=r"no run 'other' in .*; runs there: none yet"):
+        run_on(tiny, settings_for(tiny), tmp_path, resume="other")
+
+
+def test_an_answer_ends_at_its_end_token_unless_it_is_told_to_go_on(tiny):
+    engine = BuiltinEngine(load_pairings(tiny / "pairings.yaml").targets[0], CPU)
+    request = EngineRequest(
+        prompt_ids=(40, 41, 42), max_new_tokens=8, sampling=Sampling(), seed=0, stop_at_eos=False
+    )
+    whole = engine.generate(request, "none", 0)
+    assert len(whole.output_ids) == 8
+
+    end = whole.output_ids[3]
+    engine.eos_ids = (end,)
+    first = whole.output_ids.index(end)
+    stopped = engine.generate(replace(request, stop_at_eos=True), "none", 0)
+    assert (stopped.output_ids, stopped.hit_eos) == (whole.output_ids[: first + 1], True)
+    assert engine.generate(request, "none", 0).output_ids == whole.output_ids
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "mps", ""])
+def test_a_device_that_is_not_there_is_refused_with_what_is(name):
+    with pytest.raises(UsageError, match=r"--device .*(allowed are auto, cpu|try cpu)"):
+        find_device(name)
