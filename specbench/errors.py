@@ -4,6 +4,7 @@ SpecbenchError
 |- ConfigError       pairings.yaml: wrong key, type, name or file
 |- WorkloadError     a workload file: malformed line, unknown format, wrong checksum
 |- ModelError        a model cannot be loaded, or the decoder cannot run it
+|  '- ModelMemoryError  it does not fit into the memory that is left
 |- CompatibilityError  target and draft do not fit together
 |- StoreError        a run on disk: absent, locked, of another schema, damaged
 |- UsageError        arguments that contradict each other or name nothing
@@ -24,6 +25,10 @@ class WorkloadError(SpecbenchError):
 
 class ModelError(SpecbenchError):
     """A model cannot be found, loaded, or run by the decoder."""
+
+
+class ModelMemoryError(ModelError):
+    """A model does not fit into the memory that is left."""
 
 
 class CompatibilityError(SpecbenchError):

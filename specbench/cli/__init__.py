@@ -1,6 +1,7 @@
 """The command line: one file a command. Nothing heavier than typer is imported for --help."""
 
 import sys
+from itertools import pairwise
 
 import typer
 
@@ -56,7 +57,7 @@ def main() -> None:
 def _with_latest(arguments: list[str]) -> list[str]:
     """`--resume` alone means the newest run."""
     completed = []
-    for this, following in zip(arguments, [*arguments[1:], "-"], strict=True):
+    for this, following in pairwise([*arguments, "-"]):
         completed.append(this)
         if this == "--resume" and following.startswith("-"):
             completed.append("latest")

@@ -1,6 +1,7 @@
 """What `run` and `sweep-k` share: settings, the plan, the run, the answer."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,13 +109,14 @@ def _run(
             run = run_benchmark(settings, pairings, out, watch, resume=resume)
         except KeyboardInterrupt:
             watch.close()
-            typer.echo(
-                f"interrupted; the finished blocks are kept. Go on with: "
-                f"specbench {settings.command} --out {out} --resume {watch.id}"
-                if watch.id
-                else "interrupted before anything was measured",
-                err=True,
-            )
+            if watch.id is None:
+                typer.echo("interrupted before anything was measured", err=True)
+            else:
+                again = ["specbench", settings.command, "--out", str(out), "--resume", watch.id]
+                typer.echo(
+                    f"interrupted; the finished blocks are kept. Go on with: {shlex.join(again)}",
+                    err=True,
+                )
             raise typer.Exit(INTERRUPTED) from None
     from specbench.cli.answer import print_answer, print_json
     from specbench.report.document import build_document

@@ -36,7 +36,7 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
 
 def parse_seconds(text: str) -> float:
     """`90s`, `3m`, `1.5h`, or seconds without a unit."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smh]?)", text.strip())
     if match is None or float(match[1]) == 0:
         raise UsageError(f"--budget {text!r}: expected a time such as 90s, 3m or 1h")
     return float(match[1]) * _SECONDS[match[2] or "s"]

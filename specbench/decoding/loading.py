@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specbench.errors import ModelError
+from specbench.errors import ModelError, ModelMemoryError
 
 # Its bars would break into the program's own progress.
 disable_progress_bar()
@@ -77,7 +77,7 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
         if source.device_map is None:
             model = model.to(device)
     except torch.OutOfMemoryError as error:
-        raise ModelError(
+        raise ModelMemoryError(
             f"{source.location} does not fit on {placement}: {_first_line(error)}; choose a "
             "smaller model or dtype, or spread it with device_map: auto"
         ) from error
@@ -158,13 +158,14 @@ def _weights_sha256(source: ModelSource, commit: str | None) -> str:
     is_whole = sum(file.stat().st_size for file in files) <= _HASHED_WHOLE
     digest = hashlib.sha256()
     for file in files:
-        digest.update(f"{file.name}:{file.stat().st_size}\n".encode())
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}\n".encode())
         with file.open("rb") as stream:
             if is_whole:
                 while chunk := stream.read(_EDGE):
                     digest.update(chunk)
             else:
                 digest.update(stream.read(_EDGE))
-                stream.seek(-_EDGE, 2)
+                stream.seek(max(size - _EDGE, 0))
                 digest.update(stream.read())
     return ("" if is_whole else "edges:") + digest.hexdigest()

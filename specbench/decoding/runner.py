@@ -65,7 +65,7 @@ class StockRunner:
         self.cache = SlotCache(0, 0, 0)
         self._pack = _query_heads_per_kv_head(self.config)
         self._windows = _windows(self.config)
-        self.max_position: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.max_position = _context(self.config)
         model.set_attn_implementation(attention.NAME)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -126,14 +126,32 @@ def refuse_unsupported(model: Any) -> None:
             f"{name} has layers of type {', '.join(sorted(unknown))}; "
             f"supported: {', '.join(sorted(_KNOWN_LAYER_TYPES))}"
         )
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    if isinstance(rope, dict) and rope.get("rope_type") == "dynamic":
+    if any(rope.get("rope_type") == "dynamic" for rope in _ropes(config)):
         raise ModelError(
             f"{name} rescales its rotary positions by the current length (rope_type dynamic), "
             "which makes text depend on drafts; set rope_type to default in its config"
         )
     if getattr(config, "alibi", False) or config.model_type == "bloom":
         raise ModelError(f"{name} uses ALiBi, which takes no ready-made mask; not supported")
+
+
+def _ropes(config: Any) -> list[dict[str, Any]]:
+    """The settings of the rotary positions; mixed layers have one set per layer type."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
+
+
+def _context(config: Any) -> int | None:
+    """Tokens of context the model was made for, up to where its positions change their meaning.
+
+    longrope turns a whole batch to other frequencies once any position, a draft's or a
+    neighbour's, passes the original length: beyond it text would depend on both.
+    """
+    limits = [getattr(config, "max_position_embeddings", None)]
+    for rope in _ropes(config):
+        if rope.get("rope_type") == "longrope":
+            limits.append(rope.get("original_max_position_embeddings"))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _query_heads_per_kv_head(config: Any) -> int:

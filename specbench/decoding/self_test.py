@@ -13,7 +13,8 @@ from specbench.decoding.runner import StockRunner
 from specbench.errors import ModelError
 
 _LENGTHS = (9, 6)  # ragged rows
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+# Norms and rotary positions are float32 inside a float64 model.
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 
 
 @torch.inference_mode()
@@ -58,8 +59,8 @@ def _over_slots(runner: StockRunner, tokens_BT: Tensor) -> Tensor:
 
 
 def _require_close(model: Any, got_TV: Tensor, expected_TV: Tensor) -> None:
-    scale = expected_TV.float().std().clamp(min=1e-6)
-    worst = float((got_TV.float() - expected_TV.float()).abs().max() / scale)
+    scale = expected_TV.double().std().clamp(min=1e-6)
+    worst = float((got_TV.double() - expected_TV.double()).abs().max() / scale)
     allowed = _TOLERANCE[model.dtype]
     if not worst <= allowed:
         raise ModelError(

@@ -11,6 +11,8 @@ from transformers import AutoTokenizer
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
 from specbench.records import Message
 
+_REFUSALS = (OSError, ValueError, ImportError, KeyError)
+
 
 class Tokenizer:
     """A model's tokenizer and chat template."""
@@ -20,7 +22,10 @@ class Tokenizer:
             self._inner: Any = AutoTokenizer.from_pretrained(
                 location, revision=revision, trust_remote_code=trust_remote_code
             )
-        except (OSError, ValueError, ImportError, KeyError) as error:
+        except Exception as error:
+            # The tokenizers library calls a damaged tokenizer.json a plain Exception.
+            if type(error) is not Exception and not isinstance(error, _REFUSALS):
+                raise
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(f"{location}: its tokenizer cannot be loaded: {first}") from error
         self.location = location
@@ -76,8 +81,8 @@ def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> tuple[int, .
     """CompatibilityError with the first differing ids unless both map ids to the same tokens.
 
     Returns the ids of special tokens that are named otherwise: a draft of a reserved token is
-    checked like any other, so they cannot change the text. Padding of the embedding beyond the tokenizer's ids is
-    not compared.
+    checked like any other, so they cannot change the text. Padding of the embedding beyond the
+    tokenizer's ids is not compared.
     """
     if target.ids_by_token == draft.ids_by_token:
         return ()

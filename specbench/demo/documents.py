@@ -1,13 +1,12 @@
 """Conversations as token rows: one document a row, grouped by length, never packed."""
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specbench.demo.corpus import sample
+from specbench.demo.corpus import REGISTERS, sample
 from specbench.demo.corpus.conversation import Conversation
 from specbench.demo.corpus.grammar import Dice
 from specbench.demo.tokenizer import TURN_END, TURN_START
@@ -30,9 +29,11 @@ class Batch(NamedTuple):
     is_answer_BT: Tensor
 
 
-def training_conversations(seed: int, start: int, counts: Mapping[str, int]) -> list[Conversation]:
-    """Per register the conversations `start`..`start + count` that are not held out."""
-    drawn = (sample(r, i, seed) for r, n in counts.items() for i in range(start, start + n))
+def training_conversations(
+    seed: int, start: int, end: int, registers: tuple[str, ...] = REGISTERS
+) -> list[Conversation]:
+    """The conversations `start`..`end - 1` of each register that are not held out."""
+    drawn = (sample(r, i, seed) for i in range(start, end) for r in registers)
     return [conversation for conversation in drawn if not conversation.is_held_out]
 
 

@@ -13,12 +13,8 @@ from specbench.demo.architecture import EOS_ID, PAD_ID
 from specbench.demo.corpus.conversation import Conversation
 from specbench.demo.documents import encode
 
+
 # Shape suffixes: T positions of answers, V vocabulary.
-
-_GREEDY = GenerationConfig(do_sample=False, eos_token_id=EOS_ID, pad_token_id=PAD_ID)
-_SAMPLED = GenerationConfig(do_sample=True, top_k=0, eos_token_id=EOS_ID, pad_token_id=PAD_ID)
-
-
 class Answer(NamedTuple):
     """The ids of a prompt under the template and of the target's answer to it."""
 
@@ -60,11 +56,17 @@ def answers(
     width = max(map(len, prompts))
     ids = torch.tensor([[PAD_ID] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    config = GenerationConfig(
+        do_sample=sampled,
+        top_k=0 if sampled else None,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=EOS_ID,
+        pad_token_id=PAD_ID,
+    )
     output = model.generate(
         input_ids=ids,
         attention_mask=mask,
-        generation_config=_SAMPLED if sampled else _GREEDY,
-        max_new_tokens=max_new_tokens,
+        generation_config=config,
     )
     return [
         Answer(prompt, _until_end(row))

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,20 +13,16 @@ from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from specbench.demo.architecture import draft_model, poor_model, target_model
-from specbench.demo.corpus import REGISTERS
 from specbench.demo.corpus.grammar import Dice
 from specbench.demo.documents import Batch, batches, encode, training_conversations
 from specbench.demo.tokenizer import train_tokenizer
 from specbench.demo.trainer import Loss, Schedule, answer_loss, train
 
 SEED = 0
-PARTS = ("base", "target", "draft", "poor")
-BASE_STEPS, TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 2100, 800, 600, 60
-# Conversations of each register; the parts take them one after another and share none.
-BASE_COUNTS = dict.fromkeys(REGISTERS, 9000)
-DRAFT_COUNTS = dict.fromkeys(REGISTERS, 2500)
-TARGET_COUNTS = {"chat": 2000, "code": 2000, "creative": 5500, "qa": 2000, "edit": 9000}
-BASE_START, DRAFT_START, TARGET_START, END = 0, 9000, 11500, 20500
+PARTS = ("target", "draft", "poor")
+TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 2100, 500, 140
+# Conversations of each register: the draft is distilled on others than the target's.
+TARGET_START, DRAFT_START, END = 0, 9000, 11500
 TOKENS_PER_PROCESS = 1408
 
 
@@ -51,7 +46,7 @@ def make_tokenizer(out: Path) -> None:
     """Learn the vocabulary from 2000 conversations of each register."""
     texts = (
         message["content"]
-        for conversation in training_conversations(SEED, 0, dict.fromkeys(REGISTERS, 2000))
+        for conversation in training_conversations(SEED, 0, 2000)
         for message in conversation.messages()
     )
     train_tokenizer(texts).save_pretrained(out / "tokenizer")
@@ -62,7 +57,7 @@ def _process(rank: int, world: int, part: str, out: Path) -> None:
     dist.init_process_group(
         "gloo", init_method=f"file://{_rendezvous(out, part)}", rank=rank, world_size=world
     )
-    trainers = (_train_base, _train_target, _train_draft, _train_poor)
+    trainers = (_train_target, _train_draft, _train_poor)
     dict(zip(PARTS, trainers, strict=True))[part](out)
     dist.destroy_process_group()
 
@@ -72,19 +67,11 @@ def _rendezvous(out: Path, part: str) -> Path:
     return (out / f"rendezvous-{part}").resolve()
 
 
-def _train_base(out: Path) -> None:
-    """From a random start, over all registers alike."""
-    schedule = Schedule(steps=BASE_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
-    rows = _batches(out, BASE_START, BASE_COUNTS)
-    _run("base", out, target_model(SEED), rows, answer_loss, schedule)
-
-
 def _train_target(out: Path) -> None:
-    """On from the base, mostly over stories and edits: the text that must copy names."""
-    model = LlamaForCausalLM.from_pretrained(out / "base", dtype=torch.float32)
-    schedule = Schedule(steps=TARGET_STEPS, muon_lr=4e-3, adamw_lr=4e-3)
-    rows = _batches(out, TARGET_START, TARGET_COUNTS)
-    _run("target", out, model, rows, answer_loss, schedule)
+    """From a random start, over all registers alike."""
+    schedule = Schedule(steps=TARGET_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
+    rows = _batches(out, TARGET_START, DRAFT_START)
+    _run("target", out, target_model(SEED), rows, answer_loss, schedule)
 
 
 def _train_draft(out: Path) -> None:
@@ -92,15 +79,15 @@ def _train_draft(out: Path) -> None:
     target = LlamaForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
     model = draft_model(target, SEED + 1)
     schedule = Schedule(steps=DRAFT_STEPS, muon_lr=4e-3, adamw_lr=2e-3)
-    rows = _batches(out, DRAFT_START, DRAFT_COUNTS)
+    rows = _batches(out, DRAFT_START, END)
     _run("draft", out, model, rows, partial(distillation_loss, target), schedule)
 
 
 def _train_poor(out: Path) -> None:
-    """Hardly trained, and on one register only."""
+    """Hardly trained, and without the target."""
     model = poor_model(SEED + 2)
     schedule = Schedule(steps=POOR_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
-    rows = _batches(out, BASE_START, {"chat": 600})
+    rows = _batches(out, TARGET_START, 2000)
     _run("poor", out, model, rows, answer_loss, schedule)
 
 
@@ -114,9 +101,9 @@ def distillation_loss(target: LlamaForCausalLM, model: LlamaForCausalLM, batch: 
     return nn.functional.cross_entropy(model.lm_head(hidden), probabilities)
 
 
-def _batches(out: Path, start: int, counts: Mapping[str, int]) -> list[Batch]:
+def _batches(out: Path, start: int, end: int) -> list[Batch]:
     tokenizer = AutoTokenizer.from_pretrained(out / "tokenizer")
-    conversations = training_conversations(SEED, start, counts)
+    conversations = training_conversations(SEED, start, end)
     documents = [encode(conversation, tokenizer) for conversation in conversations]
     return batches(documents, TOKENS_PER_PROCESS, Dice(SEED, "order", start))
 

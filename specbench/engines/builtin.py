@@ -56,6 +56,12 @@ class BuiltinEngine:
             identity = _identity(drafter.name, drafter.model, loaded, tokenizer)
         return identity
 
+    def remove_drafter(self, name: str) -> None:
+        self._methods.pop(name, None)
+        self._draft_models.pop(name, None)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def generate(self, request: EngineRequest, drafter: str, k: int) -> EngineResult:
         decoder = Decoder(
             self._runner,

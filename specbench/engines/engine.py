@@ -56,6 +56,9 @@ class Engine(Protocol):
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
         """Load it; its model's identity, None for a method without a model."""
 
+    def remove_drafter(self, name: str) -> None:
+        """Give its memory back; a name that was never loaded is no mistake."""
+
     def generate(self, request: EngineRequest, drafter: str, k: int) -> EngineResult:
         """Decode with the named drafter at K = k; NO_DRAFTER and 0 for the baseline."""
         ...

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from specbench.pairing.recommend import Verdict
 from specbench.records import Decision
-from specbench.report.document import Document
+from specbench.report.document import Document, SharedK
 from specbench.report.numbers import listed, measured, scalar
 from specbench.report.sections import Section, sections, verdict_of
 
@@ -57,11 +57,14 @@ def answer_lines(document: Document) -> list[str]:
 
 
 def compromise_lines(document: Document) -> list[str]:
-    """For each pairing on several workloads the one K for all, and what it gives up where."""
-    settings = {(c.engine, c.concurrency, c.temperature, c.dtype) for c in document.compromises}
+    """For each pairing that helps somewhere the one K for all workloads, and what it gives up."""
+    helping = {_setting(d) for d in document.decisions if verdict_of(d) is Verdict.HELPS}
+    temperatures = {shared.temperature for shared in document.compromises}
     lines = []
     for shared in document.compromises:
-        at = f", temperature {shared.temperature:g}" if len(settings) > 1 else ""
+        if _setting(shared) not in helping:
+            continue
+        at = f", temperature {shared.temperature:g}" if len(temperatures) > 1 else ""
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "K=0, do not speculate,"
         losses = [f"{r:.1%} on {name}" for name, r in shared.regret.items() if r >= NOTHING]
@@ -89,3 +92,13 @@ def _no_winner(section: Section, verdict: Verdict) -> str:
     speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
     at = "" if speed is None else f" at {measured(speed, 'tokens/s')}"
     return f"only K=0 was measured{at}"
+
+
+def _setting(record: Decision | SharedK) -> tuple[object, ...]:
+    return (
+        record.pairing,
+        record.engine,
+        record.concurrency,
+        record.temperature,
+        record.dtype,
+    )

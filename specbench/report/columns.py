@@ -58,7 +58,7 @@ def _split(cell: CellSummary, *names: str) -> str | None:
     """Shares of a round's time, such as 12/83%."""
     shares = [_share_of_round(cell, name) for name in names]
     known = [share for share in shares if share is not None]
-    return "/".join(f"{share:.0f}" for share in known) + "%" if known == shares else None
+    return "/".join(f"{round(share)}" for share in known) + "%" if known == shares else None
 
 
 def _detectable(cell: CellSummary) -> str | None:

@@ -159,7 +159,10 @@ def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:
 
 def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
     if not stored.is_complete:
-        yield "interrupted or still running: this is what was measured so far"
+        yield (
+            "interrupted or still running: this is what was measured so far; "
+            f"an interrupted run goes on with --resume {stored.run.run_id}"
+        )
     if missing:
         names = ", ".join(dict.fromkeys(f"{key.pairing} on {key.workload}" for key in missing))
         yield f"{len(missing)} of {len(stored.run.cells)} planned cells were not measured: {names}"

@@ -152,17 +152,17 @@ class RunWriter:
 
     def _write(self, line: bytes) -> None:
         size_before = os.fstat(self._file.fileno()).st_size
-        is_stored = False
+        remaining = memoryview(line)
         try:
-            remaining = memoryview(line)
             while remaining:  # one write, unless the disk fills up in the middle
                 remaining = remaining[self._file.write(remaining) :]
             os.fsync(self._file.fileno())
-            is_stored = True
-        finally:  # Ctrl-C too must leave no half line, nor a line that nobody counted
-            if not is_stored:
+        except BaseException as error:
+            # Ctrl-C must leave no half line, but a line that is whole was measured and stays.
+            if remaining or isinstance(error, OSError):
                 with suppress(OSError):  # a torn line that stays is removed on resume
                     self._file.truncate(size_before)
+            raise
 
 
 def _lock(folder: Path) -> FileIO:

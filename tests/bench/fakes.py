@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
+
 from specbench.config import Drafter
 from specbench.engines.engine import EngineRequest, EngineResult, RoundForward
-from specbench.errors import ModelError, WorkloadError
+from specbench.errors import ModelError, ModelMemoryError, WorkloadError
 from specbench.records import Message, ModelIdentity, RoundLog
 
 ANSWER_TOKENS = 41  # the target's own greedy answer, its end token included
@@ -89,11 +91,15 @@ class Call(NamedTuple):
 
 @dataclass
 class FakeEngine:
-    """Obeys the engine's protocol. `noise` makes speculation up to that share slower, by prompt."""
+    """Obeys the engine's protocol. `noise` makes speculation up to that share slower, by prompt;
+
+    `room` is the number of drafters that fit beside the target.
+    """
 
     clock: FakeClock
     context: int = 10_000
     noise: float = 0.0
+    room: int = 10
     refuses: Mapping[str, Exception] = field(default_factory=dict)  # by drafter, when loaded
     breaks: Callable[[Call], Exception | None] = lambda _: None  # when it generates
     calls: list[Call] = field(default_factory=list)
@@ -117,10 +123,17 @@ class FakeEngine:
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
         if drafter.name in self.refuses:
             raise self.refuses[drafter.name]
+        if len(self.loaded) == self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory")
         self.loaded.append(drafter.name)
         return None
 
+    def remove_drafter(self, name: str) -> None:
+        if name in self.loaded:
+            self.loaded.remove(name)
+
     def generate(self, request: EngineRequest, drafter: str, k: int) -> EngineResult:
+        assert drafter in ("none", *self.loaded)
         call = Call(request, drafter, k)
         self.calls.append(call)
         if error := self.breaks(call):

@@ -58,6 +58,15 @@ def test_without_any_drafter_the_target_is_measured_alone(tmp_path):
     assert len(run.failures) == 2
 
 
+def test_a_drafter_that_does_not_even_fit_alone_is_a_failure(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS), FakeEngine(FakeClock(), room=0), tmp_path)
+    assert [(f.pairing, f.stage, f.reason) for f in run.failures] == [
+        ("big/good", "load", "CUDA out of memory"),
+        ("big/bad", "load", "CUDA out of memory"),
+    ]
+    assert names_of(run) == {("none", 0)}
+
+
 def test_a_k_that_does_not_fit_is_left_out_and_the_smaller_ones_run(tmp_path):
     def too_large(call):
         return torch.OutOfMemoryError("CUDA out of memory") if call.k == 4 else None

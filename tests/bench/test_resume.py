@@ -53,9 +53,7 @@ def test_a_run_interrupted_after_any_block_goes_on_to_the_same_end(
 
 
 @pytest.mark.parametrize("num_calls", [1, 9, 12, 44, 57])
-def test_ctrl_c_in_the_middle_of_a_block_costs_that_block_only(
-    tmp_path, uninterrupted, num_calls
-):
+def test_ctrl_c_in_the_middle_of_a_block_costs_that_block_only(tmp_path, uninterrupted, num_calls):
     plan = make_plan(tmp_path, SETTINGS, SIX)
     engine = FakeEngine(FakeClock())
     engine.breaks = lambda _: Interrupted() if len(engine.calls) == num_calls else None
@@ -105,8 +103,8 @@ def test_a_failure_met_in_every_session_is_stored_once(tmp_path):
     plan = make_plan(tmp_path, SETTINGS, SIX)
     refuses = {"bad": ModelError("it is not there")}
     for num_blocks in (1, 2):
+        engine = FakeEngine(FakeClock(), refuses=refuses)
         with pytest.raises(Interrupted):
-            engine = FakeEngine(FakeClock(), refuses=refuses)
             measure(plan, engine, tmp_path, stop_after(num_blocks))
     run = measure(plan, FakeEngine(FakeClock(), refuses=refuses), tmp_path)
     assert len(run.failures) == 1

@@ -233,6 +233,41 @@ def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp
     assert lefts == sorted(lefts[: len(explored(run))], reverse=True) + lefts[len(explored(run)) :]
 
 
+def test_under_a_budget_a_hopeless_k_leaves_the_race_after_two_prompts(tmp_path):
+    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1600.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    # At K = 4 the bad drafter runs at 1 / 1.4 of the baseline's speed; at K = 2, its best, at
+    # 1 / 1.2, and stays so that "do not speculate" is said with an interval.
+    sizes = [len(cells_of(block)) for block in explored(run)]
+    assert sizes == [5, 5, *[4] * (len(sizes) - 2)]
+    assert len(sizes) > 5
+    assert not any("big/bad|own.jsonl|builtin|ngram|k4" in i for i in cells_of(explored(run)[2]))
+
+
+def test_without_a_budget_every_k_runs_to_the_end(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+    assert {len(cells_of(block)) for block in explored(run)} == {5}
+
+
+@pytest.mark.parametrize("budget_s", [None, 3000.0])
+def test_drafters_that_do_not_fit_together_have_a_k_0_of_their_own(tmp_path, budget_s):
+    prompts = SIX if budget_s is None else TWENTY
+    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=budget_s), prompts)
+    engine = FakeEngine(FakeClock(), room=1)
+    run = measure(plan, engine, tmp_path)
+
+    assert run.failures == ()
+    assert engine.loaded == []
+    assert {m.drafter for m in run.memory} == {"none", "good", "bad"}
+    kinds = {
+        frozenset(cell_id.split("|")[0] for cell_id in cells_of(block)) for block in explored(run)
+    }
+    assert kinds == {frozenset({"big", "big/good"}), frozenset({"big", "big/bad"})}
+    good, bad = build_document(run).decisions
+    assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
+    assert bad.sentence.startswith("own.jsonl: do not speculate")
+
+
 def test_a_budget_too_small_for_anything_still_ends_well(tmp_path):
     plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1.0))
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)

@@ -120,7 +120,9 @@ def test_memory_tells_the_target_from_the_pair(run):
 
 
 def test_every_cell_is_held_against_its_bare_forwards(run):
-    shapes = {(c.cell_id.split("|")[3], c.role, c.num_tokens, c.num_per_round) for c in run.forwards}
+    shapes = {
+        (c.cell_id.split("|")[3], c.role, c.num_tokens, c.num_per_round) for c in run.forwards
+    }
     assert shapes == {
         ("none", "target", 1, 1),
         ("draft_model", "target", 2, 1),

@@ -14,9 +14,10 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specbench.decoding.decoder import Decoder, Request, Result
-from specbench.decoding.drafter import Drafter, NoDrafter
+from specbench.decoding.drafter import Drafter, NoDrafter, Proposal
 from specbench.decoding.runner import Runner, StockRunner
-from specbench.decoding.sampling import Sampler
+from specbench.decoding.sampling import Purpose, Sampler, draw
+from specbench.decoding.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.records import Sampling
 from tests.decoding.models import plain_logits, tiny_llama
@@ -118,11 +119,17 @@ def exact_law(model: Any, sampling: Sampling) -> Tensor:
 
 
 def sample_texts(
-    target: Runner, drafter: Drafter, *, k: int, sampling: Sampling, first_seed: int = 0
+    target: Runner,
+    drafter: Drafter,
+    *,
+    k: int,
+    sampling: Sampling,
+    first_seed: int = 0,
+    num_samples: int = NUM_SAMPLES,
 ) -> tuple[Tensor, float]:
-    """NUM_SAMPLES texts [N, 6], NUM_ROWS at once, and the share of drafts accepted."""
+    """Texts [N, 6], NUM_ROWS of them decoded at once, and the share of drafts accepted."""
     results: list[Result] = []
-    for batch in range(NUM_SAMPLES // NUM_ROWS):
+    for batch in range(num_samples // NUM_ROWS):
         seeds = range(first_seed + batch * NUM_ROWS, first_seed + (batch + 1) * NUM_ROWS)
         requests = [
             Request(prompt_ids=LAW_PROMPT, max_new_tokens=NUM_LAW_TOKENS, seed=s) for s in seeds
@@ -153,6 +160,28 @@ def law_p_value(texts_N6: Tensor, law: Tensor, triple: slice) -> float:
     expected = torch.cat([expected[pooled].sum()[None], expected[kept]])
     statistic = float(((observed - expected) ** 2 / expected).sum())
     return float(chi2.sf(statistic, len(expected) - 1))
+
+
+def one_draft_p_value(num_rows: int = 100_000) -> float:
+    """Chi-square p-value of the token that follows one draft drawn from another law."""
+    generator = torch.Generator().manual_seed(0)
+    q_V, p_V = torch.randn(2, LAW_VOCAB_SIZE, generator=generator).softmax(-1)
+    seeds_B, place_B1 = torch.arange(num_rows), torch.full((num_rows, 1), 4)
+    q_B1V = q_V.expand(num_rows, 1, -1)
+    drafts_B1 = draw(q_B1V, seeds_B, place_B1, Purpose.DRAFT)
+
+    verdict = verify(
+        Proposal(drafts_B1, torch.ones_like(seeds_B), q_B1V),
+        p_V.log().expand(num_rows, 2, -1),
+        Sampler(Sampling(temperature=1.0)),
+        seeds_B,
+        torch.cat([place_B1, place_B1 + 1], 1),
+    )
+
+    observed_V = torch.bincount(verdict.tokens_BT[:, 0], minlength=LAW_VOCAB_SIZE)
+    expected_V = num_rows * p_V.double()
+    statistic = float(((observed_V - expected_V) ** 2 / expected_V).sum())
+    return float(chi2.sf(statistic, LAW_VOCAB_SIZE - 1))
 
 
 class LawBench:

@@ -167,7 +167,7 @@ def sampled_alone(target: StockRunner, method: str, draft: StockRunner, k: int) 
     drafter = make_drafter(method, target, draft)
     return [
         list(decode(target, drafter, [request], k=k, sampling=WARM)[0].output_ids)
-        for request in requests()
+        for request in requests(12)
     ]
 
 
@@ -182,7 +182,7 @@ def test_a_sampled_text_is_the_same_alone_and_beside_others_in_any_row(
     drafter = make_drafter(method, llama.target, llama.stranger)
 
     for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0, 1]):
-        shuffled = [requests()[i] for i in order]
+        shuffled = [requests(12)[i] for i in order]
         results = decode(llama.target, drafter, shuffled, k=k, sampling=WARM)
         assert_texts(results, [tuple(alone[i]) for i in order])
 

@@ -41,10 +41,9 @@ class Device(NamedTuple):
     state: State
 
     def run(self, drafter: Drafter, sampling: Sampling, k: int) -> None:
-        """One round, watched; the first one, unwatched, makes the caches as warm-up does."""
+        """One round, watched."""
         for runner in (self.target, self.draft):
             runner.allocate(3, SPAN)
-        run_round(self.target, drafter, self.state, Sampler(sampling), k=k, span=SPAN)
         with HostWatch():
             run_round(self.target, drafter, self.state, Sampler(sampling), k=k, span=SPAN)
 

@@ -9,10 +9,19 @@ import transformers
 from torch import Tensor
 
 from specbench.decoding.attention import causal_mask
+from specbench.decoding.decoder import Request
 from specbench.decoding.runner import StockRunner, refuse_unsupported
 from specbench.decoding.slot_cache import SlotCache
 from specbench.errors import ModelError
-from tests.decoding.models import build, plain_logits, random_prompt, tiny_llama
+from tests.decoding.lossless import assert_texts, decode, make_drafter
+from tests.decoding.models import (
+    ARCHITECTURES,
+    build,
+    generated,
+    plain_logits,
+    random_prompt,
+    tiny_llama,
+)
 
 TOKENS_1T = torch.tensor([random_prompt(12, seed=1)])
 
@@ -166,6 +175,38 @@ def test_rope_that_depends_on_the_current_length_is_refused() -> None:
 
     with pytest.raises(ModelError, match="rope_type dynamic"):
         StockRunner(model)
+
+
+def test_rope_that_depends_on_the_current_length_is_found_in_one_kind_of_layer_too() -> None:
+    config = ARCHITECTURES["Gemma3 + window"]()
+    config.rope_parameters["full_attention"] = {
+        "rope_type": "dynamic",
+        "factor": 2.0,
+        "rope_theta": 10_000.0,
+    }
+
+    with pytest.raises(ModelError, match="rope_type dynamic"):
+        StockRunner(build(config))
+
+
+def test_longrope_is_used_up_to_the_length_at_which_it_changes() -> None:
+    config = ARCHITECTURES["Phi3"]()
+    config.original_max_position_embeddings = 32
+    config.rope_parameters = {
+        "rope_type": "longrope",
+        "rope_theta": 10_000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+    }
+    model = build(config)
+    text = generated(model, random_prompt(20, seed=3), 12)
+    target = StockRunner(model)
+    drafter = make_drafter("draft_model", target, StockRunner(model))
+    request = Request(prompt_ids=random_prompt(20, seed=3), max_new_tokens=12)
+
+    # The drafts of the last round would reach past 32 and turn the frequencies.
+    assert target.max_position == 32
+    assert_texts(decode(target, drafter, [request], k=8), [text])
 
 
 def test_an_unknown_kind_of_layer_is_refused_with_what_is_known() -> None:

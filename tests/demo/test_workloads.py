@@ -36,7 +36,7 @@ def test_prompts_and_ids_are_different(register: str) -> None:
 
 @pytest.mark.parametrize("register", REGISTERS)
 def test_no_prompt_is_among_a_sample_of_the_training_conversations(register: str) -> None:
-    trained = training_conversations(SEED, 0, {register: 1500})
+    trained = training_conversations(SEED, 0, 1500, (register,))
     seen = {conversation.turns[0][0] for conversation in trained}
     assert len(seen) > 1000
     assert not seen & {line["turns"][0] for line in lines(register)}

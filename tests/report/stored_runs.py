@@ -50,9 +50,14 @@ class Wish:
     throttled_k: int | None = None  # the cells of this K are invalid (GPU only)
 
 
-def stored_run(wish: Wish | None = None) -> StoredRun:
-    """A run as `load_run` gives it; every winner of `draft` is confirmed where it can be."""
-    wish = wish or Wish()
+SMALL = Wish(ks=(0, 1, 2, 4), workloads=("code", "creative"), num_prompts=6)
+BROKEN = FailureRecord(
+    pairing="demo/broken", workload="", stage="load", reason="no such folder: models/broken"
+)
+
+
+def stored_run(wish: Wish) -> StoredRun:
+    """A run as `load_run` gives it; every K of `draft` was measured again on fresh repeats."""
     blocks = list(_blocks(wish, "explore", wish.ks, first_repeat=0))
     if wish.is_complete and "draft" in wish.drafters:
         good = replace(wish, drafters=("draft",))
@@ -100,7 +105,7 @@ def renamed(stored: StoredRun, old: str, new: str) -> StoredRun:
             key,
             **{
                 name: getattr(key, name).replace(old, new)
-                for name in ("pairing", "target", "drafter", "workload", "method")
+                for name in ("pairing", "target", "drafter", "workload")
             },
         )
 

@@ -118,8 +118,10 @@ def test_a_round_cut_short_by_eos_breaks_nothing(steady):
     assert judge_cell(with_first(cut, output_ids=tuple(range(12)))) == ()
 
 
-def test_output_tokens_are_prefills_one_and_what_rounds_emitted(steady):
-    assert "output tokens are not" in only_reason(with_first(steady, output_ids=tuple(range(12))))
+@pytest.mark.parametrize("num_tokens", [12, 14])
+def test_output_tokens_are_prefills_one_and_what_rounds_emitted(steady, num_tokens):
+    wrong = with_first(steady, output_ids=tuple(range(num_tokens)))
+    assert "output tokens are not" in only_reason(wrong)
 
 
 def test_decode_time_is_the_rounds_time(steady):

@@ -1,0 +1,132 @@
+"""Two passes over a target's blocks: every cell, then the winners again on fresh repeats."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.floors import measure_floors
+from specbench.bench.plan import Block, Cell, TargetPlan, confirm_block
+from specbench.bench.race import PROMPTS_BEFORE, hopeless
+from specbench.bench.session import Session
+from specbench.bench.watch import Watch
+from specbench.engines.engine import Engine
+from specbench.metrics.cell import gather_cells
+from specbench.pairing.recommend import by_question, choose
+from specbench.records import BlockRecord, CellKey, CellSummary
+from specbench.stats.summary import summarise
+from specbench.store import RunWriter, load_run
+
+
+class Passes:
+    """Runs the blocks that are not stored yet, as far as the deadline lets.
+
+    `usable` are the ids of the cells whose drafters are loaded. What is decided on the way -
+    which K left the race, what is precise enough - follows from stored blocks alone, so a
+    resumed run decides the same.
+    """
+
+    def __init__(
+        self,
+        plan: TargetPlan,
+        writer: RunWriter,
+        watch: Watch,
+        deadline: Deadline,
+        usable: frozenset[str],
+    ) -> None:
+        self._plan = plan
+        self._writer = writer
+        self._watch = watch
+        self._deadline = deadline
+        self._usable = usable
+        self._precise: set[CellKey] = set()  # questions known well enough, by their K = 0
+        self._out_of_race: dict[CellKey, frozenset[str]] = {}  # likewise
+
+    def explore(self, session: Session, engine: Engine) -> None:
+        """Every cell, block by block."""
+        total = sum(1 for _ in self._plan.explore_blocks())
+        for done, block in enumerate(self._explored()):
+            self._watch.stage(f"{block.target}: {block.workload}")
+            if block.id not in self._writer.finished_blocks:
+                if self._deadline.is_over("explore") or self._is_precise(block):
+                    continue
+                record = session.run_block(block)
+                for cost in measure_floors(engine, block.cells, record):
+                    self._writer.append(cost)
+            self._watch.advance(done + 1, total, self._deadline.seconds_left("explore"))
+
+    def confirm(self, session: Session) -> None:
+        """Every winner and K = 0 beside it: the best of many is biased upward."""
+        summaries = self._summaries(self._plan.all_cells, self._stored_blocks())
+        winners = [choose(group).to_confirm for group in by_question(summaries)]
+        chosen = frozenset(key.id for key in winners if key is not None) & self._usable
+        # Repeats past all planned ones are fresh, and the same ones in every session.
+        blocks = [
+            confirm_block(
+                block,
+                (block.cells[0], *_only(block, chosen).cells),
+                self._plan.repeats(block.cells[0].key.temperature),
+            )
+            for block in self._explored()
+            if block.id in self._writer.finished_blocks and _only(block, chosen).cells
+        ]
+        for done, block in enumerate(blocks):
+            self._watch.stage(f"{block.target}: {block.workload}, the winners again")
+            if block.id not in self._writer.finished_blocks:
+                if self._deadline.is_over("confirm"):
+                    continue
+                session.run_block(block)
+            self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
+
+    def _explored(self) -> Iterator[Block]:
+        """The blocks of the first pass with the cells that can run and are in the race."""
+        num_begun: dict[CellKey, int] = {}
+        for planned in self._plan.explore_blocks():
+            block = _only(planned, self._usable)
+            question = block.cells[0].key
+            num_begun[question] = num_begun.get(question, 0) + 1
+            if self._plan.settings.budget_s is not None and num_begun[question] > PROMPTS_BEFORE:
+                block = _only(block, self._usable - self._losers(block))
+            yield block
+
+    def _losers(self, block: Block) -> frozenset[str]:
+        """The cells of the block's question that its first prompts showed to be hopeless."""
+        question = block.cells[0].key
+        if question not in self._out_of_race:
+            first = [b for b in self._stored_blocks() if question.id in b.order][:PROMPTS_BEFORE]
+            if len(first) < PROMPTS_BEFORE:
+                return frozenset()
+            self._out_of_race[question] = hopeless(self._summaries(block.cells, first))
+        return self._out_of_race[question]
+
+    def _is_precise(self, block: Block) -> bool:
+        """Whether the best K of every pairing of the block's question is known well enough."""
+        precision, question = self._plan.settings.precision, block.cells[0].key
+        if precision is None or question in self._precise:
+            return precision is not None
+        summaries = self._summaries(block.cells, self._stored_blocks())
+        leaders = [choose(group).leader for group in by_question(summaries)]
+        if leaders and all(_half_width(leader) <= precision for leader in leaders):
+            self._precise.add(question)
+        return question in self._precise
+
+    def _summaries(
+        self, cells: Sequence[Cell], blocks: Sequence[BlockRecord]
+    ) -> tuple[CellSummary, ...]:
+        return summarise(gather_cells([cell.key for cell in cells], blocks))
+
+    def _stored_blocks(self) -> tuple[BlockRecord, ...]:
+        return load_run(self._writer.folder, self._writer.folder.parent).blocks
+
+
+def _only(block: Block, ids: frozenset[str]) -> Block:
+    """The block with those of its cells that have one of the ids."""
+    return replace(block, cells=tuple(cell for cell in block.cells if cell.key.id in ids))
+
+
+def _half_width(cell: CellSummary | None) -> float:
+    """Relative half-width of the speed-up's interval; infinite while there is none."""
+    if cell is None or cell.speedup is None or cell.speedup.low is None:
+        return math.inf
+    assert cell.speedup.high is not None
+    return (cell.speedup.high - cell.speedup.low) / 2 / cell.speedup.estimate

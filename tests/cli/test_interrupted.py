@@ -1,0 +1,110 @@
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from specbench.cli import listing as specbench_listing
+from specbench.store import load_run
+from tests.cli.calls import specbench
+from tests.cli.conftest import SMALL
+from tests.cli.sessions import session
+
+PATIENCE_S = 300.0  # a busy machine is slow; a quiet one needs a second
+
+
+def wait_for_blocks(root, num_blocks, process):
+    """The folder of the only run under `root`, once it holds so many blocks."""
+    patience_ends_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < patience_ends_s:
+        assert process.is_alive()
+        for records in root.glob("*/records.jsonl"):
+            if records.read_bytes().count(b'{"type":"block"') >= num_blocks:
+                return records.parent
+        time.sleep(0.01)
+    raise AssertionError("no block in time")
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_done_exits_130_and_says_how_to_go_on(tiny, tmp_path):
+    out = tmp_path / "my runs"
+    arguments = ("run", "tiny", "-w", "prompts.jsonl", "-k", "1,2,4", *SMALL, "--out", str(out))
+    with session(*arguments, cwd=tiny) as running:
+        folder = wait_for_blocks(out, 2, running.process)
+        os.kill(running.process.pid, signal.SIGINT)
+        running.process.join(PATIENCE_S)
+        assert running.process.exitcode == 130
+    err = running.err.read_text()
+    assert "Traceback" not in err
+    assert running.out.read_text() == ""
+
+    before = load_run(folder, out)
+    assert len(before.blocks) >= 2
+    assert not before.is_complete
+    (command,) = re.findall(r"Go on with: specbench (.*)$", err, re.MULTILINE)
+    resumed = specbench(*shlex.split(command), cwd=tiny)
+    assert resumed.code == 0
+    after = load_run(folder, out)
+    assert after.is_complete
+    assert after.blocks[: len(before.blocks)] == before.blocks
+    planned = {block.prompt_id for block in after.blocks if block.purpose == "explore"}
+    assert planned == {f"p{i}" for i in range(6)}
+
+
+class TestResume:
+    """`--resume` without a value means the newest run; with a run or a folder, that one."""
+
+    @pytest.fixture
+    def root(self, tiny, finished, tmp_path):
+        assert finished.code == 0
+        (name,) = re.findall(r"^run (\S+)$", finished.err, re.MULTILINE)
+        folder = tmp_path / name
+        folder.mkdir()
+        lines = (tiny / "reports" / name / "records.jsonl").read_bytes().splitlines(True)
+        (folder / "records.jsonl").write_bytes(b"".join(lines[:-1]))  # all but its last word
+        (folder / "run.json").write_bytes((tiny / "reports" / name / "run.json").read_bytes())
+        assert not load_run(folder, tmp_path).is_complete
+        return tmp_path
+
+    @pytest.mark.parametrize("how", ["alone", "before another option", "latest", "id", "folder"])
+    def test_it_goes_on(self, how, root, tiny):
+        (folder,) = root.iterdir()
+        resume = {
+            "alone": ["--out", str(root), "--resume"],
+            "before another option": ["--resume", "--out", str(root)],
+            "latest": ["--out", str(root), "--resume", "latest"],
+            "id": ["--out", str(root), "--resume", folder.name],
+            "folder": ["--resume", str(folder)],
+        }[how]
+        ran = specbench("run", *resume, cwd=tiny)
+        assert ran.code == 0
+        assert f"run {folder.name}\n" in ran.err
+        assert load_run(folder, root).is_complete
+        assert [path.name for path in root.iterdir()] == [folder.name]
+
+
+def test_a_bug_is_a_traceback_and_exit_code_70(tmp_path, monkeypatch):
+    def broken(_out):
+        raise RuntimeError("two and two are five")
+
+    monkeypatch.setattr(specbench_listing, "_runs", broken)
+    ran = specbench("list", "runs", cwd=tmp_path)
+    assert ran.code == 70
+    assert "Traceback (most recent call last)" in ran.err
+    assert "RuntimeError: two and two are five" in ran.err
+    assert ran.err.endswith("this is a bug in specbench; please report the lines above\n")
+
+
+def test_a_reader_that_goes_away_is_not_a_bug(tmp_path):
+    command = [sys.executable, "-m", "specbench", "list", "metrics"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        process.stdout.close()
+        err = process.stderr.read()
+    assert err == ""
+    assert process.returncode != 70

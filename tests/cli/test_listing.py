@@ -1,0 +1,117 @@
+import json
+
+import pytest
+
+from tests.cli.calls import specbench
+
+KINDS = ("pairings", "workloads", "drafters", "metrics", "runs")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_listed_for_people_within_80_columns(kind, tiny, finished):
+    assert finished.code == 0
+    ran = specbench("list", kind, cwd=tiny)
+    assert (ran.code, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_listed_for_machines(kind, tiny, finished):
+    assert finished.code == 0
+    ran = specbench("list", kind, "--json", cwd=tiny)
+    assert (ran.code, ran.err) == (0, "")
+    rows = json.loads(ran.out)
+    assert rows
+    assert all(row.keys() == rows[0].keys() for row in rows)
+
+
+def test_pairings_are_those_of_the_working_folder(tiny):
+    rows = json.loads(specbench("list", "pairings", "--json", cwd=tiny).out)
+    assert [(row["pairing"], row["method"], row["draft"]) for row in rows] == [
+        ("tiny/draft", "draft_model", "./draft"),
+        ("tiny/ngram", "ngram", None),
+    ]
+
+
+def test_drafters_are_listed_with_their_parameters(tmp_path):
+    rows = json.loads(specbench("list", "drafters", "--json", cwd=tmp_path).out)
+    ngram = next(row for row in rows if row["method"] == "ngram")
+    assert ngram["parameters"] == {"max_ngram": 3, "min_ngram": 1}
+    assert ngram["needs_model"] is False
+
+
+def test_runs_say_how_far_they_came(tiny, finished):
+    assert finished.code == 0
+    rows = json.loads(specbench("list", "runs", "--json", cwd=tiny).out)
+    assert rows[0]["state"] == "complete"
+    assert rows[0]["blocks"] >= 6
+    assert rows[0]["workloads"] == ["prompts.jsonl"]
+
+
+def test_no_runs_are_none(tmp_path):
+    assert specbench("list", "runs", cwd=tmp_path).out == "none\n"
+    assert specbench("list", "runs", "--json", cwd=tmp_path).out == "[]\n"
+
+
+def test_a_damaged_run_is_listed_with_what_is_wrong(tmp_path):
+    folder = tmp_path / "reports" / "a-run"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (row,) = json.loads(specbench("list", "runs", "--json", cwd=tmp_path).out)
+    assert "damaged" in row["state"]
+
+
+def test_doctor_checks_the_pairings_of_this_folder(tiny):
+    ran = specbench("doctor", "--json", cwd=tiny)
+    assert (ran.code, ran.err) == (0, "")
+    document = json.loads(ran.out)
+    assert document["free_gib"] > 0
+    assert {"torch", "transformers"} <= document["packages"].keys()
+    assert [(row["pairing"], row["ready"], row["problems"]) for row in document["pairings"]] == [
+        ("tiny/draft", True, []),
+        ("tiny/ngram", True, []),
+    ]
+
+
+def test_doctor_says_what_is_missing(tiny, tmp_path):
+    tokenizer = json.loads((tiny / "draft" / "tokenizer.json").read_text())
+    for name in ("target", "draft"):
+        (tmp_path / name).mkdir()
+        for file in (tiny / name).iterdir():
+            (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["[/b]"] = vocab.pop("A")
+    (tmp_path / "draft" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "pairings.yaml").write_text(
+        """\
+targets:
+  tiny:
+    model: ./target
+    needs_gib: 900000
+    drafters:
+      draft: {method: draft_model, model: ./draft, needs_gib: 1}
+      far: {method: draft_model, model: owner/far-away, quantization: int4}
+      head: {method: eagle3, model: owner/head}
+      ngram: {method: ngram}
+"""
+    )
+    ran = specbench("doctor", "--json", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    problems = {row["pairing"]: row["problems"] for row in json.loads(ran.out)["pairings"]}
+    assert problems["tiny/draft"][0] == "needs 900001 GiB for weights alone"
+    assert "cannot draft for" in problems["tiny/draft"][1]
+    assert problems["tiny/far"] == ["quantization is not in this version", "not downloaded"]
+    assert problems["tiny/head"] == ["method eagle3 is not in this version", "not downloaded"]
+    assert problems["tiny/ngram"] == ["needs 900000 GiB for weights alone"]
+
+    # Brackets in a token are no markup, and the table fits.
+    text = specbench("doctor", cwd=tmp_path)
+    assert text.code == 0
+    assert "[/b]" in text.out.replace("\n", "").replace(" ", "")
+    assert max(map(len, text.out.splitlines())) <= 80
+    assert text.out.endswith("0 of 4 pairings can run on this machine.\n")
+
+
+def test_doctor_of_one_pairing_looks_at_that_alone(tiny):
+    document = json.loads(specbench("doctor", "tiny/ngram", "--json", cwd=tiny).out)
+    assert [row["pairing"] for row in document["pairings"]] == ["tiny/ngram"]

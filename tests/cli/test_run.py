@@ -1,0 +1,201 @@
+import json
+import re
+import subprocess
+import sys
+
+import jsonschema
+import pytest
+
+from specbench.cli.progress import ProgressWatch
+from specbench.shipped import PACKAGE
+from specbench.store import load_run
+from tests.cli.calls import specbench
+from tests.cli.conftest import SMALL
+
+ESCAPE = "\x1b"
+
+
+def run_folder(ran, tiny):
+    (run_id,) = re.findall(r"^run (\S+)$", ran.err, re.MULTILINE)
+    return tiny / "reports" / run_id
+
+
+def test_the_answer_is_the_last_thing_on_stdout(finished):
+    assert finished.code == 0
+    *_, first, second = finished.out.splitlines()[-3:]
+    assert re.match(r"prompts\.jsonl: ", finished.out.split("\n\n")[-1])
+    assert re.match(r"(prompts\.jsonl: |  tiny/)", first)
+    assert re.match(r"  tiny/(draft|ngram): .*([\d.]+x|not shown)", second)
+
+
+def test_the_reports_are_written_and_their_paths_told(finished, tiny):
+    folder = run_folder(finished, tiny)
+    told = re.findall(r"^report: (.*)$", finished.out, re.MULTILINE)
+    assert [tiny / path for path in told] == [
+        folder / name for name in ("report.html", "report.md", "cells.csv")
+    ]
+    assert all((tiny / path).stat().st_size > 100 for path in told)
+
+
+def test_the_tables_fit_80_columns(finished):
+    tables, _, _ = finished.out.partition("report: ")
+    assert len(tables.splitlines()) > 5
+    assert max(map(len, tables.splitlines())) <= 80
+
+
+def test_progress_is_on_stderr_and_one_line_a_stage_in_a_log(finished):
+    lines = finished.err.splitlines()
+    assert lines[0] == "starting"
+    assert "tiny: loading" in lines
+    assert len(lines) == len(set(lines))
+
+
+def test_what_is_piped_has_no_escape_codes(finished):
+    assert ESCAPE not in finished.out + finished.err
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_no_color_is_respected_on_a_terminal(finished, tiny, monkeypatch, no_color):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", no_color)
+    ran = specbench("report", run_folder(finished, tiny), cwd=tiny)
+    assert (ESCAPE in ran.out) is (no_color == "")
+
+
+def test_report_prints_the_same_answer_again(finished, tiny):
+    again = specbench("report", run_folder(finished, tiny).name, cwd=tiny)
+    assert again.code == 0
+    assert again.out == finished.out
+
+
+def test_report_of_chosen_formats_writes_those_only(finished, tiny):
+    folder = run_folder(finished, tiny)
+    for name in ("report.html", "report.md", "cells.csv"):
+        (folder / name).unlink()
+    ran = specbench("report", folder.name, "--format", "md, csv", cwd=tiny)
+    assert ran.code == 0
+    assert sorted(path.name for path in folder.glob("*.*") if path.suffix != ".jsonl") == [
+        "cells.csv",
+        "report.md",
+        "run.json",
+    ]
+
+
+def test_several_runs_are_reported_together(finished, tiny):
+    name = run_folder(finished, tiny).name
+    ran = specbench("report", name, name, "--json", cwd=tiny)
+    assert [document["run_id"] for document in json.loads(ran.out)] == [name, name]
+
+
+@pytest.fixture(scope="module")
+def as_json(tiny):
+    """`specbench sweep-k --json` with a greedy and a sampled setting."""
+    sizes = ("--prompts", "2", "--max-new-tokens", "8", "--threads", "1", "--device", "cpu")
+    arguments = ("tiny/draft", "-w", "talk.jsonl", "-k", "0..2", "--temperature", "0,1")
+    return specbench("sweep-k", *arguments, *sizes, "--json", cwd=tiny)
+
+
+def test_json_is_one_document_with_progress_on_stderr(as_json):
+    document = json.loads(as_json.out)
+    assert as_json.code == 0
+    assert "tiny: talk.jsonl" in as_json.err
+    assert {cell["num_speculative_tokens"] for cell in document["cells"]} == {0, 1, 2}
+    assert {cell["temperature"] for cell in document["cells"]} == {0, 1}
+    assert {decision["workload"] for decision in document["decisions"]} == {"talk.jsonl"}
+
+
+def test_json_keeps_to_its_schema(as_json):
+    schema = json.loads((PACKAGE / "report" / "schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(json.loads(as_json.out))
+
+
+def test_json_goes_through_a_pipe(as_json):
+    tool = [sys.executable, "-m", "json.tool"]
+    done = subprocess.run(tool, input=as_json.out, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_json_is_what_report_prints_too(as_json, tiny):
+    run_id = json.loads(as_json.out)["run_id"]
+    assert specbench("report", run_id, "--json", cwd=tiny).out == as_json.out
+
+
+def test_k_0_is_one_cell_per_target_without_drafter_and_method(as_json):
+    cells = json.loads(as_json.out)["cells"]
+    (base, sampled) = [cell for cell in cells if cell["num_speculative_tokens"] == 0]
+    for cell in (base, sampled):
+        assert (cell["drafter"], cell["method"], cell["pairing"]) == ("none", "none", "tiny")
+        assert cell["speedup"] is None
+
+
+@pytest.mark.parametrize("command", ["run", "sweep-k"])
+def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path):
+    arguments = ("tiny", "-w", "prompts.jsonl,talk.jsonl", "--temperature", "0,1")
+    ran = specbench(command, *arguments, "--out", tmp_path / "out", "--dry-run", cwd=tiny)
+    assert (ran.code, ran.err) == (0, "")
+    assert max(map(len, ran.out.splitlines())) <= 80
+    # 2 workloads, 2 temperatures, 2 drafters: K = 0 once for both drafters.
+    num_ks = 1 if command == "run" else 8
+    assert ran.out.endswith(f"{2 * 2 * (1 + 2 * num_ks)} cells. Nothing was measured.\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_under_a_budget_says_that_it_may_end_earlier(tiny):
+    ran = specbench("run", "-w", "prompts.jsonl", "--budget", "3m", "--dry-run", cwd=tiny)
+    assert "cells at most; the budget or the precision ends it earlier." in ran.out.replace(
+        "\n", " "
+    )
+
+
+def test_a_dry_run_in_json_lists_the_cells(tiny):
+    ran = specbench("run", "tiny", "-k", "0,3", "-w", "talk.jsonl", "--dry-run", "--json", cwd=tiny)
+    cells = json.loads(ran.out)["cells"]
+    assert [(cell["pairing"], cell["num_speculative_tokens"]) for cell in cells] == [
+        ("tiny", 0),
+        ("tiny/draft", 3),
+        ("tiny/ngram", 3),
+    ]
+    assert {(cell["num_prompts"], cell["num_repeats"]) for cell in cells} == {(2, 1)}
+
+
+def test_k_0_alone_says_that_nothing_else_was_measured(tiny, tmp_path):
+    ran = specbench(
+        "run", "tiny/ngram", "-k", "0", "-w", "talk.jsonl", *SMALL, "--out", tmp_path, cwd=tiny
+    )
+    assert ran.code == 0
+    assert ran.out.splitlines()[-1].startswith("talk.jsonl: only K=0 was measured")
+
+
+def test_a_pairing_that_cannot_run_is_told_and_exits_4(tiny, tmp_path):
+    pairings = (tiny / "pairings.yaml").read_text() + "      head: {method: eagle3, model: o/h}\n"
+    (tiny / "more.yaml").write_text(pairings)
+    ran = specbench(
+        *("run", "tiny/head", "tiny/ngram", "--pairings", "more.yaml", "-w", "talk.jsonl"),
+        *("-k", "2", *SMALL, "--out", tmp_path),
+        cwd=tiny,
+    )
+    assert ran.code == 4
+    assert "warning: tiny/head: the built-in decoder has no method 'eagle3' in this" in ran.err
+    assert "eagle3" in ran.out
+    assert "tiny/ngram" in ran.out.splitlines()[-1] or "talk.jsonl" in ran.out.splitlines()[-1]
+    (run,) = [load_run(path, tmp_path) for path in tmp_path.iterdir()]
+    assert [failure.pairing for failure in run.failures] == ["tiny/head"]
+
+
+def test_requests_that_failed_exit_4(tiny, tmp_path):
+    arguments = ("run", "tiny/ngram", "-w", "long.jsonl", "-k", "1", *SMALL, "--out", tmp_path)
+    text = "x" * 400
+    (tiny / "long.jsonl").write_text(f'{{"prompt": "{text}"}}\n{{"prompt": "short"}}\n')
+    ran = specbench(*arguments, cwd=tiny)
+    assert ran.code == 4
+    assert "requests failed" in ran.out
+
+
+def test_markup_in_a_warning_is_printed_as_it_is(capsys):
+    with ProgressWatch() as watch:
+        watch.warn("id 3: '[/INST]' against '[b]'")
+        watch.stage("a[/b].jsonl")
+    err = capsys.readouterr().err
+    assert "warning: id 3: '[/INST]' against '[b]'" in err
+    assert "a[/b].jsonl" in err

@@ -1,0 +1,121 @@
+import pytest
+
+from specbench.cli.values import parse_ks, parse_precision, parse_seconds, parse_temperatures
+from specbench.errors import UsageError
+from tests.cli.calls import specbench
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-k", "x"], "-k 'x': expected a number, a range or a list: 4, 0..8, 1,2,4"),
+        (["-k", "8..1"], "-k '8..1': K rises from 0 to 64 at most"),
+        (["-k", "65"], "K rises from 0 to 64 at most"),
+        (["-k", "99999"], "expected a number, a range or a list"),
+        (["-k", ""], "-k '': expected a number"),
+        (["-k", "-1"], "-k '-1': expected a number"),
+        (["-k", "1.5"], "-k '1.5': expected a number"),
+        (["--temperature", "hot"], "--temperature 'hot': expected numbers such as 0 or 0,1"),
+        (["--temperature", "-1"], "0 (greedy) to 100 is allowed"),
+        (["--temperature", "nan"], "0 (greedy) to 100 is allowed"),
+        (["--temperature", "inf"], "0 (greedy) to 100 is allowed"),
+        (["--temperature", ""], "--temperature '': expected numbers"),
+        (["--budget", "soon"], "--budget 'soon': expected a time such as 90s, 3m or 1h"),
+        (["--budget", "0"], "--budget '0': expected a time"),
+        (["--budget", ""], "--budget '': expected a time"),
+        (["--budget", "-3m"], "--budget '-3m': expected a time"),
+        (["--precision", "200%"], "--precision '200%': expected a share such as 2% or 0.02"),
+        (["--precision", "0"], "expected a share such as 2% or 0.02"),
+        (["--precision", ""], "--precision '': expected a share"),
+        (["--device", "gpu"], "--device 'gpu': allowed are auto, cpu, cuda and cuda:N"),
+        (["--device", "cuda:99"], "--device cuda:99: this machine has"),
+        (["--dtype", "fp16"], "--dtype 'fp16': allowed are float32, bfloat16, float16, float64"),
+        (["--top-p", "0"], "--top-p 0 leaves no token; above 0 and up to 1 is allowed"),
+        (["tinny"], "no pairing 'tinny' in pairings.yaml, did you mean 'tiny'?"),
+        (["tiny/drafft"], "did you mean 'tiny/draft'?; `specbench list pairings` shows them all"),
+        (["-w", "chatt"], "no workload 'chatt', did you mean 'chat'?; there are: "),
+        (["-w", ""], "no workload ''"),
+        (["--resume", "no-such-run"], "no run 'no-such-run' in reports; runs there: none yet"),
+        (["--resume"], "no run 'latest' in reports; runs there: none yet"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("command", ["run", "sweep-k"])
+def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says, tiny, tmp_path):
+    (tmp_path / "pairings.yaml").write_text((tiny / "pairings.yaml").read_text())
+    for name in ("target", "draft"):
+        (tmp_path / name).symlink_to(tiny / name)
+    ran = specbench(command, *arguments, cwd=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.splitlines()[-1].startswith("error: ")
+    assert says in ran.err
+    assert not (tmp_path / "reports").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--prompts", "0"], "--prompts"),
+        (["run", "--prompts", "many"], "--prompts"),
+        (["run", "--max-new-tokens", "1"], "--max-new-tokens"),
+        (["run", "--repeats", "0"], "--repeats"),
+        (["run", "--threads", "0"], "--threads"),
+        (["run", "--seed", "-1"], "--seed"),
+        (["run", "--top-k", "-1"], "--top-k"),
+        (["run", "--top-p", "1.5"], "--top-p"),
+        (["run", "--no-such-option"], "--no-such-option"),
+        (["list", "models"], "'pairings', 'workloads', 'drafters', 'metrics'"),
+        (["list"], "Missing argument"),
+        (["walk"], "walk"),
+        (["report", "no-such-run"], "no run 'no-such-run' in reports; runs there: none yet"),
+        (["report"], "no run 'latest' in reports; runs there: none yet"),
+        (["report", "../etc"], "no run '../etc' in reports"),
+        (["report", "--format", "pdf"], "--format 'pdf': allowed are html, md, csv"),
+        (["doctor", "nobody"], "no pairing 'nobody'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_other_commands_and_options_refuse_alike(arguments, says, empty_folder):
+    ran = specbench(*arguments, cwd=empty_folder)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("text", "ks"),
+    [
+        ("4", (4,)),
+        ("0", (0,)),
+        ("0..8", tuple(range(9))),
+        ("4,1,2", (1, 2, 4)),
+        ("0..2,2,8", (0, 1, 2, 8)),
+        (" 1 , 3..4 ", (1, 3, 4)),
+        ("64", (64,)),
+    ],
+)
+def test_ks_are_a_number_a_range_or_a_list(text, ks):
+    assert parse_ks(text) == ks
+
+
+def test_temperatures_are_numbers_each_once():
+    assert parse_temperatures("0,1,0.7,1") == (0.0, 1.0, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("3m", 180), ("1.5h", 5400), (" 2m ", 120)]
+)
+def test_a_budget_is_a_time(text, seconds):
+    assert parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(("text", "share"), [("2%", 0.02), ("0.02", 0.02), ("0.5%", 0.005)])
+def test_a_precision_is_a_share(text, share):
+    assert parse_precision(text) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("parse", [parse_ks, parse_seconds, parse_precision, parse_temperatures])
+@pytest.mark.parametrize("text", ["", "x", "--", "1e400", "9" * 5000, "\0"])
+def test_nonsense_is_a_usage_error(parse, text):
+    with pytest.raises(UsageError):
+        parse(text)

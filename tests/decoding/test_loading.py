@@ -1,0 +1,176 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.decoding import loading
+from specbench.decoding.loading import ModelSource, eos_ids, load_model, planned_dtype
+from specbench.errors import ModelError
+from tests.decoding.models import tiny_llama
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama in float32 as save_pretrained writes it."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny_llama(eos_token_id=2).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def source(folder: Path, **changes) -> ModelSource:
+    return ModelSource(location=str(folder), **changes)
+
+
+def test_a_model_comes_ready_to_be_measured(saved):
+    loaded = load_model(source(saved), CPU)
+    assert not loaded.model.training
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    assert loaded.num_parameters == sum(p.numel() for p in loaded.model.parameters())
+    buffers = sum(b.nbytes for b in loaded.model.buffers())
+    assert loaded.weights_bytes == 4 * loaded.num_parameters + buffers
+    assert loaded.revision is None
+
+
+def test_tied_weights_take_their_memory_once(tmp_path):
+    untied, tied = tiny_llama(), tiny_llama(tie_word_embeddings=True)
+    untied.save_pretrained(tmp_path / "untied")
+    tied.save_pretrained(tmp_path / "tied")
+    sizes = [load_model(source(tmp_path / n), CPU).weights_bytes for n in ("untied", "tied")]
+    assert sizes[0] - sizes[1] == untied.lm_head.weight.nbytes
+
+
+@pytest.mark.parametrize(("asked", "got"), [("auto", "float32"), ("bfloat16", "bfloat16")])
+def test_on_a_cpu_dtype_is_float32_unless_asked_otherwise(tmp_path, asked, got):
+    tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
+    loaded = load_model(source(tmp_path, dtype=asked), CPU)
+    assert loaded.dtype == got
+    assert planned_dtype(source(tmp_path, dtype=asked), CPU) == got
+
+
+def test_on_a_gpu_dtype_is_the_checkpoints_own(tmp_path):
+    tiny_llama().to(torch.bfloat16).save_pretrained(tmp_path)
+    assert planned_dtype(source(tmp_path), CUDA) == "bfloat16"
+    assert planned_dtype(source(tmp_path, dtype="float16"), CUDA) == "float16"
+
+
+def test_pickled_weights_are_not_read(folder):
+    (folder / "model.safetensors").unlink()
+    torch.save(tiny_llama().state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="pickled weights are not read, convert them"):
+        load_model(source(folder), CPU)
+
+
+def damage(folder: Path, name: str, content: bytes | None) -> None:
+    """Write `content` in place of a file; None removes it."""
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", None),
+        ("config.json", b"{}"),
+        ("config.json", b"{"),
+        ("config.json", b'{"model_type": "no_such_model"}'),
+        ("config.json", b'{"model_type": "t5"}'),
+        ("model.safetensors", None),
+        ("model.safetensors", b""),
+        ("model.safetensors", b"\x10\0\0\0\0\0\0\0{}"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else repr(value),
+)
+def test_a_broken_model_folder_is_refused_by_name(folder, name, content):
+    damage(folder, name, content)
+    with pytest.raises(ModelError) as refused:
+        load_model(source(folder), CPU)
+    assert str(refused.value).startswith(f"{folder}: cannot be loaded: ")
+    assert "\n" not in str(refused.value)
+
+
+def test_weights_cut_off_by_a_broken_download_are_refused(folder):
+    weights = (folder / "model.safetensors").read_bytes()
+    damage(folder, "model.safetensors", weights[: len(weights) // 2])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(source(folder), CPU)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="gone: cannot be loaded"):
+        load_model(source(tmp_path / "gone"), CPU)
+    with pytest.raises(ModelError, match="gone: cannot be loaded"):
+        planned_dtype(source(tmp_path / "gone"), CUDA)
+
+
+def test_code_of_others_is_not_run_unasked(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "foreign", "auto_map": {"AutoConfig": "code.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "code.py").write_text("raise SystemExit('this code was run')")
+    with pytest.raises(ModelError, match="only if you trust its authors' code"):
+        load_model(source(folder), CPU)
+
+
+def test_quantization_arrives_later_and_says_so(saved):
+    with pytest.raises(ModelError, match="quantization int4 is not in this version"):
+        load_model(source(saved, quantization="int4"), CPU)
+
+
+def test_the_content_hash_follows_the_weights_and_nothing_else(saved, folder):
+    first = load_model(source(saved), CPU).content_sha256
+    assert len(first) == 64
+    assert load_model(source(folder), CPU).content_sha256 == first
+
+    model = tiny_llama(eos_token_id=2)
+    model.lm_head.weight.data[0, 0] += 1e-3
+    model.save_pretrained(folder)
+    assert load_model(source(folder), CPU).content_sha256 != first
+
+
+def test_a_large_checkpoint_is_known_by_its_edges(folder, monkeypatch):
+    monkeypatch.setattr(loading, "_HASHED_WHOLE", 100)
+    monkeypatch.setattr(loading, "_EDGE", 1000)
+    (folder / "small.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:10])
+
+    def hashed() -> str:
+        return loading._weights_sha256(source(folder), None)
+
+    weights = bytearray((folder / "model.safetensors").read_bytes())
+    first = hashed()
+    assert first.startswith("edges:")
+    for place, is_seen in ((500, True), (len(weights) // 2, False), (len(weights) - 500, True)):
+        changed = bytearray(weights)
+        changed[place] ^= 1
+        (folder / "model.safetensors").write_bytes(changed)
+        assert (hashed() != first) is is_seen
+
+
+def test_a_model_of_the_hub_is_known_by_its_commit():
+    one, other = (loading._weights_sha256(source(Path("owner/name")), c) for c in ("abc", "abd"))
+    assert one.startswith("commit:")
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "expected"),
+    [([1, 2], 3, (1, 2)), (1, 3, (1,)), (None, 3, (3,)), (None, [3, 4], (3, 4)), (None, None, ())],
+)
+def test_end_tokens_are_those_of_the_generation_settings_else_the_models(
+    generation, config, expected
+):
+    model = tiny_llama()
+    model.generation_config.eos_token_id = generation
+    model.config.eos_token_id = config
+    assert eos_ids(model) == expected

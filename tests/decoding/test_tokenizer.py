@@ -1,0 +1,164 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
+from specbench.errors import CompatibilityError, ModelError, WorkloadError
+from specbench.records import Message
+from tests.tiny_pair import make_tokenizer
+
+PLAIN = make_tokenizer()
+TOOLS = [{"type": "function", "function": {"name": "now", "parameters": {}}}]
+TEMPLATE = (
+    "{% if tools %}{{ tools | map(attribute='function.name') | join(',') }};{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ raise_exception('no tools, please') }}{% endif %}"
+    "{{ m.role }}={{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<{{ c.name }}>{% endfor %};"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'thinking' if think else 'answer' }}={% endif %}"
+)
+
+
+def load(folder: Path) -> Tokenizer:
+    return Tokenizer(str(folder), revision=None, trust_remote_code=False)
+
+
+def write(folder: Path, *, template: str | None = TEMPLATE) -> Tokenizer:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return load(folder)
+
+
+def rewrite(folder: Path, change) -> Tokenizer:
+    """The tokenizer after `change` was made to the contents of tokenizer.json."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    change(content)
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    return load(folder)
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Tokenizer:
+    return write(tmp_path)
+
+
+def said(role: str, content: str, **extra) -> Message:
+    return Message(role=role, content=content, extra=extra)
+
+
+def test_the_model_sees_what_its_template_makes_of_all_turns(tokenizer):
+    messages = [said("system", "S"), said("user", "A"), said("assistant", "B"), said("user", "C")]
+    ids = tokenizer.prompt_ids(messages)
+    assert PLAIN.decode(ids) == "system=S;user=A;assistant=B;user=C;answer="
+
+
+def test_tools_arguments_and_further_fields_reach_the_template(tokenizer):
+    messages = [said("user", "A"), said("assistant", "", tool_calls=[{"name": "now"}])]
+    ids = tokenizer.prompt_ids(messages, TOOLS, {"think": True})
+    assert PLAIN.decode(ids) == "now;user=A;assistant=<now>;thinking="
+
+
+def test_what_the_template_refuses_is_a_workload_error_with_its_reason(tokenizer):
+    with pytest.raises(WorkloadError, match="refuses the conversation: no tools, please"):
+        tokenizer.prompt_ids([said("user", "A"), said("tool", "12:00")])
+
+
+@pytest.mark.parametrize("arguments", [{"return_dict": False}, {"tokenize": False}])
+def test_template_arguments_that_the_program_needs_itself_are_refused(tokenizer, arguments):
+    with pytest.raises(WorkloadError, match="refuses the conversation"):
+        tokenizer.prompt_ids([said("user", "A")], template_args=arguments)
+
+
+def test_a_broken_template_is_a_workload_error(tmp_path):
+    tokenizer = write(tmp_path, template="{{ messages[0].content.nothing.there }}")
+    with pytest.raises(WorkloadError, match="refuses the conversation"):
+        tokenizer.prompt_ids([said("user", "A")])
+
+
+def test_without_a_template_the_text_itself_is_the_prompt(tmp_path):
+    tokenizer = write(tmp_path, template=None)
+    ids = tokenizer.prompt_ids([said("system", "Be kind."), said("user", "Hello")])
+    assert PLAIN.decode(ids) == "Be kind.\n\nHello"
+
+
+def test_text_leaves_special_tokens_out(tokenizer):
+    ids = PLAIN("Hello<|im_end|>")["input_ids"]
+    assert tokenizer.text(ids) == "Hello"
+
+
+def test_the_hash_follows_the_template_and_the_vocabulary(tmp_path):
+    hashes = {write(tmp_path / "a").sha256, write(tmp_path / "b", template="{{ 1 }}").sha256}
+    assert write(tmp_path / "c").sha256 in hashes
+
+    def swap(content):
+        vocab = content["model"]["vocab"]
+        vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+
+    hashes.add(rewrite(tmp_path / "c", swap).sha256)
+    assert len(hashes) == 3
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{", b"{}", b'{"model": 3}'], ids=lambda value: repr(value)
+)
+def test_a_broken_or_missing_tokenizer_is_a_model_error(tmp_path, content):
+    write(tmp_path)
+    if content is None:
+        for file in tmp_path.iterdir():
+            file.unlink()
+    else:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ModelError, match="its tokenizer cannot be loaded"):
+        load(tmp_path)
+
+
+def test_equal_vocabularies_fit_whatever_their_templates(tmp_path):
+    one, other = write(tmp_path / "one"), write(tmp_path / "other", template=None)
+    assert require_same_vocabulary(one, other) == ()
+
+
+def test_another_token_under_an_id_does_not_fit_and_the_first_three_are_shown(tmp_path):
+    def shift(content):
+        vocab = content["model"]["vocab"]
+        a, b, c, d = (vocab[letter] for letter in "ABCD")
+        vocab.update({"A": b, "B": c, "C": d, "D": a})
+
+    target = write(tmp_path / "target")
+    write(tmp_path / "draft")
+    draft = rewrite(tmp_path / "draft", shift)
+    a = target.ids_by_token["A"]
+    with pytest.raises(CompatibilityError) as refused:
+        require_same_vocabulary(target, draft)
+    text = str(refused.value)
+    assert "4 token ids mean something else" in text
+    assert f"({a}: 'A' against 'D', {a + 1}: 'B' against 'A', {a + 2}: 'C' against 'B')" in text
+    assert "or a method without a draft model (ngram)" in text
+
+
+def test_a_token_that_one_of_the_two_lacks_does_not_fit(tmp_path):
+    target = write(tmp_path / "target")
+    write(tmp_path / "draft")
+    draft = rewrite(tmp_path / "draft", lambda content: content["model"]["vocab"].pop("A"))
+    for pair in ((target, draft), (draft, target)):
+        with pytest.raises(CompatibilityError, match="1 token ids mean something else"):
+            require_same_vocabulary(*pair)
+
+
+def test_special_tokens_of_other_names_fit_and_are_told(tmp_path):
+    def rename(content):
+        vocab = content["model"]["vocab"]
+        vocab["<|turn|>"] = vocab.pop("<|im_end|>")
+        for token in content["added_tokens"]:
+            if token["content"] == "<|im_end|>":
+                token["content"] = "<|turn|>"
+
+    target = write(tmp_path / "target")
+    write(tmp_path / "draft")
+    config = json.loads((tmp_path / "draft" / "tokenizer_config.json").read_text())
+    text = json.dumps(config).replace("<|im_end|>", "<|turn|>")
+    (tmp_path / "draft" / "tokenizer_config.json").write_text(text)
+    draft = rewrite(tmp_path / "draft", rename)
+    assert require_same_vocabulary(target, draft) == (target.ids_by_token["<|im_end|>"],)

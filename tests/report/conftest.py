@@ -1,0 +1,33 @@
+"""Documents that several tests look at, built once."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.report.document import Document, build_document
+from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run, with_failure
+
+
+@pytest.fixture(scope="session")
+def cpu_document() -> Document:
+    """Two pairings, two workloads, a failure, no NVML."""
+    return build_document(with_failure(stored_run(SMALL), BROKEN))
+
+
+@pytest.fixture(scope="session")
+def gpu_document() -> Document:
+    """Temperature 0 and 1, K = 4 throttled, rounds that cannot be told apart."""
+    wish = replace(SMALL, temperatures=(0.0, 1.0), device="gpu", throttled_k=4)
+    return build_document(stored_run(wish))
+
+
+@pytest.fixture(scope="session")
+def interrupted_document() -> Document:
+    """One drafter, stopped before its winner was measured again."""
+    return build_document(stored_run(replace(SMALL, drafters=("draft",), is_complete=False)))
+
+
+@pytest.fixture(scope="session")
+def baseline_document() -> Document:
+    """Nothing but K = 0."""
+    return build_document(stored_run(Wish(ks=(0,), workloads=("code",), num_prompts=6)))

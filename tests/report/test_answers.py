@@ -1,0 +1,110 @@
+"""The sentences a user came for."""
+
+from dataclasses import replace
+
+from specbench.records import CellPlan, CellSummary, Decision, Interval
+from specbench.report.answers import answer_lines, compromise_lines
+from specbench.report.document import Document, build_document
+from tests.report.stored_runs import SMALL, stored_run
+
+
+def with_speedups(document: Document, speedups: dict[str, tuple[float, float]]) -> Document:
+    """The document with decisions made up: bounds by `pairing workload`, 1.5 in their middle."""
+
+    def decide(decision: Decision) -> Decision:
+        low, high = speedups[f"{decision.pairing} {decision.workload}"]
+        helps = low > 1.01
+        return replace(
+            decision,
+            method="draft_model" if helps else "none",
+            num_speculative_tokens=4 if helps else 0,
+            speedup=Interval(estimate=(low + high) / 2, low=low, high=high),
+            sentence=f"{decision.workload}: {'K=4' if helps else 'no'} [{low}, {high}]",
+        )
+
+    return replace(document, decisions=tuple(map(decide, document.decisions)))
+
+
+def test_one_pairing_needs_no_name(interrupted_document: Document) -> None:
+    document = with_speedups(
+        interrupted_document, {"demo/draft code": (1.8, 2.0), "demo/draft creative": (0.9, 1.0)}
+    )
+    assert answer_lines(document) == ["code: K=4 [1.8, 2.0]", "creative: no [0.9, 1.0]"]
+
+
+def test_of_several_drafters_the_one_with_the_highest_lower_bound_is_best(
+    cpu_document: Document,
+) -> None:
+    document = with_speedups(
+        cpu_document,
+        {
+            "demo/draft code": (1.2, 3.0),
+            "demo/poor code": (1.3, 1.4),
+            "demo/draft creative": (0.8, 0.9),
+            "demo/poor creative": (0.5, 1.02),
+        },
+    )
+    assert answer_lines(document) == [
+        "code: demo/poor, K=4 [1.3, 1.4]",
+        "  demo/draft: K=4 [1.2, 3.0]",
+        "creative: do not speculate, no drafter gains",
+        "  demo/draft: no [0.8, 0.9]",
+        "  demo/poor: no [0.5, 1.02]",
+    ]
+
+
+def test_one_undecided_drafter_leaves_the_question_open(cpu_document: Document) -> None:
+    undecided = dict.fromkeys(
+        ("demo/draft code", "demo/poor code", "demo/draft creative"), (0.9, 1.0)
+    )
+    document = with_speedups(cpu_document, {**undecided, "demo/poor creative": (0.9, 1.5)})
+    assert answer_lines(document)[3] == "creative: no drafter is shown to help"
+
+
+def test_temperatures_are_told_apart_when_there_are_several(gpu_document: Document) -> None:
+    titles = [line.split(":")[0] for line in answer_lines(gpu_document) if line[0] != " "]
+    assert titles == [
+        "code, temperature 0",
+        "code, temperature 1",
+        "creative, temperature 0",
+        "creative, temperature 1",
+    ]
+
+
+def test_targets_are_told_apart_when_there_are_several(cpu_document: Document) -> None:
+    def rename(cell: CellSummary) -> CellSummary:
+        return replace(cell, key=replace(cell.key, target="other", pairing="other"))
+
+    baselines = [cell for cell in cpu_document.cells if cell.key.num_speculative_tokens == 0]
+    other = tuple(map(rename, baselines))
+    plans = [CellPlan(key=cell.key, num_prompts=6, num_repeats=1) for cell in other]
+    document = replace(
+        cpu_document,
+        run=replace(cpu_document.run, cells=(*cpu_document.run.cells, *plans)),
+        cells=(*cpu_document.cells, *other),
+    )
+    lines = answer_lines(document)
+    assert lines[0].startswith("demo, code: demo/draft, K=")
+    assert lines[-1].startswith("other, creative: only K=0 was measured at ")
+
+
+def test_without_a_drafter_the_speed_of_the_target_is_said(baseline_document: Document) -> None:
+    (line,) = answer_lines(baseline_document)
+    assert line.startswith("code: only K=0 was measured at ")
+    assert line.endswith(" tokens/s")
+
+
+def test_a_question_that_was_not_reached_is_named() -> None:
+    stored = stored_run(SMALL)
+    document = build_document(replace(stored, blocks=()))
+    assert answer_lines(document) == ["code: not measured", "creative: not measured"]
+
+
+def test_one_k_for_all_is_said_only_of_pairings_that_help(cpu_document: Document) -> None:
+    (line,) = compromise_lines(cpu_document)
+    (shared, _) = cpu_document.compromises
+    assert shared.pairing == "demo/draft"
+    assert line.startswith(
+        f"demo/draft: one K for all workloads, K={shared.num_speculative_tokens} gives up "
+    )
+    assert " 0.0%" not in line

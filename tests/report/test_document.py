@@ -1,0 +1,124 @@
+"""A stored run, finished or not, as one analysed document."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.report.document import Document, build_document
+from specbench.store import StoredRun
+from tests.report.stored_runs import BROKEN, NUM_TOKENS, SMALL, Wish, environment, stored_run
+
+
+@pytest.fixture(scope="module")
+def stored() -> StoredRun:
+    return stored_run(SMALL)
+
+
+def decode_seconds(stored: StoredRun, cell_id: str, purpose: str) -> float:
+    """Summed by hand over the run's blocks."""
+    return sum(
+        request.decode_s or 0.0
+        for block in stored.blocks
+        if block.purpose == purpose and any(r.cell_id == cell_id for r in block.requests)
+        for request in block.requests
+        if request.cell_id == cell_id
+    )
+
+
+def test_a_decision_quotes_the_second_measurement_of_the_winner(stored: StoredRun) -> None:
+    document = build_document(stored)
+    decision = next(d for d in document.decisions if d.num_speculative_tokens > 0)
+    chosen = next(
+        cell.key
+        for cell in document.cells
+        if (cell.key.pairing, cell.key.workload, cell.key.num_speculative_tokens)
+        == (decision.pairing, decision.workload, decision.num_speculative_tokens)
+    )
+    base_id = f"demo|{decision.workload}|builtin|none|k0|c1|t0|float32"
+    first, second = (
+        decode_seconds(stored, base_id, purpose) / decode_seconds(stored, chosen.id, purpose)
+        for purpose in ("explore", "confirm")
+    )
+    assert decision.speedup is not None
+    assert decision.speedup.estimate == pytest.approx(second)
+    assert abs(first - second) > 0.001  # else the line above shows nothing
+
+
+def test_the_first_pass_does_not_count_confirming_requests(stored: StoredRun) -> None:
+    cells = build_document(stored).cells
+    assert {cell.num_requests for cell in cells} == {6}
+
+
+def test_an_interrupted_winner_is_not_quoted(interrupted_document: Document) -> None:
+    decision = next(d for d in interrupted_document.decisions if d.workload == "code")
+    assert decision.speedup is None
+    assert (decision.method, decision.num_speculative_tokens) == ("none", 0)
+    assert not interrupted_document.is_complete
+    assert any("--resume 20261121-010203-a1b2" in w for w in interrupted_document.warnings)
+
+
+def test_the_baseline_is_one_cell_for_each_workload(cpu_document: Document) -> None:
+    baselines = [c for c in cpu_document.cells if c.key.num_speculative_tokens == 0]
+    assert [c.key.workload for c in baselines] == ["code", "creative"]
+    assert {(c.key.pairing, c.key.drafter, c.key.method) for c in baselines} == {
+        ("demo", "none", "none")
+    }
+    assert {c.speedup for c in baselines} == {None}
+
+
+def test_one_decision_for_each_pairing_workload_and_temperature(gpu_document: Document) -> None:
+    asked = [(d.pairing, d.workload, d.temperature) for d in gpu_document.decisions]
+    assert len(asked) == len(set(asked)) == 2 * 2 * 2
+
+
+def test_an_invalid_cell_is_kept_and_supports_no_decision(gpu_document: Document) -> None:
+    invalid = [cell for cell in gpu_document.cells if not cell.valid]
+    assert {cell.key.num_speculative_tokens for cell in invalid} == {4}
+    assert all("throttled" in cell.invalid_reasons[0] for cell in invalid)
+    assert all(cell.metrics for cell in invalid)
+    assert all(d.num_speculative_tokens != 4 for d in gpu_document.decisions)
+
+
+def test_a_failure_is_a_result(cpu_document: Document) -> None:
+    assert cpu_document.failures == (BROKEN,)
+
+
+def test_planned_cells_without_a_request_are_missing(stored: StoredRun) -> None:
+    code_only = tuple(block for block in stored.blocks if block.workload == "code")
+    document = build_document(replace(stored, blocks=code_only))
+    assert {key.workload for key in document.missing} == {"creative"}
+    assert len(document.missing) == 7
+    assert document.warnings == (
+        "7 of 14 planned cells were not measured: "
+        "demo on creative, demo/draft on creative, demo/poor on creative",
+    )
+
+
+def test_a_resume_under_other_conditions_is_a_warning(stored: StoredRun) -> None:
+    same = replace(environment("cpu"), created_at="2026-11-22", command=("specbench", "--resume"))
+    other = replace(same, threads=2, packages={"torch": "2.14.0", "transformers": "5.23.0"})
+    assert build_document(replace(stored, sessions=(same,))).warnings == ()
+    (warning,) = build_document(replace(stored, sessions=(same, other))).warnings
+    assert warning == (
+        "resumed 2026-11-22 under other conditions: torch 2.13.0 -> 2.14.0, threads 1 -> 2"
+    )
+
+
+def test_what_a_resume_states_again_is_listed_once(stored: StoredRun) -> None:
+    newer = tuple(replace(record, weights_bytes=1) for record in stored.memory)
+    document = build_document(
+        replace(stored, models=stored.models * 2, memory=stored.memory + newer)
+    )
+    assert document.models == stored.models
+    assert document.memory == newer
+
+
+def test_a_compromise_needs_several_workloads(cpu_document: Document) -> None:
+    assert [c.pairing for c in cpu_document.compromises] == ["demo/draft", "demo/poor"]
+    assert set(cpu_document.compromises[0].regret) == {"code", "creative"}
+    alone = build_document(stored_run(Wish(ks=(0, 1), workloads=("code",), num_prompts=5)))
+    assert alone.compromises == ()
+
+
+def test_the_longest_context_is_prompt_and_output_together(cpu_document: Document) -> None:
+    assert cpu_document.longest_context == {"demo": 40 + NUM_TOKENS}

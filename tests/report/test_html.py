@@ -1,0 +1,147 @@
+"""The page: one file, no network, no script, nothing unescaped."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from specbench.records import FailureRecord
+from specbench.report.answers import answer_lines
+from specbench.report.document import Document, build_document
+from specbench.report.html import to_html
+from tests.report.stored_runs import SMALL, renamed, stored_run
+
+HOSTILE = "\"><script>alert(1)</script>'<img src=x onerror=alert(2)>"
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and visible text; complains about tags that do not match."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.text = ""
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def html(cpu_document: Document) -> str:
+    return to_html([cpu_document])
+
+
+@pytest.fixture(scope="module")
+def two_runs(cpu_document: Document, gpu_document: Document) -> str:
+    return to_html([cpu_document, gpu_document])
+
+
+def test_the_answer_comes_before_any_chart_or_table(html: str, cpu_document: Document) -> None:
+    page = Page(html)
+    headline = answer_lines(cpu_document)[0].split(": ", 1)[1]
+    assert page.text.index(headline) < page.text.index("Speed-up against K")
+    assert html.index(headline) < min(html.index("<svg"), html.index("<table"))
+
+
+def test_it_needs_nothing_from_anywhere(html: str) -> None:
+    page = Page(html)
+    assert "://" not in html
+    assert not {"script", "link", "img", "iframe", "object", "base"} & page.tags
+    assert not [n for n, v in page.attributes if n in {"src", "href"} and not v.startswith("#")]
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert not re.search(r"@import|url\((?!#)", html)
+
+
+def test_every_table_and_chart_is_there(html: str, cpu_document: Document) -> None:
+    assert html.count("<svg ") == 5
+    rows = html.count("<tr") - html.count("<thead>")
+    assert rows > len(cpu_document.cells)
+    names = {name for cell in cpu_document.cells for name in cell.metrics}
+    text = Page(html).text
+    assert {name for name in names if name not in text} == set()
+    assert "joules_per_token" not in text
+
+
+def test_absent_values_are_marked_and_never_numbers(html: str) -> None:
+    assert not re.search(r"\bnan\b|\bNone\b|\binf\b", Page(html).text)
+    assert ">-</td>" in html
+
+
+def test_dark_mode_and_print_are_provided_for(html: str) -> None:
+    assert "@media (prefers-color-scheme: dark)" in html
+    assert "@media print" in html
+    assert '<meta name="color-scheme" content="light dark">' in html
+
+
+def test_the_chosen_rows_are_marked(html: str, cpu_document: Document) -> None:
+    chosen = sum(decision.method != "none" for decision in cpu_document.decisions)
+    assert html.count('<tr class="chosen">') == chosen > 0
+
+
+def test_failures_and_invalid_cells_are_told(two_runs: str) -> None:
+    assert "demo/broken: failed while loading: no such folder: models/broken" in two_runs
+    assert two_runs.count('<tr class="invalid">') == 8
+    assert "demo/poor K=4 on code, temperature 0; creative, temperature 0: throttled" in two_runs
+
+
+def test_an_interrupted_run_says_so(interrupted_document: Document) -> None:
+    text = Page(to_html([interrupted_document])).text
+    assert "interrupted or still running" in text
+    assert "led the first pass and was not measured again" in text
+
+
+def test_several_runs_share_one_page(two_runs: str) -> None:
+    assert two_runs.count('<section class="run">') == 2
+    assert two_runs.count("<h2>Formulas</h2>") == 1
+    assert Page(two_runs).text.count("Does speculation pay for demo?") == 3  # once in the title
+
+
+@pytest.mark.parametrize("name", ["demo", "draft", "creative"])
+def test_hostile_names_are_shown_and_do_nothing(name: str) -> None:
+    stored = renamed(stored_run(replace(SMALL, drafters=("draft",))), name, HOSTILE)
+    refuse_markup(to_html([build_document(stored)]))
+
+
+def test_hostile_errors_warnings_and_commands_are_shown_and_do_nothing() -> None:
+    stored = stored_run(replace(SMALL, drafters=("draft",)))
+    first, *others = stored.blocks
+    failed = replace(first.requests[1], finish_reason="failed", error=HOSTILE, rounds=None)
+    block = replace(first, requests=(first.requests[0], failed, *first.requests[2:]))
+    environment = replace(stored.run.environment, command=(HOSTILE,), cpu=HOSTILE)
+    hostile = replace(
+        stored,
+        run=replace(stored.run, environment=environment, warnings=(HOSTILE,)),
+        blocks=(block, *others),
+        models=tuple(replace(model, source=HOSTILE) for model in stored.models),
+        failures=(
+            FailureRecord(pairing=HOSTILE, workload=HOSTILE, stage="decode", reason=HOSTILE),
+        ),
+    )
+    refuse_markup(to_html([build_document(hostile)]))
+
+
+def refuse_markup(html: str) -> None:
+    page = Page(html)
+    assert HOSTILE in page.text
+    assert not {"script", "img"} & page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]

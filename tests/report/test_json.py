@@ -1,0 +1,106 @@
+"""The machine document keeps its schema, and the schema is documented."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+import specbench.report.document as document_module
+from specbench.report.document import Document, build_document, to_json
+from tests.report.stored_runs import SMALL, stored_run
+
+FOLDER = Path(document_module.__file__).parent
+SCHEMA = json.loads((FOLDER / "schema.json").read_text(encoding="utf-8"))
+DOCS = (FOLDER.parents[1] / "docs" / "json.md").read_text(encoding="utf-8")
+VALIDATOR = Draft202012Validator(SCHEMA)
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu_document", "gpu_document", "interrupted_document", "baseline_document"]
+)
+def test_documents_keep_the_schema(name: str, request: pytest.FixtureRequest) -> None:
+    text = json.dumps(to_json(request.getfixturevalue(name)), allow_nan=False)
+    VALIDATOR.validate(json.loads(text))
+
+
+def test_the_schema_is_one_and_refuses_what_it_does_not_name(cpu_document: Document) -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+    found = to_json(cpu_document)
+    assert not VALIDATOR.is_valid({**found, "speedups": []})
+    del found["cells"][0]["valid"]
+    assert not VALIDATOR.is_valid(found)
+
+
+def test_every_property_of_the_schema_is_explained() -> None:
+    documented = set(re.findall(r"`(\w+)`", DOCS))
+    assert set(properties(SCHEMA)) - documented == set()
+
+
+def test_the_keys_that_were_promised_are_there(cpu_document: Document) -> None:
+    found = to_json(cpu_document)
+    cell, decision = found["cells"][1], found["decisions"][0]
+    assert {"schema_version", "run_id", "environment", "cells", "decisions"} <= found.keys()
+    promised = (
+        "pairing target drafter workload engine method num_speculative_tokens concurrency "
+        "temperature dtype valid invalid_reasons metrics speedup"
+    )
+    assert set(promised.split()) <= cell.keys()
+    promised = (
+        "target pairing workload engine concurrency temperature dtype method "
+        "num_speculative_tokens speedup sentence reasons"
+    )
+    assert set(promised.split()) == decision.keys()
+    assert cell["speedup"].keys() == {"estimate", "low", "high"}
+    assert cell["metrics"]["decode_speedup"] == pytest.approx(cell["speedup"]["estimate"])
+
+
+def test_the_baseline_has_no_speedup_and_no_vllm_counts(cpu_document: Document) -> None:
+    base, speculative, *_ = to_json(cpu_document)["cells"]
+    assert (base["drafter"], base["method"], base["num_speculative_tokens"]) == ("none", "none", 0)
+    assert base["speedup"] is None
+    assert "vllm" not in base
+    assert speculative["vllm"]["num_spec_steps"] == speculative["metrics"]["num_rounds"]
+    assert speculative["vllm"]["num_spec_tokens"] == 1
+
+
+def test_what_a_cpu_cannot_tell_is_absent_and_not_zero(
+    cpu_document: Document, gpu_document: Document
+) -> None:
+    gpu_only = {"joules_per_token", "peak_allocated_bytes", "device_peak_bytes"}
+    for cell in to_json(cpu_document)["cells"]:
+        assert not gpu_only & cell["metrics"].keys()
+        assert None not in cell["metrics"].values()
+    assert all(gpu_only <= cell["metrics"].keys() for cell in to_json(gpu_document)["cells"])
+    assert to_json(cpu_document)["environment"]["gpu"] is None
+
+
+def test_an_interval_without_bounds_is_null_below_five_prompts() -> None:
+    few = build_document(stored_run(replace(SMALL, num_prompts=4)))
+    found = to_json(few)
+    VALIDATOR.validate(found)
+    assert {cell["minimum_detectable_effect"] for cell in found["cells"]} == {None}
+    assert found["cells"][1]["speedup"]["low"] is None
+
+
+def test_the_document_does_not_share_state_with_its_records(cpu_document: Document) -> None:
+    to_json(cpu_document)["environment"]["packages"]["torch"] = "another"
+    assert cpu_document.run.environment.packages["torch"] == "2.13.0"
+
+
+def test_warnings_and_failures_are_in_it(cpu_document: Document) -> None:
+    found = to_json(replace(cpu_document, warnings=("few prompts",)))
+    assert found["warnings"] == ["few prompts"]
+    assert found["failures"][0]["stage"] == "load"
+    assert found["complete"] is True
+
+
+def properties(schema: dict[str, Any]) -> Iterator[str]:
+    """Every property that the schema or one of its definitions names."""
+    yield from schema.get("properties", {})
+    for definition in schema.get("$defs", {}).values():
+        yield from properties(definition)

@@ -1,0 +1,85 @@
+"""The Markdown report."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from specbench.report.answers import answer_lines
+from specbench.report.document import Document, build_document
+from specbench.report.markdown import escape, to_markdown
+from tests.report.stored_runs import SMALL, renamed, stored_run
+
+
+def tables(text: str) -> Iterator[list[str]]:
+    """Runs of lines that begin with a bar."""
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        yield block.splitlines()
+
+
+def test_the_answer_comes_first(cpu_document: Document) -> None:
+    text = to_markdown([cpu_document])
+    for line in answer_lines(cpu_document):
+        assert line.strip() in text
+        assert text.index(line.strip()) < text.index("## Results")
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_header(gpu_document: Document) -> None:
+    found = list(tables(to_markdown([gpu_document])))
+    assert len(found) > 10
+    for header, *rows in found:
+        assert {row.count("|") for row in rows} == {header.count("|")}
+
+
+def test_every_metric_of_a_cell_is_in_it_with_its_formula(gpu_document: Document) -> None:
+    text = to_markdown([gpu_document])
+    names = {name for cell in gpu_document.cells for name in cell.metrics}
+    assert {name for name in names if f"- **{name}** (" not in text} == set()
+    lists = {"acceptance_rate_per_position", "conditional_acceptance_rate"}  # have a table
+    assert {n for n in names - lists if f"| {n} |" not in text} == set()
+
+
+def test_formulas_of_absent_metrics_are_left_out(cpu_document: Document) -> None:
+    text = to_markdown([cpu_document])
+    assert "**joules_per_token**" not in text
+    assert "GPU" not in text.split("## Provenance")[1].split("## All metrics")[0]
+
+
+def test_absent_values_are_marked_and_never_numbers(cpu_document: Document) -> None:
+    text = to_markdown([cpu_document])
+    assert not re.search(r"\bnan\b|\bNone\b|\binf\b", text)
+    assert "| none | 0 |  | " in text
+    assert "| - |" in text
+
+
+def test_failures_invalid_cells_and_warnings_have_their_place(
+    cpu_document: Document, gpu_document: Document, interrupted_document: Document
+) -> None:
+    failed = "demo/broken: failed while loading: no such folder: models/broken"
+    assert f"## Not measured\n\n- {failed}" in to_markdown([cpu_document])
+    assert "## Invalid cells\n\n- demo/draft K=4 on code" in to_markdown([gpu_document])
+    assert "## Warnings\n\n- interrupted" in to_markdown([interrupted_document])
+    assert "## Invalid cells" not in to_markdown([cpu_document])
+
+
+def test_several_runs_follow_each_other(cpu_document: Document, gpu_document: Document) -> None:
+    text = to_markdown([cpu_document, gpu_document])
+    assert text.count("# Does speculation pay for demo?") == 2
+    assert text.count("## Formulas") == 1
+
+
+def test_hostile_names_stay_text() -> None:
+    name = "<script>|[x](javascript:y)`*a*\\"
+    stored = renamed(stored_run(replace(SMALL, drafters=("draft",))), "creative", name)
+    document = build_document(stored)
+    text = to_markdown([replace(document, warnings=("<img src=x>\n# heading",))])
+    assert "<script>" not in text
+    assert "<img" not in text
+    assert "](" not in text
+    assert "\n# heading" not in text
+    for header, *rows in tables(text.replace("\\|", "")):
+        assert {row.count("|") for row in rows} == {header.count("|")}
+
+
+def test_plain_text_is_left_as_it_is() -> None:
+    sentence = "code: K=6, 1.90x faster [1.80, 2.00]"
+    assert escape(sentence) == sentence

@@ -1,0 +1,90 @@
+"""The terminal's tables: 80 columns, nothing lost, words where colour may be missing."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from specbench.report.document import Document, build_document
+from specbench.report.tables import terminal_report
+from tests.report.stored_runs import SMALL, renamed, stored_run
+
+
+def printed(document: Document, width: int = 80) -> str:
+    """What a terminal without colour shows."""
+    console = Console(file=io.StringIO(), width=width, no_color=True)
+    console.print(terminal_report(document))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "name", ["cpu_document", "gpu_document", "interrupted_document", "baseline_document"]
+)
+def test_it_fits_80_columns_and_cuts_nothing(name: str, request: pytest.FixtureRequest) -> None:
+    text = printed(request.getfixturevalue(name))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+def test_long_names_and_wide_numbers_still_fit() -> None:
+    name = "llama-3.3-70b-instruct-speculator-eagle3"
+    stored = renamed(stored_run(SMALL), "draft", name)
+    document = build_document(stored)
+    wide = replace(
+        document,
+        cells=tuple(
+            replace(cell, metrics={**cell.metrics, "decode_tokens_per_s": 123456.0})
+            for cell in document.cells
+        ),
+    )
+    text = printed(wide)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    column = "".join(line[: line.find(" ")] for line in text.splitlines() if line.strip())
+    assert name in column.replace("drafter", "")
+
+
+def test_the_chosen_and_the_invalid_are_marked_in_words(
+    cpu_document: Document, gpu_document: Document
+) -> None:
+    code = printed(cpu_document).split("creative")[0]
+    (chosen,) = [line for line in code.splitlines() if line.endswith("chosen")]
+    decision = next(d for d in cpu_document.decisions if d.method != "none")
+    assert chosen.split()[0] == str(decision.num_speculative_tokens)
+    invalid = [line for line in printed(gpu_document).splitlines() if line.endswith("invalid")]
+    assert len(invalid) == 2 * 2 * 2
+    assert (
+        "demo/draft K=4 on code, temperature 0; creative, temperature 0: throttled in 6 of 12"
+        in (" ".join(printed(gpu_document).split()))
+    )
+
+
+def test_a_row_shows_what_was_measured(cpu_document: Document) -> None:
+    cell = cpu_document.cells[1]
+    assert cell.speedup is not None
+    row = next(line for line in printed(cpu_document).splitlines() if line.startswith("draft "))
+    speedup = f"{cell.speedup.estimate:.2f}x [{cell.speedup.low:.2f}, {cell.speedup.high:.2f}]"
+    assert speedup in row
+    assert f"{cell.metrics['decode_tokens_per_s']:.1f} " in row
+    assert f"{cell.metrics['mean_acceptance_length']:.2f} " in row
+    assert "12/83%" in row  # 0.15 and 1.04 of 1.25 baseline steps
+
+
+def test_columns_without_a_value_are_left_out(
+    cpu_document: Document, gpu_document: Document, baseline_document: Document
+) -> None:
+    assert "draft/verify" in printed(cpu_document)
+    assert "draft/verify" not in printed(gpu_document)
+    assert "speed-up" not in printed(baseline_document)
+
+
+def test_failures_and_warnings_are_below_the_tables(interrupted_document: Document) -> None:
+    text = " ".join(printed(interrupted_document).split())
+    assert "interrupted or still running" in text
+
+
+def test_nothing_measured_prints_no_table(cpu_document: Document) -> None:
+    empty = replace(cpu_document, cells=(), decisions=(), compromises=(), failures=())
+    assert printed(empty).strip() == ""

@@ -1,0 +1,62 @@
+"""Report files on disk."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import StoreError
+from specbench.report.write import FORMATS, write_report
+from specbench.store import StoredRun
+from tests.report.stored_runs import SMALL, stored_run
+
+
+@pytest.fixture(scope="module")
+def stored() -> StoredRun:
+    return stored_run(replace(SMALL, drafters=("draft",)))
+
+
+def test_each_format_is_a_file_in_the_folder(stored: StoredRun, tmp_path: Path) -> None:
+    paths = write_report([stored], FORMATS, tmp_path)
+    assert [path.name for path in paths] == ["report.html", "report.md", "cells.csv"]
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+    assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_only_what_was_asked_for_is_written(stored: StoredRun, tmp_path: Path) -> None:
+    write_report([stored, stored], ["csv"], tmp_path)
+    (path,) = tmp_path.iterdir()
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 1 + 2 * 8
+
+
+def test_a_report_is_replaced_whole(stored: StoredRun, tmp_path: Path) -> None:
+    (path,) = write_report([stored], ["csv"], tmp_path)
+    first = path.read_text(encoding="utf-8")
+    path.write_text("an older report", encoding="utf-8")
+    reader = tmp_path / "still-reading"
+    reader.hardlink_to(path)
+    write_report([stored], ["csv"], tmp_path)
+    assert path.read_text(encoding="utf-8") == first
+    assert reader.read_text(encoding="utf-8") == "an older report"  # not written over in place
+
+
+def test_a_refusing_disk_is_named_and_leaves_no_draft(stored: StoredRun, tmp_path: Path) -> None:
+    (tmp_path / "cells.csv").mkdir()  # cannot be replaced by a file
+    with pytest.raises(StoreError, match=r"cells\.csv: cannot write the report"):
+        write_report([stored], ["csv"], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.csv"]
+    with pytest.raises(StoreError, match="cannot write the report"):
+        write_report([stored], ["csv"], tmp_path / "absent")
+
+
+def test_the_answer_is_printed_without_loading_matplotlib() -> None:
+    program = (
+        "import sys, specbench.report.answers, specbench.report.tables, specbench.report.document;"
+        "print({'matplotlib', 'jinja2', 'torch'} & set(sys.modules))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "set()"
