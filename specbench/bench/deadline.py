@@ -24,6 +24,11 @@ class Deadline:
         share = _EXPLORE_SHARE if phase == "explore" else 1.0
         return self._budget_s * share - (self._clock() - self._began_s)
 
+    def part(self, share: float) -> "Deadline":
+        """The deadline of work that may take this share of the seconds left."""
+        left_s = self.seconds_left("confirm")
+        return self if left_s is None or share == 1 else Deadline(left_s * share, self._clock)
+
     def is_over(self, phase: Phase) -> bool:
         left_s = self.seconds_left(phase)
         return left_s is not None and left_s <= 0

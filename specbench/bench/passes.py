@@ -7,7 +7,7 @@ from dataclasses import replace
 from specbench.bench.deadline import Deadline
 from specbench.bench.floors import measure_floors
 from specbench.bench.plan import Block, Cell, TargetPlan, confirm_block
-from specbench.bench.race import PROMPTS_BEFORE, hopeless
+from specbench.bench.race import A_FEW, hopeless
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
@@ -40,7 +40,6 @@ class Passes:
         self._deadline = deadline
         self._usable = usable
         self._precise: set[CellKey] = set()  # questions known well enough, by their K = 0
-        self._out_of_race: dict[CellKey, frozenset[str]] = {}  # likewise
 
     def explore(self, session: Session, engine: Engine) -> None:
         """Every cell, block by block."""
@@ -81,23 +80,27 @@ class Passes:
     def _explored(self) -> Iterator[Block]:
         """The blocks of the first pass with the cells that can run and are in the race."""
         num_begun: dict[CellKey, int] = {}
+        out: dict[CellKey, frozenset[str]] = {}
         for planned in self._plan.explore_blocks():
             block = _only(planned, self._usable)
             question = block.cells[0].key
-            num_begun[question] = num_begun.get(question, 0) + 1
-            if self._plan.settings.budget_s is not None and num_begun[question] > PROMPTS_BEFORE:
-                block = _only(block, self._usable - self._losers(block))
-            yield block
+            begun = num_begun.get(question, 0)
+            num_begun[question] = begun + 1
+            if self._plan.settings.budget_s is not None and begun in (1, A_FEW):
+                out[question] = out.get(question, frozenset()) | self._losers(block, begun)
+            yield _only(block, self._usable - out.get(question, frozenset()))
 
-    def _losers(self, block: Block) -> frozenset[str]:
-        """The cells of the block's question that its first prompts showed to be hopeless."""
-        question = block.cells[0].key
-        if question not in self._out_of_race:
-            first = [b for b in self._stored_blocks() if question.id in b.order][:PROMPTS_BEFORE]
-            if len(first) < PROMPTS_BEFORE:
-                return frozenset()
-            self._out_of_race[question] = hopeless(self._summaries(block.cells, first))
-        return self._out_of_race[question]
+    def _losers(self, block: Block, num_prompts: int) -> frozenset[str]:
+        """The cells of the block that its question's first prompts show to be hopeless."""
+        drafted = {cell.key.id for cell in block.cells[1:]}
+        first = [
+            stored
+            for stored in self._stored_blocks()
+            if stored.purpose == "explore" and drafted & set(stored.order)
+        ][:num_prompts]
+        if len(first) < num_prompts:
+            return frozenset()
+        return hopeless(self._summaries(block.cells, first), num_prompts)
 
     def _is_precise(self, block: Block) -> bool:
         """Whether the best K of every pairing of the block's question is known well enough."""

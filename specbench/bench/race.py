@@ -1,24 +1,25 @@
 """Under a time budget, which K are not worth more of it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from specbench.pairing.recommend import by_question
 from specbench.records import CellSummary
 
-PROMPTS_BEFORE = 2  # of each workload, measured at every K
-CLEARLY_SLOWER = 0.8
+CLEARLY_SLOWER = 0.8  # than K = 0, seen on one prompt
+BEHIND = 0.85  # of the drafter's best K, seen on a few
+A_FEW = 3
 
 
-def hopeless(cells: Sequence[CellSummary]) -> frozenset[str]:
-    """Ids of the cells that run clearly slower than K = 0 and are not their drafter's best.
+def hopeless(cells: Sequence[CellSummary], num_prompts: int) -> frozenset[str]:
+    """Ids of the cells that leave the race after `num_prompts` prompts measured at every K.
 
     The best K of every drafter stays in, so that "do not speculate" is said with an interval.
     """
-    return frozenset(_losers(by_question(cells)))
+    return frozenset(loser for group in by_question(cells) for loser in _losers(group, num_prompts))
 
 
-def _losers(groups: Iterable[Sequence[CellSummary]]) -> Iterable[str]:
-    for group in groups:
-        speedups = {cell.key.id: cell.speedup.estimate for cell in group if cell.speedup}
-        best = max(speedups, key=lambda cell_id: speedups[cell_id], default=None)
-        yield from (i for i, s in speedups.items() if s < CLEARLY_SLOWER and i != best)
+def _losers(group: Sequence[CellSummary], num_prompts: int) -> Iterator[str]:
+    speedups = {cell.key.id: cell.speedup.estimate for cell in group if cell.speedup}
+    best = max(speedups.values(), default=0.0)
+    bar = max(CLEARLY_SLOWER, BEHIND * best) if num_prompts >= A_FEW else CLEARLY_SLOWER
+    yield from (cell_id for cell_id, s in speedups.items() if s < min(bar, best))

@@ -74,9 +74,10 @@ class TargetRun:
             self._writer.append(
                 self._meter.target_alone(engine, lambda: _short(engine, prompt_ids, NO_DRAFTER, 0))
             )
-            for loaded in self._drafters_that_fit(engine, prompt_ids):
+            for loaded, share in self._drafters_that_fit(engine, prompt_ids):
                 usable = self._warm_up(engine, prompt_ids, loaded)
-                passes = Passes(self._plan, self._writer, self._watch, self._deadline, usable)
+                deadline = self._deadline.part(share)
+                passes = Passes(self._plan, self._writer, self._watch, deadline, usable)
                 passes.explore(session, engine)
                 passes.confirm(session)
         except REFUSALS as error:
@@ -98,11 +99,12 @@ class TargetRun:
 
     def _drafters_that_fit(
         self, engine: Engine, prompt_ids: tuple[int, ...]
-    ) -> Iterator[frozenset[str]]:
+    ) -> Iterator[tuple[frozenset[str], float]]:
         """Load drafters beside the target, as many at once as there is memory for.
 
-        Yields the names loaded, the baseline's among them: drafters that are loaded together
-        share blocks and a K = 0. The first names come even if no drafter could be loaded.
+        Yields the names loaded, the baseline's among them, and their share of the time left:
+        drafters that are loaded together share blocks and a K = 0. The first names come even if
+        no drafter could be loaded.
         """
         waiting = [p for p in self._plan.pairings if max(self._plan.ks(p)) > 0]
         is_first = True
@@ -111,7 +113,8 @@ class TargetRun:
             for note in engine.notes:
                 self._watch.warn(note)
             if loaded or is_first:
-                yield frozenset({NO_DRAFTER, *loaded})
+                share = len(loaded) / (len(loaded) + len(waiting)) if waiting else 1.0
+                yield frozenset({NO_DRAFTER, *loaded}), share
             for name in loaded:
                 engine.remove_drafter(name)
             is_first = False

@@ -14,7 +14,6 @@ from specbench.errors import SpecbenchError
 
 USER_ERROR = 2
 BUG = 70
-INTERRUPTED = 130
 
 app = typer.Typer(
     name="specbench",
@@ -33,19 +32,15 @@ app.command("doctor")(doctor)
 
 
 def main() -> None:
-    """Entry point. A SpecbenchError is a message; anything else is a bug and a traceback."""
+    """Entry point. A SpecbenchError is a message; anything else is a bug and a traceback.
+
+    Typer sees to Ctrl-C (exit code 130) and to a reader that went away, as in `| head`.
+    """
     try:
         app(args=_with_latest(sys.argv[1:]))
     except SpecbenchError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(USER_ERROR)
-    except KeyboardInterrupt:
-        typer.echo("interrupted; what was finished is kept", err=True)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `| head`; there is nobody to tell.
-        sys.stderr.close()
-        sys.exit(0)
     except Exception:
         import traceback
 

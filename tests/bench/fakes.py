@@ -13,7 +13,7 @@ import torch
 
 from specbench.config import Drafter
 from specbench.engines.engine import EngineRequest, EngineResult, RoundForward
-from specbench.errors import ModelError, ModelMemoryError, WorkloadError
+from specbench.errors import ModelError, WorkloadError
 from specbench.records import Message, ModelIdentity, RoundLog
 
 ANSWER_TOKENS = 41  # the target's own greedy answer, its end token included

@@ -24,6 +24,16 @@ def test_it_counts_from_when_it_was_made():
     assert Deadline(10.0, clock).seconds_left("confirm") == 10.0
 
 
+def test_a_part_of_it_gets_a_share_of_what_is_left():
+    clock = FakeClock()
+    deadline = Deadline(100.0, clock)
+    clock.now_s = 20.0
+    part = deadline.part(0.25)  # of 80 seconds
+    assert (part.seconds_left("explore"), part.seconds_left("confirm")) == (16.0, 20.0)
+    assert deadline.part(1.0) is deadline
+    assert Deadline(None, clock).part(0.25).seconds_left("confirm") is None
+
+
 def test_without_a_budget_it_is_never_over():
     clock = FakeClock()
     deadline = Deadline(None, clock, spent_s=1e9)

@@ -40,7 +40,7 @@ def settings_for(folder: Path, **changes) -> RunSettings:
         pairings=("tiny/draft", "tiny/ngram"),
         workloads=(str(folder / "talk.jsonl"),),
         num_speculative_tokens=(1, 4),
-        max_new_tokens=12,
+        max_new_tokens=8,
         device="cpu",
         threads=1,
     )
@@ -160,7 +160,7 @@ def test_provenance_is_on_disk_before_anything_is_measured(tiny, tmp_path):
     assert provenance["environment"]["threads"] == 1
     assert provenance["environment"]["probe"] == "device cpu: NVML knows NVIDIA GPUs only"
     assert set(provenance["workload_sha256"]) == {"talk.jsonl"}
-    assert provenance["settings"]["max_new_tokens"] == 12
+    assert provenance["settings"]["max_new_tokens"] == 8
     assert run.blocks
 
 
