@@ -107,6 +107,11 @@ TERMINAL_COLUMNS = (
 
 PAGE_COLUMNS = (
     _K,
+    Column(
+        header="prompts",
+        meaning="a K that is clearly beaten gets fewer",
+        text=lambda cell: str(cell.num_prompts),
+    ),
     _TOKENS_PER_S,
     _SPEEDUP,
     _DETECTABLE,

@@ -7,8 +7,13 @@ right exactly when it equals its position plus a constant.
 from collections.abc import Collection
 
 import pytest
+import torch
 
 from specbench.decoding.decoder import Request, Result
+from specbench.decoding.round import run_round
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.lossless import decode
 
@@ -145,6 +150,24 @@ def test_a_finished_row_waits_without_logging_rounds_or_changing() -> None:
     assert long.output_ids == tuple(range(41, 50))
     assert [len(r.rounds) for r in (short, ended, long)] == [2, 3, 8]
     assert [r.hit_eos for r in (short, ended, long)] == [False, True, False]
+
+
+def test_a_round_leaves_a_finished_row_as_it_is_and_logs_zeros_for_it() -> None:
+    state = State.allocate(2, 32, 1, [], torch.device("cpu"))
+    state.tokens_BC[:, :3] = torch.tensor([5, 6, 7])
+    state.length_B.fill_(2)
+    state.budget_B.fill_(9)
+    state.done_B.copy_(torch.tensor([True, False]))
+
+    drafter = ScriptedDrafter({3: 8, 4: 9})
+    run_round(CountingRunner(), drafter, state, Sampler(Sampling()), k=2, span=32)
+
+    assert state.log_RB3.tolist() == [[[0, 0, 0], [2, 2, 3]]]
+    assert state.length_B.tolist() == [2, 5]
+    assert state.budget_B.tolist() == [9, 6]
+    assert state.done_B.tolist() == [True, False]
+    assert state.tokens_BC[0, :3].tolist() == [5, 6, 7]
+    assert state.tokens_BC[1, :6].tolist() == [5, 6, 7, 8, 9, 10]
 
 
 def test_times_come_from_the_clock_and_split_each_round() -> None:

@@ -108,6 +108,17 @@ def test_a_draft_is_kept_with_chance_p_over_q(draft: int, chance: float) -> None
     assert close(float(accepted_N.float().mean()), chance)
 
 
+def test_a_draft_that_the_target_would_never_say_is_refused_whatever_its_law_claims() -> None:
+    q = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    proposal = Proposal(torch.full((N, 1), 3), torch.ones(N).long(), q.expand(N, 1, -1))
+
+    verdict = verify(
+        proposal, P.log().expand(N, 2, -1), WARM, torch.arange(N), torch.tensor([[4, 5]] * N)
+    )
+
+    assert verdict.num_accepted_B.sum() == 0
+
+
 def test_a_refused_draft_is_replaced_from_the_residual() -> None:
     # max(p - q, 0) = (0.4, 0.1, 0, 0), that is 0.8 and 0.2.
     accepted_N, tokens_N = rejected_or_kept(3)

@@ -12,6 +12,7 @@ from specbench.decoding.runner import Output, StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.records import Sampling
+from tests.decoding.fakes import Unlawful
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import VOCAB_SIZE, generated, plain_logits, ragged_prompts, tiny_llama
 
@@ -108,6 +109,17 @@ def test_a_law_covers_the_targets_vocabulary_and_no_other(draft_vocab_size: int)
     torch.testing.assert_close(proposal.probs_BKV.sum(-1), torch.ones(1, 4))
     assert float(proposal.probs_BKV[..., draft_vocab_size:].sum()) == 0
     assert int(proposal.tokens_BK.max()) < min(draft_vocab_size, VOCAB_SIZE)
+
+
+def test_drafts_are_drawn_with_other_noise_than_the_targets_own_tokens() -> None:
+    # With the target's noise and the target's law every draft would equal the target's token.
+    model = tiny_llama(initializer_range=0.1)
+    target = StockRunner(model)
+    drafter = Unlawful(make_drafter("draft_model", target, StockRunner(model)))
+
+    results = decode(target, drafter, REQUESTS, k=4, sampling=Sampling(temperature=1.0))
+
+    assert acceptance_rate(results) < 0.5
 
 
 @torch.no_grad()

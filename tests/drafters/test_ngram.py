@@ -79,6 +79,11 @@ def test_rows_of_different_lengths_are_looked_up_by_themselves() -> None:
     assert lookups([1, 2, 1], [5, 6, 7, 8, 5], [1, 2, 3]) == [[2, 1], [6, 7], []]
 
 
+def test_nothing_stands_before_the_first_token() -> None:
+    # Padding of 0 before the text would make its first token end in (0, 5), as the last does.
+    assert lookups([5, 7, 5, 8, 0, 5]) == [[8, 0]]
+
+
 def test_a_first_token_that_matches_needs_nothing_before_it() -> None:
     assert lookups([2, 9, 8, 2], max_ngram=3) == [[9, 8]]
 

@@ -125,9 +125,9 @@ def test_text_takes_the_page_colour_and_every_reference_is_answered(
 
 def test_names_are_text_whatever_they_hold() -> None:
     stored = stored_run(replace(SMALL, drafters=("draft",)))
-    hostile = renamed(renamed(stored, "creative", "<b>$\\frac{</b>&"), "draft", "\u732b\"'")
+    hostile = renamed(renamed(stored, "creative", "<b>$\\frac{$</b>&"), "draft", "\u732b\"'")
     found = charts(build_document(hostile))
-    assert "<b>$\\frac{</b>&" in texts(found[0].svg)
+    assert "<b>$\\frac{$</b>&" in texts(found[0].svg)
     assert "\u732b\"'" in texts(found[0].svg)
     assert all("<b>" not in chart.svg for chart in found)
 

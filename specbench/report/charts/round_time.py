@@ -13,7 +13,7 @@ from specbench.report.sections import Section, setting_title
 _CAPTION = (
     "Bars: what a round costs, in steps of the target alone (dashed: one step, the round of "
     "K=0). The line across each bar: the tokens a round yields. Speculation pays where that "
-    "line is above the bar, and by the ratio of the two."
+    "line is above the bar, and by the ratio of the two. Pale bars are invalid."
 )
 _BAR_WIDTH = 0.66
 _YIELD = "tokens"
