@@ -1,6 +1,8 @@
 """Writes the parts of README.md that the program makes: its help and the measured table.
 
-    python benchmarks/readme.py        rewrite README.md from benchmarks/embedded_pair.json
+    python benchmarks/readme.py             rewrite README.md from what lies in benchmarks/
+    python benchmarks/readme.py RUN SWEEP   first take over two stored runs (folders): what
+                                            `make run` measured, and the table's sweep
 
 A part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; a test fails when what
 stands there is not what this script would write.
@@ -15,20 +17,48 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specbench.report.document import build_document, to_json
+from specbench.report.figures import charts
+from specbench.store import load_run
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-MEASURED = ROOT / "benchmarks" / "embedded_pair.json"
+MADE_RUN = ROOT / "benchmarks" / "make_run.json"
+SWEEP = ROOT / "benchmarks" / "embedded_pair.json"
+FIGURE = ROOT / "benchmarks" / "embedded_pair.svg"
 
 
 def blocks() -> dict[str, str]:
     """Name and text of every generated part."""
-    document = json.loads(MEASURED.read_text(encoding="utf-8"))
+    made_run = json.loads(MADE_RUN.read_text(encoding="utf-8"))
+    sweep = json.loads(SWEEP.read_text(encoding="utf-8"))
     return {
         "help": help_block(),
-        "decisions": decisions_block(document),
-        "table": table_block(document),
-        "provenance": provenance_block(document),
+        "answer": answer_block(made_run),
+        "made-run": provenance_line(made_run),
+        "table": table_block(sweep),
+        "decisions": answer_block(sweep),
+        "provenance": provenance_line(sweep),
     }
+
+
+def take_over(made_run: Path, sweep: Path) -> None:
+    """Keep two stored runs as JSON documents, and the sweep's first chart."""
+    for folder, place in ((made_run, MADE_RUN), (sweep, SWEEP)):
+        document = build_document(load_run(folder, folder.parent))
+        place.write_text(json.dumps(to_json(document), indent=1) + "\n", encoding="utf-8")
+    FIGURE.write_text(standalone(charts(document)[0].svg), encoding="utf-8")
+
+
+def standalone(svg: str) -> str:
+    """An inline chart as a file of its own, readable on light and dark pages."""
+    head, separator, body = svg.partition(">")
+    namespace = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    style = (
+        "<style>svg { color: #1f2328; font-family: sans-serif }"
+        " @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }</style>"
+    )
+    return f"{head.replace('<svg', f'<svg {namespace}', 1)}{separator}{style}{body}\n"
 
 
 def help_block() -> str:
@@ -43,10 +73,13 @@ def help_block() -> str:
     return f"```\n{done.stdout.strip()}\n```"
 
 
-def decisions_block(document: Mapping[str, Any]) -> str:
+def answer_block(document: Mapping[str, Any]) -> str:
     """The program's sentences, a line each."""
+    several = len({d["temperature"] for d in document["decisions"]}) > 1
     lines = [
         f"{d['pairing']}, temperature {d['temperature']:g}, {d['sentence']}"
+        if several
+        else f"{d['pairing']}, {d['sentence']}"
         for d in document["decisions"]
     ]
     return "```\n" + "\n".join(lines) + "\n```"
@@ -89,7 +122,7 @@ def _entry(cell: Mapping[str, Any] | None) -> str:
     return text if cell["valid"] else f"~~{text}~~"
 
 
-def provenance_block(document: Mapping[str, Any]) -> str:
+def provenance_line(document: Mapping[str, Any]) -> str:
     """One sentence: where the table comes from."""
     e = document["environment"]
     prompts = sorted({cell["num_prompts"] for cell in document["cells"]})
@@ -114,4 +147,6 @@ def rewritten(text: str) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        take_over(Path(sys.argv[1]), Path(sys.argv[2]))
     README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -21,6 +21,39 @@ class Kind(StrEnum):
     RUNS = "runs"
 
 
+# Header -> key of a row.
+_COLUMNS = {
+    Kind.PAIRINGS: {
+        "pairing": "pairing",
+        "method": "method",
+        "K": "num_speculative_tokens",
+        "GiB": "needs_gib",
+        "note": "note",
+    },
+    Kind.WORKLOADS: {
+        "workload": "workload",
+        "for": "for",
+        "prompts": "prompts",
+        "tokens": "max_new_tokens",
+        "description": "description",
+    },
+    Kind.DRAFTERS: {
+        "method": "method",
+        "model": "needs_model",
+        "parameters": "parameters",
+        "summary": "summary",
+    },
+    Kind.METRICS: {"metric": "metric", "unit": "unit", "better": "better", "formula": "formula"},
+    Kind.RUNS: {
+        "run": "run",
+        "state": "state",
+        "blocks": "blocks",
+        "pairings": "pairings",
+        "workloads": "workloads",
+    },
+}
+
+
 def list_things(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: options.AsJson = False,
@@ -43,7 +76,7 @@ def list_things(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
-        _print(rows)
+        _print(kind, rows)
 
 
 def _pairings(file: Path | None) -> list[dict[str, Any]]:
@@ -123,8 +156,8 @@ def _runs(out: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _print(rows: Sequence[dict[str, Any]]) -> None:
-    """A column per key; the last one wraps."""
+def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
+    """A column per key that fits 80 columns; the last one wraps. --json has every key."""
     from rich.table import Table
 
     from specbench.cli.console import open_console
@@ -133,13 +166,12 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         console.print("none")
         return
-    *narrow, wide = [key for key in rows[0] if any(row[key] not in (None, "") for row in rows)]
     table = Table(box=None, pad_edge=False)
-    for key in narrow:
-        table.add_column(key.replace("_", " "), overflow="fold")
-    table.add_column(wide, overflow="fold", ratio=1)
+    *narrow, wide = _COLUMNS[kind]
+    for header in (*narrow, wide):
+        table.add_column(header, no_wrap=header != wide, overflow="fold")
     for row in rows:
-        table.add_row(*(_text(row[key]) for key in (*narrow, wide)))
+        table.add_row(*(_text(row[key]) for key in _COLUMNS[kind].values()))
     console.print(table)
 
 
