@@ -59,7 +59,9 @@ def imports_of(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports are not used"
             module = node.module or ""
-            found |= {f"{module}.{a.name}" for a in node.names} if module == "specbench" else {module}
+            found |= (
+                {f"{module}.{a.name}" for a in node.names} if module == "specbench" else {module}
+            )
     return found
 
 
@@ -68,13 +70,17 @@ def rooms_imported(source: str) -> set[str]:
     return {"" if name == "specbench.__version__" else name.split(".")[1] for name in ours}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_imports_point_downwards(path):
     room = room_of(path)
     assert rooms_imported(path.read_text()) <= MAY_IMPORT[room] | {room}
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_only_measuring_rooms_import_torch(path):
     heavy = {name.split(".")[0] for name in imports_of(path.read_text())} & TORCH
     assert not heavy or room_of(path) in MEASURING
@@ -84,7 +90,9 @@ def test_an_upward_import_would_be_seen():
     assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["decoding"]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
+)
 def test_files_stay_small_enough_to_be_read_at_once(path):
     assert len(path.read_text().splitlines()) <= 300
 

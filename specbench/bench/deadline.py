@@ -1,5 +1,6 @@
 """How much of a time budget is left for exploring and for confirming."""
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -23,6 +24,11 @@ class Deadline:
             return None
         share = _EXPLORE_SHARE if phase == "explore" else 1.0
         return self._budget_s * share - (self._clock() - self._began_s)
+
+    @property
+    def explore_s(self) -> float:
+        """Seconds that exploring may take in all; infinite without a budget."""
+        return math.inf if self._budget_s is None else self._budget_s * _EXPLORE_SHARE
 
     def part(self, share: float) -> "Deadline":
         """The deadline of work that may take this share of the seconds left."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from specbench.bench.deadline import Deadline
 from specbench.bench.floors import measure_floors
 from specbench.bench.plan import Block, Cell, TargetPlan, confirm_block
-from specbench.bench.race import A_FEW, hopeless
+from specbench.bench.race import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
@@ -100,7 +100,24 @@ class Passes:
         ][:num_prompts]
         if len(first) < num_prompts:
             return frozenset()
-        return hopeless(self._summaries(block.cells, first), num_prompts)
+        cells = self._summaries(block.cells, first)
+        losers = hopeless(cells, num_prompts)
+        if num_prompts > 1:
+            return losers
+        seconds = _seconds(first[0])
+        racing = [cell for cell in cells if cell.key.id not in losers]
+        limit_s = self._affordable_share() * sum(seconds.values())
+        kept = {i: s for i, s in seconds.items() if i not in losers}
+        return losers | unaffordable(racing, kept, limit_s)
+
+    def _affordable_share(self) -> float:
+        """What a further prompt may take of the first one's time, so that enough can follow."""
+        questions = len(self._plan.workloads) * len(self._plan.settings.temperatures)
+        own = (b for b in self._stored_blocks() if self._usable >= set(b.order))
+        first = [block for block in own if block.purpose == "explore"][:questions]
+        spent_s = sum(sum(_seconds(block).values()) for block in first)
+        left_s = max(self._deadline.explore_s - spent_s, 0.0)
+        return left_s / spent_s / (ENOUGH_PROMPTS - 1) if spent_s else 1.0
 
     def _is_precise(self, block: Block) -> bool:
         """Whether the best K of every pairing of the block's question is known well enough."""
@@ -120,6 +137,14 @@ class Passes:
 
     def _stored_blocks(self) -> tuple[BlockRecord, ...]:
         return load_run(self._writer.folder, self._writer.folder.parent).blocks
+
+
+def _seconds(block: BlockRecord) -> dict[str, float]:
+    """What each cell of a block took."""
+    seconds = dict.fromkeys(block.order, 0.0)
+    for request in block.requests:
+        seconds[request.cell_id] += request.total_s or 0.0
+    return seconds
 
 
 def _only(block: Block, ids: frozenset[str]) -> Block:
