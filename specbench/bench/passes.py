@@ -86,9 +86,12 @@ class Passes:
             question = block.cells[0].key
             begun = num_begun.get(question, 0)
             num_begun[question] = begun + 1
+            block = _only(block, self._usable - out.get(question, frozenset()))
             if self._plan.settings.budget_s is not None and begun in (1, A_FEW):
-                out[question] = out.get(question, frozenset()) | self._losers(block, begun)
-            yield _only(block, self._usable - out.get(question, frozenset()))
+                losers = self._losers(block, begun)
+                out[question] = out.get(question, frozenset()) | losers
+                block = _only(block, self._usable - out[question])
+            yield block
 
     def _losers(self, block: Block, num_prompts: int) -> frozenset[str]:
         """The cells of the block that its question's first prompts show to be hopeless."""

@@ -316,3 +316,11 @@ def test_the_watch_hears_of_every_block(tmp_path):
     assert watch.stages[:3] == ["big: loading", "big: warming up", "big: own.jsonl"]
     assert watch.stages[-1] == "big: own.jsonl, the winners again"
     assert watch.warnings == []
+
+
+def test_a_k_that_left_the_race_cannot_push_out_its_drafters_best(tmp_path):
+    # On the first prompt K = 4 of the bad drafter leaves; its K = 2 is measured to the end.
+    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1600.0), TWENTY)
+    run = measure(plan, FakeEngine(FakeClock(), noise=0.5), tmp_path)
+    best = "big/bad|own.jsonl|builtin|ngram|k2"
+    assert all(any(best in i for i in cells_of(block)) for block in explored(run))

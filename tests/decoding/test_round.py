@@ -82,6 +82,22 @@ def test_a_budget_is_met_exactly_and_nothing_is_drafted_past_it(k: int, budget: 
     assert not result.hit_eos
 
 
+@pytest.mark.parametrize("prompt_length", range(52, 67))
+def test_slots_suffice_where_a_row_ends_at_a_step_of_the_span(prompt_length: int) -> None:
+    # The runner checks that each position is below the span, which grows in steps of 64.
+    script = {i: (5 + i) % 100 for i in range(90)}
+    prompt = tuple(range(5, 5 + prompt_length))
+
+    (result,) = decode(
+        CountingRunner(),
+        ScriptedDrafter(script),
+        [Request(prompt_ids=prompt, max_new_tokens=10)],
+        k=6,
+    )
+
+    assert result.output_ids == tuple(range(5 + prompt_length, 15 + prompt_length))
+
+
 def test_an_end_of_text_inside_the_accepted_drafts_cuts_the_round() -> None:
     # Prefill says 6; the round drafts 7 8 9 10, all right; 9 ends the text: 7 8 9 are
     # emitted and kept, 10 is not counted as accepted.

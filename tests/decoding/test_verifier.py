@@ -129,7 +129,7 @@ def test_a_refused_draft_is_replaced_from_the_residual() -> None:
 
 
 def test_where_nothing_was_drafted_the_token_has_the_targets_own_law() -> None:
-    accepted_N, tokens_N = rejected_or_kept(3, num_drafted=0)
+    accepted_N, tokens_N = rejected_or_kept(0, num_drafted=0)
 
     assert accepted_N.sum() == 0
     shares = torch.bincount(tokens_N, minlength=4) / N
