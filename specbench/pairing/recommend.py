@@ -57,8 +57,10 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
     if not usable:
         return Choice(cells=candidates, leader=None, to_confirm=None)
     # "Do not speculate" is only said when no K is left undecided.
-    promising = [cell for cell in usable if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
-    leader = _leader(promising or usable)
+    # A K that left the race after a few prompts has no interval and decides nothing.
+    judged = [c for c in usable if c.speedup and c.speedup.low is not None] or usable
+    promising = [cell for cell in judged if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
+    leader = _leader(promising or judged)
     wins = any(_low(cell) > BEATS_BASELINE for cell in promising)
     return Choice(
         cells=candidates,

@@ -245,6 +245,9 @@ def test_under_a_budget_a_k_that_cannot_win_leaves_the_race(tmp_path):
     cells = [cells_of(block) for block in explored(run)]
     assert not any("big/bad|own.jsonl|builtin|ngram|k4" in i for i in cells[1])
     assert not any("big/good|own.jsonl|builtin|ngram|k2" in i for i in cells[3])
+    good, bad = build_document(run).decisions
+    assert good.sentence.startswith("own.jsonl: K=4")
+    assert bad.sentence.startswith("own.jsonl: do not speculate")
 
 
 def test_without_a_budget_every_k_runs_to_the_end(tmp_path):
