@@ -1,10 +1,12 @@
 """The round-cost formulas: pure numbers, shared by the decoder's controller and the forecast.
 
 Costs are in units of one baseline step (a target forward of one token): c for one drafted
-token, v for verifying K + 1 tokens, h for everything else in a round.
+token, v for verifying K + 1 tokens, h for everything else in a round. Bytes are those that a
+forward must read from the device's memory.
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 
 def expected_tokens(acceptance_rate_per_position: Sequence[float]) -> float:
@@ -45,3 +47,49 @@ def optimal_k(tokens: Sequence[float], break_even: Sequence[float]) -> int:
         predicted_speedup(emitted, cost) for emitted, cost in zip(tokens, break_even, strict=True)
     ]
     return speedups.index(max(speedups))
+
+
+def expected_tokens_by_k(conditional_acceptance: Sequence[float]) -> list[float]:
+    """Tokens a round emits at K = 0, 1, .. n, from P(draft i kept | drafts before it kept)."""
+    tokens, kept = [1.0], 1.0
+    for rate in conditional_acceptance:
+        kept *= rate
+        tokens.append(tokens[-1] + kept)
+    return tokens
+
+
+def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
+    """Tokens a second of a batch whose live rows emit `tokens` each in a round of `round_s`.
+
+    Source: Liu et al. 2024 (arXiv:2406.14066), the goodput of a speculation length.
+    """
+    return num_live * tokens / round_s
+
+
+def amortised_goodput(rate: float, *, stay_s: float, once_s: float) -> float:
+    """What is left of `rate` tokens a second kept up for `stay_s`, when `once_s` buys it."""
+    return rate * stay_s / (stay_s + once_s)
+
+
+def conditional_rates(acceptance_rate_per_position: Sequence[float]) -> tuple[float, ...]:
+    """c_i = a_i / a_(i-1), a_0 = 1: the chance that draft i is kept once those before it are.
+
+    0 where the one before is never kept.
+    """
+    pairs = pairwise((1.0, *acceptance_rate_per_position))
+    return tuple(here / before if before else 0.0 for before, here in pairs)
+
+
+def bytes_per_forward(weights_bytes: int, rows: int, context: int, kv_bytes_per_token: int) -> int:
+    """W + B L kv: every weight once and the keys and values of every row, whatever its tokens.
+
+    A few checked tokens read what one reads: it is the same for a step and a verification. An
+    embedding table is no part of W unless it is the output matrix too: single rows of it are
+    looked up. Source: the memory side of the roofline (Williams et al. 2009).
+    """
+    return weights_bytes + rows * context * kv_bytes_per_token
+
+
+def roofline_s(num_bytes: float, bytes_per_s: float) -> float:
+    """bytes / bandwidth: what must be read from memory takes at least so long."""
+    return num_bytes / bytes_per_s

@@ -8,7 +8,7 @@ from specbench.shipped import PACKAGE
 from specbench.strict_yaml import Section, Value, nearest, number, one_of
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 MODEL_KEYS = (
     "model",
     "revision",
@@ -20,6 +20,8 @@ MODEL_KEYS = (
 )
 
 _HUB_ID = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*")
+_DEMO_MODELS = PACKAGE / "demo" / "models"
+_SHAPES = PACKAGE / "shapes"
 _DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")
 
 
@@ -27,12 +29,12 @@ _DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")
 class ModelSpec:
     """A model as pairings.yaml describes it."""
 
-    source: str  # as written: a Hugging Face id, a folder, demo:NAME
+    source: str  # as written: a Hugging Face id, a folder, demo:NAME, shape:NAME
     folder: Path | None = None  # None: `source` is a Hugging Face id
     revision: str | None = None
     dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's own on a GPU
     device_map: str | None = None
-    quantization: str | None = None
+    quantization: str | None = None  # packed when loaded; None: as the checkpoint is stored
     trust_remote_code: bool = False
     needs_gib: float | None = None  # memory of the weights; 1 GiB is 2**30 bytes
 
@@ -40,6 +42,19 @@ class ModelSpec:
     def location(self) -> str:
         """What `from_pretrained` takes."""
         return str(self.folder or self.source)
+
+    @property
+    def is_shape(self) -> bool:
+        """True where there is only a config: its weights can only be made up."""
+        return self.source.startswith("shape:")
+
+    @property
+    def tokenizer_location(self) -> str:
+        """Where its tokenizer is; a shape has none and borrows the embedded target's.
+
+        A shape's text means nothing, and its vocabulary is larger than the borrowed one.
+        """
+        return str(_DEMO_MODELS / "target") if self.is_shape else self.location
 
 
 def read_model_spec(keys: Section, dtype: str, device_map: str | None) -> ModelSpec:
@@ -84,7 +99,9 @@ def _model_folder(value: Value) -> Path | None:
     source = value.text()
     kind, _, name = source.partition(":")
     if kind == "demo":
-        return _embedded_model(value, name)
+        return _shipped_model(value, name, _DEMO_MODELS, "embedded model")
+    if kind == "shape":
+        return _shipped_model(value, name, _SHAPES, "shape")
     if source.startswith(("./", "../", "/", "~/")):
         folder = read_folder(value)
         if not any(folder.glob("config.json")):
@@ -92,16 +109,14 @@ def _model_folder(value: Value) -> Path | None:
         return folder
     if not _HUB_ID.fullmatch(source):
         value.fail(
-            f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/) "
-            "or an embedded model (demo:NAME)"
+            f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/), "
+            "an embedded model (demo:NAME) or a shape (shape:NAME)"
         )
     return None
 
 
-def _embedded_model(value: Value, name: str) -> Path:
-    known = sorted(path.parent.name for path in PACKAGE.glob("demo/models/*/config.json"))
+def _shipped_model(value: Value, name: str, folder: Path, what: str) -> Path:
+    known = sorted(path.parent.name for path in folder.glob("*/config.json"))
     if known and name not in known:  # with none at all (before training), loading says so
-        value.fail(
-            f"no embedded model {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
-        )
-    return PACKAGE / "demo" / "models" / name
+        value.fail(f"no {what} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
+    return folder / name

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "config": {*BASE, "shipped", "methods", "strict_yaml", "model_spec"},
     "workloads": {*BASE, "shipped", "strict_yaml", "workload_formats"},
     "workload_formats": {*BASE, "strict_yaml"},
+    "lengthening": {*BASE, "shipped", "workloads"},
     "store": {*BASE},
     "metrics": {*BASE},
     "stats": {*BASE, "metrics"},
@@ -37,8 +38,8 @@ MAY_IMPORT = {
     "engines": {*DECODING, "config", "model_spec"},
     "probes": BASE,
     "demo": {*DECODING, "engines", "config"},
-    "bench": {*ANALYSING, *DECODING, "engines", "probes"} - {"report"},
-    "cli": {*ANALYSING, *DECODING, "engines", "probes", "bench", "model_spec"},
+    "bench": {*ANALYSING, *DECODING, "engines", "probes", "lengthening"} - {"report"},
+    "cli": {*ANALYSING, *DECODING, "engines", "probes", "bench", "model_spec", "lengthening"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers"}

@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -11,12 +12,21 @@ import torch
 
 from specbench.bench.deadline import Deadline
 from specbench.bench.memory import MemoryMeter
-from specbench.bench.plan import TargetPlan, foreign_workloads, plan_targets
+from specbench.bench.plan import (
+    BUILTIN,
+    TRANSFORMERS,
+    TargetPlan,
+    foreign_workloads,
+    plan_targets,
+)
 from specbench.bench.target import TargetRun
 from specbench.bench.watch import Watch
 from specbench.config import Pairing, Target
 from specbench.decoding.loading import ModelSource, planned_dtype
-from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.builtin import BuiltinEngine, BuiltinOptions
+from specbench.engines.engine import Engine
+from specbench.engines.shelf import Shelf
+from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
@@ -78,11 +88,25 @@ def run_benchmark(
             deadline = Deadline(budget_s, time.monotonic, spent_s=_spent_s(writer, plan))
             meter = MemoryMeter(plan.target.name, str(device), probe)
             target_run = TargetRun(plan, writer, probe, meter, watch, deadline)
-            target_run.measure(
-                lambda plan=plan: BuiltinEngine(plan.target, device, dtype=settings.dtype)
-            )
+            target_run.measure(partial(open_engines, plan.target, device, settings))
         writer.finish()
         return load_run(writer.folder, root)
+
+
+def open_engines(target: Target, device: torch.device, settings: RunSettings) -> dict[str, Engine]:
+    """The engines of a run over one set of weights; ModelError."""
+    shelf = Shelf(device, settings.dtype)
+    options = BuiltinOptions(
+        forward=settings.forward,
+        graph=settings.graph,
+        compile=settings.compile,
+        acceptance=settings.acceptance,
+    )
+    make: dict[str, Callable[[], Engine]] = {
+        BUILTIN: lambda: BuiltinEngine(target, shelf, options),
+        TRANSFORMERS: lambda: TransformersEngine(target, shelf),
+    }
+    return {name: make[name]() for name in settings.engines}
 
 
 def find_device(name: str) -> torch.device:

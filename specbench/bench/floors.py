@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import median
 
-from specbench.bench.plan import Cell
+from specbench.bench.blocks import Cell
 from specbench.engines.engine import Engine
 from specbench.records import BlockRecord, ForwardCost
 
@@ -14,7 +14,7 @@ def measure_floors(
     engine: Engine, cells: tuple[Cell, ...], block: BlockRecord
 ) -> Iterator[ForwardCost]:
     """Bare forwards of every cell of a block at its middle context; equal shapes run once."""
-    context = _middle_context(block)
+    context = middle_context(block)
     known: dict[tuple[str, str, int], tuple[float, ...]] = {}
     for cell in cells:
         for forward in engine.forwards(cell.drafter, cell.key.num_speculative_tokens):
@@ -34,6 +34,7 @@ def measure_floors(
             )
 
 
-def _middle_context(block: BlockRecord) -> int:
+def middle_context(block: BlockRecord) -> int:
+    """Tokens in the cache half-way through a block's typical request."""
     done = [r for r in block.requests if r.output_ids]
     return round(median(r.num_prompt_tokens + r.num_output_tokens / 2 for r in done)) if done else 1

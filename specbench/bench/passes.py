@@ -4,16 +4,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import torch
+
+from specbench.bench.blocks import Block, Cell, confirm_block
 from specbench.bench.deadline import Deadline
 from specbench.bench.floors import measure_floors
-from specbench.bench.plan import Block, Cell, TargetPlan, confirm_block
+from specbench.bench.limits import measure_limits
+from specbench.bench.plan import BUILTIN, TargetPlan
 from specbench.bench.race import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
 from specbench.metrics.cell import gather_cells
 from specbench.pairing.recommend import by_question, choose
-from specbench.records import BlockRecord, CellKey, CellSummary
+from specbench.probes.bandwidth import measure_copy_bandwidth
+from specbench.records import NO_DRAFTER, BlockRecord, CellKey, CellSummary
 from specbench.stats.summary import summarise
 from specbench.store import RunWriter, load_run
 
@@ -39,6 +44,8 @@ class Passes:
         self._watch = watch
         self._deadline = deadline
         self._usable = usable
+        self._device = torch.device(writer.run.environment.device)
+        self._copy_bytes_per_s: float | None = None  # measured once, when first needed
         self._precise: set[CellKey] = set()  # questions known well enough, by their K = 0
 
     def explore(self, session: Session, engine: Engine) -> None:
@@ -50,24 +57,35 @@ class Passes:
                 if self._deadline.is_over("explore") or self._is_precise(block):
                     continue
                 record = session.run_block(block)
-                for cost in measure_floors(engine, block.cells, record):
-                    self._writer.append(cost)
+                self._measure_beside(engine, block, record)
             self._watch.advance(done + 1, total, self._deadline.seconds_left("explore"))
+
+    def _measure_beside(self, engine: Engine, block: Block, record: BlockRecord) -> None:
+        """What bounds one row's rounds, while the machine is as it was in them."""
+        if block.setting.is_stream:
+            return
+        cells = tuple(c for c in block.cells if c.key.engine == BUILTIN and not c.key.adaptive)
+        if not cells:
+            return
+        for cost in measure_floors(engine, cells, record):
+            self._writer.append(cost)
+        if self._copy_bytes_per_s is None:
+            self._copy_bytes_per_s = measure_copy_bandwidth(self._device)
+        for limit in measure_limits(
+            engine, cells, record, device=self._device, copy_bytes_per_s=self._copy_bytes_per_s
+        ):
+            self._writer.append(limit)
 
     def confirm(self, session: Session) -> None:
         """Every winner and K = 0 beside it: the best of many is biased upward."""
         summaries = self._summaries(self._plan.all_cells, self._stored_blocks())
-        winners = [choose(group).to_confirm for group in by_question(summaries)]
-        chosen = frozenset(key.id for key in winners if key is not None) & self._usable
+        groups = by_question(summaries)
+        chosen = frozenset(key.id for group in groups for key in _again(group)) & self._usable
         # Repeats past all planned ones are fresh, and the same ones in every session.
         blocks = [
-            confirm_block(
-                block,
-                (block.cells[0], *_only(block, chosen).cells),
-                self._plan.repeats(block.cells[0].key.temperature),
-            )
+            confirm_block(block, cells, self._plan.repeats(block.setting))
             for block in self._explored()
-            if block.id in self._writer.finished_blocks and _only(block, chosen).cells
+            if block.id in self._writer.finished_blocks and (cells := _confirmed(block, chosen))
         ]
         for done, block in enumerate(blocks):
             self._watch.stage(f"{block.target}: {block.workload}, the winners again")
@@ -95,7 +113,7 @@ class Passes:
 
     def _losers(self, block: Block, num_prompts: int) -> frozenset[str]:
         """The cells of the block that its question's first prompts show to be hopeless."""
-        drafted = {cell.key.id for cell in block.cells[1:]}
+        drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
         first = [
             stored
             for stored in self._stored_blocks()
@@ -115,7 +133,7 @@ class Passes:
 
     def _affordable_share(self) -> float:
         """What a further prompt may take of the first one's time, so that enough can follow."""
-        questions = len(self._plan.workloads) * len(self._plan.settings.temperatures)
+        questions = len(self._plan.all_settings)
         own = (b for b in self._stored_blocks() if self._usable >= set(b.order))
         first = [block for block in own if block.purpose == "explore"][:questions]
         spent_s = sum(sum(_seconds(block).values()) for block in first)
@@ -142,9 +160,31 @@ class Passes:
         return load_run(self._writer.folder, self._writer.folder.parent).blocks
 
 
+def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:
+    """What of one question is measured again: the winner, and K = auto beside the best K."""
+    winner = choose(group).to_confirm
+    if winner is not None:
+        yield winner
+    if any(cell.key.adaptive for cell in group):
+        yield from (cell.key for cell in group if cell.key.adaptive)
+        fixed = [cell for cell in group if cell.speedup and not cell.key.adaptive]
+        if fixed:
+            yield max(fixed, key=lambda c: c.speedup.estimate if c.speedup else 0.0).key
+
+
+def _confirmed(block: Block, chosen: frozenset[str]) -> tuple[Cell, ...]:
+    """The chosen cells of a block with their engines' baselines; empty where none is chosen."""
+    cells = _only(block, chosen).cells
+    engines = {cell.key.engine for cell in cells}
+    baselines = (cell for cell in block.baselines if cell.key.engine in engines)
+    return (*baselines, *cells) if cells else ()
+
+
 def _seconds(block: BlockRecord) -> dict[str, float]:
     """What each cell of a block took."""
     seconds = dict.fromkeys(block.order, 0.0)
+    if block.passes:
+        return seconds | {one.cell_id: one.seconds for one in block.passes}
     for request in block.requests:
         seconds[request.cell_id] += request.total_s or 0.0
     return seconds

@@ -1,66 +1,23 @@
 """What will be measured: cells made of blocks, with K = 0 always among them. No tensors."""
 
-import hashlib
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from specbench.bench.blocks import Block, Cell, Setting
 from specbench.config import Pairing, Target
+from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
-from specbench.records import (
-    NO_DRAFTER,
-    BlockPurpose,
-    CellKey,
-    CellPlan,
-    Prompt,
-    RunSettings,
-    Sampling,
-)
+from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, RunSettings, Sampling
 from specbench.workloads import Workload, load_workload
 
 DEFAULT_K = 4
 DEFAULT_PROMPTS = 10
 SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed says little
-ENGINE = "builtin"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
-    """A cell to run: its key and the drafter's name within the target."""
-
-    key: CellKey
-    sampling: Sampling
-
-    @property
-    def drafter(self) -> str:
-        return self.key.drafter
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Block:
-    """One prompt, every K, one repeat: the unit of running, storing and resuming."""
-
-    target: str
-    workload: str
-    prompt: Prompt
-    repeat: int
-    purpose: BlockPurpose
-    cells: tuple[Cell, ...]
-
-    @property
-    def id(self) -> str:
-        """Names the same work in every session of a run, whatever order it is done in."""
-        cells = hashlib.sha256("\n".join(cell.key.id for cell in self.cells).encode())
-        temperature = f"t{self.cells[0].key.temperature:g}"
-        place = (self.target, self.workload, self.prompt.id, temperature)
-        parts = (*place, f"r{self.repeat}", self.purpose)
-        return "|".join((*parts, cells.hexdigest()[:8]))
-
-    def order(self, seed: int) -> tuple[Cell, ...]:
-        """The cells in the order they run in, drawn from the seed: drift hits all alike."""
-        cells = list(self.cells)
-        random.Random(f"{seed}|{self.id}").shuffle(cells)
-        return tuple(cells)
+ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it
+PASSES = 6  # of the prompt list above one row: an interval needs five
+WAITING_PER_ROW = 3  # requests a row in a pass, so that all rows are busy for most of it
+BUILTIN = "builtin"
+TRANSFORMERS = "transformers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,113 +38,162 @@ class TargetPlan:
             return workload.take(len(workload.prompts), self.settings.seed)
         return workload.take(DEFAULT_PROMPTS, self.settings.seed)
 
+    def pass_prompts(self, workload: Workload, concurrency: int) -> tuple[Prompt, ...]:
+        """The prompt list of one pass over many rows; it starts again where it is too short."""
+        wanted = self.settings.num_prompts or WAITING_PER_ROW * concurrency
+        prompts = workload.take(min(wanted, len(workload.prompts)), self.settings.seed)
+        return tuple(prompts[i % len(prompts)] for i in range(wanted))
+
     @property
     def is_open_ended(self) -> bool:
         return self.settings.budget_s is not None or self.settings.precision is not None
 
-    def repeats(self, temperature: float) -> int:
+    @property
+    def all_settings(self) -> tuple[Setting, ...]:
+        asked = self.settings
+        return tuple(
+            Setting(
+                workload=workload.name,
+                temperature=temperature,
+                concurrency=concurrency,
+                context=context,
+                request_rate=asked.request_rate,
+            )
+            for workload in self.workloads
+            for temperature in asked.temperatures
+            for context in asked.contexts or (None,)
+            for concurrency in asked.concurrency
+        )
+
+    def _turn(self, setting: Setting) -> tuple[int, ...]:
+        """Workloads take turns within everything else that settings differ by."""
+        asked = self.settings
+        context = asked.contexts.index(setting.context) if setting.context is not None else 0
+        rows = asked.concurrency.index(setting.concurrency)
+        return asked.temperatures.index(setting.temperature), context, rows
+
+    def repeats(self, setting: Setting) -> int:
         if self.settings.num_repeats is not None:
             return self.settings.num_repeats
-        return SEEDS_WHEN_SAMPLING if temperature > 0 or self.is_open_ended else 1
-
-    def cells(self, workload: str, temperature: float) -> tuple[Cell, ...]:
-        """K = 0 once, then every K of every pairing."""
-        baseline = self._cell(NO_DRAFTER, self.target.name, NO_DRAFTER, 0, workload, temperature)
-        return (
-            baseline,
-            *(
-                self._cell(p.drafter.name, p.name, p.drafter.method, k, workload, temperature)
-                for p in self.pairings
-                for k in self.ks(p)
-                if k > 0
-            ),
-        )
+        if setting.is_stream:
+            return PASSES
+        return SEEDS_WHEN_SAMPLING if setting.temperature > 0 or self.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
         if self.settings.num_speculative_tokens is not None:
             return self.settings.num_speculative_tokens
         return (pairing.drafter.num_speculative_tokens or DEFAULT_K,)
 
+    def largest_k(self, pairing: Pairing) -> int:
+        """The most that any of its cells may draft; 0: only the baseline is measured."""
+        fixed = max(self.ks(pairing), default=0)
+        return (fixed or ADAPTIVE_K) if self.settings.adaptive else fixed
+
+    def cells(self, setting: Setting) -> tuple[Cell, ...]:
+        """K = 0 of every engine, then every K of every pairing, then the adaptive ones."""
+        made: list[Cell] = []
+        for engine in self.settings.engines:
+            if engine == BUILTIN:
+                made += self._builtin_cells(setting)
+            elif not setting.is_stream:
+                made += self._peer_cells(setting)
+        return tuple(made)
+
+    def _builtin_cells(self, setting: Setting) -> Iterator[Cell]:
+        yield self._cell(setting, BUILTIN, None, NO_DRAFTER, 0)
+        for pairing in self.pairings:
+            method = pairing.drafter.method
+            for k in self.ks(pairing):
+                if k > 0:
+                    yield self._cell(setting, BUILTIN, pairing, method, k)
+            if self.settings.adaptive:
+                most = self.largest_k(pairing)
+                yield self._cell(setting, BUILTIN, pairing, method, most, adaptive=True)
+
+    def _peer_cells(self, setting: Setting) -> Iterator[Cell]:
+        for method in BASELINES:
+            yield self._cell(setting, TRANSFORMERS, None, method, 0)
+        for pairing in self.pairings:
+            for method in peer_methods(pairing.drafter.method):
+                own = method == "assisted_default"
+                for k in (ASSISTED_DEFAULT_K,) if own else self.ks(pairing):
+                    if k > 0:
+                        yield self._cell(setting, TRANSFORMERS, pairing, method, k)
+
     def _cell(
-        self, drafter: str, pairing: str, method: str, k: int, workload: str, temperature: float
+        self,
+        setting: Setting,
+        engine: str,
+        pairing: Pairing | None,
+        method: str,
+        k: int,
+        *,
+        adaptive: bool = False,
     ) -> Cell:
         key = CellKey(
-            pairing=pairing,
+            pairing=pairing.name if pairing else self.target.name,
             target=self.target.name,
-            drafter=drafter,
-            workload=workload,
-            engine=ENGINE,
+            drafter=pairing.drafter.name if pairing else NO_DRAFTER,
+            workload=setting.workload,
+            engine=engine,
             method=method,
             num_speculative_tokens=k,
-            concurrency=1,
-            temperature=temperature,
+            concurrency=setting.concurrency,
+            temperature=setting.temperature,
             dtype=self.dtype,
+            adaptive=adaptive,
+            context=setting.context,
+            request_rate=setting.request_rate,
         )
-        sampling = Sampling(
-            temperature=temperature, top_k=self.settings.top_k, top_p=self.settings.top_p
-        )
+        top_k, top_p = self.settings.top_k, self.settings.top_p
+        sampling = Sampling(temperature=setting.temperature, top_k=top_k, top_p=top_p)
         return Cell(key=key, sampling=sampling)
 
     @property
     def all_cells(self) -> tuple[Cell, ...]:
-        return tuple(
-            cell
-            for workload in self.workloads
-            for temperature in self.settings.temperatures
-            for cell in self.cells(workload.name, temperature)
-        )
+        return tuple(cell for setting in self.all_settings for cell in self.cells(setting))
 
     def explore_blocks(self) -> Iterator[Block]:
         """Prompt by prompt through all workloads, so that a run cut short is balanced."""
-        for repeat in range(max(self.repeats(t) for t in self.settings.temperatures)):
-            yield from self._pass(repeat)
-
-    def _pass(self, repeat: int) -> Iterator[Block]:
+        settings = sorted(self.all_settings, key=self._turn)
         chosen = {workload.name: self.prompts(workload) for workload in self.workloads}
-        for i in range(max(map(len, chosen.values()))):
-            for temperature in self.settings.temperatures:
-                if repeat >= self.repeats(temperature):
-                    continue
-                for name, prompts in chosen.items():
-                    if i < len(prompts):
+        workloads = {workload.name: workload for workload in self.workloads}
+        for repeat in range(max(map(self.repeats, settings))):
+            for i in range(max(map(len, chosen.values()))):
+                for setting in settings:
+                    prompts = chosen[setting.workload][i : i + 1]
+                    if setting.is_stream:
+                        workload = workloads[setting.workload]
+                        every = self.pass_prompts(workload, setting.concurrency)
+                        prompts = () if i else every
+                    if prompts and repeat < self.repeats(setting):
                         yield Block(
                             target=self.target.name,
-                            workload=name,
-                            prompt=prompts[i],
+                            setting=setting,
+                            prompts=prompts,
                             repeat=repeat,
                             purpose="explore",
-                            cells=self.cells(name, temperature),
+                            cells=self.cells(setting),
                         )
 
     def cell_plans(self) -> tuple[CellPlan, ...]:
         """What the run sets out to do; a budget may end it earlier."""
-        num_prompts: Mapping[str, int] = {w.name: len(self.prompts(w)) for w in self.workloads}
-        return tuple(
-            CellPlan(
-                key=cell.key,
-                num_prompts=num_prompts[cell.key.workload],
-                num_repeats=self.repeats(cell.key.temperature),
-            )
-            for cell in self.all_cells
-        )
-
-
-def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> Block:
-    """The same prompt again with K = 0 and the chosen cells only, on a fresh repeat."""
-    return Block(
-        target=explored.target,
-        workload=explored.workload,
-        prompt=explored.prompt,
-        repeat=first_repeat + explored.repeat,
-        purpose="confirm",
-        cells=tuple(cells),
-    )
-
-
-def request_seed(seed: int, prompt_id: str, repeat: int, turn: int) -> int:
-    """The seed of one request's noise, the same for every K."""
-    digest = hashlib.sha256(f"{seed}|{prompt_id}|{repeat}|{turn}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
+        workloads = {workload.name: workload for workload in self.workloads}
+        plans = []
+        for setting in self.all_settings:
+            workload = workloads[setting.workload]
+            prompts = self.prompts(workload)
+            if setting.is_stream:
+                prompts = self.pass_prompts(workload, setting.concurrency)
+            plans += [
+                CellPlan(
+                    key=cell.key,
+                    num_prompts=len({prompt.id for prompt in prompts}),
+                    num_repeats=self.repeats(setting),
+                )
+                for cell in self.cells(setting)
+            ]
+        return tuple(plans)
 
 
 def plan_targets(

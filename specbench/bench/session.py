@@ -1,19 +1,23 @@
 """A loaded target at work: references, single requests and whole blocks, each recorded."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
 
-from specbench.bench.plan import Block, Cell, TargetPlan, request_seed
-from specbench.engines.engine import Engine, EngineRequest, EngineResult
-from specbench.errors import ModelError, WorkloadError
+from specbench.bench.blocks import Block, Cell, request_seed
+from specbench.bench.plan import TargetPlan
+from specbench.bench.recording import Turn, failed_record, make_pass, make_record, shares
+from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass, Work
+from specbench.errors import ModelError, UsageError, WorkloadError
+from specbench.lengthening import TextSource, lengthen
 from specbench.probes.probe import Probe
 from specbench.records import (
-    NO_DRAFTER,
     BlockRecord,
+    DeviceSample,
     Message,
+    PassRecord,
     Prompt,
     ReferenceRecord,
     RequestRecord,
@@ -23,64 +27,77 @@ from specbench.store import RunWriter
 
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 GREEDY = Sampling()
+_REFUSALS = (WorkloadError, ModelError, UsageError, torch.OutOfMemoryError)
 
 
 class Session:
-    """One target's engine with the probe beside it and the run that keeps what happens."""
+    """One target's engines with the probe beside them and the run that keeps what happens.
+
+    `engines` are by name; the first decodes the reference answers.
+    """
 
     def __init__(
         self,
-        engine: Engine,
+        engines: Mapping[str, Engine],
         probe: Probe,
         writer: RunWriter,
         references: Iterable[ReferenceRecord],
         plan: TargetPlan,
     ) -> None:
         self.target = plan.target.name
-        self.engine = engine
+        self.engines = engines
+        self.engine = next(iter(engines.values()))
         self._probe = probe
         self._writer = writer
         self._max_new_tokens = plan.settings.max_new_tokens
         self._workloads = {workload.name: workload for workload in plan.workloads}
         self._seed = plan.settings.seed
         self._references = {
-            (r.workload, r.prompt_id, r.turn): r for r in references if r.target == self.target
+            (r.workload, r.prompt_id, r.turn, r.context): r
+            for r in references
+            if r.target == self.target
         }
+        self._lengthened: dict[tuple[str, str, int], Prompt] = {}
 
     def run_block(self, block: Block) -> BlockRecord:
         """Measure every cell of the block, in its own order; saved before it returns."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         order = block.order(self._seed)
-        requests = tuple(r for cell in order for r in self._conversation(block, cell))
+        requests: list[RequestRecord] = []
+        passes: list[PassRecord] = []
+        for cell in order:
+            done, served = self._run_cell(block, cell)
+            requests += done
+            passes += served
         record = BlockRecord(
             block_id=block.id,
             workload=block.workload,
-            prompt_id=block.prompt.id,
+            prompt_id=block.prompt_id,
             repeat=block.repeat,
             purpose=block.purpose,
             order=tuple(cell.key.id for cell in order),
             started_at=started_at,
-            requests=requests,
+            requests=tuple(requests),
+            passes=tuple(passes),
         )
         self._writer.append(record)
         return record
 
-    def reference(self, workload: str, prompt: Prompt) -> list[ReferenceRecord]:
+    def reference(
+        self, workload: str, prompt: Prompt, context: int | None = None
+    ) -> list[ReferenceRecord]:
         """The target's own greedy answers to the turns of a prompt, decoded once a run."""
         answers: list[ReferenceRecord] = []
         for turn, ids in enumerate(self._turns(workload, prompt, answers)):
-            known = self._references.get((workload, prompt.id, turn))
+            known = self._references.get((workload, prompt.id, turn, context))
             if known is None:
-                result = self.engine.generate(
-                    EngineRequest(
-                        prompt_ids=ids,
-                        max_new_tokens=self.max_new_tokens(workload),
-                        sampling=GREEDY,
-                        seed=0,
-                    ),
-                    NO_DRAFTER,
-                    0,
+                request = EngineRequest(
+                    prompt_ids=ids,
+                    max_new_tokens=self.max_new_tokens(workload),
+                    sampling=GREEDY,
+                    seed=0,
                 )
+                result = self.engine.generate(request, self.engine.baseline)
                 known = ReferenceRecord(
                     target=self.target,
                     workload=workload,
@@ -88,9 +105,10 @@ class Session:
                     turn=turn,
                     num_prompt_tokens=len(ids),
                     output_ids=result.output_ids,
+                    context=context,
                 )
                 self._writer.append(known)
-                self._references[workload, prompt.id, turn] = known
+                self._references[workload, prompt.id, turn, context] = known
             answers.append(known)
         return answers
 
@@ -117,90 +135,100 @@ class Session:
             except WorkloadError as error:
                 raise WorkloadError(f"{workload}, prompt {prompt.id}: {error}") from error
 
-    def _conversation(self, block: Block, cell: Cell) -> Iterator[RequestRecord]:
-        """One record a turn; a failure is recorded and ends the conversation."""
-        answers: list[ReferenceRecord] = []
-        try:
-            answers = self.reference(block.workload, block.prompt)
-            turns = list(self._turns(block.workload, block.prompt, answers))
-        except (WorkloadError, ModelError, torch.OutOfMemoryError) as error:
-            yield self._failed(block, cell, 0, 0, error)
-            return
-        for turn, ids in enumerate(turns):
-            try:
-                yield self._measure(block, cell, turn, ids, len(answers[turn].output_ids))
-            except (ModelError, torch.OutOfMemoryError) as error:
-                yield self._failed(block, cell, turn, len(ids), error)
-                return
+    def _in_context(self, workload: str, prompt: Prompt, context: int | None) -> Prompt:
+        """The prompt, lengthened with real text where a context is asked for."""
+        if context is None:
+            return prompt
+        key = (workload, prompt.id, context)
+        if key not in self._lengthened:
+            source = TextSource.beside(self._workloads[workload], seed=self._seed)
+            self._lengthened[key] = lengthen(
+                prompt, context, source, lambda longer: len(self.first_turn(workload, longer))
+            )
+        return self._lengthened[key]
 
-    def _measure(
-        self, block: Block, cell: Cell, turn: int, ids: tuple[int, ...], reference_length: int
-    ) -> RequestRecord:
+    def _run_cell(self, block: Block, cell: Cell) -> tuple[list[RequestRecord], list[PassRecord]]:
+        """The block's requests in one cell: together above one row, else one conversation.
+
+        What cannot be decoded is recorded as failed.
+        """
+        turns: list[Turn] = []
+        try:
+            turns = list(self._asked(block, cell))
+            served, device, energy_j = self._serve(cell, [turn.request for turn in turns])
+        except _REFUSALS as error:
+            failed = turns or [Turn(block.prompts[0].id, 0, block.repeat, 0, _NOTHING)]
+            return [failed_record(cell, turn, error) for turn in failed], []
+        is_stream = block.setting.is_stream
+        records = []
+        for turn, result, share in zip(turns, served.results, shares(served.results), strict=True):
+            record = make_record(cell, turn, result, keep_arrival=is_stream)
+            if not is_stream:  # turns follow one another: each has its part of what was spent
+                record = replace(
+                    record,
+                    cpu_s=served.cpu_s * share,
+                    energy_j=None if energy_j is None else energy_j * share,
+                    device=device,
+                )
+            records.append(record)
+        if is_stream and records:
+            records[0] = replace(records[0], device=device)
+        keeps_pass = is_stream or cell.key.adaptive
+        return records, [make_pass(cell, served)] if keeps_pass else []
+
+    def _asked(self, block: Block, cell: Cell) -> Iterator[Turn]:
+        """The requests of a block, in order; prompts that come again are further repeats."""
         # Greedy cells all emit as many tokens as the reference, so that seconds compare;
         # sampled ones end where they end, and are compared per token.
         is_greedy = cell.sampling.temperature == 0
-        seed = request_seed(self._seed, block.prompt.id, block.repeat, turn)
-        request = EngineRequest(
-            prompt_ids=ids,
-            max_new_tokens=reference_length if is_greedy else self.max_new_tokens(block.workload),
-            sampling=cell.sampling,
-            seed=seed,
-            stop_at_eos=not is_greedy,
-        )
+        context = block.setting.context
+        cycles = -(-len(block.prompts) // len({prompt.id for prompt in block.prompts}))
+        times_seen: dict[str, int] = {}
+        for asked in block.prompts:
+            seen = times_seen.get(asked.id, 0)
+            times_seen[asked.id] = seen + 1
+            repeat = block.repeat * cycles + seen
+            prompt = self._in_context(block.workload, asked, context)
+            answers = self.reference(block.workload, prompt, context)
+            for turn, ids in enumerate(self._turns(block.workload, prompt, answers)):
+                seed = request_seed(self._seed, prompt.id, repeat, turn)
+                length = len(answers[turn].output_ids)
+                request = EngineRequest(
+                    prompt_ids=ids,
+                    max_new_tokens=length if is_greedy else self.max_new_tokens(block.workload),
+                    sampling=cell.sampling,
+                    seed=seed,
+                    stop_at_eos=not is_greedy,
+                    conversation=f"{prompt.id}|{seen}" if len(prompt.turns) > 1 else None,
+                )
+                yield Turn(prompt.id, turn, repeat, seed, request)
+
+    def _serve(
+        self, cell: Cell, requests: Sequence[EngineRequest]
+    ) -> tuple[ServedPass, DeviceSample | None, float | None]:
+        key = cell.key
+        load = Load(concurrency=key.concurrency, request_rate=key.request_rate, seed=self._seed)
         self._probe.start()
-        energy_j = self._probe.energy_j()
+        before_j = self._probe.energy_j()
         try:
-            result = self.engine.generate(request, cell.drafter, cell.key.num_speculative_tokens)
+            served = self.engines[key.engine].serve(requests, work_of(cell), load)
         finally:
             after_j = self._probe.energy_j()
             device = self._probe.stop()
-        record = _record(block, cell, turn, seed, len(ids), result)
-        used_j = None if energy_j is None or after_j is None else after_j - energy_j
-        return replace(record, energy_j=used_j, device=device)
-
-    def _failed(
-        self, block: Block, cell: Cell, turn: int, num_prompt_tokens: int, error: Exception
-    ) -> RequestRecord:
-        return RequestRecord(
-            cell_id=cell.key.id,
-            prompt_id=block.prompt.id,
-            turn=turn,
-            repeat=block.repeat,
-            seed=request_seed(self._seed, block.prompt.id, block.repeat, turn),
-            num_prompt_tokens=num_prompt_tokens,
-            output_ids=(),
-            finish_reason="failed",
-            prefill_s=None,
-            ttft_s=None,
-            decode_s=None,
-            total_s=None,
-            cpu_s=None,
-            rounds=None,
-            error=first_line(error),
-        )
+        used_j = None if before_j is None or after_j is None else after_j - before_j
+        return served, device, used_j
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, short enough for a table; its kind where it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+_NOTHING = EngineRequest(prompt_ids=(), max_new_tokens=0, sampling=GREEDY, seed=0)
 
 
-def _record(
-    block: Block, cell: Cell, turn: int, seed: int, num_prompt_tokens: int, result: EngineResult
-) -> RequestRecord:
-    return RequestRecord(
-        cell_id=cell.key.id,
-        prompt_id=block.prompt.id,
-        turn=turn,
-        repeat=block.repeat,
-        seed=seed,
-        num_prompt_tokens=num_prompt_tokens,
-        output_ids=result.output_ids,
-        finish_reason="eos" if result.hit_eos else "length",
-        prefill_s=result.prefill_s,
-        ttft_s=result.ttft_s,
-        decode_s=result.decode_s,
-        total_s=result.total_s,
-        cpu_s=result.cpu_s,
-        rounds=result.rounds,
+def work_of(cell: Cell) -> Work:
+    """What an engine is told to do for a cell."""
+    key = cell.key
+    return Work(
+        drafter=key.drafter,
+        method=key.method,
+        k=key.num_speculative_tokens,
+        adaptive=key.adaptive,
+        workload=key.workload if key.adaptive else "",
     )

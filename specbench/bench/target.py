@@ -1,19 +1,23 @@
 """Measures one target with all its pairings: load, warm up, explore, confirm."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, Protocol
 
 import torch
 
+from specbench.bench.blocks import Cell
 from specbench.bench.deadline import Deadline
+from specbench.bench.limits import count_launches
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
-from specbench.bench.plan import Cell, TargetPlan
-from specbench.bench.session import Session, first_line
+from specbench.bench.plan import BUILTIN, TargetPlan
+from specbench.bench.recording import first_line
+from specbench.bench.session import Session, work_of
 from specbench.bench.watch import Watch
 from specbench.config import Drafter, Pairing
-from specbench.engines.engine import Engine, EngineRequest
+from specbench.engines.engine import Engine, EngineRequest, Load, Work
+from specbench.engines.peers import peer_methods
 from specbench.errors import (
     CompatibilityError,
     ModelError,
@@ -31,10 +35,10 @@ REFUSALS = (ModelError, CompatibilityError, UsageError, WorkloadError, torch.Out
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
 
 
-class OpenEngine(Protocol):
-    """Loads a target; raises ModelError."""
+class OpenEngines(Protocol):
+    """Loads a target for the engines of a run, by name, the first one first; ModelError."""
 
-    def __call__(self) -> Engine: ...
+    def __call__(self) -> Mapping[str, Engine]: ...
 
 
 class TargetRun:
@@ -55,27 +59,33 @@ class TargetRun:
         self._meter = meter
         self._watch = watch
         self._deadline = deadline
+        self._left_out: set[tuple[str, str]] = set()  # engines that refused a drafter
 
-    def measure(self, open_engine: OpenEngine) -> None:
+    def measure(self, open_engines: OpenEngines) -> None:
         """All blocks of this target that are not stored yet, as far as the deadline lets."""
         target = self._plan.target.name
         self._watch.stage(f"{target}: loading")
         try:
-            engine = open_engine()
+            engines = open_engines()
         except REFUSALS as error:
             self._fail(target, "load", error)
             return
         references = self._stored().references
-        session = Session(engine, self._probe, self._writer, references, self._plan)
+        session = Session(engines, self._probe, self._writer, references, self._plan)
+        engine = session.engine
         self._writer.append(engine.identity)
         self._watch.stage(f"{target}: warming up")
         try:
             prompt_ids = self._sample_prompt(engine, session)
             self._writer.append(
-                self._meter.target_alone(engine, lambda: _short(engine, prompt_ids, NO_DRAFTER, 0))
+                self._meter.target_alone(
+                    engine, lambda: _short(engine, prompt_ids, engine.baseline)
+                )
             )
-            for loaded, share in self._drafters_that_fit(engine, prompt_ids):
-                usable = self._warm_up(engine, prompt_ids, loaded)
+            for loaded, share in self._drafters_that_fit(session, prompt_ids):
+                usable = self._warm_up(engines, prompt_ids, loaded)
+                self._keep_records(engines)
+                self._count_launches(engine, prompt_ids, usable)
                 deadline = self._deadline.part(share)
                 passes = Passes(self._plan, self._writer, self._watch, deadline, usable)
                 passes.explore(session, engine)
@@ -90,7 +100,7 @@ class TargetRun:
             for prompt in self._plan.prompts(workload):
                 try:
                     prompt_ids = session.first_turn(workload.name, prompt)
-                    _short(engine, prompt_ids, NO_DRAFTER, 0)
+                    _short(engine, prompt_ids, engine.baseline)
                 except REFUSALS as error:
                     errors.append(error)
                 else:
@@ -98,7 +108,7 @@ class TargetRun:
         raise errors[0]
 
     def _drafters_that_fit(
-        self, engine: Engine, prompt_ids: tuple[int, ...]
+        self, session: Session, prompt_ids: tuple[int, ...]
     ) -> Iterator[tuple[frozenset[str], float]]:
         """Load drafters beside the target, as many at once as there is memory for.
 
@@ -106,32 +116,30 @@ class TargetRun:
         drafters that are loaded together share blocks and a K = 0. The first names come even if
         no drafter could be loaded.
         """
-        waiting = [p for p in self._plan.pairings if max(self._plan.ks(p)) > 0]
+        waiting = [p for p in self._plan.pairings if self._plan.largest_k(p)]
         is_first = True
         while waiting or is_first:
-            loaded, waiting = self._load(engine, prompt_ids, waiting)
-            for note in engine.notes:
-                self._watch.warn(note)
+            loaded, waiting = self._load(session, prompt_ids, waiting)
             if loaded or is_first:
                 share = len(loaded) / (len(loaded) + len(waiting)) if waiting else 1.0
                 yield frozenset({NO_DRAFTER, *loaded}), share
             for name in loaded:
-                engine.remove_drafter(name)
+                _remove(session, name)
             is_first = False
 
     def _load(
-        self, engine: Engine, prompt_ids: tuple[int, ...], pairings: Sequence[Pairing]
+        self, session: Session, prompt_ids: tuple[int, ...], pairings: Sequence[Pairing]
     ) -> tuple[list[str], list[Pairing]]:
         """Names that were loaded, and the pairings that found no memory beside them."""
         loaded: list[str] = []
         waiting: list[Pairing] = []
         for pairing in pairings:
-            drafter, k = pairing.drafter, max(self._plan.ks(pairing))
-            load_and_run = partial(self._load_and_run, engine, drafter, prompt_ids, k)
+            drafter, k = pairing.drafter, self._plan.largest_k(pairing)
+            load_and_run = partial(self._load_and_run, session, drafter, prompt_ids, k)
             try:
-                memory = self._meter.with_drafter(engine, drafter.name, load_and_run)
+                memory = self._meter.with_drafter(session.engine, drafter.name, load_and_run)
             except NO_MEMORY as error:
-                engine.remove_drafter(drafter.name)
+                _remove(session, drafter.name)
                 if loaded:
                     waiting.append(pairing)
                 else:
@@ -144,42 +152,86 @@ class TargetRun:
         return loaded, waiting
 
     def _load_and_run(
-        self, engine: Engine, drafter: Drafter, prompt_ids: tuple[int, ...], k: int
+        self, session: Session, drafter: Drafter, prompt_ids: tuple[int, ...], k: int
     ) -> None:
-        identity = engine.add_drafter(drafter)
-        if identity is not None:
-            self._writer.append(identity)
-        _short(engine, prompt_ids, drafter.name, k)
+        """Load it in every engine that has such a method; try it in the first that has."""
+        is_tried = False
+        for name, engine in session.engines.items():
+            methods = (drafter.method,) if name == BUILTIN else peer_methods(drafter.method)
+            if not methods:
+                continue
+            try:
+                identity = engine.add_drafter(drafter)
+            except REFUSALS as error:
+                if engine is session.engine:
+                    raise
+                self._left_out.add((name, drafter.name))
+                self._fail(f"{self._plan.target.name}/{drafter.name}", "load", error, f"{name}: ")
+                continue
+            if not is_tried:
+                is_tried = True
+                if identity is not None:
+                    self._writer.append(identity)
+                _short(engine, prompt_ids, Work(drafter=drafter.name, method=methods[0], k=k))
+
+    def _keep_records(self, engines: Mapping[str, Engine]) -> None:
+        """Store how the engines run, and tell what a user should know."""
+        for engine in engines.values():
+            for note in engine.record.notes:
+                self._watch.warn(note)
+            if engine.record not in self._stored().engines:
+                self._writer.append(engine.record)
 
     def _warm_up(
-        self, engine: Engine, prompt_ids: tuple[int, ...], drafters: frozenset[str]
+        self,
+        engines: Mapping[str, Engine],
+        prompt_ids: tuple[int, ...],
+        drafters: frozenset[str],
     ) -> frozenset[str]:
         """Run every shape once before it counts, recording nothing; ids of cells that can run."""
         shapes: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self._plan.all_cells:
-            if cell.drafter not in drafters:
-                continue
-            k = cell.key.num_speculative_tokens
-            shapes.setdefault((cell.drafter, k, cell.key.temperature), []).append(cell)
+            is_left_out = (cell.key.engine, cell.drafter) in self._left_out
+            if cell.drafter in drafters and not is_left_out:
+                shape = (cell.key.engine, work_of(cell), cell.key.concurrency, cell.sampling)
+                shapes.setdefault(shape, []).append(cell)
         usable: list[Cell] = []
         for cell, *others in shapes.values():
-            k = cell.key.num_speculative_tokens
             request = EngineRequest(
                 prompt_ids=prompt_ids,
                 max_new_tokens=WARM_UP_TOKENS,
                 sampling=cell.sampling,
                 seed=0,
-                stop_at_eos=False,
+                stop_at_eos=cell.sampling.temperature > 0,  # as in the blocks
             )
+            load = Load(concurrency=cell.key.concurrency)
+            engine = engines[cell.key.engine]
             try:
-                engine.generate(request, cell.drafter, k)
+                engine.serve([request] * load.concurrency, work_of(cell), load)
             except REFUSALS as error:
-                if k == 0:
+                k = cell.key.num_speculative_tokens
+                if cell.drafter == NO_DRAFTER and load.concurrency == 1:
                     raise
-                self._fail(cell.key.pairing, "warm_up", error, at=f"K={k}: ")
+                self._fail(cell.key.pairing, "warm_up", error, at=f"{cell.key.method} K={k}: ")
             else:
                 usable += [cell, *others]
         return frozenset(cell.key.id for cell in usable)
+
+    def _count_launches(
+        self, engine: Engine, prompt_ids: tuple[int, ...], usable: frozenset[str]
+    ) -> None:
+        """What the host starts and waits for in a round, on a GPU."""
+        cells = [
+            cell
+            for cell in self._plan.all_cells
+            if cell.key.id in usable and cell.key.engine == BUILTIN and not cell.key.adaptive
+        ]
+        request = EngineRequest(
+            prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
+        )
+        device = torch.device(self._writer.run.environment.device)
+        for limit in count_launches(engine, tuple(cells), request, device):
+            self._writer.append(limit)
 
     def _stored(self) -> StoredRun:
         return load_run(self._writer.folder, self._writer.folder.parent)
@@ -195,8 +247,13 @@ class TargetRun:
             self._writer.append(failure)
 
 
-def _short(engine: Engine, prompt_ids: tuple[int, ...], drafter: str, k: int) -> None:
+def _short(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:
     request = EngineRequest(
         prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
     )
-    engine.generate(request, drafter, k)
+    engine.generate(request, work)
+
+
+def _remove(session: Session, drafter: str) -> None:
+    for engine in session.engines.values():
+        engine.remove_drafter(drafter)

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from specbench.cli.values import parse_ks, parse_precision, parse_seconds, parse_temperatures
+from specbench.cli.values import (
+    Ks,
+    one_of,
+    parse_acceptance,
+    parse_concurrency,
+    parse_contexts,
+    parse_ks,
+    parse_names,
+    parse_precision,
+    parse_seconds,
+    parse_temperatures,
+)
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +28,7 @@ if TYPE_CHECKING:
     from specbench.records import RunSettings
 
 DEFAULT_WORKLOADS = ("chat", "code", "creative")
+ENGINES = ("builtin", "transformers")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 INCOMPLETE = 4
 INTERRUPTED = 130
@@ -36,6 +48,15 @@ def read_settings(
     repeats: int | None,
     budget: str | None,
     precision: str | None,
+    engine: str,
+    concurrency: str,
+    request_rate: float | None,
+    context: str | None,
+    forward: str,
+    graph: str,
+    compile_forward: bool,
+    acceptance: str | None,
+    dummy_weights: bool,
     device: str,
     dtype: str | None,
     threads: int | None,
@@ -49,13 +70,25 @@ def read_settings(
         raise UsageError(f"--dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
     if top_p == 0:
         raise UsageError("--top-p 0 leaves no token; above 0 and up to 1 is allowed")
+    chosen = Ks(None, adaptive=False) if ks is None else parse_ks(ks)
+    engines = parse_names("--engine", engine, ENGINES)
     names = [name.strip() for item in workloads or () for name in item.split(",")]
     return RunSettings(
         command=command,
         pairings=tuple(pairings or ()),
         workloads=tuple(dict.fromkeys(names)) or DEFAULT_WORKLOADS,
         pairings_file=str(pairings_file) if pairings_file else None,
-        num_speculative_tokens=parse_ks(ks) if ks is not None else None,
+        num_speculative_tokens=chosen.fixed,
+        adaptive=chosen.adaptive,
+        engines=engines,
+        concurrency=parse_concurrency(concurrency),
+        request_rate=request_rate,
+        contexts=parse_contexts(context) if context is not None else (),
+        forward=one_of("--forward", forward, "auto", "stock", "fused"),
+        graph=one_of("--graph", graph, "auto", "off", "step", "round"),
+        compile=compile_forward,
+        acceptance=parse_acceptance(acceptance) if acceptance is not None else None,
+        dummy_weights=dummy_weights,
         temperatures=parse_temperatures(temperature),
         top_k=top_k,
         top_p=top_p,

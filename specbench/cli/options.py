@@ -47,6 +47,34 @@ Precision = Annotated[
     str | None,
     typer.Option(help="Stop when the best K is known to +- this, such as 2%.", show_default=False),
 ]
+Engines = Annotated[
+    str, typer.Option("--engine", help="builtin, transformers, or both side by side.")
+]
+Concurrency = Annotated[str, typer.Option(help="Rows in flight: 1 or a list such as 1,4,16.")]
+RequestRate = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001, help="Poisson arrivals a second.", show_default="next one when a row is free"
+    ),
+]
+Context = Annotated[
+    str | None,
+    typer.Option(help="Lengthen prompts with real text: 512,4k,32k tokens.", show_default=False),
+]
+Forward = Annotated[str, typer.Option(help="auto, stock or fused (dense Llama family).")]
+Graph = Annotated[str, typer.Option(help="CUDA graphs: auto, off, step or round.")]
+Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the fused forward.")]
+Acceptance = Annotated[
+    str | None,
+    typer.Option(
+        help="Draw acceptance instead of testing it: 0.7, 0.8,0.6 or histogram:40,20,40. "
+        "Speeds are real, texts are not.",
+        show_default=False,
+    ),
+]
+DummyWeights = Annotated[
+    bool, typer.Option("--dummy-weights", help="Random weights from the config alone.")
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Dtype = Annotated[
     str | None,

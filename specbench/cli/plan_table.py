@@ -20,6 +20,10 @@ def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
                 "num_speculative_tokens": cell.key.num_speculative_tokens,
                 "temperature": cell.key.temperature,
                 "dtype": cell.key.dtype,
+                "engine": cell.key.engine,
+                "concurrency": cell.key.concurrency,
+                "context": cell.key.context,
+                "adaptive": cell.key.adaptive,
                 "num_prompts": cell.num_prompts,
                 "num_repeats": cell.num_repeats,
             }
@@ -31,20 +35,22 @@ def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
 
 def print_plan(plans: Sequence[TargetPlan]) -> None:
     """One row a pairing and workload; nothing is loaded for it."""
-    table = Table("pairing", "workload", "T", "K", "prompts", "repeats", box=None)
+    columns = ("pairing", "workload", "method", "T", "rows", "context", "K", "prompts", "repeats")
+    table = Table(*columns, box=None)
     num_cells = 0
     for plan in plans:
         cells = plan.cell_plans()
         num_cells += len(cells)
-        rows: dict[tuple[str, ...], list[int]] = {}
+        rows: dict[tuple[str, ...], list[str]] = {}
         for cell in cells:
             key = cell.key
-            row = (key.pairing, key.workload, f"{key.temperature:g}")
-            rows.setdefault((*row, str(cell.num_prompts), str(cell.num_repeats)), []).append(
-                key.num_speculative_tokens
-            )
-        for (pairing, workload, temperature, prompts, repeats), ks in rows.items():
-            table.add_row(pairing, workload, temperature, _ks(ks), prompts, repeats)
+            context = "" if key.context is None else f"{key.context:,}"
+            setting = (f"{key.temperature:g}", str(key.concurrency), context)
+            row = (key.pairing, key.workload, key.method, *setting)
+            k = "auto" if key.adaptive else str(key.num_speculative_tokens)
+            rows.setdefault((*row, str(cell.num_prompts), str(cell.num_repeats)), []).append(k)
+        for (*place, prompts, repeats), ks in rows.items():
+            table.add_row(*place, _ks(ks), prompts, repeats)
     console = open_console()
     console.print(table)
     open_ended = any(plan.is_open_ended for plan in plans)
@@ -52,7 +58,9 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
     console.print(f"{num_cells} cells{limit}. Nothing was measured.")
 
 
-def _ks(ks: Sequence[int]) -> str:
-    if len(ks) > 2 and list(ks) == list(range(ks[0], ks[-1] + 1)):
-        return f"{ks[0]}..{ks[-1]}"
-    return ", ".join(map(str, ks))
+def _ks(ks: Sequence[str]) -> str:
+    numbers = [int(k) for k in ks if k != "auto"]
+    others = [k for k in ks if k == "auto"]
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return ", ".join((f"{numbers[0]}..{numbers[-1]}", *others))
+    return ", ".join(ks)

@@ -1,26 +1,101 @@
-"""Values as people type them: 0..8, 3m, 2%."""
+"""Values as people type them: 0..8, 4k, 3m, 2%."""
 
+import math
 import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
 from specbench.errors import UsageError
 
 MAX_K = 64
+MAX_ROWS = 1024
+AUTO = "auto"
+Choice = TypeVar("Choice", bound=str)
+MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def parse_ks(text: str) -> tuple[int, ...]:
-    """`4`, `0..8` or `1,2,4` (also mixed), sorted, each once."""
+class Ks(NamedTuple):
+    """The K to measure; None: the pairing's own. `adaptive`: also one picked round by round."""
+
+    fixed: tuple[int, ...] | None
+    adaptive: bool
+
+
+def parse_ks(text: str) -> Ks:
+    """`4`, `0..8`, `1,2,4` (also mixed), `auto`, or `0..8,auto`; sorted, each once."""
     ks: set[int] = set()
+    adaptive = False
     for part in text.split(","):
+        if part.strip() == AUTO:
+            adaptive = True
+            continue
         match = re.fullmatch(r"\s*(\d{1,4})(?:\.\.(\d{1,4}))?\s*", part)
         if match is None:
-            raise UsageError(f"-k {text!r}: expected a number, a range or a list: 4, 0..8, 1,2,4")
+            raise UsageError(
+                f"-k {text!r}: expected a number, a range, a list or auto: 4, 0..8, 1,2,4,auto"
+            )
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if first > last or last > MAX_K:
             raise UsageError(f"-k {text!r}: K rises from 0 to {MAX_K} at most")
         ks |= set(range(first, last + 1))
-    return tuple(sorted(ks))
+    return Ks(tuple(sorted(ks)), adaptive)
+
+
+def parse_concurrency(text: str) -> tuple[int, ...]:
+    """`1` or `1,4,16`: rows in flight."""
+    if not re.fullmatch(r"\s*\d{1,4}\s*(,\s*\d{1,4}\s*)*", text):
+        raise UsageError(f"--concurrency {text!r}: expected numbers such as 1 or 1,4,16,64")
+    rows = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    if not all(1 <= n <= MAX_ROWS for n in rows):
+        raise UsageError(f"--concurrency {text!r}: 1 to {MAX_ROWS} rows are allowed")
+    return rows
+
+
+def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    """A comma-separated choice of `allowed`, each once."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name not in allowed:
+            raise UsageError(f"{option} {name!r}: allowed are {', '.join(allowed)}")
+    return names
+
+
+def one_of(option: str, text: str, *allowed: Choice) -> Choice:
+    """The choice of that name."""
+    for choice in allowed:
+        if choice == text:
+            return choice
+    raise UsageError(f"{option} {text!r}: allowed are {', '.join(allowed)}")
+
+
+def parse_acceptance(text: str) -> tuple[float, ...]:
+    """Synthetic acceptance: `0.7` for every position, `0.8,0.6` by position (the share of rounds
+    that keep at least so many drafts), or `histogram:40,20,40`, rounds that kept 0, 1, 2 ..."""
+    kind, colon, numbers = text.rpartition(":")
+    try:
+        values = tuple(float(part) for part in numbers.split(","))
+    except ValueError:
+        values = ()
+    if not values or kind not in ("", "histogram") or (colon and not kind):
+        raise UsageError(
+            f"--acceptance {text!r}: expected 0.7, a list such as 0.8,0.6,0.5 or histogram:40,20,40"
+        )
+    if kind == "histogram":
+        rounds = sum(values)
+        if min(values) < 0 or rounds <= 0 or not math.isfinite(rounds) or len(values) < 2:
+            raise UsageError(f"--acceptance {text!r}: counts of 0, 1, 2 ... kept drafts are needed")
+        # The 0 at the end says that no more than these were ever kept.
+        return (*(sum(values[i:]) / rounds for i in range(1, len(values))), 0.0)
+    falls = all(a >= b for a, b in pairwise(values))
+    if not falls or not all(0 <= value <= 1 for value in values):
+        raise UsageError(
+            f"--acceptance {text!r}: shares from 0 to 1 that do not rise are allowed: at least "
+            "two drafts cannot be kept more often than at least one"
+        )
+    return values
 
 
 def parse_temperatures(text: str) -> tuple[float, ...]:
@@ -32,6 +107,19 @@ def parse_temperatures(text: str) -> tuple[float, ...]:
     if not all(0 <= t <= 100 for t in temperatures):
         raise UsageError(f"--temperature {text!r}: 0 (greedy) to 100 is allowed")
     return tuple(dict.fromkeys(temperatures))
+
+
+def parse_contexts(text: str) -> tuple[int, ...]:
+    """`512`, `4k` or `512,4k,32k`, in tokens (k = 1024), sorted, each once."""
+    contexts: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,7})(k?)\s*", part, re.IGNORECASE)
+        if match is None:
+            raise UsageError(f"--context {text!r}: expected tokens such as 512 or 512,4k,32k")
+        contexts.add(int(match[1]) * (1024 if match[2] else 1))
+    if min(contexts) < 1 or max(contexts) > MAX_CONTEXT:
+        raise UsageError(f"--context {text!r}: 1 to {MAX_CONTEXT // 1024}k tokens are allowed")
+    return tuple(sorted(contexts))
 
 
 def parse_seconds(text: str) -> float:

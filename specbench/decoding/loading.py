@@ -1,15 +1,27 @@
 """Loads a model from a local folder or the hub's cache: safetensors only, no remote code."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
+from specbench.decoding.dummy import fill, make_skeleton
+from specbench.decoding.quantization import (
+    inner_tensors,
+    missing_readers,
+    pack,
+    packable,
+    require_packable,
+    stored_format,
+)
 from specbench.errors import ModelError, ModelMemoryError
 
 # Its bars would break into the program's own progress.
@@ -28,7 +40,11 @@ _REFUSALS = (OSError, ValueError, ImportError, KeyError, RuntimeError, Safetenso
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSource:
-    """Where a model comes from and how it is to be loaded; `location` is a folder or hub id."""
+    """Where a model comes from and how it is to be loaded; `location` is a folder or hub id.
+
+    `quantization` packs the weights when they are loaded: int8, int4 or fp8. `dummy` makes
+    weights up from the config alone.
+    """
 
     location: str
     revision: str | None = None
@@ -36,6 +52,7 @@ class ModelSource:
     device_map: str | None = None
     quantization: str | None = None
     trust_remote_code: bool = False
+    dummy: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,65 +61,127 @@ class LoadedModel:
 
     model: Any
     dtype: str
-    num_parameters: int
-    weights_bytes: int
+    num_parameters: int  # as the config has them, however they are packed
+    weights_bytes: int  # as they are kept; what bitsandbytes keeps outside of tensors is missing
     revision: str | None
-    content_sha256: str
+    content_sha256: str  # of packed weights: the scheme, a colon, and that of the checkpoint
+    quantization: str | None = None  # the scheme, or the format of a checkpoint stored so
 
 
 def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
     """The model in evaluation mode.
 
     dtype `auto` is float32 on a CPU, where half precision breaks the identity of texts and is
-    not faster everywhere, and the checkpoint's own on a GPU. Raises ModelError with what to do.
+    not faster everywhere, and the checkpoint's own on a GPU and where it is stored quantised.
+    Raises ModelError with what to do.
     """
-    if source.quantization is not None:
-        raise ModelError(
-            f"{source.location}: quantization {source.quantization} is not in this version; "
-            "leave the key out, or name a checkpoint that is stored quantised"
-        )
-    auto: Any = torch.float32 if device.type == "cpu" else "auto"
-    placement = source.device_map or str(device)
+    if source.dummy:
+        return load_dummy(source, device)
     config = _load_config(source)
-    try:
+    dtype = _planned(source, config, device)
+    stored = _stored(source, config)
+    placement = source.device_map
+    if stored is not None and device.type != "cpu":
+        placement = placement or str(device)  # most stored formats can only be placed once
+    with _refusing(source, placement or str(device), stored):
+        if source.quantization is not None:
+            require_packable(source.quantization, device, dtype or torch.float32)
         model = AutoModelForCausalLM.from_pretrained(
             source.location,
             config=config,
             revision=source.revision,
-            dtype=_DTYPES.get(source.dtype, auto),
-            device_map=source.device_map,
+            dtype=dtype or "auto",
+            device_map=placement,
             use_safetensors=True,
             trust_remote_code=source.trust_remote_code,
         )
-        if source.device_map is None:
+        if source.quantization is not None:
+            for linear in packable(model):
+                # One by one, so that a GPU never holds the whole model unpacked.
+                pack(linear if placement else linear.to(device), source.quantization)
+        if placement is None:
             model = model.to(device)
-    except torch.OutOfMemoryError as error:
-        raise ModelMemoryError(
-            f"{source.location} does not fit on {placement}: {_first_line(error)}; choose a "
-            "smaller model or dtype, or spread it with device_map: auto"
-        ) from error
-    except _REFUSALS as error:
-        raise ModelError(f"{source.location}: cannot be loaded: {_advice(error)}") from error
-    model.requires_grad_(False)
-    model.eval()
-    return LoadedModel(
-        model=model,
-        dtype=str(model.dtype).removeprefix("torch."),
-        num_parameters=sum(p.numel() for p in model.parameters()),
-        weights_bytes=_bytes_of(model),
-        revision=getattr(config, "_commit_hash", None),
-        content_sha256=_weights_sha256(source, getattr(config, "_commit_hash", None)),
-    )
+        is_read = getattr(model, "hf_quantizer", None) is not None
+        if stored_format(model.config) is not None and not is_read:
+            raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")
+    commit = getattr(config, "_commit_hash", None)
+    return _loaded(model, source, config, _weights_sha256(source, commit))
+
+
+def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> LoadedModel:
+    """A model with seeded random weights, for which the config alone has to be there.
+
+    Its speed and memory are the real model's, its text means nothing. dtype and errors are
+    those of `load_model`; a config stored quantised or spread by device_map is refused.
+    """
+    config = _load_config(source)
+    dtype = _planned(source, config, device) or torch.float32
+    stored = _stored(source, config)
+    if stored is not None or source.device_map not in (None, device.type, str(device)):
+        what = f"weights stored as {stored}" if stored else f"device_map {source.device_map}"
+        raise ModelError(
+            f"{source.location}: dummy weights cannot stand in for {what}; name a config of "
+            "plain weights on one device (`quantization` may be set)"
+        )
+    with _refusing(source, str(device), stored):
+        if source.quantization is not None:
+            require_packable(source.quantization, device, dtype)
+        model = make_skeleton(config, dtype, seed=seed, trust_remote_code=source.trust_remote_code)
+        fill(model, device, seed=seed, scheme=source.quantization)
+    facts = f"{config.to_json_string(use_diff=False)} seed {seed}"
+    return _loaded(model, source, config, "dummy:" + hashlib.sha256(facts.encode()).hexdigest())
 
 
 def planned_dtype(source: ModelSource, device: torch.device) -> str:
     """The dtype that `load_model` will use, read from the config alone; ModelError as there."""
     if source.dtype != "auto":
         return source.dtype
-    if device.type == "cpu":
-        return "float32"
-    dtype = getattr(_load_config(source), "dtype", None)
-    return str(dtype or torch.float32).removeprefix("torch.")
+    dtype = _planned(source, _load_config(source), device) or torch.float32
+    return str(dtype).removeprefix("torch.")
+
+
+def _planned(
+    source: ModelSource, config: PretrainedConfig, device: torch.device
+) -> torch.dtype | None:
+    """None: the checkpoint's own, which its config does not tell."""
+    if source.dtype != "auto":
+        return _DTYPES[source.dtype]
+    if device.type == "cpu" and stored_format(config) is None:
+        return torch.float32
+    own = getattr(config, "dtype", None)
+    return own if isinstance(own, torch.dtype) else _DTYPES.get(str(own))
+
+
+def _stored(source: ModelSource, config: PretrainedConfig) -> str | None:
+    """The format that the weights are stored in; ModelError where they are to be packed again."""
+    stored = stored_format(config)
+    if stored is not None and source.quantization is not None:
+        raise ModelError(
+            f"{source.location}: its weights are stored as {stored} and cannot be packed again; "
+            f"leave out `quantization: {source.quantization}`"
+        )
+    return stored
+
+
+@contextmanager
+def _refusing(source: ModelSource, placement: str, stored: str | None) -> Iterator[None]:
+    """Turns what torch and transformers raise into a ModelError that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelMemoryError(
+            f"{source.location} does not fit on {placement}: {_first_line(error)}; choose a "
+            "smaller model or dtype, or spread it with device_map: auto"
+        ) from error
+    except ModelError as error:
+        raise ModelError(f"{source.location}: {error}") from error
+    except _REFUSALS as error:
+        install = missing_readers(stored) if stored else None
+        kind = f" (stored as {stored})" if stored else ""
+        advice = (
+            f"{_first_line(error)}; all that it needs: {install}" if install else _advice(error)
+        )
+        raise ModelError(f"{source.location}{kind}: cannot be loaded: {advice}") from error
 
 
 def _load_config(source: ModelSource) -> Any:
@@ -112,6 +191,33 @@ def _load_config(source: ModelSource) -> Any:
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(f"{source.location}: cannot be loaded: {_advice(error)}") from error
+
+
+def _loaded(
+    model: Any, source: ModelSource, config: PretrainedConfig, content_sha256: str
+) -> LoadedModel:
+    model.requires_grad_(False)
+    model.eval()
+    stored = stored_format(model.config)  # None where transformers has unpacked it
+    scheme = f"{source.quantization}:" if source.quantization else ""
+    return LoadedModel(
+        model=model,
+        dtype=str(model.dtype).removeprefix("torch."),
+        num_parameters=_num_parameters(model, stored),
+        weights_bytes=_bytes_of(model),
+        revision=getattr(config, "_commit_hash", None),
+        content_sha256=scheme + content_sha256,
+        quantization=source.quantization or stored,
+    )
+
+
+def _num_parameters(model: Any, stored: str | None) -> int:
+    """Parameters of the model as its config has it: stored formats pack several into one number."""
+    if stored is not None:
+        config = copy(model.config)
+        del config.quantization_config
+        model = make_skeleton(config, model.dtype)
+    return sum(parameter.numel() for parameter in model.parameters())
 
 
 def eos_ids(model: Any) -> tuple[int, ...]:
@@ -125,9 +231,9 @@ def eos_ids(model: Any) -> tuple[int, ...]:
 
 
 def _bytes_of(model: Any) -> int:
-    """Bytes of parameters and buffers; tied tensors count once."""
-    tensors = {t.data_ptr(): t.nbytes for t in (*model.parameters(), *model.buffers())}
-    return sum(tensors.values())
+    """Bytes of parameters and buffers as they are kept; tied tensors count once."""
+    kept = (t for outer in (*model.parameters(), *model.buffers()) for t in inner_tensors(outer))
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values())
 
 
 def _advice(error: Exception) -> str:

@@ -23,12 +23,27 @@ class Output(NamedTuple):
     features: tuple[Tensor, ...] = ()
 
 
+class KvCache(Protocol):
+    """A model's keys and values for all rows."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one row takes in all layers; 0 before the first forward."""
+        ...
+
+
 class Runner(Protocol):
     """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
 
+    kind: str  # "stock" or "fused": whose code runs
     vocab_size: int
     max_position: int | None  # tokens of context the model was made for
     device: torch.device
+
+    @property
+    def cache(self) -> KvCache:
+        """Another one after an `allocate` that had to grow it."""
+        ...
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Make room for `num_rows` rows of at least `max_len` tokens, to be prefilled anew."""
@@ -47,13 +62,19 @@ class Runner(Protocol):
 
         Row i of the batch is row `first_row + i` of the cache; every position must be below
         `span`, the number of slots attended to. `last_B` asks for one position's logits a row.
-        `features` names hidden states: 0 is the embedding, i the output of layer i - 1.
+        `last_B` of one entry holds for all rows. `features` names hidden states: 0 is the
+        embedding, i the output of layer i - 1, the last one after the final norm.
         """
         ...
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy what is kept of a row's first `num_tokens` tokens to another row."""
 
 
 class StockRunner:
     """Runner over transformers' own modelling code."""
+
+    kind = "stock"
 
     def __init__(self, model: Any) -> None:
         refuse_unsupported(model)
@@ -69,9 +90,15 @@ class StockRunner:
         model.set_attn_implementation(attention.NAME)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        # A larger cache is kept: stale slots are masked, and memory is that of the longest.
-        if num_rows != self.cache.index.num_rows or max_len > self.cache.index.max_len:
-            self.cache = SlotCache(self.config.num_hidden_layers, num_rows, max_len)
+        # A larger cache is kept: stale slots are masked, and memory is that of the largest.
+        index = self.cache.index
+        if num_rows > index.num_rows or max_len > index.max_len:
+            rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
+            self.cache = SlotCache(self.config.num_hidden_layers, 0, 0)  # give back before taking
+            self.cache = SlotCache(self.config.num_hidden_layers, rows, length)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self.cache.copy_row(source, destination, num_tokens)
 
     def forward(
         self,
@@ -95,10 +122,12 @@ class StockRunner:
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=0 if last_B is None else last_B,
-            output_hidden_states=list(features) if features else False,
+            # All of them: asked by number, transformers 5.17 mistakes the last one.
+            output_hidden_states=bool(features),
         )
         logits = out.logits
-        if last_B is not None:  # [B, B, V]: position last_B[j] of row i; the diagonal is ours
+        if last_B is not None and len(last_B) > 1:
+            # [B, B, V]: position last_B[j] of row i; the diagonal is ours
             logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
         return Output(logits, tuple(out.hidden_states[i] for i in features))
 

@@ -24,6 +24,7 @@ class Purpose(IntEnum):
     TARGET = 0
     DRAFT = 1
     ACCEPT = 2
+    SYNTHETIC = 3
 
 
 def _mix32(x: Tensor) -> Tensor:

@@ -85,6 +85,18 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.index = SlotIndex(num_rows, max_len)
         super().__init__(layers=[SlotLayer(self.index) for _ in range(num_layers)])
 
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a row to another, in all layers."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                for buffer in (layer.keys, layer.values):
+                    buffer[destination, :num_tokens].copy_(buffer[source, :num_tokens])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for all rows; 0 before the first forward."""
+        return self.bytes_per_token * self.index.num_rows * self.index.max_len
+
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token of one row takes in all layers; 0 before the first forward."""

@@ -1,6 +1,6 @@
 """The device state of a set of rows: static tensors that a round reads and writes in place.
 
-Shape suffixes: B rows, C capacity of a row in tokens, R rounds logged, E end-of-text ids.
+Shape suffixes: B rows, C capacity of a row in tokens, E end-of-text ids, O offsets.
 """
 
 from dataclasses import dataclass
@@ -9,51 +9,89 @@ from typing import Self
 import torch
 from torch import Tensor
 
+_FURTHEST = 72  # positions to either side of the current token that have a ready offset
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
     """Rows in flight. Token `length` of a row is its current one: emitted, not yet in the KV.
 
-    tokens_BC holds prompt and output by position; entries past `length` are garbage.
-    log_RB3 holds (num_drafted, num_accepted, num_emitted) a round; a finished row logs 0s.
+    tokens_BC holds prompt and output by position; entries past `length` are garbage. A row
+    with no budget left is done: rounds leave it as it is.
     """
 
     tokens_BC: Tensor
-    length_B: Tensor  # tokens whose keys and values are committed
-    budget_B: Tensor  # tokens that may still be emitted
-    done_B: Tensor
+    length_B1: Tensor  # tokens whose keys and values are committed, at least 1
+    budget_B: Tensor  # tokens that may still be emitted; an end of text takes what is left
     seed_B: Tensor
     eos_E: Tensor
-    log_RB3: Tensor
-    round_1: Tensor  # rounds logged so far
+    offsets_O: Tensor  # made once: a round does not spend an operation on counting
 
     @classmethod
     def allocate(
-        cls, num_rows: int, capacity: int, num_rounds: int, eos_ids: list[int], device: torch.device
+        cls, num_rows: int, capacity: int, eos_ids: list[int], device: torch.device
     ) -> Self:
-        """State for rows of up to `capacity` tokens, drafts past the budget included."""
+        """Finished rows of up to `capacity` tokens, drafts past the budget included."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.long, device=device)
 
         return cls(
             tokens_BC=zeros(num_rows, capacity),
-            length_B=zeros(num_rows),
+            length_B1=zeros(num_rows, 1) + 1,
             budget_B=zeros(num_rows),
-            done_B=torch.ones(num_rows, dtype=torch.bool, device=device),
             seed_B=zeros(num_rows),
             eos_E=torch.tensor(eos_ids, dtype=torch.long, device=device),
-            log_RB3=zeros(num_rounds, num_rows, 3),
-            round_1=zeros(1),
+            offsets_O=torch.arange(-_FURTHEST, _FURTHEST + 1, device=device),
         )
 
     @property
-    def current_B(self) -> Tensor:
-        """The newest token of every row."""
-        return self.tokens_BC.gather(1, self.length_B[:, None])[:, 0]
+    def num_rows(self) -> int:
+        return len(self.budget_B)
 
-    def window(self, first: int, num_tokens: int) -> tuple[Tensor, Tensor]:
-        """Positions [B, num_tokens] from length + first on, and the tokens there."""
-        offsets = torch.arange(first, first + num_tokens, device=self.length_B.device)
-        positions = (self.length_B[:, None] + offsets).clamp(min=0)
-        return positions, self.tokens_BC.gather(1, positions)
+    @property
+    def capacity(self) -> int:
+        return self.tokens_BC.shape[1]
+
+    @property
+    def length_B(self) -> Tensor:
+        return self.length_B1[:, 0]
+
+    def rows(self, first: int, count: int) -> Self:
+        """A range of the rows, sharing these tensors."""
+        chosen = slice(first, first + count)
+        return type(self)(
+            tokens_BC=self.tokens_BC[chosen],
+            length_B1=self.length_B1[chosen],
+            budget_B=self.budget_B[chosen],
+            seed_B=self.seed_B[chosen],
+            eos_E=self.eos_E,
+            offsets_O=self.offsets_O,
+        )
+
+    def move_row(self, source: int, destination: int) -> None:
+        """Give one row's work to another; the source is done."""
+        for tensor in (self.tokens_BC, self.length_B1, self.budget_B, self.seed_B):
+            tensor[destination].copy_(tensor[source])
+        self.budget_B[source].zero_()
+
+    def positions(self, first: int, count: int) -> Tensor:
+        """Positions [B, count] from length + first on; first >= -1 for they are not clipped."""
+        begin = first + _FURTHEST
+        if not 0 <= begin <= begin + count <= len(self.offsets_O):
+            raise ValueError(f"offsets {first} .. {first + count - 1} go beyond {_FURTHEST}")
+        return self.length_B1 + self.offsets_O[begin : begin + count]
+
+    def places(self, count: int) -> Tensor:
+        """0 .. count - 1."""
+        return self.offsets_O[_FURTHEST : _FURTHEST + count]
+
+    def tokens_at(self, positions_BT: Tensor) -> Tensor:
+        """The tokens at those positions [B, T]."""
+        return self.tokens_BC.gather(1, positions_BT)
+
+    def last(self, num_tokens: int) -> tuple[Tensor, Tensor]:
+        """Positions [B, num_tokens] up to length - 1, clipped at 0, and the tokens there."""
+        offsets_T = torch.arange(-num_tokens, 0, device=self.budget_B.device)
+        positions_BT = (self.length_B1 + offsets_T).clamp(min=0)
+        return positions_BT, self.tokens_at(positions_BT)

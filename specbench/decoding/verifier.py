@@ -40,7 +40,7 @@ def _match(proposal: Proposal, target_BT: Tensor) -> Verdict:
     the target's own draw, given a prefix that equals what was emitted.
     """
     equal_BK = proposal.tokens_BK == target_BT[:, :-1]
-    return Verdict(_leading(equal_BK & _meant(proposal)), target_BT)
+    return Verdict(_leading(equal_BK).minimum(proposal.num_drafted_B), target_BT)
 
 
 def _reject(
@@ -55,7 +55,8 @@ def _reject(
     p_BK = target_BTV[:, :-1].gather(-1, drafts_BK[..., None])[..., 0]
     q_BK = draft_BKV.gather(-1, drafts_BK[..., None])[..., 0]
     chance_BK = uniform(seed_B, positions_BT[:, :-1], Purpose.ACCEPT)
-    num_accepted_B = _leading((chance_BK * q_BK <= p_BK) & (p_BK > 0) & _meant(proposal))
+    kept_BK = (chance_BK * q_BK <= p_BK) & (p_BK > 0)
+    num_accepted_B = _leading(kept_BK).minimum(proposal.num_drafted_B)
 
     # Where nothing was drafted q is 0, and the residual is the target's own law: the bonus
     # token and a round cut short need no case of their own.
@@ -72,15 +73,9 @@ def _reject(
     return Verdict(num_accepted_B, tokens_BT)
 
 
-def _meant(proposal: Proposal) -> Tensor:
-    """True for the drafts that a row really made [B, K]."""
-    places_K = torch.arange(proposal.tokens_BK.shape[1], device=proposal.tokens_BK.device)
-    return places_K < proposal.num_drafted_B[:, None]
-
-
 def _leading(accepted_BK: Tensor) -> Tensor:
     """Number of True before the first False [B]."""
-    return accepted_BK.long().cumprod(1).sum(1)
+    return accepted_BK.cumprod(1).sum(1)
 
 
 def _at(x_BTV: Tensor, index_B11: Tensor) -> Tensor:

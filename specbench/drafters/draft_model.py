@@ -18,10 +18,15 @@ class DraftModel:
     """Chain drafting with a KV cache of its own (Leviathan et al. 2023, arXiv:2211.17192)."""
 
     features: tuple[int, ...] = ()
+    needs_host = False
 
     def __init__(self, parts: Parts) -> None:
         self._runner: Runner = parts.draft_runner()
         self._target_vocab_size = parts.target.vocab_size
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return (self._runner.cache,)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self._runner.allocate(num_rows, max_len)
@@ -32,23 +37,35 @@ class DraftModel:
         positions_BT: Tensor,
         span: int,
         features: tuple[Tensor, ...],  # noqa: ARG002
+        *,
+        first_row: int = 0,
     ) -> None:
-        last_B = torch.full_like(tokens_BT[:, 0], tokens_BT.shape[1] - 1)
-        self._runner.forward(self._known(tokens_BT), positions_BT, span, last_B=last_B)
+        last_1 = torch.full_like(tokens_BT[0, :1], tokens_BT.shape[1] - 1)
+        self._runner.forward(
+            self._known(tokens_BT), positions_BT, span, first_row=first_row, last_B=last_1
+        )
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         # The token before the current one is fed again: after a round in which every draft
         # was accepted it is the one the draft model has not seen, and else it costs nothing.
-        positions, tokens = state.window(-1, 2)
+        positions_BT, next_BK = state.positions(-1, 2), state.positions(1, k)
+        tokens_BT = state.tokens_at(positions_BT)
         drafts, laws = [], []
         for i in range(k):
-            logits_BV = self._runner.forward(self._known(tokens), positions, span).logits[:, -1]
-            positions = state.length_B[:, None] + i + 1
-            tokens, law_BV = self._guess(logits_BV, state.seed_B, positions, sampler)
-            drafts.append(tokens)
+            logits_BTV = self._runner.forward(self._known(tokens_BT), positions_BT, span).logits
+            positions_BT = next_BK[:, i : i + 1]
+            tokens_BT, law_BV = self._guess(logits_BTV, state.seed_B, positions_BT, sampler)
+            drafts.append(tokens_BT)
             laws.append(law_BV)
         probs = None if sampler.is_greedy else torch.stack(laws, 1)
-        return Proposal(torch.cat(drafts, 1), torch.full_like(state.length_B, k), probs)
+        return Proposal(torch.cat(drafts, 1), torch.full_like(state.budget_B, k), probs)
+
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
+        positions_BT, tokens_BT = state.last(num_tokens)
+        self.prefill(tokens_BT, positions_BT, span, ())
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self._runner.copy_row(source, destination, num_tokens)
 
     def forwards(self, k: int) -> tuple[BareForward, ...]:
         return (BareForward(2, 1), BareForward(1, k - 1)) if k > 1 else (BareForward(2, 1),)
@@ -57,15 +74,18 @@ class DraftModel:
         """Rejected slots are overwritten by the next proposal: nothing to do."""
 
     def _guess(
-        self, logits_BV: Tensor, seed_B: Tensor, positions_B1: Tensor, sampler: Sampler
+        self, logits_BTV: Tensor, seed_B: Tensor, positions_B1: Tensor, sampler: Sampler
     ) -> tuple[Tensor, Tensor]:
-        """A token [B, 1] and the law it was drawn from, over the target's vocabulary."""
-        logits_BV = logits_BV[:, : self._target_vocab_size]
+        """A token [B, 1] and the law [B, V] it was drawn from, over the target's vocabulary."""
+        if logits_BTV.shape[1] > 1:
+            logits_BTV = logits_BTV[:, -1:]
+        missing = self._target_vocab_size - logits_BTV.shape[-1]
+        if missing < 0:
+            logits_BTV = logits_BTV[..., :missing]
         if sampler.is_greedy:
-            return logits_BV.argmax(-1, keepdim=True), logits_BV
-        law_BV = sampler.probs(logits_BV)
-        law_BV = torch.nn.functional.pad(law_BV, (0, self._target_vocab_size - law_BV.shape[1]))
-        return draw(law_BV[:, None], seed_B, positions_B1, Purpose.DRAFT), law_BV
+            return logits_BTV.argmax(-1), logits_BTV[:, 0]
+        law_B1V = torch.nn.functional.pad(sampler.probs(logits_BTV), (0, max(missing, 0)))
+        return draw(law_B1V, seed_B, positions_B1, Purpose.DRAFT), law_B1V[:, 0]
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Ids past the draft's vocabulary are padding of the target's; any id will do."""

@@ -4,9 +4,8 @@ Shape suffixes: B rows, S positions, K drafts, N n-gram length.
 """
 
 import torch
-from torch import Tensor
 
-from specbench.decoding.drafter import BareForward, Proposal
+from specbench.decoding.drafter import Memoryless, Proposal
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -14,10 +13,8 @@ from specbench.errors import UsageError
 
 
 @drafter("ngram")
-class Ngram:
+class Ngram(Memoryless):
     """Prompt lookup without a model; a suffix that never occurred before drafts nothing."""
-
-    features: tuple[int, ...] = ()
 
     def __init__(self, parts: Parts, *, max_ngram: int = 3, min_ngram: int = 1) -> None:  # noqa: ARG002
         if not 1 <= min_ngram <= max_ngram:
@@ -27,17 +24,9 @@ class Ngram:
         self._max_ngram = max_ngram
         self._min_ngram = min_ngram
 
-    def allocate(self, num_rows: int, max_len: int) -> None:
-        """The rows' own tokens are all it needs."""
-
-    def prefill(
-        self, tokens_BT: Tensor, positions_BT: Tensor, span: int, features: tuple[Tensor, ...]
-    ) -> None:
-        """The prompt is read from the state."""
-
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         tokens_BS = state.tokens_BC[:, :span]
-        last_B1 = state.length_B[:, None]
+        last_B1 = state.length_B1
         ends_S = torch.arange(tokens_BS.shape[1], device=tokens_BS.device)
 
         # matched[b, s]: how many tokens up to s equal those up to the current one.
@@ -56,9 +45,3 @@ class Ngram:
         copied_BK = state.tokens_BC.gather(1, (best_B1 + places_K).minimum(last_B1))
         num_B1 = torch.where(found_B1, (last_B1 - best_B1).clamp(max=k), 0)
         return Proposal(copied_BK, num_B1[:, 0])
-
-    def forwards(self, k: int) -> tuple[BareForward, ...]:  # noqa: ARG002
-        return ()
-
-    def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
-        """The state already holds the new tokens."""

@@ -1,110 +1,163 @@
 """The built-in decoder as an engine: one target on one device, drafters beside it."""
 
+import random
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
 from specbench.config import Drafter, Target
-from specbench.decoding.decoder import SPAN_STEP, Decoder, Request
+from specbench.decoding.calibration import measure_round_costs
+from specbench.decoding.clock import make_clock
+from specbench.decoding.controller import Controller, default_ks
+from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter as DraftingMethod
 from specbench.decoding.drafter import NoDrafter
-from specbench.decoding.loading import LoadedModel, ModelSource, eos_ids, load_model
-from specbench.decoding.runner import StockRunner
+from specbench.decoding.loading import LoadedModel, eos_ids
+from specbench.decoding.policy import FixedK, Policy
+from specbench.decoding.request import Request, Result
+from specbench.decoding.round import Verifier
+from specbench.decoding.round_costs import RoundCosts
+from specbench.decoding.rows import rounded_up
+from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
-from specbench.decoding.self_test import make_checked_runner
-from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
+from specbench.decoding.scheduler import Arrival
+from specbench.decoding.self_test import Forward, make_checked_runner
+from specbench.decoding.synthetic import SyntheticVerifier
+from specbench.decoding.tokenizer import require_same_vocabulary
+from specbench.decoding.verifier import verify
 from specbench.drafters.catalogue import find_method
 from specbench.drafters.registry import Parts, build_drafter
-from specbench.engines.engine import EngineRequest, EngineResult, RoundForward
+from specbench.engines.engine import (
+    EngineRequest,
+    EngineResult,
+    Load,
+    RoundForward,
+    ServedPass,
+    Work,
+)
+from specbench.engines.shelf import Shelf, identity
 from specbench.errors import UsageError
 from specbench.model_spec import ModelSpec
-from specbench.records import NO_DRAFTER, ModelIdentity
+from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Sampling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltinOptions:
+    """How the decoder runs."""
+
+    forward: Forward = "auto"
+    graph: Literal["auto", "off", "step", "round"] = "auto"
+    compile: bool = False
+    acceptance: tuple[float, ...] | None = None  # synthetic, per position
 
 
 class BuiltinEngine:
     """A target and its drafters in this process."""
 
     name = "builtin"
+    baseline = Work(drafter=NO_DRAFTER, method=NO_DRAFTER, k=0)
 
-    def __init__(self, target: Target, device: torch.device, *, dtype: str | None = None) -> None:
-        self._device = device
-        self._dtype = dtype
-        self.tokenizer = _tokenizer(target.model)
-        self._target, self._runner, self.notes = self._load(target.model)
+    def __init__(
+        self, target: Target, shelf: Shelf, options: BuiltinOptions = BuiltinOptions()
+    ) -> None:
+        self._shelf = shelf
+        self._options = options
+        self._clock = make_clock(shelf.device)
+        self._spec = target.model
+        self.tokenizer = shelf.tokenizer(target.model)
+        self._target, self._runner, notes = self._load(target.model)
         self.dtype = self._target.dtype
         self.eos_ids = eos_ids(self._target.model)
-        self.identity = _identity(target.name, target.model, self._target, self.tokenizer)
+        self.identity = identity(target.name, target.model, self._target, self.tokenizer)
+        self.record = EngineRecord(
+            target=target.name,
+            engine=self.name,
+            forward=self._runner.kind,
+            quantization=self._target.quantization,
+            notes=notes,
+        )
         self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
-        self._draft_models: dict[str, tuple[LoadedModel, StockRunner]] = {}
+        self._draft_models: dict[str, tuple[ModelSpec, LoadedModel, Runner]] = {}
+        self._decoders: dict[tuple[str, bool], Decoder] = {}
+        self._costs: dict[tuple[str, int, int, Sampling], RoundCosts] = {}
+        self._controllers: dict[tuple[str, tuple[str, int, int, Sampling]], Controller] = {}
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
         find_method(drafter.method)  # a method that arrives later has files of another kind
-        identity = None
         if drafter.model is not None:
             # Vocabularies are compared before the weights go anywhere near the device.
-            tokenizer = _tokenizer(drafter.model)
+            tokenizer = self._shelf.tokenizer(drafter.model)
             if renamed := require_same_vocabulary(self.tokenizer, tokenizer):
-                self.notes += (
+                self._note(
                     f"{drafter.name}: {len(renamed)} special tokens have other names than the "
-                    f"target's, the first is id {renamed[0]}",
+                    f"target's, the first is id {renamed[0]}"
                 )
         parts = Parts(target=self._runner, draft_runner=lambda: self._draft_runner(drafter))
         self._methods[drafter.name] = build_drafter(drafter.method, parts, dict(drafter.parameters))
-        if drafter.model is not None:
-            loaded, _ = self._draft_models[drafter.name]
-            identity = _identity(drafter.name, drafter.model, loaded, tokenizer)
-        return identity
+        if drafter.model is None:
+            return None
+        _, loaded, _ = self._draft_models[drafter.name]
+        return identity(drafter.name, drafter.model, loaded, tokenizer)
 
     def remove_drafter(self, name: str) -> None:
         self._methods.pop(name, None)
-        self._draft_models.pop(name, None)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        self._costs = {key: costs for key, costs in self._costs.items() if key[0] != name}
+        self._controllers = {k: c for k, c in self._controllers.items() if k[1][0] != name}
+        self._decoders = {key: value for key, value in self._decoders.items() if key[0] != name}
+        if held := self._draft_models.pop(name, None):
+            spec = held[0]
+            del held
+            self._shelf.release(spec)
 
-    def generate(self, request: EngineRequest, drafter: str, k: int) -> EngineResult:
-        decoder = Decoder(
-            self._runner,
-            self._methods[drafter],
-            eos_ids=self.eos_ids if request.stop_at_eos else (),
-            clock=self._clock,
-        )
+    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+        served = self.serve([request], work, Load())
+        return replace(served.results[0], cpu_s=served.cpu_s)
+
+    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+        sampler, calibration_s = Sampler(requests[0].sampling), 0.0
+        decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
+        policy: Policy = FixedK(work.k)
         cpu_s = time.process_time()
-        (result,) = decoder.decode(
-            [
-                Request(
-                    prompt_ids=request.prompt_ids,
-                    max_new_tokens=request.max_new_tokens,
-                    seed=request.seed,
-                )
-            ],
-            Sampler(request.sampling),
-            k=k,
-        )
-        return EngineResult(
-            output_ids=result.output_ids,
-            hit_eos=result.output_ids[-1] in self.eos_ids,
-            prefill_s=result.first_token_s - result.started_s,
-            ttft_s=result.first_token_s - result.started_s,
-            decode_s=result.finished_s - result.first_token_s,
-            total_s=result.finished_s - result.started_s,
+        if work.adaptive:
+            policy, calibration_s = self._controller(decoder, requests[0], work, load)
+        asked = [
+            Request(
+                prompt_ids=request.prompt_ids,
+                max_new_tokens=request.max_new_tokens,
+                seed=request.seed,
+                arrival=arrival,
+            )
+            for request, arrival in zip(requests, _arrivals(requests, load), strict=True)
+        ]
+        served = decoder.serve(asked, sampler, policy, num_rows=load.concurrency)
+        finished_s = max(result.finished_s for result in served.results)
+        longest = rounded_up(max(request.num_tokens for request in asked) + work.k + 1)
+        kv_bytes = self.kv_bytes_per_token(work.drafter) * longest * load.concurrency
+        return ServedPass(
+            results=tuple(self._result(result) for result in served.results),
+            seconds=calibration_s + finished_s,
+            rounds=served.timeline,
             cpu_s=time.process_time() - cpu_s,
-            rounds=result.rounds,
+            calibration_s=calibration_s,
+            kv_bytes=kv_bytes,
         )
 
     def weights_bytes(self, drafter: str) -> int:
-        draft = self._draft_models.get(drafter)
-        return self._target.weights_bytes + (draft[0].weights_bytes if draft else 0)
+        held = self._draft_models.get(drafter)
+        return self._target.weights_bytes + (held[1].weights_bytes if held else 0)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        draft = self._draft_models.get(drafter)
+        held = self._draft_models.get(drafter)
         own = self._runner.cache.bytes_per_token
-        return own + (draft[1].cache.bytes_per_token if draft else 0)
+        return own + (held[2].cache.bytes_per_token if held else 0)
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         own = tuple(
             RoundForward(role="drafter", num_tokens=forward.num_tokens, times=forward.times)
-            for forward in self._methods[drafter].forwards(k)
+            for forward in (self._methods[drafter].forwards(k) if k else ())
         )
         return (RoundForward(role="target", num_tokens=k + 1, times=1), *own)
 
@@ -113,68 +166,89 @@ class BuiltinEngine:
         self, drafter: str, forward: RoundForward, context: int, num_samples: int
     ) -> tuple[float, ...]:
         is_target = forward.role == "target"
-        runner = self._runner if is_target else self._draft_models[drafter][1]
+        runner = self._runner if is_target else self._draft_models[drafter][2]
         T = forward.num_tokens
-        span = -(-(context + T) // SPAN_STEP) * SPAN_STEP
+        span = rounded_up(context + T)
         runner.allocate(1, span)
-        tokens_1T = torch.zeros(1, T, dtype=torch.long, device=self._device)
-        positions_1T = torch.arange(context, context + T, device=self._device)[None]
+        tokens_1T = torch.zeros(1, T, dtype=torch.long, device=self._shelf.device)
+        positions_1T = torch.arange(context, context + T, device=self._shelf.device)[None]
         seconds = []
         for _ in range(num_samples):
-            began_s = self._clock()
+            began = self._clock.mark()
             runner.forward(tokens_1T, positions_1T, span)
-            seconds.append(self._clock() - began_s)
+            ended = self._clock.mark()
+            seconds.append(self._clock.seconds(ended) - self._clock.seconds(began))
         return tuple(seconds)
 
-    def _draft_runner(self, drafter: Drafter) -> StockRunner:
+    def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
+        known = self._decoders.get((drafter, stop_at_eos))
+        if known is None:
+            acceptance = self._options.acceptance
+            verifier: Verifier = verify if acceptance is None else SyntheticVerifier(acceptance)
+            known = self._decoders[drafter, stop_at_eos] = Decoder(
+                self._runner,
+                self._methods[drafter],
+                eos_ids=self.eos_ids if stop_at_eos else (),
+                clock=self._clock,
+                verifier=verifier,
+            )
+        return known
+
+    def _controller(
+        self, decoder: Decoder, request: EngineRequest, work: Work, load: Load
+    ) -> tuple[Controller, float]:
+        """The workload's controller, and the seconds spent on measuring round costs first.
+
+        They are measured once for all workloads, and followed from then on.
+        """
+        setting = (work.drafter, work.k, load.concurrency, request.sampling)
+        ks, seconds = default_ks(work.k), 0.0
+        if setting not in self._costs:
+            self._costs[setting], seconds = measure_round_costs(
+                decoder, request.prompt_ids, ks, load.concurrency, Sampler(request.sampling)
+            )
+        known = (work.workload, setting)
+        if known not in self._controllers:
+            self._controllers[known] = Controller(ks, self._costs[setting])
+        return self._controllers[known], seconds
+
+    def _result(self, result: Result) -> EngineResult:
+        return EngineResult(
+            output_ids=result.output_ids,
+            hit_eos=result.output_ids[-1] in self.eos_ids,
+            prefill_s=result.first_token_s - result.started_s,
+            ttft_s=result.first_token_s - result.arrived_s,
+            decode_s=result.finished_s - result.first_token_s,
+            total_s=result.finished_s - result.arrived_s,
+            cpu_s=None,
+            rounds=result.rounds,
+            arrived_s=result.arrived_s,
+            queue_s=result.started_s - result.arrived_s,
+        )
+
+    def _draft_runner(self, drafter: Drafter) -> Runner:
         if drafter.model is None:
             raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
         loaded, runner, notes = self._load(drafter.model)
-        self.notes += notes
-        self._draft_models[drafter.name] = (loaded, runner)
+        self._note(*notes)
+        self._draft_models[drafter.name] = (drafter.model, loaded, runner)
         return runner
 
-    def _load(self, spec: ModelSpec) -> tuple[LoadedModel, StockRunner, tuple[str, ...]]:
-        loaded = load_model(
-            ModelSource(
-                location=spec.location,
-                revision=spec.revision,
-                dtype=self._dtype or spec.dtype,
-                device_map=spec.device_map,
-                quantization=spec.quantization,
-                trust_remote_code=spec.trust_remote_code,
-            ),
-            self._device,
-        )
-        runner, notes = make_checked_runner(loaded.model)
+    def _load(self, spec: ModelSpec) -> tuple[LoadedModel, Runner, tuple[str, ...]]:
+        loaded = self._shelf.load(spec)
+        runner, notes = make_checked_runner(loaded.model, self._options.forward)
         return loaded, runner, tuple(f"{spec.source}: {note}" for note in notes)
 
-    @property
-    def _clock(self) -> Callable[[], float]:
-        return _cuda_clock if self._device.type == "cuda" else time.perf_counter
+    def _note(self, *notes: str) -> None:
+        self.record = replace(self.record, notes=(*self.record.notes, *notes))
 
 
-def _cuda_clock() -> float:
-    """Seconds once the device has finished what it was given."""
-    torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def _tokenizer(spec: ModelSpec) -> Tokenizer:
-    return Tokenizer(
-        spec.location, revision=spec.revision, trust_remote_code=spec.trust_remote_code
-    )
-
-
-def _identity(
-    name: str, spec: ModelSpec, loaded: LoadedModel, tokenizer: Tokenizer
-) -> ModelIdentity:
-    return ModelIdentity(
-        name=name,
-        source=spec.folder.name if spec.folder else spec.source,
-        revision=loaded.revision,
-        content_sha256=loaded.content_sha256,
-        tokenizer_sha256=tokenizer.sha256,
-        dtype=loaded.dtype,
-        num_parameters=loaded.num_parameters,
-    )
+def _arrivals(requests: Sequence[EngineRequest], load: Load) -> list[Arrival]:
+    """When each request comes in: when a row is free, or at Poisson times drawn from the seed."""
+    if load.request_rate is None:
+        return [Arrival(conversation=request.conversation) for request in requests]
+    draw, at_s, arrivals = random.Random(load.seed), 0.0, []
+    for request in requests:
+        arrivals.append(Arrival(at_s=at_s, conversation=request.conversation))
+        at_s += draw.expovariate(load.request_rate)
+    return arrivals

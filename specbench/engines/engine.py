@@ -1,11 +1,12 @@
 """The protocol of an engine: it takes requests and yields what happened."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from specbench.config import Drafter
 from specbench.decoding.tokenizer import Tokenizer
-from specbench.records import ModelIdentity, RoundLog, Sampling
+from specbench.records import EngineRecord, ModelIdentity, RoundLog, RoundTimeline, Sampling
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,11 +18,15 @@ class EngineRequest:
     sampling: Sampling
     seed: int
     stop_at_eos: bool = True
+    conversation: str | None = None  # a later request of the same one waits for the earlier
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineResult:
-    """One decoded request; seconds, None where the engine cannot tell."""
+    """One decoded request; seconds, None where the engine cannot tell.
+
+    ttft_s and total_s count from its arrival, queue_s from there to the start of its prefill.
+    """
 
     output_ids: tuple[int, ...]
     hit_eos: bool
@@ -29,8 +34,31 @@ class EngineResult:
     ttft_s: float | None
     decode_s: float | None
     total_s: float
-    cpu_s: float | None
+    cpu_s: float | None  # None where requests overlap
     rounds: RoundLog | None
+    arrived_s: float = 0.0  # since the pass began
+    queue_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """How requests come in. Closed loop: the next one starts when a row is free."""
+
+    concurrency: int = 1
+    request_rate: float | None = None  # open loop: Poisson arrivals a second
+    seed: int = 0  # of the arrivals
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedPass:
+    """All requests of a pass, in the order they were given, and the rounds that served them."""
+
+    results: tuple[EngineResult, ...]
+    seconds: float
+    rounds: RoundTimeline
+    cpu_s: float
+    calibration_s: float = 0.0
+    kv_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +70,21 @@ class RoundForward:
     times: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """Which method at which K. The baseline is the engine's own method without drafts.
+
+    With `adaptive` the engine picks K round by round, from 0 to `k`, and goes on from what it
+    learnt in earlier passes over the same `workload`.
+    """
+
+    drafter: str
+    method: str
+    k: int
+    adaptive: bool = False
+    workload: str = ""
+
+
 class Engine(Protocol):
     """A loaded target; drafters are added to it one after the other, so that each one's memory
     can be told."""
@@ -50,8 +93,9 @@ class Engine(Protocol):
     dtype: str
     tokenizer: Tokenizer
     eos_ids: tuple[int, ...]
+    baseline: Work  # its method without drafts, which its speed-ups are over
     identity: ModelIdentity  # the target's
-    notes: tuple[str, ...]  # what a reader of the results should know
+    record: EngineRecord  # how it runs, with what a reader of the results should know
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
         """Load it; its model's identity, None for a method without a model."""
@@ -59,8 +103,12 @@ class Engine(Protocol):
     def remove_drafter(self, name: str) -> None:
         """Give its memory back; a name that was never loaded is no mistake."""
 
-    def generate(self, request: EngineRequest, drafter: str, k: int) -> EngineResult:
-        """Decode with the named drafter at K = k; NO_DRAFTER and 0 for the baseline."""
+    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+        """Decode one request alone."""
+        ...
+
+    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+        """Decode all of them, up to `load.concurrency` at once; UsageError if it cannot."""
         ...
 
     def weights_bytes(self, drafter: str) -> int:

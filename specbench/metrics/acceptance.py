@@ -61,9 +61,12 @@ def acceptance_rate_per_position(cell: CellData) -> tuple[float, ...] | None:
 
 @metric(unit="fraction", better="higher")
 def conditional_acceptance_rate(cell: CellData) -> tuple[float, ...] | None:
-    """#(a >= i) / #(a >= i-1) for i = 1, 2 ..; ends before the first i that no round reached."""
+    """#(a >= i) / #(a >= i-1) for i = 1, 2 ..; ends before the first i that no round reached.
+
+    Absent for an adaptive K: rounds that draft fewer tokens could not have accepted more.
+    """
     reached = _reached(cell)
-    if reached is None:
+    if reached is None or cell.key.adaptive:
         return None
     return tuple(here / before for before, here in pairwise(reached) if before)
 

@@ -1,17 +1,20 @@
 """A cell's stored records, gathered: what every metric is a function of."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+from specbench.metrics.setting import is_baseline, setting_of
 from specbench.records import (
     NO_DRAFTER,
     BlockPurpose,
     BlockRecord,
     CellKey,
     ForwardCost,
+    LimitRecord,
     MemoryRecord,
+    PassRecord,
     RequestRecord,
     RoundLog,
 )
@@ -24,9 +27,24 @@ class RequestPair(NamedTuple):
     spec: RequestRecord
 
 
+class Pass(NamedTuple):
+    """One pass of a cell over its prompts, with the requests that it served."""
+
+    block_id: str
+    record: PassRecord
+    requests: tuple[RequestRecord, ...]
+
+
+class PassPair(NamedTuple):
+    """The passes of one block, at K = 0 and at the cell's K."""
+
+    base: Pass
+    spec: Pass
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellData:
-    """One cell's requests with the K = 0 requests of the same blocks (none for K = 0 itself).
+    """One cell's requests with the baseline's of the same blocks (none for the baseline itself).
 
     `requests` and `baseline` hold failed requests too, so that they are counted; every number
     is taken from `finished`, `rounds` and `pairs`, which leave them out.
@@ -35,12 +53,16 @@ class CellData:
     key: CellKey
     requests: tuple[RequestRecord, ...]
     baseline: tuple[RequestRecord, ...] = ()
+    passes: tuple[Pass, ...] = ()  # where rows were in flight together, or K is adaptive
+    baseline_passes: tuple[Pass, ...] = ()
     memory_target: MemoryRecord | None = None
     memory_pair: MemoryRecord | None = None
     forwards: tuple[ForwardCost, ...] = ()
+    limits: tuple[LimitRecord, ...] = ()
 
     @property
     def k(self) -> int:
+        """K, the largest of an adaptive cell."""
         return self.key.num_speculative_tokens
 
     @cached_property
@@ -64,15 +86,37 @@ class CellData:
     @cached_property
     def pairs(self) -> tuple[RequestPair, ...]:
         """Requests that finished on both sides, in the order of `requests`."""
-        base = {_unit(request): request for request in finished(self.baseline)}
+        return paired_requests(self.baseline, self.requests)
+
+    @cached_property
+    def pass_pairs(self) -> tuple[PassPair, ...]:
+        """Passes of the same block on both sides, in the order of `passes`."""
+        base = {served.block_id: served for served in self.baseline_passes}
         return tuple(
-            RequestPair(base[_unit(spec)], spec) for spec in self.finished if _unit(spec) in base
+            PassPair(base[spec.block_id], spec) for spec in self.passes if spec.block_id in base
         )
 
     @property
     def memory(self) -> MemoryRecord | None:
         """What this cell needs: the pair's memory, or the target's alone at K = 0."""
         return self.memory_pair if self.k > 0 else self.memory_target
+
+
+def against(cell: CellData, other: CellData) -> CellData:
+    """The cell with another one in the place of its baseline."""
+    return replace(cell, baseline=other.requests, baseline_passes=other.passes)
+
+
+def paired_requests(
+    base: Iterable[RequestRecord], spec: Iterable[RequestRecord]
+) -> tuple[RequestPair, ...]:
+    """Requests that finished on both sides, in the order of `spec`."""
+    known = {_unit(request): request for request in finished(base)}
+    return tuple(
+        RequestPair(known[_unit(request)], request)
+        for request in finished(spec)
+        if _unit(request) in known
+    )
 
 
 def finished(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
@@ -103,6 +147,7 @@ def gather_cells(
     *,
     memories: Sequence[MemoryRecord] = (),
     forwards: Sequence[ForwardCost] = (),
+    limits: Sequence[LimitRecord] = (),
     purpose: BlockPurpose = "explore",
 ) -> tuple[CellData, ...]:
     """The cells of a stored run, in the order of `keys`, from the blocks of one purpose.
@@ -110,55 +155,65 @@ def gather_cells(
     A cell without a request in those blocks is left out: it was not measured.
     """
     chosen = [_by_cell(block) for block in blocks if block.purpose == purpose]
-    cells = (_gather(key, _baseline_of(key, keys), chosen, memories, forwards) for key in keys)
+    cells = (
+        _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits) for key in keys
+    )
     return tuple(cell for cell in cells if cell.requests)
 
 
-def _by_cell(block: BlockRecord) -> dict[str, list[RequestRecord]]:
+class _Share(NamedTuple):
+    """What one block holds of one cell."""
+
+    requests: tuple[RequestRecord, ...]
+    served: Pass | None
+
+
+_NOTHING = _Share((), None)
+
+
+def _by_cell(block: BlockRecord) -> dict[str, _Share]:
     requests: dict[str, list[RequestRecord]] = {}
     for request in block.requests:
         requests.setdefault(request.cell_id, []).append(request)
-    return requests
+    passes = {record.cell_id: record for record in block.passes}
+    shares = {}
+    for cell_id, own in requests.items():
+        record = passes.get(cell_id)
+        served = Pass(block.block_id, record, tuple(own)) if record else None
+        shares[cell_id] = _Share(tuple(own), served)
+    return shares
 
 
 def _gather(
     key: CellKey,
     baseline: CellKey | None,
-    blocks: Sequence[Mapping[str, Sequence[RequestRecord]]],
+    blocks: Sequence[Mapping[str, _Share]],
     memories: Sequence[MemoryRecord],
     forwards: Sequence[ForwardCost],
+    limits: Sequence[LimitRecord],
 ) -> CellData:
     cell_id, baseline_id = key.id, baseline.id if baseline else ""
-    own = [block for block in blocks if cell_id in block]
+    own = [block[cell_id] for block in blocks if cell_id in block]
+    base = [block.get(baseline_id, _NOTHING) for block in blocks if cell_id in block]
     memory = {record.drafter: record for record in memories if record.target == key.target}
     return CellData(
         key=key,
-        requests=tuple(request for block in own for request in block[cell_id]),
-        baseline=tuple(request for block in own for request in block.get(baseline_id, ())),
+        requests=tuple(request for share in own for request in share.requests),
+        baseline=tuple(request for share in base for request in share.requests),
+        passes=tuple(share.served for share in own if share.served),
+        baseline_passes=tuple(share.served for share in base if share.served),
         memory_target=memory.get(NO_DRAFTER),
         memory_pair=memory.get(key.drafter) if key.drafter != NO_DRAFTER else None,
         forwards=tuple(cost for cost in forwards if cost.cell_id == cell_id),
+        limits=tuple(limit for limit in limits if limit.cell_id == cell_id),
     )
 
 
 def _baseline_of(key: CellKey, keys: Sequence[CellKey]) -> CellKey | None:
-    """The K = 0 cell with the same target, workload and setting; None for K = 0 itself."""
-    if key.num_speculative_tokens == 0:
+    """The baseline of the same setting; None for the baseline itself."""
+    if is_baseline(key):
         return None
-    return next(
-        (k for k in keys if k.num_speculative_tokens == 0 and _setting(k) == _setting(key)), None
-    )
-
-
-def _setting(key: CellKey) -> tuple[str, str, str, int, float, str]:
-    return (
-        key.target,
-        key.workload,
-        key.engine,
-        key.concurrency,
-        key.temperature,
-        key.dtype,
-    )
+    return next((k for k in keys if is_baseline(k) and setting_of(k) == setting_of(key)), None)
 
 
 def _unit(request: RequestRecord) -> tuple[str, int, int]:

@@ -2,12 +2,19 @@
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
+from specbench.metrics.setting import is_stream
 
 
 @metric(unit="rounds", better=None)
 def num_rounds(cell: CellData) -> float | None:
     """Rounds of all finished requests; prefill is not a round."""
     return None if cell.rounds is None else len(cell.rounds)
+
+
+@metric(unit="passes", better=None)
+def num_passes(cell: CellData) -> float | None:
+    """Passes over the prompt list; absent where requests do not overlap."""
+    return len(cell.passes) if is_stream(cell.key) else None
 
 
 @metric(unit="tokens", better=None)

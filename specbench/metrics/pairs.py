@@ -1,17 +1,19 @@
-"""Seconds of the same prompts at K = 0 and at the cell's K: what speed-ups are made of."""
+"""Seconds of the same work by a cell and by its baseline: what speed-ups are made of."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, Pass, paired_requests
+from specbench.metrics.passes import Span, busy_span, whole_span
+from specbench.metrics.setting import is_stream
 from specbench.records import RequestRecord
 
 
 class PairedSeconds(NamedTuple):
-    """One entry per prompt: its turns and repeats summed, both sides over the same requests."""
+    """One entry per prompt, its turns and repeats summed; above one row one per pass."""
 
     base_s: NDArray[np.float64]
     spec_s: NDArray[np.float64]
@@ -25,52 +27,78 @@ class PairedSeconds(NamedTuple):
         return float(base / (self.spec_s.sum() / self.spec_tokens.sum()))
 
 
-class _Share(NamedTuple):
-    """What one request adds to its side of a pair."""
+class _Row(NamedTuple):
+    """What one request or pass adds to its unit."""
 
-    seconds: float
-    tokens: int
+    unit: str
+    base: Span | None
+    spec: Span | None
 
 
 def paired_decode(cell: CellData) -> PairedSeconds | None:
-    """Seconds from first token to last, with the tokens after the first."""
-    return _paired(cell, _decode_share)
+    """Seconds from first token to last, with the tokens after the first.
+
+    With many rows in flight: seconds while all rows are busy, with the tokens emitted in them.
+    With arrivals in open loop, which fix the throughput: the requests' own seconds again.
+    """
+    if is_stream(cell.key) and cell.key.request_rate is None:
+        return _summed(_passes(cell, lambda served: busy_span(served, cell.key.concurrency)))
+    return _summed(_requests(cell, _decode_span))
 
 
 def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
-    """Seconds of whole requests, prefill of target and drafter included."""
-    return _paired(cell, lambda request: _share(request.total_s, request.num_output_tokens))
+    """Seconds of whole requests, prefill of target and drafter included.
+
+    With many rows in flight: seconds of whole passes; in open loop of whole requests again,
+    from arrival on.
+    """
+    if is_stream(cell.key) and cell.key.request_rate is None:
+        return _summed(_passes(cell, whole_span))
+    return _summed(_requests(cell, lambda r: _span(r.total_s, r.num_output_tokens)))
 
 
 def paired_cpu(cell: CellData) -> PairedSeconds | None:
-    """Process CPU seconds of whole requests."""
-    return _paired(cell, lambda request: _share(request.cpu_s, request.num_output_tokens))
-
-
-def _paired(
-    cell: CellData, share: Callable[[RequestRecord], _Share | None]
-) -> PairedSeconds | None:
-    """None without pairs; None above one row, where requests overlap and do not add up."""
-    if cell.key.concurrency > 1:
+    """Process CPU seconds of whole requests; None where requests overlap."""
+    if is_stream(cell.key):
         return None
-    prompts: dict[str, list[float]] = {}
-    for base, spec in cell.pairs:
-        base_share, spec_share = share(base), share(spec)
-        if base_share is None or spec_share is None:
+    return _summed(_requests(cell, lambda r: _span(r.cpu_s, r.num_output_tokens)))
+
+
+def _requests(cell: CellData, span: Callable[[RequestRecord], Span | None]) -> Iterator[_Row]:
+    """Requests that finished on both sides; where they overlap, those of a pass are a unit."""
+    if is_stream(cell.key):
+        for passes in cell.pass_pairs:
+            for base, spec in paired_requests(passes.base.requests, passes.spec.requests):
+                yield _Row(passes.spec.block_id, span(base), span(spec))
+    else:
+        for base, spec in cell.pairs:
+            yield _Row(spec.prompt_id, span(base), span(spec))
+
+
+def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> Iterator[_Row]:
+    for base, spec in cell.pass_pairs:
+        yield _Row(spec.block_id, span(base), span(spec))
+
+
+def _summed(rows: Iterable[_Row]) -> PairedSeconds | None:
+    """None where no row has both sides."""
+    units: dict[str, list[float]] = {}
+    for unit, base, spec in rows:
+        if base is None or spec is None:
             continue
-        sums = prompts.setdefault(spec.prompt_id, [0.0] * len(PairedSeconds._fields))
-        row = (base_share.seconds, spec_share.seconds, base_share.tokens, spec_share.tokens)
-        for column, value in enumerate(row):
+        sums = units.setdefault(unit, [0.0] * len(PairedSeconds._fields))
+        values = (base.seconds, spec.seconds, base.tokens, spec.tokens)
+        for column, value in enumerate(values):
             sums[column] += value
-    if not prompts:
+    if not units:
         return None
-    return PairedSeconds(*np.array(list(prompts.values())).T)
+    return PairedSeconds(*np.array(list(units.values())).T)
 
 
-def _decode_share(request: RequestRecord) -> _Share | None:
-    return _share(request.decode_s, request.num_output_tokens - 1)
+def _decode_span(request: RequestRecord) -> Span | None:
+    return _span(request.decode_s, request.num_output_tokens - 1)
 
 
-def _share(seconds: float | None, tokens: int) -> _Share | None:
+def _span(seconds: float | None, tokens: int) -> Span | None:
     """None for a request without such time, such as one that ended with its first token."""
-    return _Share(seconds, tokens) if seconds and tokens > 0 else None
+    return Span(seconds, tokens) if seconds and tokens > 0 else None

@@ -1,6 +1,7 @@
 """Where a round's time goes, and what it costs in baseline steps.
 
-A baseline step is the mean round of K = 0 in the same blocks.
+A baseline step is the mean round of K = 0 in the same blocks. With many rows in flight a
+round counts once for each row that it serves, as everywhere else.
 """
 
 from statistics import fmean, median, quantiles
@@ -54,9 +55,14 @@ def other_s(cell: CellData) -> float | None:
 
 @metric(unit="steps/token", better="lower")
 def draft_cost_ratio(cell: CellData) -> float | None:
-    """c = draft_s / (K * baseline step): the cost of one of the K draft tokens."""
+    """c = draft_s / (K * baseline step): the cost of one of the K draft tokens.
+
+    Absent for an adaptive K, whose rounds do not draft equally many tokens.
+    """
     step, draft = _baseline_step_s(cell), draft_s(cell)
-    return None if step is None or draft is None else draft / (cell.k * step)
+    if step is None or draft is None or cell.key.adaptive:
+        return None
+    return draft / (cell.k * step)
 
 
 @metric(unit="steps", better="lower")

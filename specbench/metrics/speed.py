@@ -41,8 +41,10 @@ def prefill_s(cell: CellData) -> float | None:
 
 @metric(unit="x", better="higher")
 def decode_speedup(cell: CellData) -> float | None:
-    """Sum of baseline decode seconds / sum of speculative ones over the same requests;
-    where lengths differ (temperature > 0), both sides are seconds per output token.
+    """Sum of baseline decode seconds / sum of speculative ones over the same requests (where
+    lengths differ, at temperature > 0, seconds per output token); with many rows in flight
+    busy_tokens_per_s / the baseline's; with open-loop arrivals, which fix the throughput, the
+    baseline's mean seconds per output token after the first / the cell's.
 
     A ratio of sums, not a mean of ratios: short prompts must not dominate.
     """
@@ -52,7 +54,9 @@ def decode_speedup(cell: CellData) -> float | None:
 
 @metric(unit="x", better="higher")
 def end_to_end_speedup(cell: CellData) -> float | None:
-    """As decode_speedup, over whole requests: prefill of target and drafter included."""
+    """As decode_speedup, over whole requests: prefill of target and drafter included; with many
+    rows in flight aggregate_tokens_per_s / the baseline's.
+    """
     seconds = paired_end_to_end(cell)
     return None if seconds is None else seconds.speedup
 

@@ -16,12 +16,13 @@ class Compromise:
 
 
 def find_compromise(cells: Sequence[CellSummary]) -> Compromise | None:
-    """One K for the workloads of one pairing at one setting; None without a valid cell.
+    """One fixed K for the workloads of one pairing at one setting; None without a valid cell.
 
     Speed-ups are the first pass's estimates; K = 0 takes part at 1. A K competes when it is
     valid in every workload; worst regrets within 1 % are equal, and the smaller K wins. Raises
     ValueError for several pairings or settings.
     """
+    cells = [cell for cell in cells if not cell.key.adaptive]
     settings = {replace(cell.key, workload="", num_speculative_tokens=0) for cell in cells}
     if len(settings) > 1:
         raise ValueError(f"one pairing and setting is needed, got {len(settings)}")

@@ -1,8 +1,38 @@
 """The facts behind a decision, in short plain sentences."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from specbench.metrics.setting import is_stream
 from specbench.records import CellSummary, Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Units:
+    """What was repeated to see how far a speed-up may be off: prompts, or passes over them."""
+
+    count: int
+    singular: str
+    plural: str
+
+    def noun(self, count: int) -> str:
+        return self.singular if count == 1 else self.plural
+
+
+def units_of(cell: CellSummary) -> Units:
+    """The units of a cell's interval."""
+    if not is_stream(cell.key):
+        return Units(count=cell.num_prompts, singular="prompt", plural="prompts")
+    passes = _number(cell, "num_passes") or 0
+    return Units(count=round(passes), singular="pass", plural="passes")
+
+
+def k_text(cell: CellSummary) -> str:
+    """`K=5`, or `auto (mean K 3.1)` of an adaptive cell."""
+    if not cell.key.adaptive:
+        return f"K={cell.key.num_speculative_tokens}"
+    mean_k = _number(cell, "mean_num_speculative_tokens")
+    return "auto" if mean_k is None else f"auto (mean K {mean_k:.1f})"
 
 
 def reasons_for(
@@ -14,7 +44,7 @@ def reasons_for(
         facts += _costs(confirmed or leader)
         facts += _evidence(cells, leader, confirmed)
     facts += (
-        f"K={_k(cell)} left out: {'; '.join(cell.invalid_reasons)}"
+        f"{k_text(cell)} left out: {'; '.join(cell.invalid_reasons)}"
         for cell in cells
         if not cell.valid
     )
@@ -33,7 +63,7 @@ def _costs(cell: CellSummary) -> Iterator[str]:
     length = _number(cell, "mean_acceptance_length")
     break_even = _number(cell, "break_even_length")
     if length is not None and break_even is not None:
-        yield f"acceptance length {length:.2f} at K={_k(cell)}, break-even {break_even:.2f}"
+        yield f"acceptance length {length:.2f} at {k_text(cell)}, break-even {break_even:.2f}"
     draft, verify = _number(cell, "draft_cost_ratio"), _number(cell, "verify_cost_ratio")
     if draft is not None and verify is not None:
         yield f"a draft token costs {draft:.2f} baseline steps, verification {verify:.2f}"
@@ -47,15 +77,16 @@ def _costs(cell: CellSummary) -> Iterator[str]:
 def _evidence(
     cells: Sequence[CellSummary], leader: CellSummary, confirmed: CellSummary | None
 ) -> Iterator[str]:
-    tried = [str(_k(cell)) for cell in cells if cell.valid and cell.speedup is not None]
+    tried = [_k(cell) for cell in cells if cell.valid and cell.speedup is not None]
     if len(tried) > 1:
-        yield f"K={_k(leader)} led the first pass over K = {', '.join(tried)}"
+        yield f"{k_text(leader)} led the first pass over K = {', '.join(tried)}"
     if confirmed is not None and not confirmed.valid:
         yield f"second measurement left out: {'; '.join(confirmed.invalid_reasons)}"
     elif confirmed is not None and confirmed.speedup is not None:
+        units = units_of(confirmed)
         yield (
             f"measured again on fresh repeats: {speedup_text(confirmed.speedup)} "
-            f"over {confirmed.num_prompts} prompts"
+            f"over {units.count} {units.noun(units.count)}"
         )
     evidence = confirmed or leader
     if evidence.minimum_detectable_effect is not None:
@@ -63,8 +94,8 @@ def _evidence(
     yield from evidence.warnings
 
 
-def _k(cell: CellSummary) -> int:
-    return cell.key.num_speculative_tokens
+def _k(cell: CellSummary) -> str:
+    return "auto" if cell.key.adaptive else str(cell.key.num_speculative_tokens)
 
 
 def _number(cell: CellSummary, name: str) -> float | None:

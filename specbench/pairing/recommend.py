@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from specbench.pairing.reasons import reasons_for, speedup_text
+from specbench.metrics.setting import setting_of
+from specbench.pairing.reasons import k_text, reasons_for, speedup_text, units_of
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Interval
 from specbench.stats.precision import prompts_to_decide
 
@@ -29,9 +30,16 @@ class Verdict(Enum):
 class Choice:
     """What the first pass says about one pairing, workload and setting."""
 
-    cells: tuple[CellSummary, ...]  # every K > 0, also invalid ones, by K
+    cells: tuple[CellSummary, ...]  # every K > 0, also invalid ones, by K; then K = auto
     leader: CellSummary | None  # the cell to speak of; None: no valid cell has a speed-up
     to_confirm: CellKey | None  # to be measured again on fresh repeats before it is quoted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation(Decision):
+    """A decision with the cell that it speaks of, also where the answer is not to use it."""
+
+    leader: CellKey
 
 
 def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], ...]:
@@ -46,13 +54,14 @@ def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], 
 def choose(cells: Sequence[CellSummary]) -> Choice:
     """Apply the rule to the first pass of one question; only valid cells take part.
 
+    An adaptive K takes part like any other; leave its cell out to choose among the fixed ones.
     A single K needs no second measurement: it was not picked from many. Raises ValueError
     without a K > 0 and for several questions at once.
     """
     groups = by_question(cells)
     if len(groups) != 1:
         raise ValueError(f"expected the K > 0 cells of one question, got {len(groups)} questions")
-    candidates = tuple(sorted(groups[0], key=lambda cell: cell.key.num_speculative_tokens))
+    candidates = tuple(sorted(groups[0], key=_plainness))
     usable = [cell for cell in candidates if cell.valid and cell.speedup]
     if not usable:
         return Choice(cells=candidates, leader=None, to_confirm=None)
@@ -69,7 +78,7 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
     )
 
 
-def decide(choice: Choice, confirmed: CellSummary | None = None) -> Decision:
+def decide(choice: Choice, confirmed: CellSummary | None = None) -> Recommendation:
     """The answer, quoting `confirmed`: the cell `choice.to_confirm` over fresh repeats.
 
     Without it a winner that needs it is not shown to help. Raises ValueError when `confirmed`
@@ -80,16 +89,15 @@ def decide(choice: Choice, confirmed: CellSummary | None = None) -> Decision:
         return _decision(choice, Verdict.NOT_SHOWN, None, "not shown to help, no valid measurement")
     if confirmed is not None and confirmed.key != leader.key:
         raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
-    k = leader.key.num_speculative_tokens
     if choice.to_confirm is not None and confirmed is None:
-        text = f"not shown to help, K={k} led the first pass and was not measured again"
+        text = f"not shown to help, {k_text(leader)} led the first pass and was not measured again"
         return _decision(choice, Verdict.NOT_SHOWN, None, text)
     evidence = confirmed or leader
     if not evidence.valid or evidence.speedup is None:
-        text = f"not shown to help, K={k} was measured again but not validly"
+        text = f"not shown to help, {k_text(evidence)} was measured again but not validly"
         return _decision(choice, Verdict.NOT_SHOWN, confirmed, text)
     verdict = judge(evidence.speedup)
-    text = _answer(verdict, k, evidence.speedup, evidence.num_prompts)
+    text = _answer(verdict, evidence, evidence.speedup)
     return _decision(choice, verdict, confirmed, text, evidence.speedup)
 
 
@@ -103,12 +111,19 @@ def judge(speedup: Interval | None) -> Verdict:
 
 
 def _leader(cells: Sequence[CellSummary]) -> CellSummary:
-    """Highest lower bound, ties to the smaller K; without any bound the highest estimate."""
+    """Highest lower bound, ties to the smaller K, to a fixed one before an adaptive one.
+
+    Without any bound the highest estimate.
+    """
     highest = max(map(_low, cells))
     if highest == 0:
         return max(cells, key=lambda cell: cell.speedup.estimate if cell.speedup else 0.0)
     tied = (cell for cell in cells if _low(cell) * (1 + TIE) >= highest)
-    return min(tied, key=lambda cell: cell.key.num_speculative_tokens)
+    return min(tied, key=_plainness)
+
+
+def _plainness(cell: CellSummary) -> tuple[bool, int]:
+    return cell.key.adaptive, cell.key.num_speculative_tokens
 
 
 def _low(cell: CellSummary) -> float:
@@ -116,21 +131,22 @@ def _low(cell: CellSummary) -> float:
     return cell.speedup.low or 0.0 if cell.speedup else 0.0
 
 
-def _answer(verdict: Verdict, k: int, speedup: Interval, num_prompts: int) -> str:
+def _answer(verdict: Verdict, cell: CellSummary, speedup: Interval) -> str:
     if verdict is Verdict.HELPS:
-        return f"K={k}, {speedup_text(speedup, ' faster')}"
+        return f"{k_text(cell)}, {speedup_text(speedup, ' faster')}"
     if verdict is Verdict.GAINS_NOTHING:
         return f"do not speculate, {speedup_text(speedup)}"
+    measured = units_of(cell)
     more = prompts_to_decide(
-        speedup, num_prompts, helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING
+        speedup, measured.count, helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING
     )
-    prompts = f"{float(f'{more:.2g}'):,.0f} more prompt{'s' if more > 1 else ''}"
+    units = f"{float(f'{more:.2g}'):,.0f} more {measured.noun(more)}"
     if speedup.low is None:
         return (
-            f"not shown to help, {speedup_text(speedup)} from {num_prompts} prompts; "
-            f"at least {prompts} give an interval"
+            f"not shown to help, {speedup_text(speedup)} from {measured.count} "
+            f"{measured.noun(measured.count)}; at least {units} give an interval"
         )
-    return f"not shown to help, {speedup_text(speedup)}; about {prompts} would decide"
+    return f"not shown to help, {speedup_text(speedup)}; about {units} would decide"
 
 
 def _decision(
@@ -139,10 +155,10 @@ def _decision(
     confirmed: CellSummary | None,
     text: str,
     speedup: Interval | None = None,
-) -> Decision:
+) -> Recommendation:
     key = (choice.leader or choice.cells[0]).key
     helps = verdict is Verdict.HELPS
-    return Decision(
+    return Recommendation(
         target=key.target,
         pairing=key.pairing,
         workload=key.workload,
@@ -155,16 +171,9 @@ def _decision(
         speedup=speedup,
         sentence=f"{key.workload}: {text}",
         reasons=reasons_for(choice.cells, choice.leader, confirmed),
+        leader=key,
     )
 
 
 def _question(key: CellKey) -> tuple[object, ...]:
-    return (
-        key.pairing,
-        key.method,
-        key.workload,
-        key.engine,
-        key.concurrency,
-        key.temperature,
-        key.dtype,
-    )
+    return key.pairing, key.method, setting_of(key)

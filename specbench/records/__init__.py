@@ -6,17 +6,22 @@ that a machine or an engine cannot give is None: absent, never zero.
 
 from specbench.records.answers import CellSummary, Decision, Interval
 from specbench.records.measured import (
+    ALL_PROMPTS,
     NO_DRAFTER,
     BlockPurpose,
     BlockRecord,
     CellKey,
     DeviceSample,
+    EngineRecord,
     FailureRecord,
     ForwardCost,
+    LimitRecord,
     MemoryRecord,
+    PassRecord,
     ReferenceRecord,
     RequestRecord,
     RoundLog,
+    RoundTimeline,
 )
 from specbench.records.prompts import Message, Prompt, Role, Sampling
 from specbench.records.provenance import (
@@ -28,6 +33,7 @@ from specbench.records.provenance import (
 )
 
 __all__ = [
+    "ALL_PROMPTS",
     "NO_DRAFTER",
     "BlockPurpose",
     "BlockRecord",
@@ -36,18 +42,22 @@ __all__ = [
     "CellSummary",
     "Decision",
     "DeviceSample",
+    "EngineRecord",
     "Environment",
     "FailureRecord",
     "ForwardCost",
     "Interval",
+    "LimitRecord",
     "MemoryRecord",
     "Message",
     "ModelIdentity",
+    "PassRecord",
     "Prompt",
     "ReferenceRecord",
     "RequestRecord",
     "Role",
     "RoundLog",
+    "RoundTimeline",
     "RunRecord",
     "RunSettings",
     "Sampling",

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
+ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,21 +21,27 @@ class CellKey:
     concurrency: int
     temperature: float
     dtype: str
+    adaptive: bool = False  # K is chosen round by round, up to num_speculative_tokens
+    context: int | None = None  # prompts lengthened to so many tokens; None: as they are
+    request_rate: float | None = None  # arrivals a second; None: the next one when a row is free
 
     @property
     def id(self) -> str:
-        return "|".join(
-            (
-                self.pairing,
-                self.workload,
-                self.engine,
-                self.method,
-                f"k{self.num_speculative_tokens}",
-                f"c{self.concurrency}",
-                f"t{self.temperature:g}",
-                self.dtype,
-            )
-        )
+        parts = [
+            self.pairing,
+            self.workload,
+            self.engine,
+            self.method,
+            "kauto" if self.adaptive else f"k{self.num_speculative_tokens}",
+            f"c{self.concurrency}",
+            f"t{self.temperature:g}",
+            self.dtype,
+        ]
+        if self.context is not None:
+            parts.append(f"x{self.context}")
+        if self.request_rate is not None:
+            parts.append(f"r{self.request_rate:g}")
+        return "|".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,10 +100,41 @@ class RequestRecord:
     energy_j: float | None = None
     device: DeviceSample | None = None
     error: str | None = None  # set exactly when finish_reason is "failed"
+    arrived_s: float | None = None  # since its pass began; ttft_s and total_s count from here
+    queue_s: float | None = None  # arrival to the start of its prefill
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.output_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundTimeline:
+    """The rounds of a set of rows in order, a column per quantity; all of equal length.
+
+    A row is live while it still emits; `num_rows` of them were computed, idle ones included.
+    """
+
+    at_s: tuple[float, ...]  # start, since the pass began
+    seconds: tuple[float, ...]
+    num_speculative_tokens: tuple[int, ...]
+    num_live: tuple[int, ...]
+    num_rows: tuple[int, ...]
+    num_emitted: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.at_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassRecord:
+    """One cell serving all requests of a block together: rows in flight, round by round."""
+
+    cell_id: str
+    seconds: float  # first arrival to last token
+    rounds: RoundTimeline
+    calibration_s: float = 0.0  # spent on measuring round costs for an adaptive K, counted above
+    kv_bytes: int | None = None  # allocated for all rows, target and drafter
 
 
 BlockPurpose = Literal["explore", "confirm"]
@@ -104,7 +142,10 @@ BlockPurpose = Literal["explore", "confirm"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockRecord:
-    """The unit of running, storing and resuming: one prompt, every K, one repeat."""
+    """The unit of running, storing and resuming: one prompt, every K, one repeat.
+
+    Above one row it is one pass of the prompt list; `prompt_id` is then ALL_PROMPTS.
+    """
 
     block_id: str
     workload: str
@@ -114,6 +155,7 @@ class BlockRecord:
     order: tuple[str, ...]  # cell ids in the order they ran, drawn from the seed
     started_at: str  # ISO 8601, UTC
     requests: tuple[RequestRecord, ...]
+    passes: tuple[PassRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +171,7 @@ class ReferenceRecord:
     turn: int
     num_prompt_tokens: int
     output_ids: tuple[int, ...]
+    context: int | None = None  # as in CellKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -165,3 +208,29 @@ class FailureRecord:
     workload: str  # "" where the failure is not about one workload
     stage: Literal["load", "warm_up", "decode"]
     reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineRecord:
+    """How an engine ran a target: what was chosen, and why where it was not as asked."""
+
+    target: str
+    engine: str
+    forward: str | None = None  # "fused" or "stock"
+    graph: str | None = None  # "off", "step" or "round"
+    attention: str | None = None  # the backend that was pinned
+    compile_s: float | None = None  # spent on compiling; None: not compiled
+    quantization: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LimitRecord:
+    """What bounds a cell's round, measured beside it; None where it cannot be told."""
+
+    cell_id: str
+    device: str  # "cpu" or "cuda:0"
+    copy_bytes_per_s: float | None = None  # read + written, measured on the spot
+    bytes_per_round: int | None = None  # what its forwards must read: weights, and KV in use
+    launches_per_round: float | None = None  # kernels or graphs started by the host
+    syncs_per_round: float | None = None  # the host waiting for the device

@@ -64,6 +64,21 @@ class RunSettings:
     dtype: str | None = None
     threads: int | None = None
     seed: int = 0
+    engines: tuple[str, ...] = ("builtin",)
+    adaptive: bool = False  # also a cell whose K the controller picks
+    concurrency: tuple[int, ...] = (1,)
+    request_rate: float | None = None  # Poisson arrivals a second; None: closed loop
+    contexts: tuple[int, ...] = ()  # tokens that prompts are lengthened to; (): as they are
+    forward: Literal["auto", "stock", "fused"] = "auto"
+    graph: Literal["auto", "off", "step", "round"] = "auto"
+    compile: bool = False
+    acceptance: tuple[float, ...] | None = None  # drawn, per position: the text is no text
+    dummy_weights: bool = False
+
+    @property
+    def is_synthetic(self) -> bool:
+        """True where nothing real was decoded: a speed, never a statement about text."""
+        return self.acceptance is not None or self.dummy_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,12 +1,13 @@
 """The answer in plain sentences, one for each question; every format begins or ends with it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from specbench.pairing.recommend import Verdict
-from specbench.records import Decision
-from specbench.report.document import Document, SharedK
+from specbench.metrics.setting import setting_of
+from specbench.pairing.recommend import Recommendation, Verdict
+from specbench.records import CellKey, Decision
+from specbench.report.document import Document
 from specbench.report.numbers import listed, measured, scalar
-from specbench.report.sections import Section, sections, verdict_of
+from specbench.report.sections import Section, label_of, parts_told_apart, sections, verdict_of
 
 NOTHING = 0.0005  # a regret below this prints as 0.0%
 
@@ -19,7 +20,7 @@ class Answer:
     verdict: Verdict
     headline: str  # without the title
     reasons: tuple[str, ...]  # of the quoted decision
-    others: tuple[Decision, ...]
+    others: tuple[Recommendation, ...]
 
 
 def answer(section: Section) -> Answer:
@@ -36,7 +37,9 @@ def answer(section: Section) -> Answer:
     return Answer(
         title=section.title,
         verdict=verdict,
-        headline=_quote(section, quoted) if quoted else _no_winner(section, verdict),
+        headline=(
+            _quote(section, quoted) if quoted else _no_winner(section, verdict) + section.mark
+        ),
         reasons=quoted.reasons if quoted else (),
         others=tuple(decision for decision in section.decisions if decision is not quoted),
     )
@@ -52,24 +55,29 @@ def answer_lines(document: Document) -> list[str]:
     for section in sections(document):
         found = answer(section)
         lines.append(f"{found.title}: {found.headline}")
-        lines += (f"  {other.pairing}: {without_workload(other)}" for other in found.others)
+        lines += (
+            f"  {label_of(other.leader)}: {without_workload(other)}" for other in found.others
+        )
     return lines
 
 
 def compromise_lines(document: Document) -> list[str]:
     """For each pairing that helps somewhere the one K for all workloads, and what it gives up."""
-    helping = {_setting(d) for d in document.decisions if verdict_of(d) is Verdict.HELPS}
-    temperatures = {shared.temperature for shared in document.compromises}
+    helping = {_across(d.leader) for d in document.decisions if verdict_of(d) is Verdict.HELPS}
+    settings = {setting_of(shared.key)._replace(target="") for shared in document.compromises}
     lines = []
     for shared in document.compromises:
-        if _setting(shared) not in helping:
+        if _across(shared.key) not in helping:
             continue
-        at = f", temperature {shared.temperature:g}" if len(temperatures) > 1 else ""
+        setting = setting_of(shared.key)._replace(target="")
+        at = "".join(f", {part}" for part in parts_told_apart(setting, settings))
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "K=0, do not speculate,"
         losses = [f"{r:.1%} on {name}" for name, r in shared.regret.items() if r >= NOTHING]
-        given_up = listed(losses) if losses else "nothing"
-        lines.append(f"{shared.pairing}{at}: one K for all workloads, {what} gives up {given_up}")
+        given_up = (listed(losses) if losses else "nothing") + document.mark
+        lines.append(
+            f"{label_of(shared.key)}{at}: one K for all workloads, {what} gives up {given_up}"
+        )
     return lines
 
 
@@ -78,9 +86,9 @@ def without_workload(decision: Decision) -> str:
     return decision.sentence.removeprefix(f"{decision.workload}: ")
 
 
-def _quote(section: Section, decision: Decision) -> str:
+def _quote(section: Section, decision: Recommendation) -> str:
     text = without_workload(decision)
-    return f"{decision.pairing}, {text}" if section.names_pairings else text
+    return f"{label_of(decision.leader)}, {text}" if section.names_pairings else text
 
 
 def _no_winner(section: Section, verdict: Verdict) -> str:
@@ -94,11 +102,6 @@ def _no_winner(section: Section, verdict: Verdict) -> str:
     return f"only K=0 was measured{at}"
 
 
-def _setting(record: Decision | SharedK) -> tuple[object, ...]:
-    return (
-        record.pairing,
-        record.engine,
-        record.concurrency,
-        record.temperature,
-        record.dtype,
-    )
+def _across(key: CellKey) -> CellKey:
+    """What a pairing's cells have in common over workloads and K."""
+    return replace(key, workload="", num_speculative_tokens=0, adaptive=False)

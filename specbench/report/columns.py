@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specbench.pairing.reasons import speedup_text
-from specbench.records import CellSummary
+from specbench.records import NO_DRAFTER, CellSummary
 from specbench.report.numbers import ABSENT, scalar, significant
-from specbench.report.sections import Section
+from specbench.report.sections import Section, drafter_of, label_of, short_k
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +27,14 @@ def shown(columns: Sequence[Column], cells: Iterable[CellSummary]) -> tuple[Colu
 def row(columns: Sequence[Column], cell: CellSummary) -> tuple[str, ...]:
     """The cell's texts, with a mark where it has no value."""
     return tuple(ABSENT if text is None else text for text in (c.text(cell) for c in columns))
+
+
+def name_of(cell: CellSummary) -> str:
+    """The drafter, and in an engine with several methods for it the method, too."""
+    key = cell.key
+    if key.drafter == NO_DRAFTER:
+        return key.method
+    return drafter_of(label_of(key))
 
 
 def note(section: Section, cell: CellSummary) -> str:
@@ -66,7 +74,7 @@ def _detectable(cell: CellSummary) -> str | None:
     return None if effect is None else f"{effect:.1%}"
 
 
-_K = Column(header="K", meaning="", text=lambda cell: str(cell.key.num_speculative_tokens))
+_K = Column(header="K", meaning="", text=lambda cell: short_k(cell.key))
 _TOKENS_PER_S = Column(
     header="tok/s",
     meaning="output tokens after the first / decode seconds",

@@ -35,11 +35,12 @@ def to_csv(documents: Sequence[Document]) -> str:
     metrics = tuple(all_metrics())
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(("run_id", *_KEY, *_REST, *metrics))
+    writer.writerow(("run_id", "synthetic", *_KEY, *_REST, *metrics))
     for document in documents:
         for cell in document.cells:
             values = (_value(cell.metrics.get(name)) for name in metrics)
-            writer.writerow((document.run.run_id, *_fixed(cell), *values))
+            origin = (document.run.run_id, json.dumps(document.run.settings.is_synthetic))
+            writer.writerow((*origin, *_fixed(cell), *values))
     return buffer.getvalue()
 
 

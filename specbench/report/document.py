@@ -9,17 +9,17 @@ from pydantic_core import to_jsonable_python
 from specbench.metrics.cell import CellData, gather_cells
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.pairing.compromise import find_compromise
-from specbench.pairing.recommend import by_question, choose, decide
+from specbench.pairing.recommend import Recommendation, by_question, choose, decide
 from specbench.records import (
     BlockPurpose,
     CellKey,
     CellSummary,
-    Decision,
     Environment,
     FailureRecord,
     MemoryRecord,
     ModelIdentity,
     RunRecord,
+    RunSettings,
 )
 from specbench.stats.summary import summarise
 from specbench.store import StoredRun
@@ -27,15 +27,23 @@ from specbench.store import StoredRun
 JSON_VERSION = 1  # of the machine document; keys are added without a new version
 
 
+_SHARED_K_KEY = (
+    "pairing",
+    "engine",
+    "method",
+    "concurrency",
+    "temperature",
+    "dtype",
+    "context",
+    "request_rate",
+)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedK:
     """One K for all workloads of a pairing, and the share of the best speed-up each gives up."""
 
-    pairing: str
-    engine: str
-    concurrency: int
-    temperature: float
-    dtype: str
+    key: CellKey  # of its cells, without workload and K
     num_speculative_tokens: int
     regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than that workload's best K
 
@@ -48,7 +56,7 @@ class Document:
     is_complete: bool  # False: interrupted, or still running
     cells: tuple[CellSummary, ...]  # the first pass, in the order of the plan
     missing: tuple[CellKey, ...]  # planned, yet without a single request
-    decisions: tuple[Decision, ...]  # quoting the second measurement of each winner
+    decisions: tuple[Recommendation, ...]  # quoting the second measurement of each winner
     compromises: tuple[SharedK, ...]  # where a pairing ran on several workloads
     failures: tuple[FailureRecord, ...]
     models: tuple[ModelIdentity, ...]
@@ -58,6 +66,11 @@ class Document:
     vllm: Mapping[CellKey, VllmCounts]
     warnings: tuple[str, ...]
 
+    @property
+    def mark(self) -> str:
+        """What every answer of a synthetic run ends with; empty for a real one."""
+        return _mark(self.run.settings)
+
 
 def build_document(stored: StoredRun) -> Document:
     """Metrics, intervals and decisions of a stored run, finished or not."""
@@ -65,6 +78,10 @@ def build_document(stored: StoredRun) -> Document:
     cells = summarise(explored)
     confirmed = {cell.key: cell for cell in summarise(_gather(stored, "confirm"))}
     choices = [choose(group) for group in by_question(cells)]
+    decisions = [
+        decide(choice, confirmed.get(choice.to_confirm) if choice.to_confirm else None)
+        for choice in choices
+    ]
     measured = {cell.key for cell in cells}
     missing = tuple(p.key for p in stored.run.cells if p.key not in measured)
     return Document(
@@ -73,8 +90,8 @@ def build_document(stored: StoredRun) -> Document:
         cells=cells,
         missing=missing,
         decisions=tuple(
-            decide(choice, confirmed.get(choice.to_confirm) if choice.to_confirm else None)
-            for choice in choices
+            replace(decision, sentence=decision.sentence + _mark(stored.run.settings))
+            for decision in decisions
         ),
         compromises=tuple(_compromises(cells)),
         failures=stored.failures,
@@ -83,7 +100,11 @@ def build_document(stored: StoredRun) -> Document:
         longest_context=_longest_context(explored),
         sessions=stored.sessions,
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
-        warnings=(*stored.run.warnings, *_warnings(stored, missing)),
+        warnings=(
+            *_synthetic(stored.run.settings),
+            *stored.run.warnings,
+            *_warnings(stored, missing),
+        ),
     )
 
 
@@ -94,12 +115,13 @@ def to_json(document: Document) -> dict[str, Any]:
         "schema_version": JSON_VERSION,
         "run_id": run.run_id,
         "complete": document.is_complete,
+        "synthetic": run.settings.is_synthetic,
         "environment": to_jsonable_python(run.environment),
         "settings": to_jsonable_python(run.settings),
         "models": to_jsonable_python(document.models),
         "cells": [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
-        "decisions": to_jsonable_python(document.decisions),
-        "compromises": to_jsonable_python(document.compromises),
+        "decisions": [_decision_json(decision) for decision in document.decisions],
+        "compromises": [_compromise_json(shared) for shared in document.compromises],
         "failures": to_jsonable_python(document.failures),
         "warnings": list(document.warnings),
     }
@@ -113,12 +135,31 @@ def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
     return json
 
 
+def _decision_json(decision: Recommendation) -> dict[str, Any]:
+    leader = decision.leader
+    json: dict[str, Any] = to_jsonable_python(asdict(decision))
+    del json["leader"]
+    return {
+        **json,
+        "adaptive": leader.adaptive and decision.num_speculative_tokens > 0,
+        "context": leader.context,
+        "request_rate": leader.request_rate,
+    }
+
+
+def _compromise_json(shared: SharedK) -> dict[str, Any]:
+    flat = asdict(shared)
+    key = flat.pop("key")
+    return {**{name: key[name] for name in _SHARED_K_KEY}, **flat}
+
+
 def _gather(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
     return gather_cells(
         [plan.key for plan in stored.run.cells],
         stored.blocks,
         memories=stored.memory,
         forwards=stored.forwards,
+        limits=stored.limits,
         purpose=purpose,
     )
 
@@ -126,18 +167,14 @@ def _gather(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
 def _compromises(cells: tuple[CellSummary, ...]) -> Iterator[SharedK]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
-        if cell.key.num_speculative_tokens > 0:
+        if cell.key.num_speculative_tokens > 0 and not cell.key.adaptive:
             across = replace(cell.key, workload="", num_speculative_tokens=0)
             groups.setdefault(across, []).append(cell)
     for key, group in groups.items():
         found = find_compromise(group)
         if found is not None and len(found.regret) > 1:
             yield SharedK(
-                pairing=key.pairing,
-                engine=key.engine,
-                concurrency=key.concurrency,
-                temperature=key.temperature,
-                dtype=key.dtype,
+                key=key,
                 num_speculative_tokens=found.num_speculative_tokens,
                 regret=found.regret,
             )
@@ -155,6 +192,20 @@ def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:
             length = request.num_prompt_tokens + request.num_output_tokens
             longest[cell.key.target] = max(longest.get(cell.key.target, 0), length)
     return longest
+
+
+def _mark(settings: RunSettings) -> str:
+    return " [synthetic]" if settings.is_synthetic else ""
+
+
+def _synthetic(settings: RunSettings) -> Iterator[str]:
+    made_up = []
+    if settings.acceptance is not None:
+        made_up.append(f"synthetic acceptance {', '.join(f'{a:g}' for a in settings.acceptance)}")
+    if settings.dummy_weights:
+        made_up.append("dummy weights")
+    if made_up:
+        yield f"{', '.join(made_up)}: the times are real, the text and what was accepted are not"
 
 
 def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:

@@ -8,7 +8,7 @@ from specbench.report.charts.memory import memory_chart
 from specbench.report.charts.round_time import round_time_chart
 from specbench.report.charts.speedup import speedup_chart
 from specbench.report.document import Document
-from specbench.report.sections import by_setting, sections
+from specbench.report.sections import by_setting, label_of, sections
 
 
 def charts(document: Document) -> tuple[Chart, ...]:
@@ -23,17 +23,17 @@ def _charts(document: Document) -> Iterator[Chart | None]:
     yield from (speedup_chart(group, styles) for group in settings)
     yield from (acceptance_chart(group, styles) for group in settings)
     for group in settings:
-        for pairing in dict.fromkeys(p for section in group for p in section.pairings):
-            yield round_time_chart(group, pairing)
+        for label in dict.fromkeys(label for section in group for label in section.series):
+            yield round_time_chart(group, label)
     for target in dict.fromkeys(record.target for record in document.memory):
         records = [record for record in document.memory if record.target == target]
         yield memory_chart(records, document.longest_context.get(target, 0))
 
 
 def _styles(document: Document) -> Mapping[str, SeriesStyle]:
-    """Colours by the order of the plan, so that a pairing keeps its own from run to run."""
+    """Colours by the order of the plan, so that a label keeps its own from run to run."""
     keys = [plan.key for plan in document.run.cells if plan.key.num_speculative_tokens > 0]
     return {
-        pairing: SeriesStyle(colour=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
-        for i, pairing in enumerate(dict.fromkeys(key.pairing for key in keys))
+        label: SeriesStyle(colour=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
+        for i, label in enumerate(dict.fromkeys(map(label_of, keys)))
     }

@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from specbench.metrics.registry import all_metrics
-from specbench.records import CellSummary, MemoryRecord
-from specbench.report.columns import PAGE_COLUMNS, legend, note, row, shown
+from specbench.pairing.reasons import k_text
+from specbench.records import NO_DRAFTER, CellSummary, MemoryRecord
+from specbench.report.columns import PAGE_COLUMNS, legend, name_of, note, row, shown
 from specbench.report.document import Document
 from specbench.report.memory import owner
 from specbench.report.numbers import ABSENT, measured, number, scalar, scale_of, series
@@ -49,7 +50,7 @@ def result_grid(section: Section) -> Grid:
         title=section.title,
         headers=("drafter", k.header, "", *(column.header for column in others)),
         rows=tuple(
-            (cell.key.drafter, *row([k], cell), mark, *row(others, cell))
+            (name_of(cell), *row([k], cell), mark, *row(others, cell))
             for cell, mark in zip(section.measured, marks, strict=True)
         ),
         marks=marks,
@@ -76,7 +77,7 @@ def position_grid(section: Section) -> Grid | None:
         headers=("drafter", "share of", "K", *map(str, range(1, depth + 1))),
         rows=tuple(
             (
-                cell.key.drafter,
+                name_of(cell),
                 kind,
                 str(cell.key.num_speculative_tokens),
                 *(f"{rate:.0%}" for rate in rates),
@@ -114,12 +115,11 @@ def memory_grid(document: Document) -> Grid | None:
 
 def metric_grids(section: Section) -> Iterator[Grid]:
     """Every metric of one number by K, a table a pairing; then the other lists."""
-    base = (section.baseline,) if section.baseline else ()
-    for pairing in section.pairings:
-        cells = (*base, *section.of(pairing))
+    for label in section.series:
+        cells = (*section.undrafted, *section.of(label))
         yield Grid(
-            title=f"{section.title}: {pairing}",
-            headers=("metric", "unit", *(f"K={c.key.num_speculative_tokens}" for c in cells)),
+            title=f"{section.title}: {label}",
+            headers=("metric", "unit", *map(_column_title, cells)),
             rows=tuple(_scalar_rows(cells)),
             num_names=2,
         )
@@ -154,10 +154,16 @@ def _list_rows(cell: CellSummary) -> Iterator[tuple[str, ...]]:
             yield (
                 metric.name,
                 scale.unit,
-                cell.key.drafter,
+                name_of(cell),
                 str(cell.key.num_speculative_tokens),
                 "  ".join(number(value, metric.unit, scale) for value in values),
             )
+
+
+def _column_title(cell: CellSummary) -> str:
+    """K; of several methods without drafts, which are all of K = 0, the method."""
+    is_named = cell.key.num_speculative_tokens == 0 and cell.key.method != NO_DRAFTER
+    return cell.key.method if is_named else k_text(cell)
 
 
 def _bytes(value: int | None) -> str:

@@ -22,7 +22,7 @@ from specbench.report.grids import (
 from specbench.report.notes import failure_lines, invalid_lines, warning_lines
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import Fact, formulas, model_grid, provenance
-from specbench.report.sections import sections
+from specbench.report.sections import label_of, sections
 
 _TEMPLATE = Path(__file__).with_name("template.html")
 _CHIPS = {
@@ -57,6 +57,7 @@ def to_html(documents: Sequence[Document]) -> str:
     """One page for one or more runs, one after the other; all text is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["without_workload"] = without_workload
+    environment.filters["label_of"] = label_of
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         runs=[_run(document) for document in documents],

@@ -16,7 +16,7 @@ from specbench.report.grids import (
 from specbench.report.notes import failure_lines, invalid_lines, warning_lines
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import formulas, model_grid, provenance
-from specbench.report.sections import Section, sections
+from specbench.report.sections import Section, label_of, sections
 
 _ESCAPES = str.maketrans(
     {
@@ -91,7 +91,7 @@ def _answer(section: Section) -> Iterator[str]:
     yield f"- {mark}{escape(found.title)}: {escape(found.headline)}{mark}"
     yield from (f"  - {escape(reason)}" for reason in found.reasons)
     for other in found.others:
-        yield f"  - {escape(other.pairing)}: {escape(without_workload(other))}"
+        yield f"  - {escape(label_of(other.leader))}: {escape(without_workload(other))}"
     yield ""
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from specbench.records import CellSummary
+from specbench.records import CellKey, CellSummary
 from specbench.report.document import Document
 from specbench.report.numbers import ranges
-from specbench.report.sections import sections
+from specbench.report.sections import label_of, sections, short_k
 
 _STAGES = {"load": "loading", "warm_up": "warming up", "decode": "decoding"}
 
@@ -35,13 +35,18 @@ def _cell_lines(
     """`demo/draft K=2..4 on chat; code: text`: what says the same shares a line."""
     titles: dict[tuple[str, str, str], list[str]] = {}
     for section in sections(document):
-        ks: dict[tuple[str, str], list[int]] = {}
+        keys: dict[tuple[str, str], list[CellKey]] = {}
         for cell in section.measured:
             for text in texts_of(cell):
-                ks.setdefault((cell.key.pairing, text), []).append(cell.key.num_speculative_tokens)
-        for (pairing, text), numbers in ks.items():
-            titles.setdefault((pairing, ranges(numbers), text), []).append(section.title)
+                keys.setdefault((label_of(cell.key), text), []).append(cell.key)
+        for (label, text), said_of in keys.items():
+            titles.setdefault((label, _ks(said_of), text), []).append(section.title)
     return [
-        f"{pairing} K={numbers} on {'; '.join(where)}: {text}"
-        for (pairing, numbers, text), where in titles.items()
+        f"{label} K={ks} on {'; '.join(where)}: {text}"
+        for (label, ks, text), where in titles.items()
     ]
+
+
+def _ks(keys: list[CellKey]) -> str:
+    fixed = ranges([key.num_speculative_tokens for key in keys if not key.adaptive])
+    return ", ".join(filter(None, (fixed, *(short_k(key) for key in keys if key.adaptive))))

@@ -1,27 +1,42 @@
 """A document cut by question: one target and workload under one setting, all its drafters."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass
 
-from specbench.pairing.recommend import Verdict, judge
+from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
+from specbench.pairing.recommend import Recommendation, Verdict, judge
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision
 from specbench.report.document import Document
+from specbench.report.numbers import significant
 
 _PER_POSITION = "acceptance_rate_per_position"
+_OWN_ENGINE = "builtin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
     """One question and what was measured to answer it."""
 
-    question: CellKey  # of the K = 0 cell, whether or not that was measured
+    question: Setting
     title: str  # the workload and whatever else tells it from the other sections
-    baseline: CellSummary | None
+    undrafted: tuple[CellSummary, ...]  # every K = 0 that was measured
     cells: tuple[CellSummary, ...]  # every K > 0, by pairing in the order of the plan, then by K
-    decisions: tuple[Decision, ...]  # one for each pairing that was measured
+    decisions: tuple[Recommendation, ...]  # one for each pairing that was measured
     names_pairings: bool  # whether an answer must say which pairing it is about
+    mark: str = ""  # what an answer ends with where nothing real was decoded
 
     @property
-    def best(self) -> Decision | None:
+    def baseline(self) -> CellSummary | None:
+        """The cell that the others are compared with; None where it was not measured."""
+        return next((cell for cell in self.undrafted if is_baseline(cell.key)), None)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether requests overlap."""
+        return any(is_stream(cell.key) for cell in self.measured)
+
+    @property
+    def best(self) -> Recommendation | None:
         """Of the drafters that help the one with the highest lower bound; None if none does."""
         helping = [d for d in self.decisions if verdict_of(d) is Verdict.HELPS]
         return max(helping, key=_lower_bound, default=None)
@@ -29,86 +44,123 @@ class Section:
     @property
     def measured(self) -> tuple[CellSummary, ...]:
         """K = 0, where it was measured, and every other cell."""
-        return (self.baseline, *self.cells) if self.baseline else self.cells
+        return (*self.undrafted, *self.cells)
 
     @property
-    def pairings(self) -> tuple[str, ...]:
-        """The pairings measured here, in the order of the plan."""
-        return tuple(dict.fromkeys(cell.key.pairing for cell in self.cells))
+    def series(self) -> tuple[str, ...]:
+        """The labels of the cells measured here, in the order of the plan."""
+        return tuple(dict.fromkeys(label_of(cell.key) for cell in self.cells))
 
-    def of(self, pairing: str) -> tuple[CellSummary, ...]:
-        """The K > 0 cells of one pairing."""
-        return tuple(cell for cell in self.cells if cell.key.pairing == pairing)
+    def of(self, label: str) -> tuple[CellSummary, ...]:
+        """The K > 0 cells of one label, an adaptive one included."""
+        return tuple(cell for cell in self.cells if label_of(cell.key) == label)
+
+    def fixed(self, label: str) -> tuple[CellSummary, ...]:
+        """The cells of one label with a fixed K > 0."""
+        return tuple(cell for cell in self.of(label) if not cell.key.adaptive)
 
     @property
     def deepest(self) -> tuple[CellSummary, ...]:
-        """Each pairing's valid cell of the largest K whose rounds are known."""
-        known = (c for c in self.cells if c.valid and c.metrics.get(_PER_POSITION))
-        return tuple({cell.key.pairing: cell for cell in known}.values())
+        """Each label's valid cell of the largest fixed K whose rounds are known."""
+        known = (
+            c for c in self.cells if c.valid and not c.key.adaptive and c.metrics.get(_PER_POSITION)
+        )
+        return tuple({label_of(cell.key): cell for cell in known}.values())
 
     def is_chosen(self, key: CellKey) -> bool:
         """Whether a decision recommends this cell."""
-        return any(
-            decision.method != NO_DRAFTER
-            and decision.pairing == key.pairing
-            and decision.num_speculative_tokens == key.num_speculative_tokens
-            for decision in self.decisions
-        )
+        return any(d.method != NO_DRAFTER and d.leader == key for d in self.decisions)
 
 
 def sections(document: Document) -> tuple[Section, ...]:
     """Every question the run set out to answer, in the order of the plan."""
     planned = [plan.key for plan in document.run.cells]
-    questions = tuple(dict.fromkeys(map(_question, planned)))
-    pairings = {(k.target, k.pairing) for k in planned if k.num_speculative_tokens > 0}
+    questions = tuple(dict.fromkeys(map(setting_of, planned)))
+    labels = {(k.target, label_of(k)) for k in planned if k.num_speculative_tokens > 0}
     return tuple(
-        Section(
-            question=question,
-            title=_title(question, questions),
-            baseline=next((c for c in document.cells if c.key == question), None),
-            cells=tuple(
-                cell
-                for cell in document.cells
-                if _question(cell.key) == question and cell.key.num_speculative_tokens > 0
-            ),
-            decisions=tuple(d for d in document.decisions if _asked(d) == _setting(question)),
-            names_pairings=sum(target == question.target for target, _ in pairings) > 1,
+        _section(
+            document, question, questions, sum(target == question.target for target, _ in labels)
         )
         for question in questions
     )
 
 
+def _section(
+    document: Document, question: Setting, questions: Collection[Setting], num_labels: int
+) -> Section:
+    cells = [cell for cell in document.cells if setting_of(cell.key) == question]
+    return Section(
+        question=question,
+        title=", ".join(parts_told_apart(question, questions, also="workload")),
+        undrafted=tuple(c for c in cells if c.key.num_speculative_tokens == 0),
+        cells=tuple(c for c in cells if c.key.num_speculative_tokens > 0),
+        decisions=tuple(d for d in document.decisions if setting_of(d.leader) == question),
+        names_pairings=num_labels > 1,
+        mark=document.mark,
+    )
+
+
 def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], ...]:
     """Sections that differ in the workload alone, which share a figure."""
-    groups: dict[CellKey, list[Section]] = {}
+    groups: dict[Setting, list[Section]] = {}
     for section in all_sections:
-        groups.setdefault(replace(section.question, workload=""), []).append(section)
+        groups.setdefault(section.question._replace(workload=""), []).append(section)
     return tuple(map(tuple, groups.values()))
 
 
-def setting_title(question: CellKey) -> str:
+def setting_title(question: Setting) -> str:
     """Such as `demo, temperature 0, one request at a time, float32, builtin engine`."""
-    return ", ".join(
-        (
-            question.target,
-            f"temperature {question.temperature:g}",
-            requests_at_once(question),
-            question.dtype,
-            f"{question.engine} engine",
-        )
+    parts = (
+        question.target,
+        f"temperature {question.temperature:g}",
+        requests_at_once(question),
+        _context(question) if question.context is not None else "",
+        question.dtype,
+        f"{question.engine} engine",
     )
+    return ", ".join(filter(None, parts))
 
 
-def requests_at_once(key: CellKey) -> str:
-    """The batch size in words."""
-    return (
-        "one request at a time" if key.concurrency == 1 else f"{key.concurrency} requests at once"
-    )
+def requests_at_once(setting: Setting | CellKey) -> str:
+    """The batch size in words, and the arrivals where they set the pace."""
+    if setting.request_rate is not None:
+        rate = significant(setting.request_rate)
+        return f"up to {setting.concurrency} at once, {rate} requests a second"
+    if setting.concurrency == 1:
+        return "one request at a time"
+    return f"{setting.concurrency} requests at once"
 
 
-def drafter_of(pairing: str) -> str:
-    """The drafter's name alone, which is enough where the target is known."""
-    return pairing.rsplit("/", 1)[-1]
+def parts_told_apart(
+    setting: Setting, among: Collection[Setting], *, also: str = ""
+) -> tuple[str, ...]:
+    """What tells a setting from the others, in words, and what `also` names."""
+    parts = {
+        "target": setting.target,
+        "workload": setting.workload,
+        "temperature": f"temperature {setting.temperature:g}",
+        "concurrency": requests_at_once(setting),
+        "context": _context(setting),
+        "dtype": setting.dtype,
+        "engine": setting.engine,
+    }
+    varying = {name for name in parts if len({getattr(s, name) for s in among}) > 1}
+    return tuple(text for name, text in parts.items() if name in varying | {also})
+
+
+def short_k(key: CellKey) -> str:
+    """`4`, or `auto` of an adaptive cell."""
+    return "auto" if key.adaptive else str(key.num_speculative_tokens)
+
+
+def label_of(key: CellKey) -> str:
+    """The pairing, and in an engine that has several methods for it the method, too."""
+    return key.pairing if key.engine == _OWN_ENGINE else f"{key.pairing}, {key.method}"
+
+
+def drafter_of(label: str) -> str:
+    """A label without the target, which is enough where the target is known."""
+    return label.rsplit("/", 1)[-1]
 
 
 def verdict_of(decision: Decision) -> Verdict:
@@ -116,43 +168,8 @@ def verdict_of(decision: Decision) -> Verdict:
     return judge(decision.speedup)
 
 
-def _question(key: CellKey) -> CellKey:
-    """The K = 0 cell that a cell is compared with."""
-    return replace(
-        key,
-        pairing=key.target,
-        drafter=NO_DRAFTER,
-        method=NO_DRAFTER,
-        num_speculative_tokens=0,
-    )
-
-
-def _title(question: CellKey, questions: tuple[CellKey, ...]) -> str:
-    parts = {
-        "target": question.target,
-        "workload": question.workload,
-        "temperature": f"temperature {question.temperature:g}",
-        "concurrency": requests_at_once(question),
-        "dtype": question.dtype,
-        "engine": question.engine,
-    }
-    varying = {name for name in parts if len({getattr(q, name) for q in questions}) > 1}
-    return ", ".join(parts[name] for name in parts if name in varying | {"workload"})
-
-
-def _setting(key: CellKey) -> tuple[object, ...]:
-    return (key.target, key.workload, key.engine, key.concurrency, key.temperature, key.dtype)
-
-
-def _asked(decision: Decision) -> tuple[object, ...]:
-    return (
-        decision.target,
-        decision.workload,
-        decision.engine,
-        decision.concurrency,
-        decision.temperature,
-        decision.dtype,
-    )
+def _context(setting: Setting) -> str:
+    return "prompts as they are" if setting.context is None else f"context {setting.context:,}"
 
 
 def _lower_bound(decision: Decision) -> float:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.report.answers import compromise_lines
-from specbench.report.columns import TERMINAL_COLUMNS, Column, legend, note, row, shown
+from specbench.report.columns import TERMINAL_COLUMNS, Column, legend, name_of, note, row, shown
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines, invalid_lines, warning_lines
 from specbench.report.sections import Section, sections
@@ -52,9 +52,9 @@ def _table(section: Section, columns: Sequence[Column]) -> Table:
     table.add_column("", no_wrap=True)
     previous = ""
     for cell in section.measured:
-        drafter = cell.key.drafter
-        label = Text("" if drafter == previous else drafter)
-        previous = drafter
+        name = name_of(cell)
+        label = Text("" if name == previous else name)
+        previous = name
         remark = note(section, cell)
         table.add_row(label, *row(columns, cell), remark, style=_STYLES[remark])
     return table

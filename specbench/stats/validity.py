@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from specbench.metrics.acceptance import acceptance_histogram, acceptance_rate_per_position
-from specbench.metrics.cell import CellData, finished
-from specbench.records import DeviceSample, RequestRecord, RoundLog
+from specbench.metrics.cell import CellData, Pass, finished
+from specbench.metrics.setting import is_stream
+from specbench.records import DeviceSample, RequestRecord, RoundLog, RoundTimeline
 
 MIN_ROUNDS = 30
 MIN_CLOCK_SHARE = 0.75  # of the default SM clock
@@ -42,6 +43,33 @@ _IDENTITIES = (
 )
 
 
+class _PassIdentity(NamedTuple):
+    """What must hold in every pass."""
+
+    text: str
+    holds: Callable[[Pass, RoundTimeline, int], bool]
+
+
+_PASS_IDENTITIES = (
+    _PassIdentity(
+        "a round of K above the cell's",
+        lambda _, rounds, k: all(0 <= n <= k for n in rounds.num_speculative_tokens),
+    ),
+    _PassIdentity(
+        "num_live > num_rows",
+        lambda _, rounds, __: all(
+            0 <= live <= rows for live, rows in zip(rounds.num_live, rounds.num_rows, strict=True)
+        ),
+    ),
+    _PassIdentity(
+        "tokens of the time line are not those of its requests",
+        lambda served, rounds, _: (
+            sum(rounds.num_emitted) == sum(r.num_output_tokens - 1 for r in served.requests)
+        ),
+    ),
+)
+
+
 def judge_cell(cell: CellData) -> tuple[str, ...]:
     """Why the cell must not be used for a recommendation; empty: it is valid.
 
@@ -56,7 +84,9 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *_too_few_rounds(cell),
         *_device_reasons((*cell.finished, *base)),
         *_broken_identities(cell.finished, cell.k),
-        *(f"baseline: {reason}" for reason in _broken_identities(base, 0)),
+        *_broken_passes(cell.passes, cell.k),
+        *_broken_times(cell.finished, overlapping=is_stream(cell.key)),
+        *(f"baseline: {reason}" for reason in _broken_baseline(cell, base)),
         *_broken_totals(cell),
     )
 
@@ -109,10 +139,30 @@ def _broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[
         if broken:
             where = f"{len(broken)} of {len(logged)} requests, first {broken[0].prompt_id}"
             yield f"identity broken: {text} ({where})"
-    round_s = sum(sum(log.round_s) for request, log in logged if request.decode_s)
-    decode_s = sum(request.decode_s for request, _ in logged if request.decode_s)
-    if abs(round_s - decode_s) > MAX_TIME_GAP * decode_s:
+
+
+def _broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
+    whole = [p for p in passes if len(finished(p.requests)) == len(p.requests)]
+    for text, holds in _PASS_IDENTITIES:
+        broken = sum(not holds(served, served.record.rounds, k) for served in whole)
+        if broken:
+            yield f"identity broken: {text} ({broken} of {len(whole)} passes)"
+
+
+def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[str]:
+    """Rounds fill the time of decoding; of overlapping requests others' prefills take some."""
+    timed = [(r.rounds, r.decode_s) for r in requests if r.rounds is not None and r.decode_s]
+    round_s = sum(sum(log.round_s) for log, _ in timed)
+    decode_s = sum(seconds for _, seconds in timed)
+    gap_s = round_s - decode_s if overlapping else abs(round_s - decode_s)
+    if gap_s > MAX_TIME_GAP * decode_s:
         yield f"identity broken: rounds take {round_s:.3g} s, decoding {decode_s:.3g} s"
+
+
+def _broken_baseline(cell: CellData, base: tuple[RequestRecord, ...]) -> Iterator[str]:
+    yield from _broken_identities(base, 0)
+    yield from _broken_passes(cell.baseline_passes, 0)
+    yield from _broken_times(base, overlapping=is_stream(cell.key))
 
 
 def _broken_totals(cell: CellData) -> Iterator[str]:

@@ -12,17 +12,19 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from specbench.records import (
     BlockRecord,
+    EngineRecord,
     Environment,
     FailureRecord,
     ForwardCost,
+    LimitRecord,
     MemoryRecord,
     ModelIdentity,
     ReferenceRecord,
     RunRecord,
 )
 
-# 1: first layout (2026-11).
-SCHEMA_VERSION = 1
+# 1: first layout (2026-11). 2: passes over many rows, engines and limits; 1 reads as before.
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +41,8 @@ StoredRecord = (
     | ForwardCost
     | FailureRecord
     | ModelIdentity
+    | EngineRecord
+    | LimitRecord
     | Environment
     | Done
 )
@@ -50,6 +54,8 @@ _TAGS: dict[type, str] = {
     ForwardCost: "forward",
     FailureRecord: "failure",
     ModelIdentity: "model",
+    EngineRecord: "engine",
+    LimitRecord: "limit",
     Environment: "session",  # where the lines after a resume were measured
     Done: "done",
 }
@@ -71,6 +77,8 @@ _AnyLine = (
     | _Line[Literal["forward"], ForwardCost]
     | _Line[Literal["failure"], FailureRecord]
     | _Line[Literal["model"], ModelIdentity]
+    | _Line[Literal["engine"], EngineRecord]
+    | _Line[Literal["limit"], LimitRecord]
     | _Line[Literal["session"], Environment]
     | _Line[Literal["done"], Done]
 )

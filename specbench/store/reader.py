@@ -10,9 +10,11 @@ from typing import NamedTuple
 from specbench.errors import StoreError
 from specbench.records import (
     BlockRecord,
+    EngineRecord,
     Environment,
     FailureRecord,
     ForwardCost,
+    LimitRecord,
     MemoryRecord,
     ModelIdentity,
     ReferenceRecord,
@@ -48,6 +50,8 @@ class StoredRun:
     forwards: tuple[ForwardCost, ...] = ()
     failures: tuple[FailureRecord, ...] = ()
     models: tuple[ModelIdentity, ...] = ()
+    engines: tuple[EngineRecord, ...] = ()
+    limits: tuple[LimitRecord, ...] = ()
     sessions: tuple[Environment, ...] = ()  # one for each resume
 
 
@@ -95,6 +99,8 @@ def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
         forwards=tuple(r for r in records if isinstance(r, ForwardCost)),
         failures=tuple(r for r in records if isinstance(r, FailureRecord)),
         models=tuple(r for r in records if isinstance(r, ModelIdentity)),
+        engines=tuple(r for r in records if isinstance(r, EngineRecord)),
+        limits=tuple(r for r in records if isinstance(r, LimitRecord)),
         sessions=tuple(r for r in records if isinstance(r, Environment)),
     )
 

@@ -96,7 +96,7 @@ def measure(
     meter = MemoryMeter(plan.target.name, "cpu", probe)
     with writer:
         TargetRun(plan, writer, probe, meter, watch or RecordingWatch(), deadline).measure(
-            lambda: engine
+            lambda: {engine.name: engine}
         )
         writer.finish()
     return load_run(RUN_ID, root)

@@ -6,15 +6,22 @@ always right (K + 1 tokens a round), the drafter `bad` never (1 token a round).
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from specbench.config import Drafter
-from specbench.engines.engine import EngineRequest, EngineResult, RoundForward
+from specbench.engines.engine import (
+    EngineRequest,
+    EngineResult,
+    Load,
+    RoundForward,
+    ServedPass,
+    Work,
+)
 from specbench.errors import ModelError, WorkloadError
-from specbench.records import Message, ModelIdentity, RoundLog
+from specbench.records import EngineRecord, Message, ModelIdentity, RoundLog, RoundTimeline
 
 ANSWER_TOKENS = 41  # the target's own greedy answer, its end token included
 PREFILL_S = 0.5
@@ -108,7 +115,8 @@ class FakeEngine:
     name = "builtin"
     dtype = "float32"
     eos_ids = (END,)
-    notes: tuple[str, ...] = ()
+    baseline = Work(drafter="none", method="none", k=0)
+    record = EngineRecord(target="big", engine="builtin", forward="stock")
     tokenizer = BytesTokenizer()
     identity = ModelIdentity(
         name="big",
@@ -132,7 +140,29 @@ class FakeEngine:
         if name in self.loaded:
             self.loaded.remove(name)
 
-    def generate(self, request: EngineRequest, drafter: str, k: int) -> EngineResult:
+    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+        """One request after the other in each of `concurrency` rows, all rows at equal speed."""
+        began_s = self.clock.now_s
+        results = []
+        for request in requests:
+            arrived_s = self.clock.now_s - began_s
+            results.append(replace(self.generate(request, work), arrived_s=arrived_s))
+        seconds = (self.clock.now_s - began_s) / load.concurrency
+        logs = [result.rounds for result in results if result.rounds]
+        columns = list(zip(*(one for log in logs for one in _rows(log, work.k)), strict=True))
+        at_s = [i * seconds / max(len(columns[0]), 1) for i in range(len(columns[0]))]
+        rounds = RoundTimeline(
+            at_s=tuple(at_s),
+            seconds=columns[0],
+            num_speculative_tokens=columns[1],
+            num_live=(load.concurrency,) * len(at_s),
+            num_rows=(load.concurrency,) * len(at_s),
+            num_emitted=columns[2],
+        )
+        return ServedPass(results=tuple(results), seconds=seconds, rounds=rounds, cpu_s=seconds)
+
+    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+        drafter, k = work.drafter, work.k
         assert drafter in ("none", *self.loaded)
         call = Call(request, drafter, k)
         self.calls.append(call)
@@ -202,3 +232,7 @@ def _emitted(num_tokens: int, per_round: int) -> Iterator[int]:
     while num_tokens > 0:
         yield min(per_round, num_tokens)
         num_tokens -= per_round
+
+
+def _rows(log: RoundLog, k: int) -> Iterator[tuple[float, int, int]]:
+    return ((s, k, e) for s, e in zip(log.round_s, log.num_emitted, strict=True))

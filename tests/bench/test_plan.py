@@ -3,7 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.plan import confirm_block, foreign_workloads, request_seed
+from specbench.bench.blocks import confirm_block, request_seed
+from specbench.bench.plan import foreign_workloads
 from specbench.errors import UsageError
 from tests.bench.fake_runs import SETTINGS, make_plan, write_prompts
 
@@ -37,7 +38,7 @@ def test_a_block_is_one_prompt_at_every_k_of_every_drafter(tmp_path):
     first, second = plan.explore_blocks()
     assert ks_of(first) == [("none", 0), ("good", 2), ("good", 4), ("bad", 2), ("bad", 4)]
     assert ks_of(first) == ks_of(second)
-    assert {first.prompt.id, second.prompt.id} == {"p0", "p1"}
+    assert {first.prompt_id, second.prompt_id} == {"p0", "p1"}
     assert (first.repeat, first.purpose) == (0, "explore")
 
 
@@ -64,7 +65,7 @@ def test_every_cell_comes_first_about_as_often(tmp_path):
 
 def test_ten_prompts_once_is_what_is_measured_unless_told(tmp_path):
     blocks = list(make_plan(tmp_path, SETTINGS, PROMPTS).explore_blocks())
-    assert len(blocks) == len({block.prompt.id for block in blocks}) == 10
+    assert len(blocks) == len({block.prompt_id for block in blocks}) == 10
 
 
 def test_sampling_measures_three_seeds_a_prompt_and_greedy_one(tmp_path):
@@ -132,7 +133,7 @@ def test_a_block_without_one_of_its_cells_is_another_block(tmp_path):
 def test_a_confirming_block_repeats_the_prompt_afresh(tmp_path):
     block = replace(next(make_plan(tmp_path, SETTINGS).explore_blocks()), repeat=2)
     again = confirm_block(block, block.cells[:2], 3)
-    assert (again.prompt, again.workload) == (block.prompt, block.workload)
+    assert (again.prompts, again.setting) == (block.prompts, block.setting)
     assert (again.repeat, again.purpose) == (5, "confirm")
     assert ks_of(again) == [("none", 0), ("good", 2)]
 

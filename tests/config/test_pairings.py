@@ -158,3 +158,55 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path, line_e
 def test_an_unknown_embedded_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no embedded model 'drat', did you mean 'draft'"):
         read(tmp_path, "targets: {b: {model: demo:drat, drafters: {copy: {method: ngram}}}}")
+
+
+def test_a_shape_is_a_config_alone_and_borrows_the_embedded_targets_tokenizer(
+    tmp_path: Path,
+) -> None:
+    text = "targets: {b: {model: shape:llama-8b, drafters: {copy: {method: ngram}}}}"
+    model = read(tmp_path, text).targets[0].model
+    assert model.is_shape
+    assert [path.name for path in Path(model.location).iterdir()] == ["config.json"]
+    assert Path(model.tokenizer_location).parts[-3:] == ("demo", "models", "target")
+
+
+def test_every_other_model_has_its_own_tokenizer(tmp_path: Path) -> None:
+    model = read(tmp_path, TWO_TARGETS).targets[0].model
+    assert not model.is_shape
+    assert model.tokenizer_location == model.location
+
+
+def test_an_unknown_shape_is_refused(tmp_path: Path) -> None:
+    wanted = "no shape 'llama-7b', did you mean .*; there are: llama-1b, llama-70b, llama-8b"
+    with pytest.raises(ConfigError, match=wanted):
+        read(tmp_path, "targets: {b: {model: shape:llama-7b, drafters: {copy: {method: ngram}}}}")
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
+def test_a_target_and_its_draft_model_may_be_packed_each_on_its_own(
+    tmp_path: Path, scheme: str
+) -> None:
+    text = f"""
+        targets:
+          b:
+            model: o/b
+            drafters:
+              packed: {{method: draft_model, model: o/d, quantization: {scheme}}}
+    """
+    pairing = read(tmp_path, text).all[0]
+    assert pairing.target.model.quantization is None
+    assert pairing.drafter.model is not None
+    assert pairing.drafter.model.quantization == scheme
+
+
+def test_a_quantization_that_does_not_exist_is_answered_with_those_that_do(tmp_path: Path) -> None:
+    text = """
+        targets:
+          b:
+            model: o/b
+            quantization: int3
+            drafters: {copy: {method: ngram}}
+    """
+    wanted = r"pairings.yaml:5: targets.b.quantization: .*int3.*allowed: int8, int4, fp8"
+    with pytest.raises(ConfigError, match=wanted):
+        read(tmp_path, text)

@@ -8,6 +8,7 @@ from specbench.shipped import shipped
 PAIRINGS = load_pairings(shipped("pairings.yaml"))
 
 EMBEDDED = ["demo/draft", "demo/poor", "demo/ngram"]
+SHAPES = ["shape-8b/1b", "shape-70b/1b"]
 REAL = [
     "llama-3.3-70b/1b",
     "llama-3.3-70b/3b",
@@ -51,7 +52,7 @@ def test_the_embedded_pair_drafts_five_tokens_and_has_its_own_workloads() -> Non
 
 
 def test_every_pairing_that_people_ask_for_is_there() -> None:
-    assert {p.name for p in PAIRINGS.all} == {*EMBEDDED, *REAL}
+    assert {p.name for p in PAIRINGS.all} == {*EMBEDDED, *REAL, *SHAPES}
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS.all, ids=lambda pairing: pairing.name)
@@ -80,6 +81,12 @@ def test_needs_gib_is_parameters_times_bytes() -> None:
     }
     for source, count in num_parameters.items():
         assert needs[source] == round(2 * count / 2**30, 1), source
+
+
+def test_a_shape_needs_what_the_model_needs_that_it_is_named_after() -> None:
+    needs = {p.target.name: p.needs_gib for p in PAIRINGS.all if p.drafter.name == "1b"}
+    assert needs["shape-8b"] == needs["llama-3.1-8b"]
+    assert needs["shape-70b"] == needs["llama-3.3-70b"]
 
 
 def test_int4_keeps_embedding_and_lm_head_in_sixteen_bits() -> None:

@@ -5,10 +5,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import BareForward, Drafter, Proposal
+from specbench.decoding.clock import Mark
+from specbench.decoding.drafter import Drafter, Memoryless, Proposal
 from specbench.decoding.runner import Output
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
+
+
+class CountingClock:
+    """The n-th mark comes n seconds after the first; looking at the clock takes no time."""
+
+    def __init__(self) -> None:
+        self.marks = 0
+
+    def mark(self) -> float:
+        self.marks += 1
+        return float(self.marks - 1)
+
+    def seconds(self, mark: Mark) -> float:
+        assert isinstance(mark, float)
+        return mark
+
+    def now(self) -> float:
+        return float(self.marks)
 
 
 class CountingRunner:
@@ -41,37 +60,24 @@ class CountingRunner:
         assert int(positions_BT.max()) < span
         self.fed.append(positions_BT)
         if last_B is not None:
-            tokens_BT = tokens_BT.gather(1, last_B[:, None])
+            tokens_BT = tokens_BT.gather(1, last_B.expand(len(tokens_BT))[:, None])
         next_BT = (tokens_BT + 1) % self.vocab_size
         return Output(torch.nn.functional.one_hot(next_BT, self.vocab_size).float())
 
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None: ...
 
-class ScriptedDrafter:
+
+class ScriptedDrafter(Memoryless):
     """Drafts what its script says stands at a position; 0 where it says nothing."""
-
-    features: tuple[int, ...] = ()
 
     def __init__(self, script: dict[int, int]) -> None:
         self._script = script
-
-    def allocate(self, num_rows: int, max_len: int) -> None: ...
-
-    def prefill(
-        self, tokens_BT: Tensor, positions_BT: Tensor, span: int, features: tuple[Tensor, ...]
-    ) -> None: ...
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         first_B = (state.length_B + 1).tolist()
         tokens_BK = [[self._script.get(first + i, 0) for i in range(k)] for first in first_B]
         drafts_BK = torch.tensor(tokens_BK, dtype=torch.long)
-        return Proposal(drafts_BK, torch.full_like(state.length_B, k))
-
-    def forwards(self, k: int) -> tuple[BareForward, ...]:  # noqa: ARG002
-        return ()
-
-    def observe(
-        self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]
-    ) -> None: ...
+        return Proposal(drafts_BK, torch.full_like(state.budget_B, k))
 
 
 class Wrapped:
@@ -82,6 +88,8 @@ class Wrapped:
         self.features = inner.features
         self.allocate = inner.allocate
         self.prefill = inner.prefill
+        self.catch_up = inner.catch_up
+        self.copy_row = inner.copy_row
         self.forwards = inner.forwards
         self.observe = inner.observe
 

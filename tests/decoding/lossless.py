@@ -13,13 +13,15 @@ from scipy.stats import chi2
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specbench.decoding.decoder import Decoder, Request, Result
+from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter, NoDrafter, Proposal
+from specbench.decoding.request import Request, Result
 from specbench.decoding.runner import Runner, StockRunner
 from specbench.decoding.sampling import Purpose, Sampler, draw
 from specbench.decoding.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.records import Sampling
+from tests.decoding.fakes import CountingClock
 from tests.decoding.models import plain_logits, tiny_llama
 
 GREEDY = Sampling()
@@ -35,9 +37,10 @@ def decode(
     eos_ids: Sequence[int] = (),
     prefill_chunk: int = 512,
 ) -> list[Result]:
-    """Decode together; every reading of the clock is one second after the one before."""
-    clock = itertools.count().__next__
-    decoder = Decoder(target, drafter, eos_ids=eos_ids, clock=clock, prefill_chunk=prefill_chunk)
+    """Decode together; every mark of the clock is one second after the one before."""
+    decoder = Decoder(
+        target, drafter, eos_ids=eos_ids, clock=CountingClock(), prefill_chunk=prefill_chunk
+    )
     return decoder.decode(requests, Sampler(sampling), k=k)
 
 

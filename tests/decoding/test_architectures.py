@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from specbench.decoding.decoder import Request
+from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts

@@ -5,8 +5,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from specbench.decoding.decoder import Request
 from specbench.decoding.drafter import NoDrafter
+from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from specbench.errors import ModelError
 from specbench.records import Sampling

@@ -57,7 +57,7 @@ def device() -> Iterator[Device]:
 
 
 def rows() -> State:
-    return State.allocate(3, SPAN, 8, [5, 6], DEVICE)
+    return State.allocate(3, SPAN, [5, 6], DEVICE)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, CUT], ids=["greedy", "sampled", "cut"])

@@ -123,11 +123,6 @@ def test_code_of_others_is_not_run_unasked(folder):
         load_model(source(folder), CPU)
 
 
-def test_quantization_arrives_later_and_says_so(saved):
-    with pytest.raises(ModelError, match="quantization int4 is not in this version"):
-        load_model(source(saved, quantization="int4"), CPU)
-
-
 def test_the_content_hash_follows_the_weights_and_nothing_else(saved, folder):
     first = load_model(source(saved), CPU).content_sha256
     assert len(first) == 64

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specbench.decoding import attention, sampling, verifier
 from specbench.decoding import round as one_round
-from specbench.decoding.decoder import Request
+from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Purpose, exponential
 from specbench.drafters.draft_model import DraftModel
@@ -105,19 +105,19 @@ def test_a_sound_decoder_passes_every_check() -> None:
 GREEDY_BUGS = {
     "accept all": (
         verifier._leading,
-        "accepted_BK.long().cumprod(1).sum(1)",
+        "accepted_BK.cumprod(1).sum(1)",
         "torch.ones_like(accepted_BK).long().sum(1)",
     ),
     "sum for cumprod": (verifier._leading, ".cumprod(1).sum(1)", ".sum(1)"),
     "rollback off by one": (
         one_round.commit,
-        "state.length_B.add_(num_emitted_B)",
-        "state.length_B.add_(num_emitted_B + (num_emitted_B < T))",
+        "state.length_B1.add_(num_emitted_B1)",
+        "state.length_B1.add_(num_emitted_B1 + (num_emitted_B1 < T))",
     ),
     "commit one short": (
         one_round.commit,
-        "state.length_B.add_(num_emitted_B)",
-        "state.length_B.add_(num_emitted_B - (num_emitted_B > 1).long())",
+        "state.length_B1.add_(num_emitted_B1)",
+        "state.length_B1.add_(num_emitted_B1 - (num_emitted_B1 > 1).long())",
     ),
     "mask off by one, seeing the next slot": (
         attention.causal_mask,
@@ -141,8 +141,8 @@ GREEDY_BUGS = {
     ),
     "verdict off by one position": (
         one_round.finish_round,
-        "verdict = verify(proposal, out.logits,",
-        "verdict = verify(proposal, out.logits.roll(1, 1),",
+        "verdict = verifier(proposal, out.logits,",
+        "verdict = verifier(proposal, out.logits.roll(1, 1),",
     ),
 }
 
@@ -161,8 +161,9 @@ def test_the_greedy_check_fails_when_an_end_of_text_among_accepted_drafts_is_ign
     # Perturbed drafts are accepted one a round: the token after the first is an accepted draft.
     plant(
         one_round.commit,
-        "torch.where(is_eos_BT, places_T, T)",
-        "torch.where(is_eos_BT & (places_T == verdict.num_accepted_B[:, None]), places_T, T)",
+        "torch.where(is_eos_BT, state.places(T), T)",
+        "torch.where(\n"
+        "is_eos_BT & (state.places(T) == num_accepted_B[:, None]), state.places(T), T)",
     )
 
     with pytest.raises(AssertionError, match="differs at"):
@@ -178,7 +179,7 @@ def test_a_hole_in_the_draft_models_cache_costs_acceptance(plant: Plant) -> None
         return acceptance_rate(decode(target, drafter, requests, k=4))
 
     assert accepted() == 1
-    plant(DraftModel.propose, "state.window(-1, 2)", "state.window(0, 1)")
+    plant(DraftModel.propose, "state.positions(-1, 2)", "state.positions(0, 1)")
     assert accepted() < 1
 
 
@@ -198,7 +199,7 @@ LAW_BUGS = {
     "q ignored": (verifier._reject, "chance_BK * q_BK <= p_BK", "chance_BK <= p_BK"),
     "accept all": (
         verifier._leading,
-        "accepted_BK.long().cumprod(1).sum(1)",
+        "accepted_BK.cumprod(1).sum(1)",
         "torch.ones_like(accepted_BK).long().sum(1)",
     ),
     "sum for cumprod": (verifier._leading, ".cumprod(1).sum(1)", ".sum(1)"),
@@ -214,7 +215,7 @@ LAW_BUGS = {
     ),
     "the first round repeats the prefill's noise": (
         one_round.finish_round,
-        "state.seed_B, positions_BT + 1)",
+        "state.seed_B, next_BT)",
         "state.seed_B, positions_BT)",
     ),
     "noise that forgets the position": (

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import pytest
 import torch
 
-from specbench.decoding.decoder import Request, Result
+from specbench.decoding.request import Request, Result
 from specbench.decoding.round import run_round
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -168,20 +168,19 @@ def test_a_finished_row_waits_without_logging_rounds_or_changing() -> None:
     assert [r.hit_eos for r in (short, ended, long)] == [False, True, False]
 
 
-def test_a_round_leaves_a_finished_row_as_it_is_and_logs_zeros_for_it() -> None:
-    state = State.allocate(2, 32, 1, [], torch.device("cpu"))
+def test_a_round_leaves_a_finished_row_as_it_is_and_reports_zeros_for_it() -> None:
+    state = State.allocate(2, 32, [], torch.device("cpu"))
     state.tokens_BC[:, :3] = torch.tensor([5, 6, 7])
-    state.length_B.fill_(2)
-    state.budget_B.fill_(9)
-    state.done_B.copy_(torch.tensor([True, False]))
+    state.length_B1.fill_(2)
+    state.budget_B.copy_(torch.tensor([0, 9]))
 
     drafter = ScriptedDrafter({3: 8, 4: 9})
-    run_round(CountingRunner(), drafter, state, Sampler(Sampling()), k=2, span=32)
+    report_BN = run_round(CountingRunner(), drafter, state, Sampler(Sampling()), k=2, span=32)
 
-    assert state.log_RB3.tolist() == [[[0, 0, 0], [2, 2, 3]]]
+    assert report_BN[:, :4].tolist() == [[0, 0, 0, 0], [2, 2, 3, 6]]
+    assert report_BN[1, 4:].tolist() == [8, 9, 10]
     assert state.length_B.tolist() == [2, 5]
-    assert state.budget_B.tolist() == [9, 6]
-    assert state.done_B.tolist() == [True, False]
+    assert state.budget_B.tolist() == [0, 6]
     assert state.tokens_BC[0, :3].tolist() == [5, 6, 7]
     assert state.tokens_BC[1, :6].tolist() == [5, 6, 7, 8, 9, 10]
 

@@ -9,7 +9,7 @@ import transformers
 from torch import Tensor
 
 from specbench.decoding.attention import causal_mask
-from specbench.decoding.decoder import Request
+from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner, refuse_unsupported
 from specbench.decoding.slot_cache import SlotCache
 from specbench.errors import ModelError

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.decoder import Request
 from specbench.decoding.drafter import BareForward, Drafter
+from specbench.decoding.request import Request
 from specbench.decoding.runner import Output, StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -63,9 +63,9 @@ def test_a_draft_that_lacks_some_of_the_targets_ids_leaves_the_text_as_it_is(k: 
 
 def proposed(drafter: Drafter, prompt: tuple[int, ...], sampling: Sampling, k: int) -> Any:
     """A proposal after the last token of the prompt."""
-    state = State.allocate(1, 64, 1, [], torch.device("cpu"))
+    state = State.allocate(1, 64, [], torch.device("cpu"))
     state.tokens_BC[0, : len(prompt)] = torch.tensor(prompt)
-    state.length_B[0] = len(prompt) - 1
+    state.length_B1[0] = len(prompt) - 1
     drafter.allocate(1, 64)
     positions_1T = torch.arange(len(prompt) - 1)[None]
     drafter.prefill(state.tokens_BC[:, : len(prompt) - 1], positions_1T, 64, ())

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from specbench.decoding.decoder import Request
+from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from specbench.drafters.catalogue import catalogue
 from tests.decoding.lossless import assert_texts, decode, make_drafter, until_eos

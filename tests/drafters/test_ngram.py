@@ -15,10 +15,10 @@ GARBAGE = (2, 3, 8, 9, 9)  # what refused drafts may leave behind a row's text
 
 def rows_holding(*texts: list[int]) -> State:
     """Rows whose newest token is the last of their text."""
-    state = State.allocate(len(texts), 32, 1, [], torch.device("cpu"))
+    state = State.allocate(len(texts), 32, [], torch.device("cpu"))
     for row, text in enumerate(texts):
         state.tokens_BC[row, : len(text) + len(GARBAGE)] = torch.tensor([*text, *GARBAGE])
-        state.length_B[row] = len(text) - 1
+        state.length_B1[row] = len(text) - 1
     return state
 
 

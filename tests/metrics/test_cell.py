@@ -1,7 +1,21 @@
 from dataclasses import replace
 
-from specbench.metrics.cell import CellData, gather_cells
-from specbench.records import BlockRecord, ForwardCost, MemoryRecord, RequestRecord
+import pytest
+
+from specbench.metrics.cell import CellData, against, gather_cells
+from specbench.metrics.setting import is_baseline
+from specbench.records import (
+    BlockRecord,
+    ForwardCost,
+    MemoryRecord,
+    PassRecord,
+    RequestRecord,
+    RoundTimeline,
+)
+
+EMPTY = RoundTimeline(
+    at_s=(), seconds=(), num_speculative_tokens=(), num_live=(), num_rows=(), num_emitted=()
+)
 
 
 def block(prompt_id: str, *requests: RequestRecord, purpose="explore", repeat=0) -> BlockRecord:
@@ -95,3 +109,49 @@ def test_repeats_and_turns_are_paired_like_with_like(cell):
     )
     assert [(p.base.repeat, p.spec.repeat) for p in again.pairs] == [(0, 0), (1, 1)]
     assert all(p.base.turn == p.spec.turn == 0 for p in again.pairs)
+
+
+@pytest.mark.parametrize("change", [{"context": 4096}, {"request_rate": 2.0}, {"concurrency": 4}])
+def test_another_setting_is_no_baseline(cell, baseline_cell, change):
+    key = replace(cell.key, **change)
+    spec = replace(cell.requests[0], cell_id=key.id)
+    (_, other) = gather_cells([baseline_cell.key, key], [block("a", cell.baseline[0], spec)])
+    assert other.baseline == ()
+
+
+def test_an_adaptive_cell_has_the_baseline_of_the_fixed_ones_and_its_time_line(cell, baseline_cell):
+    key = replace(cell.key, adaptive=True)
+    spec = replace(cell.requests[0], cell_id=key.id)
+    record = PassRecord(cell_id=key.id, seconds=1.0, rounds=EMPTY)
+    stored = replace(block("a", cell.baseline[0], cell.requests[0], spec), passes=(record,))
+    _, fixed, adaptive = gather_cells([baseline_cell.key, cell.key, key], [stored])
+    assert fixed.passes == ()
+    assert [(p.block_id, p.record, p.requests) for p in adaptive.passes] == [
+        ("a-0-explore", record, (spec,))
+    ]
+    assert adaptive.baseline == fixed.baseline == (cell.baseline[0],)
+    assert adaptive.pass_pairs == ()  # the baseline was not one pass
+
+
+def test_generate_is_the_baseline_of_its_engine_and_its_static_cache_is_compared_with_it(cell):
+    def peer(method: str, k: int):
+        drafter = {"drafter": "draft"} if k else {"drafter": "none", "pairing": "demo"}
+        key = replace(cell.key, engine="transformers", method=method, **drafter)
+        return replace(key, num_speculative_tokens=k)
+
+    own, static, plain, drafted = (
+        replace(cell.key, method="none", drafter="none", pairing="demo", num_speculative_tokens=0),
+        peer("generate_static", 0),
+        peer("generate", 0),
+        peer("assisted", 3),
+    )
+    keys = [own, static, plain, drafted]
+    stored = block("a", *(replace(cell.requests[0], cell_id=key.id) for key in keys))
+    baselines = [gathered.baseline for gathered in gather_cells(keys, [stored])]
+    assert [[r.cell_id for r in base] for base in baselines] == [[], [plain.id], [], [plain.id]]
+    assert [is_baseline(key) for key in keys] == [True, False, True, False]
+
+
+def test_any_two_cells_can_be_held_against_each_other(cell, baseline_cell):
+    swapped = against(baseline_cell, cell)
+    assert [(p.base, p.spec) for p in swapped.pairs] == [(p.spec, p.base) for p in cell.pairs]

@@ -2,10 +2,13 @@ import pytest
 
 from specbench.costs import (
     break_even_length,
+    bytes_per_forward,
+    conditional_rates,
     expected_tokens,
     expected_tokens_iid,
     optimal_k,
     predicted_speedup,
+    roofline_s,
 )
 
 
@@ -50,3 +53,18 @@ def test_a_draft_that_costs_more_than_it_saves_gives_k_0():
 
 def test_of_equal_speedups_the_smaller_k_wins():
     assert optimal_k([1.0, 1.5, 3.0], [1.0, 1.0, 2.0]) == 1
+
+
+def test_a_conditional_rate_is_a_rate_over_the_one_before():
+    assert conditional_rates((0.8, 0.4, 0.1)) == pytest.approx((0.8, 0.5, 0.25))
+    assert conditional_rates((0.5, 0.0, 0.0)) == (0.5, 0.0, 0.0)
+    assert conditional_rates(()) == ()
+
+
+def test_a_forward_reads_the_weights_once_and_every_rows_cache():
+    # 4 rows of 100 tokens of 10 bytes beside 1,000 bytes of weights
+    assert bytes_per_forward(1_000, rows=4, context=100, kv_bytes_per_token=10) == 5_000
+
+
+def test_the_roofline_is_bytes_over_bandwidth():
+    assert roofline_s(15e9, 4.8e12) == pytest.approx(0.003125)

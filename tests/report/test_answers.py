@@ -103,7 +103,7 @@ def test_a_question_that_was_not_reached_is_named() -> None:
 def test_one_k_for_all_is_said_only_of_pairings_that_help(cpu_document: Document) -> None:
     (line,) = compromise_lines(cpu_document)
     (shared, _) = cpu_document.compromises
-    assert shared.pairing == "demo/draft"
+    assert shared.key.pairing == "demo/draft"
     assert line.startswith(
         f"demo/draft: one K for all workloads, K={shared.num_speculative_tokens} gives up "
     )

@@ -114,7 +114,7 @@ def test_what_a_resume_states_again_is_listed_once(stored: StoredRun) -> None:
 
 
 def test_a_compromise_needs_several_workloads(cpu_document: Document) -> None:
-    assert [c.pairing for c in cpu_document.compromises] == ["demo/draft", "demo/poor"]
+    assert [c.key.pairing for c in cpu_document.compromises] == ["demo/draft", "demo/poor"]
     assert set(cpu_document.compromises[0].regret) == {"code", "creative"}
     alone = build_document(stored_run(Wish(ks=(0, 1), workloads=("code",), num_prompts=5)))
     assert alone.compromises == ()

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
 from specbench.report.numbers import series
-from specbench.report.sections import Section, drafter_of, setting_title
+from specbench.report.sections import Section, drafter_of, label_of, setting_title
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
 _CAPTION = (
@@ -26,11 +26,12 @@ def acceptance_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]
     cells = [cell for section in drawn for cell in section.deepest]
     last = max(2, *(cell.key.num_speculative_tokens for cell in cells))
     panels = Panels(
-        [section.question.workload for section in drawn], [drafter_of(c.key.pairing) for c in cells]
+        [section.question.workload for section in drawn],
+        [drafter_of(label_of(c.key)) for c in cells],
     )
     for ax, section in zip(panels.axes, drawn, strict=True):
         for cell in section.deepest:
-            _draw_lines(ax, cell, styles[cell.key.pairing])
+            _draw_lines(ax, cell, styles[label_of(cell.key)])
         ax.set_ylim(-0.02, 1.04)
     panels.set_x(1, last, "position in the draft")
     panels.axes[0].set_ylabel("accepted")
@@ -54,8 +55,9 @@ def _draw_lines(ax: Axes, cell: CellSummary, style: SeriesStyle) -> None:
 
 def _names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
     return [
-        Label(_joint(cell)[-1], drafter_of(cell.key.pairing), styles[cell.key.pairing].colour)
+        Label(_joint(cell)[-1], drafter_of(label), styles[label].colour)
         for cell in section.deepest
+        for label in [label_of(cell.key)]
     ]
 
 

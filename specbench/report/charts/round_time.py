@@ -27,23 +27,23 @@ class Part(NamedTuple):
     colour: str
 
 
-def round_time_chart(group: Sequence[Section], pairing: str) -> Chart | None:
+def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
     """A panel a workload, a bar a K; None where rounds are not timed."""
-    drawn = [section for section in group if any(map(parts, section.of(pairing)))]
+    drawn = [section for section in group if any(map(parts, section.fixed(label)))]
     if not drawn:
         return None
-    cells = [cell for section in drawn for cell in section.of(pairing)]
+    cells = [cell for section in drawn for cell in section.fixed(label)]
     names = [part.name for cell in cells for part in parts(cell)]
     panels = Panels([_panel_title(section) for section in drawn], [_YIELD, *names])
     for ax, section in zip(panels.axes, drawn, strict=True):
         panels.reference_line(ax)
         ax.bar(0, 1, width=_BAR_WIDTH, color=REST, alpha=0.6)
-        for cell in section.of(pairing):
+        for cell in section.fixed(label):
             _draw_bar(ax, cell)
     panels.set_x(0, max(c.key.num_speculative_tokens for c in cells), "K, drafted tokens a round")
     panels.axes[0].set_ylabel("baseline steps")
-    panels.label_ends([_names(section.of(pairing)) for section in drawn])
-    setting = f"{pairing}: {setting_title(drawn[0].question)}"
+    panels.label_ends([_names(section.fixed(label)) for section in drawn])
+    setting = f"{label}: {setting_title(drawn[0].question)}"
     return panels.chart("Where a round's time goes", setting, _CAPTION)
 
 

@@ -20,13 +20,13 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
     drawn = [section for section in group if any(cell.speedup for cell in section.cells)]
     if not drawn:
         return None
-    names = [drafter_of(pairing) for section in drawn for pairing in section.pairings]
+    names = [drafter_of(label) for section in drawn for label in section.series]
     panels = Panels([section.question.workload for section in drawn], names)
     for ax, section in zip(panels.axes, drawn, strict=True):
         panels.reference_line(ax)
-        for i, pairing in enumerate(section.pairings):
-            shift = 0.1 * (i - (len(section.pairings) - 1) / 2)  # intervals stay apart
-            _draw_line(ax, section, pairing, styles[pairing], shift)
+        for i, label in enumerate(section.series):
+            shift = 0.1 * (i - (len(section.series) - 1) / 2)  # intervals stay apart
+            _draw_line(ax, section, label, styles[label], shift)
     last = max(c.key.num_speculative_tokens for s in drawn for c in s.cells)
     panels.set_x(0, last, "K, drafted tokens a round")
     panels.axes[0].set_ylabel("decode speed-up")
@@ -36,8 +36,8 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
     return panels.chart("Speed-up against K", setting_title(drawn[0].question), _CAPTION)
 
 
-def _draw_line(ax: Axes, section: Section, pairing: str, style: SeriesStyle, shift: float) -> None:
-    cells = section.of(pairing)
+def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift: float) -> None:
+    cells = section.fixed(label)
     points = [
         (0.0, 1.0),
         *((_k(c) + shift, c.speedup.estimate) for c in cells if c.valid and c.speedup),
@@ -73,9 +73,12 @@ def _draw_line(ax: Axes, section: Section, pairing: str, style: SeriesStyle, shi
 
 def _names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
     ends = {
-        cell.key.pairing: cell.speedup.estimate for cell in section.cells if cell.speedup
-    }  # by K, so the last one stays
-    return [Label(y, drafter_of(pairing), styles[pairing].colour) for pairing, y in ends.items()]
+        label: cell.speedup.estimate
+        for label in section.series
+        for cell in section.fixed(label)  # by K, so the last one stays
+        if cell.speedup
+    }
+    return [Label(y, drafter_of(label), styles[label].colour) for label, y in ends.items()]
 
 
 def _k(cell: CellSummary) -> int:

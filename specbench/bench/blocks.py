@@ -1,0 +1,95 @@
+"""The unit of running, storing and resuming: which cells run on which prompts. No tensors."""
+
+import hashlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockPurpose, CellKey, Prompt, Sampling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """What the cells of a block have in common besides the target."""
+
+    workload: str
+    temperature: float
+    concurrency: int
+    context: int | None
+    request_rate: float | None
+
+    @property
+    def is_stream(self) -> bool:
+        """True where requests overlap: a block is then a pass of the whole prompt list."""
+        return self.concurrency > 1 or self.request_rate is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """A cell to run: its key and the drafter's name within the target."""
+
+    key: CellKey
+    sampling: Sampling
+
+    @property
+    def drafter(self) -> str:
+        return self.key.drafter
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """One prompt (above one row: all of them), every K, one repeat: the unit of running,
+    storing and resuming."""
+
+    target: str
+    setting: Setting
+    prompts: tuple[Prompt, ...]
+    repeat: int
+    purpose: BlockPurpose
+    cells: tuple[Cell, ...]
+
+    @property
+    def workload(self) -> str:
+        return self.setting.workload
+
+    @property
+    def baselines(self) -> tuple[Cell, ...]:
+        """The cells without drafts, one an engine or more; the built-in decoder's is first."""
+        return tuple(cell for cell in self.cells if cell.drafter == NO_DRAFTER)
+
+    @property
+    def prompt_id(self) -> str:
+        return ALL_PROMPTS if self.setting.is_stream else self.prompts[0].id
+
+    @property
+    def id(self) -> str:
+        """Names the same work in every session of a run, whatever order it is done in."""
+        cells = hashlib.sha256("\n".join(cell.key.id for cell in self.cells).encode())
+        temperature = f"t{self.setting.temperature:g}"
+        place = (self.target, self.workload, self.prompt_id, temperature)
+        parts = (*place, f"r{self.repeat}", self.purpose)
+        return "|".join((*parts, cells.hexdigest()[:8]))
+
+    def order(self, seed: int) -> tuple[Cell, ...]:
+        """The cells in the order they run in, drawn from the seed: drift hits all alike."""
+        cells = list(self.cells)
+        random.Random(f"{seed}|{self.id}").shuffle(cells)
+        return tuple(cells)
+
+
+def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> Block:
+    """The same prompt again with K = 0 and the chosen cells only, on a fresh repeat."""
+    return Block(
+        target=explored.target,
+        setting=explored.setting,
+        prompts=explored.prompts,
+        repeat=first_repeat + explored.repeat,
+        purpose="confirm",
+        cells=tuple(cells),
+    )
+
+
+def request_seed(seed: int, prompt_id: str, repeat: int, turn: int) -> int:
+    """The seed of one request's noise, the same for every K."""
+    digest = hashlib.sha256(f"{seed}|{prompt_id}|{repeat}|{turn}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -1,0 +1,106 @@
+"""What bounds a round: the bytes it must read, and what the host starts and waits for in it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import torch
+
+from specbench.bench.blocks import Cell
+from specbench.bench.floors import middle_context
+from specbench.bench.session import work_of
+from specbench.costs import bytes_per_forward
+from specbench.engines.engine import Engine, EngineRequest, Work
+from specbench.probes.launches import HostCalls, count_host_calls
+from specbench.records import NO_DRAFTER, BlockRecord, LimitRecord
+
+Count = Callable[[Callable[[], object]], HostCalls | None]
+FEW_TOKENS, MANY_TOKENS = 8, 40  # a prefill and some rounds; the same and more rounds
+
+
+def measure_limits(
+    engine: Engine,
+    cells: tuple[Cell, ...],
+    block: BlockRecord,
+    *,
+    device: torch.device,
+    copy_bytes_per_s: float,
+) -> Iterator[LimitRecord]:
+    """The bytes that a round of every cell of a block must read, at its middle context.
+
+    Cells have a fixed K. Weights are counted whole: an embedding table that is not the output
+    matrix too, or experts that no token chose, make the bytes too many.
+    """
+    context = middle_context(block)
+    for cell in cells:
+        yield LimitRecord(
+            cell_id=cell.key.id,
+            device=str(device),
+            copy_bytes_per_s=copy_bytes_per_s,
+            bytes_per_round=_bytes_per_round(engine, cell, context),
+        )
+
+
+def count_launches(
+    engine: Engine,
+    cells: tuple[Cell, ...],
+    request: EngineRequest,
+    device: torch.device,
+    count: Count = count_host_calls,
+) -> Iterator[LimitRecord]:
+    """What the host starts and waits for in a round of every cell, one row; nothing on a CPU.
+
+    A short and a longer decoding of `request` are profiled, after one that makes whatever is
+    made on first use: their difference is rounds alone, without prefill or profiler.
+    """
+    for cell in cells if device.type == "cuda" else ():
+        per_round = _calls_per_round(engine, work_of(cell), _prepared(request, cell), count)
+        if per_round is not None:
+            launches, syncs = per_round
+            yield LimitRecord(
+                cell_id=cell.key.id,
+                device=str(device),
+                launches_per_round=launches,
+                syncs_per_round=syncs,
+            )
+
+
+def _bytes_per_round(engine: Engine, cell: Cell, context: int) -> int:
+    key = cell.key
+    weights, kv = engine.weights_bytes(NO_DRAFTER), engine.kv_bytes_per_token(NO_DRAFTER)
+    sizes = {
+        "target": (weights, kv),
+        "drafter": (
+            engine.weights_bytes(cell.drafter) - weights,
+            engine.kv_bytes_per_token(cell.drafter) - kv,
+        ),
+    }
+    total = 0
+    for forward in engine.forwards(cell.drafter, key.num_speculative_tokens):
+        read, cached = sizes[forward.role]
+        total += forward.times * bytes_per_forward(read, key.concurrency, context, cached)
+    return total
+
+
+def _prepared(request: EngineRequest, cell: Cell) -> EngineRequest:
+    """Sampled as the cell is, alone, and of a length that is not left to chance."""
+    return replace(request, sampling=cell.sampling, stop_at_eos=False, conversation=None)
+
+
+def _calls_per_round(
+    engine: Engine, work: Work, request: EngineRequest, count: Count
+) -> tuple[float, float] | None:
+    """Launches and waits; None where the engine shows no rounds or the profiler no calls."""
+    num_rounds = 0
+
+    def decode(num_tokens: int) -> None:
+        nonlocal num_rounds
+        rounds = engine.generate(replace(request, max_new_tokens=num_tokens), work).rounds
+        num_rounds = len(rounds) if rounds else 0
+
+    decode(MANY_TOKENS)
+    few, few_rounds = count(lambda: decode(FEW_TOKENS)), num_rounds
+    many, more_rounds = count(lambda: decode(MANY_TOKENS)), num_rounds - few_rounds
+    if few is None or many is None or more_rounds <= 0:
+        return None
+    launches = many.launches + many.graph_launches - few.launches - few.graph_launches
+    return launches / more_rounds, (many.syncs - few.syncs) / more_rounds

@@ -1,0 +1,241 @@
+"""The Llama family's forward in as few operations as it takes, over the loaded model's weights.
+
+On a small model the time goes into calling operations, not into arithmetic: a layer here is
+four matrix products, attention, and a dozen small operations in place on tensors and views
+that were made once. Shape suffixes: B rows, T new tokens, N = B * T, S slots, F hidden size,
+V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, scaled_dot_product_attention, silu
+
+from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
+from specbench.decoding.runner import Output, _context
+from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Workspace
+from specbench.errors import ModelError
+
+_KEPT_TOKENS = 256  # a forward of more is a prefill; its tensors are not kept
+_KEPT_SHAPES = 256
+
+
+class FusedRunner:
+    """Runner for the architectures of `can_fuse`; ModelError with its reason for others.
+
+    The model's parameters become views of joined matrices: it still runs, and nothing is held
+    twice. Answers are fresh tensors; everything else is overwritten by the next forward.
+    """
+
+    kind = "fused"
+
+    def __init__(self, model: Any) -> None:
+        if reason := can_fuse(model):
+            raise ModelError(f"{type(model).__name__} has no fused forward: {reason}")
+        config = model.config
+        self.model = model
+        self.config = config
+        self.vocab_size: int = model.lm_head.weight.shape[0]
+        self.max_position = _context(config)
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.cache = JoinedCache(0, 0, ())
+        # torch has one kernel for an RMS norm on a GPU and ten on a CPU, see _norm.
+        self._mirrored = self.device.type == "cpu"
+        self._weights = fuse(model, mirrored=self._mirrored)
+        self._eps: float = config.rms_norm_eps
+        self._sizes = Sizes(
+            hidden=config.hidden_size,
+            query_heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head=model.model.layers[0].self_attn.head_dim,
+            mlp=config.intermediate_size,
+        )
+        self._windows = {layer.window for layer in self._weights.layers}
+        self._seen, self._hidden = (
+            torch.full((), value, dtype=self.dtype, device=self.device)
+            for value in (0.0, torch.finfo(self.dtype).min)
+        )
+        self._scratch = self._new_scratch(_KEPT_TOKENS)
+        self._workspaces: dict[tuple[int, int], Workspace] = {}
+        self._reaches: dict[tuple[int, int, int], Reach] = {}
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        cache = self.cache
+        if num_rows <= cache.num_rows and max_len <= cache.max_len:
+            return
+        rows, length = max(num_rows, cache.num_rows), max(max_len, cache.max_len)
+        self._reaches.clear()
+        self.cache = cache = JoinedCache(0, 0, ())  # give back before taking
+        width = 2 * self._sizes.kv_heads * self._sizes.head
+        # Tensors made in inference mode could not be written outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            layers = [
+                torch.zeros(rows * length, width, dtype=self.dtype, device=self.device)
+                for _ in self._weights.layers
+            ]
+            self.cache = JoinedCache(rows, length, layers)
+            self._rope = self._rope_table(length)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self.cache.copy_row(source, destination, num_tokens)
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        last_B: Tensor | None = None,
+        features: Sequence[int] = (),
+    ) -> Output:
+        B, T = tokens_BT.shape
+        work, reach = self._workspace(B, T), self._reach(B, span, first_row)
+        slots_N = (positions_BT + reach.first_slot_B1).reshape(-1)
+        rope = self._rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
+        masks = {window: self._mask(positions_BT, reach, window) for window in self._windows}
+        work.hidden.copy_(embedding(tokens_BT.reshape(-1), self._weights.embedding))
+
+        states: dict[int, Tensor] = {}
+        for i, (layer, kept) in enumerate(zip(self._weights.layers, reach.layers, strict=True)):
+            if i in features:
+                states[i] = work.hidden.clone()
+            self._attend(layer, work, kept, slots_N, rope, masks[layer.window])
+            self._mix(layer, work)
+        normed = self._norm(work, self._weights.final_norm)
+        states[len(reach.layers)] = normed
+
+        out = Output(normed, tuple(states[i].view(B, T, -1) for i in features))
+        if last_B is not None:
+            rows_B = torch.arange(B, device=self.device)
+            normed = normed.view(B, T, -1)[rows_B, last_B]
+        logits = torch.mm(normed, self._weights.head)
+        return out._replace(logits=logits.view(B, -1, self.vocab_size))
+
+    def _attend(
+        self,
+        layer: FusedLayer,
+        work: Workspace,
+        kept: Kept,
+        slots_N: Tensor,
+        rope: Sequence[Tensor],
+        mask: Tensor,
+    ) -> None:
+        """Add a layer's attention to the hidden state."""
+        _product(self._norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
+        if layer.head_norm is not None:
+            torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
+        cos, sin = rope
+        swapped = work.halves.flip(2)
+        work.halves.mul_(cos).addcmul_(swapped, sin)
+        kept.buffer.index_copy_(0, slots_N, work.new_kv)
+        is_grouped = self._sizes.group > 1
+        if is_grouped:
+            work.packed.copy_(work.unpacked)
+        out = scaled_dot_product_attention(work.query, kept.keys, kept.values, mask)
+        if is_grouped:
+            work.spread.copy_(out.view(work.by_head))
+            joined = work.joined
+        else:
+            joined = out.transpose(1, 2).reshape(len(slots_N), -1)
+        _add_product(joined, layer.output, layer.output_bias, work.hidden)
+
+    def _mix(self, layer: FusedLayer, work: Workspace) -> None:
+        """Add a layer's MLP to the hidden state."""
+        normed = self._norm(work, layer.mlp_norm)
+        _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
+        gated = silu(work.gate, inplace=True).mul_(work.up)
+        _add_product(gated, layer.down, layer.down_bias, work.hidden)
+
+    def _norm(self, work: Workspace, weight: Tensor) -> Tensor:
+        """The RMS norm of the hidden state.
+
+        [x, -x] has mean 0 and the variance mean(x ** 2): its layer norm, which is one kernel
+        on a CPU, is an RMS norm of x.
+        """
+        if not self._mirrored:
+            return torch.rms_norm(work.hidden, (self._sizes.hidden,), weight, self._eps)
+        torch.neg(work.hidden, out=work.mirror)
+        both = torch.layer_norm(work.pair, (2 * self._sizes.hidden,), weight, None, self._eps)
+        return both[:, : self._sizes.hidden]
+
+    def _unit_heads(self, heads: Tensor) -> Tensor:
+        """The RMS norm of each head, without a weight."""
+        D = self._sizes.head
+        if not self._mirrored:
+            return torch.rms_norm(heads, (D,), None, self._eps)
+        pair = torch.cat((heads, -heads), -1)
+        return torch.layer_norm(pair, (2 * D,), None, None, self._eps)[..., :D]
+
+    def _mask(self, positions_BT: Tensor, reach: Reach, window: int | None) -> Tensor:
+        """Additive mask [B, 1, group * T, S], as attention.causal_mask in fewer operations."""
+        packed = positions_BT.repeat(1, self._sizes.group)
+        places = packed.view(len(packed), 1, -1, 1)
+        seen = reach.slots_S <= places
+        if window is not None:
+            seen &= reach.slots_S > places - window
+        return torch.where(seen, self._seen, self._hidden)
+
+    def _rope_table(self, length: int) -> Tensor:
+        """Cosines and signed sines by position, [length, 2, 1, 2, D / 2].
+
+        x * cos + swapped halves of x * sin turns a head. Positions past the context, where
+        only drafts to be discarded can lie, repeat the last one.
+        """
+        positions_1P = torch.arange(length, device=self.device)[None]
+        if self.max_position is not None:
+            positions_1P = positions_1P.clamp(max=self.max_position - 1)
+        cos, sin = self.model.model.rotary_emb(self._weights.embedding, positions_1P)
+        half = self._sizes.head // 2
+        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, half)
+
+    def _workspace(self, B: int, T: int) -> Workspace:
+        known = self._workspaces.get((B, T))
+        if known is not None:
+            return known
+        is_kept = B * T <= _KEPT_TOKENS
+        with torch.inference_mode(False):
+            scratch = self._scratch if is_kept else self._new_scratch(B * T)
+            made = Workspace(self._sizes, scratch, B, T, mirrored=self._mirrored)
+        if is_kept:
+            _keep(self._workspaces, (B, T), made)
+        return made
+
+    def _reach(self, B: int, span: int, first_row: int) -> Reach:
+        known = self._reaches.get((B, span, first_row))
+        if known is not None:
+            return known
+        with torch.inference_mode(False):
+            made = self.cache.reach(B, span, first_row, self._sizes)
+        _keep(self._reaches, (B, span, first_row), made)
+        return made
+
+    def _new_scratch(self, num_tokens: int) -> Tensor:
+        width = sum(Workspace.widths(self._sizes, mirrored=self._mirrored))
+        with torch.inference_mode(False):
+            return torch.empty(num_tokens * width, dtype=self.dtype, device=self.device)
+
+
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
+    if len(known) >= _KEPT_SHAPES:
+        known.clear()
+    known[key] = made
+
+
+def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out = x @ matrix + bias"""
+    if bias is None:
+        torch.mm(x, matrix, out=out)
+    else:
+        torch.addmm(bias, x, matrix, out=out)
+
+
+def _add_product(x: Tensor, matrix: Tensor, bias: Tensor | None, total: Tensor) -> None:
+    """total += x @ matrix + bias"""
+    total.addmm_(x, matrix)
+    if bias is not None:
+        total.add_(bias)

@@ -1,0 +1,175 @@
+"""The weights of a dense Llama-family model, joined so that a layer takes four matrix products.
+
+Nothing is held twice: the joined matrices are made once, layer by layer, and the model's own
+parameters become views of them, so that its own forward still runs.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+
+
+class FusedLayer(NamedTuple):
+    """One layer; matrices are transposed views [in, out], ready for a product from the right."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norm: Tensor | None  # [query heads + key heads, D], Qwen 3
+    output: Tensor
+    output_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: Tensor
+    down_bias: Tensor | None
+    window: int | None  # a position sees this many tokens, itself included
+
+
+class FusedWeights(NamedTuple):
+    """All layers, the embedding [V, F], the final norm and the transposed head [F, V]."""
+
+    embedding: Tensor
+    layers: tuple[FusedLayer, ...]
+    final_norm: Tensor
+    head: Tensor
+
+
+def can_fuse(model: Any) -> str | None:
+    """None where the fused forward computes this model; else the reason why it does not."""
+    name = type(model).__name__
+    if name not in _ARCHITECTURES:
+        return f"{name} is not one of {', '.join(_ARCHITECTURES)}"
+    if model.config.hidden_act != "silu":
+        return f"its activation is {model.config.hidden_act}, not silu"
+    layers = model.model.layers
+    linears = [module for layer in layers for module in _linears(layer)]
+    if others := {type(m).__name__ for m in (*linears, model.lm_head) if type(m) is not nn.Linear}:
+        return f"its linear layers are {', '.join(sorted(others))} (quantised or adapted)"
+    tensors = list(model.parameters())
+    if len(devices := {str(tensor.device) for tensor in tensors}) > 1:
+        return f"it is spread over {', '.join(sorted(devices))}"
+    if len(dtypes := {str(tensor.dtype) for tensor in tensors}) > 1:
+        return f"its weights are of several dtypes: {', '.join(sorted(dtypes))}"
+    for joined in (joined for layer in layers for joined in _joined(layer)):
+        if len({linear.bias is None for linear in joined}) > 1:
+            return "some of the linear layers to be joined have a bias and others have none"
+    if 2 * len(model.model.rotary_emb.inv_freq) != layers[0].self_attn.head_dim:
+        return "its rotary positions turn only a part of each head"
+    if model.lm_head.bias is not None:
+        return "its lm_head has a bias"
+    return None
+
+
+def fuse(model: Any, *, mirrored: bool) -> FusedWeights:
+    """Join a model's weights in place; `mirrored` norms hold zeros behind their weights.
+
+    Calling it again gives the same tensors: joined weights are found, not joined once more.
+    """
+    decoder = model.model
+
+    def norm(module: Any) -> Tensor:
+        return _mirrored(module) if mirrored else module.weight.detach()
+
+    layers = []
+    for layer in decoder.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        qkv, gate_up = _joined(layer)
+        layers.append(
+            FusedLayer(
+                input_norm=norm(layer.input_layernorm),
+                qkv=_join([linear.weight for linear in qkv]).t(),
+                qkv_bias=_join_biases(qkv),
+                head_norm=_head_norm(model.config, attention),
+                output=attention.o_proj.weight.detach().t(),
+                output_bias=_join_biases([attention.o_proj]),
+                mlp_norm=norm(layer.post_attention_layernorm),
+                gate_up=_join([linear.weight for linear in gate_up]).t(),
+                gate_up_bias=_join_biases(gate_up),
+                down=mlp.down_proj.weight.detach().t(),
+                down_bias=_join_biases([mlp.down_proj]),
+                window=_window(model.config, attention),
+            )
+        )
+    return FusedWeights(
+        embedding=decoder.embed_tokens.weight.detach(),
+        layers=tuple(layers),
+        final_norm=norm(decoder.norm),
+        head=model.lm_head.weight.detach().t(),
+    )
+
+
+def _joined(layer: Any) -> tuple[list[Any], list[Any]]:
+    """The linear layers that read the same input."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return (
+        [attention.q_proj, attention.k_proj, attention.v_proj],
+        [mlp.gate_proj, mlp.up_proj],
+    )
+
+
+def _linears(layer: Any) -> Iterator[Any]:
+    for joined in _joined(layer):
+        yield from joined
+    yield layer.self_attn.o_proj
+    yield layer.mlp.down_proj
+
+
+def _join(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """One tensor of all rows in order; the parameters become views of it."""
+    first = parameters[0].detach()
+    sizes = [len(parameter) for parameter in parameters]
+    num_elements = sum(parameter.numel() for parameter in parameters)
+    if first.untyped_storage().nbytes() == num_elements * first.element_size():
+        whole = first.as_strided((sum(sizes), *first.shape[1:]), first.stride(), 0)
+        parts = zip(parameters, whole.split(sizes), strict=True)
+        if all(parameter.is_set_to(part) for parameter, part in parts):
+            return whole
+    whole = torch.cat([parameter.detach() for parameter in parameters])
+    for parameter, part in zip(parameters, whole.split(sizes), strict=True):
+        parameter.data = part
+    return whole
+
+
+def _join_biases(linears: Sequence[Any]) -> Tensor | None:
+    if linears[0].bias is None:
+        return None
+    return _join([linear.bias for linear in linears])
+
+
+def _mirrored(norm: Any) -> Tensor:
+    """The norm's weight with as many zeros behind it; see fused_runner._mirror_norm."""
+    weight = norm.weight.detach()
+    size = len(weight)
+    if weight.untyped_storage().nbytes() == 2 * size * weight.element_size():
+        return weight.as_strided((2 * size,), (1,), 0)
+    whole = torch.cat([weight, torch.zeros_like(weight)])
+    norm.weight.data = whole[:size]
+    return whole
+
+
+def _head_norm(config: Any, attention: Any) -> Tensor | None:
+    if not hasattr(attention, "q_norm"):
+        return None
+    norms = (
+        attention.q_norm.weight.detach().expand(config.num_attention_heads, -1),
+        attention.k_norm.weight.detach().expand(config.num_key_value_heads, -1),
+    )
+    return torch.cat(norms)
+
+
+def _window(config: Any, attention: Any) -> int | None:
+    """Mistral keeps one window for all layers; a Qwen layer knows its own; Llama has none."""
+    if config.model_type == "mistral":
+        window: int | None = config.sliding_window
+        return window
+    return getattr(attention, "sliding_window", None)

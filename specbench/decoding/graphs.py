@@ -1,0 +1,209 @@
+"""Starts whole rounds as captured graphs: one replay instead of thousands of launches.
+
+A graph is bound to shapes and addresses: there is one for every number of rows, K and span,
+captured when it is first wanted and dropped when a cache it writes to is replaced.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.clock import Clock
+from specbench.decoding.cuda_graphs import CudaGraphs, Graphs
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.launcher import (
+    EagerLauncher,
+    GraphKind,
+    Launch,
+    Launcher,
+    PinnedMemory,
+    Readback,
+    catch_up,
+)
+from specbench.decoding.round import Verifier, finish_round, propose, run_round
+from specbench.decoding.rows import Rows, span_bucket
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.slot_cache import SlotCache
+from specbench.decoding.state import State
+
+
+class _Bucket(NamedTuple):
+    """What rounds must have in common to be one graph."""
+
+    num_rows: int
+    k: int
+    span: int
+
+
+class _Halves(NamedTuple):
+    """A captured round; without `draft` it is all in `finish`."""
+
+    state: State
+    draft: Callable[[], None] | None
+    finish: Callable[[], None]
+    report_BN: Tensor
+
+
+class GraphLauncher:
+    """Replays rounds: `round` as one graph, `step` as one for drafting and one for checking.
+
+    What cannot be captured runs eagerly from then on, and `reason` says why.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        sampler: Sampler,
+        verifier: Verifier,
+        clock: Clock,
+        *,
+        graph: GraphKind,
+        graphs: Graphs,
+        readback: Readback,
+    ) -> None:
+        self._rows = rows
+        self._sampler = sampler
+        self._verifier = verifier
+        self._clock = clock
+        self._graphs = graphs
+        self._readback = readback
+        self._eager = EagerLauncher(rows, sampler, verifier, clock, readback=readback)
+        self._captured: dict[_Bucket, _Halves] = {}
+        self._bound_to: tuple[weakref.ref[object], ...] = ()
+        self.num_captures = 0
+        self.lag = readback.lag
+        self.graph: GraphKind = graph
+        self.reason: str | None = None
+        if graph == "round" and rows.drafter.needs_host:
+            self._fall_back("step", "the method proposes on the host")
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._graphs.reserved_bytes
+
+    def rows_for(self, num_running: int) -> int:
+        if self.graph == "off":
+            return self._eager.rows_for(num_running)
+        return min(1 << (num_running - 1).bit_length(), self._rows.state.num_rows)
+
+    def span_for(self, num_tokens: int) -> int:
+        if self.graph == "off":
+            return self._eager.span_for(num_tokens)
+        return min(span_bucket(num_tokens), self._rows.capacity)
+
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+        halves = self._find(_Bucket(num_rows, k, span))
+        if halves is None:
+            return self._eager.launch(num_rows, k, span, num_behind)
+        mark = self._clock.mark
+        began = mark()
+        catch_up(self._rows, halves.state, num_behind, span)
+        drafted = None if k else began
+        if halves.draft is not None:
+            halves.draft()
+            drafted = mark()
+        halves.finish()
+        report_BN = self._readback.fetch(halves.report_BN)
+        return Launch(began=began, drafted=drafted, ended=mark(), report_BN=report_BN)
+
+    def _find(self, bucket: _Bucket) -> _Halves | None:
+        """The captured round, made if need be; None where rounds run eagerly."""
+        buffers = self._rows.buffers
+        if len(buffers) != len(self._bound_to) or any(
+            bound() is not buffer for bound, buffer in zip(self._bound_to, buffers, strict=True)
+        ):
+            self._captured.clear()
+            # Held weakly: a cache that was replaced must give its memory back.
+            self._bound_to = tuple(weakref.ref(buffer) for buffer in buffers)
+        if bucket not in self._captured and self.graph != "off":
+            self._try_capture(bucket)
+        return self._captured.get(bucket)
+
+    def _try_capture(self, bucket: _Bucket) -> None:
+        if len(devices := _devices(self._rows.buffers)) > 1:
+            self._fall_back("off", f"the keys and values are spread over {len(devices)} devices")
+            return
+        state = self._rows.state.rows(0, bucket.num_rows)
+        # A round leaves finished rows as they are but for what lies beyond their length, so
+        # trying one while every row passes for finished changes nothing.
+        budget_B = state.budget_B.clone()
+        state.budget_B.zero_()
+        try:
+            self._captured[bucket] = self._capture(state, bucket.k, bucket.span)
+            self.num_captures += 1
+        except RuntimeError as error:
+            self._fall_back("off", f"a round could not be captured: {str(error).splitlines()[0]}")
+        finally:
+            state.budget_B.copy_(budget_B)
+
+    def _capture(self, state: State, k: int, span: int) -> _Halves:
+        target, drafter, sampler = self._rows.target, self._rows.drafter, self._sampler
+        if k == 0 or self.graph == "round":
+            whole = self._graphs.capture(
+                lambda: run_round(
+                    target, drafter, state, sampler, k=k, span=span, verifier=self._verifier
+                )
+            )
+            return _Halves(state, None, whole.replay, whole.output)
+        draft, proposal = self._drafting(partial(propose, drafter, state, sampler, k, span))
+        draft()  # a capture computes nothing, and the other half's first runs need real drafts
+        half = self._graphs.capture(
+            lambda: finish_round(target, drafter, state, sampler, proposal, span, self._verifier)
+        )
+        return _Halves(state, draft, half.replay, half.output)
+
+    def _drafting(self, run: Callable[[], Proposal]) -> tuple[Callable[[], None], Proposal]:
+        """What drafts anew, and the proposal that it writes to."""
+        if not self._rows.drafter.needs_host:
+            captured = self._graphs.capture(run)
+            return captured.replay, captured.output
+        proposal = _copy(run())
+
+        def draft() -> None:
+            for held, new in zip(proposal, run(), strict=True):
+                if held is not None and new is not None:
+                    held.copy_(new)
+
+        return draft, proposal
+
+    def _fall_back(self, graph: GraphKind, reason: str) -> None:
+        self.graph, self.reason = graph, reason
+        self._captured.clear()
+
+
+def launchers(
+    graph: Literal["auto", "off", "step", "round"], device: torch.device
+) -> Callable[[Rows, Sampler, Verifier, Clock], Launcher]:
+    """What makes launchers for a device; `auto` is `round` on CUDA and `off` elsewhere.
+
+    All of them share one pool of memory and one set of buffers on the host.
+    """
+    if graph == "off" or device.type != "cuda":
+        asked = graph not in ("auto", "off")
+        reason = f"a {device.type} device has no graphs" if asked else None
+        return partial(EagerLauncher, reason=reason)
+    return partial(
+        GraphLauncher,
+        graph="step" if graph == "step" else "round",
+        graphs=CudaGraphs(),
+        readback=PinnedMemory(),
+    )
+
+
+def _copy(proposal: Proposal) -> Proposal:
+    tokens_BK, num_drafted_B, probs_BKV = proposal
+    return Proposal(
+        tokens_BK.clone(),
+        num_drafted_B.clone(),
+        None if probs_BKV is None else probs_BKV.clone(),
+    )
+
+
+def _devices(buffers: tuple[object, ...]) -> set[torch.device]:
+    """Where the layers' keys and values are."""
+    caches = [buffer for buffer in buffers if isinstance(buffer, SlotCache)]
+    return {layer.device for cache in caches for layer in cache.layers if layer.is_initialized}

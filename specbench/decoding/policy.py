@@ -1,0 +1,51 @@
+"""Which K the next round takes."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Policy(Protocol):
+    """Picks K round by round, the same for all rows."""
+
+    @property
+    def max_k(self) -> int:
+        """The largest K it may ever pick; rows have room for it."""
+        ...
+
+    def choose(self, num_rows: int, num_live: int) -> int:
+        """K of the next round over `num_rows` computed rows, `num_live` of them in use."""
+        ...
+
+    def observe(
+        self,
+        *,
+        k: int,
+        num_rows: int,
+        num_drafted: Sequence[int],
+        num_accepted: Sequence[int],
+        num_emitted: Sequence[int],
+        seconds: float,
+    ) -> None:
+        """What came of a round; one entry a live row."""
+
+
+class FixedK:
+    """The same K in every round."""
+
+    def __init__(self, k: int) -> None:
+        self.max_k = k
+
+    def choose(self, num_rows: int, num_live: int) -> int:  # noqa: ARG002
+        return self.max_k
+
+    def observe(
+        self,
+        *,
+        k: int,
+        num_rows: int,
+        num_drafted: Sequence[int],
+        num_accepted: Sequence[int],
+        num_emitted: Sequence[int],
+        seconds: float,
+    ) -> None:
+        """Nothing to learn."""

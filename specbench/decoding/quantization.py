@@ -1,0 +1,126 @@
+"""Weights in 8 or 4 bits: packed by torchao when a model is loaded, or stored that way.
+
+Weight-only: activations keep the model's dtype. A packed target is another target, whose
+baseline (K = 0) runs on the same packed weights. A packed draft changes only how often it is
+right: the verifier checks its guesses like any other's, so the text stays the target's own.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from specbench.errors import ModelError
+
+# Input features that share an int4 scale: finer is truer, and stores more scales.
+_INT4_GROUP = 128
+
+# The packages that transformers needs to read a stored format, by the names of their imports.
+_READERS = {
+    "awq": ("gptqmodel", "accelerate"),
+    "bitsandbytes": ("bitsandbytes", "accelerate"),
+    "compressed-tensors": ("compressed_tensors",),
+    "fp8": ("accelerate",),
+    "gptq": ("gptqmodel", "optimum"),
+    "mxfp4": ("accelerate", "kernels"),
+    "torchao": ("torchao",),
+}
+
+
+def require_packable(scheme: str, device: torch.device, dtype: torch.dtype) -> None:
+    """ModelError where torchao is missing or has no kernel for this device and dtype."""
+    if find_spec("torchao") is None:
+        raise ModelError(f"quantization {scheme} needs torchao; pip install 'specbench[quant]'")
+    if dtype is torch.float64:
+        raise ModelError(f"quantization {scheme} has no float64 kernels; choose dtype float32")
+    if scheme == "int4" and device.type == "cuda" and dtype is not torch.bfloat16:
+        name = str(dtype).removeprefix("torch.")
+        raise ModelError(f"quantization int4 on a GPU needs dtype bfloat16, not {name}")
+
+
+def packable(model: Any) -> list[nn.Linear]:
+    """The linear layers of the blocks: not the embedding, not the head.
+
+    ModelError where they hold less than half of the blocks' parameters: the experts of
+    transformers' mixture models and GPT-2's layers are not linear modules.
+    """
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    linears = [m for m in model.modules() if type(m) is nn.Linear and m is not head]
+    ends = {id(module.weight): module.weight.numel() for module in (head, embedding)}
+    in_blocks = sum(parameter.numel() for parameter in model.parameters()) - sum(ends.values())
+    if 2 * sum(linear.weight.numel() for linear in linears) < in_blocks:
+        raise ModelError(
+            f"{type(model).__name__} keeps most of its weights outside linear layers, where "
+            "torchao does not reach; leave `quantization` out, or name a checkpoint that is "
+            "stored quantised"
+        )
+    return linears
+
+
+def pack(linear: nn.Linear, scheme: str) -> None:
+    """Replace a layer's weight by its packed form, in place, where it lies.
+
+    ModelError where torchao leaves the layer as it is, which it does in silence.
+    """
+    import_module("torchao.quantization").quantize_(linear, _config(scheme, linear.weight.device))
+    if type(linear.weight) is nn.Parameter:
+        raise ModelError(
+            f"quantization {scheme} does not fit a layer of {linear.in_features} inputs"
+            + (f": they must be a multiple of {_INT4_GROUP}" if scheme == "int4" else "")
+        )
+
+
+def inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors in memory behind one that may be packed: values, scales, zero points."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+        return
+    for name in tensor.__tensor_flatten__()[0]:
+        yield from inner_tensors(getattr(tensor, name))
+
+
+def stored_format(config: PretrainedConfig) -> str | None:
+    """What a checkpoint is stored as: `gptq`, `awq`, `torchao`...; None: plain tensors."""
+    stored: Any = getattr(config, "quantization_config", None)
+    if stored is None:
+        return None
+    facts = stored if isinstance(stored, dict) else stored.to_dict()
+    if getattr(stored, "dequantize", facts.get("dequantize", False)):
+        return None  # transformers unpacks it: its kernels cannot run here
+    method = facts.get("quant_method", "an unnamed format")
+    return str(getattr(method, "value", method))  # an enumeration's member prints its class
+
+
+def missing_readers(stored: str) -> str | None:
+    """The command that installs what a stored format needs and is not here; None: all is."""
+    missing = [name for name in _READERS.get(stored, ()) if find_spec(name) is None]
+    return f"pip install {' '.join(missing).replace('_', '-')}" if missing else None
+
+
+def _config(scheme: str, device: torch.device) -> Any:
+    """torchao's settings; those of the compiler are left alone.
+
+    PyTorch's own int4 kernels want another layout on a GPU than on a CPU.
+    """
+    torchao = import_module("torchao.quantization")
+    match scheme:
+        case "int8":
+            return torchao.Int8WeightOnlyConfig(set_inductor_config=False)
+        case "fp8":
+            return torchao.Float8WeightOnlyConfig(set_inductor_config=False)
+        case "int4" if device.type == "cpu":
+            prototype = import_module("torchao.prototype.quantization.int4")
+            return prototype.PrototypeInt4WeightOnlyConfig(
+                group_size=_INT4_GROUP, set_inductor_config=False
+            )
+        case "int4":
+            return torchao.Int4WeightOnlyConfig(
+                group_size=_INT4_GROUP,
+                int4_packing_format="tile_packed_to_4d",
+                set_inductor_config=False,
+            )
+    raise ValueError(f"no scheme {scheme}")

@@ -1,0 +1,42 @@
+"""What the decoder is asked and what it answers."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specbench.decoding.scheduler import Arrival
+from specbench.records import RoundLog, RoundTimeline
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """A prompt as token ids, how many tokens to emit at most, the seed of its noise, and when."""
+
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    seed: int = 0
+    arrival: Arrival = field(default_factory=Arrival)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output together, at most."""
+        return len(self.prompt_ids) + self.max_new_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """A request's output and what happened when, in seconds since the pass began."""
+
+    output_ids: tuple[int, ...]
+    hit_eos: bool
+    rounds: RoundLog
+    arrived_s: float
+    started_s: float
+    first_token_s: float
+    finished_s: float
+
+
+class Served(NamedTuple):
+    """One result a request, in their order, and the rounds that served them."""
+
+    results: list[Result]
+    timeline: RoundTimeline

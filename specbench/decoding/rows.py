@@ -1,0 +1,172 @@
+"""The rows of a target and its drafter on the device: filled, advanced, moved.
+
+Shape suffixes: B rows, T tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.runner import Runner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+
+SPAN_STEP = 64  # attention reads slots in steps of this many, so that kernel shapes are few
+SPAN_BUCKET_MIN, SPAN_BUCKET_STEP = 256, 4096  # slots
+PREFILL_ROWS = 16  # at once: a stock forward computes logits for every pair of them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fill:
+    """A request to start in a row whose first `num_kept` tokens are in the KV already."""
+
+    row: int
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    seed: int
+    num_kept: int = 0
+
+
+class Rows:
+    """Static tensors for `num_rows` rows of `capacity` tokens, shared by every request.
+
+    They serve one pass after another, each of which has to `begin`; `state` is that of the
+    pass's own rows.
+    """
+
+    def __init__(
+        self,
+        target: Runner,
+        drafter: Drafter,
+        *,
+        num_rows: int,
+        capacity: int,
+        eos_ids: Sequence[int],
+        prefill_chunk: int = 512,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self._chunk = prefill_chunk
+        self._all = State.allocate(num_rows, capacity, list(eos_ids), target.device)
+        self.state = self._all
+
+    def begin(self, num_rows: int) -> None:
+        """Start a pass over the first `num_rows` rows; every row is done and empty."""
+        self.target.allocate(self.num_rows, self.capacity)
+        self.drafter.allocate(self.num_rows, self.capacity)
+        self._all.budget_B.zero_()
+        # A graph also computes rows that nobody uses: they must write within their capacity,
+        # whatever the K of this pass is.
+        self._all.length_B1.fill_(1)
+        self.state = self._all.rows(0, num_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """The most rows that a pass may have."""
+        return self._all.num_rows
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row has room for."""
+        return self._all.capacity
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        """What rounds write into besides the state; replaced where a model's cache must grow."""
+        return (self.target.cache, *self.drafter.buffers)
+
+    def fill(self, fills: Sequence[Fill], sampler: Sampler) -> list[tuple[int, bool]]:
+        """Prefill requests into their rows; the first token of each, and whether it is the last.
+
+        Waits for the device. Neighbouring rows that start alike are prefilled together.
+        """
+        first: dict[int, tuple[int, bool]] = {}
+        for group in _together(fills):
+            state = self._load(group)
+            tokens_B = self._prefill(group, state, sampler)
+            seen = torch.stack([tokens_B, state.budget_B], 1).tolist()
+            first |= {fill.row: (t, left == 0) for fill, (t, left) in zip(group, seen, strict=True)}
+        return [first[fill.row] for fill in fills]
+
+    def move_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Give a row's work to another; the source is done."""
+        self.state.move_row(source, destination)
+        self.target.copy_row(source, destination, num_tokens)
+        self.drafter.copy_row(source, destination, num_tokens)
+
+    def _load(self, group: Sequence[Fill]) -> State:
+        state = self.state.rows(group[0].row, len(group))
+        longest = max(len(fill.prompt_ids) for fill in group)
+        padded = [[*f.prompt_ids, *[0] * (longest - len(f.prompt_ids))] for f in group]
+        state.tokens_BC[:, :longest].copy_(torch.tensor(padded))
+        lengths, budgets, seeds = zip(
+            *((len(f.prompt_ids), f.max_new_tokens, f.seed) for f in group), strict=True
+        )
+        state.length_B1.copy_(torch.tensor(lengths)[:, None])
+        state.budget_B.copy_(torch.tensor(budgets))
+        state.seed_B.copy_(torch.tensor(seeds))
+        return state
+
+    def _prefill(self, group: Sequence[Fill], state: State, sampler: Sampler) -> Tensor:
+        """Feed the prompts, right-padded and in chunks; commit and return each first token."""
+        first_row, begin = group[0].row, group[0].num_kept
+        end = max(len(fill.prompt_ids) for fill in group)
+        last_B = state.length_B - 1
+        logits_BV: Tensor | None = None
+        for start in range(begin, end, self._chunk):
+            stop = min(start + self._chunk, end)
+            positions_BT = torch.arange(start, stop, device=last_B.device).expand(len(last_B), -1)
+            tokens_BT, span = state.tokens_BC[:, start:stop], rounded_up(stop)
+            out = self.target.forward(
+                tokens_BT,
+                positions_BT,
+                span,
+                first_row=first_row,
+                last_B=(last_B - start).clamp(0, stop - start - 1),
+                features=self.drafter.features,
+            )
+            self.drafter.prefill(tokens_BT, positions_BT, span, out.features, first_row=first_row)
+            chunk_BV = out.logits[:, 0]
+            if logits_BV is None:
+                logits_BV = chunk_BV
+            else:  # rows that ended in an earlier chunk keep theirs
+                logits_BV = torch.where((last_B >= start)[:, None], chunk_BV, logits_BV)
+        assert logits_BV is not None, "a prompt has at least one token that is not kept"
+        first_B1 = sampler.pick(logits_BV[:, None], state.seed_B, state.length_B1)
+        state.tokens_BC.scatter_(1, state.length_B1, first_B1)
+        state.budget_B.sub_(1).masked_fill_((first_B1 == state.eos_E).any(1), 0)
+        return first_B1[:, 0]
+
+
+def _together(fills: Sequence[Fill]) -> list[list[Fill]]:
+    """Groups of neighbouring rows with equally many kept tokens."""
+    groups: list[list[Fill]] = []
+    for fill in sorted(fills, key=lambda fill: fill.row):
+        last = groups[-1] if groups else []
+        if (
+            last
+            and fill.row == last[-1].row + 1
+            and fill.num_kept == last[-1].num_kept
+            and len(last) < PREFILL_ROWS
+        ):
+            last.append(fill)
+        else:
+            groups.append([fill])
+    return groups
+
+
+def span_bucket(num_tokens: int) -> int:
+    """The slots a captured round attends to: few kinds of graphs, little waste.
+
+    Powers of two from 256 to 4096, then multiples of 4096, where a power would read too much.
+    """
+    power = 1 << (num_tokens - 1).bit_length()
+    return rounded_up(num_tokens, min(max(power, SPAN_BUCKET_MIN), SPAN_BUCKET_STEP))
+
+
+def rounded_up(num_tokens: int, step: int = SPAN_STEP) -> int:
+    """The next multiple of `step`."""
+    return -(-num_tokens // step) * step

@@ -1,0 +1,130 @@
+"""Which request runs in which row, and when: bookkeeping on the host, without tensors.
+
+Requests wait in order of arrival and take a row when one is free; no later one overtakes them
+but the next turn of a conversation that has begun. Active rows are the first
+ones: a gap that nobody waits for is filled by the last active row.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Arrival:
+    """When a request comes in, seconds since the pass began; None: when a row is free for it.
+
+    The later turns of a conversation come in when the one before is answered, whatever `at_s`.
+    """
+
+    at_s: float | None = None
+    conversation: str | None = None
+
+
+class Admission(NamedTuple):
+    """A request that starts in a row."""
+
+    row: int
+    request: int
+
+
+class Scheduler:
+    """Rows 0 .. num_rows - 1 and the requests that wait for them, first come first served."""
+
+    def __init__(self, arrivals: Sequence[Arrival], num_rows: int) -> None:
+        if num_rows < 1:
+            raise ValueError(f"{num_rows} rows cannot serve anything")
+        self._row_of_conversation: dict[str, int] = {}
+        self._arrivals = tuple(arrivals)
+        self._requests: list[int | None] = [None] * num_rows  # by row
+        self._next_of, is_follow_up = _chains(arrivals)
+        self._arrived_s = [arrival.at_s for arrival in arrivals]
+        # A conversation that has begun goes before those that have not: its row holds its text.
+        self._rank_s = [arrival.at_s or 0.0 for arrival in arrivals]
+        self._waiting = [
+            (rank_s, i) for i, rank_s in enumerate(self._rank_s) if i not in is_follow_up
+        ]
+        heapq.heapify(self._waiting)
+        self._num_left = len(arrivals)
+
+    @property
+    def is_over(self) -> bool:
+        """True once every request has finished."""
+        return self._num_left == 0
+
+    @property
+    def running(self) -> tuple[int | None, ...]:
+        """Requests by row, up to the last row in use; None is a gap."""
+        used = [row for row, request in enumerate(self._requests) if request is not None]
+        return tuple(self._requests[: used[-1] + 1]) if used else ()
+
+    @property
+    def next_arrival_s(self) -> float | None:
+        """When the first waiting request comes in; None while none waits."""
+        return self._waiting[0][0] if self._waiting else None
+
+    def arrived_s(self, request: int) -> float:
+        """When a request came in; ValueError before it has."""
+        at_s = self._arrived_s[request]
+        if at_s is None:
+            raise ValueError(f"request {request} has not come in")
+        return at_s
+
+    def admit(self, now_s: float) -> list[Admission]:
+        """Start the requests that have come in, as far as rows are free.
+
+        A conversation goes on in the row of its last turn if that is free, where its text is.
+        """
+        admitted = []
+        while self._waiting and self._waiting[0][0] <= now_s and None in self._requests:
+            _, request = heapq.heappop(self._waiting)
+            row = self._free_row(self._arrivals[request].conversation)
+            self._requests[row] = request
+            if self._arrived_s[request] is None:
+                self._arrived_s[request] = now_s
+            admitted.append(Admission(row, request))
+        return admitted
+
+    def finish(self, request: int, now_s: float) -> None:
+        """Free the row of a request; its conversation's next turn comes in now."""
+        row = self._requests.index(request)
+        self._requests[row] = None
+        self._num_left -= 1
+        conversation = self._arrivals[request].conversation
+        if conversation is not None:
+            self._row_of_conversation[conversation] = row
+        following = self._next_of.get(request)
+        if following is not None:
+            self._arrived_s[following] = now_s
+            self._rank_s[following] = self._rank_s[request]
+            heapq.heappush(self._waiting, (self._rank_s[following], following))
+
+    def pack(self) -> list[tuple[int, int]]:
+        """Close gaps: moves (from row, to row), the last active row into the first gap."""
+        moves = []
+        while None in self.running:
+            source, gap = len(self.running) - 1, self.running.index(None)
+            self._requests[gap], self._requests[source] = self._requests[source], None
+            moves.append((source, gap))
+        return moves
+
+    def _free_row(self, conversation: str | None) -> int:
+        if conversation is not None:
+            row = self._row_of_conversation.get(conversation)
+            if row is not None and self._requests[row] is None:
+                return row
+        return self._requests.index(None)
+
+
+def _chains(arrivals: Sequence[Arrival]) -> tuple[dict[int, int], set[int]]:
+    """The next request of each one's conversation, and the requests that follow another."""
+    next_of: dict[int, int] = {}
+    last: dict[str, int] = {}
+    for i, arrival in enumerate(arrivals):
+        if arrival.conversation is None:
+            continue
+        if arrival.conversation in last:
+            next_of[last[arrival.conversation]] = i
+        last[arrival.conversation] = i
+    return next_of, set(next_of.values())

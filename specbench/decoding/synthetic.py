@@ -1,0 +1,74 @@
+"""Acceptance drawn instead of judged: what a pairing would cost if so many drafts were kept.
+
+The text is no text and only the times mean something: a round does the work of a real one.
+Shape suffixes: B rows, K drafts, T = K + 1 checked positions, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from specbench.costs import conditional_rates
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.sampling import Purpose, Sampler, uniform
+from specbench.decoding.verifier import Verdict
+from specbench.errors import UsageError
+
+
+def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
+    """a_1 .. a_k, where a_i is the share of rounds that keep at least i drafts.
+
+    One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
+    are a_1, a_2 .. themselves; past their end nothing is kept. UsageError unless they are
+    shares that never rise: at least two drafts cannot be kept more often than at least one.
+    """
+    if not values or not all(a >= b for a, b in pairwise((1.0, *values, 0.0))):
+        raise UsageError(
+            f"synthetic acceptance {', '.join(map(str, values)) or '(none)'}: one or more shares "
+            "from 0 to 1 are allowed, each no larger than the one before"
+        )
+    if len(values) == 1:
+        return tuple(values[0] ** i for i in range(1, k + 1))
+    return (*values, *(0.0,) * k)[:k]
+
+
+class SyntheticVerifier:
+    """A verifier (round.Verifier) that keeps drafts at given rates, whatever they say.
+
+    Every row of every round draws for itself, so rows advance raggedly as real ones do.
+    """
+
+    def __init__(self, acceptance: Sequence[float]) -> None:
+        """As in `acceptance_rates`; K is that of each proposal."""
+        acceptance_rates(acceptance, 0)
+        self._acceptance = tuple(acceptance)
+
+    def __call__(
+        self,
+        proposal: Proposal,
+        logits_BTV: Tensor,
+        sampler: Sampler,
+        seed_B: Tensor,
+        positions_BT: Tensor,
+    ) -> Verdict:
+        """Keep draft i with a_i / a_(i-1) after those before it; then the target's own token.
+
+        The target's tokens are picked at every position, as a real round does it.
+        """
+        drafts_BK = proposal.tokens_BK
+        target_BT = sampler.pick(logits_BTV, seed_B, positions_BT)
+        K = drafts_BK.shape[1]
+        if K == 0:
+            return Verdict(torch.zeros_like(proposal.num_drafted_B), target_BT)
+        chance_BK = uniform(seed_B, positions_BT[:, :-1], Purpose.SYNTHETIC)
+        # A comparison a position: a tensor of the rates would be a copy from the host.
+        rates = conditional_rates(acceptance_rates(self._acceptance, K))
+        kept = [chance_BK[:, i] <= rate for i, rate in enumerate(rates)]
+        num_kept_B = torch.stack(kept, 1).long().cumprod(1).sum(1)
+        num_accepted_B = num_kept_B.minimum(proposal.num_drafted_B)
+        places_T = torch.arange(K + 1, device=target_BT.device)
+        is_draft_BT = places_T < num_accepted_B[:, None]
+        padded_BT = torch.cat([drafts_BK, target_BT[:, -1:]], 1)
+        return Verdict(num_accepted_B, torch.where(is_draft_BT, padded_BT, target_BT))

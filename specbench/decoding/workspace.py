@@ -1,0 +1,121 @@
+"""What a fused forward writes and reads, laid out once for each shape.
+
+Making a view costs as much as a small product, so a layer's views are made when a shape is
+first met. Shape suffixes: B rows, T new tokens, N = B * T, S slots, D head size, Z sizes of
+query heads as B, key/value heads, group, T, D.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Sizes(NamedTuple):
+    """What the shapes of a model's tensors are made of."""
+
+    hidden: int
+    query_heads: int
+    kv_heads: int
+    head: int
+    mlp: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key/value head."""
+        return self.query_heads // self.kv_heads
+
+
+class Workspace:
+    """The tensors that a forward of B rows and T tokens writes, with their views.
+
+    `mirrored` keeps the hidden state's negative beside it, see FusedRunner.
+    """
+
+    def __init__(self, sizes: Sizes, scratch: Tensor, B: int, T: int, *, mirrored: bool) -> None:
+        N, D, G = B * T, sizes.head, sizes.group
+        query, kv = sizes.query_heads * D, sizes.kv_heads * D
+        widths = self.widths(sizes, mirrored=mirrored)
+        parts = scratch[: N * sum(widths)].split([N * width for width in widths])
+        self.pair, self.qkv, self.gate_up, packed, joined = (
+            part.view(N, width) for part, width in zip(parts, widths, strict=True)
+        )
+        self.hidden = self.pair[:, : sizes.hidden]
+        self.mirror = self.pair[:, sizes.hidden :]
+        self.gate, self.up = self.gate_up.split(sizes.mlp, 1)
+
+        self.new_kv = self.qkv[:, query:]
+        turned = self.qkv[:, : query + kv]
+        self.heads = turned.view(N, -1, D)
+        self.halves = turned.view(N, -1, 2, D // 2)
+
+        # Query heads that share keys and values lie along the query axis, as if more tokens.
+        by_token, self.by_head = (B, T, sizes.kv_heads, G, D), (B, sizes.kv_heads, G, T, D)
+        unpacked = self.qkv[:, :query].view(by_token).permute(0, 2, 3, 1, 4)
+        self.query, self.unpacked = unpacked.flatten(2, 3), unpacked
+        if G > 1:
+            self.joined = joined
+            self.spread = joined.view(by_token).permute(0, 2, 3, 1, 4)
+            self.packed = packed.view(self.by_head)
+            self.query = self.packed.flatten(2, 3)
+
+    @staticmethod
+    def widths(sizes: Sizes, *, mirrored: bool) -> tuple[int, ...]:
+        """Elements a token of: hidden state, q-k-v, gate-up, packed queries, heads' output."""
+        query, kv = sizes.query_heads * sizes.head, sizes.kv_heads * sizes.head
+        packed = query if sizes.group > 1 else 0
+        return ((1 + mirrored) * sizes.hidden, query + 2 * kv, 2 * sizes.mlp, packed, packed)
+
+
+class Kept(NamedTuple):
+    """One layer's buffer and the slots of it that a forward reads, [B, kv heads, S, D]."""
+
+    buffer: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class Reach(NamedTuple):
+    """Where a forward of B rows over `span` slots reads and writes."""
+
+    layers: tuple[Kept, ...]
+    first_slot_B1: Tensor
+    slots_S: Tensor
+
+
+class JoinedCache:
+    """Keys and values side by side: one tensor [rows * max_len, 2 * kv heads * D] a layer."""
+
+    def __init__(self, num_rows: int, max_len: int, layers: Sequence[Tensor]) -> None:
+        self.num_rows = num_rows
+        self.max_len = max_len
+        self.layers = layers
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated for all rows."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one row takes in all layers; 0 before `allocate`."""
+        return self.nbytes // max(self.num_rows * self.max_len, 1)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a row to another, in all layers."""
+        for layer in self.layers:
+            rows = layer.view(self.num_rows, self.max_len, -1)
+            rows[destination, :num_tokens].copy_(rows[source, :num_tokens])
+
+    def reach(self, B: int, span: int, first_row: int, sizes: Sizes) -> Reach:
+        """The first `span` slots of rows first_row .. first_row + B - 1."""
+        shape = (self.num_rows, self.max_len, 2, sizes.kv_heads, sizes.head)
+        chosen = slice(first_row, first_row + B)
+        kept = (
+            Kept(layer, *layer.view(shape)[chosen, :span].permute(2, 0, 3, 1, 4).unbind(0))
+            for layer in self.layers
+        )
+        device = self.layers[0].device
+        rows_B1 = torch.arange(first_row, first_row + B, device=device)[:, None]
+        return Reach(tuple(kept), rows_B1 * self.max_len, torch.arange(span, device=device))

@@ -1,0 +1,21 @@
+"""What the engine `transformers` has beside each of our drafting methods; torch-free, for plans."""
+
+from collections.abc import Mapping
+
+# Its own methods without drafts, at K = 0; the first is the baseline of the others.
+BASELINES = ("generate", "generate_static")
+
+# Tokens a round that `assisted_default` drafts at most, unless the draft's checkpoint names
+# another number; the engine's record tells what it was.
+ASSISTED_DEFAULT_K = 20
+
+# Our drafting methods that it has, too, and what it calls them.
+COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
+    "draft_model": ("assisted", "assisted_default"),
+    "ngram": ("prompt_lookup",),
+}
+
+
+def peer_methods(drafting_method: str) -> tuple[str, ...]:
+    """Methods of transformers that draft in the same way; none where it has no such way."""
+    return COUNTERPARTS.get(drafting_method, ())

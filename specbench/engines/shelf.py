@@ -1,0 +1,76 @@
+"""The models of a run, each loaded once: engines measured side by side share their weights."""
+
+import gc
+
+import torch
+
+from specbench.decoding.loading import LoadedModel, ModelSource, load_model
+from specbench.decoding.tokenizer import Tokenizer
+from specbench.model_spec import ModelSpec
+from specbench.records import ModelIdentity
+
+
+class Shelf:
+    """Loads a model when it is first asked for and keeps it until its last holder is done.
+
+    `dtype` is for every model, whatever its entry in pairings.yaml says; None: as it says.
+    """
+
+    def __init__(self, device: torch.device, dtype: str | None = None) -> None:
+        self.device = device
+        self._dtype = dtype
+        self._models: dict[ModelSpec, LoadedModel] = {}
+        self._num_holders: dict[ModelSpec, int] = {}
+        self._tokenizers: dict[ModelSpec, Tokenizer] = {}
+
+    def load(self, spec: ModelSpec) -> LoadedModel:
+        """The model, the same one for everybody; each call needs a `release`. ModelError."""
+        if spec not in self._models:
+            self._models[spec] = load_model(model_source(spec, self._dtype), self.device)
+            self._num_holders[spec] = 0
+        self._num_holders[spec] += 1
+        return self._models[spec]
+
+    def release(self, spec: ModelSpec) -> None:
+        """One holder less; the last one's memory is given back once he has dropped the model."""
+        self._num_holders[spec] -= 1
+        if self._num_holders[spec] == 0:
+            del self._models[spec], self._num_holders[spec]
+            gc.collect()
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def tokenizer(self, spec: ModelSpec) -> Tokenizer:
+        """The model's tokenizer; its weights need not be loaded. ModelError."""
+        if spec not in self._tokenizers:
+            self._tokenizers[spec] = Tokenizer(
+                spec.location, revision=spec.revision, trust_remote_code=spec.trust_remote_code
+            )
+        return self._tokenizers[spec]
+
+
+def model_source(spec: ModelSpec, dtype: str | None) -> ModelSource:
+    """Where and how to load what pairings.yaml describes; `dtype` overrides its own."""
+    return ModelSource(
+        location=spec.location,
+        revision=spec.revision,
+        dtype=dtype or spec.dtype,
+        device_map=spec.device_map,
+        quantization=spec.quantization,
+        trust_remote_code=spec.trust_remote_code,
+    )
+
+
+def identity(
+    name: str, spec: ModelSpec, loaded: LoadedModel, tokenizer: Tokenizer
+) -> ModelIdentity:
+    """Which weights and tokenizer a result belongs to."""
+    return ModelIdentity(
+        name=name,
+        source=spec.folder.name if spec.folder else spec.source,
+        revision=loaded.revision,
+        content_sha256=loaded.content_sha256,
+        tokenizer_sha256=tokenizer.sha256,
+        dtype=loaded.dtype,
+        num_parameters=loaded.num_parameters,
+    )

@@ -1,0 +1,262 @@
+"""transformers' own generation as an engine: the peer everyone has, over the same weights."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+from specbench.config import Drafter, Target
+from specbench.decoding.loading import LoadedModel, eos_ids
+from specbench.decoding.tokenizer import require_same_vocabulary
+from specbench.engines.assistant import Assistant, require_same_width
+from specbench.engines.engine import (
+    EngineRequest,
+    EngineResult,
+    Load,
+    RoundForward,
+    ServedPass,
+    Work,
+)
+from specbench.engines.generation_log import GenerationLog, timeline
+from specbench.engines.peer_module import make_peer
+from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
+from specbench.engines.shelf import Shelf, identity
+from specbench.errors import CompatibilityError, UsageError
+from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
+
+_MERGED = (
+    "assisted and prompt_lookup verify their first drafts together with the prompt: the time is "
+    "part of ttft_s, and the tokens cost no decoding time"
+)
+
+
+class TransformersEngine:
+    """`generate`, alone or with an assistant, in this process.
+
+    Its modules are twins of the loaded ones (peer_module.py), so neither side's attention or
+    settings reach the other. One request at a time.
+    """
+
+    name = "transformers"
+    baseline = Work(drafter=NO_DRAFTER, method=BASELINES[0], k=0)
+
+    def __init__(self, target: Target, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self._target = shelf.load(target.model)
+        self.tokenizer = shelf.tokenizer(target.model)
+        self.dtype = self._target.dtype
+        self.eos_ids = eos_ids(self._target.model)
+        self.identity = identity(target.name, target.model, self._target, self.tokenizer)
+        self._module = make_peer(self._target.model)
+        self._assistants: dict[str, Assistant] = {}
+        self._ngrams: dict[str, int | None] = {}  # longest suffix looked up; None: the library's
+        self.record = EngineRecord(
+            target=target.name,
+            engine=self.name,
+            forward="stock",
+            attention=self._module.config.get_text_config()._attn_implementation,
+            notes=(_MERGED,),
+        )
+
+    def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
+        """As in the protocol; CompatibilityError where transformers cannot pair the two."""
+        if not peer_methods(drafter.method):
+            raise UsageError(
+                f"{drafter.name}: transformers has nothing like method {drafter.method}; it has "
+                f"a counterpart of: {', '.join(COUNTERPARTS)}"
+            )
+        if drafter.model is None:
+            self._add_lookup(drafter)
+            return None
+        # Vocabularies are compared before the weights go anywhere near the device.
+        tokenizer = self._shelf.tokenizer(drafter.model)
+        require_same_vocabulary(self.tokenizer, tokenizer)
+        loaded = self._shelf.load(drafter.model)
+        try:
+            require_same_width(self._target, loaded, drafter.name)
+        except CompatibilityError:
+            self._shelf.release(drafter.model)
+            raise
+        assistant = Assistant(drafter.model, loaded)
+        self._assistants[drafter.name] = assistant
+        self._note(f"{drafter.name}: assisted_default {assistant.defaults_in_words}")
+        return identity(drafter.name, drafter.model, loaded, tokenizer)
+
+    def remove_drafter(self, name: str) -> None:
+        self._ngrams.pop(name, None)
+        if name in self._assistants:
+            self._shelf.release(self._assistants.pop(name).spec)
+
+    @torch.inference_mode()  # cheaper than the no_grad of its own
+    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+        """Decode one request alone.
+
+        Where drafts are verified together with the prompt, the first token comes with others:
+        ttft_s is when they all are there, and decode_s, first token to last, does not contain
+        the time of those n - 1 further ones. That flatters the peer's decode_s by a round at
+        most; total_s holds everything.
+        """
+        _require_known(work)
+        settings = self._settings(request, work)
+        ids_1T = torch.tensor([request.prompt_ids], device=self._module.device)
+        log = GenerationLog(num_prompt_tokens=len(request.prompt_ids))
+        with _seeded(request.seed, self._module.device), _quiet(), self._fed_to(log, work):
+            if self._module.device.type == "cuda":
+                torch.cuda.synchronize()
+            began_s, cpu_s = time.perf_counter(), time.process_time()
+            text_1T = self._module.generate(
+                ids_1T,
+                attention_mask=torch.ones_like(ids_1T),
+                generation_config=settings,
+                assistant_model=self._drafting(work),
+                streamer=log,
+            )
+            output_ids = tuple(text_1T[0].tolist()[len(request.prompt_ids) :])
+            total_s, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
+        ttft_s = log.first_token_s - began_s
+        return EngineResult(
+            output_ids=output_ids,
+            hit_eos=output_ids[-1] in self.eos_ids,
+            prefill_s=ttft_s if work.k == 0 else None,
+            ttft_s=ttft_s,
+            decode_s=log.last_token_s - log.first_token_s,
+            total_s=total_s,
+            cpu_s=cpu_s,
+            rounds=log.rounds(output_ids, work.k),
+        )
+
+    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+        if load.concurrency != 1 or load.request_rate is not None:
+            raise UsageError(
+                "transformers drafts for one request at a time; run it with --concurrency 1 and "
+                "without --request-rate, or leave it out of --engine"
+            )
+        began_s, cpu_s = time.perf_counter(), time.process_time()
+        results = []
+        for request in requests:
+            arrived_s = time.perf_counter() - began_s
+            results.append(replace(self.generate(request, work), arrived_s=arrived_s))
+        return ServedPass(
+            results=tuple(results),
+            seconds=time.perf_counter() - began_s,
+            rounds=timeline(results, work.k),
+            cpu_s=time.process_time() - cpu_s,
+        )
+
+    def weights_bytes(self, drafter: str) -> int:
+        return sum(loaded.weights_bytes for loaded in set(self._loaded(drafter)))
+
+    def kv_bytes_per_token(self, drafter: str) -> int:
+        return sum(_kv_bytes_per_token(loaded.model) for loaded in self._loaded(drafter))
+
+    def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:  # noqa: ARG002
+        """None: the built-in decoder measures the bare forwards of these weights."""
+        return ()
+
+    def forward_seconds(
+        self,
+        drafter: str,  # noqa: ARG002
+        forward: RoundForward,
+        context: int,  # noqa: ARG002
+        num_samples: int,  # noqa: ARG002
+    ) -> tuple[float, ...]:
+        raise ValueError(f"transformers has named no bare forward, not {forward} either")
+
+    def _add_lookup(self, drafter: Drafter) -> None:
+        longest = drafter.parameters.get("max_ngram")
+        self._ngrams[drafter.name] = None if longest is None else int(longest)
+        if "min_ngram" in drafter.parameters:
+            self._note(f"{drafter.name}: prompt_lookup has no min_ngram and looks up single tokens")
+
+    def _note(self, note: str) -> None:
+        self.record = replace(self.record, notes=(*self.record.notes, note))
+
+    def _drafting(self, work: Work) -> Any:
+        """The module that drafts, told how; None for a method without one."""
+        match work.method:
+            case "assisted":
+                return self._assistants[work.drafter].drafting(work.k)
+            case "assisted_default":
+                return self._assistants[work.drafter].drafting_by_default()
+            case _:
+                return None
+
+    def _settings(self, request: EngineRequest, work: Work) -> GenerationConfig:
+        sampling = request.sampling
+        settings = GenerationConfig(max_new_tokens=request.max_new_tokens, do_sample=False)
+        if sampling.temperature > 0:
+            settings.do_sample = True
+            settings.temperature = sampling.temperature
+            settings.top_k = sampling.top_k
+            settings.top_p = sampling.top_p
+        if request.stop_at_eos and self.eos_ids:
+            settings.eos_token_id = list(self.eos_ids)
+            settings.pad_token_id = self.eos_ids[0]  # unused by one row; unset, it is warned about
+        match work.method:
+            case "generate_static":
+                settings.cache_implementation = "static"
+            case "prompt_lookup":
+                settings.prompt_lookup_num_tokens = work.k
+                settings.max_matching_ngram_size = self._ngrams[work.drafter]
+        return settings
+
+    @contextmanager
+    def _fed_to(self, log: GenerationLog, work: Work) -> Iterator[None]:
+        """Log what the target is fed: the one place where the drafts can be seen."""
+        if work.k == 0:  # nothing is drafted, and a hook would break up a compiled forward
+            yield
+            return
+        hook = self._module.register_forward_pre_hook(log.feed, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _loaded(self, drafter: str) -> tuple[LoadedModel, ...]:
+        assistant = self._assistants.get(drafter)
+        return (self._target,) if assistant is None else (self._target, assistant.loaded)
+
+
+def _require_known(work: Work) -> None:
+    if work.adaptive:
+        raise UsageError("transformers has no -k auto; name its K, or use engine builtin")
+    drafting = {method for methods in COUNTERPARTS.values() for method in methods}
+    if work.method not in (drafting if work.k > 0 else BASELINES):
+        raise ValueError(f"transformers has no method {work.method} at K = {work.k}")
+
+
+def _kv_bytes_per_token(model: Any) -> int:
+    config = model.config.get_text_config()
+    heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_size: int = (
+        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    )
+    num_values: int = config.num_hidden_layers * 2 * heads * head_size
+    return num_values * int(model.dtype.itemsize)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """The generators start from `seed` and are then put back as the caller had them."""
+    devices = range(torch.cuda.device_count()) if device.type == "cuda" else ()
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed_all(seed)
+        yield
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers warns about the way in which it calls its own assistant."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)

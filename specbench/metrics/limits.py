@@ -1,0 +1,57 @@
+"""What bounds a round: the memory it must read, and what the host does in it.
+
+A cell's limits are measured beside its blocks; each number is the median over them.
+"""
+
+from statistics import median
+
+from specbench.costs import roofline_s
+from specbench.metrics.cell import CellData
+from specbench.metrics.registry import metric
+from specbench.metrics.rounds import round_s_p50
+
+
+@metric(unit="s", better="lower")
+def roofline_round_s(cell: CellData) -> float | None:
+    """Bytes that a round's forwards must read (weights, and keys and values in use) /
+    measured copy bandwidth, in bytes read + written a second.
+
+    Memory's side of the roofline; what fits a cache can be read faster.
+    """
+    times = [
+        roofline_s(limit.bytes_per_round, limit.copy_bytes_per_s)
+        for limit in cell.limits
+        if limit.bytes_per_round is not None and limit.copy_bytes_per_s
+    ]
+    return median(times) if times else None
+
+
+@metric(unit="x", better="lower")
+def roofline_ratio(cell: CellData) -> float | None:
+    """round_s_p50 / roofline_round_s: how far a round is from what memory allows."""
+    typical, least = round_s_p50(cell), roofline_round_s(cell)
+    return None if typical is None or not least else typical / least
+
+
+@metric(unit="fraction", better="higher")
+def bandwidth_utilisation(cell: CellData) -> float | None:
+    """Bytes that a round must read / (round_s_p50 * measured copy bandwidth), the latter in
+    bytes read + written a second; on a GPU only.
+    """
+    ratio = roofline_ratio(cell)
+    on_gpu = any(limit.device.startswith("cuda") for limit in cell.limits)
+    return 1 / ratio if ratio and on_gpu else None
+
+
+@metric(unit="launches/round", better="lower")
+def launches_per_round(cell: CellData) -> float | None:
+    """Kernels and graphs that the host starts in a round, by the profiler; a graph is one."""
+    counts = [x.launches_per_round for x in cell.limits if x.launches_per_round is not None]
+    return median(counts) if counts else None
+
+
+@metric(unit="waits/round", better="lower")
+def syncs_per_round(cell: CellData) -> float | None:
+    """Times that the host waits for the device in a round, by the profiler."""
+    counts = [x.syncs_per_round for x in cell.limits if x.syncs_per_round is not None]
+    return median(counts) if counts else None

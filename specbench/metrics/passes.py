@@ -1,0 +1,48 @@
+"""Many rows in flight: what a pass emits while all of them are busy, and in all."""
+
+from typing import NamedTuple
+
+from specbench.metrics.cell import Pass, finished
+from specbench.records import RequestRecord, RoundTimeline
+
+
+class Span(NamedTuple):
+    """Seconds of a pass and the output tokens emitted in them."""
+
+    seconds: float
+    tokens: int
+
+
+def busy_span(served: Pass, num_rows: int) -> Span | None:
+    """From the first round in which all `num_rows` rows were live to the last one.
+
+    Prefills between them take their seconds, and the first tokens that they give count. None
+    where the rows never were all live, or where a request does not say when it had its first
+    token.
+    """
+    rounds = served.record.rounds
+    full = [i for i, live in enumerate(rounds.num_live) if live == num_rows]
+    first_tokens_s = [_first_token_s(request) for request in finished(served.requests)]
+    known = [at_s for at_s in first_tokens_s if at_s is not None]
+    if not full or len(known) < len(first_tokens_s):
+        return None
+    began_s, ended_s = rounds.at_s[full[0]], _end_s(rounds, full[-1])
+    emitted = sum(rounds.num_emitted[full[0] : full[-1] + 1])
+    return Span(ended_s - began_s, emitted + sum(began_s < at_s <= ended_s for at_s in known))
+
+
+def whole_span(served: Pass) -> Span:
+    """The pass from its first arrival to its last token, calibration included."""
+    tokens = sum(request.num_output_tokens for request in finished(served.requests))
+    return Span(served.record.seconds, tokens)
+
+
+def _first_token_s(request: RequestRecord) -> float | None:
+    """When a request had its first token, since its pass began."""
+    if request.arrived_s is None or request.ttft_s is None:
+        return None
+    return request.arrived_s + request.ttft_s
+
+
+def _end_s(rounds: RoundTimeline, i: int) -> float:
+    return rounds.at_s[i] + rounds.seconds[i]

@@ -1,0 +1,45 @@
+"""What a cell was measured under, read from its key: the setting, and the part it plays there."""
+
+from typing import NamedTuple
+
+from specbench.records import NO_DRAFTER, CellKey
+
+# The methods of K = 0 that others are compared with, one an engine.
+BASELINE_METHODS = (NO_DRAFTER, "generate")
+
+
+class Setting(NamedTuple):
+    """What cells have in common that are compared: all but who drafts, how, and how far."""
+
+    target: str
+    workload: str
+    engine: str
+    concurrency: int
+    temperature: float
+    dtype: str
+    context: int | None
+    request_rate: float | None
+
+
+def setting_of(key: CellKey) -> Setting:
+    """The setting that a cell was measured under."""
+    return Setting(
+        target=key.target,
+        workload=key.workload,
+        engine=key.engine,
+        concurrency=key.concurrency,
+        temperature=key.temperature,
+        dtype=key.dtype,
+        context=key.context,
+        request_rate=key.request_rate,
+    )
+
+
+def is_baseline(key: CellKey) -> bool:
+    """Whether the other cells of its setting are compared with this one."""
+    return key.num_speculative_tokens == 0 and key.method in BASELINE_METHODS
+
+
+def is_stream(key: CellKey) -> bool:
+    """Whether requests overlap, so that passes are measured and not single requests."""
+    return key.concurrency > 1 or key.request_rate is not None

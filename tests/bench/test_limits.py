@@ -1,0 +1,185 @@
+"""Bytes worked by hand, and launches counted by a counter that is told what happened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.bench.blocks import Cell
+from specbench.bench.limits import count_launches, measure_limits
+from specbench.engines.engine import EngineRequest, EngineResult, RoundForward, Work
+from specbench.probes.launches import HostCalls
+from specbench.records import BlockRecord, CellKey, RequestRecord, RoundLog, Sampling
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+WARM = Sampling(temperature=0.7)
+REQUEST = EngineRequest(prompt_ids=(1, 2), max_new_tokens=5, sampling=Sampling(), seed=3)
+
+
+def cell(k: int, concurrency: int = 1) -> Cell:
+    drafter = "small" if k else "none"
+    key = CellKey(
+        pairing="big/small" if k else "big",
+        target="big",
+        drafter=drafter,
+        workload="code",
+        engine="builtin",
+        method="draft_model" if k else "none",
+        num_speculative_tokens=k,
+        concurrency=concurrency,
+        temperature=0.7,
+        dtype="bfloat16",
+    )
+    return Cell(key=key, sampling=WARM)
+
+
+@dataclass
+class SizedEngine:
+    """Weights of 1,000 bytes and 8 a cached token; the draft adds 100 and 2.
+
+    A prefill starts 50 kernels and waits twice; a round starts 3 kernels and a graph and waits
+    once. It keeps half the drafts of a round, K / 2 + 1 tokens.
+    """
+
+    shows_rounds: bool = True
+    calls: HostCalls | None = None
+    works: list[tuple[EngineRequest, Work]] = field(default_factory=list)
+
+    def weights_bytes(self, drafter: str) -> int:
+        return 1_000 if drafter == "none" else 1_100
+
+    def kv_bytes_per_token(self, drafter: str) -> int:
+        return 8 if drafter == "none" else 10
+
+    def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
+        target = RoundForward(role="target", num_tokens=k + 1, times=1)
+        first = RoundForward(role="drafter", num_tokens=2, times=1)
+        rest = RoundForward(role="drafter", num_tokens=1, times=k - 1)
+        return (target,) if drafter == "none" else (target, first, rest)
+
+    def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+        self.works.append((request, work))
+        n = -(-(request.max_new_tokens - 1) // (work.k // 2 + 1))
+        self.calls = HostCalls(launches=50 + 3 * n, graph_launches=n, syncs=2 + n)
+        log = RoundLog(
+            num_drafted=(0,) * n, num_accepted=(0,) * n, num_emitted=(1,) * n, round_s=(0.1,) * n
+        )
+        return EngineResult(
+            output_ids=(0,) * request.max_new_tokens,
+            hit_eos=False,
+            prefill_s=None,
+            ttft_s=None,
+            decode_s=None,
+            total_s=1.0,
+            cpu_s=None,
+            rounds=log if self.shows_rounds else None,
+        )
+
+    def counted(self, work: Callable[[], object]) -> HostCalls | None:
+        """What a profiler would see, its own wait included."""
+        work()
+        assert self.calls is not None
+        return self.calls._replace(syncs=self.calls.syncs + 1)
+
+
+def block(*lengths: tuple[int, int]) -> BlockRecord:
+    """Requests of so many prompt and output tokens."""
+    requests = tuple(
+        RequestRecord(
+            cell_id="",
+            prompt_id="p",
+            turn=0,
+            repeat=0,
+            seed=0,
+            num_prompt_tokens=prompt,
+            output_ids=(0,) * output,
+            finish_reason="length",
+            prefill_s=None,
+            ttft_s=None,
+            decode_s=None,
+            total_s=None,
+            cpu_s=None,
+            rounds=None,
+        )
+        for prompt, output in lengths
+    )
+    return BlockRecord(
+        block_id="b",
+        workload="code",
+        prompt_id="p",
+        repeat=0,
+        purpose="explore",
+        order=(),
+        started_at="2026-11-21T01:02:03+00:00",
+        requests=requests,
+    )
+
+
+def limits_of(*cells: Cell, engine: Any = None) -> list[Any]:
+    return list(
+        measure_limits(
+            engine or SizedEngine(), cells, block((90, 20)), device=CPU, copy_bytes_per_s=5e9
+        )
+    )
+
+
+def test_a_step_reads_the_weights_and_the_cache_half_way_through():
+    (limit,) = limits_of(cell(0))
+
+    assert limit.cell_id == cell(0).key.id
+    assert limit.bytes_per_round == 1_000 + 100 * 8
+    assert (limit.device, limit.copy_bytes_per_s) == ("cpu", 5e9)
+    assert limit.launches_per_round is None
+
+
+def test_a_round_reads_the_draft_model_as_often_as_it_runs():
+    (limit,) = limits_of(cell(3))
+
+    # Three forwards of the draft alone: 100 bytes of weights, 2 a cached token.
+    assert limit.bytes_per_round == (1_000 + 100 * 8) + 3 * (100 + 100 * 2)
+
+
+def test_every_row_has_a_cache_to_read():
+    (limit,) = limits_of(cell(0, concurrency=4))
+
+    assert limit.bytes_per_round == 1_000 + 4 * 100 * 8
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_prefill_and_the_profilers_own_wait_are_no_part_of_a_round(k):
+    engine: Any = SizedEngine()
+
+    (limit,) = count_launches(engine, (cell(k),), REQUEST, GPU, engine.counted)
+
+    assert (limit.launches_per_round, limit.syncs_per_round) == (4.0, 1.0)
+    assert (limit.cell_id, limit.device) == (cell(k).key.id, "cuda:0")
+
+
+def test_what_is_profiled_is_the_cells_own_work_at_a_fixed_length():
+    engine: Any = SizedEngine()
+
+    list(count_launches(engine, (cell(4),), REQUEST, GPU, engine.counted))
+
+    assert {(w.drafter, w.k) for _, w in engine.works} == {("small", 4)}
+    assert [r.max_new_tokens for r, _ in engine.works] == [40, 8, 40]
+    assert all(r.sampling == WARM and not r.stop_at_eos for r, _ in engine.works)
+
+
+def test_on_a_cpu_nothing_is_counted_and_nothing_run():
+    engine: Any = SizedEngine()
+
+    assert list(count_launches(engine, (cell(0),), REQUEST, CPU, engine.counted)) == []
+    assert engine.works == []
+
+
+def test_what_cannot_be_told_is_not_recorded():
+    silent: Any = SizedEngine(shows_rounds=False)
+    assert list(count_launches(silent, (cell(0),), REQUEST, GPU, silent.counted)) == []
+
+    def blind(work: Callable[[], object]) -> None:
+        work()
+
+    engine: Any = SizedEngine()
+    assert list(count_launches(engine, (cell(0),), REQUEST, GPU, blind)) == []

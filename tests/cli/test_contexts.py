@@ -1,0 +1,41 @@
+"""--context as people type it."""
+
+import pytest
+
+from specbench.cli.values import parse_contexts
+from specbench.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "contexts"),
+    [
+        ("512", (512,)),
+        ("4k", (4096,)),
+        ("512,4k,32k", (512, 4096, 32768)),
+        ("32K, 512 ,4096,4k", (512, 4096, 32768)),
+        ("1,1024k", (1, 1_048_576)),
+    ],
+)
+def test_contexts_are_sorted_token_counts(text, contexts):
+    assert parse_contexts(text) == contexts
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "--context '': expected tokens such as 512 or 512,4k,32k"),
+        ("long", "--context 'long': expected tokens"),
+        ("-4k", "--context '-4k': expected tokens"),
+        ("1.5k", "--context '1.5k': expected tokens"),
+        ("512,,4k", "--context '512,,4k': expected tokens"),
+        ("4m", "--context '4m': expected tokens"),
+        ("512..4k", "--context '512..4k': expected tokens"),
+        ("0", "--context '0': 1 to 1024k tokens are allowed"),
+        ("512,0k", "--context '512,0k': 1 to 1024k tokens are allowed"),
+        ("1025k", "--context '1025k': 1 to 1024k tokens are allowed"),
+    ],
+)
+def test_a_wrong_context_says_what_is_allowed(text, says):
+    with pytest.raises(UsageError) as wrong:
+        parse_contexts(text)
+    assert str(wrong.value).startswith(says)

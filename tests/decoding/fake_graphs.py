@@ -1,0 +1,110 @@
+"""A GPU's graphs and its late reports, played on the host."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from specbench.decoding.clock import Mark
+from specbench.decoding.cuda_graphs import Captured
+from specbench.decoding.decoder import MakeLauncher
+from specbench.decoding.graphs import GraphLauncher
+from specbench.decoding.launcher import GraphKind, PinnedMemory
+from tests.decoding.fakes import CountingClock
+
+T = TypeVar("T")
+
+
+class FakeGraphs:
+    """Runs a captured function again where a GPU would replay its kernels.
+
+    As on a GPU, the output of a capture holds garbage until the first replay.
+    """
+
+    reserved_bytes = 0
+    unwritten = -7  # no token id: a forward over it raises
+
+    def __init__(self) -> None:
+        self.num_captures = 0
+        self.num_replays = 0
+
+    def capture(self, run: Callable[[], T]) -> Captured[T]:
+        run()
+        self.num_captures += 1
+        output = tree_map_only(Tensor, partial(torch.full_like, fill_value=self.unwritten), run())
+        return Captured(output=output, replay=partial(self._replay, run, output))
+
+    def _replay(self, run: Callable[[], T], output: T) -> None:
+        self.num_replays += 1
+        for held, new in zip(tree_leaves(output), tree_leaves(run()), strict=True):
+            if isinstance(held, Tensor):
+                held.copy_(new)
+
+
+class InertGraphs(FakeGraphs):
+    """Its replays do nothing, so that only what a capture did can be seen."""
+
+    unwritten = 0
+
+    def _replay(self, run: Callable[[], T], output: T) -> None: ...
+
+
+class FailingGraphs(FakeGraphs):
+    """Can capture nothing, which it finds out in the midst of a round."""
+
+    def capture(self, run: Callable[[], T]) -> Captured[T]:
+        run()
+        self.num_captures += 1
+        raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+
+
+class LateClock(CountingClock):
+    """Work that was handed in is done once the time of a later mark is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._under_way: deque[tuple[int, Callable[[], object]]] = deque()
+
+    def hand_in(self, work: Callable[[], object]) -> None:
+        self._under_way.append((self.marks, work))
+
+    def seconds(self, mark: Mark) -> float:
+        assert isinstance(mark, float)
+        while self._under_way and self._under_way[0][0] <= mark:
+            self._under_way.popleft()[1]()
+        return super().seconds(mark)
+
+
+class LateCopies(PinnedMemory):
+    """Reports arrive as late as they may: when a mark after their copy is waited for."""
+
+    def __init__(self, clock: LateClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def new_buffer(self, report_BN: Tensor) -> Tensor:
+        return torch.full_like(report_BN, -1)
+
+    def start_copy(self, report_BN: Tensor, buffer_BN: Tensor) -> None:
+        self._clock.hand_in(partial(buffer_BN.copy_, report_BN.clone()))
+
+
+class EarlyCopies(LateCopies):
+    """Reports arrive as early as they may: at once."""
+
+    def start_copy(self, report_BN: Tensor, buffer_BN: Tensor) -> None:
+        buffer_BN.copy_(report_BN)
+
+
+def graphed(
+    graphs: FakeGraphs,
+    clock: LateClock,
+    graph: GraphKind = "round",
+    copies: type[LateCopies] = LateCopies,
+) -> MakeLauncher:
+    """Makes launchers that replay on these fakes."""
+    return partial(GraphLauncher, graph=graph, graphs=graphs, readback=copies(clock))

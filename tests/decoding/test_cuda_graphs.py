@@ -1,0 +1,107 @@
+"""The same promises on a real GPU; everything here needs one."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from specbench.decoding.clock import make_clock
+from specbench.decoding.decoder import Decoder
+from specbench.decoding.drafter import Drafter, Proposal
+from specbench.decoding.graphs import GraphLauncher, launchers
+from specbench.decoding.policy import FixedK
+from specbench.decoding.request import Request
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.drafters.ngram import Ngram
+from specbench.drafters.registry import Parts
+from specbench.records import Sampling
+from tests.decoding.lossless import make_drafter
+from tests.decoding.models import random_prompt, tiny_llama
+
+pytestmark = pytest.mark.gpu
+
+WARM = Sampling(temperature=0.8, top_p=0.95)
+REQUESTS = [
+    Request(prompt_ids=random_prompt(5 + 3 * i, seed=i), max_new_tokens=12 + 5 * i, seed=i)
+    for i in range(6)
+]
+
+
+@pytest.fixture
+def target() -> StockRunner:
+    return StockRunner(tiny_llama(seed=0).to("cuda"))
+
+
+@pytest.fixture
+def draft() -> StockRunner:
+    return StockRunner(tiny_llama(seed=1).to("cuda"))
+
+
+def make_decoder(target: StockRunner, drafter: Drafter, graph: str) -> Decoder:
+    return Decoder(
+        target,
+        drafter,
+        eos_ids=(3,),
+        clock=make_clock(target.device),
+        make_launcher=launchers(graph, target.device),
+    )
+
+
+def texts(
+    decoder: Decoder, k: int, *, num_rows: int = 4, sampling: Sampling = WARM
+) -> Sequence[tuple[int, ...]]:
+    served = decoder.serve(REQUESTS, Sampler(sampling), FixedK(k), num_rows=num_rows)
+    return [result.output_ids for result in served.results]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("graph", ["round", "step"])
+@pytest.mark.parametrize(("method", "k"), [("none", 0), ("ngram", 3), ("draft_model", 4)])
+def test_replayed_rounds_give_the_texts_of_eager_ones(
+    target: StockRunner, draft: StockRunner, method: str, k: int, graph: str, sampling: Sampling
+) -> None:
+    drafter = make_drafter(method, target, draft)
+    expected = texts(make_decoder(target, drafter, "off"), k, sampling=sampling)
+    decoder = make_decoder(target, drafter, graph)
+
+    for _ in range(2):
+        assert texts(decoder, k, sampling=sampling) == expected
+    assert decoder.launcher is not None
+    assert (decoder.launcher.graph, decoder.launcher.reason) == (graph, None)
+    assert decoder.launcher.reserved_bytes > 0
+
+
+class ReadsAnItem(Ngram):
+    """Waits for the device in the midst of a round."""
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        proposal = super().propose(state, k, span, sampler)
+        proposal.tokens_BK.sum().item()
+        return proposal
+
+
+def test_a_round_that_waits_for_the_device_runs_eagerly_and_says_why(
+    target: StockRunner, draft: StockRunner
+) -> None:
+    drafter = ReadsAnItem(Parts(target=target, draft_runner=lambda: draft))
+    expected = texts(make_decoder(target, drafter, "off"), 3)
+    decoder = make_decoder(target, drafter, "round")
+
+    for _ in range(2):
+        assert texts(decoder, 3) == expected
+    assert decoder.launcher is not None
+    assert decoder.launcher.graph == "off"
+    assert "could not be captured" in (decoder.launcher.reason or "")
+
+
+def test_graphs_are_made_again_in_new_memory_after_all_of_them_have_ended(
+    target: StockRunner, draft: StockRunner
+) -> None:
+    decoder = make_decoder(target, make_drafter("draft_model", target, draft), "round")
+    expected = texts(decoder, 4)
+    target.allocate(9, 1024)
+
+    assert texts(decoder, 4) == expected
+    assert isinstance(decoder.launcher, GraphLauncher)
+    assert decoder.launcher.reason is None

@@ -1,0 +1,192 @@
+"""Models made from a config alone: they run, they vary, they cost what the real ones cost."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig
+
+from specbench.decoding.dummy import fill, make_skeleton
+from specbench.decoding.loading import ModelSource, load_dummy, load_model
+from specbench.decoding.request import Request
+from specbench.decoding.runner import StockRunner
+from specbench.errors import ModelError
+from specbench.shipped import PACKAGE
+from tests.decoding.lossless import assert_texts, decode, make_drafter
+from tests.decoding.models import (
+    ARCHITECTURES,
+    generated,
+    plain_logits,
+    ragged_prompts,
+    random_prompt,
+    tiny_llama,
+)
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder that holds a config and nothing else."""
+    tiny_llama(hidden_size=128, intermediate_size=256).config.save_pretrained(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    return tmp_path
+
+
+def source(folder: Path, **changes: Any) -> ModelSource:
+    return ModelSource(location=str(folder), dummy=True, **changes)
+
+
+def made(config: Any, *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+    model = make_skeleton(config, dtype, seed=seed)
+    fill(model, CPU, seed=seed, scheme=None)
+    return model.eval()
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_logits_are_finite_and_differ_from_token_to_token(name):
+    tokens_1T = torch.tensor([random_prompt(40, seed=1)])
+    logits_TV = plain_logits(made(ARCHITECTURES[name]()), tokens_1T)[0]
+    assert logits_TV.isfinite().all()
+    assert len(set(logits_TV.argmax(-1).tolist())) >= 8
+    assert 0.5 < logits_TV.std(0).mean() / logits_TV.std() < 1.1  # not one text for all inputs
+
+
+@pytest.mark.parametrize("tie_word_embeddings", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_neither_depth_nor_half_precision_makes_them_overflow_or_alike(dtype, tie_word_embeddings):
+    config = tiny_llama(num_hidden_layers=64, tie_word_embeddings=tie_word_embeddings).config
+    logits_TV = plain_logits(made(config, dtype=dtype), torch.tensor([random_prompt(40, seed=1)]))
+    assert logits_TV.isfinite().all()
+    assert len(set(logits_TV[0].argmax(-1).tolist())) >= 4
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_others():
+    first, same, other = (made(ARCHITECTURES["GPT-OSS + window"](), seed=s) for s in (0, 0, 1))
+    for (name, weight), again in zip(first.named_parameters(), same.parameters(), strict=True):
+        assert torch.equal(weight, again), name
+    drawn = [n for n, p in first.named_parameters() if p.ndim > 1 or n.endswith("sinks")]
+    others = dict(other.named_parameters())
+    assert not any(torch.equal(first.get_parameter(name), others[name]) for name in drawn)
+
+
+def test_the_callers_random_numbers_are_left_alone():
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    made(ARCHITECTURES["Llama"]())
+    assert torch.equal(torch.rand(3), expected)
+
+
+class Takings(TorchDispatchMode):
+    """Every tensor of two dimensions that is made outside the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: dict[int, torch.Tensor] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, torch.Tensor) and tensor.ndim > 1 and not tensor.is_meta:
+                self.taken[tensor.untyped_storage().data_ptr()] = tensor
+        return out
+
+
+def test_memory_is_taken_once_and_in_the_final_dtype():
+    model = make_skeleton(tiny_llama().config, torch.bfloat16)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    assert all(matrix.is_meta for matrix in matrices)
+
+    with Takings() as takings:
+        fill(model, CPU, seed=0, scheme=None)
+    assert {tensor.dtype for tensor in takings.taken.values()} == {torch.bfloat16}
+    assert sum(t.nbytes for t in takings.taken.values()) == sum(m.nbytes for m in matrices)
+    assert not any(p.is_meta for p in (*model.parameters(), *model.buffers()))
+
+
+def test_tied_matrices_stay_one():
+    model = made(tiny_llama(tie_word_embeddings=True).config)
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+
+
+def test_a_folder_with_a_config_alone_becomes_a_model_that_is_called_dummy(folder):
+    loaded = load_model(source(folder), CPU)
+    assert loaded.dtype == "float32"
+    assert not any(p.requires_grad for p in loaded.model.parameters())
+    real = tiny_llama(hidden_size=128, intermediate_size=256)
+    assert loaded.num_parameters == real.num_parameters()
+    assert loaded.content_sha256.startswith("dummy:")
+    assert load_model(source(folder, dtype="bfloat16"), CPU).dtype == "bfloat16"
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_model(ModelSource(location=str(folder)), CPU)
+
+
+def test_its_hash_follows_the_config_and_the_seed(folder):
+    first = load_model(source(folder), CPU).content_sha256
+    assert load_model(source(folder), CPU).content_sha256 == first
+    assert load_dummy(source(folder), CPU, seed=1).content_sha256 != first
+    rewrite(folder, num_hidden_layers=3)
+    assert load_model(source(folder), CPU).content_sha256 != first
+
+
+def test_the_decoder_decodes_it_to_its_own_greedy_text(folder):
+    model = load_model(source(folder), CPU).model
+    prompts = ragged_prompts()
+    expected = [generated(model, prompt, 24) for prompt in prompts]
+    assert min(len(set(text)) for text in expected) > 1
+    target = StockRunner(model)
+    draft = StockRunner(load_dummy(source(folder), CPU, seed=1).model)
+    requests = [Request(prompt_ids=prompt, max_new_tokens=24, seed=0) for prompt in prompts]
+    drafter = make_drafter("draft_model", target, draft)
+    assert_texts(decode(target, drafter, requests, k=3), expected)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4", "fp8"])
+def test_it_can_be_packed_while_it_is_made(folder, scheme):
+    plain, packed = (
+        load_model(source(folder), CPU),
+        load_model(source(folder, quantization=scheme), CPU),
+    )
+    assert packed.content_sha256 == f"{scheme}:{plain.content_sha256}"
+    assert packed.weights_bytes < plain.weights_bytes
+    tokens_1T = torch.tensor([random_prompt(20, seed=1)])
+    logits, near = (plain_logits(m.model, tokens_1T) for m in (plain, packed))
+    assert (near - logits).std() < 0.6 * logits.std()
+
+
+def test_what_made_up_weights_cannot_stand_in_for_is_refused(folder):
+    with pytest.raises(ModelError, match="cannot stand in for device_map balanced"):
+        load_model(source(folder, device_map="balanced"), CPU)
+    rewrite(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    with pytest.raises(ModelError, match="cannot stand in for weights stored as gptq"):
+        load_model(source(folder), CPU)
+
+
+def test_a_config_that_is_not_there_or_not_a_language_model_is_refused(folder, tmp_path):
+    with pytest.raises(ModelError, match="gone: cannot be loaded"):
+        load_model(source(tmp_path / "gone"), CPU)
+    (folder / "config.json").write_text('{"model_type": "t5"}')
+    with pytest.raises(ModelError, match="cannot be loaded: Unrecognized configuration class"):
+        load_model(source(folder), CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters"),
+    [("1b", 1_235_814_400), ("8b", 8_030_261_248), ("70b", 70_553_706_496)],
+)
+def test_a_shape_has_as_many_parameters_as_the_model_it_is_named_after(name, num_parameters):
+    config = AutoConfig.from_pretrained(PACKAGE / "shapes" / f"llama-{name}")
+    assert config.dtype is torch.bfloat16
+    model = make_skeleton(config, config.dtype)
+    assert model.num_parameters() == num_parameters
+    assert model.generation_config.eos_token_id is None  # its texts do not end by accident

@@ -1,0 +1,225 @@
+"""Packed weights: near the plain ones, smaller, decoded like any model's; else a clear refusal."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchao.quantization import Int8WeightOnlyConfig
+from transformers import AutoModelForCausalLM, TorchAoConfig
+
+from specbench.decoding.loading import LoadedModel, ModelSource, load_model, planned_dtype
+from specbench.decoding.quantization import packable, require_packable, stored_format
+from specbench.decoding.request import Request
+from specbench.decoding.runner import StockRunner
+from specbench.errors import ModelError
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
+from tests.decoding.models import (
+    ARCHITECTURES,
+    build,
+    generated,
+    plain_logits,
+    ragged_prompts,
+    tiny_llama,
+)
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+NUM_TOKENS = 24
+# Spread of the logits' error over that of the logits; a wrong scale or layout gives 1 and more.
+ERRORS = {"int8": (0.0, 0.05), "fp8": (0.05, 0.15), "int4": (0.15, 0.6)}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose layers have 128 inputs, an int4 group."""
+    folder = tmp_path_factory.mktemp("wide")
+    tiny_llama(hidden_size=128, intermediate_size=256, initializer_range=0.1).save_pretrained(
+        folder
+    )
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it that a test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def load(folder: Path, scheme: str | None = None, **changes: Any) -> LoadedModel:
+    source = ModelSource(location=str(folder), quantization=scheme, **changes)
+    return load_model(source, CPU)
+
+
+def store(folder: Path, **quantization: Any) -> None:
+    """Let the config say that the weights are stored quantised."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
+
+
+def decoded(loaded: LoadedModel, draft: LoadedModel | None = None) -> list[Any]:
+    """Ragged rows at once, greedy; with a draft at K = 4."""
+    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS, seed=0) for p in ragged_prompts()]
+    target = StockRunner(loaded.model)
+    if draft is None:
+        return decode(target, make_drafter("none", target), requests, k=0)
+    drafter = make_drafter("draft_model", target, StockRunner(draft.model))
+    return decode(target, drafter, requests, k=4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("scheme", ERRORS)
+def test_packed_weights_give_logits_near_the_plain_ones(saved, scheme, dtype):
+    tokens_BT = torch.tensor([ragged_prompts()[0]])
+    plain = plain_logits(load(saved).model, tokens_BT)
+    packed = load(saved, scheme, dtype=dtype)
+    error = (plain_logits(packed.model, tokens_BT).float() - plain).std() / plain.std()
+    low, high = ERRORS[scheme]
+    assert low < error < high
+    assert (packed.dtype, packed.quantization) == (dtype, scheme)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "packed_bytes"),
+    [
+        ("int8", lambda rows, columns: rows * columns + rows * (4 + 1)),
+        ("fp8", lambda rows, columns: rows * columns + rows * 4),
+        ("int4", lambda rows, columns: rows * columns // 2 + rows * columns // 128 * (4 + 4)),
+    ],
+)
+def test_memory_is_that_of_the_values_scales_and_zero_points(saved, scheme, packed_bytes):
+    plain, packed = load(saved), load(saved, scheme)
+    # 4 heads and 2 key heads of 32; per layer: q, k, v, o, gate, up, down
+    shapes = [(128, 128), (64, 128), (64, 128), (128, 128), (256, 128), (256, 128), (128, 256)]
+    saving = sum(4 * rows * columns - packed_bytes(rows, columns) for rows, columns in shapes)
+    assert plain.weights_bytes - packed.weights_bytes == 2 * saving
+    assert packed.num_parameters == plain.num_parameters
+
+
+def test_the_embedding_and_the_head_stay_as_they_are(saved):
+    plain, packed = load(saved).model, load(saved, "int8").model
+    assert torch.equal(packed.lm_head.weight, plain.lm_head.weight)
+    assert torch.equal(packed.get_input_embeddings().weight, plain.get_input_embeddings().weight)
+    kinds = {type(linear.weight).__name__ for linear in packable(packed)}
+    assert kinds == {"Int8Tensor"}
+
+
+@pytest.mark.parametrize("scheme", ERRORS)
+def test_a_packed_target_decodes_to_its_own_greedy_text(saved, scheme):
+    loaded = load(saved, scheme)
+    expected = [generated(loaded.model, p, NUM_TOKENS) for p in ragged_prompts()]
+    assert_texts(decoded(loaded), expected)
+
+
+@pytest.mark.parametrize("scheme", ERRORS)
+def test_a_packed_draft_never_changes_the_text(saved, scheme):
+    target, draft = load(saved), load(saved, scheme)
+    expected = [generated(target.model, p, NUM_TOKENS) for p in ragged_prompts()]
+    results = decoded(target, draft)
+    assert_texts(results, expected)
+    assert 0 < acceptance_rate(results) <= 1
+
+
+def test_a_packed_model_is_another_model_than_its_checkpoint(saved):
+    plain, packed = load(saved), load(saved, "int8")
+    assert plain.quantization is None
+    assert packed.content_sha256 == f"int8:{plain.content_sha256}"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "device", "dtype", "refusal"),
+    [
+        ("int4", CUDA, torch.float16, "on a GPU needs dtype bfloat16, not float16"),
+        ("int4", CUDA, torch.bfloat16, None),
+        ("int4", CPU, torch.float16, None),
+        ("int8", CUDA, torch.float16, None),
+        ("int8", CPU, torch.float64, "no float64 kernels; choose dtype float32"),
+    ],
+)
+def test_a_dtype_without_kernels_is_refused_before_anything_is_loaded(
+    scheme, device, dtype, refusal
+):
+    if refusal is None:
+        require_packable(scheme, device, dtype)
+        return
+    with pytest.raises(ModelError, match=refusal):
+        require_packable(scheme, device, dtype)
+
+
+def test_without_torchao_the_command_that_installs_it_is_named(saved, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(ModelError, match=r"int8 needs torchao; pip install 'specbench\[quant\]'"):
+        load(saved, "int8")
+
+
+def test_a_layer_that_int4_groups_do_not_fit_is_refused_not_left_as_it_is(tmp_path):
+    tiny_llama().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="a layer of 32 inputs: they must be a multiple of 128"):
+        load(tmp_path, "int4")
+
+
+@pytest.mark.parametrize("name", ["Qwen3-MoE", "GPT-2"])
+def test_a_model_whose_weights_are_no_linear_layers_is_refused(name):
+    with pytest.raises(ModelError, match="keeps most of its weights outside linear layers"):
+        packable(build(ARCHITECTURES[name]()))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_stored_quantised_is_loaded_as_it_is(saved, tmp_path, dtype):
+    packed = load(saved, "int8", dtype=dtype)
+    AutoModelForCausalLM.from_pretrained(
+        saved,
+        dtype=getattr(torch, dtype),
+        quantization_config=TorchAoConfig(Int8WeightOnlyConfig()),
+    ).save_pretrained(tmp_path)
+    stored = load(tmp_path)
+    assert (stored.quantization, stored.dtype) == ("torchao", dtype)
+    assert planned_dtype(ModelSource(location=str(tmp_path)), CPU) == dtype
+    assert stored.num_parameters == packed.num_parameters
+    assert stored.weights_bytes == packed.weights_bytes
+    tokens_BT = torch.tensor([ragged_prompts()[0]])
+    assert torch.equal(*(plain_logits(m.model, tokens_BT) for m in (stored, packed)))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "command"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "pip install gptqmodel optimum"),
+        ({"quant_method": "awq", "bits": 4}, "pip install gptqmodel accelerate"),
+        ({"quant_method": "compressed-tensors"}, "pip install compressed-tensors"),
+        (
+            {"quant_method": "bitsandbytes", "load_in_4bit": True},
+            "pip install bitsandbytes accelerate",
+        ),
+        ({"quant_method": "fp8"}, "pip install accelerate"),
+    ],
+    ids=lambda value: value["quant_method"] if isinstance(value, dict) else "",
+)
+def test_a_stored_format_without_its_packages_says_how_to_install_them(
+    folder, quantization, command
+):
+    store(folder, **quantization)
+    with pytest.raises(ModelError) as refused:
+        load(folder)
+    assert f"(stored as {quantization['quant_method']}): cannot be loaded: " in str(refused.value)
+    assert str(refused.value).endswith(f"all that it needs: {command}")
+
+
+def test_a_stored_format_that_transformers_does_not_know_is_refused(folder):
+    store(folder, quant_method="nonsense")
+    with pytest.raises(ModelError, match="stored as nonsense, which transformers cannot read"):
+        load(folder)
+
+
+def test_stored_weights_are_not_packed_again(folder):
+    store(folder, quant_method="gptq", bits=4)
+    with pytest.raises(ModelError, match=r"stored as gptq .*; leave out `quantization: int8`"):
+        load(folder, "int8")
+
+
+def test_a_format_that_transformers_unpacks_is_not_called_quantised():
+    config = tiny_llama().config
+    config.quantization_config = {"quant_method": "mxfp4", "dequantize": True}
+    assert stored_format(config) is None

@@ -1,0 +1,124 @@
+"""What the controller knows, by hand: costs of rounds, acceptance by position, the formulas."""
+
+import random
+from math import exp
+
+import pytest
+
+from specbench.costs import amortised_goodput, expected_tokens_by_k, goodput
+from specbench.decoding.acceptance import Acceptance
+from specbench.decoding.round_costs import RoundCosts
+
+
+def test_tokens_by_k_are_sums_of_products():
+    assert expected_tokens_by_k([0.5, 0.5, 0.0]) == [1.0, 1.5, 1.75, 1.75]
+
+
+def test_goodput_is_the_tokens_of_all_live_rows_over_the_time_of_a_round():
+    assert goodput(1.5, num_live=4, round_s=0.02) == pytest.approx(300.0)
+
+
+def test_a_catch_up_of_a_quarter_of_the_stay_leaves_four_fifths_of_the_rate():
+    assert amortised_goodput(100.0, stay_s=4.0, once_s=1.0) == pytest.approx(80.0)
+
+
+def test_a_cost_is_the_median_of_its_samples_and_rows_are_rounded_up_to_measured_ones():
+    costs = RoundCosts.from_samples({(1, 0): (1.0, 9.0, 2.0), (4, 0): (3.0,)})
+
+    assert costs.round_s(1, 0) == 2.0
+    assert costs.round_s(2, 0) == 3.0
+    assert costs.round_s(5, 0) == 3.0
+
+
+def test_catching_up_costs_a_fixed_part_and_a_part_for_each_token():
+    costs = RoundCosts.from_samples({(1, 0): (1.0,)}, catch_up_s=((10, 2.0), (20, 3.0)))
+
+    assert costs.catch_up_s(0) == 0.0
+    assert costs.catch_up_s(30) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("points", "at_40"),
+    [((), 0.0), (((10, 2.0),), 2.0), (((10, 3.0), (30, 1.0)), 2.0), (((10, 0.5), (20, 2.0)), 3.3)],
+)
+def test_neither_part_of_catching_up_is_below_zero(points, at_40):
+    costs = RoundCosts.from_samples({(1, 0): (1.0,)}, catch_up_s=points)
+
+    assert costs.catch_up_s(40) == pytest.approx(at_40, rel=0.02)
+
+
+def test_a_slower_machine_slows_every_k_also_those_that_are_not_run():
+    costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
+    for i in range(200):
+        costs.observe(1, 4, 2.0 if i < 20 else 3.0)
+
+    assert costs.round_s(1, 4) == pytest.approx(3.0, rel=0.01)
+    assert costs.round_s(1, 0) == pytest.approx(1.5, rel=0.01)
+
+
+def test_a_k_measured_wrongly_at_the_start_is_put_right_by_running_it_beside_another():
+    costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.4,) * 4})
+    for _ in range(20):
+        for k, seconds in ((0, 1.0), (4, 2.0)):
+            for _ in range(3):
+                costs.observe(1, k, seconds)
+
+    assert costs.round_s(1, 4) / costs.round_s(1, 0) == pytest.approx(2.0, rel=0.02)
+
+
+def test_drift_under_alternating_k_does_not_change_how_they_compare():
+    rng = random.Random(0)
+    costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.0,) * 4})
+    pace = 1.0
+    for _ in range(100):
+        for k, seconds in ((0, 1.0), (4, 2.0)):
+            for _ in range(5):
+                pace *= 1.001
+                costs.observe(1, k, seconds * pace * exp(rng.gauss(0, 0.05)))
+
+    assert costs.round_s(1, 4) / costs.round_s(1, 0) == pytest.approx(2.0, rel=0.03)
+
+
+def test_one_round_of_three_times_the_time_moves_a_cost_by_about_a_hundredth():
+    costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4})
+
+    costs.observe(1, 0, 3.0)
+
+    assert costs.round_s(1, 0) == pytest.approx(1.01, rel=0.001)
+
+
+def test_with_nothing_seen_a_draft_is_kept_as_often_as_not():
+    assert Acceptance(3, memory_rounds=40).expected_tokens() == [1.0, 1.5, 1.75, 1.875]
+
+
+def test_acceptance_is_read_by_position_and_goes_on_where_k_did_not_reach():
+    seen = Acceptance(3, memory_rounds=1e9)
+    for _ in range(1000):
+        seen.observe(2, [2, 2, 1, 0])  # 3 of 4 keep the first, 2 of those 3 the second
+
+    _, one, two, three = seen.expected_tokens()
+    assert one - 1 == pytest.approx(3 / 4, rel=0.01)
+    assert two - one == pytest.approx(1 / 2, rel=0.01)
+    assert three - two == pytest.approx(1 / 2 * 2 / 3, rel=0.01)
+
+
+def test_old_rounds_fade():
+    seen = Acceptance(1, memory_rounds=40)
+    for _ in range(400):
+        seen.observe(1, [0])
+    for _ in range(200):
+        seen.observe(1, [1])
+
+    assert seen.expected_tokens()[1] > 1.9
+
+
+def test_weakened_evidence_says_the_same_with_less_certainty():
+    seen = Acceptance(1, memory_rounds=1e9)
+    seen.observe(1, [1, 1, 1, 0] * 50)
+    before = seen.expected_tokens()[1]
+    error = seen.relative_error(before)
+
+    seen.weaken(4)
+
+    assert seen.expected_tokens()[1] == pytest.approx((3 + 1.5) / 7 + 1)
+    assert seen.relative_error(before) > 5 * error

@@ -1,0 +1,104 @@
+"""Who runs in which row and when, without a model."""
+
+import random
+
+import pytest
+
+from specbench.decoding.scheduler import Arrival, Scheduler
+
+
+def closed(num_requests: int) -> list[Arrival]:
+    return [Arrival() for _ in range(num_requests)]
+
+
+def test_requests_take_rows_in_their_order_and_the_rest_wait() -> None:
+    scheduler = Scheduler(closed(4), num_rows=2)
+
+    assert scheduler.admit(0.0) == [(0, 0), (1, 1)]
+    assert scheduler.admit(1.0) == []
+    assert scheduler.running == (0, 1)
+
+
+def test_a_freed_row_goes_to_the_next_one_waiting() -> None:
+    scheduler = Scheduler(closed(3), num_rows=2)
+    scheduler.admit(0.0)
+
+    scheduler.finish(0, 5.0)
+
+    assert scheduler.admit(5.0) == [(0, 2)]
+    assert scheduler.arrived_s(2) == 5.0  # in a closed loop it comes in when a row is free
+
+
+def test_a_request_does_not_start_before_it_arrives() -> None:
+    scheduler = Scheduler([Arrival(at_s=0.0), Arrival(at_s=3.0)], num_rows=2)
+
+    assert scheduler.admit(2.9) == [(0, 0)]
+    assert scheduler.next_arrival_s == 3.0
+    assert scheduler.admit(3.0) == [(1, 1)]
+    assert scheduler.next_arrival_s is None
+
+
+def test_a_request_that_waited_for_a_row_arrived_when_it_said() -> None:
+    scheduler = Scheduler([Arrival(at_s=0.0), Arrival(at_s=1.0)], num_rows=1)
+    scheduler.admit(0.0)
+    scheduler.finish(0, 9.0)
+    scheduler.admit(9.0)
+
+    assert scheduler.arrived_s(1) == 1.0
+
+
+def test_the_next_turn_waits_for_the_answer_and_gets_its_row_before_others() -> None:
+    turns = [Arrival(conversation="a"), Arrival(conversation="a")]
+    scheduler = Scheduler([Arrival(), *turns, Arrival(), Arrival()], num_rows=2)
+    assert scheduler.admit(0.0) == [(0, 0), (1, 1)]
+
+    scheduler.finish(1, 2.0)
+
+    assert scheduler.admit(2.0) == [(1, 2)]
+    assert scheduler.arrived_s(2) == 2.0
+
+
+def test_gaps_are_closed_from_the_end() -> None:
+    scheduler = Scheduler(closed(4), num_rows=4)
+    scheduler.admit(0.0)
+    for request in (0, 2):
+        scheduler.finish(request, 1.0)
+
+    assert scheduler.pack() == [(3, 0)]
+    assert scheduler.running == (3, 1)
+    assert scheduler.pack() == []
+
+
+def test_a_request_that_has_not_come_in_has_no_arrival() -> None:
+    with pytest.raises(ValueError, match="request 0 has not come in"):
+        Scheduler(closed(1), num_rows=1).arrived_s(0)
+
+
+def test_no_rows_serve_nobody() -> None:
+    with pytest.raises(ValueError, match="0 rows"):
+        Scheduler(closed(1), num_rows=0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_request_runs_once_and_none_is_overtaken_by_one_that_came_later(seed: int) -> None:
+    draw = random.Random(seed)
+    num_rows, num_requests = draw.randint(1, 8), draw.randint(1, 60)
+    arrivals = [Arrival(at_s=draw.uniform(0, 20)) for _ in range(num_requests)]
+    scheduler = Scheduler(arrivals, num_rows)
+    started: list[int] = []
+    now = 0.0
+    while not scheduler.is_over:
+        admitted = scheduler.admit(now)
+        for row, request in admitted:
+            assert arrivals[request].at_s <= now
+            assert scheduler.running[row] == request
+        started += [request for _, request in admitted]
+        scheduler.pack()
+        assert None not in scheduler.running
+        for request in scheduler.running:
+            if draw.random() < 0.3:
+                assert request is not None
+                scheduler.finish(request, now)
+        now += 0.5
+
+    assert started == sorted(range(num_requests), key=lambda i: arrivals[i].at_s)

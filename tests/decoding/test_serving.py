@@ -1,0 +1,254 @@
+"""Rows that come and go: every text is that of its request alone, whoever runs beside it."""
+
+import gc
+import itertools
+import random
+import tracemalloc
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from specbench.decoding.decoder import Decoder
+from specbench.decoding.drafter import Drafter, NoDrafter
+from specbench.decoding.policy import FixedK, Policy
+from specbench.decoding.request import Request, Served
+from specbench.decoding.runner import Runner, StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.scheduler import Arrival
+from specbench.records import Sampling
+from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
+from tests.decoding.lossless import GREEDY, acceptance_rate, assert_texts, make_drafter
+from tests.decoding.models import generated, random_prompt, tiny_llama
+
+WARM = Sampling(temperature=0.8, top_p=0.95)
+
+
+class Cycle(FixedK):
+    """One K after the other, again and again."""
+
+    def __init__(self, *ks: int) -> None:
+        super().__init__(max(ks))
+        self._ks = itertools.cycle(ks)
+
+    def choose(self, num_rows: int, num_live: int) -> int:  # noqa: ARG002
+        return next(self._ks)
+
+
+def serve(
+    target: Runner,
+    drafter: Drafter,
+    requests: Sequence[Request],
+    policy: Policy,
+    num_rows: int,
+    sampling: Sampling = GREEDY,
+    eos_ids: Sequence[int] = (),
+) -> Served:
+    decoder = Decoder(target, drafter, eos_ids=eos_ids, clock=CountingClock())
+    return decoder.serve(requests, Sampler(sampling), policy, num_rows=num_rows)
+
+
+@pytest.fixture(scope="module")
+def model() -> torch.nn.Module:
+    return tiny_llama(seed=0)
+
+
+def some_requests(num: int, longest: int = 12, seed: int = 0) -> list[Request]:
+    draw = random.Random(seed)
+    return [
+        Request(
+            prompt_ids=random_prompt(draw.randint(1, 12), seed=seed * 1000 + i),
+            max_new_tokens=draw.randint(1, longest),
+            seed=i,
+        )
+        for i in range(num)
+    ]
+
+
+@pytest.fixture(scope="module")
+def texts(model: torch.nn.Module) -> list[tuple[int, ...]]:
+    """What `generate` says to each of the requests."""
+    return [generated(model, r.prompt_ids, r.max_new_tokens) for r in some_requests(24)]
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 8, 24, 40])
+@pytest.mark.parametrize("ks", [(0,), (4,), (0, 3, 1, 0, 0, 5)])
+def test_greedy_texts_do_not_depend_on_rows_or_k(
+    model: torch.nn.Module, texts: list[tuple[int, ...]], ks: tuple[int, ...], num_rows: int
+) -> None:
+    target = StockRunner(model)
+    drafter = make_drafter("draft_model", target, StockRunner(tiny_llama(seed=1)))
+
+    served = serve(target, drafter, some_requests(24), Cycle(*ks), num_rows)
+
+    assert_texts(served.results, texts)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
+    model: torch.nn.Module, texts: list[tuple[int, ...]], seed: int
+) -> None:
+    target = StockRunner(model)
+    drafter = make_drafter("ngram", target)
+    order = random.Random(seed).sample(range(24), 24)
+
+    served = serve(target, drafter, [some_requests(24)[i] for i in order], FixedK(3), 5)
+
+    assert_texts(served.results, [texts[i] for i in order])
+
+
+@pytest.mark.parametrize(("method", "k"), [("none", 0), ("ngram", 3), ("draft_model", 4)])
+def test_a_sampled_text_is_the_same_in_one_row_and_in_eight(
+    model: torch.nn.Module, method: str, k: int
+) -> None:
+    target = StockRunner(model)
+    drafter = make_drafter(method, target, StockRunner(tiny_llama(seed=1)))
+    requests = some_requests(20)
+
+    alone = serve(target, drafter, requests, FixedK(k), 1, WARM)
+    together = serve(target, drafter, requests, FixedK(k), 8, WARM)
+
+    assert_texts(together.results, [result.output_ids for result in alone.results])
+
+
+def test_two_hundred_requests_over_sixteen_rows_all_finish_and_none_starves() -> None:
+    draw = random.Random(0)
+    lengths = [draw.randint(1, 40) for _ in range(200)]
+    requests = [
+        Request(prompt_ids=tuple(range(1, draw.randint(2, 30))), max_new_tokens=length)
+        for length in lengths
+    ]
+    script = {i: i for i in range(200)}
+
+    served = serve(CountingRunner(), ScriptedDrafter(script), requests, FixedK(2), 16)
+
+    for request, result in zip(requests, served.results, strict=True):
+        first = request.prompt_ids[-1] + 1
+        assert result.output_ids == tuple(range(first, first + request.max_new_tokens))
+    # Nobody is overtaken: prefills begin in the order of the list.
+    starts = [result.started_s for result in served.results]
+    assert starts == sorted(starts)
+    timeline = served.timeline
+    assert max(timeline.num_live) == 16
+    busy = [live for live in timeline.num_live if live == 16]
+    assert len(busy) > len(timeline) / 2
+    assert sum(timeline.num_emitted) == sum(lengths) - 200
+
+
+def test_memory_is_flat_while_requests_pass_through() -> None:
+    def peak(num_requests: int) -> int:
+        requests = [
+            Request(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=i) for i in range(num_requests)
+        ]
+        runner = StockRunner(tiny_llama(seed=0))
+        serve(runner, NoDrafter(), requests[:4], FixedK(0), 4)
+        slots_before = [layer.keys.data_ptr() for layer in runner.cache.layers]
+        gc.collect()
+        tracemalloc.start()
+        serve(runner, NoDrafter(), requests, FixedK(0), 4)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert [layer.keys.data_ptr() for layer in runner.cache.layers] == slots_before
+        return most
+
+    # Four times the requests: what grows is the log of their rounds, a few KiB each.
+    assert peak(80) - peak(20) < 60 * 8 * 1024
+
+
+def test_rows_catch_up_after_rounds_without_drafts(model: torch.nn.Module) -> None:
+    # The draft is the target: while its cache has no hole, every draft is right.
+    target = StockRunner(model)
+    drafter = make_drafter("draft_model", target, StockRunner(model))
+    requests = [
+        Request(prompt_ids=random_prompt(9, seed=i), max_new_tokens=40 + i) for i in range(5)
+    ]
+
+    served = serve(target, drafter, requests, Cycle(4, *[0] * 20), 3)
+
+    assert acceptance_rate(served.results) == 1
+
+
+def test_proposals_after_k_0_rounds_are_those_of_a_fresh_prefill(model: torch.nn.Module) -> None:
+    target, stranger = StockRunner(model), StockRunner(tiny_llama(seed=1))
+    prompt = random_prompt(9, seed=3)
+    text = generated(tiny_llama(seed=0), prompt, 40)
+    drafter = make_drafter("draft_model", target, stranger)
+    away = Request(prompt_ids=prompt, max_new_tokens=40)
+
+    rounds = serve(target, drafter, [away], Cycle(4, *[0] * 20, 4), 1).results[0].rounds
+
+    said = 1 + sum(rounds.num_emitted[:21])
+    fresh = Request(prompt_ids=(*prompt, *text[: said - 1]), max_new_tokens=41 - said)
+    drafter = make_drafter("draft_model", target, stranger)
+    first = serve(target, drafter, [fresh], FixedK(4), 1).results[0].rounds
+    # The fresh one's prefill says the token that the other's round begins with.
+    assert rounds.num_drafted[21] == first.num_drafted[0] == 4
+    assert rounds.num_accepted[21] == first.num_accepted[0]
+
+
+def test_a_conversation_goes_on_in_its_row_and_only_new_tokens_are_fed() -> None:
+    first = Request(
+        prompt_ids=tuple(range(1, 11)), max_new_tokens=5, arrival=Arrival(conversation="a")
+    )
+    then = Request(
+        prompt_ids=tuple(range(1, 19)), max_new_tokens=5, arrival=Arrival(conversation="a")
+    )
+    other = Request(prompt_ids=(50,), max_new_tokens=30)
+    runner = CountingRunner()
+
+    served = serve(runner, NoDrafter(), [first, other, then], FixedK(0), 2)
+
+    assert served.results[2].output_ids == (19, 20, 21, 22, 23)
+    prefills = [positions for positions in runner.fed if positions.shape[1] > 1]
+    # Its prompt has 18 tokens; 10 + 5 were there, and the last two of those are fed again.
+    assert [p[0].tolist() for p in prefills] == [list(range(10)), list(range(13, 18))]
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(model: torch.nn.Module, k: int) -> None:
+    opening = random_prompt(8, seed=1)
+    plain = tiny_llama(seed=0)
+    answer = generated(plain, opening, 12)
+    follow_up = (*opening, *answer, *random_prompt(4, seed=2))
+    expected = generated(plain, follow_up, 12)
+    target = StockRunner(model)
+    drafter = make_drafter("draft_model", target, StockRunner(model))
+    turns = [
+        Request(prompt_ids=p, max_new_tokens=12, arrival=Arrival(conversation="c"))
+        for p in (opening, follow_up)
+    ]
+
+    served = serve(target, drafter, [*turns, *some_requests(6)], FixedK(k), 2)
+
+    assert_texts(served.results[:2], [answer, expected])
+    if k:
+        assert acceptance_rate(served.results[:2]) == 1
+
+
+def test_open_loop_requests_wait_for_their_time_and_for_a_row() -> None:
+    requests = [
+        Request(prompt_ids=(1,), max_new_tokens=4, arrival=Arrival(at_s=at_s))
+        for at_s in (0.0, 0.0, 1.0)
+    ]
+
+    served = serve(CountingRunner(), NoDrafter(), requests, FixedK(0), 2)
+
+    late = served.results[2]
+    assert late.arrived_s == 1.0
+    assert late.started_s > late.arrived_s  # both rows were busy
+    assert late.first_token_s > late.started_s
+
+
+def test_the_timeline_counts_what_the_requests_emitted(model: torch.nn.Module) -> None:
+    target = StockRunner(model)
+    drafter = make_drafter("ngram", target)
+
+    served = serve(target, drafter, some_requests(12), Cycle(2, 0), 4)
+
+    timeline = served.timeline
+    assert sum(timeline.num_emitted) == sum(sum(r.rounds.num_emitted) for r in served.results)
+    assert set(timeline.num_speculative_tokens) == {0, 2}
+    assert all(
+        live <= rows for live, rows in zip(timeline.num_live, timeline.num_rows, strict=True)
+    )
+    assert list(timeline.at_s) == sorted(timeline.at_s)

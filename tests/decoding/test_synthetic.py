@@ -1,0 +1,227 @@
+"""Drawn acceptance: the rates that were asked for, row by row, and nothing on the host.
+
+Counts are compared by Pearson's chi-square at p > 1e-6: one false alarm in a million, and the
+seeds are fixed.
+"""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.round import run_round
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Purpose, Sampler, uniform
+from specbench.decoding.state import State
+from specbench.decoding.synthetic import SyntheticVerifier, acceptance_rates
+from specbench.decoding.verifier import Verdict
+from specbench.errors import UsageError
+from specbench.records import Sampling
+from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
+from tests.decoding.lossless import make_drafter
+from tests.decoding.models import tiny_llama
+
+GREEDY, WARM = Sampler(Sampling()), Sampler(Sampling(temperature=1.0))
+DRAFT, TARGET = 1, 2  # a draft's token, and what the target says everywhere
+NUM_ROWS, NUM_ROUNDS = 500, 40
+ALARM = 1e-6
+
+
+def judged(
+    acceptance: tuple[float, ...],
+    k: int,
+    *,
+    num_drafted: int | None = None,
+    seeds_B: Tensor | None = None,
+    first: int = 10,
+    sampler: Sampler = GREEDY,
+) -> Verdict:
+    """One round of rows that begin at position `first`."""
+    seed_B = torch.arange(NUM_ROWS) if seeds_B is None else seeds_B
+    B = len(seed_B)
+    proposal = Proposal(
+        torch.full((B, k), DRAFT), torch.full((B,), k if num_drafted is None else num_drafted)
+    )
+    logits_BTV = torch.zeros(B, k + 1, 4)
+    logits_BTV[..., TARGET] = 100.0
+    positions_BT = torch.arange(first, first + k + 1).expand(B, -1)
+    return SyntheticVerifier(acceptance)(proposal, logits_BTV, sampler, seed_B, positions_BT)
+
+
+def histogram(acceptance: tuple[float, ...], k: int) -> list[int]:
+    """Rounds that kept 0 .. k drafts, over many rows and places."""
+    kept = [judged(acceptance, k, first=100 * i).num_accepted_B for i in range(NUM_ROUNDS)]
+    return torch.cat(kept).bincount(minlength=k + 1).tolist()
+
+
+def p_value(found: list[int], rates: tuple[float, ...]) -> float:
+    """Of counts 0 .. k under unconditional rates: P(exactly i) = a_i - a_(i+1)."""
+    reached = (1.0, *rates, 0.0)
+    expected = [sum(found) * (a - b) for a, b in pairwise(reached)]
+    return float(chisquare(found, expected).pvalue)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "rates"),
+    [
+        ((0.7,), (0.7, 0.49, 0.343)),
+        ((0.8, 0.5, 0.45), (0.8, 0.5, 0.45)),
+        ((0.9, 0.2, 0.1), (0.9, 0.2, 0.1)),
+    ],
+    ids=["alpha", "list", "steep list"],
+)
+def test_as_many_drafts_are_kept_as_was_asked(
+    acceptance: tuple[float, ...], rates: tuple[float, ...]
+) -> None:
+    assert p_value(histogram(acceptance, 3), rates) > ALARM
+
+
+def test_rates_that_are_a_little_off_would_be_seen() -> None:
+    found = histogram((0.8, 0.5, 0.45), 3)
+
+    assert p_value(found, (0.8, 0.5, 0.42)) < ALARM
+    assert p_value(found, (0.8, 0.4, 0.36)) < ALARM  # 0.5 taken for a conditional rate
+
+
+def test_what_a_row_keeps_in_one_round_says_nothing_about_the_next() -> None:
+    first, second = (judged((0.5,), 1, first=n).num_accepted_B for n in (10, 12))
+    pairs = torch.stack([(first == a) & (second == b) for a in (0, 1) for b in (0, 1)])
+
+    assert chisquare(pairs.sum(1).tolist()).pvalue > ALARM
+
+
+def test_rows_of_a_round_differ() -> None:
+    assert judged((0.5,), 4).num_accepted_B.unique().tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_same_seeds_and_places_keep_the_same_whatever_the_row() -> None:
+    seeds_B = torch.arange(NUM_ROWS)
+    kept_B = judged((0.7,), 4).num_accepted_B
+
+    assert torch.equal(judged((0.7,), 4).num_accepted_B, kept_B)
+    assert torch.equal(judged((0.7,), 4, seeds_B=seeds_B.flip(0)).num_accepted_B, kept_B.flip(0))
+
+
+@pytest.mark.parametrize(("share", "kept"), [(1.0, 4), (0.0, 0)])
+def test_all_means_all_and_none_means_none(share: float, kept: int) -> None:
+    assert judged((share,), 4).num_accepted_B.unique().tolist() == [kept]
+
+
+def test_past_the_end_of_a_list_nothing_is_kept_and_a_longer_one_is_cut() -> None:
+    assert judged((1.0, 1.0), 4).num_accepted_B.unique().tolist() == [2]
+    assert judged((1.0, 1.0, 1.0), 2).num_accepted_B.unique().tolist() == [2]
+
+
+def test_only_drafts_that_were_meant_are_kept() -> None:
+    assert judged((1.0,), 4, num_drafted=2).num_accepted_B.unique().tolist() == [2]
+    assert judged((1.0,), 4, num_drafted=0).num_accepted_B.unique().tolist() == [0]
+
+
+@pytest.mark.parametrize("sampler", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_drafts_are_emitted_as_they_are_and_the_target_speaks_at_the_stop(sampler: Sampler) -> None:
+    verdict = judged((0.6,), 3, sampler=sampler)
+
+    for kept, tokens in zip(verdict.num_accepted_B.tolist(), verdict.tokens_BT, strict=True):
+        assert tokens[: kept + 1].tolist() == [DRAFT] * kept + [TARGET]
+
+
+def test_without_drafts_the_target_says_one_token() -> None:
+    verdict = judged((0.7,), 0)
+
+    assert verdict.num_accepted_B.unique().tolist() == [0]
+    assert verdict.tokens_BT.unique().tolist() == [TARGET]
+
+
+def test_its_noise_is_no_other_purposes() -> None:
+    draws = {
+        purpose: uniform(torch.tensor([7]), torch.arange(50)[None], purpose) for purpose in Purpose
+    }
+    own = draws.pop(Purpose.SYNTHETIC)
+
+    assert not any(torch.equal(own, other) for other in draws.values())
+
+
+def test_one_value_is_each_drafts_chance_and_several_are_shares_of_rounds() -> None:
+    assert acceptance_rates((0.5,), 3) == (0.5, 0.25, 0.125)
+    assert acceptance_rates((0.5, 0.4), 3) == (0.5, 0.4, 0.0)
+    assert acceptance_rates((0.5, 0.4, 0.3), 2) == (0.5, 0.4)
+    assert acceptance_rates((0.5,), 0) == ()
+
+
+@pytest.mark.parametrize(
+    "values", [(), (1.1,), (-0.1,), (0.5, 0.6), (0.5, float("nan")), (0.5, -0.1)]
+)
+def test_what_no_rounds_can_show_is_refused(values: tuple[float, ...]) -> None:
+    with pytest.raises(UsageError, match="from 0 to 1 are allowed, each no larger than the one"):
+        SyntheticVerifier(values)
+
+
+class ReadsACount(SyntheticVerifier):
+    """Does on the host what a round must not do."""
+
+    def __call__(
+        self,
+        proposal: Proposal,
+        logits_BTV: Tensor,
+        sampler: Sampler,
+        seed_B: Tensor,
+        positions_BT: Tensor,
+    ) -> Verdict:
+        verdict = super().__call__(proposal, logits_BTV, sampler, seed_B, positions_BT)
+        assert verdict.num_accepted_B.sum().item() >= 0
+        return verdict
+
+
+class CopiesItsRates(SyntheticVerifier):
+    """Brings the rates to the device in every round."""
+
+    def __call__(
+        self,
+        proposal: Proposal,
+        logits_BTV: Tensor,
+        sampler: Sampler,
+        seed_B: Tensor,
+        positions_BT: Tensor,
+    ) -> Verdict:
+        torch.tensor([0.7], device=seed_B.device)
+        return super().__call__(proposal, logits_BTV, sampler, seed_B, positions_BT)
+
+
+def traced(verifier: SyntheticVerifier, method: str, k: int) -> None:
+    """One round on fake CUDA tensors, watched."""
+    with fake_cuda():
+        with DEVICE:
+            target, draft = (StockRunner(tiny_llama(num_hidden_layers=1)) for _ in range(2))
+        for runner in (target, draft):
+            runner.allocate(3, 64)
+        state = State.allocate(3, 64, [5, 6], DEVICE)
+        drafter = make_drafter(method, target, draft)
+        with HostWatch():
+            run_round(target, drafter, state, WARM, k=k, span=64, verifier=verifier)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("acceptance", [(0.7,), (0.8, 0.5)], ids=["alpha", "list"])
+def test_a_synthetic_round_neither_syncs_nor_copies(
+    method: str, acceptance: tuple[float, ...]
+) -> None:
+    traced(SyntheticVerifier(acceptance), method, k=4)
+
+
+def test_a_synthetic_baseline_neither_syncs_nor_copies() -> None:
+    traced(SyntheticVerifier((0.7,)), "none", k=0)
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    [(ReadsACount, DataDependentOutputException), (CopiesItsRates, HostTensorError)],
+)
+def test_a_planted_sync_or_copy_is_found(
+    planted: type[SyntheticVerifier], found: type[Exception]
+) -> None:
+    with pytest.raises(found):
+        traced(planted((0.7,)), "ngram", k=4)

@@ -1,0 +1,378 @@
+"""transformers beside us: the same text, lengths and K, whatever its own method."""
+
+import logging
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import takewhile
+
+import pytest
+import torch
+from torch.nn.modules.module import register_module_forward_hook
+from transformers import DynamicCache, LlamaForCausalLM, StaticCache
+from transformers.utils import logging as transformers_logging
+
+from specbench.config import Drafter
+from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
+from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS, peer_methods
+from specbench.engines.transformers import TransformersEngine
+from specbench.errors import CompatibilityError, UsageError
+from specbench.model_spec import ModelSpec
+from specbench.records import NO_DRAFTER, Sampling
+from tests.decoding.models import random_prompt
+from tests.tiny_pair import make_pair, make_tokenizer
+
+PROMPT = tuple(range(5, 25))
+NUM_TOKENS = 24
+BASELINE = TransformersEngine.baseline
+STATIC = Work(drafter=NO_DRAFTER, method="generate_static", k=0)
+ASSISTED = Work(drafter="draft", method="assisted", k=4)
+DEFAULT = Work(drafter="draft", method="assisted_default", k=ASSISTED_DEFAULT_K)
+LOOKUP = Work(drafter="ngram", method="prompt_lookup", k=4)
+DRAFTING = [ASSISTED, DEFAULT, LOOKUP]
+ALL = [BASELINE, STATIC, *DRAFTING]
+
+
+def request(num_tokens=NUM_TOKENS, *, temperature=0.0, seed=0, prompt=PROMPT, **changes):
+    return EngineRequest(
+        prompt_ids=prompt,
+        max_new_tokens=num_tokens,
+        sampling=Sampling(temperature=temperature),
+        seed=seed,
+        **{"stop_at_eos": False, **changes},
+    )
+
+
+def by_method(work):
+    return work.method
+
+
+def save(folder, model):
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return ModelSpec(source=str(folder), folder=folder)
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+def test_greedy_text_is_the_targets_own(engine, target, work):
+    model = LlamaForCausalLM.from_pretrained(target.model.location)
+    model.generation_config.eos_token_id = None
+    text_1T = model.generate(torch.tensor([PROMPT]), max_new_tokens=NUM_TOKENS, do_sample=False)
+    expected = tuple(text_1T[0, len(PROMPT) :].tolist())
+
+    assert engine.generate(request(), work).output_ids == expected
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+@pytest.mark.parametrize("num_tokens", [1, 2, 19])
+def test_exactly_as_many_tokens_as_asked_for(engine, work, num_tokens):
+    assert len(engine.generate(request(num_tokens), work).output_ids) == num_tokens
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+def test_the_end_of_text_ends_it_only_when_asked(engine, work):
+    whole = engine.generate(request(), BASELINE).output_ids
+    first_end = whole.index(0)  # the tiny pair's only end-of-text id
+    assert 5 < first_end < NUM_TOKENS - 1
+
+    result = engine.generate(request(stop_at_eos=True), work)
+
+    assert result.output_ids == whole[: first_end + 1]
+    assert result.hit_eos
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+def test_rounds_and_seconds_add_up(engine, work):
+    result = engine.generate(request(), work)
+    rounds = result.rounds
+    assert len(result.output_ids) == 1 + sum(rounds.num_emitted)
+    assert all(
+        a <= d <= work.k for a, d in zip(rounds.num_accepted, rounds.num_drafted, strict=True)
+    )
+    assert sum(rounds.round_s) == pytest.approx(result.decode_s)
+    assert 0 < result.ttft_s < result.ttft_s + result.decode_s <= result.total_s
+    assert result.cpu_s > 0
+
+
+def test_rounds_emit_what_was_accepted_and_one_more(engine):
+    rounds = engine.generate(request(), ASSISTED).rounds
+    assert rounds.num_emitted == tuple(a + 1 for a in rounds.num_accepted)
+    assert sum(rounds.num_accepted) > 0
+
+
+def test_prefill_is_told_only_where_it_stands_alone(engine):
+    alone = engine.generate(request(), BASELINE)
+    assert alone.prefill_s == alone.ttft_s
+    assert engine.generate(request(), ASSISTED).prefill_s is None
+
+
+@contextmanager
+def watched(seen):
+    """`seen(module, inputs, output)` of every forward of every module."""
+    hook = register_module_forward_hook(seen)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def forwards_of(engine, work):
+    """Which model ran, in order: `d` the draft of one layer, `t` the target."""
+    ran = []
+
+    def note(module, _inputs, _output):
+        if isinstance(module, LlamaForCausalLM):
+            ran.append("d" if module.config.num_hidden_layers == 1 else "t")
+
+    with watched(note):
+        engine.generate(request(), work)
+    return "".join(ran)
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+def test_only_the_static_baseline_has_a_static_cache(engine, work):
+    caches = set()
+
+    def note(module, _inputs, output):
+        if isinstance(module, LlamaForCausalLM):
+            caches.add(type(output.past_key_values))
+
+    with watched(note):
+        engine.generate(request(4), work)
+    assert caches == {StaticCache if work is STATIC else DynamicCache}
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_a_fixed_k_drafts_k_tokens_every_round(engine, k):
+    rounds = forwards_of(engine, replace(ASSISTED, k=k)).split("t")
+    assert rounds.pop() == ""
+    # Only near the end there is no room for K drafts and the bonus token.
+    whole = list(takewhile(lambda drafts: len(drafts) == k, rounds))
+    assert len(whole) > 3
+    assert len(rounds) - len(whole) <= k
+
+
+def test_left_to_itself_it_drafts_otherwise(engine):
+    assert forwards_of(engine, DEFAULT) != forwards_of(engine, replace(ASSISTED, k=20))
+
+
+def test_one_method_leaves_no_setting_behind_for_the_next(engine):
+    alone = forwards_of(engine, DEFAULT)
+    forwards_of(engine, ASSISTED)
+    assert forwards_of(engine, DEFAULT) == alone
+
+
+def test_the_librarys_defaults_are_told(engine):
+    (note,) = [note for note in engine.record.notes if note.startswith("draft:")]
+    assert "up to 20 tokens a round (constant)" in note
+    assert "0.4" in note
+
+
+def test_what_the_checkpoint_says_about_drafting_is_its_default(engine, tmp_path):
+    _, draft = make_pair()
+    draft.generation_config.num_assistant_tokens = 2
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    model = save(tmp_path / "draft", draft)
+    engine.add_drafter(Drafter(name="own", method="draft_model", model=model))
+
+    assert "up to 2 tokens" in engine.record.notes[-1]
+    default = Work(drafter="own", method="assisted_default", k=ASSISTED_DEFAULT_K)
+    assert forwards_of(engine, default).startswith("ddtddt")
+
+
+def test_what_the_checkpoint_says_about_sampling_is_left_out(engine, target, shelf, tmp_path):
+    model, _ = make_pair()
+    model.generation_config.do_sample = True
+    model.generation_config.temperature = 3.0
+    model.generation_config.repetition_penalty = 5.0
+    spec = save(tmp_path / "target", model)
+    other = TransformersEngine(replace(target, model=spec), shelf)
+
+    assert other.generate(request(), BASELINE).output_ids == (
+        engine.generate(request(), BASELINE).output_ids
+    )
+
+
+@pytest.mark.parametrize("work", ALL, ids=by_method)
+def test_sampled_text_follows_from_the_seed(engine, work):
+    texts = [
+        engine.generate(request(temperature=1.0, seed=seed), work).output_ids for seed in (1, 1, 2)
+    ]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_top_k_and_top_p_reach_the_sampler(engine):
+    greedy = engine.generate(request(), BASELINE).output_ids
+    for narrow in (
+        Sampling(temperature=2.0, top_k=1),
+        Sampling(temperature=2.0, top_p=1e-6),
+        Sampling(temperature=1e-4),
+    ):
+        sampled = replace(request(), sampling=narrow)
+        assert engine.generate(sampled, BASELINE).output_ids == greedy
+    assert engine.generate(request(temperature=2.0), BASELINE).output_ids != greedy
+
+
+def test_the_callers_generator_is_left_as_it_was(engine):
+    before = torch.get_rng_state()
+    engine.generate(request(temperature=1.0, seed=5), ASSISTED)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def logged():
+    """What transformers logs, warnings that it gives only once included."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    transformers_logging.warning_once.cache_clear()
+    transformers_logging.add_handler(handler)
+    yield records
+    transformers_logging.remove_handler(handler)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_nothing_is_printed_or_logged(engine, logged, capfd, temperature):
+    for work in ALL:
+        engine.generate(request(temperature=temperature, stop_at_eos=True), work)
+    assert not logged
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_callers_logging_is_left_as_it_was(engine):
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_info()
+    try:
+        engine.generate(request(4), ASSISTED)
+        assert transformers_logging.get_verbosity() == transformers_logging.INFO
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def test_requests_are_served_one_after_the_other(engine):
+    requests = [request(seed=i, prompt=random_prompt(8, i)) for i in range(3)]
+
+    served = engine.serve(requests, ASSISTED, Load())
+
+    texts = [result.output_ids for result in served.results]
+    assert texts == [engine.generate(r, ASSISTED).output_ids for r in requests]
+    arrivals = [result.arrived_s for result in served.results]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[2] >= served.results[0].total_s + served.results[1].total_s
+    assert served.seconds >= sum(result.total_s for result in served.results)
+    assert 3 + sum(served.rounds.num_emitted) == 3 * NUM_TOKENS
+
+
+@pytest.mark.parametrize("load", [Load(concurrency=2), Load(request_rate=1.0)])
+def test_more_than_one_row_or_open_arrivals_are_refused(engine, load):
+    with pytest.raises(UsageError, match="--concurrency 1"):
+        engine.serve([request()], BASELINE, load)
+
+
+def test_an_adaptive_k_is_refused(engine):
+    with pytest.raises(UsageError, match="-k auto"):
+        engine.generate(request(), replace(ASSISTED, adaptive=True))
+
+
+@pytest.mark.parametrize(
+    "work", [replace(BASELINE, k=4), replace(ASSISTED, k=0), replace(ASSISTED, method="ngram")]
+)
+def test_a_method_that_is_not_transformers_own_is_a_bug(engine, work):
+    with pytest.raises(ValueError, match="has no method"):
+        engine.generate(request(), work)
+
+
+def test_a_method_without_a_counterpart_is_refused_by_name(engine):
+    with pytest.raises(UsageError, match="suffix; it has a counterpart of: draft_model, ngram"):
+        engine.add_drafter(Drafter(name="s", method="suffix"))
+
+
+def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engine, shelf, tmp_path):
+    _, draft = make_pair()
+    draft.resize_token_embeddings(280)
+    model = save(tmp_path / "wide", draft)
+
+    with pytest.raises(CompatibilityError, match="target has 272, the draft 280"):
+        own_engine.add_drafter(Drafter(name="wide", method="draft_model", model=model))
+
+    with pytest.raises(KeyError):  # nobody holds it
+        shelf.release(model)
+
+
+def test_a_draft_of_another_tokenizer_is_refused(engine, tmp_path):
+    _, draft = make_pair()
+    draft.save_pretrained(tmp_path)
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["one more"])
+    tokenizer.save_pretrained(tmp_path)
+    model = ModelSpec(source="other", folder=tmp_path)
+
+    with pytest.raises(CompatibilityError, match="cannot draft for"):
+        engine.add_drafter(Drafter(name="other", method="draft_model", model=model))
+
+
+def test_a_removed_drafter_gives_its_model_back(own_engine, shelf, target):
+    draft = target.drafters[0].model
+    own_engine.remove_drafter("draft")
+    own_engine.remove_drafter("never loaded")
+    with pytest.raises(KeyError):
+        shelf.release(draft)
+
+
+def test_memory_is_that_of_the_models_in_use(own_engine, shelf, target):
+    own, draft = shelf.load(target.model), shelf.load(target.drafters[0].model)
+    assert (
+        own_engine.weights_bytes(NO_DRAFTER)
+        == own_engine.weights_bytes("ngram")
+        == own.weights_bytes
+    )
+    assert own_engine.weights_bytes("draft") == own.weights_bytes + draft.weights_bytes
+    # Layers, keys and values, one KV head of 16 float32.
+    assert own_engine.kv_bytes_per_token(NO_DRAFTER) == 4 * 2 * 16 * 4
+    assert own_engine.kv_bytes_per_token("draft") == (4 + 1) * 2 * 16 * 4
+
+
+def test_a_target_that_drafts_for_itself_is_in_memory_once(engine, target):
+    engine.add_drafter(Drafter(name="self", method="draft_model", model=target.model))
+    assert engine.weights_bytes("self") == engine.weights_bytes(NO_DRAFTER)
+    assert engine.kv_bytes_per_token("self") == 2 * engine.kv_bytes_per_token(NO_DRAFTER)
+    result = engine.generate(request(), Work(drafter="self", method="assisted", k=4))
+    assert set(result.rounds.num_accepted[:-1]) == {4} | set(result.rounds.num_accepted[:1])
+
+
+@pytest.mark.parametrize(("parameters", "copied"), [({}, 60), ({"max_ngram": 3}, 70)])
+def test_how_long_a_suffix_is_looked_up_comes_from_the_pairing(engine, parameters, copied):
+    # 3 4 was followed by 60 first, 7 3 4 by 70; the library alone looks up two tokens.
+    prompt = (8, 3, 4, 60, 61, 7, 3, 4, 70, 71, 9, 7, 3, 4)
+    engine.add_drafter(Drafter(name="n", method="ngram", parameters=parameters))
+    fed = []
+
+    def note(module, inputs, _output):
+        if isinstance(module, torch.nn.Embedding):
+            fed.append(tuple(inputs[0][0].tolist()))
+
+    with watched(note):
+        engine.generate(request(prompt=prompt), replace(LOOKUP, drafter="n", k=1))
+    assert fed[0] == (*prompt, copied)
+
+
+def test_a_setting_that_the_library_lacks_is_noted(engine):
+    engine.add_drafter(Drafter(name="m", method="ngram", parameters={"min_ngram": 2}))
+    assert engine.record.notes[-1].startswith("m: prompt_lookup has no min_ngram")
+
+
+def test_it_names_no_bare_forwards(engine):
+    assert engine.forwards("draft", 4) == ()
+    with pytest.raises(ValueError, match="no bare forward"):
+        engine.forward_seconds("draft", RoundForward(role="target", num_tokens=1, times=1), 8, 1)
+
+
+def test_plans_can_ask_for_the_peers_methods_without_torch():
+    assert peer_methods("draft_model") == ("assisted", "assisted_default")
+    assert peer_methods("ngram") == ("prompt_lookup",)
+    assert peer_methods("eagle3") == ()
+    assert BASELINES == ("generate", "generate_static")
+    assert {w.method for w in DRAFTING} == {m for methods in COUNTERPARTS.values() for m in methods}
+    code = "import sys, specbench.engines.peers; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

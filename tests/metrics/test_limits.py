@@ -1,0 +1,85 @@
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.cell import gather_cells
+from specbench.metrics.registry import measure
+from specbench.records import BlockRecord, LimitRecord
+from tests.metrics.conftest import BASE_KEY, KEY
+
+# 12 GB at 100 GB/s are 0.12 s; the median round of the cell takes 0.16 s.
+READ = LimitRecord(
+    cell_id=KEY.id, device="cuda:0", copy_bytes_per_s=100e9, bytes_per_round=12_000_000_000
+)
+STARTED = LimitRecord(cell_id=KEY.id, device="cuda:0", launches_per_round=1.0, syncs_per_round=0.5)
+NAMES = {
+    "roofline_round_s",
+    "roofline_ratio",
+    "bandwidth_utilisation",
+    "launches_per_round",
+    "syncs_per_round",
+}
+
+
+def test_the_roofline_is_the_bytes_of_a_round_over_the_bandwidth(cell):
+    given = measure(replace(cell, limits=(READ,)))
+    assert given["roofline_round_s"] == pytest.approx(0.12)
+    assert given["roofline_ratio"] == pytest.approx(0.16 / 0.12)
+    assert given["bandwidth_utilisation"] == pytest.approx(0.75)
+
+
+def test_a_baseline_step_is_held_against_its_own_bytes(baseline_cell):
+    # 6 GB at 100 GB/s are 0.06 s of a step of 0.10 s.
+    own = replace(READ, cell_id=BASE_KEY.id, bytes_per_round=6_000_000_000)
+    given = measure(replace(baseline_cell, limits=(own,)))
+    assert given["bandwidth_utilisation"] == pytest.approx(0.6)
+
+
+def test_of_several_blocks_the_median_counts(cell):
+    slow = replace(READ, copy_bytes_per_s=50e9)  # 0.24 s
+    fast = replace(READ, copy_bytes_per_s=200e9)  # 0.06 s
+    given = measure(replace(cell, limits=(slow, READ, fast)))
+    assert given["roofline_round_s"] == pytest.approx(0.12)
+
+
+def test_a_cpu_has_a_roofline_and_no_bandwidth_utilisation(cell):
+    given = measure(replace(cell, limits=(replace(READ, device="cpu"),)))
+    assert given["roofline_ratio"] == pytest.approx(0.16 / 0.12)
+    assert "bandwidth_utilisation" not in given
+
+
+def test_launches_and_waits_come_from_the_blocks_that_counted_them(cell):
+    given = measure(replace(cell, limits=(READ, STARTED)))
+    assert (given["launches_per_round"], given["syncs_per_round"]) == (1.0, 0.5)
+    assert given["roofline_round_s"] == pytest.approx(0.12)
+
+
+def test_no_wait_at_all_is_a_count_and_not_absent(cell):
+    given = measure(replace(cell, limits=(replace(STARTED, syncs_per_round=0.0),)))
+    assert given["syncs_per_round"] == 0.0
+
+
+def test_what_was_not_measured_is_absent_and_never_zero(cell):
+    assert not NAMES & measure(cell).keys()
+    unknown = LimitRecord(cell_id=KEY.id, device="cuda:0")
+    assert not NAMES & measure(replace(cell, limits=(unknown,))).keys()
+    no_rounds = tuple(replace(r, rounds=None) for r in cell.requests)
+    given = measure(replace(cell, requests=no_rounds, limits=(READ,)))
+    assert NAMES & given.keys() == {"roofline_round_s"}
+
+
+def test_a_cell_gets_its_own_limits(cell):
+    block = BlockRecord(
+        block_id="b",
+        workload="code",
+        prompt_id="a",
+        repeat=0,
+        purpose="explore",
+        order=(KEY.id, BASE_KEY.id),
+        started_at="2026-11-21T01:02:03+00:00",
+        requests=(*cell.requests, *cell.baseline),
+    )
+    other = replace(READ, cell_id=BASE_KEY.id)
+    base, spec = gather_cells([BASE_KEY, KEY], [block], limits=[READ, other, STARTED])
+    assert base.limits == (other,)
+    assert spec.limits == (READ, STARTED)

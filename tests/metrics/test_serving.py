@@ -1,0 +1,243 @@
+"""Three requests over two rows; the third starts when the first is done.
+
+K = 3  prefill   two rows: 5 tokens, 3 tokens   prefill   4 tokens   one row: 2 tokens
+       0 .. 0.2  0.2 .. 0.3 .. 0.4              .. 0.5    .. 0.6     .. 0.7 s
+K = 0  prefill   two rows: 4 * 2 tokens         prefill   2 * 2      one row: 2 * 1
+       0 .. 0.2  0.2 .. 1.0                     .. 1.1    .. 1.5     .. 1.9 s
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.cell import CellData, Pass
+from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
+from specbench.metrics.registry import measure
+from specbench.records import (
+    CellKey,
+    MemoryRecord,
+    PassRecord,
+    RequestRecord,
+    RoundLog,
+    RoundTimeline,
+)
+from tests.metrics.conftest import BASE_KEY, KEY
+
+STREAM = replace(KEY, concurrency=2)
+BASE = replace(BASE_KEY, concurrency=2)
+
+
+def served(
+    key: CellKey,
+    prompt: str,
+    emitted: tuple[int, ...],
+    arrived_s: float,
+    first_s: float,
+    end_s: float,
+) -> RequestRecord:
+    """A request with its first token at `first_s` and its last one at `end_s`."""
+    rounds = RoundLog(
+        num_drafted=tuple(n - 1 for n in emitted),
+        num_accepted=tuple(n - 1 for n in emitted),
+        num_emitted=emitted,
+        round_s=(0.1,) * len(emitted),
+    )
+    return RequestRecord(
+        cell_id=key.id,
+        prompt_id=prompt,
+        turn=0,
+        repeat=0,
+        seed=0,
+        num_prompt_tokens=10,
+        output_ids=tuple(range(1 + sum(emitted))),
+        finish_reason="length",
+        prefill_s=0.1,
+        ttft_s=first_s - arrived_s,
+        decode_s=end_s - first_s,
+        total_s=end_s - arrived_s,
+        cpu_s=None,
+        rounds=rounds,
+        arrived_s=arrived_s,
+        queue_s=0.0,
+    )
+
+
+def spec_pass(block_id: str) -> Pass:
+    requests = (
+        served(STREAM, "a", (3, 1), 0.0, 0.2, 0.4),
+        served(STREAM, "b", (2, 2, 2), 0.0, 0.2, 0.6),
+        served(STREAM, "c", (2, 2), 0.4, 0.5, 0.7),
+    )
+    timeline = RoundTimeline(
+        at_s=(0.2, 0.3, 0.5, 0.6),
+        seconds=(0.1,) * 4,
+        num_speculative_tokens=(3, 3, 3, 3),
+        num_live=(2, 2, 2, 1),
+        num_rows=(2, 2, 2, 2),
+        num_emitted=(5, 3, 4, 2),
+    )
+    record = PassRecord(cell_id=STREAM.id, seconds=0.7, rounds=timeline, kv_bytes=640)
+    return Pass(block_id, record, requests)
+
+
+def base_pass(block_id: str) -> Pass:
+    requests = (
+        served(BASE, "a", (1,) * 4, 0.0, 0.2, 1.0),
+        served(BASE, "b", (1,) * 6, 0.0, 0.2, 1.5),
+        served(BASE, "c", (1,) * 4, 1.0, 1.1, 1.9),
+    )
+    timeline = RoundTimeline(
+        at_s=(0.2, 0.4, 0.6, 0.8, 1.1, 1.3, 1.5, 1.7),
+        seconds=(0.2,) * 8,
+        num_speculative_tokens=(0,) * 8,
+        num_live=(2, 2, 2, 2, 2, 2, 1, 1),
+        num_rows=(2, 2, 2, 2, 2, 2, 1, 1),
+        num_emitted=(2, 2, 2, 2, 2, 2, 1, 1),
+    )
+    return Pass(block_id, PassRecord(cell_id=BASE.id, seconds=1.9, rounds=timeline), requests)
+
+
+def of_passes(key: CellKey, spec: list[Pass], base: list[Pass]) -> CellData:
+    return CellData(
+        key=key,
+        requests=tuple(request for one in spec for request in one.requests),
+        baseline=tuple(request for one in base for request in one.requests),
+        passes=tuple(spec),
+        baseline_passes=tuple(base),
+    )
+
+
+@pytest.fixture
+def stream() -> CellData:
+    """Two passes, beside the baseline's."""
+    blocks = ("first", "second")
+    return of_passes(STREAM, [spec_pass(b) for b in blocks], [base_pass(b) for b in blocks])
+
+
+def with_timeline(cell: CellData, **columns: tuple[int, ...]) -> CellData:
+    """The cell with columns of its first pass's time line changed."""
+    first = cell.passes[0]
+    rounds = replace(first.record.rounds, **columns)
+    changed = first._replace(record=replace(first.record, rounds=rounds))
+    return replace(cell, passes=(changed, *cell.passes[1:]))
+
+
+def test_busy_tokens_count_rounds_and_first_tokens_between_the_first_and_last_full_round(stream):
+    # 0.2 .. 0.6 s: 5 + 3 + 4 tokens of rounds and the first token of c, at 0.5 s.
+    assert measure(stream)["busy_tokens_per_s"] == pytest.approx(13 / 0.4)
+
+
+def test_a_round_with_an_idle_row_counts_only_between_full_ones(stream):
+    hole = with_timeline(stream, num_live=(2, 1, 2, 1))
+    assert measure(hole)["busy_tokens_per_s"] == pytest.approx(13 / 0.4)
+    late = with_timeline(stream, num_live=(1, 2, 2, 1))
+    # The first pass has 0.3 .. 0.6 s with 3 + 4 + 1 tokens, the second 0.4 s with 13.
+    assert measure(late)["busy_tokens_per_s"] == pytest.approx((8 + 13) / (0.3 + 0.4))
+
+
+def test_rows_that_are_never_all_busy_have_no_busy_rate(stream):
+    wide = replace(stream, key=replace(STREAM, concurrency=4))
+    assert "busy_tokens_per_s" not in measure(wide)
+    assert measure(wide)["busy_share"] == 0.0
+    assert paired_decode(wide) is None
+
+
+def test_aggregate_tokens_are_all_of_them_over_the_whole_pass(stream):
+    assert measure(stream)["aggregate_tokens_per_s"] == pytest.approx(17 / 0.7)
+    assert measure(stream)["busy_share"] == pytest.approx(0.4 / 0.7)
+
+
+def test_a_user_sees_the_speed_of_one_row(stream):
+    # a: 4 tokens in 0.2 s, b: 6 in 0.4 s, c: 4 in 0.2 s.
+    assert measure(stream)["user_tokens_per_s"] == pytest.approx(20.0)
+
+
+def test_padding_is_what_was_computed_for_nobody(stream):
+    assert measure(stream)["padding_efficiency"] == pytest.approx(7 / 8)
+
+
+def test_the_speedup_of_many_rows_is_of_busy_tokens_per_second(stream):
+    # K = 0: 0.2 .. 1.5 s with 12 tokens of rounds and the first token of c.
+    given = measure(stream)
+    assert given["decode_speedup"] == pytest.approx((13 / 0.4) / (13 / 1.3))
+    assert given["end_to_end_speedup"] == pytest.approx(1.9 / 0.7)
+    assert "cpu_speedup" not in given
+
+
+def test_a_pass_is_the_unit_and_is_paired_with_its_own_block(stream):
+    seconds = paired_decode(stream)
+    assert seconds is not None
+    assert seconds.base_s == pytest.approx([1.3, 1.3])
+    assert seconds.spec_tokens == pytest.approx([13, 13])
+    other = replace(stream, baseline_passes=(stream.baseline_passes[0],))
+    whole = paired_end_to_end(other)
+    assert whole is not None
+    assert whole.spec_s == pytest.approx([0.7])
+    assert paired_cpu(stream) is None
+
+
+def test_arrivals_that_set_the_pace_leave_the_speedup_to_the_seconds_per_token(stream):
+    spec = replace(stream, key=replace(STREAM, request_rate=2.0))
+    # Decoding: 0.8 + 1.3 + 0.8 s against 0.2 + 0.4 + 0.2 s, 14 tokens each.
+    assert measure(spec)["decode_speedup"] == pytest.approx(2.9 / 0.8)
+    # From arrival: 1.0 + 1.5 + 0.9 s against 0.4 + 0.6 + 0.3 s.
+    assert measure(spec)["end_to_end_speedup"] == pytest.approx(3.4 / 1.3)
+    seconds = paired_decode(spec)
+    assert seconds is not None
+    assert seconds.spec_s == pytest.approx([0.8, 0.8])  # a pass is still the unit
+
+
+def test_a_request_that_does_not_say_when_it_began_leaves_no_busy_rate(stream):
+    first = stream.passes[0]
+    silent = tuple(replace(r, arrived_s=None) for r in first.requests)
+    alone = replace(stream, passes=(first._replace(requests=silent),))
+    assert "busy_tokens_per_s" not in measure(alone)
+
+
+def test_one_request_at_a_time_has_no_passes_to_speak_of(cell):
+    given = measure(cell)
+    absent = "busy_tokens_per_s aggregate_tokens_per_s busy_share padding_efficiency num_passes"
+    assert not set(absent.split()) & set(given)
+
+
+def test_p95_needs_20_requests(stream):
+    assert not {"ttft_s_p95", "tpot_s_p95"} & set(measure(stream))
+    template = stream.requests[0]
+    many = tuple(replace(template, ttft_s=float(i), decode_s=float(i) * 4) for i in range(21))
+    given = measure(replace(stream, requests=many))
+    assert given["ttft_s_p95"] == pytest.approx(19.0)
+    assert given["tpot_s_p95"] == pytest.approx(19.0)  # 4 tokens after the first
+
+
+def test_waiting_counts_from_arrival(stream):
+    waits = tuple(
+        replace(request, queue_s=queue_s)
+        for request, queue_s in zip(stream.requests[:3], (0.0, 0.1, 0.4), strict=True)
+    )
+    assert measure(replace(stream, requests=waits))["queue_s"] == 0.1
+
+
+def test_the_mean_k_is_told_where_k_is_adaptive(stream):
+    assert "mean_num_speculative_tokens" not in measure(stream)
+    adaptive = replace(stream, key=replace(STREAM, adaptive=True))
+    changed = with_timeline(adaptive, num_speculative_tokens=(0, 1, 2, 3))
+    # 0 1 2 3 in the first pass, 3 3 3 3 in the second.
+    assert measure(changed)["mean_num_speculative_tokens"] == pytest.approx(18 / 8)
+    assert measure(adaptive)["calibration_s"] == 0.0
+    assert not {"draft_cost_ratio", "conditional_acceptance_rate"} & set(measure(changed))
+
+
+def test_kv_is_what_was_allocated_or_what_the_longest_request_needs(stream, cell):
+    assert measure(stream)["kv_bytes"] == 640
+    record = MemoryRecord(target="demo", drafter="draft", weights_bytes=1, kv_bytes_per_token=3)
+    alone = replace(cell, memory_pair=record)
+    assert measure(alone)["kv_bytes"] == 3 * (10 + 8)
+    assert "kv_bytes" not in measure(cell)
+
+
+def test_failed_requests_give_no_tokens(stream):
+    first = stream.passes[0]
+    failed = replace(first.requests[0], finish_reason="failed", error="refused", arrived_s=None)
+    left = first._replace(requests=(failed, *first.requests[1:]))
+    alone = replace(stream, passes=(left,))
+    assert measure(alone)["aggregate_tokens_per_s"] == pytest.approx(12 / 0.7)

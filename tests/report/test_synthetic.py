@@ -1,0 +1,72 @@
+"""What was drawn or made up is marked wherever a number of it can be read."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from specbench.report.answers import answer_lines, compromise_lines
+from specbench.report.csv import to_csv
+from specbench.report.document import Document, build_document, to_json
+from specbench.report.html import to_html
+from specbench.report.markdown import to_markdown
+from specbench.report.tables import terminal_report
+from tests.report.stored_runs import SMALL, Wish, stored_run
+
+DRAWN = {"acceptance": (0.7, 0.5)}
+DUMMY = {"dummy_weights": True}
+NOTICE = "synthetic acceptance 0.7, 0.5, dummy weights: the times are real"
+
+
+def document_of(wish: Wish = SMALL, **settings: object) -> Document:
+    stored = stored_run(wish)
+    run = replace(stored.run, settings=replace(stored.run.settings, **settings))
+    return build_document(replace(stored, run=run))
+
+
+@pytest.fixture(scope="module")
+def synthetic() -> Document:
+    return document_of(**DRAWN, **DUMMY)
+
+
+def test_the_first_warning_says_what_is_made_up(synthetic: Document) -> None:
+    assert synthetic.warnings[0].startswith(NOTICE)
+    assert document_of(**DRAWN).warnings[0].startswith("synthetic acceptance 0.7, 0.5: the times")
+    assert document_of(**DUMMY).warnings[0].startswith("dummy weights: the times are real")
+
+
+@pytest.mark.parametrize("settings", [DRAWN, DUMMY], ids=["acceptance", "weights"])
+@pytest.mark.parametrize(
+    "wish",
+    [SMALL, replace(SMALL, drafters=("draft",)), replace(SMALL, drafters=("poor",)), Wish(ks=(0,))],
+    ids=["two drafters", "one helps", "none helps", "baseline"],
+)
+def test_every_answer_ends_with_the_mark(wish: Wish, settings: dict[str, object]) -> None:
+    document = document_of(wish, **settings)
+
+    assert all(d.sentence.endswith(" [synthetic]") for d in document.decisions)
+    for line in (*answer_lines(document), *compromise_lines(document)):
+        assert line.endswith(" [synthetic]")
+        assert line.count("[synthetic]") == 1
+
+
+def test_every_format_is_marked(synthetic: Document) -> None:
+    terminal = io.StringIO()
+    Console(file=terminal, width=200).print(terminal_report(synthetic))
+    texts = terminal.getvalue(), to_markdown([synthetic]), to_html([synthetic])
+
+    assert all(NOTICE in text for text in texts)
+    assert to_json(synthetic)["synthetic"] is True
+    header, *rows = to_csv([synthetic]).splitlines()
+    assert header.startswith("run_id,synthetic,")
+    assert {row.split(",")[1] for row in rows} == {"true"}
+
+
+def test_a_real_run_has_no_mark(cpu_document: Document) -> None:
+    text = "".join(
+        (to_markdown([cpu_document]), to_html([cpu_document]), *answer_lines(cpu_document))
+    )
+    assert "ynthetic" not in text.replace('"synthetic"', "")
+    assert to_json(cpu_document)["synthetic"] is False
+    assert to_csv([cpu_document]).splitlines()[1].split(",")[1] == "false"
