@@ -95,7 +95,7 @@ def run_benchmark(
 
 def open_engines(target: Target, device: torch.device, settings: RunSettings) -> dict[str, Engine]:
     """The engines of a run over one set of weights; ModelError."""
-    shelf = Shelf(device, settings.dtype)
+    shelf = Shelf(device, settings.dtype, dummy=settings.dummy_weights)
     options = BuiltinOptions(
         forward=settings.forward,
         graph=settings.graph,

@@ -35,7 +35,11 @@ class _Script(FixedK):
 
 
 def measure_round_costs(
-    decoder: Decoder, prompt_ids: tuple[int, ...], ks: Sequence[int], num_rows: int, sampler: Sampler
+    decoder: Decoder,
+    prompt_ids: tuple[int, ...],
+    ks: Sequence[int],
+    num_rows: int,
+    sampler: Sampler,
 ) -> Calibration:
     """Seconds of a few rounds for rows 1, 2, 4 .. num_rows and every K, on one real prompt."""
     round_s: dict[tuple[int, int], tuple[float, ...]] = {}

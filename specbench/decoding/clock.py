@@ -12,7 +12,10 @@ Mark = float | torch.cuda.Event
 
 
 class Clock(Protocol):
-    """Seconds since the clock was made."""
+    """Seconds since `start`."""
+
+    def start(self) -> None:
+        """Count from now on; marks taken before are void."""
 
     def mark(self) -> Mark:
         """The moment at which all work given so far is done."""
@@ -31,6 +34,9 @@ class HostClock:
     """Work is done when the call that does it returns."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
         self._origin_s = time.perf_counter()
 
     def mark(self) -> Mark:
@@ -48,6 +54,10 @@ class DeviceClock:
     """Marks are CUDA events in the stream of the work: taking one costs no synchronisation."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        # Anew for every pass: what lies between events is told in float32 milliseconds.
         torch.cuda.synchronize()
         self._origin = self._event()
         self._origin.synchronize()

@@ -8,6 +8,7 @@ vanish nor overflow and logits differ from token to token, for any depth.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
@@ -39,14 +40,17 @@ def fill(skeleton: Any, device: torch.device, *, seed: int, scheme: str | None) 
     """
     generator = torch.Generator(device).manual_seed(seed)
     to_pack = {id(linear) for linear in packable(skeleton)} if scheme else set()
-    made: dict[int, nn.Parameter] = {}  # tied matrices stay one
+    # Tied matrices stay one. Weak, so that a matrix is given back as soon as it is packed.
+    made: WeakValueDictionary[int, nn.Parameter] = WeakValueDictionary()
     for module in skeleton.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if not parameter.is_meta:
                 continue
-            if id(parameter) not in made:
-                made[id(parameter)] = _random_like(parameter, device, generator)
-            setattr(module, name, made[id(parameter)])
+            drawn = made.get(id(parameter))
+            if drawn is None:
+                drawn = made[id(parameter)] = _random_like(parameter, device, generator)
+            setattr(module, name, drawn)
+            del drawn
         if scheme and id(module) in to_pack:
             pack(module, scheme)
     skeleton.to(device)  # the vectors and buffers

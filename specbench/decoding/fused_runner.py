@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention, silu
 
 from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
-from specbench.decoding.runner import Output, _context
+from specbench.decoding.runner import Output, _context, refuse_unsupported
 from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Workspace
 from specbench.errors import ModelError
 
@@ -32,6 +32,7 @@ class FusedRunner:
     kind = "fused"
 
     def __init__(self, model: Any) -> None:
+        refuse_unsupported(model)
         if reason := can_fuse(model):
             raise ModelError(f"{type(model).__name__} has no fused forward: {reason}")
         config = model.config

@@ -56,6 +56,9 @@ def can_fuse(model: Any) -> str | None:
     if others := {type(m).__name__ for m in (*linears, model.lm_head) if type(m) is not nn.Linear}:
         return f"its linear layers are {', '.join(sorted(others))} (quantised or adapted)"
     tensors = list(model.parameters())
+    # Quantised weights may hide in plain linear layers, as tensors made of other tensors.
+    if others := {type(t).__name__ for t in tensors if hasattr(t, "__tensor_flatten__")}:
+        return f"its weights are {', '.join(sorted(others))} (quantised)"
     if len(devices := {str(tensor.device) for tensor in tensors}) > 1:
         return f"it is spread over {', '.join(sorted(devices))}"
     if len(dtypes := {str(tensor.dtype) for tensor in tensors}) > 1:
@@ -127,15 +130,17 @@ def _linears(layer: Any) -> Iterator[Any]:
 def _join(parameters: Sequence[nn.Parameter]) -> Tensor:
     """One tensor of all rows in order; the parameters become views of it."""
     first = parameters[0].detach()
+    if len(parameters) == 1:
+        return first
     sizes = [len(parameter) for parameter in parameters]
     num_elements = sum(parameter.numel() for parameter in parameters)
     if first.untyped_storage().nbytes() == num_elements * first.element_size():
         whole = first.as_strided((sum(sizes), *first.shape[1:]), first.stride(), 0)
-        parts = zip(parameters, whole.split(sizes), strict=True)
+        parts = zip(parameters, torch.split(whole, sizes), strict=True)
         if all(parameter.is_set_to(part) for parameter, part in parts):
             return whole
     whole = torch.cat([parameter.detach() for parameter in parameters])
-    for parameter, part in zip(parameters, whole.split(sizes), strict=True):
+    for parameter, part in zip(parameters, torch.split(whole, sizes), strict=True):
         parameter.data = part
     return whole
 
@@ -147,8 +152,8 @@ def _join_biases(linears: Sequence[Any]) -> Tensor | None:
 
 
 def _mirrored(norm: Any) -> Tensor:
-    """The norm's weight with as many zeros behind it; see fused_runner._mirror_norm."""
-    weight = norm.weight.detach()
+    """The norm's weight with as many zeros behind it; see FusedRunner._norm."""
+    weight: Tensor = norm.weight.detach()
     size = len(weight)
     if weight.untyped_storage().nbytes() == 2 * size * weight.element_size():
         return weight.as_strided((2 * size,), (1,), 0)

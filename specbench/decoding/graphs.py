@@ -51,7 +51,8 @@ class _Halves(NamedTuple):
 class GraphLauncher:
     """Replays rounds: `round` as one graph, `step` as one for drafting and one for checking.
 
-    What cannot be captured runs eagerly from then on, and `reason` says why.
+    What cannot be captured runs eagerly from then on, and `reason` says why. Rows that nobody
+    uses are computed too, to fill a bucket; those are finished and may lie beyond the span.
     """
 
     def __init__(
@@ -128,15 +129,15 @@ class GraphLauncher:
             self._fall_back("off", f"the keys and values are spread over {len(devices)} devices")
             return
         state = self._rows.state.rows(0, bucket.num_rows)
-        # A round leaves finished rows as they are but for what lies beyond their length, so
-        # trying one while every row passes for finished changes nothing.
+        # A round leaves a row without budget as it is, but for what lies beyond its length:
+        # trying one while no row has any changes nothing.
         budget_B = state.budget_B.clone()
         state.budget_B.zero_()
         try:
             self._captured[bucket] = self._capture(state, bucket.k, bucket.span)
             self.num_captures += 1
         except RuntimeError as error:
-            self._fall_back("off", f"a round could not be captured: {str(error).splitlines()[0]}")
+            self._fall_back("off", f"a round could not be captured: {_first_line(error)}")
         finally:
             state.budget_B.copy_(budget_B)
 
@@ -192,6 +193,10 @@ def launchers(
         graphs=CudaGraphs(),
         readback=PinnedMemory(),
     )
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _copy(proposal: Proposal) -> Proposal:

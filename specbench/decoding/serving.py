@@ -86,7 +86,7 @@ class Serving:
 
     def run(self) -> Served:
         """Decode all requests; the rows may be used again afterwards."""
-        self._origin_s = self._clock.now()
+        self._clock.start()
         while not self._scheduler.is_over or self._flights:
             self._admit()
             running = self._packed()
@@ -95,18 +95,12 @@ class Serving:
             if self._flights and (not running or len(self._flights) > self._launcher.lag):
                 self._settle(self._flights.popleft())
             elif not running and self._scheduler.next_arrival_s is not None:
-                time.sleep(max(self._scheduler.next_arrival_s - self._now(), 0.0))
+                time.sleep(max(self._scheduler.next_arrival_s - self._clock.now(), 0.0))
         results = [self._result(i) for i in range(len(self._requests))]
         return Served(results, self._timeline())
 
-    def _now(self) -> float:
-        return self._clock.now() - self._origin_s
-
-    def _since_begin(self, mark: Mark) -> float:
-        return self._clock.seconds(mark) - self._origin_s
-
     def _admit(self) -> None:
-        admitted = self._scheduler.admit(self._now())
+        admitted = self._scheduler.admit(self._clock.now())
         if not admitted:
             return
         began = self._clock.mark()
@@ -160,7 +154,7 @@ class Serving:
     def _settle(self, flight: _Flight) -> None:
         """Read a round's report and let go of the rows that are done."""
         launch = flight.launch
-        ended_s = self._since_begin(launch.ended)
+        ended_s = self._clock.seconds(launch.ended)
         report = launch.report_BN.tolist()
         drafted, accepted, emitted = [], [], []
         for request, (d, a, e, budget, *tokens) in zip(flight.requests, report, strict=False):
@@ -182,8 +176,8 @@ class Serving:
             num_rows=flight.num_rows,
             num_live=len(emitted),
             num_emitted=sum(emitted),
-            began_s=self._since_begin(launch.began),
-            drafted_s=None if launch.drafted is None else self._since_begin(launch.drafted),
+            began_s=self._clock.seconds(launch.began),
+            drafted_s=None if launch.drafted is None else self._clock.seconds(launch.drafted),
             ended_s=ended_s,
         )
         self._rounds.append(ended)
@@ -201,7 +195,7 @@ class Serving:
         progress = self._progress[request]
         progress.is_done = True
         row = self._scheduler.running.index(request)
-        self._scheduler.finish(request, self._now())
+        self._scheduler.finish(request, self._clock.now())
         if self._requests[request].arrival.conversation is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
             # The last token is not in the KV, and the one before it perhaps not in the drafter's.
@@ -212,7 +206,7 @@ class Serving:
         rounds = [self._rounds[i] for i in progress.rounds]
         drafted = [r.drafted_s - r.began_s for r in rounds if r.drafted_s is not None]
         verified = [r.ended_s - r.drafted_s for r in rounds if r.drafted_s is not None]
-        first_token_s = self._since_begin(progress.first_token)
+        first_token_s = self._clock.seconds(progress.first_token)
         return Result(
             output_ids=tuple(progress.output),
             hit_eos=progress.output[-1] in self._eos_ids,
@@ -225,7 +219,7 @@ class Serving:
                 verify_s=tuple(verified) if len(verified) == len(rounds) else None,
             ),
             arrived_s=self._scheduler.arrived_s(request),
-            started_s=self._since_begin(progress.began),
+            started_s=self._clock.seconds(progress.began),
             first_token_s=first_token_s,
             finished_s=rounds[-1].ended_s if rounds else first_token_s,
         )

@@ -37,13 +37,13 @@ class Workspace:
         N, D, G = B * T, sizes.head, sizes.group
         query, kv = sizes.query_heads * D, sizes.kv_heads * D
         widths = self.widths(sizes, mirrored=mirrored)
-        parts = scratch[: N * sum(widths)].split([N * width for width in widths])
+        parts = torch.split(scratch[: N * sum(widths)], [N * width for width in widths])
         self.pair, self.qkv, self.gate_up, packed, joined = (
             part.view(N, width) for part, width in zip(parts, widths, strict=True)
         )
         self.hidden = self.pair[:, : sizes.hidden]
         self.mirror = self.pair[:, sizes.hidden :]
-        self.gate, self.up = self.gate_up.split(sizes.mlp, 1)
+        self.gate, self.up = torch.chunk(self.gate_up, 2, 1)
 
         self.new_kv = self.qkv[:, query:]
         turned = self.qkv[:, : query + kv]

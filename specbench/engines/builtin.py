@@ -9,12 +9,14 @@ from typing import Literal
 import torch
 
 from specbench.config import Drafter, Target
+from specbench.decoding.backends import attention_backend
 from specbench.decoding.calibration import measure_round_costs
 from specbench.decoding.clock import make_clock
 from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter as DraftingMethod
 from specbench.decoding.drafter import NoDrafter
+from specbench.decoding.graphs import launchers
 from specbench.decoding.loading import LoadedModel, eos_ids
 from specbench.decoding.policy import FixedK, Policy
 from specbench.decoding.request import Request, Result
@@ -72,18 +74,37 @@ class BuiltinEngine:
         self.dtype = self._target.dtype
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
-        self.record = EngineRecord(
-            target=target.name,
-            engine=self.name,
-            forward=self._runner.kind,
-            quantization=self._target.quantization,
-            notes=notes,
-        )
+        self._notes = notes
+        self._name = target.name
+        self._make_launcher = launchers(options.graph, shelf.device)
         self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
         self._draft_models: dict[str, tuple[ModelSpec, LoadedModel, Runner]] = {}
         self._decoders: dict[tuple[str, bool], Decoder] = {}
         self._costs: dict[tuple[str, int, int, Sampling], RoundCosts] = {}
         self._controllers: dict[tuple[str, tuple[str, int, int, Sampling]], Controller] = {}
+
+    @property
+    def record(self) -> EngineRecord:
+        """Complete once a round has run: some choices are made only then."""
+        config = self._target.model.config.get_text_config()
+        launched = [d.launcher for d in self._decoders.values() if d.launcher is not None]
+        reasons = dict.fromkeys(la.reason for la in launched if la.reason is not None)
+        return EngineRecord(
+            target=self._name,
+            engine=self.name,
+            forward=self._runner.kind,
+            graph=launched[-1].graph if launched else None,
+            attention=attention_backend(
+                self._shelf.device,
+                self._target.model.dtype,
+                num_heads=config.num_attention_heads,
+                num_kv_heads=getattr(config, "num_key_value_heads", config.num_attention_heads),
+                head_dim=getattr(config, "head_dim", None)
+                or config.hidden_size // config.num_attention_heads,
+            ),
+            quantization=self._target.quantization,
+            notes=(*self._notes, *(f"graphs: {reason}" for reason in reasons)),
+        )
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
         find_method(drafter.method)  # a method that arrives later has files of another kind
@@ -191,6 +212,7 @@ class BuiltinEngine:
                 eos_ids=self.eos_ids if stop_at_eos else (),
                 clock=self._clock,
                 verifier=verifier,
+                make_launcher=self._make_launcher,
             )
         return known
 
@@ -240,7 +262,7 @@ class BuiltinEngine:
         return loaded, runner, tuple(f"{spec.source}: {note}" for note in notes)
 
     def _note(self, *notes: str) -> None:
-        self.record = replace(self.record, notes=(*self.record.notes, *notes))
+        self._notes = (*self._notes, *(note for note in notes if note not in self._notes))
 
 
 def _arrivals(requests: Sequence[EngineRequest], load: Load) -> list[Arrival]:

@@ -95,7 +95,11 @@ class Engine(Protocol):
     eos_ids: tuple[int, ...]
     baseline: Work  # its method without drafts, which its speed-ups are over
     identity: ModelIdentity  # the target's
-    record: EngineRecord  # how it runs, with what a reader of the results should know
+
+    @property
+    def record(self) -> EngineRecord:
+        """How it runs, with what a reader of the results should know."""
+        ...
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
         """Load it; its model's identity, None for a method without a model."""

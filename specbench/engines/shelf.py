@@ -14,11 +14,15 @@ class Shelf:
     """Loads a model when it is first asked for and keeps it until its last holder is done.
 
     `dtype` is for every model, whatever its entry in pairings.yaml says; None: as it says.
+    `dummy` makes up the weights of all of them.
     """
 
-    def __init__(self, device: torch.device, dtype: str | None = None) -> None:
+    def __init__(
+        self, device: torch.device, dtype: str | None = None, *, dummy: bool = False
+    ) -> None:
         self.device = device
         self._dtype = dtype
+        self._dummy = dummy
         self._models: dict[ModelSpec, LoadedModel] = {}
         self._num_holders: dict[ModelSpec, int] = {}
         self._tokenizers: dict[ModelSpec, Tokenizer] = {}
@@ -26,7 +30,9 @@ class Shelf:
     def load(self, spec: ModelSpec) -> LoadedModel:
         """The model, the same one for everybody; each call needs a `release`. ModelError."""
         if spec not in self._models:
-            self._models[spec] = load_model(model_source(spec, self._dtype), self.device)
+            self._models[spec] = load_model(
+                model_source(spec, self._dtype, dummy=self._dummy), self.device
+            )
             self._num_holders[spec] = 0
         self._num_holders[spec] += 1
         return self._models[spec]
@@ -44,12 +50,14 @@ class Shelf:
         """The model's tokenizer; its weights need not be loaded. ModelError."""
         if spec not in self._tokenizers:
             self._tokenizers[spec] = Tokenizer(
-                spec.location, revision=spec.revision, trust_remote_code=spec.trust_remote_code
+                spec.tokenizer_location,
+                revision=spec.revision,
+                trust_remote_code=spec.trust_remote_code,
             )
         return self._tokenizers[spec]
 
 
-def model_source(spec: ModelSpec, dtype: str | None) -> ModelSource:
+def model_source(spec: ModelSpec, dtype: str | None, *, dummy: bool = False) -> ModelSource:
     """Where and how to load what pairings.yaml describes; `dtype` overrides its own."""
     return ModelSource(
         location=spec.location,
@@ -58,6 +66,7 @@ def model_source(spec: ModelSpec, dtype: str | None) -> ModelSource:
         device_map=spec.device_map,
         quantization=spec.quantization,
         trust_remote_code=spec.trust_remote_code,
+        dummy=dummy or spec.is_shape,
     )
 
 

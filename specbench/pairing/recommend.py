@@ -142,9 +142,10 @@ def _answer(verdict: Verdict, cell: CellSummary, speedup: Interval) -> str:
     )
     units = f"{float(f'{more:.2g}'):,.0f} more {measured.noun(more)}"
     if speedup.low is None:
+        verb = "gives" if more == 1 else "give"
         return (
             f"not shown to help, {speedup_text(speedup)} from {measured.count} "
-            f"{measured.noun(measured.count)}; at least {units} give an interval"
+            f"{measured.noun(measured.count)}; at least {units} {verb} an interval"
         )
     return f"not shown to help, {speedup_text(speedup)}; about {units} would decide"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specbench.pairing.reasons import speedup_text
 from specbench.records import NO_DRAFTER, CellSummary
-from specbench.report.numbers import ABSENT, scalar, significant
+from specbench.report.numbers import ABSENT, measured, scalar, significant
 from specbench.report.sections import Section, drafter_of, label_of, short_k
 
 
@@ -69,20 +69,41 @@ def _split(cell: CellSummary, *names: str) -> str | None:
     return "/".join(f"{round(share)}" for share in known) + "%" if known == shares else None
 
 
+def _joined(cell: CellSummary, *names: str) -> str | None:
+    values = [scalar(cell.metrics.get(name)) for name in names]
+    if all(value is None for value in values):
+        return None
+    return ", ".join(ABSENT if value is None else significant(value) for value in values)
+
+
 def _detectable(cell: CellSummary) -> str | None:
     effect = cell.minimum_detectable_effect
     return None if effect is None else f"{effect:.1%}"
 
 
-_K = Column(header="K", meaning="", text=lambda cell: short_k(cell.key))
+def _k(cell: CellSummary) -> str:
+    mean_k = scalar(cell.metrics.get("mean_num_speculative_tokens"))
+    return short_k(cell.key) if mean_k is None else f"{short_k(cell.key)} {mean_k:.1f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return significant(seconds * 1e3)
+
+
+def _per_second(value: float) -> str:
+    return f"{value:,.{2 if value < 10 else 1}f}"
+
+
+_K = Column(header="K", meaning="of auto the mean over rounds", text=_k)
 _TOKENS_PER_S = Column(
     header="tok/s",
     meaning="output tokens after the first / decode seconds",
-    text=_metric("decode_tokens_per_s", lambda value: f"{value:,.{2 if value < 10 else 1}f}"),
+    text=_metric("decode_tokens_per_s", _per_second),
 )
 _SPEEDUP = Column(
     header="speed-up [95%]",
-    meaning="decode seconds at K=0 / at K over the same prompts, with its interval",
+    meaning="decode seconds at K=0 / at K over the same prompts, with its interval; of many rows "
+    "tokens a second over those at K=0",
     text=lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
 )
 _DETECTABLE = Column(
@@ -99,6 +120,34 @@ _RATE = Column(
     text=_metric("acceptance_rate", "{:.0%}".format),
 )
 
+_BUSY = Column(
+    header="tok/s, busy",
+    meaning="tokens a second while all rows are busy",
+    text=_metric("busy_tokens_per_s", _per_second),
+)
+_USER = Column(
+    header="a user",
+    meaning="median tokens a second that one request sees",
+    text=_metric("user_tokens_per_s", _per_second),
+)
+_WHOLE = Column(
+    header="whole request",
+    meaning="the speed-up with prefill of target and drafter included, of many rows over whole "
+    "passes",
+    text=lambda cell: speedup_text(cell.speedup_end_to_end) if cell.speedup_end_to_end else None,
+)
+_BREAK_EVEN = Column(
+    header="break-even",
+    meaning="the acceptance length above which speculation pays",
+    text=_metric("break_even_length", "{:.2f}".format),
+)
+_ROUND = Column(
+    header="round ms", meaning="mean time of a round", text=_metric("round_s", _milliseconds)
+)
+_JOULES = Column(
+    header="J/token", meaning="energy a token", text=_metric("joules_per_token", significant)
+)
+
 TERMINAL_COLUMNS = (
     _K,
     _TOKENS_PER_S,
@@ -113,6 +162,8 @@ TERMINAL_COLUMNS = (
     ),
 )
 
+TERMINAL_STREAM_COLUMNS = (_K, _BUSY, _SPEEDUP, _DETECTABLE, _USER, _LENGTH, _RATE)
+
 PAGE_COLUMNS = (
     _K,
     Column(
@@ -123,25 +174,11 @@ PAGE_COLUMNS = (
     _TOKENS_PER_S,
     _SPEEDUP,
     _DETECTABLE,
-    Column(
-        header="whole request",
-        meaning="the speed-up with prefill of target and drafter included",
-        text=lambda cell: (
-            speedup_text(cell.speedup_end_to_end) if cell.speedup_end_to_end else None
-        ),
-    ),
+    _WHOLE,
     _LENGTH,
-    Column(
-        header="break-even",
-        meaning="the acceptance length above which speculation pays",
-        text=_metric("break_even_length", "{:.2f}".format),
-    ),
+    _BREAK_EVEN,
     _RATE,
-    Column(
-        header="round ms",
-        meaning="mean time of a round",
-        text=_metric("round_s", lambda seconds: significant(seconds * 1e3)),
-    ),
+    _ROUND,
     Column(
         header="draft, verify, other",
         meaning="their shares of that time",
@@ -153,8 +190,82 @@ PAGE_COLUMNS = (
         text=_metric("overhead_ratio", "{:.2f}x".format),
     ),
     Column(
-        header="J/token",
-        meaning="energy a token",
-        text=_metric("joules_per_token", significant),
+        header="roofline",
+        meaning="a round / the time to read its weights and keys at the measured copy bandwidth",
+        text=_metric("roofline_ratio", "{:.2f}x".format),
     ),
+    Column(
+        header="bandwidth",
+        meaning="share of the measured copy bandwidth that a round uses",
+        text=_metric("bandwidth_utilisation", "{:.0%}".format),
+    ),
+    Column(
+        header="launches, waits",
+        meaning="kernels or graphs that the host starts in a round, and times it waits",
+        text=lambda cell: _joined(cell, "launches_per_round", "syncs_per_round"),
+    ),
+    _JOULES,
 )
+
+PAGE_STREAM_COLUMNS = (
+    _K,
+    Column(
+        header="passes", meaning="over the prompt list", text=_metric("num_passes", "{:g}".format)
+    ),
+    _BUSY,
+    _SPEEDUP,
+    _DETECTABLE,
+    Column(
+        header="tok/s, all",
+        meaning="tokens a second over whole passes, ramp and drain included",
+        text=_metric("aggregate_tokens_per_s", _per_second),
+    ),
+    _WHOLE,
+    _USER,
+    Column(
+        header="TTFT ms",
+        meaning="median time from arrival to the first token",
+        text=_metric("ttft_s", _milliseconds),
+    ),
+    Column(header="p95", meaning="its 95th percentile", text=_metric("ttft_s_p95", _milliseconds)),
+    Column(
+        header="queue ms",
+        meaning="median time from arrival to prefill",
+        text=_metric("queue_s", _milliseconds),
+    ),
+    Column(
+        header="busy",
+        meaning="share of a pass between the first and the last round with all rows live",
+        text=_metric("busy_share", "{:.0%}".format),
+    ),
+    Column(
+        header="rows used",
+        meaning="live rows / computed rows",
+        text=_metric("padding_efficiency", "{:.0%}".format),
+    ),
+    _LENGTH,
+    _BREAK_EVEN,
+    _RATE,
+    _ROUND,
+    Column(
+        header="KV cache",
+        meaning="allocated for all rows, target and drafter",
+        text=_metric("kv_bytes", lambda value: measured(value, "bytes")),
+    ),
+    _JOULES,
+)
+
+
+def terminal_columns(section: Section) -> tuple[Column, ...]:
+    """What the terminal shows of a section."""
+    return TERMINAL_STREAM_COLUMNS if section.is_stream else TERMINAL_COLUMNS
+
+
+def page_columns(section: Section) -> tuple[Column, ...]:
+    """What a page shows of a section."""
+    return PAGE_STREAM_COLUMNS if section.is_stream else PAGE_COLUMNS
+
+
+def union(columns: Iterable[Sequence[Column]]) -> tuple[Column, ...]:
+    """Every column once, as it first appears."""
+    return tuple(dict.fromkeys(column for some in columns for column in some))

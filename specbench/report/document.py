@@ -8,16 +8,21 @@ from pydantic_core import to_jsonable_python
 
 from specbench.metrics.cell import CellData, gather_cells
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
+from specbench.pairing.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.pairing.compromise import find_compromise
+from specbench.pairing.peers import SideBySide, side_by_side
 from specbench.pairing.recommend import Recommendation, by_question, choose, decide
+from specbench.pairing.scaling import ContextCurve, Crossover, context_curves, crossovers
 from specbench.records import (
     BlockPurpose,
     CellKey,
     CellSummary,
+    EngineRecord,
     Environment,
     FailureRecord,
     MemoryRecord,
     ModelIdentity,
+    PassRecord,
     RunRecord,
     RunSettings,
 )
@@ -58,6 +63,12 @@ class Document:
     missing: tuple[CellKey, ...]  # planned, yet without a single request
     decisions: tuple[Recommendation, ...]  # quoting the second measurement of each winner
     compromises: tuple[SharedK, ...]  # where a pairing ran on several workloads
+    side_by_side: tuple[SideBySide, ...]  # where several engines ran
+    adaptive: tuple[AdaptiveComparison, ...]  # where K = auto ran beside fixed ones
+    crossovers: tuple[Crossover, ...]  # where several concurrencies ran
+    context_curves: tuple[ContextCurve, ...]  # where several context lengths ran
+    time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
+    engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
     models: tuple[ModelIdentity, ...]
     memory: tuple[MemoryRecord, ...]
@@ -75,8 +86,9 @@ class Document:
 def build_document(stored: StoredRun) -> Document:
     """Metrics, intervals and decisions of a stored run, finished or not."""
     explored = _gather(stored, "explore")
+    repeated = _gather(stored, "confirm")
     cells = summarise(explored)
-    confirmed = {cell.key: cell for cell in summarise(_gather(stored, "confirm"))}
+    confirmed = {cell.key: cell for cell in summarise(repeated)}
     choices = [choose(group) for group in by_question(cells)]
     decisions = [
         decide(choice, confirmed.get(choice.to_confirm) if choice.to_confirm else None)
@@ -94,6 +106,12 @@ def build_document(stored: StoredRun) -> Document:
             for decision in decisions
         ),
         compromises=tuple(_compromises(cells)),
+        side_by_side=side_by_side(explored),
+        adaptive=compare_adaptive(explored, repeated),
+        crossovers=crossovers(cells),
+        context_curves=context_curves(cells),
+        time_lines={c.key: c.passes[0].record for c in explored if c.key.adaptive and c.passes},
+        engines=_newest_engines(stored.engines),
         failures=stored.failures,
         models=tuple(dict.fromkeys(stored.models)),  # each session of a run states them again
         memory=_newest(stored.memory),
@@ -122,6 +140,11 @@ def to_json(document: Document) -> dict[str, Any]:
         "cells": [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
         "decisions": [_decision_json(decision) for decision in document.decisions],
         "compromises": [_compromise_json(shared) for shared in document.compromises],
+        "side_by_side": to_jsonable_python(document.side_by_side),
+        "adaptive_comparisons": to_jsonable_python(document.adaptive),
+        "crossovers": to_jsonable_python(document.crossovers),
+        "context_curves": to_jsonable_python(document.context_curves),
+        "engines": to_jsonable_python(document.engines),
         "failures": to_jsonable_python(document.failures),
         "warnings": list(document.warnings),
     }
@@ -183,6 +206,10 @@ def _compromises(cells: tuple[CellSummary, ...]) -> Iterator[SharedK]:
 def _newest(memory: tuple[MemoryRecord, ...]) -> tuple[MemoryRecord, ...]:
     """A resumed run measures memory again; the last word counts."""
     return tuple({(record.target, record.drafter): record for record in memory}.values())
+
+
+def _newest_engines(engines: tuple[EngineRecord, ...]) -> tuple[EngineRecord, ...]:
+    return tuple({(record.target, record.engine): record for record in engines}.values())
 
 
 def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:

@@ -1,12 +1,12 @@
 """Tables of text: Markdown and HTML print the same ones."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench.metrics.registry import all_metrics
 from specbench.pairing.reasons import k_text
 from specbench.records import NO_DRAFTER, CellSummary, MemoryRecord
-from specbench.report.columns import PAGE_COLUMNS, legend, name_of, note, row, shown
+from specbench.report.columns import legend, name_of, note, page_columns, row, shown, union
 from specbench.report.document import Document
 from specbench.report.memory import owner
 from specbench.report.numbers import ABSENT, measured, number, scalar, scale_of, series
@@ -21,6 +21,7 @@ class Grid:
     headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     num_names: int = 1  # leading columns of words
+    num_brief: int | None = None  # leading columns that a terminal has room for; None: all
     marks: tuple[str, ...] = ()  # a row each, where rows differ in standing: chosen, invalid
 
     def is_words(self, column: int) -> bool:
@@ -44,7 +45,7 @@ _POSITION_KINDS = {
 
 def result_grid(section: Section) -> Grid:
     """A row a cell; the remarks after K mark the chosen and the invalid ones."""
-    k, *others = shown(PAGE_COLUMNS, section.measured)
+    k, *others = shown(page_columns(section), section.measured)
     marks = tuple(note(section, cell) for cell in section.measured)
     return Grid(
         title=section.title,
@@ -57,9 +58,9 @@ def result_grid(section: Section) -> Grid:
     )
 
 
-def result_legend(document: Document) -> str:
+def result_legend(every: Sequence[Section]) -> str:
     """What the headers of the result tables mean."""
-    return legend(shown(PAGE_COLUMNS, document.cells))
+    return legend(union(shown(page_columns(section), section.measured) for section in every))
 
 
 def position_grid(section: Section) -> Grid | None:

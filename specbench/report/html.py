@@ -9,6 +9,7 @@ from jinja2 import Environment, StrictUndefined
 from specbench.pairing.recommend import Verdict
 from specbench.report.answers import Answer, answer, compromise_lines, without_workload
 from specbench.report.charts.canvas import Chart
+from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.figures import charts
 from specbench.report.grids import (
@@ -44,6 +45,7 @@ class _Run:
     which_pass: str
     notes: dict[str, list[str]]  # by heading, empty ones too
     charts: tuple[Chart, ...]
+    comparisons: tuple[Grid, ...]
     results: tuple[Grid, ...]
     legend: str
     positions: tuple[Grid, ...]
@@ -81,8 +83,9 @@ def _run(document: Document) -> _Run:
             "Warnings": warning_lines(document),
         },
         charts=charts(document),
+        comparisons=comparison_grids(document),
         results=tuple(result_grid(section) for section in every if section.measured),
-        legend=result_legend(document),
+        legend=result_legend(every),
         positions=tuple(grid for grid in map(position_grid, every) if grid),
         memory=memory_grid(document),
         metrics=tuple(grid for section in every for grid in metric_grids(section)),

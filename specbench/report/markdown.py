@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from specbench.pairing.recommend import Verdict
 from specbench.report.answers import answer, compromise_lines, without_workload
+from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.grids import (
     Grid,
@@ -64,7 +65,12 @@ def _run(document: Document) -> Iterator[str]:
     for section in every:
         if section.measured:
             yield from _table(result_grid(section))
-    yield from (escape(result_legend(document)), "")
+    yield from (escape(result_legend(every)), "")
+    comparisons = comparison_grids(document)
+    if comparisons:
+        yield from ("## Comparisons", "")
+        for grid in comparisons:
+            yield from _table(grid)
     positions = [grid for grid in map(position_grid, every) if grid]
     if positions:
         yield from ("## Acceptance per position", "")

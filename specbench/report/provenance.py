@@ -4,6 +4,7 @@ import shlex
 from typing import NamedTuple
 
 from specbench.metrics.registry import all_metrics
+from specbench.records import EngineRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured, plural
@@ -49,6 +50,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
             f"{machine.sm_clock_default_mhz} MHz" if machine.sm_clock_default_mhz else None,
         ),
         ("probe", machine.probe),
+        *((f"engine {record.engine}", engine_text(record)) for record in document.engines),
         ("seed", str(settings.seed)),
         ("sampling", f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}"),
         *(
@@ -57,6 +59,19 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         ),
     )
     return tuple(Fact(name, value) for name, value in facts if value)
+
+
+def engine_text(record: EngineRecord) -> str:
+    """How an engine ran a target: what was chosen, and what should be known about it."""
+    chosen = (
+        record.target,
+        f"{record.forward} forward" if record.forward else None,
+        f"graph {record.graph}" if record.graph else None,
+        f"attention {record.attention}" if record.attention else None,
+        None if record.compile_s is None else f"compiled in {measured(record.compile_s, 's')}",
+        record.quantization,
+    )
+    return "; ".join((_joined(*chosen), *record.notes))
 
 
 def model_grid(document: Document) -> Grid | None:

@@ -8,8 +8,19 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.report.answers import compromise_lines
-from specbench.report.columns import TERMINAL_COLUMNS, Column, legend, name_of, note, row, shown
+from specbench.report.columns import (
+    Column,
+    legend,
+    name_of,
+    note,
+    row,
+    shown,
+    terminal_columns,
+    union,
+)
+from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
+from specbench.report.grids import Grid
 from specbench.report.notes import failure_lines, invalid_lines, warning_lines
 from specbench.report.sections import Section, sections
 
@@ -18,13 +29,15 @@ _STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
 
 def terminal_report(document: Document) -> Group:
     """Tables, notes and compromises of a run; the answer itself is `answer_lines`."""
-    columns = shown(TERMINAL_COLUMNS, document.cells)
+    drawn = [section for section in sections(document) if section.measured]
+    columns = [shown(terminal_columns(section), document.cells) for section in drawn]
     parts: list[RenderableType] = []
-    for section in sections(document):
-        if section.measured:
-            parts += [_table(section, columns), ""]
+    for section, some in zip(drawn, columns, strict=True):
+        parts += [_table(section, some), ""]
     if parts:
-        parts += [Text(legend(columns), style="dim"), ""]
+        parts += [Text(legend(union(columns)), style="dim"), ""]
+    for grid in comparison_grids(document):
+        parts += [_grid_table(grid), ""]
     for lines, style in (
         (failure_lines(document), "red"),
         (invalid_lines(document), "red"),
@@ -36,9 +49,9 @@ def terminal_report(document: Document) -> Group:
     return Group(*parts)
 
 
-def _table(section: Section, columns: Sequence[Column]) -> Table:
-    table = Table(
-        title=Text(section.title),
+def _titled(title: str) -> Table:
+    return Table(
+        title=Text(title),
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
@@ -46,6 +59,23 @@ def _table(section: Section, columns: Sequence[Column]) -> Table:
         padding=0,
         header_style="",
     )
+
+
+def _grid_table(grid: Grid) -> Table:
+    """The columns of a grid that fit a terminal."""
+    table = _titled(grid.title)
+    for i, header in enumerate(grid.headers[: grid.num_brief]):
+        is_words = grid.is_words(i)
+        table.add_column(
+            header, justify="left" if is_words else "right", overflow="fold", no_wrap=not is_words
+        )
+    for texts in grid.rows:
+        table.add_row(*map(Text, texts[: grid.num_brief]))
+    return table
+
+
+def _table(section: Section, columns: Sequence[Column]) -> Table:
+    table = _titled(section.title)
     table.add_column("drafter", overflow="fold", min_width=8)
     for column in columns:
         table.add_column(column.header, justify="right", no_wrap=True)

@@ -14,6 +14,7 @@ from specbench.bench.benchmark import find_device, run_benchmark
 from specbench.config import load_pairings
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest
+from specbench.engines.shelf import Shelf
 from specbench.errors import StoreError, UsageError
 from specbench.records import RunSettings, Sampling
 from specbench.report.document import build_document
@@ -280,19 +281,19 @@ def test_a_run_that_is_not_there_cannot_go_on(tiny, tmp_path):
 
 
 def test_an_answer_ends_at_its_end_token_unless_it_is_told_to_go_on(tiny):
-    engine = BuiltinEngine(load_pairings(tiny / "pairings.yaml").targets[0], CPU)
+    engine = BuiltinEngine(load_pairings(tiny / "pairings.yaml").targets[0], Shelf(CPU))
     request = EngineRequest(
         prompt_ids=(40, 41, 42), max_new_tokens=8, sampling=Sampling(), seed=0, stop_at_eos=False
     )
-    whole = engine.generate(request, "none", 0)
+    whole = engine.generate(request, engine.baseline)
     assert len(whole.output_ids) == 8
 
     end = whole.output_ids[3]
     engine.eos_ids = (end,)
     first = whole.output_ids.index(end)
-    stopped = engine.generate(replace(request, stop_at_eos=True), "none", 0)
+    stopped = engine.generate(replace(request, stop_at_eos=True), engine.baseline)
     assert (stopped.output_ids, stopped.hit_eos) == (whole.output_ids[: first + 1], True)
-    assert engine.generate(request, "none", 0).output_ids == whole.output_ids
+    assert engine.generate(request, engine.baseline).output_ids == whole.output_ids
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "mps", ""])

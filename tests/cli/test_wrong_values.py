@@ -1,6 +1,13 @@
 import pytest
 
-from specbench.cli.values import parse_ks, parse_precision, parse_seconds, parse_temperatures
+from specbench.cli.values import (
+    parse_acceptance,
+    parse_concurrency,
+    parse_ks,
+    parse_precision,
+    parse_seconds,
+    parse_temperatures,
+)
 from specbench.errors import UsageError
 from tests.cli.calls import specbench
 
@@ -8,10 +15,10 @@ from tests.cli.calls import specbench
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-k", "x"], "-k 'x': expected a number, a range or a list: 4, 0..8, 1,2,4"),
+        (["-k", "x"], "-k 'x': expected a number, a range, a list or auto: 4, 0..8, 1,2,4,auto"),
         (["-k", "8..1"], "-k '8..1': K rises from 0 to 64 at most"),
         (["-k", "65"], "K rises from 0 to 64 at most"),
-        (["-k", "99999"], "expected a number, a range or a list"),
+        (["-k", "99999"], "expected a number, a range, a list or auto"),
         (["-k", ""], "-k '': expected a number"),
         (["-k", "-1"], "-k '-1': expected a number"),
         (["-k", "1.5"], "-k '1.5': expected a number"),
@@ -31,6 +38,13 @@ from tests.cli.calls import specbench
         (["--device", "cuda:99"], "--device cuda:99: this machine has"),
         (["--dtype", "fp16"], "--dtype 'fp16': allowed are float32, bfloat16, float16, float64"),
         (["--top-p", "0"], "--top-p 0 leaves no token; above 0 and up to 1 is allowed"),
+        (["--engine", "vllm"], "--engine 'vllm': allowed are builtin, transformers"),
+        (["--concurrency", "0"], "--concurrency '0': 1 to 1024 rows are allowed"),
+        (["--concurrency", "many"], "--concurrency 'many': expected numbers such as 1 or 1,4,16"),
+        (["--forward", "fast"], "--forward 'fast': allowed are auto, stock, fused"),
+        (["--graph", "on"], "--graph 'on': allowed are auto, off, step, round"),
+        (["--acceptance", "0.5,0.7"], "shares from 0 to 1 that do not rise"),
+        (["--acceptance", "most"], "expected 0.7, a list such as 0.8,0.6,0.5 or"),
         (["tinny"], "no pairing 'tinny' in pairings.yaml, did you mean 'tiny'?"),
         (["tiny/drafft"], "did you mean 'tiny/draft'?; `specbench list pairings` shows them all"),
         (["-w", "chatt"], "no workload 'chatt', did you mean 'chat'?; there are: "),
@@ -95,7 +109,42 @@ def test_other_commands_and_options_refuse_alike(arguments, says, empty_folder):
     ],
 )
 def test_ks_are_a_number_a_range_or_a_list(text, ks):
-    assert parse_ks(text) == ks
+    assert parse_ks(text) == (ks, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "ks"), [("auto", ()), ("0..2,auto", (0, 1, 2)), (" auto , 4", (4,))]
+)
+def test_auto_stands_alone_or_beside_numbers(text, ks):
+    assert parse_ks(text) == (ks, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [
+        ("0.7", (0.7,)),
+        ("1", (1.0,)),
+        ("0.8,0.6,0.6", (0.8, 0.6, 0.6)),
+        # 100 rounds: 60 kept at least one draft, 20 at least two, none more.
+        ("histogram:40,40,20", (0.6, 0.2, 0.0)),
+        ("histogram:40,60", (0.6, 0.0)),
+    ],
+)
+def test_acceptance_is_a_rate_a_list_or_a_histogram(text, rates):
+    assert parse_acceptance(text) == pytest.approx(rates)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1.1", "-0.1", "0.5,0.6", "nan", "histogram:", "histogram:4", "histogram:0,0", "half:1"],
+)
+def test_acceptance_that_cannot_be_is_a_usage_error(text):
+    with pytest.raises(UsageError, match="--acceptance"):
+        parse_acceptance(text)
+
+
+def test_rows_are_numbers_each_once():
+    assert parse_concurrency("16,1, 4,1") == (16, 1, 4)
 
 
 def test_temperatures_are_numbers_each_once():
@@ -114,7 +163,17 @@ def test_a_precision_is_a_share(text, share):
     assert parse_precision(text) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("parse", [parse_ks, parse_seconds, parse_precision, parse_temperatures])
+@pytest.mark.parametrize(
+    "parse",
+    [
+        parse_ks,
+        parse_seconds,
+        parse_precision,
+        parse_temperatures,
+        parse_concurrency,
+        parse_acceptance,
+    ],
+)
 @pytest.mark.parametrize("text", ["", "x", "--", "1e400", "9" * 5000, "\0"])
 def test_nonsense_is_a_usage_error(parse, text):
     with pytest.raises(UsageError):

@@ -16,6 +16,9 @@ class CountingClock:
     """The n-th mark comes n seconds after the first; looking at the clock takes no time."""
 
     def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
         self.marks = 0
 
     def mark(self) -> float:

@@ -12,10 +12,11 @@ from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from specbench.decoding.loading import LoadedModel, ModelSource, load_model, planned_dtype
-from specbench.decoding.quantization import packable, require_packable, stored_format
+from specbench.decoding.quantization import pack, packable, require_packable, stored_format
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from specbench.errors import ModelError
+from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,
@@ -120,6 +121,17 @@ def test_a_packed_draft_never_changes_the_text(saved, scheme):
     results = decoded(target, draft)
     assert_texts(results, expected)
     assert 0 < acceptance_rate(results) <= 1
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_a_packed_layer_on_a_gpu_neither_syncs_nor_copies(scheme):
+    with fake_cuda():
+        linear = torch.nn.Linear(128, 64, device=DEVICE, dtype=torch.bfloat16)
+        pack(linear, scheme)
+        tokens_BTF = torch.empty(2, 5, 128, device=DEVICE, dtype=torch.bfloat16)
+        with HostWatch():
+            out_BTF = linear(tokens_BTF)
+        assert (out_BTF.shape, out_BTF.dtype) == ((2, 5, 64), torch.bfloat16)
 
 
 def test_a_packed_model_is_another_model_than_its_checkpoint(saved):

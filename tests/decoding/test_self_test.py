@@ -1,7 +1,10 @@
+from typing import ClassVar
+
 import pytest
 import torch
 
 from specbench.decoding import self_test
+from specbench.decoding.fused_runner import FusedRunner
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.self_test import make_checked_runner
 from specbench.errors import ModelError
@@ -54,18 +57,137 @@ class StretchesPositions(StockRunner):
 def test_a_runner_that_attends_wrongly_is_refused(broken, monkeypatch):
     monkeypatch.setattr(self_test, "StockRunner", broken)
     with pytest.raises(ModelError, match=r"LlamaForCausalLM: the decoder's logits differ"):
-        make_checked_runner(tiny_llama())
+        make_checked_runner(tiny_llama(), "stock")
 
 
+class TurnsTheOtherWay(FusedRunner):
+    def _rope_table(self, length):
+        return super()._rope_table(length) * torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
+
+
+class ForgetsRope(FusedRunner):
+    def _rope_table(self, length):
+        return torch.tensor([1.0, 0.0]).view(2, 1, 1, 1).expand_as(super()._rope_table(length))
+
+
+class ChangesLayers(FusedRunner):
+    """Computes with other layers than the model's."""
+
+    change: ClassVar[dict[str, None]]
+
+    def __init__(self, model):
+        super().__init__(model)
+        layers = tuple(layer._replace(**self.change) for layer in self._weights.layers)
+        self._weights = self._weights._replace(layers=layers)
+
+
+class ForgetsTheBias(ChangesLayers):
+    change: ClassVar = {"qkv_bias": None}
+
+
+class ForgetsTheHeadNorm(ChangesLayers):
+    change: ClassVar = {"head_norm": None}
+
+
+class ForgetsTheWindow(ChangesLayers):
+    change: ClassVar = {"window": None}
+
+    def __init__(self, model):
+        super().__init__(model)
+        self._windows = {None}
+
+
+class SeesTooMuch(FusedRunner):
+    def _mask(self, positions_BT, reach, window):
+        return super()._mask(positions_BT + 1, reach, window)
+
+
+class WritesToTheFirstRows(FusedRunner):
+    """Rows are mixed up, but every one of them alone is right."""
+
+    def _reach(self, B, span, first_row):  # noqa: ARG002
+        return super()._reach(B, span, 0)
+
+
+class NeverWritesAgain(FusedRunner):
+    """What a wrong draft left behind stays."""
+
+    def _attend(self, layer, work, kept, slots_N, rope, mask):
+        is_new = (kept.buffer[slots_N] == 0).all(1)
+        elsewhere = torch.full_like(slots_N, len(kept.buffer) - 1)
+        super()._attend(layer, work, kept, slots_N.where(is_new, elsewhere), rope, mask)
+
+
+def tiny_family(name, **changes):
+    """A model whose biases and norms matter."""
+    config = ARCHITECTURES[name]()
+    for key, value in changes.items():
+        setattr(config, key, value)
+    model = build(config)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("broken", "model"),
+    [
+        (TurnsTheOtherWay, lambda: tiny_family("Llama")),
+        (ForgetsRope, lambda: tiny_family("Llama")),
+        (ForgetsTheBias, lambda: tiny_family("Qwen2")),
+        (ForgetsTheHeadNorm, lambda: tiny_family("Qwen3")),
+        (ForgetsTheWindow, lambda: tiny_family("Mistral + window", sliding_window=8)),
+        (SeesTooMuch, lambda: tiny_family("Llama")),
+        (WritesToTheFirstRows, lambda: tiny_family("Llama")),
+        (NeverWritesAgain, lambda: tiny_family("Llama")),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wrong_fused_forward_is_caught_when_the_model_is_loaded(
+    broken, model, dtype, monkeypatch
+):
+    model = model().to(dtype)
+    right, notes = make_checked_runner(model)
+    assert (right.kind, notes) == ("fused", ())
+    monkeypatch.setattr(self_test, "FusedRunner", broken)
+
+    runner, notes = make_checked_runner(model)
+
+    assert runner.kind == "stock"
+    assert len(notes) == 1
+    assert "stock forward instead of the fused one: the decoder's logits differ" in notes[0]
+    with pytest.raises(ModelError, match="cannot run with the fused forward: the decoder's logi"):
+        make_checked_runner(model, "fused")
+
+
+@pytest.mark.parametrize("forward", ["auto", "stock", "fused"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_a_right_runner_passes_in_every_dtype(dtype):
-    runner, notes = make_checked_runner(tiny_llama().to(dtype))
-    assert isinstance(runner, StockRunner)
+def test_a_right_runner_passes_in_every_dtype(dtype, forward):
+    runner, notes = make_checked_runner(tiny_llama().to(dtype), forward)
+    assert runner.kind == ("stock" if forward == "stock" else "fused")
     assert notes == ()
 
 
-def test_logits_that_are_not_numbers_are_refused():
+def test_a_model_that_cannot_be_fused_runs_stock_and_the_notes_say_why():
+    model = build(ARCHITECTURES["Phi3"]())
+    runner, notes = make_checked_runner(model)
+    assert isinstance(runner, StockRunner)
+    assert len(notes) == 1
+    assert notes[0].startswith("stock forward instead of the fused one: Phi3ForCausalLM is not")
+    with pytest.raises(ModelError, match="Phi3ForCausalLM cannot run with the fused forward"):
+        make_checked_runner(model, "fused")
+
+
+def test_the_fused_forward_leaves_the_models_own_attention_as_it_was():
     model = tiny_llama()
+    before = model.config._attn_implementation
+    make_checked_runner(model)
+    assert model.config._attn_implementation == before
+
+
+def test_logits_that_are_not_numbers_are_refused():
+    model = build(ARCHITECTURES["Phi3"]())
     model.lm_head.weight.data[3] = float("nan")
     with pytest.raises(ModelError, match="differ from the model's own by nan"):
         make_checked_runner(model)

@@ -55,6 +55,17 @@ def test_without_a_valid_cell_there_is_no_compromise(summarised):
     assert find_compromise([]) is None
 
 
+def test_an_adaptive_k_is_no_k_for_all_workloads(summarised):
+    code = sweep(summarised, "code", k2=1.5)
+    auto = [
+        replace(c, key=replace(c.key, adaptive=True)) for c in sweep(summarised, "code", k8=3.0)
+    ]
+    found = find_compromise([*code, *auto])
+    assert found is not None
+    assert found.num_speculative_tokens == 2
+    assert find_compromise(auto) is None
+
+
 def test_pairings_are_not_mixed(summarised):
     cell = summarised(2, 1.0, 1.1, 1.2)
     other = replace(cell, key=replace(cell.key, pairing="demo/poor"))

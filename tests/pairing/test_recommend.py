@@ -199,3 +199,62 @@ def test_the_three_answers(low, high, verdict):
 
 def test_no_speedup_at_all_is_not_shown_to_help():
     assert judge(None) is Verdict.NOT_SHOWN
+
+
+def auto(cell, mean_k=3.14):
+    """The cell with an adaptive K."""
+    return replace(
+        cell,
+        key=replace(cell.key, adaptive=True),
+        metrics={**cell.metrics, "mean_num_speculative_tokens": mean_k},
+    )
+
+
+def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarised):
+    cells = [summarised(8, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+    assert by_question(cells) == (tuple(cells),)
+    choice = choose(cells)
+    assert choice.to_confirm == cells[1].key
+    decision = decide(choice, cells[1])
+    assert decision.sentence == "code: auto (mean K 3.1), 1.90x faster [1.80, 2.00]"
+    assert (decision.num_speculative_tokens, decision.leader.adaptive) == (8, True)
+    assert "auto (mean K 3.1) led the first pass over K = 8, auto" in decision.reasons
+
+
+def test_a_tie_goes_to_the_fixed_k(summarised):
+    cells = [auto(summarised(2, 1.500, 1.6, 1.7)), summarised(6, 1.495, 1.6, 1.7)]
+    assert choose(cells).leader == cells[1]
+
+
+def test_the_fixed_ks_can_be_chosen_among_alone(summarised):
+    cells = [summarised(4, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+    fixed = [cell for cell in cells if not cell.key.adaptive]
+    assert choose(fixed).leader == cells[0]
+
+
+def test_an_adaptive_cell_is_not_taken_for_the_fixed_one_measured_again(summarised):
+    cells = [summarised(8, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+    with pytest.raises(ValueError, match=r"k8.*was measured again, not .*kauto"):
+        decide(choose(cells), cells[0])
+
+
+def test_above_one_row_passes_would_decide(summarised):
+    cell = summarised(4, 1.000, 1.08, 1.166, num_prompts=40, metrics={"num_passes": 8})
+    many = replace(cell, key=replace(cell.key, concurrency=4))
+    # As with 8 prompts of one row: the half-width must shrink from 7.7 % to 6.7 %.
+    assert decide(choose([many])).sentence == (
+        "code: not shown to help, 1.08x [1.00, 1.17]; about 2 more passes would decide"
+    )
+    few = replace(
+        many, metrics={"num_passes": 4}, speedup=Interval(estimate=2, low=None, high=None)
+    )
+    assert decide(choose([few])).sentence == (
+        "code: not shown to help, 2.00x from 4 passes; at least 1 more pass gives an interval"
+    )
+
+
+@pytest.mark.parametrize("change", [{"context": 512}, {"request_rate": 2.0}, {"concurrency": 4}])
+def test_context_and_load_are_part_of_the_question(summarised, change):
+    cell = summarised(4, 1.8, 1.9, 2.0)
+    other = replace(cell, key=replace(cell.key, **change))
+    assert by_question([cell, other]) == ((cell,), (other,))

@@ -1,0 +1,1 @@
+"""Measures the product itself; what it writes lies beside it."""

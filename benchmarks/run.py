@@ -1,0 +1,81 @@
+"""Runs the product for a benchmark, and says where its figures come from."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specbench.bench.benchmark import run_benchmark
+from specbench.config import load_pairings
+from specbench.metrics.cell import CellData, gather_cells
+from specbench.records import BlockPurpose, CellKey, RunSettings
+from specbench.shipped import shipped
+from specbench.store import StoredRun
+
+
+class PlainWatch:
+    """Tells on standard error how the run goes."""
+
+    def run_id(self, run_id: str) -> None:
+        _tell(f"run {run_id}")
+
+    def stage(self, text: str) -> None:
+        _tell(text)
+
+    def advance(self, done: int, total: int, seconds_left: float | None) -> None:  # noqa: ARG002
+        if done == total:
+            _tell(f"{done} blocks")
+
+    def warn(self, text: str) -> None:
+        _tell(f"note: {text}")
+
+
+def run(settings: RunSettings, root: Path) -> StoredRun:
+    """One run of the product over the shipped pairings; its records are kept under `root`."""
+    pairings = load_pairings(shipped("pairings.yaml")).select(settings.pairings)
+    return run_benchmark(settings, pairings, root, PlainWatch())
+
+
+def cells_of(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
+    return gather_cells(
+        [plan.key for plan in stored.run.cells],
+        stored.blocks,
+        memories=stored.memory,
+        forwards=stored.forwards,
+        limits=stored.limits,
+        purpose=purpose,
+    )
+
+
+def provenance(stored: StoredRun) -> dict[str, Any]:
+    """What must be known to repeat the run, and what went wrong in it."""
+    return {
+        "run_id": stored.run.run_id,
+        "is_complete": stored.is_complete,
+        "environment": asdict(stored.run.environment),
+        "settings": asdict(stored.run.settings),
+        "workload_sha256": dict(stored.run.workload_sha256),
+        "models": [asdict(model) for model in stored.models],
+        "engines": [asdict(engine) for engine in stored.engines],
+        "failures": [asdict(failure) for failure in stored.failures],
+    }
+
+
+def name_of(key: CellKey) -> str:
+    """`builtin K=4`, `assisted K=4`, `generate`: a cell within its setting."""
+    method = key.engine if key.engine == "builtin" else key.method
+    if key.adaptive:
+        return f"{method} K=auto"
+    says_k = key.engine == "builtin" or key.num_speculative_tokens
+    return f"{method} K={key.num_speculative_tokens}" if says_k else method
+
+
+def write(document: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    _tell(f"wrote {path}")
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

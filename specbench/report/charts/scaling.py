@@ -1,0 +1,108 @@
+"""Speed-up against rows in flight or against context, a line a K: where does it stop paying?"""
+
+from collections.abc import Sequence
+from itertools import cycle
+
+from matplotlib.axes import Axes
+
+from specbench.metrics.setting import setting_of
+from specbench.pairing.scaling import ContextCurve, Crossover, Point
+from specbench.report.charts.canvas import MARKERS, SERIES, Chart, Label, Panels, SeriesStyle
+from specbench.report.sections import label_of, setting_title, short_k
+
+Curve = Crossover | ContextCurve
+
+_BARS = (
+    "Bars: 95% intervals. Dashed: no speculation. Hollow points are invalid and support no answer."
+)
+_ROWS = (
+    "Tokens a second at K / at K=0 while all rows are busy; of one row decode seconds at K=0 / at "
+    "K. More rows leave less of the machine idle, and so less for speculation to win. "
+)
+_CONTEXT = (
+    "Decode speed-up over prompts lengthened to so many tokens. The longer the context, the more "
+    "of a step goes into reading keys and values, of the target and of the drafter. "
+)
+
+
+def crossover_charts(crossovers: Sequence[Crossover]) -> list[Chart]:
+    """A chart a pairing and setting, a panel a workload."""
+    groups: dict[tuple[object, ...], list[Curve]] = {}
+    for curve in crossovers:
+        setting = setting_of(curve.key)._replace(workload="", concurrency=1)
+        groups.setdefault((label_of(curve.key), setting), []).append(curve)
+    title, axis = "Speed-up against rows in flight", "rows in flight"
+    return [_chart(group, title, axis, _ROWS + _BARS) for group in groups.values()]
+
+
+def context_charts(curves: Sequence[ContextCurve]) -> list[Chart]:
+    """A chart a pairing and setting, a panel a workload."""
+    groups: dict[tuple[object, ...], list[Curve]] = {}
+    for curve in curves:
+        setting = setting_of(curve.key)._replace(workload="", context=None)
+        groups.setdefault((label_of(curve.key), setting), []).append(curve)
+    title, axis = "Speed-up against context", "tokens of context"
+    return [_chart(group, title, axis, _CONTEXT + _BARS) for group in groups.values()]
+
+
+def _chart(group: Sequence[Curve], title: str, axis: str, caption: str) -> Chart:
+    workloads = list(dict.fromkeys(curve.key.workload for curve in group))
+    places = sorted({point.at for curve in group for point in curve.points})
+    styles = _styles(group)
+    panels = Panels(workloads, list(styles))
+    names: list[list[Label]] = []
+    for ax, workload in zip(panels.axes, workloads, strict=True):
+        panels.reference_line(ax)
+        own = [curve for curve in group if curve.key.workload == workload]
+        for i, curve in enumerate(own):
+            shift = 0.06 * (i - (len(own) - 1) / 2)  # intervals stay apart
+            _draw(ax, curve.points, places, styles[_name(curve)], shift)
+        names.append([label for curve in own for label in _label(curve, styles)])
+    panels.set_places([f"{place:,}" for place in places], axis)
+    panels.axes[0].set_ylabel("speed-up")
+    panels.axes[0].yaxis.set_major_formatter("{x:g}x")
+    panels.label_ends(names)
+    first = group[0].key
+    setting = setting_of(first)._replace(concurrency=1, context=None)
+    return panels.chart(title, f"{label_of(first)}: {setting_title(setting)}", caption)
+
+
+def _styles(group: Sequence[Curve]) -> dict[str, SeriesStyle]:
+    names = dict.fromkeys(map(_name, group))
+    looks = zip(names, cycle(SERIES), cycle(MARKERS), strict=False)
+    return {name: SeriesStyle(colour=colour, marker=marker) for name, colour, marker in looks}
+
+
+def _name(curve: Curve) -> str:
+    return f"K={short_k(curve.key)}"
+
+
+def _draw(
+    ax: Axes, points: Sequence[Point], places: Sequence[int], style: SeriesStyle, shift: float
+) -> None:
+    line = [
+        (places.index(p.at) + shift, p.speedup.estimate) for p in points if p.valid and p.speedup
+    ]
+    if line:
+        ax.plot(*zip(*line, strict=True), color=style.colour, zorder=3)
+    for point in points:
+        if point.speedup is None:
+            continue
+        x, speedup = places.index(point.at) + shift, point.speedup
+        if speedup.low is not None and speedup.high is not None:
+            ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
+        ax.plot(
+            x,
+            speedup.estimate,
+            marker=style.marker,
+            markersize=4,
+            color=style.colour,
+            markerfacecolor=style.colour if point.valid else "none",
+            zorder=4,
+        )
+
+
+def _label(curve: Curve, styles: dict[str, SeriesStyle]) -> list[Label]:
+    """The line's name at its end; none where it has no point."""
+    ends = [point.speedup.estimate for point in curve.points if point.speedup]
+    return [Label(y, _name(curve), styles[_name(curve)].colour) for y in ends[-1:]]

@@ -1,0 +1,191 @@
+"""Tables that hold cells against one another: engines, K = auto, rows in flight, contexts."""
+
+from collections.abc import Iterator, Sequence
+
+from specbench.metrics.setting import Setting, is_stream, setting_of
+from specbench.pairing.adaptive import pooled
+from specbench.pairing.reasons import speedup_text
+from specbench.pairing.scaling import Crossover, Point
+from specbench.records import NO_DRAFTER, CellKey, Interval
+from specbench.report.document import Document
+from specbench.report.grids import Grid
+from specbench.report.numbers import ABSENT, measured, plural
+from specbench.report.sections import drafter_of, label_of, parts_told_apart, short_k
+
+
+def comparison_grids(document: Document) -> tuple[Grid, ...]:
+    """Those for which there is something to compare."""
+    grids = (
+        side_by_side_grid(document),
+        adaptive_grid(document),
+        crossover_grid(document),
+        context_grid(document),
+    )
+    return tuple(grid for grid in grids if grid is not None)
+
+
+def side_by_side_grid(document: Document) -> Grid | None:
+    """The built-in decoder beside other engines, a row a pair of cells."""
+    pairs = document.side_by_side
+    if not pairs:
+        return None
+    settings = [setting_of(pair.own) for pair in pairs]
+    return Grid(
+        title="Side by side: how many times as fast as the other engine",
+        headers=(
+            "",
+            "builtin",
+            "other",
+            "decode [95%]",
+            "same text",
+            "whole",
+            "CPU",
+            "prompts",
+            "",
+        ),
+        rows=tuple(
+            (
+                _where(setting, settings),
+                work_of(pair.own),
+                f"{pair.peer.engine} {work_of(pair.peer)}",
+                speedup_text(pair.decode),
+                f"{pair.equal_text:.0%}",
+                _interval(pair.end_to_end),
+                _interval(pair.cpu),
+                str(pair.num_prompts),
+                "" if pair.valid else "invalid",
+            )
+            for setting, pair in zip(settings, pairs, strict=True)
+        ),
+        num_names=3,
+        num_brief=5,
+        marks=tuple("" if pair.valid else "invalid" for pair in pairs),
+    )
+
+
+def adaptive_grid(document: Document) -> Grid | None:
+    """K = auto against the best fixed K, a row a question."""
+    found = document.adaptive
+    if not found:
+        return None
+    settings = [setting_of(comparison.adaptive) for comparison in found]
+    together = pooled(found)
+    mean = "" if together is None else f", {together:.3f}x on geometric mean"
+    return Grid(
+        title=f"K=auto against the best fixed K: how many times as fast{mean}",
+        headers=("", "drafter", "best K", "decode [95%]", "mean K", "whole", "over", ""),
+        rows=tuple(
+            (
+                _where(setting, settings),
+                drafter_of(label_of(c.adaptive)),
+                str(c.best_fixed.num_speculative_tokens),
+                speedup_text(c.decode),
+                _text(c.mean_num_speculative_tokens, "{:.1f}"),
+                _interval(c.end_to_end),
+                f"{c.num_units} {'passes' if is_stream(c.adaptive) else 'prompts'}",
+                "" if c.valid else "invalid",
+            )
+            for setting, c in zip(settings, found, strict=True)
+        ),
+        num_names=2,
+        num_brief=5,
+        marks=tuple("" if c.valid else "invalid" for c in found),
+    )
+
+
+def crossover_grid(document: Document) -> Grid | None:
+    """Speed-up by rows in flight, a row a K, and where it stops."""
+    found = document.crossovers
+    if not found:
+        return None
+    settings = [setting_of(crossover.key)._replace(concurrency=1) for crossover in found]
+    rows = _places([crossover.points for crossover in found])
+    return Grid(
+        title="Speed-up by rows in flight, and the rows from which it is not shown any more",
+        headers=("", "drafter", "K", *(plural(n, "row") for n in rows), "stops at", "estimate"),
+        rows=tuple(
+            (
+                _where(setting, settings),
+                drafter_of(label_of(crossover.key)),
+                short_k(crossover.key),
+                *(_at(crossover.points, n) for n in rows),
+                _stops(crossover),
+                _text(crossover.estimated, "{:.1f}"),
+            )
+            for setting, crossover in zip(settings, found, strict=True)
+        ),
+        num_names=2,
+    )
+
+
+def context_grid(document: Document) -> Grid | None:
+    """Speed-up and KV cache by context length, a row a K."""
+    found = document.context_curves
+    if not found:
+        return None
+    settings = [setting_of(curve.key)._replace(context=None) for curve in found]
+    lengths = _places([curve.points for curve in found])
+    return Grid(
+        title="Speed-up by tokens of context, and the KV cache of target and drafter",
+        headers=("", "drafter", "K", *(f"{n:,}" for n in lengths), *("KV",) * len(lengths)),
+        rows=tuple(
+            (
+                _where(setting, settings),
+                drafter_of(label_of(curve.key)),
+                short_k(curve.key),
+                *(_at(curve.points, n) for n in lengths),
+                *(_kv(curve.points, n) for n in lengths),
+            )
+            for setting, curve in zip(settings, found, strict=True)
+        ),
+        num_names=2,
+        num_brief=3 + len(lengths),
+    )
+
+
+def work_of(key: CellKey) -> str:
+    """Such as `K=0`, `generate`, `draft K=4`, `draft, assisted K=4`."""
+    k = "auto" if key.adaptive else f"K={key.num_speculative_tokens}"
+    if key.drafter == NO_DRAFTER:
+        return k if key.method == NO_DRAFTER else key.method
+    return f"{drafter_of(label_of(key))} {k}"
+
+
+def _where(setting: Setting, among: Sequence[Setting]) -> str:
+    return ", ".join(parts_told_apart(setting, among, also="workload"))
+
+
+def _places(curves: Sequence[Sequence[Point]]) -> list[int]:
+    return sorted({point.at for points in curves for point in points})
+
+
+def _found(points: Sequence[Point], at: int) -> Iterator[Point]:
+    return (point for point in points if point.at == at)
+
+
+def _at(points: Sequence[Point], at: int) -> str:
+    """The estimate; its interval is in the results."""
+    for point in _found(points, at):
+        if point.speedup is not None:
+            return f"{point.speedup.estimate:.2f}x{'' if point.valid else ' invalid'}"
+    return ABSENT
+
+
+def _kv(points: Sequence[Point], at: int) -> str:
+    known = [p.kv_bytes for p in _found(points, at) if p.kv_bytes is not None]
+    return measured(known[0], "bytes") if known else ABSENT
+
+
+def _stops(crossover: Crossover) -> str:
+    if crossover.concurrency is not None:
+        return plural(crossover.concurrency, "row")
+    shown = [p.at for p in crossover.points if p.valid and p.speedup and p.speedup.low]
+    return f"not up to {max(shown)}" if shown else ABSENT
+
+
+def _interval(interval: Interval | None) -> str:
+    return ABSENT if interval is None else speedup_text(interval)
+
+
+def _text(value: float | None, form: str) -> str:
+    return ABSENT if value is None else form.format(value)

@@ -1,0 +1,189 @@
+"""Rows, contexts, engines, adaptive K and made-up acceptance, down to the records on disk."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.bench.benchmark import run_benchmark
+from specbench.config import load_pairings
+from specbench.metrics.cell import gather_cells
+from specbench.records import ALL_PROMPTS, RunSettings
+from specbench.report.document import build_document
+from specbench.store import StoredRun
+from tests.bench.fake_runs import write_prompts
+from tests.bench.fakes import RecordingWatch
+from tests.tiny_pair import write_pair
+
+PROMPTS = [["Hello you", "And then?"], "Name a colour", "Count to ten", "Say nothing at all"]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny")
+    write_pair(folder)
+    write_prompts(folder / "talk.jsonl", PROMPTS)
+    return folder
+
+
+def measure(tiny: Path, root: Path, **changes) -> StoredRun:
+    base = RunSettings(
+        command="run",
+        pairings=("tiny/draft",),
+        workloads=(str(tiny / "talk.jsonl"),),
+        num_speculative_tokens=(3,),
+        max_new_tokens=10,
+        device="cpu",
+        threads=1,
+    )
+    settings = replace(base, **changes)
+    pairings = load_pairings(tiny / "pairings.yaml").select(settings.pairings)
+    return run_benchmark(settings, pairings, root, RecordingWatch())
+
+
+@pytest.fixture(scope="module")
+def stream(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> StoredRun:
+    return measure(
+        tiny,
+        tmp_path_factory.mktemp("stream"),
+        concurrency=(3,),
+        adaptive=True,
+        num_prompts=9,
+        num_repeats=2,
+    )
+
+
+def explored(run: StoredRun):
+    return [block for block in run.blocks if block.purpose == "explore"]
+
+
+def test_above_one_row_a_block_is_a_pass_of_the_whole_list_by_every_cell(stream):
+    assert [block.prompt_id for block in explored(stream)] == [ALL_PROMPTS] * 2
+    ids = {plan.key.id for plan in stream.run.cells}
+    assert {plan.key.adaptive for plan in stream.run.cells} == {False, True}
+    for block in explored(stream):
+        assert {one.cell_id for one in block.passes} == ids == set(block.order)
+        # Nine prompts from a list of four: the first comes three times and has two turns.
+        for cell_id in ids:
+            requests = [r for r in block.requests if r.cell_id == cell_id]
+            assert len(requests) == 9 + 3
+            assert len({(r.prompt_id, r.turn, r.repeat) for r in requests}) == 9 + 3
+
+
+def test_texts_over_many_rows_are_the_targets_own(stream):
+    own = {(r.prompt_id, r.turn): r.output_ids for r in stream.references}
+    for block in stream.blocks:
+        assert all(r.output_ids == own[r.prompt_id, r.turn] for r in block.requests)
+
+
+def test_a_pass_adds_up(stream):
+    for block in stream.blocks:
+        for one in block.passes:
+            requests = [r for r in block.requests if r.cell_id == one.cell_id]
+            emitted = sum(sum(r.rounds.num_emitted) for r in requests)
+            assert sum(one.rounds.num_emitted) == emitted
+            assert max(one.rounds.num_live) == 3
+            assert max(r.arrived_s + r.total_s for r in requests) <= one.seconds * 1.0001
+            assert one.kv_bytes > 0
+    document = build_document(stream)
+    assert document.missing == document.failures == ()
+    for cell in document.cells:
+        assert cell.metrics["busy_tokens_per_s"] > 0
+        assert 0 < cell.metrics["padding_efficiency"] <= 1
+
+
+def test_the_winner_and_k_auto_are_measured_again(stream):
+    again = {cell for block in stream.blocks if block.purpose == "confirm" for cell in block.order}
+    assert {plan.key.id for plan in stream.run.cells if plan.key.adaptive} <= again
+
+
+def test_arrivals_at_a_rate_are_the_same_for_every_k(tiny, tmp_path):
+    run = measure(tiny, tmp_path, request_rate=50.0, num_prompts=6, num_repeats=1)
+
+    (block,) = explored(run)
+    first_turns = {}
+    for request in block.requests:
+        if request.turn == 0:
+            first_turns.setdefault(request.cell_id, []).append(request.arrived_s)
+            assert request.queue_s >= 0
+            assert request.ttft_s >= request.queue_s
+    baseline, speculative = first_turns.values()
+    assert baseline == pytest.approx(speculative)
+    assert baseline == sorted(baseline)
+
+
+def test_prompts_are_lengthened_and_every_context_is_a_cell(tiny, tmp_path):
+    run = measure(tiny, tmp_path, contexts=(100, 150))
+
+    cells = {plan.key.id: plan.key for plan in run.run.cells}
+    assert {key.context for key in cells.values()} == {100, 150}
+    for block in run.blocks:
+        for request in block.requests:
+            context = cells[request.cell_id].context
+            if request.turn == 0:
+                assert 0.9 * context <= request.num_prompt_tokens <= context
+    lengths = {(r.prompt_id, r.turn): 0 for r in run.references}
+    assert len(run.references) == 2 * len(lengths)  # each context has its own answers
+
+
+def test_engines_share_blocks_and_say_the_same(tiny, tmp_path):
+    run = measure(
+        tiny,
+        tmp_path,
+        pairings=("tiny/draft", "tiny/ngram"),
+        engines=("builtin", "transformers"),
+    )
+
+    for block in run.blocks:
+        engines = {plan.key.engine for plan in run.run.cells if plan.key.id in block.order}
+        assert engines == {"builtin", "transformers"}
+        texts = {}
+        for request in block.requests:
+            texts.setdefault((request.prompt_id, request.turn), set()).add(request.output_ids)
+        assert all(len(found) == 1 for found in texts.values())
+    methods = {plan.key.method for plan in run.run.cells if plan.key.engine == "transformers"}
+    assert methods == {
+        "generate",
+        "generate_static",
+        "assisted",
+        "assisted_default",
+        "prompt_lookup",
+    }
+    assert {record.engine for record in run.engines} == {"builtin", "transformers"}
+
+
+def test_k_auto_keeps_a_time_line_in_one_row(tiny, tmp_path):
+    run = measure(tiny, tmp_path, num_speculative_tokens=(), adaptive=True)
+
+    (auto,) = (plan.key for plan in run.run.cells if plan.key.adaptive)
+    passes = [one for block in run.blocks for one in block.passes]
+    assert {one.cell_id for one in passes} == {auto.id}
+    assert all(max(one.rounds.num_speculative_tokens) <= 8 for one in passes)
+
+
+def test_drawn_acceptance_keeps_what_it_was_told(tiny, tmp_path):
+    run = measure(tiny, tmp_path, acceptance=(1.0, 1.0, 0.0), num_repeats=3)
+
+    cells = gather_cells([plan.key for plan in run.run.cells], run.blocks)
+    (speculative,) = (cell for cell in cells if cell.k == 3)
+    rounds = speculative.rounds
+    assert {
+        min(d, 2) == a for d, a in zip(rounds.num_drafted, rounds.num_accepted, strict=True)
+    } == {True}
+    assert build_document(run).run.settings.is_synthetic
+
+
+def test_dummy_weights_need_no_checkpoint(tiny, tmp_path):
+    for model in ("target", "draft"):
+        for file in (tiny / model).glob("*.safetensors"):
+            (tmp_path / model).mkdir(exist_ok=True)
+            for other in (tiny / model).iterdir():
+                if other != file:
+                    (tmp_path / model / other.name).write_bytes(other.read_bytes())
+    (tmp_path / "pairings.yaml").write_text((tiny / "pairings.yaml").read_text())
+    write_prompts(tmp_path / "talk.jsonl", PROMPTS)
+
+    run = measure(tmp_path, tmp_path / "reports", dummy_weights=True, acceptance=(0.5,))
+
+    assert run.failures == ()
+    assert all(model.content_sha256.startswith("dummy:") for model in run.models)

@@ -1,0 +1,411 @@
+"""The fused forward: the stock runner's answers, from weights that are held once."""
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+from specbench.decoding.fused_runner import FusedRunner
+from specbench.decoding.fused_weights import FusedWeights, can_fuse, fuse
+from specbench.decoding.request import Request
+from specbench.decoding.round import run_round
+from specbench.decoding.runner import Output, Runner, StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.errors import ModelError
+from specbench.records import Sampling
+from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
+from tests.decoding.models import (
+    ARCHITECTURES,
+    WINDOW,
+    build,
+    generated,
+    plain_logits,
+    ragged_prompts,
+    random_prompt,
+    tiny_llama,
+)
+
+NUM_TOKENS = 24
+
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_BIASES = {"attention_bias": True, "mlp_bias": True}
+_TIED = {"tie_word_embeddings": True}
+_WINDOWS = {
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Llama": ("Llama", {}),
+    "Llama, biases": ("Llama", _BIASES),
+    "Llama, llama3 rope": ("Llama", {"rope_parameters": _LLAMA3_ROPE}),
+    "Llama, no groups": ("Llama", {"num_key_value_heads": 4}),
+    "Mistral, window": ("Mistral + window", {}),
+    "Qwen2": ("Qwen2", {}),
+    "Qwen2, window": ("Qwen2 + window", {}),
+    "Qwen3": ("Qwen3", {}),
+    "Qwen3, window, tied": ("Qwen3", {**_WINDOWS, **_TIED}),
+}
+
+
+def family(name: str, seed: int = 0) -> Any:
+    """A model of the family whose biases and norms are not the zeros and ones they start as."""
+    base, changes = FAMILIES[name]
+    config = ARCHITECTURES[base]()
+    for key, value in changes.items():
+        setattr(config, key, value)
+    model = build(config, seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.3)
+    return model
+
+
+def positions(start: int, stop: int, num_rows: int = 1) -> Tensor:
+    return torch.arange(start, stop).expand(num_rows, -1)
+
+
+TOKENS_2T = torch.tensor([random_prompt(2 * WINDOW, seed=1), random_prompt(2 * WINDOW, seed=2)])
+
+
+def over_slots(runner: Runner) -> Tensor:
+    """Logits [2, T, V] of rows 1 and 2: a prefill, a wrong draft taken back, one token, more."""
+    runner.allocate(3, 64)
+    T = TOKENS_2T.shape[1]
+
+    def feed(tokens: Tensor, start: int) -> Tensor:
+        stop = start + tokens.shape[1]
+        return runner.forward(tokens, positions(start, stop, 2), 64, first_row=1).logits
+
+    runner.forward(TOKENS_2T[:1] + 1, positions(0, T), 64)  # row 0 is another's
+    head = feed(TOKENS_2T[:, :9], 0)
+    feed(TOKENS_2T[:, :5] + 1, 9)
+    return torch.cat([head, feed(TOKENS_2T[:, 9:10], 9), feed(TOKENS_2T[:, 10:], 10)], 1)
+
+
+def error(logits: Tensor, truth: Tensor) -> float:
+    return float((logits.double() - truth).square().mean().sqrt())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", list(FAMILIES))
+@torch.no_grad()
+def test_logits_are_as_near_to_the_truth_as_the_stock_ones(name: str, dtype: torch.dtype) -> None:
+    model = family(name).to(dtype)
+    truth = over_slots(StockRunner(copy.deepcopy(model).double()))
+    stock = over_slots(StockRunner(copy.deepcopy(model)))
+
+    fused = over_slots(FusedRunner(model))
+
+    assert fused.dtype is dtype
+    assert error(fused, truth) < 2 * error(stock, truth)
+    assert error(stock, truth) < 0.05 * float(truth.std())
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_the_text_is_that_of_generate(name: str) -> None:
+    model = family(name)
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    target, own, stranger = FusedRunner(model), FusedRunner(model), FusedRunner(family(name, 1))
+    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+
+    baseline = decode(target, make_drafter("none", target), requests, k=0)
+    right = decode(target, make_drafter("draft_model", target, own), requests, k=4)
+    wrong = decode(target, make_drafter("draft_model", target, stranger), requests, k=4)
+
+    assert_texts(baseline, texts)
+    assert_texts(right, texts)
+    assert_texts(wrong, texts)
+    assert acceptance_rate(right) == 1
+    assert acceptance_rate(wrong) < 0.2
+    assert all(len(set(text)) >= 6 for text in texts)  # none of them loops
+
+
+_ROPES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": _LLAMA3_ROPE,
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
+    "longrope": {
+        "short_factor": [1.0, 1.5, 2.0, 2.5],
+        "long_factor": [4.0] * 4,
+        "factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+
+
+@pytest.mark.parametrize("rope_type", list(_ROPES))
+@torch.no_grad()
+def test_rotary_positions_are_the_models_own(rope_type: str) -> None:
+    rope = {"rope_type": rope_type, "rope_theta": 100.0, **_ROPES[rope_type]}
+    model = tiny_llama(rope_parameters=rope)
+    expected = plain_logits(model, TOKENS_2T)
+    runner = FusedRunner(model)
+    runner.allocate(2, 64)
+
+    logits = runner.forward(TOKENS_2T, positions(0, TOKENS_2T.shape[1], 2), 64).logits
+
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    assert runner.max_position == (32 if rope_type == "longrope" else 128)
+
+
+@torch.no_grad()
+def test_positions_past_the_context_repeat_the_last_one() -> None:
+    model = tiny_llama(max_position_embeddings=16)
+    runner, stock = FusedRunner(copy.deepcopy(model)), StockRunner(model)
+
+    def last(runner: Runner) -> Tensor:
+        runner.allocate(1, 64)
+        return runner.forward(TOKENS_2T[:1], positions(0, 2 * WINDOW), 64).logits
+
+    torch.testing.assert_close(last(runner), last(stock), atol=1e-4, rtol=1e-4)
+
+
+@pytest.fixture
+def runner() -> FusedRunner:
+    runner = FusedRunner(tiny_llama())
+    runner.allocate(3, 64)
+    return runner
+
+
+TOKENS_1T = TOKENS_2T[:1, :12]
+
+
+@pytest.fixture(scope="module")
+def expected_1TV() -> Tensor:
+    return plain_logits(tiny_llama(), TOKENS_1T)
+
+
+@torch.no_grad()
+def test_one_position_a_row_is_answered_where_only_the_last_is_asked_for(
+    runner: FusedRunner, expected_1TV: Tensor
+) -> None:
+    tokens_3T = TOKENS_1T.expand(3, -1)
+
+    def ask(*last: int) -> Tensor:
+        last_B = torch.tensor(last)
+        return runner.forward(tokens_3T, positions(0, 12, 3), 64, last_B=last_B).logits
+
+    torch.testing.assert_close(ask(11, 4, 0), expected_1TV[0, [11, 4, 0]][:, None])
+    torch.testing.assert_close(ask(4), expected_1TV[:, [4]].expand(3, -1, -1))
+
+
+@torch.no_grad()
+def test_features_are_the_hidden_states_asked_for(runner: FusedRunner) -> None:
+    plain = tiny_llama()(input_ids=TOKENS_1T, use_cache=False, output_hidden_states=True)
+
+    out = runner.forward(
+        TOKENS_1T, positions(0, 12), 64, features=(0, 2, 1), last_B=torch.tensor([11])
+    )
+
+    for feature, index in zip(out.features, (0, 2, 1), strict=True):
+        torch.testing.assert_close(feature, plain.hidden_states[index])
+
+
+@torch.no_grad()
+def test_an_answer_outlives_the_next_forward(runner: FusedRunner, expected_1TV: Tensor) -> None:
+    out = runner.forward(TOKENS_1T, positions(0, 12), 64, features=(0, 1, 2))
+    before = [feature.clone() for feature in out.features]
+
+    runner.forward(TOKENS_1T + 1, positions(0, 12), 64)
+
+    torch.testing.assert_close(out.logits, expected_1TV)
+    torch.testing.assert_close(list(out.features), before, rtol=0, atol=0)
+
+
+@torch.no_grad()
+def test_a_forward_longer_than_what_is_kept_is_as_right(runner: FusedRunner) -> None:
+    tokens_3T = torch.tensor([random_prompt(100, seed=3)]).expand(3, -1)
+    runner.allocate(3, 128)
+
+    logits = runner.forward(tokens_3T, positions(0, 100, 3), 128).logits
+
+    torch.testing.assert_close(
+        logits[:1], plain_logits(tiny_llama(), tokens_3T[:1]), atol=1e-4, rtol=1e-4
+    )
+
+
+@torch.no_grad()
+def test_a_copied_row_goes_on_as_its_source(runner: FusedRunner, expected_1TV: Tensor) -> None:
+    runner.forward(TOKENS_1T[:, :7], positions(0, 7), 64)
+
+    runner.copy_row(0, 2, 7)
+    tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64, first_row=2).logits
+
+    torch.testing.assert_close(tail, expected_1TV[:, 7:])
+    assert not runner.cache.layers[0].view(3, 64, -1)[2, 12:].any()
+
+
+@torch.no_grad()
+def test_what_was_made_in_inference_mode_can_be_used_outside(expected_1TV: Tensor) -> None:
+    with torch.inference_mode():
+        runner = FusedRunner(tiny_llama())
+        runner.allocate(1, 64)
+        runner.forward(TOKENS_1T, positions(0, 12), 64)
+
+    logits = runner.forward(TOKENS_1T, positions(0, 12), 64).logits
+
+    torch.testing.assert_close(logits, expected_1TV)
+
+
+def test_the_bytes_of_a_token_are_its_keys_and_values_in_all_layers(runner: FusedRunner) -> None:
+    # 2 layers x keys and values x 2 key/value heads x 8 values x 4 bytes
+    assert runner.cache.bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert runner.cache.nbytes == 3 * 64 * runner.cache.bytes_per_token
+    assert FusedRunner(tiny_llama()).cache.bytes_per_token == 0
+
+
+def test_a_cache_that_is_large_enough_is_kept(runner: FusedRunner) -> None:
+    cache = runner.cache
+
+    runner.allocate(2, 64)
+    assert runner.cache is cache
+    runner.allocate(2, 65)
+    assert (runner.cache.num_rows, runner.cache.max_len) == (3, 65)
+
+
+def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
+    """Bytes by address of all memory that the tensors lie in."""
+    memory = [tensor.untyped_storage() for tensor in tensors]
+    return {storage.data_ptr(): storage.nbytes() for storage in memory}
+
+
+def tensors_of(weights: FusedWeights) -> list[Tensor]:
+    own = [weights.embedding, weights.final_norm, weights.head]
+    return own + [t for layer in weights.layers for t in layer if isinstance(t, Tensor)]
+
+
+@pytest.mark.parametrize("mirrored", [False, True], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("name", list(FAMILIES))
+def test_weights_are_held_once(name: str, mirrored: bool) -> None:
+    model = family(name)
+    expected = plain_logits(model, TOKENS_2T)
+    before = sum(storages(model.parameters()).values())
+
+    weights = fuse(model, mirrored=mirrored)
+    again = fuse(model, mirrored=mirrored)
+
+    together = storages([*model.parameters(), *tensors_of(weights), *tensors_of(again)])
+    norms = 5 * 32 * 4 if mirrored else 0  # the zeros behind the norms of 2 layers and the last
+    for made in (weights, again):
+        norms += sum(la.head_norm.nbytes for la in made.layers if la.head_norm is not None)
+    assert sum(together.values()) == before + norms
+    torch.testing.assert_close(plain_logits(model, TOKENS_2T), expected)
+    is_tied = model.config.tie_word_embeddings
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == is_tied
+
+
+def _of_two_dtypes(model: Any) -> None:
+    model.model.norm.double()
+
+
+def _with_half_a_bias(model: Any) -> None:
+    model.model.layers[1].self_attn.k_proj.bias = nn.Parameter(torch.zeros(16))
+
+
+def _with_another_linear(model: Any) -> None:
+    class Linear8bit(nn.Linear): ...
+
+    model.model.layers[0].mlp.down_proj = Linear8bit(48, 32, bias=False)
+
+
+def _with_a_bias_in_the_head(model: Any) -> None:
+    model.lm_head.bias = nn.Parameter(torch.zeros(97))
+
+
+def _spread(model: Any) -> None:
+    model.model.layers[1].to("meta")
+
+
+def _half_rotary(model: Any) -> None:
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:2]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_of_two_dtypes, "several dtypes: torch.float32, torch.float64"),
+        (_with_half_a_bias, "some of the linear layers to be joined have a bias"),
+        (_with_another_linear, "its linear layers are Linear8bit"),
+        (_with_a_bias_in_the_head, "its lm_head has a bias"),
+        (_spread, "spread over cpu, meta"),
+        (_half_rotary, "only a part of each head"),
+    ],
+)
+def test_a_model_it_does_not_compute_is_named_with_the_reason(
+    change: Callable[[Any], None], reason: str
+) -> None:
+    model = tiny_llama()
+    assert can_fuse(model) is None
+
+    change(model)
+
+    assert reason in (can_fuse(model) or "")
+    with pytest.raises(ModelError, match="LlamaForCausalLM has no fused forward"):
+        FusedRunner(model)
+
+
+def test_other_architectures_and_activations_are_named() -> None:
+    assert "Phi3ForCausalLM is not one of Llama" in (can_fuse(build(ARCHITECTURES["Phi3"]())) or "")
+    assert can_fuse(tiny_llama(hidden_act="gelu")) == "its activation is gelu, not silu"
+
+
+# transformers computes this rope with a tensor from the host when the model is built.
+TRACED = [name for name in FAMILIES if name != "Llama, llama3 rope"]
+
+
+def trace_round(name: str, k: int, runner_class: type[FusedRunner] = FusedRunner) -> None:
+    """One round on a GPU that is not there, watched."""
+    with fake_cuda():
+        with DEVICE:
+            target, draft = runner_class(family(name)), FusedRunner(family(name))
+        state = State.allocate(3, 64, [5, 6], DEVICE)
+        for runner in (target, draft):
+            runner.allocate(3, 64)
+        drafter = make_drafter("draft_model" if k else "none", target, draft)
+        with HostWatch():
+            run_round(target, drafter, state, Sampler(Sampling()), k=k, span=64)
+
+
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize("name", TRACED)
+def test_a_round_neither_syncs_nor_copies(name: str, k: int) -> None:
+    trace_round(name, k)
+
+
+class MakesATensorOnTheHost(FusedRunner):
+    def forward(self, *inputs: Any, **options: Any) -> Output:
+        torch.arange(3)
+        return super().forward(*inputs, **options)
+
+
+class ReadsAnItem(FusedRunner):
+    def forward(self, *inputs: Any, **options: Any) -> Output:
+        out = super().forward(*inputs, **options)
+        out.logits.sum().item()
+        return out
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(MakesATensorOnTheHost, HostTensorError), (ReadsAnItem, DataDependentOutputException)],
+)
+def test_a_forward_that_copies_or_syncs_is_found(
+    fault: type[FusedRunner], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        trace_round("Llama", 0, fault)

@@ -1,0 +1,157 @@
+"""Graphs are made when rounds of a new kind come, kept from pass to pass, and dropped in time."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from specbench.decoding.decoder import Decoder, MakeLauncher
+from specbench.decoding.drafter import NoDrafter
+from specbench.decoding.graphs import launchers
+from specbench.decoding.launcher import EagerLauncher
+from specbench.decoding.policy import FixedK
+from specbench.decoding.request import Request
+from specbench.decoding.rows import span_bucket
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from tests.decoding.fake_graphs import LateClock
+from tests.decoding.graph_bench import (
+    GREEDY,
+    WARM,
+    Bench,
+    Cycle,
+    Subject,
+    eager_texts,
+    make_subject,
+    one_request,
+    some_requests,
+)
+from tests.decoding.lossless import assert_texts, make_drafter
+from tests.decoding.models import random_prompt, tiny_llama
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Subject:
+    return make_subject()
+
+
+def test_one_graph_serves_all_rounds_of_a_bucket_in_every_pass(llama: Subject) -> None:
+    bench = Bench(llama, llama.drafter("draft_model"))
+
+    for requests in (one_request(), one_request(12, 20), one_request(30, 5)):
+        bench.serve(requests, FixedK(4))
+
+    assert bench.graphs.num_captures == bench.launcher.num_captures == 1
+
+
+def test_each_number_of_rows_and_each_k_has_a_graph_of_its_own(llama: Subject) -> None:
+    bench = Bench(llama, llama.drafter("draft_model"))
+    lengths = (6, 12, 12, 24, 24, 24)  # 6 rows, then 5, 3 and none: the first report is late
+    requests = [
+        Request(prompt_ids=random_prompt(5, seed=i), max_new_tokens=n)
+        for i, n in enumerate(lengths)
+    ]
+
+    bench.serve(requests, FixedK(0), num_rows=6)
+    assert bench.graphs.num_captures == 2  # 6 rows serve 6 and 5, 4 rows serve 3
+
+    bench.serve(one_request(), Cycle(0, 2))
+    assert bench.graphs.num_captures == 4  # 1 row, at K = 0 and at K = 2
+
+
+def test_other_sampling_settings_have_graphs_of_their_own(llama: Subject) -> None:
+    bench = Bench(llama, NoDrafter())
+
+    for sampling in (GREEDY, WARM, GREEDY, WARM):
+        bench.serve(one_request(), FixedK(0), sampling=sampling)
+
+    assert bench.graphs.num_captures == 2
+
+
+def test_a_longer_text_moves_on_to_the_graph_of_a_longer_span() -> None:
+    model = tiny_llama(seed=0, max_position_embeddings=1024)
+    subject = Subject(*[StockRunner(model)] * 3)
+    requests = one_request(num_tokens=40, prompt_length=230)
+    texts = eager_texts(subject, NoDrafter(), requests, FixedK(0), 1)
+    bench = Bench(subject, NoDrafter())
+
+    assert_texts(bench.serve(requests, FixedK(0)), texts)
+    assert bench.graphs.num_captures == 2  # 256 slots, then the row's 320
+
+
+def test_graphs_end_when_another_decoder_lets_the_cache_grow() -> None:
+    subject = Subject(*(StockRunner(tiny_llama(seed=seed)) for seed in (0, 0, 1)))
+    one, other = (Bench(subject, subject.drafter("draft_model")) for _ in range(2))
+    texts = eager_texts(subject, NoDrafter(), one_request(), FixedK(0), 1)
+    one.serve(one_request(), FixedK(4))
+    before = weakref.ref(subject.target.cache)
+
+    other.serve(some_requests(3), FixedK(4), num_rows=3)
+    gc.collect()
+    assert before() is None  # graphs do not keep the memory of a cache that was replaced
+
+    assert_texts(one.serve(one_request(), FixedK(4)), texts)
+    assert one.graphs.num_captures == 2
+    assert_texts(one.serve(one_request(), FixedK(4)), texts)
+    assert one.graphs.num_captures == 2
+
+
+def test_graphs_end_when_the_drafters_cache_alone_grows(llama: Subject) -> None:
+    draft = StockRunner(tiny_llama(seed=1))
+    bench = Bench(llama, make_drafter("draft_model", llama.target, draft))
+    bench.serve(one_request(), FixedK(4))
+    draft.allocate(2, 512)
+
+    bench.serve(one_request(), FixedK(4))
+
+    assert bench.graphs.num_captures == 2
+
+
+def test_a_model_on_several_devices_runs_eagerly(llama: Subject) -> None:
+    target = StockRunner(tiny_llama(seed=0))
+    bench = Bench(llama._replace(target=target), NoDrafter())
+    bench.serve(one_request(), FixedK(0))
+    target.cache.layers[1].device = torch.device("cuda:1")
+
+    bench.serve(one_request(), FixedK(0), sampling=WARM)
+
+    assert bench.launcher.graph == "off"
+    assert bench.launcher.reason == "the keys and values are spread over 2 devices"
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "span"),
+    [(1, 256), (256, 256), (257, 512), (1500, 2048), (4096, 4096), (4097, 8192), (33000, 36864)],
+)
+def test_spans_are_powers_of_two_and_then_steps_of_4096(num_tokens: int, span: int) -> None:
+    assert span_bucket(num_tokens) == span
+
+
+def test_rows_are_powers_of_two_up_to_the_rows_of_the_pass(llama: Subject) -> None:
+    bench = Bench(llama, NoDrafter())
+    bench.serve(some_requests(), FixedK(0), num_rows=6)
+
+    assert [bench.launcher.rows_for(n) for n in range(1, 7)] == [1, 2, 4, 4, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        ("auto", None),
+        ("off", None),
+        ("step", "a cpu device has no graphs"),
+        ("round", "a cpu device has no graphs"),
+    ],
+)
+def test_on_a_cpu_rounds_run_eagerly(llama: Subject, graph: str, reason: str | None) -> None:
+    clock = LateClock()
+    make: MakeLauncher = launchers(graph, CPU)
+    decoder = Decoder(llama.target, NoDrafter(), eos_ids=(), clock=clock, make_launcher=make)
+    decoder.decode(one_request(), Sampler(GREEDY), k=0)
+
+    assert isinstance(decoder.launcher, EagerLauncher)
+    assert (decoder.launcher.graph, decoder.launcher.reason) == ("off", reason)
+    assert (decoder.launcher.lag, decoder.launcher.reserved_bytes) == (0, 0)

@@ -1,0 +1,96 @@
+"""Measured cells with a chosen speed: 6 prompts of 13 tokens, or 6 passes over 2 rows."""
+
+from dataclasses import replace
+
+from specbench.metrics.cell import CellData, Pass
+from specbench.records import CellKey, PassRecord, RequestRecord, RoundLog, RoundTimeline
+
+NUM_UNITS = 6
+NUM_TOKENS = 13  # the first is prefill's
+
+BASE = CellKey(
+    pairing="demo",
+    target="demo",
+    drafter="none",
+    workload="code",
+    engine="builtin",
+    method="none",
+    num_speculative_tokens=0,
+    concurrency=1,
+    temperature=0.0,
+    dtype="float32",
+)
+
+
+def draft(k: int, **changes: object) -> CellKey:
+    """The key of demo/draft at K."""
+    key = replace(
+        BASE,
+        pairing="demo/draft",
+        drafter="draft",
+        method="draft_model",
+        num_speculative_tokens=k,
+    )
+    return replace(key, **changes)
+
+
+def request(key: CellKey, prompt: str, decode_s: float, repeat: int) -> RequestRecord:
+    """12 tokens in 12 rounds of K = 0, or in 6 rounds that keep one draft each."""
+    num_rounds = 12 if key.num_speculative_tokens == 0 else 6
+    accepted = 0 if key.num_speculative_tokens == 0 else 1
+    return RequestRecord(
+        cell_id=key.id,
+        prompt_id=prompt,
+        turn=0,
+        repeat=repeat,
+        seed=0,
+        num_prompt_tokens=10,
+        output_ids=tuple(range(NUM_TOKENS)),
+        finish_reason="length",
+        prefill_s=0.1,
+        ttft_s=0.1,
+        decode_s=decode_s,
+        total_s=0.1 + decode_s,
+        cpu_s=2 * decode_s,
+        rounds=RoundLog(
+            num_drafted=(accepted,) * num_rounds,
+            num_accepted=(accepted,) * num_rounds,
+            num_emitted=(accepted + 1,) * num_rounds,
+            round_s=(decode_s / num_rounds,) * num_rounds,
+        ),
+        arrived_s=0.0,
+        queue_s=0.0,
+    )
+
+
+def cell(key: CellKey, seconds: list[float], *, repeat: int = 0) -> CellData:
+    """One request a prompt, with these decode seconds."""
+    return CellData(
+        key=key,
+        requests=tuple(request(key, f"p{i}", s, repeat) for i, s in enumerate(seconds)),
+    )
+
+
+def stream(key: CellKey, seconds: list[float], ks: tuple[int, ...] = ()) -> CellData:
+    """One pass of two requests an entry; both rows are busy for these seconds."""
+    passes = []
+    for i, decode_s in enumerate(seconds):
+        requests = tuple(request(key, prompt, decode_s, repeat=i) for prompt in ("a", "b"))
+        log = requests[0].rounds
+        assert log is not None
+        n = len(log)
+        timeline = RoundTimeline(
+            at_s=tuple(0.1 + decode_s * r / n for r in range(n)),
+            seconds=log.round_s,
+            num_speculative_tokens=ks or (key.num_speculative_tokens,) * n,
+            num_live=(2,) * n,
+            num_rows=(2,) * n,
+            num_emitted=tuple(2 * e for e in log.num_emitted),
+        )
+        record = PassRecord(cell_id=key.id, seconds=0.1 + decode_s, rounds=timeline)
+        passes.append(Pass(f"pass-{i}", record, requests))
+    return CellData(
+        key=key,
+        requests=tuple(request for one in passes for request in one.requests),
+        passes=tuple(passes),
+    )
