@@ -57,6 +57,8 @@ def run_benchmark(
     and StoreError before anything is measured.
     """
     device = find_device(settings.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # events, streams and graphs are made on the current one
     threads = settings.threads or default_threads(pairings)
     torch.set_num_threads(threads)
     plans = plan_targets(settings, pairings, lambda t: _dtype(t, settings, device))

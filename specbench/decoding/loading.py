@@ -203,7 +203,7 @@ def _loaded(
     return LoadedModel(
         model=model,
         dtype=str(model.dtype).removeprefix("torch."),
-        num_parameters=_num_parameters(model, stored),
+        num_parameters=_num_parameters(model, source, stored),
         weights_bytes=_bytes_of(model),
         revision=getattr(config, "_commit_hash", None),
         content_sha256=scheme + content_sha256,
@@ -211,12 +211,12 @@ def _loaded(
     )
 
 
-def _num_parameters(model: Any, stored: str | None) -> int:
+def _num_parameters(model: Any, source: ModelSource, stored: str | None) -> int:
     """Parameters of the model as its config has it: stored formats pack several into one number."""
     if stored is not None:
         config = copy(model.config)
         del config.quantization_config
-        model = make_skeleton(config, model.dtype)
+        model = make_skeleton(config, model.dtype, trust_remote_code=source.trust_remote_code)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -94,7 +94,7 @@ def _per_second(value: float) -> str:
     return f"{value:,.{2 if value < 10 else 1}f}"
 
 
-_K = Column(header="K", meaning="of auto the mean over rounds", text=_k)
+_K = Column(header="K", meaning="drafted tokens a round at most, of auto the mean", text=_k)
 _TOKENS_PER_S = Column(
     header="tok/s",
     meaning="output tokens after the first / decode seconds",

@@ -4,12 +4,13 @@ from collections.abc import Iterator, Sequence
 
 from specbench.metrics.setting import Setting, is_stream, setting_of
 from specbench.pairing.adaptive import pooled
+from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.reasons import speedup_text
 from specbench.pairing.scaling import Crossover, Point
 from specbench.records import NO_DRAFTER, CellKey, Interval
 from specbench.report.document import Document
 from specbench.report.grids import Grid
-from specbench.report.numbers import ABSENT, measured, plural
+from specbench.report.numbers import ABSENT, listed, measured, plural
 from specbench.report.sections import drafter_of, label_of, parts_told_apart, short_k
 
 
@@ -30,12 +31,14 @@ def side_by_side_grid(document: Document) -> Grid | None:
     if not pairs:
         return None
     settings = [setting_of(pair.own) for pair in pairs]
+    engines = list(dict.fromkeys(pair.peer.engine for pair in pairs))
+    several = len(engines) > 1
     return Grid(
-        title="Side by side: how many times as fast as the other engine",
+        title=f"Side by side: how many times as fast as {listed(engines)}",
         headers=(
             "",
-            "builtin",
-            "other",
+            OWN_ENGINE,
+            "other" if several else engines[0],
             "decode [95%]",
             "same text",
             "whole",
@@ -47,7 +50,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
             (
                 _where(setting, settings),
                 work_of(pair.own),
-                f"{pair.peer.engine} {work_of(pair.peer)}",
+                f"{pair.peer.engine} {work_of(pair.peer)}" if several else work_of(pair.peer),
                 speedup_text(pair.decode),
                 f"{pair.equal_text:.0%}",
                 _interval(pair.end_to_end),
@@ -102,7 +105,7 @@ def crossover_grid(document: Document) -> Grid | None:
     rows = _places([crossover.points for crossover in found])
     return Grid(
         title="Speed-up by rows in flight, and the rows from which it is not shown any more",
-        headers=("", "drafter", "K", *(plural(n, "row") for n in rows), "stops at", "estimate"),
+        headers=("", "drafter", "K", *(plural(n, "row") for n in rows), "stops at", "crosses 1 at"),
         rows=tuple(
             (
                 _where(setting, settings),
@@ -144,11 +147,11 @@ def context_grid(document: Document) -> Grid | None:
 
 
 def work_of(key: CellKey) -> str:
-    """Such as `K=0`, `generate`, `draft K=4`, `draft, assisted K=4`."""
+    """Such as `K=0`, `draft K=4`, `draft auto`; of a peer `generate`, `assisted K=4`."""
     k = "auto" if key.adaptive else f"K={key.num_speculative_tokens}"
-    if key.drafter == NO_DRAFTER:
-        return k if key.method == NO_DRAFTER else key.method
-    return f"{drafter_of(label_of(key))} {k}"
+    if key.engine != OWN_ENGINE:
+        return key.method if key.num_speculative_tokens == 0 else f"{key.method} {k}"
+    return k if key.drafter == NO_DRAFTER else f"{key.drafter} {k}"
 
 
 def _where(setting: Setting, among: Sequence[Setting]) -> str:

@@ -1,14 +1,18 @@
 """The pictures that people look at first. Imports matplotlib."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
+from specbench.metrics.setting import Setting
 from specbench.report.charts.acceptance import acceptance_chart
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, drawing
 from specbench.report.charts.memory import memory_chart
 from specbench.report.charts.round_time import round_time_chart
+from specbench.report.charts.scaling import context_charts, crossover_charts
+from specbench.report.charts.side_by_side import side_by_side_charts
 from specbench.report.charts.speedup import speedup_chart
+from specbench.report.charts.time_line import time_line_charts
 from specbench.report.document import Document
-from specbench.report.sections import by_setting, label_of, sections
+from specbench.report.sections import Section, by_setting, label_of, sections
 
 
 def charts(document: Document) -> tuple[Chart, ...]:
@@ -21,13 +25,27 @@ def _charts(document: Document) -> Iterator[Chart | None]:
     settings = by_setting(sections(document))
     styles = _styles(document)
     yield from (speedup_chart(group, styles) for group in settings)
-    yield from (acceptance_chart(group, styles) for group in settings)
-    for group in settings:
+    yield from side_by_side_charts(document.side_by_side, document.cells)
+    yield from crossover_charts(document.crossovers)
+    yield from context_charts(document.context_curves)
+    yield from time_line_charts(document.time_lines)
+    # What is accepted does not depend on the rows in flight: the fewest stand for all.
+    fewest = _fewest_rows(settings)
+    yield from (acceptance_chart(group, styles) for group in fewest)
+    for group in fewest:
         for label in dict.fromkeys(label for section in group for label in section.series):
             yield round_time_chart(group, label)
     for target in dict.fromkeys(record.target for record in document.memory):
         records = [record for record in document.memory if record.target == target]
         yield memory_chart(records, document.longest_context.get(target, 0))
+
+
+def _fewest_rows(settings: Sequence[tuple[Section, ...]]) -> tuple[tuple[Section, ...], ...]:
+    groups: dict[Setting, tuple[Section, ...]] = {}
+    for group in sorted(settings, key=lambda group: group[0].question.concurrency):
+        across = group[0].question._replace(workload="", concurrency=1)
+        groups.setdefault(across, group)
+    return tuple(group for group in settings if group in groups.values())
 
 
 def _styles(document: Document) -> Mapping[str, SeriesStyle]:

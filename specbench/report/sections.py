@@ -4,13 +4,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
+from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.recommend import Recommendation, Verdict, judge
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision
 from specbench.report.document import Document
 from specbench.report.numbers import significant
 
 _PER_POSITION = "acceptance_rate_per_position"
-_OWN_ENGINE = "builtin"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,15 +108,15 @@ def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], 
     return tuple(map(tuple, groups.values()))
 
 
-def setting_title(question: Setting) -> str:
+def setting_title(question: Setting, *, with_rows: bool = True) -> str:
     """Such as `demo, temperature 0, one request at a time, float32, builtin engine`."""
     parts = (
         question.target,
         f"temperature {question.temperature:g}",
-        requests_at_once(question),
+        requests_at_once(question) if with_rows else "",
         _context(question) if question.context is not None else "",
         question.dtype,
-        f"{question.engine} engine",
+        f"{question.engine} engine" if question.engine else "",
     )
     return ", ".join(filter(None, parts))
 
@@ -155,7 +155,7 @@ def short_k(key: CellKey) -> str:
 
 def label_of(key: CellKey) -> str:
     """The pairing, and in an engine that has several methods for it the method, too."""
-    return key.pairing if key.engine == _OWN_ENGINE else f"{key.pairing}, {key.method}"
+    return key.pairing if key.engine == OWN_ENGINE else f"{key.pairing}, {key.method}"
 
 
 def drafter_of(label: str) -> str:

@@ -30,7 +30,7 @@ _STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
 def terminal_report(document: Document) -> Group:
     """Tables, notes and compromises of a run; the answer itself is `answer_lines`."""
     drawn = [section for section in sections(document) if section.measured]
-    columns = [shown(terminal_columns(section), document.cells) for section in drawn]
+    columns = [shown(terminal_columns(section), section.measured) for section in drawn]
     parts: list[RenderableType] = []
     for section, some in zip(drawn, columns, strict=True):
         parts += [_table(section, some), ""]

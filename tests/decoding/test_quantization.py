@@ -11,6 +11,7 @@ import torch
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
+from specbench.decoding import loading
 from specbench.decoding.loading import LoadedModel, ModelSource, load_model, planned_dtype
 from specbench.decoding.quantization import pack, packable, require_packable, stored_format
 from specbench.decoding.request import Request
@@ -217,6 +218,16 @@ def test_a_stored_format_without_its_packages_says_how_to_install_them(
         load(folder)
     assert f"(stored as {quantization['quant_method']}): cannot be loaded: " in str(refused.value)
     assert str(refused.value).endswith(f"all that it needs: {command}")
+
+
+def test_weights_that_share_one_number_are_counted_as_the_config_has_them(saved):
+    model = tiny_llama()
+    expected = model.num_parameters()
+    model.lm_head = torch.nn.Module()
+    model.lm_head.register_buffer("qweight", torch.zeros(4, 97, dtype=torch.int32))
+    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    where = ModelSource(location=str(saved))
+    assert loading._num_parameters(model, where, "gptq") == expected
 
 
 def test_a_stored_format_that_transformers_does_not_know_is_refused(folder):

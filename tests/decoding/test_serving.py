@@ -4,15 +4,18 @@ import gc
 import itertools
 import random
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
-import torch
 
+from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter, NoDrafter
+from specbench.decoding.fused_runner import FusedRunner
 from specbench.decoding.policy import FixedK, Policy
 from specbench.decoding.request import Request, Served
+from specbench.decoding.round_costs import RoundCosts
 from specbench.decoding.runner import Runner, StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.scheduler import Arrival
@@ -48,9 +51,12 @@ def serve(
     return decoder.serve(requests, Sampler(sampling), policy, num_rows=num_rows)
 
 
-@pytest.fixture(scope="module")
-def model() -> torch.nn.Module:
-    return tiny_llama(seed=0)
+MakeRunner = Callable[[Any], Runner]
+
+
+@pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
+def runner(request: pytest.FixtureRequest) -> MakeRunner:
+    return request.param
 
 
 def some_requests(num: int, longest: int = 12, seed: int = 0) -> list[Request]:
@@ -66,29 +72,47 @@ def some_requests(num: int, longest: int = 12, seed: int = 0) -> list[Request]:
 
 
 @pytest.fixture(scope="module")
-def texts(model: torch.nn.Module) -> list[tuple[int, ...]]:
+def texts() -> list[tuple[int, ...]]:
     """What `generate` says to each of the requests."""
+    model = tiny_llama(seed=0)
     return [generated(model, r.prompt_ids, r.max_new_tokens) for r in some_requests(24)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 24, 40])
 @pytest.mark.parametrize("ks", [(0,), (4,), (0, 3, 1, 0, 0, 5)])
 def test_greedy_texts_do_not_depend_on_rows_or_k(
-    model: torch.nn.Module, texts: list[tuple[int, ...]], ks: tuple[int, ...], num_rows: int
+    runner: MakeRunner, texts: list[tuple[int, ...]], ks: tuple[int, ...], num_rows: int
 ) -> None:
-    target = StockRunner(model)
-    drafter = make_drafter("draft_model", target, StockRunner(tiny_llama(seed=1)))
+    target = runner(tiny_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(tiny_llama(seed=1)))
 
     served = serve(target, drafter, some_requests(24), Cycle(*ks), num_rows)
 
     assert_texts(served.results, texts)
 
 
+@pytest.mark.parametrize("num_rows", [1, 6])
+def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
+    runner: MakeRunner, texts: list[tuple[int, ...]], num_rows: int
+) -> None:
+    target = runner(tiny_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(tiny_llama(seed=1)))
+    ks = default_ks(6)
+    # A stranger's drafts are seldom right; rounds of every K cost the same, so it keeps trying.
+    costs = RoundCosts.from_samples({(rows, k): [1.0] for rows in (1, 6) for k in ks})
+    controller = Controller(ks, costs)
+
+    served = serve(target, drafter, some_requests(24), controller, num_rows)
+
+    assert_texts(served.results, texts)
+    assert len(set(served.timeline.num_speculative_tokens)) > 1
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
-    model: torch.nn.Module, texts: list[tuple[int, ...]], seed: int
+    runner: MakeRunner, texts: list[tuple[int, ...]], seed: int
 ) -> None:
-    target = StockRunner(model)
+    target = runner(tiny_llama(seed=0))
     drafter = make_drafter("ngram", target)
     order = random.Random(seed).sample(range(24), 24)
 
@@ -99,10 +123,10 @@ def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
 
 @pytest.mark.parametrize(("method", "k"), [("none", 0), ("ngram", 3), ("draft_model", 4)])
 def test_a_sampled_text_is_the_same_in_one_row_and_in_eight(
-    model: torch.nn.Module, method: str, k: int
+    runner: MakeRunner, method: str, k: int
 ) -> None:
-    target = StockRunner(model)
-    drafter = make_drafter(method, target, StockRunner(tiny_llama(seed=1)))
+    target = runner(tiny_llama(seed=0))
+    drafter = make_drafter(method, target, runner(tiny_llama(seed=1)))
     requests = some_requests(20)
 
     alone = serve(target, drafter, requests, FixedK(k), 1, WARM)
@@ -155,10 +179,10 @@ def test_memory_is_flat_while_requests_pass_through() -> None:
     assert peak(80) - peak(20) < 60 * 8 * 1024
 
 
-def test_rows_catch_up_after_rounds_without_drafts(model: torch.nn.Module) -> None:
+def test_rows_catch_up_after_rounds_without_drafts(runner: MakeRunner) -> None:
     # The draft is the target: while its cache has no hole, every draft is right.
-    target = StockRunner(model)
-    drafter = make_drafter("draft_model", target, StockRunner(model))
+    target = runner(tiny_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(tiny_llama(seed=0)))
     requests = [
         Request(prompt_ids=random_prompt(9, seed=i), max_new_tokens=40 + i) for i in range(5)
     ]
@@ -168,8 +192,8 @@ def test_rows_catch_up_after_rounds_without_drafts(model: torch.nn.Module) -> No
     assert acceptance_rate(served.results) == 1
 
 
-def test_proposals_after_k_0_rounds_are_those_of_a_fresh_prefill(model: torch.nn.Module) -> None:
-    target, stranger = StockRunner(model), StockRunner(tiny_llama(seed=1))
+def test_proposals_after_k_0_rounds_are_those_of_a_fresh_prefill(runner: MakeRunner) -> None:
+    target, stranger = runner(tiny_llama(seed=0)), runner(tiny_llama(seed=1))
     prompt = random_prompt(9, seed=3)
     text = generated(tiny_llama(seed=0), prompt, 40)
     drafter = make_drafter("draft_model", target, stranger)
@@ -205,14 +229,14 @@ def test_a_conversation_goes_on_in_its_row_and_only_new_tokens_are_fed() -> None
 
 
 @pytest.mark.parametrize("k", [0, 3])
-def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(model: torch.nn.Module, k: int) -> None:
+def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(runner: MakeRunner, k: int) -> None:
     opening = random_prompt(8, seed=1)
     plain = tiny_llama(seed=0)
     answer = generated(plain, opening, 12)
     follow_up = (*opening, *answer, *random_prompt(4, seed=2))
     expected = generated(plain, follow_up, 12)
-    target = StockRunner(model)
-    drafter = make_drafter("draft_model", target, StockRunner(model))
+    target = runner(tiny_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(tiny_llama(seed=0)))
     turns = [
         Request(prompt_ids=p, max_new_tokens=12, arrival=Arrival(conversation="c"))
         for p in (opening, follow_up)
@@ -239,8 +263,8 @@ def test_open_loop_requests_wait_for_their_time_and_for_a_row() -> None:
     assert late.first_token_s > late.started_s
 
 
-def test_the_timeline_counts_what_the_requests_emitted(model: torch.nn.Module) -> None:
-    target = StockRunner(model)
+def test_the_timeline_counts_what_the_requests_emitted(runner: MakeRunner) -> None:
+    target = runner(tiny_llama(seed=0))
     drafter = make_drafter("ngram", target)
 
     served = serve(target, drafter, some_requests(12), Cycle(2, 0), 4)

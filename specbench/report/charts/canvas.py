@@ -122,14 +122,35 @@ class Panels:
 
     def set_x(self, first: int, last: int, meaning: str) -> None:
         """Whole numbers from first to last, left of the room for labels."""
-        low, high = first - _MARGIN, last + _MARGIN
         ticks = MaxNLocator(nbins=9, integer=True).tick_values(first, last)
+        inside = [tick for tick in ticks if first <= tick <= last]
+        self._set_x(first - _MARGIN, last + _MARGIN, inside, meaning)
+
+    def set_places(self, names: Sequence[str], meaning: str) -> None:
+        """One place after the other, the first at 0, left of the room for labels."""
+        last = len(names) - 1
+        self._set_x(-_MARGIN, last + _MARGIN, range(len(names)), meaning)
+        for ax in self.axes:
+            ax.set_xticks(range(len(names)), names)
+
+    def set_amount(self, last: float, meaning: str) -> None:
+        """From 0 to `last` of something, left of the room for labels."""
+        ticks = MaxNLocator(nbins=4).tick_values(0, last)
+        self._set_x(0, last, [tick for tick in ticks if 0 <= tick <= last], meaning)
+
+    def _set_x(self, low: float, high: float, ticks: Sequence[float], meaning: str) -> None:
         for ax in self.axes:
             ax.set_xlim(low, low + (high - low) / self._share)
-            ax.set_xticks([tick for tick in ticks if first <= tick <= last])
+            ax.set_xticks(ticks)
             ax.spines["bottom"].set_bounds(low, high)
             ax.set_xlabel(meaning, loc="left")
         self._labels_x = high + 0.03 * (high - low)
+
+    def hide_y(self) -> None:
+        """Rows that are named at their right end need no axis."""
+        for ax in self.axes:
+            ax.set_yticks([])
+            ax.spines["left"].set_visible(False)
 
     def label_ends(self, labels_of_panels: Sequence[Sequence[Label]]) -> None:
         """Name lines and bars at their right end, moved apart where the names would overlap."""

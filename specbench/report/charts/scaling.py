@@ -1,11 +1,11 @@
 """Speed-up against rows in flight or against context, a line a K: where does it stop paying?"""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 
 from matplotlib.axes import Axes
 
-from specbench.metrics.setting import setting_of
+from specbench.metrics.setting import Setting, setting_of
 from specbench.pairing.scaling import ContextCurve, Crossover, Point
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, Label, Panels, SeriesStyle
 from specbench.report.sections import label_of, setting_title, short_k
@@ -25,27 +25,31 @@ _CONTEXT = (
 )
 
 
-def crossover_charts(crossovers: Sequence[Crossover]) -> list[Chart]:
+def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload."""
-    groups: dict[tuple[object, ...], list[Curve]] = {}
+    groups: dict[tuple[str, Setting], list[Curve]] = {}
     for curve in crossovers:
         setting = setting_of(curve.key)._replace(workload="", concurrency=1)
         groups.setdefault((label_of(curve.key), setting), []).append(curve)
-    title, axis = "Speed-up against rows in flight", "rows in flight"
-    return [_chart(group, title, axis, _ROWS + _BARS) for group in groups.values()]
+    for (label, setting), group in groups.items():
+        panels = _panels(group, "rows in flight")
+        where = f"{label}: {setting_title(setting, with_rows=False)}"
+        yield panels.chart("Speed-up against rows in flight", where, _ROWS + _BARS)
 
 
-def context_charts(curves: Sequence[ContextCurve]) -> list[Chart]:
+def context_charts(curves: Sequence[ContextCurve]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload."""
-    groups: dict[tuple[object, ...], list[Curve]] = {}
+    groups: dict[tuple[str, Setting], list[Curve]] = {}
     for curve in curves:
         setting = setting_of(curve.key)._replace(workload="", context=None)
         groups.setdefault((label_of(curve.key), setting), []).append(curve)
-    title, axis = "Speed-up against context", "tokens of context"
-    return [_chart(group, title, axis, _CONTEXT + _BARS) for group in groups.values()]
+    for (label, setting), group in groups.items():
+        panels = _panels(group, "tokens of context")
+        where = f"{label}: {setting_title(setting)}"
+        yield panels.chart("Speed-up against context", where, _CONTEXT + _BARS)
 
 
-def _chart(group: Sequence[Curve], title: str, axis: str, caption: str) -> Chart:
+def _panels(group: Sequence[Curve], meaning: str) -> Panels:
     workloads = list(dict.fromkeys(curve.key.workload for curve in group))
     places = sorted({point.at for curve in group for point in curve.points})
     styles = _styles(group)
@@ -58,13 +62,11 @@ def _chart(group: Sequence[Curve], title: str, axis: str, caption: str) -> Chart
             shift = 0.06 * (i - (len(own) - 1) / 2)  # intervals stay apart
             _draw(ax, curve.points, places, styles[_name(curve)], shift)
         names.append([label for curve in own for label in _label(curve, styles)])
-    panels.set_places([f"{place:,}" for place in places], axis)
+    panels.set_places([f"{place:,}" for place in places], meaning)
     panels.axes[0].set_ylabel("speed-up")
     panels.axes[0].yaxis.set_major_formatter("{x:g}x")
     panels.label_ends(names)
-    first = group[0].key
-    setting = setting_of(first)._replace(concurrency=1, context=None)
-    return panels.chart(title, f"{label_of(first)}: {setting_title(setting)}", caption)
+    return panels
 
 
 def _styles(group: Sequence[Curve]) -> dict[str, SeriesStyle]:

@@ -1,0 +1,98 @@
+"""Tokens a second of the built-in decoder beside other engines, a bar a cell."""
+
+from collections.abc import Iterator, Sequence
+
+from specbench.metrics.setting import Setting, setting_of
+from specbench.pairing.peers import OWN_ENGINE, SideBySide
+from specbench.records import CellKey, CellSummary
+from specbench.report.charts.canvas import INK, REST, SERIES, Chart, Label, Panels
+from specbench.report.comparisons import work_of
+from specbench.report.numbers import scalar
+from specbench.report.sections import setting_title
+
+_CAPTION = (
+    "Output tokens after the first / decode seconds, over the same prompts in one interleaved run. "
+    "Of each drafter our fastest K, the other engine at the same K, and at its own defaults. Pale "
+    "bars are invalid."
+)
+
+
+def side_by_side_charts(
+    pairs: Sequence[SideBySide], cells: Sequence[CellSummary]
+) -> Iterator[Chart]:
+    """A chart a setting, a panel a workload; none without another engine."""
+    known = {cell.key: cell for cell in cells}
+    groups: dict[Setting, dict[str, list[SideBySide]]] = {}
+    for pair in pairs:
+        setting = setting_of(pair.own)
+        across = setting._replace(workload="", engine="")
+        groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
+    for setting, workloads in groups.items():
+        bars = {name: bars_of(own, known) for name, own in workloads.items()}
+        drawn = {name: cells for name, cells in bars.items() if cells}
+        if drawn:
+            yield _chart(setting, drawn)
+
+
+def bars_of(
+    pairs: Sequence[SideBySide], known: dict[CellKey, CellSummary]
+) -> tuple[CellSummary, ...]:
+    """Both sides without drafts; then of each pairing our fastest K and its counterparts."""
+    fastest: dict[str, CellKey] = {}
+    for own in dict.fromkeys(pair.own for pair in pairs if pair.own in known):
+        best = fastest.get(own.pairing)
+        if best is None or _speed(known[own]) > _speed(known[best]):
+            fastest[own.pairing] = own
+    keys = dict.fromkeys(
+        key for pair in pairs if pair.own in fastest.values() for key in (pair.own, pair.peer)
+    )
+    return tuple(known[key] for key in keys if key in known and _speed(known[key]))
+
+
+def _chart(setting: Setting, bars: dict[str, tuple[CellSummary, ...]]) -> Chart:
+    names = [_name(cell) for cells in bars.values() for cell in cells]
+    panels = Panels(list(bars), names)
+    last = max(_speed(cell) for cells in bars.values() for cell in cells)
+    for ax, cells in zip(panels.axes, bars.values(), strict=True):
+        for row, cell in enumerate(cells):
+            ax.barh(
+                -row,
+                _speed(cell),
+                height=0.66,
+                color=_colour(cell),
+                alpha=1.0 if cell.valid else 0.35,
+            )
+            ax.annotate(
+                f"{_speed(cell):,.0f}",
+                (0, -row),
+                xytext=(3, 0),
+                textcoords="offset points",
+                va="center",
+                color="white",
+            )
+    most = max(map(len, bars.values()))
+    panels.axes[0].set_ylim(-most + 0.4, 0.6)
+    panels.hide_y()
+    panels.set_amount(last, "tokens a second")
+    panels.label_ends(
+        [
+            [
+                Label(-row, _name(cell), _colour(cell) if cell.key.engine == OWN_ENGINE else INK)
+                for row, cell in enumerate(cells)
+            ]
+            for cells in bars.values()
+        ]
+    )
+    return panels.chart("Side by side with other engines", setting_title(setting), _CAPTION)
+
+
+def _name(cell: CellSummary) -> str:
+    return f"{cell.key.engine} {work_of(cell.key)}"
+
+
+def _colour(cell: CellSummary) -> str:
+    return SERIES[0] if cell.key.engine == OWN_ENGINE else REST
+
+
+def _speed(cell: CellSummary) -> float:
+    return scalar(cell.metrics.get("decode_tokens_per_s")) or 0.0
