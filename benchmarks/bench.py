@@ -1,6 +1,6 @@
 """The built-in decoder beside transformers on the embedded pair, on this CPU.
 
-    python -m benchmarks.bench [--prompts 20] [--repeats 2] [--samples 40] [--out FILE]
+    python -m benchmarks.bench [--prompts 30] [--repeats 1] [--samples 40] [--out FILE]
 
 One interleaved run of the product (engines builtin and transformers, code, float32, one
 thread), then fused and stock forwards in turns. Writes one JSON and prints its figures.
@@ -149,8 +149,8 @@ def _words(interval: dict[str, float | None] | None) -> str:
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.bench", description=__doc__)
-    parser.add_argument("--prompts", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--samples", type=int, default=40, help="of each forward")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/bench.json"))
     parser.add_argument("--runs", type=Path, default=Path("reports"), help="keeps the run itself")

@@ -27,8 +27,8 @@ def measure_limits(
 ) -> Iterator[LimitRecord]:
     """The bytes that a round of every cell of a block must read, at its middle context.
 
-    Cells have a fixed K. Weights are counted whole: an embedding table that is not the output
-    matrix too, or experts that no token chose, make the bytes too many.
+    Cells have a fixed K. Experts that no token chose are counted, which makes the bytes of a
+    mixture too many.
     """
     context = middle_context(block)
     for cell in cells:
@@ -66,11 +66,11 @@ def count_launches(
 
 def _bytes_per_round(engine: Engine, cell: Cell, context: int) -> int:
     key = cell.key
-    weights, kv = engine.weights_bytes(NO_DRAFTER), engine.kv_bytes_per_token(NO_DRAFTER)
+    kv = engine.kv_bytes_per_token(NO_DRAFTER)
     sizes = {
-        "target": (weights, kv),
+        "target": (engine.bytes_read(NO_DRAFTER), kv),
         "drafter": (
-            engine.weights_bytes(cell.drafter) - weights,
+            engine.bytes_read(cell.drafter),
             engine.kv_bytes_per_token(cell.drafter) - kv,
         ),
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, scaled_dot_product_attention, silu
+from torch.nn.functional import scaled_dot_product_attention, silu
 
 from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
 from specbench.decoding.runner import Output, _context, refuse_unsupported
@@ -95,10 +95,12 @@ class FusedRunner:
     ) -> Output:
         B, T = tokens_BT.shape
         work, reach = self._workspace(B, T), self._reach(B, span, first_row)
-        slots_N = (positions_BT + reach.first_slot_B1).reshape(-1)
-        rope = self._rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
+        positions_N = slots_N = positions_BT.reshape(-1)
+        if B > 1 or first_row:
+            slots_N = (positions_BT + reach.first_slot_B1).reshape(-1)
+        rope = self._rope.index_select(0, positions_N).unbind(1)
         masks = {window: self._mask(positions_BT, reach, window) for window in self._windows}
-        work.hidden.copy_(embedding(tokens_BT.reshape(-1), self._weights.embedding))
+        torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
 
         states: dict[int, Tensor] = {}
         for i, (layer, kept) in enumerate(zip(self._weights.layers, reach.layers, strict=True)):
@@ -133,16 +135,11 @@ class FusedRunner:
         swapped = work.halves.flip(2)
         work.halves.mul_(cos).addcmul_(swapped, sin)
         kept.buffer.index_copy_(0, slots_N, work.new_kv)
-        is_grouped = self._sizes.group > 1
-        if is_grouped:
+        if work.packs:
             work.packed.copy_(work.unpacked)
         out = scaled_dot_product_attention(work.query, kept.keys, kept.values, mask)
-        if is_grouped:
-            work.spread.copy_(out.view(work.by_head))
-            joined = work.joined
-        else:
-            joined = out.transpose(1, 2).reshape(len(slots_N), -1)
-        _add_product(joined, layer.output, layer.output_bias, work.hidden)
+        work.spread.copy_(out.view_as(work.spread) if work.packs else out)
+        _add_product(work.joined, layer.output, layer.output_bias, work.hidden)
 
     def _mix(self, layer: FusedLayer, work: Workspace) -> None:
         """Add a layer's MLP to the hidden state."""
@@ -161,7 +158,8 @@ class FusedRunner:
             return torch.rms_norm(work.hidden, (self._sizes.hidden,), weight, self._eps)
         torch.neg(work.hidden, out=work.mirror)
         both = torch.layer_norm(work.pair, (2 * self._sizes.hidden,), weight, None, self._eps)
-        return both[:, : self._sizes.hidden]
+        # A slice, at a third of its cost.
+        return both.as_strided(work.hidden.shape, work.hidden.stride())
 
     def _unit_heads(self, heads: Tensor) -> Tensor:
         """The RMS norm of each head, without a weight."""
@@ -173,8 +171,9 @@ class FusedRunner:
 
     def _mask(self, positions_BT: Tensor, reach: Reach, window: int | None) -> Tensor:
         """Additive mask [B, 1, group * T, S], as attention.causal_mask in fewer operations."""
-        packed = positions_BT.repeat(1, self._sizes.group)
-        places = packed.view(len(packed), 1, -1, 1)
+        B, T = positions_BT.shape
+        packed = positions_BT[:, None].expand(B, self._sizes.group, T)
+        places = packed.reshape(B, 1, -1, 1)
         seen = reach.slots_S <= places
         if window is not None:
             seen &= reach.slots_S > places - window

@@ -1,6 +1,7 @@
 """Loads a model from a local folder or the hub's cache: safetensors only, no remote code."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -35,6 +36,7 @@ _DTYPES = {
 }
 _HASHED_WHOLE = 4 * 2**30  # larger checkpoints are known by their shape, see _weights_sha256
 _EDGE = 2**20
+_NOT_SHAPE = ("_name_or_path", "_commit_hash", "transformers_version")
 _REFUSALS = (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError)
 
 
@@ -128,8 +130,7 @@ def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> L
             require_packable(source.quantization, device, dtype)
         model = make_skeleton(config, dtype, seed=seed, trust_remote_code=source.trust_remote_code)
         fill(model, device, seed=seed, scheme=source.quantization)
-    facts = f"{config.to_json_string(use_diff=False)} seed {seed}"
-    return _loaded(model, source, config, "dummy:" + hashlib.sha256(facts.encode()).hexdigest())
+    return _loaded(model, source, config, "dummy:" + _config_sha256(config, seed))
 
 
 def planned_dtype(source: ModelSource, device: torch.device) -> str:
@@ -249,6 +250,13 @@ def _advice(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _config_sha256(config: PretrainedConfig, seed: int) -> str:
+    """A hash of what made-up weights follow from; not of where the config lies."""
+    facts = {k: value for k, value in config.to_dict().items() if k not in _NOT_SHAPE}
+    text = json.dumps({**facts, "seed": seed}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _weights_sha256(source: ModelSource, commit: str | None) -> str:

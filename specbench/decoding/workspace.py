@@ -38,7 +38,7 @@ class Workspace:
         query, kv = sizes.query_heads * D, sizes.kv_heads * D
         widths = self.widths(sizes, mirrored=mirrored)
         parts = torch.split(scratch[: N * sum(widths)], [N * width for width in widths])
-        self.pair, self.qkv, self.gate_up, packed, joined = (
+        self.pair, self.qkv, self.gate_up, self.joined, packed = (
             part.view(N, width) for part, width in zip(parts, widths, strict=True)
         )
         self.hidden = self.pair[:, : sizes.hidden]
@@ -51,21 +51,24 @@ class Workspace:
         self.halves = turned.view(N, -1, 2, D // 2)
 
         # Query heads that share keys and values lie along the query axis, as if more tokens.
-        by_token, self.by_head = (B, T, sizes.kv_heads, G, D), (B, sizes.kv_heads, G, T, D)
-        unpacked = self.qkv[:, :query].view(by_token).permute(0, 2, 3, 1, 4)
-        self.query, self.unpacked = unpacked.flatten(2, 3), unpacked
-        if G > 1:
-            self.joined = joined
-            self.spread = joined.view(by_token).permute(0, 2, 3, 1, 4)
-            self.packed = packed.view(self.by_head)
+        # Of one head or one token each, they do so where they are.
+        by_token = (B, T, sizes.kv_heads, G, D)
+        self.unpacked = self.qkv[:, :query].view(by_token).permute(0, 2, 3, 1, 4)
+        self.spread = self.joined.view(by_token).permute(0, 2, 3, 1, 4)
+        self.packs = G > 1 and T > 1
+        if self.packs:
+            self.packed = packed.view(self.unpacked.shape)
             self.query = self.packed.flatten(2, 3)
+        else:
+            self.query = self.unpacked.flatten(2, 3)
+            self.spread = self.spread.flatten(2, 3)
 
     @staticmethod
     def widths(sizes: Sizes, *, mirrored: bool) -> tuple[int, ...]:
-        """Elements a token of: hidden state, q-k-v, gate-up, packed queries, heads' output."""
+        """Elements a token of: hidden state, q-k-v, gate-up, heads' output, packed queries."""
         query, kv = sizes.query_heads * sizes.head, sizes.kv_heads * sizes.head
         packed = query if sizes.group > 1 else 0
-        return ((1 + mirrored) * sizes.hidden, query + 2 * kv, 2 * sizes.mlp, packed, packed)
+        return ((1 + mirrored) * sizes.hidden, query + 2 * kv, 2 * sizes.mlp, query, packed)
 
 
 class Kept(NamedTuple):

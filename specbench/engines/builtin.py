@@ -40,7 +40,7 @@ from specbench.engines.engine import (
     ServedPass,
     Work,
 )
-from specbench.engines.shelf import Shelf, identity
+from specbench.engines.shelf import Shelf, bytes_read, identity
 from specbench.errors import UsageError
 from specbench.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Sampling
@@ -169,6 +169,12 @@ class BuiltinEngine:
     def weights_bytes(self, drafter: str) -> int:
         held = self._draft_models.get(drafter)
         return self._target.weights_bytes + (held[1].weights_bytes if held else 0)
+
+    def bytes_read(self, drafter: str) -> int:
+        if drafter == NO_DRAFTER:
+            return bytes_read(self._target)
+        held = self._draft_models.get(drafter)
+        return bytes_read(held[1]) if held else 0
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         held = self._draft_models.get(drafter)

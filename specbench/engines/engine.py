@@ -119,6 +119,13 @@ class Engine(Protocol):
         """Weights of the target and the named drafter together (NO_DRAFTER: the target's)."""
         ...
 
+    def bytes_read(self, drafter: str) -> int:
+        """Weights that a forward of the drafter's own model (NO_DRAFTER: the target) reads.
+
+        All but an input embedding of which only the looked-up rows are touched.
+        """
+        ...
+
     def kv_bytes_per_token(self, drafter: str) -> int:
         """KV-cache bytes a token of context takes in target and drafter, after a request."""
         ...

@@ -70,6 +70,14 @@ def model_source(spec: ModelSpec, dtype: str | None, *, dummy: bool = False) -> 
     )
 
 
+def bytes_read(loaded: LoadedModel) -> int:
+    """Weights that a forward reads: all but an input embedding that is not the head, too."""
+    embedding = loaded.model.get_input_embeddings().weight
+    head = loaded.model.get_output_embeddings().weight
+    is_tied = embedding.data_ptr() == head.data_ptr()
+    return loaded.weights_bytes - (0 if is_tied else embedding.nbytes)
+
+
 def identity(
     name: str, spec: ModelSpec, loaded: LoadedModel, tokenizer: Tokenizer
 ) -> ModelIdentity:

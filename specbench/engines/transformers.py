@@ -25,7 +25,7 @@ from specbench.engines.engine import (
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.peer_module import make_peer
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
-from specbench.engines.shelf import Shelf, identity
+from specbench.engines.shelf import Shelf, bytes_read, identity
 from specbench.errors import CompatibilityError, UsageError
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
 
@@ -150,6 +150,9 @@ class TransformersEngine:
 
     def weights_bytes(self, drafter: str) -> int:
         return sum(loaded.weights_bytes for loaded in set(self._loaded(drafter)))
+
+    def bytes_read(self, drafter: str) -> int:
+        return bytes_read(self._loaded(drafter)[-1])
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return sum(_kv_bytes_per_token(loaded.model) for loaded in self._loaded(drafter))

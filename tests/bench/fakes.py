@@ -209,6 +209,9 @@ class FakeEngine:
     def weights_bytes(self, drafter: str) -> int:
         return 1_000 if drafter == "none" else 1_100
 
+    def bytes_read(self, drafter: str) -> int:
+        return 900 if drafter == "none" else 100
+
     def kv_bytes_per_token(self, drafter: str) -> int:
         return 64 if drafter == "none" else 72
 

@@ -47,8 +47,8 @@ class SizedEngine:
     calls: HostCalls | None = None
     works: list[tuple[EngineRequest, Work]] = field(default_factory=list)
 
-    def weights_bytes(self, drafter: str) -> int:
-        return 1_000 if drafter == "none" else 1_100
+    def bytes_read(self, drafter: str) -> int:
+        return 1_000 if drafter == "none" else 100
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return 8 if drafter == "none" else 10

@@ -62,14 +62,6 @@ def _chart(setting: Setting, bars: dict[str, tuple[CellSummary, ...]]) -> Chart:
                 color=_colour(cell),
                 alpha=1.0 if cell.valid else 0.35,
             )
-            ax.annotate(
-                f"{_speed(cell):,.0f}",
-                (0, -row),
-                xytext=(3, 0),
-                textcoords="offset points",
-                va="center",
-                color="white",
-            )
     most = max(map(len, bars.values()))
     panels.axes[0].set_ylim(-most + 0.4, 0.6)
     panels.hide_y()
@@ -87,7 +79,7 @@ def _chart(setting: Setting, bars: dict[str, tuple[CellSummary, ...]]) -> Chart:
 
 
 def _name(cell: CellSummary) -> str:
-    return f"{cell.key.engine} {work_of(cell.key)}"
+    return f"{_speed(cell):,.0f}  {cell.key.engine} {work_of(cell.key)}"
 
 
 def _colour(cell: CellSummary) -> str:

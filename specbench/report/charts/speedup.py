@@ -6,12 +6,14 @@ from matplotlib.axes import Axes
 
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
-from specbench.report.sections import Section, drafter_of, setting_title
+from specbench.report.numbers import scalar
+from specbench.report.sections import Section, drafter_of, setting_title, short_k
 
 _CAPTION = (
     "Decode seconds at K=0 / decode seconds at K, over the same prompts. Bars: 95% intervals "
     "over prompts. Dashed: no speculation. The large point is the chosen K; hollow points are "
-    "invalid and support no answer. All points are of the first pass."
+    "invalid and support no answer. A star is an adaptive K, at its mean. All points are of the "
+    "first pass."
 )
 
 
@@ -37,13 +39,16 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
 
 
 def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift: float) -> None:
-    cells = section.fixed(label)
     points = [
         (0.0, 1.0),
-        *((_k(c) + shift, c.speedup.estimate) for c in cells if c.valid and c.speedup),
+        *(
+            (_k(c) + shift, c.speedup.estimate)
+            for c in section.fixed(label)
+            if c.valid and c.speedup
+        ),
     ]
     ax.plot(*zip(*points, strict=True), color=style.colour, zorder=3)
-    for cell in cells:
+    for cell in section.of(label):
         if cell.speedup is None:
             continue
         x, speedup, is_chosen = _k(cell) + shift, cell.speedup, section.is_chosen(cell.key)
@@ -52,15 +57,15 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
         ax.plot(
             x,
             speedup.estimate,
-            marker=style.marker,
-            markersize=8 if is_chosen else 3.5,
+            marker="*" if cell.key.adaptive else style.marker,
+            markersize=8 if is_chosen or cell.key.adaptive else 3.5,
             color=style.colour,
             markerfacecolor=style.colour if cell.valid else "none",
             zorder=4,
         )
         if is_chosen:
             ax.annotate(
-                f"K={_k(cell)}",
+                f"K={short_k(cell.key)}",
                 (x, speedup.high or speedup.estimate),
                 xytext=(0, 2),
                 textcoords="offset points",
@@ -75,11 +80,18 @@ def _names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
     ends = {
         label: cell.speedup.estimate
         for label in section.series
-        for cell in section.fixed(label)  # by K, so the last one stays
+        for cell in sorted(section.of(label), key=_from_star_to_end)
         if cell.speedup
     }
     return [Label(y, drafter_of(label), styles[label].colour) for label, y in ends.items()]
 
 
-def _k(cell: CellSummary) -> int:
-    return cell.key.num_speculative_tokens
+def _from_star_to_end(cell: CellSummary) -> tuple[bool, int]:
+    """The order in which the last one is where the line ends."""
+    return not cell.key.adaptive, cell.key.num_speculative_tokens
+
+
+def _k(cell: CellSummary) -> float:
+    """Where on the axis a cell stands."""
+    mean_k = scalar(cell.metrics.get("mean_num_speculative_tokens"))
+    return cell.key.num_speculative_tokens if mean_k is None else mean_k

@@ -1,0 +1,124 @@
+"""A part of the suite: its arguments, its sections in turn, and one JSON document of them all.
+
+A section that the device refuses is recorded with the reason, and the others go on. What no
+time is left for is named and left out.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specbench.errors import SpecbenchError
+from specbench.probes.allocator import cuda_uuid
+from specbench.probes.environment import describe_environment
+from specbench.probes.nvml import open_probe
+
+LIMIT_S = 420.0  # of the 8 minutes that a part may take
+NO_GPU = "no CUDA device"
+_REFUSALS = (RuntimeError, ValueError, SpecbenchError)  # a CUDA error is a RuntimeError
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a section measures on. `small`: tiny shapes, to try the code and show nothing."""
+
+    device: torch.device
+    small: bool
+    ends_s: float  # by time.monotonic
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    def has_time(self) -> bool:
+        return time.monotonic() < self.ends_s
+
+    def pick(self, large: int, small: int) -> int:
+        """A count or a size: the first, or the second where all is small."""
+        return small if self.small else large
+
+    def synchronize(self) -> None:
+        if self.is_cuda:
+            torch.cuda.synchronize(self.device)
+
+
+def absent(reason: str) -> Json:
+    """Stands where a figure would."""
+    return {"value": None, "reason": reason}
+
+
+Section = Callable[[Machine], Json]
+
+
+def run_part(
+    name: str, sections: Mapping[str, Section], arguments: Sequence[str] | None = None
+) -> Json:
+    """Run the sections, print the document and, where $OUT names a folder, keep it there."""
+    asked = _parse(name, sections, arguments)
+    began_s = time.monotonic()
+    machine = Machine(
+        device=torch.device(asked.device), small=asked.small, ends_s=began_s + asked.limit_s
+    )
+    document: Json = {"part": name, "small": asked.small, "machine": _provenance(machine, asked)}
+    found: Json = {}
+    try:
+        for title, section in sections.items():
+            if title in (asked.only or sections):
+                found[title] = _run(title, section, machine)
+    finally:  # after a bug, too: the device's time is spent
+        seconds = round(time.monotonic() - began_s, 1)
+        document |= {"sections": found, "seconds": seconds, "limit_s": asked.limit_s}
+        _hand_out(name, document)
+    return document
+
+
+def _run(title: str, section: Section, machine: Machine) -> Json:
+    if not machine.has_time():
+        return absent("no time was left for it")
+    print(f"{title} ...", file=sys.stderr, flush=True)
+    began_s = time.monotonic()
+    try:
+        found = section(machine)
+    except _REFUSALS as error:
+        found = absent(f"{type(error).__name__}: {error}"[:600])
+    machine.synchronize()
+    if machine.is_cuda:
+        torch.cuda.empty_cache()  # the next section begins as if it were alone
+    return {"seconds": round(time.monotonic() - began_s, 1), **found}
+
+
+def _provenance(machine: Machine, asked: argparse.Namespace) -> Json:
+    name = str(machine.device)
+    probe = open_probe(name, uuid=cuda_uuid(name))
+    facts = asdict(describe_environment(name, torch.get_num_threads(), sys.argv, probe))
+    return facts | {"git_commit": asked.commit or facts["git_commit"], "cuda": torch.version.cuda}
+
+
+def _hand_out(name: str, document: Json) -> None:
+    text = json.dumps(document, indent=1)
+    if folder := os.environ.get("OUT"):
+        (Path(folder) / f"gpu_{name}.json").write_text(text + "\n", encoding="utf-8")
+    print(text, flush=True)
+
+
+def _parse(
+    name: str, sections: Mapping[str, Section], arguments: Sequence[str] | None
+) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=f"benchmarks.gpu_suite.{name}")
+    found = "cuda:0" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=found)
+    parser.add_argument("--small", action="store_true", help="tiny shapes: tries the code")
+    parser.add_argument("--only", nargs="+", choices=tuple(sections), metavar="SECTION")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="begins nothing after it")
+    parser.add_argument("--commit", help="where the checkout has no history of its own")
+    return parser.parse_args(arguments)

@@ -1,0 +1,131 @@
+"""A small stored run of many rows in flight, an adaptive K, contexts and another engine."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from specbench.records import (
+    ALL_PROMPTS,
+    BlockRecord,
+    CellKey,
+    CellPlan,
+    EngineRecord,
+    PassRecord,
+    RequestRecord,
+    RoundTimeline,
+)
+from specbench.store import StoredRun
+from tests.pairing import cells
+from tests.report.stored_runs import Wish, stored_run
+
+ROWS = (1, 2, 4)
+CONTEXTS = (512, 4096)
+NUM_BLOCKS = 6
+WORKLOADS = ("code", "creative")
+GENERATE = replace(cells.BASE, engine="transformers", method="generate")
+STATIC = replace(GENERATE, method="generate_static")
+ASSISTED = replace(cells.draft(4), engine="transformers", method="assisted")
+BY_DEFAULT = replace(ASSISTED, method="assisted_default", num_speculative_tokens=20)
+PEERS = (GENERATE, STATIC, ASSISTED, BY_DEFAULT)
+OWN = (cells.BASE, cells.draft(2), cells.draft(4), cells.draft(8, adaptive=True))
+ENGINES = (
+    EngineRecord(target="demo", engine="builtin", forward="fused", graph="off", compile_s=1.5),
+    EngineRecord(target="demo", engine="transformers", notes=("draft: 20 tokens at first",)),
+)
+# Seconds of 12 tokens in one row; speculation pays less the more rows are in flight.
+SECONDS = {0: 1.2, 2: 0.8, 4: 0.6, 8: 0.65, 20: 1.0}
+LOST_PER_DOUBLING = 1.5
+ADAPTIVE_KS = (8, 8, 4, 4, 2, 2)
+
+
+def served_run() -> StoredRun:
+    """Concurrency 1, 2 and 4, the last without a gain; both engines at concurrency 1."""
+    keys = list(_keys())
+    plain = stored_run(Wish(ks=(0, 2), drafters=("draft",), workloads=WORKLOADS, num_prompts=1))
+    settings = replace(plain.run.settings, adaptive=True, concurrency=ROWS)
+    plans = tuple(CellPlan(key=key, num_prompts=6, num_repeats=1) for key in keys)
+    return replace(
+        plain,
+        run=replace(plain.run, settings=settings, cells=plans),
+        blocks=tuple(_blocks(keys)),
+        forwards=(),
+        engines=ENGINES,
+    )
+
+
+def context_run() -> StoredRun:
+    """K = 0 and 4 over prompts of two lengths."""
+    keys = [
+        replace(key, context=context)
+        for context in CONTEXTS
+        for key in (cells.BASE, cells.draft(4))
+    ]
+    plain = stored_run(Wish(ks=(0, 2), drafters=("draft",), workloads=("code",), num_prompts=1))
+    plans = tuple(CellPlan(key=key, num_prompts=6, num_repeats=1) for key in keys)
+    return replace(
+        plain,
+        run=replace(plain.run, cells=plans),
+        blocks=tuple(_blocks(keys)),
+        forwards=(),
+    )
+
+
+def _keys() -> Iterator[CellKey]:
+    for workload in WORKLOADS:
+        for rows in ROWS:
+            for key in (*OWN, *PEERS) if rows == 1 else OWN:
+                yield replace(key, workload=workload, concurrency=rows)
+
+
+def _blocks(keys: list[CellKey]) -> Iterator[BlockRecord]:
+    groups: dict[tuple[object, ...], list[CellKey]] = {}
+    for key in keys:
+        groups.setdefault((key.workload, key.concurrency, key.context), []).append(key)
+    for place, group in groups.items():
+        rows = group[0].concurrency
+        for i in range(NUM_BLOCKS):
+            requests = [request for key in group for request in _requests(key, i)]
+            passes = [_pass(key, i) for key in group if rows > 1 or key.adaptive]
+            yield BlockRecord(
+                block_id=f"{place} {i}",
+                workload=group[0].workload,
+                prompt_id=f"p{i}" if rows == 1 else ALL_PROMPTS,
+                repeat=0 if rows == 1 else i,
+                purpose="explore",
+                order=tuple(key.id for key in group),
+                started_at="2026-11-21T01:02:04+00:00",
+                requests=tuple(requests),
+                passes=tuple(passes),
+            )
+
+
+def _requests(key: CellKey, i: int) -> list[RequestRecord]:
+    if key.concurrency == 1:
+        return [cells.request(key, f"p{i}", _seconds(key, i), repeat=0)]
+    names = [f"r{row}" for row in range(key.concurrency)]
+    return [cells.request(key, name, _seconds(key, i), repeat=i) for name in names]
+
+
+def _pass(key: CellKey, i: int) -> PassRecord:
+    """All rows live in every round."""
+    rows, seconds = key.concurrency, _seconds(key, i)
+    log = _requests(key, i)[0].rounds
+    assert log is not None
+    n = len(log)
+    ks = ADAPTIVE_KS if key.adaptive else (key.num_speculative_tokens,) * n
+    timeline = RoundTimeline(
+        at_s=tuple(0.1 + seconds * r / n for r in range(n)),
+        seconds=log.round_s,
+        num_speculative_tokens=ks,
+        num_live=(rows,) * n,
+        num_rows=(rows,) * n,
+        num_emitted=tuple(rows * emitted for emitted in log.num_emitted),
+    )
+    return PassRecord(cell_id=key.id, seconds=0.1 + seconds, rounds=timeline, kv_bytes=rows * 2**20)
+
+
+def _seconds(key: CellKey, i: int) -> float:
+    """Of one request; no two prompts or passes are quite alike."""
+    k = key.num_speculative_tokens
+    lost = LOST_PER_DOUBLING ** (key.concurrency.bit_length() - 1) if k else 1.0
+    slower = 2.0 if key.engine == "transformers" else 1.0
+    return SECONDS[k] * lost * slower * (1 + 0.01 * ((i + k) % 3))

@@ -1,0 +1,243 @@
+"""Rows in flight, K = auto, contexts and other engines: the same facts in every format."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from specbench.report.answers import answer_lines, compromise_lines
+from specbench.report.comparisons import (
+    adaptive_grid,
+    comparison_grids,
+    context_grid,
+    crossover_grid,
+    side_by_side_grid,
+)
+from specbench.report.csv import to_csv
+from specbench.report.document import Document, build_document, to_json
+from specbench.report.figures import charts
+from specbench.report.grids import result_grid
+from specbench.report.html import to_html
+from specbench.report.markdown import to_markdown
+from specbench.report.provenance import provenance
+from specbench.report.sections import sections
+from tests.report.served_runs import context_run, served_run
+from tests.report.test_figures import texts
+from tests.report.test_json import SCHEMA
+from tests.report.test_tables import printed
+
+
+@pytest.fixture(scope="module")
+def served() -> Document:
+    return build_document(served_run())
+
+
+@pytest.fixture(scope="module")
+def lengths() -> Document:
+    return build_document(context_run())
+
+
+def test_all_cells_are_valid_and_none_is_missing(served: Document, lengths: Document) -> None:
+    for document in (served, lengths):
+        assert [cell.invalid_reasons for cell in document.cells if not cell.valid] == []
+        assert document.missing == ()
+
+
+def test_sections_are_told_apart_by_rows_and_engine(served: Document) -> None:
+    assert [section.title for section in sections(served)][:4] == [
+        "code, one request at a time, builtin",
+        "code, one request at a time, transformers",
+        "code, 2 requests at once, builtin",
+        "code, 4 requests at once, builtin",
+    ]
+
+
+def test_every_engine_has_its_own_baseline_and_what_is_compared_with_it(served: Document) -> None:
+    own, peer, *_ = sections(served)
+    assert own.baseline is not None
+    assert own.baseline.key.method == "none"
+    assert peer.baseline is not None
+    assert peer.baseline.key.method == "generate"
+    static = peer.undrafted[1]
+    assert static.key.method == "generate_static"
+    assert static.speedup is not None
+    assert static.speedup.estimate == pytest.approx(1.0)
+    assert peer.series == ("demo/draft, assisted", "demo/draft, assisted_default")
+    assert [row[0] for row in result_grid(peer).rows] == [
+        "generate",
+        "generate_static",
+        "draft, assisted",
+        "draft, assisted_default",
+    ]
+
+
+def test_the_crossover_table_says_where_it_stops(served: Document) -> None:
+    grid = crossover_grid(served)
+    assert grid is not None
+    assert grid.headers == (
+        "",
+        "drafter",
+        "K",
+        "1 row",
+        "2 rows",
+        "4 rows",
+        "stops at",
+        "crosses 1 at",
+    )
+    # K = 4: 1.2 / 0.6 s, a third less each time the rows double: 2, 1.33 and 0.89.
+    (row,) = [row for row in grid.rows if row[:3] == ("code", "draft", "4")]
+    assert row[3:7] == ("2.00x", "1.33x", "0.89x", "4 rows")
+    assert 2 < float(row[7]) < 4
+    assert [row[2] for row in grid.rows if row[0] == "creative"] == ["2", "4", "auto"]
+
+
+def test_the_adaptive_table_names_the_best_fixed_k_and_what_was_picked(served: Document) -> None:
+    grid = adaptive_grid(served)
+    assert grid is not None
+    first, second, third, *_ = grid.rows
+    assert first[0] == "code, one request at a time"
+    assert (first[2], first[4], first[6]) == ("4", "4.7", "6 prompts")
+    assert first[3].startswith("0.92x [")  # 0.60 against 0.65 s
+    assert (second[0], second[6]) == ("code, 2 requests at once", "6 passes")
+    assert third[2] == "0"  # four rows: not speculating is best
+    assert "geometric mean" in grid.title
+
+
+def test_the_side_by_side_table_pairs_what_does_the_same_work(served: Document) -> None:
+    grid = side_by_side_grid(served)
+    assert grid is not None
+    assert grid.title.endswith("as fast as transformers")
+    code = [row[1:4] for row in grid.rows if row[0] == "code"]
+    assert [pair[:2] for pair in code] == [
+        ("K=0", "generate"),
+        ("K=0", "generate_static"),
+        ("draft K=2", "assisted_default K=20"),
+        ("draft K=4", "assisted K=4"),
+        ("draft K=4", "assisted_default K=20"),
+        ("draft auto", "assisted_default K=20"),
+    ]
+    assert code[0][2] == "2.00x [2.00, 2.00]"
+    assert {row[4] for row in grid.rows} == {"100%"}
+
+
+def test_an_invalid_side_marks_the_row(served: Document) -> None:
+    invalid = tuple(replace(pair, valid=False) for pair in served.side_by_side)
+    grid = side_by_side_grid(replace(served, side_by_side=invalid))
+    assert grid is not None
+    assert {row[-1] for row in grid.rows} == set(grid.marks) == {"invalid"}
+
+
+def test_the_context_table_has_speedups_and_the_kv_cache(lengths: Document) -> None:
+    grid = context_grid(lengths)
+    assert grid is not None
+    assert grid.headers == ("", "drafter", "K", "512", "4,096", "KV", "KV")
+    (row,) = grid.rows
+    assert row[:5] == ("code", "draft", "4", "1.99x", "1.99x")
+    # 10 + 13 tokens of 2.125 MiB each.
+    assert row[5] == "48.9 MiB"
+
+
+def test_without_anything_to_compare_there_is_no_table(cpu_document: Document) -> None:
+    assert comparison_grids(cpu_document) == ()
+
+
+def test_a_result_table_of_many_rows_shows_what_serving_is_about(served: Document) -> None:
+    section = sections(served)[2]
+    grid = result_grid(section)
+    wanted = {"tok/s, busy", "tok/s, all", "a user", "TTFT ms", "queue ms", "rows used", "KV cache"}
+    assert wanted <= set(grid.headers)
+    by_k = {row[1]: dict(zip(grid.headers, row, strict=True)) for row in grid.rows}
+    assert list(by_k) == ["0", "2", "4", "auto 4.7"]
+    assert by_k["4"]["KV cache"] == "2.00 MiB"
+    # Two rows of 12 tokens in 0.9 s and a little, and of 13 tokens in 0.1 s more.
+    assert float(by_k["4"]["tok/s, busy"]) == pytest.approx(24 / 0.909, abs=0.1)
+    assert float(by_k["4"]["tok/s, all"]) == pytest.approx(26 / 1.009, abs=0.1)
+
+
+def test_the_answer_names_rows_engine_and_method(served: Document) -> None:
+    lines = answer_lines(served)
+    first = lines[0]
+    assert first.startswith("code, one request at a time, builtin: demo/draft, ")
+    assert any(line.startswith("  demo/draft, assisted_default: ") for line in lines)
+    assert any(line.startswith("code, 4 requests at once, builtin: ") for line in lines)
+
+
+def test_one_k_for_all_workloads_is_said_for_each_load(served: Document) -> None:
+    """Only where a decision helps; nothing was measured again here, so single Ks alone do."""
+    assert compromise_lines(served) == [
+        "demo/draft, assisted, one request at a time, transformers: one K for all workloads, "
+        "K=4 gives up nothing",
+        "demo/draft, assisted_default, one request at a time, transformers: one K for all "
+        "workloads, K=20 gives up nothing",
+    ]
+
+
+def test_the_terminal_shows_the_comparisons_in_80_columns(
+    served: Document, lengths: Document
+) -> None:
+    for document in (served, lengths):
+        text = printed(document)
+        assert max(map(len, text.splitlines())) <= 80
+        assert "\N{HORIZONTAL ELLIPSIS}" not in text
+    assert "Side by side" in printed(served)
+    assert "tokens of context" in printed(lengths)
+
+
+def test_pages_show_every_comparison(served: Document, lengths: Document) -> None:
+    for render in (to_html, to_markdown):
+        text = render([served, lengths])
+        for title in ("Side by side", "K=auto against", "rows in flight", "tokens of context"):
+            assert title in text
+
+
+def test_engines_are_part_of_the_provenance(served: Document) -> None:
+    facts = {fact.name: fact.value for fact in provenance(served)}
+    assert facts["engine builtin"] == "demo, fused forward, graph off, compiled in 1,500 ms"
+    assert facts["engine transformers"] == "demo; draft: 20 tokens at first"
+
+
+def test_the_machine_document_holds_the_comparisons(served: Document, lengths: Document) -> None:
+    for document in (served, lengths):
+        found = json.loads(json.dumps(to_json(document), allow_nan=False))
+        Draft202012Validator(SCHEMA).validate(found)
+    found = to_json(served)
+    assert found["cells"][0]["context"] is None
+    assert len(found["side_by_side"]) == 2 * 6
+    assert found["side_by_side"][0]["peer"]["method"] == "generate"
+    assert {c["adaptive"]["adaptive"] for c in found["adaptive_comparisons"]} == {True}
+    assert len(found["crossovers"]) == 2 * 3
+    assert [engine["engine"] for engine in found["engines"]] == ["builtin", "transformers"]
+    (curve,) = to_json(lengths)["context_curves"]
+    assert [point["at"] for point in curve["points"]] == [512, 4096]
+
+
+def test_the_csv_tells_adaptive_cells_and_contexts(served: Document) -> None:
+    header, *rows = to_csv([served]).splitlines()
+    assert {"adaptive", "context", "request_rate", "busy_tokens_per_s"} <= set(header.split(","))
+    assert len(rows) == len(served.cells)
+
+
+def test_charts_of_rows_context_engines_and_the_time_line(
+    served: Document, lengths: Document
+) -> None:
+    titles = [chart.title for chart in charts(served)]
+    for title in (
+        "Side by side with other engines",
+        "Speed-up against rows in flight",
+        "K=auto over time",
+    ):
+        assert title in titles
+    rows = next(c for c in charts(served) if c.title == "Speed-up against rows in flight")
+    assert {"K=2", "K=4", "K=auto", "rows in flight"} <= set(texts(rows.svg))
+    assert "one request" not in rows.setting
+    peers = next(c for c in charts(served) if c.title == "Side by side with other engines")
+    assert "20  builtin draft K=4" in texts(peers.svg)
+    assert "10  transformers assisted K=4" in texts(peers.svg)
+    assert "Speed-up against context" in [chart.title for chart in charts(lengths)]
+
+
+def test_acceptance_is_drawn_for_the_fewest_rows_alone(served: Document) -> None:
+    drawn = [c.setting for c in charts(served) if c.title == "Acceptance per position"]
+    assert len(drawn) == 2
+    assert all("one request at a time" in setting for setting in drawn)
