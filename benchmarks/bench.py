@@ -57,7 +57,9 @@ def table(document: dict[str, Any]) -> list[str]:
     for cell in document["cells"]:
         if (ratio := cell.get("overhead_ratio")) is not None:
             count = f"{cell['num_rounds']:.0f} rounds, {cell['num_forward_samples']} forwards"
-            lines.append(f"{ratio:.3f}x a round's bare forwards: {cell['name']}, medians of {count}")
+            lines.append(
+                f"{ratio:.3f}x a round's bare forwards: {cell['name']}, medians of {count}"
+            )
     for one in document["forwards"]:
         wall, cpu = _words(one["wall"]), _words(one["cpu"])
         lines.append(f"{wall:>22} {cpu:>22}         fused over stock, T = {one['num_tokens']}")

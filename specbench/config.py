@@ -5,7 +5,7 @@
       dtype, device_map, num_speculative_tokens
     targets:
       NAME:
-        model: demo:target         # a Hugging Face id, a folder (./ ../ / ~/) or demo:NAME
+        model: demo:target         # Hugging Face id, folder (./ ../ / ~/), demo:NAME or shape:NAME
         revision, dtype, device_map, quantization, trust_remote_code, needs_gib, note
         workloads: demo            # a folder of this target's own prompts, or `demo`
         drafters:

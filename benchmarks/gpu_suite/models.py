@@ -10,9 +10,9 @@ from benchmarks.gpu_suite.machine import Machine
 from specbench.config import Drafter, Target
 from specbench.decoding.dummy import fill, make_skeleton
 from specbench.decoding.loading import LoadedModel
+from specbench.decoding.runner import Runner
 from specbench.drafters.draft_model import DraftModel
 from specbench.drafters.registry import Parts
-from specbench.decoding.runner import Runner
 from specbench.engines.shelf import Shelf
 from specbench.model_spec import ModelSpec
 from specbench.shipped import PACKAGE
@@ -79,8 +79,8 @@ def make_draft(target: Any, layers: int) -> Any:
 def agree(target: Any, draft: Any, share: float, *, num_tokens: int = 512) -> tuple[float, float]:
     """Scale down what the target's later layers add until both pick the same token so often.
 
-    Returns the scale and the share of positions of a made-up text in which they then agree:
-    acceptance that no engine can know of. Source of the idea: CORE.md 4 of this project.
+    Returns the scale and the share of positions of a made-up text in which they then agree.
+    Acceptance is real then, and the same whichever engine decodes the pair.
     """
     generator = torch.Generator().manual_seed(1)
     vocab = target.config.vocab_size

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,7 @@ def run_benchmark(
     A target or drafter that cannot run is a stored failure. Raises UsageError, WorkloadError
     and StoreError before anything is measured.
     """
+    settings = replace(settings, dummy_weights=settings.dummy_weights or any_shape(pairings))
     device = find_device(settings.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events, streams and graphs are made on the current one
@@ -124,6 +126,12 @@ def find_device(name: str) -> torch.device:
     if int(index or 0) >= count:
         raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
     return torch.device("cuda", int(index or 0))
+
+
+def any_shape(pairings: Sequence[Pairing]) -> bool:
+    """True where a model is a shape without weights: the run is synthetic then."""
+    specs = [s for p in pairings for s in (p.target.model, p.drafter.model) if s is not None]
+    return any(spec.is_shape for spec in specs)
 
 
 def default_threads(pairings: Sequence[Pairing]) -> int:

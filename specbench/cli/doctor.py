@@ -66,8 +66,6 @@ def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
     problems = []
     if pairing.drafter.method not in known:
         problems.append(f"method {pairing.drafter.method} is not in this version")
-    if any(model.quantization for model in models):
-        problems.append("quantization is not in this version")
     if needs is not None and needs * GIB > free_bytes:
         problems.append(f"needs {needs:g} GiB for weights alone")
     if not is_here:
@@ -98,7 +96,9 @@ def _tokenizer_problems(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
 
     def tokenizer(model: "ModelSpec") -> Tokenizer:
         return Tokenizer(
-            model.location, revision=model.revision, trust_remote_code=model.trust_remote_code
+            model.tokenizer_location,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
         )
 
     try:

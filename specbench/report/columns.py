@@ -69,6 +69,14 @@ def _split(cell: CellSummary, *names: str) -> str | None:
     return "/".join(f"{round(share)}" for share in known) + "%" if known == shares else None
 
 
+def _roofline(cell: CellSummary) -> str | None:
+    least_s = scalar(cell.metrics.get("roofline_round_s"))
+    ratio = scalar(cell.metrics.get("roofline_ratio"))
+    if least_s is None or ratio is None:
+        return None
+    return f"{_milliseconds(least_s)} ({ratio:.2f}x)"
+
+
 def _joined(cell: CellSummary, *names: str) -> str | None:
     values = [scalar(cell.metrics.get(name)) for name in names]
     if all(value is None for value in values):
@@ -190,9 +198,10 @@ PAGE_COLUMNS = (
         text=_metric("overhead_ratio", "{:.2f}x".format),
     ),
     Column(
-        header="roofline",
-        meaning="a round / the time to read its weights and keys at the measured copy bandwidth",
-        text=_metric("roofline_ratio", "{:.2f}x".format),
+        header="roofline ms",
+        meaning="the time to read a round's weights, keys and values at the measured copy "
+        "bandwidth, and how many times as long the median round is",
+        text=_roofline,
     ),
     Column(
         header="bandwidth",

@@ -104,7 +104,7 @@ def crossover_grid(document: Document) -> Grid | None:
     settings = [setting_of(crossover.key)._replace(concurrency=1) for crossover in found]
     rows = _places([crossover.points for crossover in found])
     return Grid(
-        title="Speed-up by rows in flight, and the rows from which it is not shown any more",
+        title="Speed-up by rows in flight, and where it is no longer shown",
         headers=("", "drafter", "K", *(plural(n, "row") for n in rows), "stops at", "crosses 1 at"),
         rows=tuple(
             (
@@ -129,8 +129,14 @@ def context_grid(document: Document) -> Grid | None:
     settings = [setting_of(curve.key)._replace(context=None) for curve in found]
     lengths = _places([curve.points for curve in found])
     return Grid(
-        title="Speed-up by tokens of context, and the KV cache of target and drafter",
-        headers=("", "drafter", "K", *(f"{n:,}" for n in lengths), *("KV",) * len(lengths)),
+        title="Speed-up and KV cache by tokens of context",
+        headers=(
+            "",
+            "drafter",
+            "K",
+            *(f"{n:,}" for n in lengths),
+            *(f"KV, {n:,}" for n in lengths),
+        ),
         rows=tuple(
             (
                 _where(setting, settings),

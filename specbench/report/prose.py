@@ -1,5 +1,8 @@
 """Sentences about a run as a whole, made from its records."""
 
+from collections.abc import Sequence
+
+from specbench.records import CellKey
 from specbench.report.document import Document
 from specbench.report.numbers import listed, plural, ranges
 from specbench.report.sections import requests_at_once
@@ -18,13 +21,15 @@ def setup(document: Document) -> str:
     workloads = list(dict.fromkeys(key.workload for key in keys))
     temperatures = [f"{t:g}" for t in dict.fromkeys(key.temperature for key in keys)]
     rows = list(dict.fromkeys(requests_at_once(key) for key in keys))
+    contexts = list(dict.fromkeys(f"{key.context:,}" for key in keys if key.context is not None))
     machine = document.run.environment
     return "; ".join(
         (
             f"{listed(drafters)} on {listed(workloads)}" if drafters else listed(workloads),
-            f"K = {ranges(list({key.num_speculative_tokens for key in keys}))}",
+            f"K = {_ks(keys)}",
             f"temperature {listed(temperatures)}",
             listed(rows),
+            *([f"{listed(contexts)} tokens of context"] if contexts else []),
             listed(list(dict.fromkeys(f"{key.dtype}, {key.engine} engine" for key in keys))),
             machine.gpu or f"{machine.cpu}, {plural(machine.threads, 'thread')}",
             _prompts(document),
@@ -35,13 +40,19 @@ def setup(document: Document) -> str:
 
 def which_pass(document: Document) -> str:
     """Why the answer and the tables may quote different numbers; empty for a single K."""
-    if len({cell.key.num_speculative_tokens for cell in document.cells} - {0}) < 2:
+    tried = {(c.key.num_speculative_tokens, c.key.adaptive) for c in document.cells}
+    if len(tried - {(0, False)}) < 2:
         return ""
     return (
         "Tables and charts show the first pass over every K. An answer that recommends a K "
         "quotes a second measurement of it on fresh repeats, because the best of many is "
         "biased upward."
     )
+
+
+def _ks(keys: Sequence[CellKey]) -> str:
+    fixed = ranges(list({key.num_speculative_tokens for key in keys if not key.adaptive}))
+    return f"{fixed}, auto" if any(key.adaptive for key in keys) else fixed
 
 
 def _prompts(document: Document) -> str:

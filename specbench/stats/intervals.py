@@ -1,4 +1,4 @@
-"""Intervals for ratios of sums over prompts.
+"""Intervals for ratios of sums over prompts, or over passes where requests overlap.
 
 Prompts are the unit, paired: a hard prompt is slow under both decoders, and rounds of one
 prompt resemble each other. The jackknife on the log ratio with Student's t covers what it

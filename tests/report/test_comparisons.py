@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 from jsonschema import Draft202012Validator
 
+from specbench.metrics.setting import setting_of
+from specbench.records import RoundTimeline
 from specbench.report.answers import answer_lines, compromise_lines
+from specbench.report.charts.time_line import changes
 from specbench.report.comparisons import (
     adaptive_grid,
     comparison_grids,
@@ -20,8 +23,9 @@ from specbench.report.figures import charts
 from specbench.report.grids import result_grid
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
+from specbench.report.prose import setup
 from specbench.report.provenance import provenance
-from specbench.report.sections import sections
+from specbench.report.sections import requests_at_once, sections
 from tests.report.served_runs import context_run, served_run
 from tests.report.test_figures import texts
 from tests.report.test_json import SCHEMA
@@ -131,9 +135,9 @@ def test_an_invalid_side_marks_the_row(served: Document) -> None:
 def test_the_context_table_has_speedups_and_the_kv_cache(lengths: Document) -> None:
     grid = context_grid(lengths)
     assert grid is not None
-    assert grid.headers == ("", "drafter", "K", "512", "4,096", "KV", "KV")
+    assert grid.headers == ("", "drafter", "K", "512", "4,096", "KV, 512", "KV, 4,096")
     (row,) = grid.rows
-    assert row[:5] == ("code", "draft", "4", "1.99x", "1.99x")
+    assert row[:5] == ("code", "draft", "4", "2.00x", "2.00x")
     # 10 + 13 tokens of 2.125 MiB each.
     assert row[5] == "48.9 MiB"
 
@@ -181,7 +185,7 @@ def test_the_terminal_shows_the_comparisons_in_80_columns(
         assert max(map(len, text.splitlines())) <= 80
         assert "\N{HORIZONTAL ELLIPSIS}" not in text
     assert "Side by side" in printed(served)
-    assert "tokens of context" in printed(lengths)
+    assert "tokens of context" in " ".join(printed(lengths).split())
 
 
 def test_pages_show_every_comparison(served: Document, lengths: Document) -> None:
@@ -241,3 +245,44 @@ def test_acceptance_is_drawn_for_the_fewest_rows_alone(served: Document) -> None
     drawn = [c.setting for c in charts(served) if c.title == "Acceptance per position"]
     assert len(drawn) == 2
     assert all("one request at a time" in setting for setting in drawn)
+
+
+def test_the_setting_of_the_run_is_said_above_everything(
+    served: Document, lengths: Document
+) -> None:
+    said = setup(served)
+    assert "K = 0, 2, 4, 20, auto;" in said
+    assert "one request at a time, 2 requests at once and 4 requests at once" in said
+    assert "; 512 and 4,096 tokens of context;" in setup(lengths)
+
+
+def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
+    setting = setting_of(replace(served_run().run.cells[0].key, concurrency=8, request_rate=2.5))
+    assert requests_at_once(setting) == "up to 8 at once, 2.50 requests a second"
+
+
+def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
+    limits = {"roofline_round_s": 0.004, "roofline_ratio": 1.25, "bandwidth_utilisation": 0.8}
+    host = {"launches_per_round": 1.0, "syncs_per_round": 0.0}
+    cells = tuple(
+        replace(cell, metrics={**cell.metrics, **limits, **host}) for cell in cpu_document.cells
+    )
+    grid = result_grid(sections(replace(cpu_document, cells=cells))[0])
+    row = dict(zip(grid.headers, grid.rows[1], strict=True))
+    assert row["roofline ms"] == "4.00 (1.25x)"
+    assert row["bandwidth"] == "80%"
+    assert row["launches, waits"] == "1.00, 0"
+
+
+def test_the_time_line_has_the_corners_of_its_steps_alone() -> None:
+    rounds = RoundTimeline(
+        at_s=(0.0, 0.1, 0.2, 0.4),
+        seconds=(0.1, 0.1, 0.1, 0.2),
+        num_speculative_tokens=(4, 4, 0, 0),
+        num_live=(1,) * 4,
+        num_rows=(1,) * 4,
+        num_emitted=(1,) * 4,
+    )
+    at_s, ks = changes(rounds)
+    assert at_s == pytest.approx([0.0, 0.2, 0.6])
+    assert ks == [4, 0, 0]

@@ -1,0 +1,253 @@
+"""What the host does: graphs captured, kernels started, waits, memory taken."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, medium_pair
+from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
+from specbench.decoding.clock import Clock
+from specbench.decoding.cuda_graphs import Captured, CudaGraphs, Graphs
+from specbench.decoding.decoder import Decoder, MakeLauncher
+from specbench.decoding.graphs import GraphLauncher, launchers
+from specbench.decoding.launcher import GraphKind, Launch, Launcher, PinnedMemory
+from specbench.decoding.policy import FixedK
+from specbench.decoding.round import Verifier
+from specbench.decoding.rows import Rows
+from specbench.decoding.sampling import Sampler
+from specbench.probes.launches import count_host_calls
+
+T = TypeVar("T")
+K = 4
+FEW_TOKENS, MANY_TOKENS = 10, 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """One graph: what it is for, and what it cost."""
+
+    num_rows: int
+    k: int
+    context: int
+    capture_s: float | None  # warm-up runs included; None: it was not captured
+    reserved_bytes: int  # of all graphs so far
+    tokens_ok: bool  # every request got its tokens
+
+
+def captures(machine: Machine) -> Json:
+    """A graph for every number of rows, K and span; seconds of each and bytes of all."""
+    if not machine.is_cuda:
+        return absent(NO_GPU)
+    pair = medium_pair(machine, torch.bfloat16, layers=8)
+    graphs = TimedGraphs(CudaGraphs())
+    make = partial(GraphLauncher, graph="round", graphs=graphs, readback=PinnedMemory())
+    decoder = pair.decoder(make_launcher=make)
+    buckets = [
+        _bucket(pair, decoder, graphs, rows, k, context)
+        for rows in (16, 4, 1)  # the most first, so that no cache is replaced
+        for context in (600, 100)
+        for k in (8, 4, 0)
+    ]
+    launcher = decoder.launcher
+    assert launcher is not None, "it has served"
+    return {
+        "graph": launcher.graph,
+        "reason": launcher.reason,
+        "num_captures": len(graphs.seconds),
+        "reserved_bytes": graphs.reserved_bytes,
+        "buckets": [asdict(bucket) for bucket in buckets],
+    }
+
+
+def host_calls(machine: Machine) -> Json:
+    """Kernels and graphs that the host starts in a round and its waits, by the profiler; then
+    torch's own watch, which raises at a blocking call while a round is launched."""
+    if not machine.is_cuda:
+        return absent(NO_GPU)
+    pair = medium_pair(machine, torch.bfloat16, layers=8)
+    counts = {f"{graph}, K={k}": _calls(pair, graph, k) for graph in GRAPHS for k in (K, 0)}
+    return {
+        "per_round": counts,
+        "watch": watched(pair),
+        "watch_sees_a_wait": _sees_a_wait(machine),
+    }
+
+
+def memory(machine: Machine) -> Json:
+    """200 requests of different lengths through 16 rows: all complete, and memory flat."""
+    pair = medium_pair(machine, torch.bfloat16, layers=8)
+    decoder = pair.decoder()
+    num_requests = machine.pick(200, 12)
+    requests = pair.requests(num_requests, prompt=16, new_tokens=machine.pick(64, 8))
+    num_rows = machine.pick(16, 4)
+    decoder.serve(requests[: 2 * num_rows], GREEDY, FixedK(K), num_rows=num_rows)
+    before = _allocated(machine)
+    if machine.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    served = decoder.serve(requests, GREEDY, FixedK(K), num_rows=num_rows)
+    peak = torch.cuda.max_memory_allocated() if machine.is_cuda else None
+    complete = [
+        len(result.output_ids) == request.max_new_tokens
+        for request, result in zip(requests, served.results, strict=True)
+    ]
+    starts = [result.started_s for result in served.results]
+    return {
+        "num_requests": num_requests,
+        "num_complete": sum(complete),
+        "num_rows": num_rows,
+        "in_turn": starts == sorted(starts),  # none waits behind a later one
+        "seconds": max(result.finished_s for result in served.results),
+        "allocated_before": before,
+        "allocated_after": _allocated(machine),
+        "allocated_peak": peak,
+    }
+
+
+class TimedGraphs:
+    """Graphs that tell how long each capture took."""
+
+    def __init__(self, inner: Graphs) -> None:
+        self._inner = inner
+        self.seconds: list[float] = []
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._inner.reserved_bytes
+
+    def capture(self, run: Callable[[], T]) -> Captured[T]:
+        began_s = time.perf_counter()
+        captured = self._inner.capture(run)
+        self.seconds.append(time.perf_counter() - began_s)
+        return captured
+
+
+class Watched:
+    """A launcher under torch's watch: a call that waits for the device raises RuntimeError."""
+
+    armed = False
+
+    def __init__(self, inner: Launcher) -> None:
+        self._inner = inner
+        self.num_launches = 0
+        self.lag = inner.lag
+
+    @property
+    def graph(self) -> GraphKind:
+        return self._inner.graph
+
+    @property
+    def reason(self) -> str | None:
+        return self._inner.reason
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._inner.reserved_bytes
+
+    def rows_for(self, num_running: int) -> int:
+        return self._inner.rows_for(num_running)
+
+    def span_for(self, num_tokens: int) -> int:
+        return self._inner.span_for(num_tokens)
+
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+        if not self.armed:
+            return self._inner.launch(num_rows, k, span, num_behind)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self.num_launches += 1
+            return self._inner.launch(num_rows, k, span, num_behind)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def watched(pair: Pair) -> Json:
+    """Rounds of every graph mode, captured before and then launched under the watch."""
+    found = {}
+    for graph in GRAPHS:
+        made: list[Watched] = []
+        decoder = pair.decoder(make_launcher=_watching(launchers(graph, pair.machine.device), made))
+        _decode(pair, decoder, K, MANY_TOKENS)
+        made[-1].armed = True
+        _decode(pair, decoder, K, MANY_TOKENS)
+        found[graph] = {"num_launches": made[-1].num_launches, "blocking": 0}
+    return found
+
+
+def _watching(make: MakeLauncher, made: list[Watched]) -> MakeLauncher:
+    def open_launcher(rows: Rows, sampler: Sampler, verifier: Verifier, clock: Clock) -> Launcher:
+        made.append(Watched(make(rows, sampler, verifier, clock)))
+        return made[-1]
+
+    return open_launcher
+
+
+def _sees_a_wait(machine: Machine) -> bool:
+    """The control: reading a number back is caught."""
+    number = torch.ones((), device=machine.device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        number.item()
+    except RuntimeError:
+        return True
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return False
+
+
+def _bucket(
+    pair: Pair, decoder: Decoder, graphs: TimedGraphs, rows: int, k: int, context: int
+) -> Bucket:
+    known = len(graphs.seconds)
+    requests = pair.requests(rows, prompt=context, new_tokens=24)
+    served = decoder.serve(requests, GREEDY, FixedK(k), num_rows=rows)
+    new = graphs.seconds[known:]
+    return Bucket(
+        num_rows=rows,
+        k=k,
+        context=context,
+        capture_s=sum(new) if new else None,
+        reserved_bytes=graphs.reserved_bytes,
+        tokens_ok=all(
+            len(result.output_ids) == request.max_new_tokens
+            for request, result in zip(requests, served.results, strict=True)
+        ),
+    )
+
+
+def _calls(pair: Pair, graph: GraphKind, k: int) -> Json:
+    """A short and a longer decoding: their difference is rounds alone, without the profiler."""
+    decoder = pair.decoder(graph=graph)
+    _decode(pair, decoder, k, MANY_TOKENS)
+    counted = {}
+    for num_tokens in (FEW_TOKENS, MANY_TOKENS):
+        rounds = _decode(pair, decoder, k, num_tokens)
+        calls = count_host_calls(partial(_decode, pair, decoder, k, num_tokens))
+        if calls is None:
+            return absent("the profiler sees no calls here")
+        counted[num_tokens] = (rounds, calls)
+    (few_rounds, few), (many_rounds, many) = counted[FEW_TOKENS], counted[MANY_TOKENS]
+    num_rounds = many_rounds - few_rounds
+    assert decoder.launcher is not None, "it has served"
+    return {
+        "k": k,
+        "graph": decoder.launcher.graph,
+        "num_rounds": num_rounds,
+        "kernels_per_round": (many.launches - few.launches) / num_rounds,
+        "graphs_per_round": (many.graph_launches - few.graph_launches) / num_rounds,
+        "waits_per_round": (many.syncs - few.syncs) / num_rounds,
+    }
+
+
+def _decode(pair: Pair, decoder: Decoder, k: int, num_tokens: int) -> int:
+    """Number of rounds."""
+    requests = pair.requests(1, prompt=32, new_tokens=num_tokens)
+    return len(decoder.serve(requests, GREEDY, FixedK(k), num_rows=1).timeline)
+
+
+def _allocated(machine: Machine) -> int | None:
+    machine.synchronize()
+    return torch.cuda.memory_allocated() if machine.is_cuda else None

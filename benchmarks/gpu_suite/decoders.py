@@ -1,0 +1,99 @@
+"""Decoders over made-up pairs, and the texts they give."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_suite.machine import Machine
+from benchmarks.gpu_suite.models import (
+    agree,
+    draft_of,
+    make_draft,
+    make_model,
+    medium,
+    random_prompt,
+)
+from specbench.decoding.clock import make_clock
+from specbench.decoding.decoder import Decoder, MakeLauncher
+from specbench.decoding.graphs import launchers
+from specbench.decoding.launcher import GraphKind
+from specbench.decoding.policy import FixedK
+from specbench.decoding.request import Request
+from specbench.decoding.round import Verifier
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.self_test import Forward, make_checked_runner
+from specbench.decoding.verifier import verify
+from specbench.records import Sampling
+
+GRAPHS: tuple[GraphKind, ...] = ("off", "step", "round")
+GREEDY = Sampler(Sampling())
+Text = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two models on the device; the draft is the target's first layer, or several."""
+
+    machine: Machine
+    target: Any
+    draft: Any
+
+    def decoder(
+        self,
+        *,
+        forward: Forward = "fused",
+        graph: GraphKind = "round",
+        verifier: Verifier = verify,
+        make_launcher: MakeLauncher | None = None,
+        prefill_chunk: int = 512,
+    ) -> Decoder:
+        """A decoder with caches of its own, over the one set of weights."""
+        target, _ = make_checked_runner(self.target, forward)
+        draft, _ = make_checked_runner(self.draft, forward)
+        return Decoder(
+            target,
+            draft_of(target, draft),
+            eos_ids=(),
+            clock=make_clock(self.machine.device),
+            verifier=verifier,
+            make_launcher=make_launcher or launchers(graph, self.machine.device),
+            prefill_chunk=prefill_chunk,
+        )
+
+    def requests(self, num: int, *, prompt: int, new_tokens: int) -> list[Request]:
+        """Ragged: prompts of `prompt` tokens and more, answers of `new_tokens` and fewer."""
+        vocab = self.target.config.vocab_size
+        return [
+            Request(
+                prompt_ids=random_prompt(prompt + 7 * (i % 5), vocab, seed=i),
+                max_new_tokens=max(new_tokens - 5 * (i % 4), 2),
+                seed=1000 + i,
+            )
+            for i in range(num)
+        ]
+
+
+def medium_pair(machine: Machine, dtype: torch.dtype, *, layers: int) -> Pair:
+    """A target of `layers` layers and its first one, which agree about seven times in ten."""
+    target = make_model(medium(layers, machine), dtype, machine.device)
+    draft = make_draft(target, 1)
+    agree(target, draft, 0.7, num_tokens=machine.pick(512, 64))
+    return Pair(machine=machine, target=target, draft=draft)
+
+
+def texts(
+    decoder: Decoder,
+    requests: Sequence[Request],
+    *,
+    k: int,
+    num_rows: int,
+    sampler: Sampler = GREEDY,
+) -> list[Text]:
+    served = decoder.serve(requests, sampler, FixedK(k), num_rows=num_rows)
+    return [result.output_ids for result in served.results]
+
+
+def num_equal(found: Sequence[Text], expected: Sequence[Text]) -> int:
+    return sum(a == b for a, b in zip(found, expected, strict=True))

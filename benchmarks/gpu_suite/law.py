@@ -1,0 +1,79 @@
+"""The law of sampled text on a model so small that it is known exactly.
+
+Shape suffixes: N texts, V vocabulary.
+"""
+
+import itertools
+from typing import Any
+
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+from transformers import LlamaConfig
+
+from benchmarks.gpu_suite.models import make_model
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.verifier import Verdict
+
+VOCAB_SIZE = 7
+NUM_TOKENS = 3
+PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)
+_FEW = 5.0  # texts expected less often than this are counted together
+
+
+def tiny(device: torch.device, *, seed: int) -> Any:
+    """A one-layer model of seven tokens in float32."""
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return make_model(config, torch.float32, device, seed=seed)
+
+
+@torch.inference_mode()
+def exact_law(model: Any, temperature: float) -> Tensor:
+    """Probability of every text [V, V, V] by the model's own forward, in float64 on the host."""
+    prefixes = itertools.product(range(VOCAB_SIZE), repeat=NUM_TOKENS - 1)
+    tokens_NT = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes], device=model.device)
+    logits_NTV = model(input_ids=tokens_NT, use_cache=False).logits[:, len(PROMPT) - 1 :].cpu()
+    law = torch.ones((), dtype=torch.float64)
+    for i in range(NUM_TOKENS):
+        scores_NV = logits_NTV[:: VOCAB_SIZE ** (NUM_TOKENS - 1 - i), i].double() / temperature
+        law = law[..., None] * scores_NV.softmax(-1).view(*law.shape, VOCAB_SIZE)
+    return law
+
+
+def p_value(texts_N3: Tensor, law: Tensor) -> float:
+    """Chi-square p-value of the texts under the law; rare ones are counted together."""
+    places_3 = torch.tensor([VOCAB_SIZE**2, VOCAB_SIZE, 1])
+    observed = torch.bincount((texts_N3 * places_3).sum(1), minlength=law.numel()).double()
+    expected = law.flatten() * len(texts_N3)
+    is_rare = expected < _FEW
+    if is_rare.any():
+        observed, expected = (
+            torch.cat([counts[~is_rare], counts[is_rare].sum()[None]])
+            for counts in (observed, expected)
+        )
+    statistic = float(((observed - expected) ** 2 / expected).sum())
+    return float(chi2.sf(statistic, len(expected) - 1))
+
+
+def accept_all(
+    proposal: Proposal,
+    logits_BTV: Tensor,
+    sampler: Sampler,
+    seed_B: Tensor,
+    positions_BT: Tensor,
+) -> Verdict:
+    """A wrong verifier, which the test has to catch: it keeps every draft."""
+    target_BT = sampler.pick(logits_BTV, seed_B, positions_BT)
+    return Verdict(proposal.num_drafted_B, torch.cat([proposal.tokens_BK, target_BT[:, -1:]], 1))

@@ -1,0 +1,173 @@
+"""Whether the text is the target's own, whatever decodes it: greedy, late, together, alone."""
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, Text, medium_pair, num_equal, texts
+from benchmarks.gpu_suite.law import NUM_TOKENS, PROMPT, accept_all, exact_law, p_value, tiny
+from benchmarks.gpu_suite.machine import Json, Machine
+from specbench.decoding.policy import FixedK
+from specbench.decoding.request import Request
+from specbench.decoding.round import Verifier
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.self_test import Forward
+from specbench.decoding.verifier import verify
+from specbench.engines.peer_module import make_peer
+from specbench.records import Sampling
+
+FORWARDS: tuple[Forward, ...] = ("stock", "fused")
+K, AWAY = 4, 20
+WARM = Sampling(temperature=0.8)
+NEAR_TIE_ULP = 2.0
+
+
+def identity(machine: Machine) -> Json:
+    """Greedy texts of every graph mode, forward and K against `generate` in float32."""
+    models = {}
+    for layers in (2, 8):
+        pair = medium_pair(machine, torch.float32, layers=layers)
+        requests = pair.requests(4, prompt=20, new_tokens=machine.pick(64, 12))
+        expected = [_generated(pair.target, request) for request in requests]
+        models[f"{layers} layers"] = _ways(pair, requests, expected)
+    return {"dtype": "float32", "against": "generate", "models": models}
+
+
+def self_consistency(machine: Machine) -> Json:
+    """The same in bfloat16 against our own K = 0: kernels differ with the shape, so near-ties
+    may fall either way. A difference counts as one where the two best logits lie that close."""
+    pair = medium_pair(machine, torch.bfloat16, layers=8)
+    requests = pair.requests(4, prompt=20, new_tokens=machine.pick(64, 12))
+    expected = texts(pair.decoder(), requests, k=0, num_rows=4)
+    found = _ways(pair, requests, expected)
+    return {"dtype": "bfloat16", "against": "fused round K=0", "ways": found}
+
+
+def catch_up(machine: Machine) -> Json:
+    """K = 4, then 20 rounds at K = 0, then K = 4: accepted as after a fresh prefill."""
+    pair = medium_pair(machine, torch.float32, layers=8)
+    decoder = pair.decoder()
+    (request,) = pair.requests(1, prompt=20, new_tokens=machine.pick(96, 60))
+    served = decoder.serve([request], GREEDY, _Pause(), num_rows=1)
+    result = served.results[0]
+    before = sum(result.rounds.num_emitted[: _Pause.ROUNDS + AWAY])  # and one from prefill
+    fresh = Request(
+        prompt_ids=request.prompt_ids + result.output_ids[:before],
+        max_new_tokens=request.max_new_tokens - before,
+    )
+    again = decoder.serve([fresh], GREEDY, FixedK(K), num_rows=1).results[0]
+    resumed = result.rounds.num_accepted[_Pause.ROUNDS + AWAY :]
+    return {
+        "num_rounds_compared": len(resumed),
+        "equal_accepted": resumed == again.rounds.num_accepted,
+        "equal_text": result.output_ids[before:] == again.output_ids,
+        "accepted_after_pause": list(resumed[:8]),
+    }
+
+
+def together_and_alone(machine: Machine) -> Json:
+    """A request's text with one row in flight and with eight, greedy and sampled, float32."""
+    pair = medium_pair(machine, torch.float32, layers=8)
+    requests = pair.requests(16, prompt=20, new_tokens=machine.pick(48, 10))
+    decoder, found = pair.decoder(), {}
+    for name, sampling in (("greedy", Sampling()), ("sampled", WARM)):
+        sampler = Sampler(sampling)
+        eight = texts(decoder, requests, k=K, num_rows=8, sampler=sampler)
+        one = texts(decoder, requests, k=K, num_rows=1, sampler=sampler)
+        found[name] = {"equal": num_equal(one, eight), "of": len(requests)}
+    return {"dtype": "float32", "k": K, **found}
+
+
+def sampling_law(machine: Machine) -> Json:
+    """Chi-square of sampled texts against the exact law, rounds from graphs where there are any.
+
+    A p-value below 0.001 comes once in a thousand correct runs; the last verifier is wrong.
+    """
+    pair = Pair(
+        machine=machine,
+        target=tiny(machine.device, seed=0),
+        draft=tiny(machine.device, seed=1),
+    )
+    law = exact_law(pair.target, WARM.temperature)
+    num_samples = machine.pick(10_240, 1024)
+    requests = [
+        Request(prompt_ids=PROMPT, max_new_tokens=NUM_TOKENS, seed=seed)
+        for seed in range(num_samples)
+    ]
+    ways: dict[str, tuple[int, Verifier]] = {
+        "K=0": (0, verify),
+        "K=2": (2, verify),
+        "K=4": (4, verify),
+        "wrong: keeps every draft, K=2": (2, accept_all),
+    }
+    found = {}
+    for name, (k, verifier) in ways.items():
+        decoder = pair.decoder(verifier=verifier)
+        own = texts(decoder, requests, k=k, num_rows=64, sampler=Sampler(WARM))
+        assert decoder.launcher is not None, "it has served"
+        found[name] = {"p": p_value(torch.tensor(own), law), "graph": decoder.launcher.graph}
+    return {"num_samples": num_samples, "temperature": WARM.temperature, "ways": found}
+
+
+class _Pause(FixedK):
+    """K = 4 for some rounds, 0 for 20, and 4 again."""
+
+    ROUNDS = 4
+
+    def __init__(self) -> None:
+        super().__init__(K)
+        self._num_chosen = 0
+
+    def choose(self, num_rows: int, num_live: int) -> int:  # noqa: ARG002
+        self._num_chosen += 1
+        return 0 if self.ROUNDS < self._num_chosen <= self.ROUNDS + AWAY else K
+
+
+def _ways(pair: Pair, requests: list[Request], expected: list[Text]) -> list[Json]:
+    found = []
+    for forward in FORWARDS:
+        for graph in GRAPHS:
+            decoder = pair.decoder(forward=forward, graph=graph)
+            for k in (0, K):
+                own = texts(decoder, requests, k=k, num_rows=len(requests))
+                gaps = [
+                    _gap_ulp(pair.target, request, a, b)
+                    for request, a, b in zip(requests, own, expected, strict=True)
+                    if a != b
+                ]
+                assert decoder.launcher is not None, "it has served"
+                found.append(
+                    {
+                        "forward": forward,
+                        "graph": decoder.launcher.graph,
+                        "graph_reason": decoder.launcher.reason,
+                        "k": k,
+                        "equal": num_equal(own, expected),
+                        "of": len(requests),
+                        "num_near_ties": sum(gap < NEAR_TIE_ULP for gap in gaps),
+                        "gaps_ulp": gaps,
+                    }
+                )
+    return found
+
+
+def _generated(model: Any, request: Request) -> Text:
+    """transformers' own greedy text."""
+    ids_1T = torch.tensor([request.prompt_ids], device=model.device)
+    settings = GenerationConfig(max_new_tokens=request.max_new_tokens, do_sample=False)
+    out = make_peer(model).generate(
+        ids_1T, attention_mask=torch.ones_like(ids_1T), generation_config=settings
+    )
+    return tuple(out[0].tolist()[len(request.prompt_ids) :])
+
+
+@torch.inference_mode()
+def _gap_ulp(model: Any, request: Request, one: Text, other: Text) -> float:
+    """How far apart the two best logits are where two texts part, in steps of the dtype."""
+    at = next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+    ids_1T = torch.tensor([request.prompt_ids + one[:at]], device=model.device)
+    logits_V = make_peer(model)(input_ids=ids_1T, use_cache=False).logits[0, -1]
+    best, second = logits_V.float().topk(2).values.tolist()
+    step = torch.finfo(model.dtype).eps * 2.0 ** int(torch.tensor(best).abs().log2().floor())
+    return float((best - second) / step)
