@@ -17,6 +17,7 @@ from benchmarks.gpu_suite.models import (
 )
 from specbench.decoding.clock import make_clock
 from specbench.decoding.decoder import Decoder, MakeLauncher
+from specbench.decoding.drafter import Drafter, NoDrafter
 from specbench.decoding.graphs import launchers
 from specbench.decoding.launcher import GraphKind
 from specbench.decoding.policy import FixedK
@@ -34,11 +35,11 @@ Text = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two models on the device; the draft is the target's first layer, or several."""
+    """A target on the device, and a draft or none."""
 
     machine: Machine
     target: Any
-    draft: Any
+    draft: Any = None
 
     def decoder(
         self,
@@ -51,10 +52,13 @@ class Pair:
     ) -> Decoder:
         """A decoder with caches of its own, over the one set of weights."""
         target, _ = make_checked_runner(self.target, forward)
-        draft, _ = make_checked_runner(self.draft, forward)
+        drafter: Drafter = NoDrafter()
+        if self.draft is not None:
+            draft, _ = make_checked_runner(self.draft, forward)
+            drafter = draft_of(target, draft)
         return Decoder(
             target,
-            draft_of(target, draft),
+            drafter,
             eos_ids=(),
             clock=make_clock(self.machine.device),
             verifier=verifier,

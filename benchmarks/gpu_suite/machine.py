@@ -5,6 +5,7 @@ time is left for is named and left out.
 """
 
 import argparse
+import gc
 import json
 import os
 import sys
@@ -92,8 +93,9 @@ def _run(title: str, section: Section, machine: Machine) -> Json:
     except _REFUSALS as error:
         found = absent(f"{type(error).__name__}: {error}"[:600])
     machine.synchronize()
+    gc.collect()  # models hold one another in circles
     if machine.is_cuda:
-        torch.cuda.empty_cache()  # the next section begins as if it were alone
+        torch.cuda.empty_cache()
     return {"seconds": round(time.monotonic() - began_s, 1), **found}
 
 

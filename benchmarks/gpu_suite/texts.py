@@ -97,9 +97,9 @@ def sampling_law(machine: Machine) -> Json:
     ]
     ways: dict[str, tuple[int, Verifier]] = {
         "K=0": (0, verify),
-        "K=2": (2, verify),
-        "K=4": (4, verify),
-        "wrong: keeps every draft, K=2": (2, accept_all),
+        "K=1": (1, verify),
+        "K=3": (3, verify),
+        "wrong: keeps every draft, K=3": (3, accept_all),
     }
     found = {}
     for name, (k, verifier) in ways.items():

@@ -15,6 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention, silu
 
 from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
 from specbench.decoding.runner import Output, _context, refuse_unsupported
+from specbench.decoding.traced_forward import traced_states
 from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Workspace
 from specbench.errors import ModelError
 
@@ -94,6 +95,29 @@ class FusedRunner:
         features: Sequence[int] = (),
     ) -> Output:
         B, T = tokens_BT.shape
+        if torch.compiler.is_compiling():
+            reach = self.cache.reach(B, span, first_row, self._sizes)
+            inputs = (reach, self._rope, tokens_BT, positions_BT)
+            states = dict(enumerate(traced_states(self._weights, self._sizes, self._eps, *inputs)))
+        else:
+            states = self._states(tokens_BT, positions_BT, span, first_row, features)
+        normed = states[len(self._weights.layers)]
+        if last_B is not None:
+            rows_B = torch.arange(B, device=self.device)
+            normed = normed.view(B, T, -1)[rows_B, last_B]
+        logits = torch.mm(normed, self._weights.head).view(B, -1, self.vocab_size)
+        return Output(logits, tuple(states[i].view(B, T, -1) for i in features))
+
+    def _states(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        first_row: int,
+        features: Sequence[int],
+    ) -> dict[int, Tensor]:
+        """The hidden states [N, F] asked for and the last, by number as `forward` has them."""
+        B, T = tokens_BT.shape
         work, reach = self._workspace(B, T), self._reach(B, span, first_row)
         positions_N = slots_N = positions_BT.reshape(-1)
         if B > 1 or first_row:
@@ -108,15 +132,8 @@ class FusedRunner:
                 states[i] = work.hidden.clone()
             self._attend(layer, work, kept, slots_N, rope, masks[layer.window])
             self._mix(layer, work)
-        normed = self._norm(work, self._weights.final_norm)
-        states[len(reach.layers)] = normed
-
-        out = Output(normed, tuple(states[i].view(B, T, -1) for i in features))
-        if last_B is not None:
-            rows_B = torch.arange(B, device=self.device)
-            normed = normed.view(B, T, -1)[rows_B, last_B]
-        logits = torch.mm(normed, self._weights.head)
-        return out._replace(logits=logits.view(B, -1, self.vocab_size))
+        states[len(reach.layers)] = self._norm(work, self._weights.final_norm)
+        return states
 
     def _attend(
         self,

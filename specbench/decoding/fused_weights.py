@@ -55,8 +55,6 @@ def can_fuse(model: Any) -> str | None:
     linears = [module for layer in layers for module in _linears(layer)]
     if others := {type(m).__name__ for m in (*linears, model.lm_head) if type(m) is not nn.Linear}:
         return f"its linear layers are {', '.join(sorted(others))} (quantised or adapted)"
-    if packed := {type(m.weight).__name__ for m in linears} - {"Parameter"}:
-        return f"its weights are packed: {', '.join(sorted(packed))}"
     tensors = list(model.parameters())
     # Quantised weights may hide in plain linear layers, as tensors made of other tensors.
     if others := {type(t).__name__ for t in tensors if hasattr(t, "__tensor_flatten__")}:

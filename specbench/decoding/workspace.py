@@ -88,12 +88,19 @@ class Reach(NamedTuple):
 
 
 class JoinedCache:
-    """Keys and values side by side: one tensor [rows * max_len, 2 * kv heads * D] a layer."""
+    """Keys and values side by side: one tensor [rows * max_len, 2 * kv heads * D] a layer.
+
+    Whatever a graph may have captured lives as long as the cache does.
+    """
 
     def __init__(self, num_rows: int, max_len: int, layers: Sequence[Tensor]) -> None:
         self.num_rows = num_rows
         self.max_len = max_len
         self.layers = layers
+        if layers:
+            device = layers[0].device
+            self._slots_S = torch.arange(max_len, device=device)
+            self._first_slots_B1 = torch.arange(num_rows, device=device)[:, None] * max_len
 
     @property
     def nbytes(self) -> int:
@@ -119,6 +126,4 @@ class JoinedCache:
             Kept(layer, *layer.view(shape)[chosen, :span].permute(2, 0, 3, 1, 4).unbind(0))
             for layer in self.layers
         )
-        device = self.layers[0].device
-        rows_B1 = torch.arange(first_row, first_row + B, device=device)[:, None]
-        return Reach(tuple(kept), rows_B1 * self.max_len, torch.arange(span, device=device))
+        return Reach(tuple(kept), self._first_slots_B1[chosen], self._slots_S[:span])

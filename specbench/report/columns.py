@@ -138,6 +138,11 @@ _USER = Column(
     meaning="median tokens a second that one request sees",
     text=_metric("user_tokens_per_s", _per_second),
 )
+_TTFT = Column(
+    header="TTFT ms",
+    meaning="median time from arrival to the first token",
+    text=_metric("ttft_s", _milliseconds),
+)
 _WHOLE = Column(
     header="whole request",
     meaning="the speed-up with prefill of target and drafter included, of many rows over whole "
@@ -170,7 +175,7 @@ TERMINAL_COLUMNS = (
     ),
 )
 
-TERMINAL_STREAM_COLUMNS = (_K, _BUSY, _SPEEDUP, _DETECTABLE, _USER, _LENGTH, _RATE)
+TERMINAL_STREAM_COLUMNS = (_K, _BUSY, _SPEEDUP, _USER, _TTFT, _LENGTH)
 
 PAGE_COLUMNS = (
     _K,
@@ -231,11 +236,7 @@ PAGE_STREAM_COLUMNS = (
     ),
     _WHOLE,
     _USER,
-    Column(
-        header="TTFT ms",
-        meaning="median time from arrival to the first token",
-        text=_metric("ttft_s", _milliseconds),
-    ),
+    _TTFT,
     Column(header="p95", meaning="its 95th percentile", text=_metric("ttft_s_p95", _milliseconds)),
     Column(
         header="queue ms",

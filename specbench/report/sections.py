@@ -8,7 +8,6 @@ from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.recommend import Recommendation, Verdict, judge
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision
 from specbench.report.document import Document
-from specbench.report.numbers import significant
 
 _PER_POSITION = "acceptance_rate_per_position"
 
@@ -124,8 +123,7 @@ def setting_title(question: Setting, *, with_rows: bool = True) -> str:
 def requests_at_once(setting: Setting | CellKey) -> str:
     """The batch size in words, and the arrivals where they set the pace."""
     if setting.request_rate is not None:
-        rate = significant(setting.request_rate)
-        return f"up to {setting.concurrency} at once, {rate} requests a second"
+        return f"up to {setting.concurrency} at once, {setting.request_rate:g} requests a second"
     if setting.concurrency == 1:
         return "one request at a time"
     return f"{setting.concurrency} requests at once"

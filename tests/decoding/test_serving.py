@@ -249,6 +249,30 @@ def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(runner: MakeRunner, 
         assert acceptance_rate(served.results[:2]) == 1
 
 
+def test_turns_that_start_together_each_keep_their_own_prefix(runner: MakeRunner) -> None:
+    plain = tiny_llama(seed=0)
+    openings = [random_prompt(9, seed=1), random_prompt(3, seed=2)]
+    answers = [generated(plain, opening, 6) for opening in openings]
+    follow_ups = [
+        (*opening, *answer, *random_prompt(5, seed=3))
+        for opening, answer in zip(openings, answers, strict=True)
+    ]
+    expected = [generated(plain, prompt, 6) for prompt in follow_ups]
+
+    served = serve(
+        runner(tiny_llama(seed=0)),
+        NoDrafter(),
+        [
+            Request(prompt_ids=prompt, max_new_tokens=6, arrival=Arrival(conversation=str(i % 2)))
+            for i, prompt in enumerate([*openings, *follow_ups])
+        ],
+        FixedK(0),
+        2,
+    )
+
+    assert_texts(served.results, [*answers, *expected])
+
+
 def test_open_loop_requests_wait_for_their_time_and_for_a_row() -> None:
     requests = [
         Request(prompt_ids=(1,), max_new_tokens=4, arrival=Arrival(at_s=at_s))

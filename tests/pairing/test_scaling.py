@@ -29,6 +29,12 @@ def test_the_crossover_is_the_least_concurrency_whose_interval_is_not_above_1(su
     assert found.estimated == pytest.approx(8.0)
 
 
+def test_the_nearer_point_draws_the_crossing_towards_it(summarised):
+    cells = [at(summarised, 4, 1.5, 1.5625, 1.6), at(summarised, 16, 0.7, 0.8, 0.9)]
+    # log 1.5625 is twice as far from 0 as log 0.8: two thirds of the way from log 4 to log 16.
+    assert only(crossovers(cells)).estimated == pytest.approx(4 * 4 ** (2 / 3))
+
+
 def test_speculation_that_pays_everywhere_has_no_crossover(summarised):
     found = only(crossovers([at(summarised, c, 1.2, 1.5, 1.8) for c in (1, 4)]))
     assert (found.concurrency, found.estimated) == (None, None)

@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 from specbench.metrics.setting import setting_of
 from specbench.records import RoundTimeline
 from specbench.report.answers import answer_lines, compromise_lines
+from specbench.report.charts.canvas import Chart
 from specbench.report.charts.time_line import changes
 from specbench.report.comparisons import (
     adaptive_grid,
@@ -40,6 +41,11 @@ def served() -> Document:
 @pytest.fixture(scope="module")
 def lengths() -> Document:
     return build_document(context_run())
+
+
+@pytest.fixture(scope="module")
+def served_charts(served: Document) -> tuple[Chart, ...]:
+    return charts(served)
 
 
 def test_all_cells_are_valid_and_none_is_missing(served: Document, lengths: Document) -> None:
@@ -223,26 +229,21 @@ def test_the_csv_tells_adaptive_cells_and_contexts(served: Document) -> None:
 
 
 def test_charts_of_rows_context_engines_and_the_time_line(
-    served: Document, lengths: Document
+    served_charts: tuple[Chart, ...], lengths: Document
 ) -> None:
-    titles = [chart.title for chart in charts(served)]
-    for title in (
-        "Side by side with other engines",
-        "Speed-up against rows in flight",
-        "K=auto over time",
-    ):
-        assert title in titles
-    rows = next(c for c in charts(served) if c.title == "Speed-up against rows in flight")
+    by_title = {chart.title: chart for chart in served_charts}
+    assert "K=auto over time" in by_title
+    rows = by_title["Speed-up against rows in flight"]
     assert {"K=2", "K=4", "K=auto", "rows in flight"} <= set(texts(rows.svg))
     assert "one request" not in rows.setting
-    peers = next(c for c in charts(served) if c.title == "Side by side with other engines")
+    peers = by_title["Side by side with other engines"]
     assert "20  builtin draft K=4" in texts(peers.svg)
     assert "10  transformers assisted K=4" in texts(peers.svg)
     assert "Speed-up against context" in [chart.title for chart in charts(lengths)]
 
 
-def test_acceptance_is_drawn_for_the_fewest_rows_alone(served: Document) -> None:
-    drawn = [c.setting for c in charts(served) if c.title == "Acceptance per position"]
+def test_acceptance_is_drawn_for_the_fewest_rows_alone(served_charts: tuple[Chart, ...]) -> None:
+    drawn = [c.setting for c in served_charts if c.title == "Acceptance per position"]
     assert len(drawn) == 2
     assert all("one request at a time" in setting for setting in drawn)
 
@@ -258,7 +259,7 @@ def test_the_setting_of_the_run_is_said_above_everything(
 
 def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
     setting = setting_of(replace(served_run().run.cells[0].key, concurrency=8, request_rate=2.5))
-    assert requests_at_once(setting) == "up to 8 at once, 2.50 requests a second"
+    assert requests_at_once(setting) == "up to 8 at once, 2.5 requests a second"
 
 
 def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
@@ -286,3 +287,19 @@ def test_the_time_line_has_the_corners_of_its_steps_alone() -> None:
     at_s, ks = changes(rounds)
     assert at_s == pytest.approx([0.0, 0.2, 0.6])
     assert ks == [4, 0, 0]
+
+
+def test_acceptance_by_position_is_of_the_deepest_fixed_k(served: Document) -> None:
+    own = sections(served)[0]
+    assert [cell.key.num_speculative_tokens for cell in own.deepest] == [4]
+
+
+def test_an_adaptive_cell_is_chosen_and_not_the_fixed_k_of_its_size(served: Document) -> None:
+    section = sections(served)[0]
+    adaptive = section.cells[-1].key
+    assert adaptive.adaptive
+    (decision,) = section.decisions
+    helps = replace(decision, method="draft_model", leader=adaptive)
+    chosen = replace(section, decisions=(helps,))
+    assert chosen.is_chosen(adaptive)
+    assert not chosen.is_chosen(replace(adaptive, adaptive=False))

@@ -1,0 +1,116 @@
+"""Engines side by side over the same requests, in turns."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.gpu_suite.machine import Json, Machine
+from specbench.engines.engine import Engine, EngineRequest, EngineResult, Work
+from specbench.records import Interval
+from specbench.stats.intervals import speedup_interval
+
+OWN = "builtin"
+
+
+class Racer(NamedTuple):
+    """One engine at one piece of work."""
+
+    name: str
+    engine: Engine
+    work: Work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finish:
+    """What a racer did; seconds are from its first token to its last."""
+
+    name: str
+    graph: str | None  # how much of a round one graph holds, where the engine tells
+    num_requests: int
+    tokens_per_s: float
+    request_s: float  # median of whole requests
+    acceptance_rate: float | None
+    warm_up_s: float
+    equal_texts: float  # share of texts equal to those of the first racer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """The other's seconds / ours, over the same requests."""
+
+    own: str
+    peer: str
+    decode: Interval
+    end_to_end: Interval
+
+
+def race(racers: Sequence[Racer], requests: Sequence[EngineRequest], machine: Machine) -> Json:
+    """Every racer warm first, then request by request all of them, the first one turning.
+
+    Who drafts is compared with who drafts, and who does not with who does not.
+    """
+    warm_up_s: dict[str, float] = {}
+    for racer in racers:
+        if warm_up_s and not machine.has_time():
+            break
+        began_s = time.perf_counter()
+        racer.engine.generate(requests[0], racer.work)
+        warm_up_s[racer.name] = time.perf_counter() - began_s
+    runners = [racer for racer in racers if racer.name in warm_up_s]
+    results: dict[str, list[EngineResult]] = {racer.name: [] for racer in runners}
+    for turn, request in enumerate(requests):
+        if turn and not machine.has_time():
+            break
+        first = turn % len(runners)
+        for racer in (*runners[first:], *runners[:first]):
+            results[racer.name].append(racer.engine.generate(request, racer.work))
+    texts = [result.output_ids for result in results[runners[0].name]]
+    return {
+        "finishes": [
+            asdict(_finish(racer, results[racer.name], warm_up_s[racer.name], texts))
+            for racer in runners
+        ],
+        "ratios": [
+            asdict(_ratio(own, peer, results))
+            for own in runners
+            for peer in runners
+            if own.engine.name == OWN != peer.engine.name and (own.work.k > 0) == (peer.work.k > 0)
+        ],
+        "left_out_for_time": [racer.name for racer in racers if racer not in runners],
+    }
+
+
+def _finish(
+    racer: Racer, results: Sequence[EngineResult], warm_up_s: float, texts: Sequence[object]
+) -> Finish:
+    tokens = sum(len(result.output_ids) - 1 for result in results)
+    logs = [result.rounds for result in results if result.rounds is not None]
+    drafted = sum(sum(log.num_drafted) for log in logs)
+    equal = sum(result.output_ids == text for result, text in zip(results, texts, strict=True))
+    return Finish(
+        name=racer.name,
+        graph=racer.engine.record.graph,
+        num_requests=len(results),
+        tokens_per_s=tokens / sum(_decode_s(result) for result in results),
+        request_s=median(result.total_s for result in results),
+        acceptance_rate=sum(sum(log.num_accepted) for log in logs) / drafted if drafted else None,
+        warm_up_s=warm_up_s,
+        equal_texts=equal / len(results),
+    )
+
+
+def _ratio(own: Racer, peer: Racer, results: dict[str, list[EngineResult]]) -> Ratio:
+    ours, theirs = results[own.name], results[peer.name]
+    return Ratio(
+        own=own.name,
+        peer=peer.name,
+        decode=speedup_interval([_decode_s(r) for r in theirs], [_decode_s(r) for r in ours]),
+        end_to_end=speedup_interval([r.total_s for r in theirs], [r.total_s for r in ours]),
+    )
+
+
+def _decode_s(result: EngineResult) -> float:
+    assert result.decode_s is not None, "both engines tell it"
+    return result.decode_s
