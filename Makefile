@@ -6,7 +6,14 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 
-.PHONY: help run test check format train clean
+WHEELS := build/wheels
+SITE := build/gpu-site
+GPU_PYTHON ?= 3.12
+GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 \
+  manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
+GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
+
+.PHONY: help run test check format train bench bench-auto gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -28,6 +35,25 @@ format: $(DEV_STAMP)  ## Format and mend what lint can mend
 
 train: $(RUN_STAMP)  ## Train the embedded models again into build/demo
 	$(BIN)/python -m specbench.demo.train --out build/demo
+
+bench: $(RUN_STAMP)  ## Beside transformers on this CPU, in one interleaved run (minutes)
+	$(BIN)/python -m benchmarks.bench
+
+bench-auto: $(RUN_STAMP)  ## K = auto against the best fixed K on this CPU (about 20 minutes)
+	$(BIN)/python -m benchmarks.auto
+
+# On the GPU's machine as it is: its own Python, torch and transformers, and carried wheels.
+gpu-suite:  ## PART=correct, speed or sweep on one GPU (below 8 minutes each)
+	@case "$(PART)" in correct|speed|sweep) ;; \
+	  *) echo "say which: make gpu-suite PART=correct, speed or sweep" >&2; exit 2 ;; esac
+	@if ls $(WHEELS)/*.whl >/dev/null 2>&1 && [ ! -d $(SITE) ]; then \
+	  $(PYTHON) -m pip install -q --no-index --no-deps --target $(SITE) $(WHEELS)/*.whl; fi
+	PYTHONPATH=.:$(SITE) $(PYTHON) -m benchmarks.gpu_suite.$(PART)
+
+gpu-wheels: $(RUN_STAMP)  ## Fetch what the suite needs beside torch and transformers
+	$(BIN)/python -m pip download -q -c constraints.txt -d $(WHEELS) --no-deps \
+	  --only-binary=:all: --implementation cp --python-version $(GPU_PYTHON) \
+	  $(GPU_PLATFORMS:%=--platform %) $(GPU_PACKAGES)
 
 clean:  ## Remove the virtual environment and build products
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

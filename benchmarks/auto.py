@@ -35,10 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def results(stored: StoredRun) -> dict[str, Any]:
     found = compare_adaptive(cells_of(stored, "explore"), cells_of(stored, "confirm"))
+    together = pooled(found)
     return {
         "comparisons": [_row(one) for one in found],
-        "pooled": pooled(found),
-        "num_compared": len(found),
+        "pooled": together.ratio if together else None,
+        "num_pooled": together.num_settings if together else 0,
     }
 
 
@@ -47,12 +48,15 @@ def table(document: dict[str, Any]) -> list[str]:
     for row in document["comparisons"]:
         ratio = row["decode"]
         ends = "" if ratio["low"] is None else f" [{ratio['low']:.3f}, {ratio['high']:.3f}]"
+        effect = row["minimum_detectable_effect"]
+        seen = "" if effect is None else f" detects {effect:.1%}"
         flaws = "" if row["is_confirmed"] else ", not measured again"
         flaws += "" if row["valid"] else ", invalid"
         where = f"{row['workload']}, {row['concurrency']} rows, best {row['best_fixed']}"
-        lines.append(f"{ratio['estimate']:.3f}{ends}  {where}{flaws}")
-    if document["pooled"] is not None:
-        lines.append(f"{document['pooled']:.3f}  pooled over {document['num_compared']}")
+        lines.append(f"{ratio['estimate']:.3f}{ends}{seen}  {where}{flaws}")
+    pooled_text = "-" if document["pooled"] is None else f"{document['pooled']:.3f}"
+    of_all = f"{document['num_pooled']} of {len(document['comparisons'])} settings"
+    lines.append(f"{pooled_text}  pooled over {of_all}, measured again and valid")
     return lines
 
 

@@ -1,6 +1,6 @@
 """The built-in decoder beside transformers on the embedded pair, on this CPU.
 
-    python -m benchmarks.bench [--prompts 30] [--repeats 1] [--samples 40] [--out FILE]
+    python -m benchmarks.bench [--prompts 30] [--repeats 1] [--samples 40] [--compile] [--out FILE]
 
 One interleaved run of the product (engines builtin and transformers, code, float32, one
 thread), then fused and stock forwards in turns. Writes one JSON and prints its figures.
@@ -39,7 +39,7 @@ METRICS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parse(arguments)
-    stored = run(_settings(asked.prompts, asked.repeats), asked.runs)
+    stored = run(_settings(asked.prompts, asked.repeats, compiled=asked.compile), asked.runs)
     document = {**_results(stored), "forwards": _forwards(stored, asked.samples)}
     write({**provenance(stored), **document}, asked.out)
     print("\n".join(table(document)))
@@ -124,7 +124,7 @@ def _forwards(stored: StoredRun, num_samples: int) -> list[dict[str, Any]]:
     return [asdict(ratio) for ratio in ratios]
 
 
-def _settings(num_prompts: int, num_repeats: int) -> RunSettings:
+def _settings(num_prompts: int, num_repeats: int, *, compiled: bool) -> RunSettings:
     return RunSettings(
         command="run",
         pairings=(PAIRING,),
@@ -136,6 +136,7 @@ def _settings(num_prompts: int, num_repeats: int) -> RunSettings:
         dtype=DTYPE,
         threads=1,
         device="cpu",
+        compile=compiled,
     )
 
 
@@ -154,6 +155,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--samples", type=int, default=40, help="of each forward")
+    parser.add_argument("--compile", action="store_true", help="the built-in decoder's rounds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/bench.json"))
     parser.add_argument("--runs", type=Path, default=Path("reports"), help="keeps the run itself")
     return parser.parse_args(arguments)

@@ -13,7 +13,7 @@ from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
 from specbench.decoding.clock import Clock
 from specbench.decoding.cuda_graphs import Captured, CudaGraphs, Graphs
 from specbench.decoding.decoder import Decoder, MakeLauncher
-from specbench.decoding.graphs import GraphLauncher, launchers
+from specbench.decoding.graphs import GraphLauncher, Launchers
 from specbench.decoding.launcher import GraphKind, Launch, Launcher, PinnedMemory
 from specbench.decoding.policy import FixedK
 from specbench.decoding.round import Verifier
@@ -113,15 +113,14 @@ class TimedGraphs:
     def __init__(self, inner: Graphs) -> None:
         self._inner = inner
         self.seconds: list[float] = []
-
-    @property
-    def reserved_bytes(self) -> int:
-        return self._inner.reserved_bytes
+        self.reserved_bytes = inner.reserved_bytes
+        self.compile_s: float | None = None
 
     def capture(self, run: Callable[[], T]) -> Captured[T]:
         began_s = time.perf_counter()
         captured = self._inner.capture(run)
         self.seconds.append(time.perf_counter() - began_s)
+        self.reserved_bytes = self._inner.reserved_bytes
         return captured
 
 
@@ -134,14 +133,8 @@ class Watched:
         self._inner = inner
         self.num_launches = 0
         self.lag = inner.lag
-
-    @property
-    def graph(self) -> GraphKind:
-        return self._inner.graph
-
-    @property
-    def reason(self) -> str | None:
-        return self._inner.reason
+        self.graph: GraphKind = inner.graph
+        self.reason = inner.reason
 
     @property
     def reserved_bytes(self) -> int:
@@ -154,26 +147,31 @@ class Watched:
         return self._inner.span_for(num_tokens)
 
     def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
-        if not self.armed:
-            return self._inner.launch(num_rows, k, span, num_behind)
-        torch.cuda.set_sync_debug_mode("error")
+        if self.armed:
+            torch.cuda.set_sync_debug_mode("error")
         try:
-            self.num_launches += 1
-            return self._inner.launch(num_rows, k, span, num_behind)
+            launch = self._inner.launch(num_rows, k, span, num_behind)
         finally:
-            torch.cuda.set_sync_debug_mode("default")
+            if self.armed:
+                torch.cuda.set_sync_debug_mode("default")
+        self.num_launches += self.armed
+        self.graph, self.reason = self._inner.graph, self._inner.reason
+        return launch
 
 
 def watched(pair: Pair) -> Json:
-    """Rounds of every graph mode, captured before and then launched under the watch."""
-    found = {}
+    """Rounds of every graph mode, captured before and then launched under the watch.
+
+    One blocking call ends the section with the reason: a count means that there was none.
+    """
+    found: Json = {}
     for graph in GRAPHS:
         made: list[Watched] = []
-        decoder = pair.decoder(make_launcher=_watching(launchers(graph, pair.machine.device), made))
+        decoder = pair.decoder(make_launcher=_watching(Launchers(graph, pair.machine.device), made))
         _decode(pair, decoder, K, MANY_TOKENS)
         made[-1].armed = True
         _decode(pair, decoder, K, MANY_TOKENS)
-        found[graph] = {"num_launches": made[-1].num_launches, "blocking": 0}
+        found[graph] = {"graph": made[-1].graph, "num_launches": made[-1].num_launches}
     return found
 
 

@@ -18,7 +18,7 @@ from benchmarks.gpu_suite.models import (
 from specbench.decoding.clock import make_clock
 from specbench.decoding.decoder import Decoder, MakeLauncher
 from specbench.decoding.drafter import Drafter, NoDrafter
-from specbench.decoding.graphs import launchers
+from specbench.decoding.graphs import Launchers
 from specbench.decoding.launcher import GraphKind
 from specbench.decoding.policy import FixedK
 from specbench.decoding.request import Request
@@ -62,7 +62,7 @@ class Pair:
             eos_ids=(),
             clock=make_clock(self.machine.device),
             verifier=verifier,
-            make_launcher=make_launcher or launchers(graph, self.machine.device),
+            make_launcher=make_launcher or Launchers(graph, self.machine.device),
             prefill_chunk=prefill_chunk,
         )
 

@@ -56,7 +56,7 @@ def p_value(texts_NT: Tensor, law: Tensor) -> float:
     """Chi-square p-value of the texts under the law; rare ones are counted together."""
     places_3 = torch.tensor([VOCAB_SIZE**2, VOCAB_SIZE, 1])
     observed = torch.bincount((texts_NT[:, -3:] * places_3).sum(1), minlength=law.numel()).double()
-    expected = law.flatten() * len(texts_N3)
+    expected = law.flatten() * len(texts_NT)
     is_rare = expected < _FEW
     if is_rare.any():
         observed, expected = (

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from benchmarks.gpu_suite.machine import Machine
@@ -109,8 +110,8 @@ def draft_of(target: Runner, draft: Runner) -> DraftModel:
 
 def read_bytes(model: Any) -> int:
     """Bytes of weights that a forward reads: all but an embedding table that is looked up."""
-    held = {p.data_ptr(): p.nbytes for p in model.parameters()}
-    table = model.get_input_embeddings().weight
+    held: dict[int, int] = {p.data_ptr(): p.nbytes for p in model.parameters()}
+    table: Tensor = model.get_input_embeddings().weight
     is_tied = table.data_ptr() == model.get_output_embeddings().weight.data_ptr()
     return sum(held.values()) - (0 if is_tied else table.nbytes)
 

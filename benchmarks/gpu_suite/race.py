@@ -29,7 +29,7 @@ class Finish:
     name: str
     graph: str | None  # how much of a round one graph holds, where the engine tells
     num_requests: int
-    tokens_per_s: float
+    tokens_per_s: float | None
     request_s: float  # median of whole requests
     acceptance_rate: float | None
     warm_up_s: float
@@ -42,7 +42,7 @@ class Ratio:
 
     own: str
     peer: str
-    decode: Interval
+    decode: Interval | None  # None where an answer came whole with its first token
     end_to_end: Interval
 
 
@@ -85,6 +85,7 @@ def race(racers: Sequence[Racer], requests: Sequence[EngineRequest], machine: Ma
 def _finish(
     racer: Racer, results: Sequence[EngineResult], warm_up_s: float, texts: Sequence[object]
 ) -> Finish:
+    decode_s = sum(map(_decode_s, results))
     tokens = sum(len(result.output_ids) - 1 for result in results)
     logs = [result.rounds for result in results if result.rounds is not None]
     drafted = sum(sum(log.num_drafted) for log in logs)
@@ -93,7 +94,7 @@ def _finish(
         name=racer.name,
         graph=racer.engine.record.graph,
         num_requests=len(results),
-        tokens_per_s=tokens / sum(_decode_s(result) for result in results),
+        tokens_per_s=tokens / decode_s if decode_s else None,
         request_s=median(result.total_s for result in results),
         acceptance_rate=sum(sum(log.num_accepted) for log in logs) / drafted if drafted else None,
         warm_up_s=warm_up_s,
@@ -103,10 +104,11 @@ def _finish(
 
 def _ratio(own: Racer, peer: Racer, results: dict[str, list[EngineResult]]) -> Ratio:
     ours, theirs = results[own.name], results[peer.name]
+    decode = [[_decode_s(result) for result in side] for side in (theirs, ours)]
     return Ratio(
         own=own.name,
         peer=peer.name,
-        decode=speedup_interval([_decode_s(r) for r in theirs], [_decode_s(r) for r in ours]),
+        decode=speedup_interval(*decode) if all(map(all, decode)) else None,
         end_to_end=speedup_interval([r.total_s for r in theirs], [r.total_s for r in ours]),
     )
 

@@ -13,6 +13,7 @@ import torch
 
 from specbench.bench.deadline import Deadline
 from specbench.bench.memory import MemoryMeter
+from specbench.bench.passes import block_seconds
 from specbench.bench.plan import (
     BUILTIN,
     TRANSFORMERS,
@@ -110,7 +111,8 @@ def open_engines(target: Target, device: torch.device, settings: RunSettings) ->
         BUILTIN: lambda: BuiltinEngine(target, shelf, options),
         TRANSFORMERS: lambda: TransformersEngine(target, shelf),
     }
-    return {name: make[name]() for name in settings.engines}
+    # Ours first, whatever order they were named in: it decodes the references.
+    return {name: open_one() for name, open_one in make.items() if name in settings.engines}
 
 
 def find_device(name: str) -> torch.device:
@@ -182,5 +184,5 @@ def _spent_s(writer: RunWriter, plan: TargetPlan) -> float:
     """Seconds that earlier sessions of this run spent on this target's requests."""
     ids = {cell.key.id for cell in plan.all_cells}
     blocks = load_run(writer.folder, writer.folder.parent).blocks
-    requests = (request for block in blocks for request in block.requests)
-    return sum(r.total_s for r in requests if r.cell_id in ids and r.total_s is not None)
+    spent = (seconds for block in blocks for seconds in block_seconds(block).items())
+    return sum(seconds for cell_id, seconds in spent if cell_id in ids)

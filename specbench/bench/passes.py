@@ -18,7 +18,7 @@ from specbench.engines.engine import Engine
 from specbench.metrics.cell import gather_cells
 from specbench.pairing.recommend import by_question, choose
 from specbench.probes.bandwidth import measure_copy_bandwidth
-from specbench.records import NO_DRAFTER, BlockRecord, CellKey, CellSummary
+from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockRecord, CellKey, CellSummary
 from specbench.stats.summary import summarise
 from specbench.store import RunWriter, load_run
 
@@ -101,6 +101,8 @@ class Passes:
         out: dict[CellKey, frozenset[str]] = {}
         for planned in self._plan.explore_blocks():
             block = _only(planned, self._usable)
+            if not block.cells:  # no engine could run this setting
+                continue
             question = block.cells[0].key
             begun = num_begun.get(question, 0)
             num_begun[question] = begun + 1
@@ -125,7 +127,7 @@ class Passes:
         losers = hopeless(cells, num_prompts)
         if num_prompts > 1:
             return losers
-        seconds = _seconds(first[0])
+        seconds = block_seconds(first[0])
         racing = [cell for cell in cells if cell.key.id not in losers]
         limit_s = self._affordable_share() * sum(seconds.values())
         kept = {i: s for i, s in seconds.items() if i not in losers}
@@ -136,7 +138,7 @@ class Passes:
         questions = len(self._plan.all_settings)
         own = (b for b in self._stored_blocks() if self._usable >= set(b.order))
         first = [block for block in own if block.purpose == "explore"][:questions]
-        spent_s = sum(sum(_seconds(block).values()) for block in first)
+        spent_s = sum(sum(block_seconds(block).values()) for block in first)
         left_s = max(self._deadline.explore_s - spent_s, 0.0)
         return left_s / spent_s / (ENOUGH_PROMPTS - 1) if spent_s else 1.0
 
@@ -180,10 +182,10 @@ def _confirmed(block: Block, chosen: frozenset[str]) -> tuple[Cell, ...]:
     return (*baselines, *cells) if cells else ()
 
 
-def _seconds(block: BlockRecord) -> dict[str, float]:
-    """What each cell of a block took."""
+def block_seconds(block: BlockRecord) -> dict[str, float]:
+    """What each cell of a block took; of requests that overlap, their pass."""
     seconds = dict.fromkeys(block.order, 0.0)
-    if block.passes:
+    if block.prompt_id == ALL_PROMPTS:
         return seconds | {one.cell_id: one.seconds for one in block.passes}
     for request in block.requests:
         seconds[request.cell_id] += request.total_s or 0.0

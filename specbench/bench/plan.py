@@ -206,6 +206,11 @@ def plan_targets(
     by_target: dict[str, list[Pairing]] = {}
     for pairing in pairings:
         by_target.setdefault(pairing.target.name, []).append(pairing)
+    if BUILTIN not in settings.engines and not any(c == 1 for c in settings.concurrency):
+        raise UsageError(
+            f"--engine {', '.join(settings.engines)} decodes one request at a time; "
+            "use --concurrency 1, or add the engine builtin"
+        )
     return tuple(
         TargetPlan(
             target=group[0].target,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
-from specbench.engines.engine import EngineRequest, EngineResult, ServedPass
-from specbench.records import PassRecord, RequestRecord
+from specbench.engines.engine import EngineRequest, ServedPass
+from specbench.records import DeviceSample, PassRecord, RequestRecord
 
 
 class Turn(NamedTuple):
@@ -23,12 +23,6 @@ def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def shares(results: Sequence[EngineResult]) -> list[float]:
-    """Each result's part of all their seconds."""
-    whole_s = sum(result.total_s for result in results)
-    return [result.total_s / whole_s if whole_s else 0.0 for result in results]
-
-
 def make_pass(cell: Cell, served: ServedPass) -> PassRecord:
     """The rounds that served a cell's requests together."""
     return PassRecord(
@@ -40,27 +34,48 @@ def make_pass(cell: Cell, served: ServedPass) -> PassRecord:
     )
 
 
-def make_record(
-    cell: Cell, turn: Turn, result: EngineResult, *, keep_arrival: bool
-) -> RequestRecord:
-    return RequestRecord(
-        cell_id=cell.key.id,
-        prompt_id=turn.prompt_id,
-        turn=turn.turn,
-        repeat=turn.repeat,
-        seed=turn.seed,
-        num_prompt_tokens=len(turn.request.prompt_ids),
-        output_ids=result.output_ids,
-        finish_reason="eos" if result.hit_eos else "length",
-        prefill_s=result.prefill_s,
-        ttft_s=result.ttft_s,
-        decode_s=result.decode_s,
-        total_s=result.total_s,
-        cpu_s=result.cpu_s,
-        rounds=result.rounds,
-        arrived_s=result.arrived_s if keep_arrival else None,
-        queue_s=result.queue_s if keep_arrival else None,
-    )
+def make_records(
+    cell: Cell,
+    turns: Sequence[Turn],
+    served: ServedPass,
+    *,
+    device: DeviceSample | None,
+    energy_j: float | None,
+) -> list[RequestRecord]:
+    """The answered requests of a cell, each with its part of the energy that all took.
+
+    Requests that follow one another also share the CPU seconds; of those that overlap, nobody
+    can tell whose they were.
+    """
+    is_stream = cell.key.concurrency > 1 or cell.key.request_rate is not None
+    sizes = [len(r.output_ids) if is_stream else r.total_s for r in served.results]
+    whole = sum(sizes) or 1
+    records = []
+    for i, (turn, result, size) in enumerate(zip(turns, served.results, sizes, strict=True)):
+        part = size / whole
+        records.append(
+            RequestRecord(
+                cell_id=cell.key.id,
+                prompt_id=turn.prompt_id,
+                turn=turn.turn,
+                repeat=turn.repeat,
+                seed=turn.seed,
+                num_prompt_tokens=len(turn.request.prompt_ids),
+                output_ids=result.output_ids,
+                finish_reason="eos" if result.hit_eos else "length",
+                prefill_s=result.prefill_s,
+                ttft_s=result.ttft_s,
+                decode_s=result.decode_s,
+                total_s=result.total_s,
+                cpu_s=None if is_stream else served.cpu_s * part,
+                rounds=result.rounds,
+                energy_j=None if energy_j is None else energy_j * part,
+                device=None if is_stream and i else device,  # of the whole pass, kept once
+                arrived_s=result.arrived_s if is_stream else None,
+                queue_s=result.queue_s if is_stream else None,
+            )
+        )
+    return records
 
 
 def failed_record(cell: Cell, turn: Turn, error: Exception) -> RequestRecord:

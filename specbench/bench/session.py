@@ -1,14 +1,13 @@
 """A loaded target at work: references, single requests and whole blocks, each recorded."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import torch
 
 from specbench.bench.blocks import Block, Cell, request_seed
 from specbench.bench.plan import TargetPlan
-from specbench.bench.recording import Turn, failed_record, make_pass, make_record, shares
+from specbench.bench.recording import Turn, failed_record, make_pass, make_records
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass, Work
 from specbench.errors import ModelError, UsageError, WorkloadError
 from specbench.lengthening import TextSource, lengthen
@@ -154,26 +153,14 @@ class Session:
         """
         turns: list[Turn] = []
         try:
-            turns = list(self._asked(block, cell))
-            served, device, energy_j = self._serve(cell, [turn.request for turn in turns])
+            for turn in self._asked(block, cell):
+                turns.append(turn)
+            served, device, energy_j = self._serve(cell, [turn.request for turn in turns], block)
         except _REFUSALS as error:
             failed = turns or [Turn(block.prompts[0].id, 0, block.repeat, 0, _NOTHING)]
             return [failed_record(cell, turn, error) for turn in failed], []
-        is_stream = block.setting.is_stream
-        records = []
-        for turn, result, share in zip(turns, served.results, shares(served.results), strict=True):
-            record = make_record(cell, turn, result, keep_arrival=is_stream)
-            if not is_stream:  # turns follow one another: each has its part of what was spent
-                record = replace(
-                    record,
-                    cpu_s=served.cpu_s * share,
-                    energy_j=None if energy_j is None else energy_j * share,
-                    device=device,
-                )
-            records.append(record)
-        if is_stream and records:
-            records[0] = replace(records[0], device=device)
-        keeps_pass = is_stream or cell.key.adaptive
+        records = make_records(cell, turns, served, device=device, energy_j=energy_j)
+        keeps_pass = block.setting.is_stream or cell.key.adaptive
         return records, [make_pass(cell, served)] if keeps_pass else []
 
     def _asked(self, block: Block, cell: Cell) -> Iterator[Turn]:
@@ -204,10 +191,14 @@ class Session:
                 yield Turn(prompt.id, turn, repeat, seed, request)
 
     def _serve(
-        self, cell: Cell, requests: Sequence[EngineRequest]
+        self, cell: Cell, requests: Sequence[EngineRequest], block: Block
     ) -> tuple[ServedPass, DeviceSample | None, float | None]:
         key = cell.key
-        load = Load(concurrency=key.concurrency, request_rate=key.request_rate, seed=self._seed)
+        load = Load(
+            concurrency=key.concurrency,
+            request_rate=key.request_rate,
+            seed=request_seed(self._seed, block.prompt_id, block.repeat, 0),
+        )
         self._probe.start()
         before_j = self._probe.energy_j()
         try:
@@ -231,4 +222,5 @@ def work_of(cell: Cell) -> Work:
         k=key.num_speculative_tokens,
         adaptive=key.adaptive,
         workload=key.workload if key.adaptive else "",
+        context=key.context if key.adaptive else None,
     )

@@ -16,6 +16,7 @@ from specbench.bench.recording import first_line
 from specbench.bench.session import Session, work_of
 from specbench.bench.watch import Watch
 from specbench.config import Drafter, Pairing
+from specbench.decoding.controller import default_ks
 from specbench.engines.engine import Engine, EngineRequest, Load, Work
 from specbench.engines.peers import peer_methods
 from specbench.errors import (
@@ -90,6 +91,7 @@ class TargetRun:
                 passes = Passes(self._plan, self._writer, self._watch, deadline, usable)
                 passes.explore(session, engine)
                 passes.confirm(session)
+                self._keep_records(engines)  # what fell back in the meantime says so
         except REFUSALS as error:
             self._fail(target, "warm_up", error)
 
@@ -145,6 +147,7 @@ class TargetRun:
                 else:
                     self._fail(pairing.name, "load", error)
             except REFUSALS as error:
+                _remove(session, drafter.name)
                 self._fail(pairing.name, "load", error)
             else:
                 self._writer.append(memory)
@@ -207,7 +210,8 @@ class TargetRun:
             load = Load(concurrency=cell.key.concurrency)
             engine = engines[cell.key.engine]
             try:
-                engine.serve([request] * load.concurrency, work_of(cell), load)
+                for work in _warm_up_works(cell):
+                    engine.serve([request] * load.concurrency, work, load)
             except REFUSALS as error:
                 k = cell.key.num_speculative_tokens
                 if cell.drafter == NO_DRAFTER and load.concurrency == 1:
@@ -252,6 +256,19 @@ def _short(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:
         prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
     )
     engine.generate(request, work)
+
+
+def _warm_up_works(cell: Cell) -> Iterator[Work]:
+    """What to run before a cell counts: itself, or every K that it may pick.
+
+    An adaptive cell's round costs are not measured here: that is part of its own time.
+    """
+    work = work_of(cell)
+    if not work.adaptive:
+        yield work
+        return
+    for k in default_ks(work.k):
+        yield Work(drafter=work.drafter, method=work.method, k=k)
 
 
 def _remove(session: Session, drafter: str) -> None:

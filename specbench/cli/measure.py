@@ -72,6 +72,13 @@ def read_settings(
         raise UsageError("--top-p 0 leaves no token; above 0 and up to 1 is allowed")
     chosen = Ks(None, adaptive=False) if ks is None else parse_ks(ks)
     engines = parse_names("--engine", engine, ENGINES)
+    if chosen.adaptive and "builtin" not in engines:
+        raise UsageError("-k auto is the built-in decoder's; add --engine builtin")
+    if acceptance is not None and engines != ("builtin",):
+        raise UsageError(
+            "--acceptance draws what the built-in decoder accepts, beside engines that test it; "
+            "leave --engine transformers out"
+        )
     names = [name.strip() for item in workloads or () for name in item.split(",")]
     return RunSettings(
         command=command,

@@ -31,12 +31,12 @@ MaxNewTokens = Annotated[
 ]
 Prompts = Annotated[
     int | None,
-    typer.Option(min=1, help="Prompts per workload.", show_default="10; with a budget: all"),
+    typer.Option(min=1, help="Prompts per workload.", show_default="10; 3 a row; budget: all"),
 ]
 Repeats = Annotated[
     int | None,
     typer.Option(
-        min=1, max=100, help="Times each prompt is run.", show_default="1; sampled or open: 3"
+        min=1, max=100, help="Times each prompt is run.", show_default="1; sampled: 3; rows: 6"
     ),
 ]
 Budget = Annotated[
@@ -63,7 +63,9 @@ Context = Annotated[
 ]
 Forward = Annotated[str, typer.Option(help="auto, stock or fused (dense Llama family).")]
 Graph = Annotated[str, typer.Option(help="CUDA graphs: auto, off, step or round.")]
-Compile = Annotated[bool, typer.Option("--compile", help="torch.compile the fused forward.")]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="torch.compile whole rounds; its seconds are shown.")
+]
 Acceptance = Annotated[
     str | None,
     typer.Option(

@@ -29,7 +29,7 @@ class _Script(FixedK):
         self._num_away = num_away
         self._num_rounds = 0
 
-    def choose(self, num_rows: int, num_live: int) -> int:  # noqa: ARG002
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:  # noqa: ARG002
         self._num_rounds += 1
         return int(self._num_rounds % (self._num_away + 1) == 0)
 

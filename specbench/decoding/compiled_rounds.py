@@ -24,9 +24,10 @@ class CompiledRounds:
     The compiler's own graphs are not used. `compile_s` is the time spent on compiling.
     """
 
-    def __init__(self, inner: Graphs | None = None) -> None:
+    def __init__(self, inner: Graphs | None = None, *, backend: str = "inductor") -> None:
         self._inner = inner
-        self.compile_s = 0.0
+        self._backend = backend
+        self.compile_s: float | None = 0.0
 
     @property
     def reserved_bytes(self) -> int:
@@ -37,13 +38,21 @@ class CompiledRounds:
 
         Raises RuntimeError where the compiler cannot.
         """
-        # Without graphs around it, calls from Python would cost as much as small operations.
-        options = {"cpp_wrapper": True} if self._inner is None else None
-        program = torch.compile(run, fullgraph=True, dynamic=False, options=options)
+        options: dict[str, str | int | bool | Callable[..., Any]] = {}
+        if self._backend == "inductor" and self._inner is None:
+            # Nothing hides what a call from Python costs, as a graph does.
+            options["cpp_wrapper"] = True
+        program = torch.compile(
+            run, fullgraph=True, dynamic=False, backend=self._backend, options=options or None
+        )
         began = time.perf_counter()
-        with torch._dynamo.config.patch(recompile_limit=_MAX_PROGRAMS):
-            output = program()
-        self.compile_s += time.perf_counter() - began
+        try:
+            with torch._dynamo.config.patch(recompile_limit=_MAX_PROGRAMS):
+                output = program()
+        except RuntimeError as error:
+            said = " ".join(str(error).splitlines()[:2])  # some begin with who says it
+            raise RuntimeError(f"torch.compile: {said}") from error
+        self.compile_s = (self.compile_s or 0.0) + time.perf_counter() - began
         if self._inner is not None:
             return self._inner.capture(program)
         return Captured(output=output, replay=lambda: _write(output, program()))

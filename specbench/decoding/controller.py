@@ -63,8 +63,13 @@ class Controller:
         """Tokens of each row that the drafter did not see, in the rounds observed."""
         return self._behind
 
-    def choose(self, num_rows: int, num_live: int) -> int:
-        """K of the next round over `num_rows` computed rows, `num_live` of them in use."""
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
+        """K of the next round over `num_rows` computed rows, `num_live` of them in use.
+
+        The drafter has yet to see the last `num_behind` tokens of a row, at most.
+        """
+        # What was observed comes late, and rows that began since have nothing to catch up on.
+        self._behind = min(self._behind, num_behind)
         tokens = self._acceptance.expected_tokens()
         rate = {
             k: goodput(tokens[k], num_live=num_live, round_s=self._costs.round_s(num_rows, k))

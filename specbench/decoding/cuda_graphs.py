@@ -23,7 +23,12 @@ class Captured(Generic[T]):
 class Graphs(Protocol):
     """Captures functions as graphs that run one after another, in the order of the work."""
 
-    reserved_bytes: int  # device memory held for the graphs
+    compile_s: float | None  # spent on compiling what is captured; None: it is not compiled
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Device memory held for the graphs."""
+        ...
 
     def capture(self, run: Callable[[], T]) -> Captured[T]:
         """Run a function a few times, then capture it.
@@ -39,6 +44,8 @@ class CudaGraphs:
     They share memory because no two run at once, and what a graph returns is read before the
     next one starts.
     """
+
+    compile_s: float | None = None
 
     def __init__(self) -> None:
         self.reserved_bytes = 0

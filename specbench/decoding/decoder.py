@@ -12,11 +12,10 @@ from specbench.decoding.policy import FixedK, Policy
 from specbench.decoding.request import Request, Result, Served
 from specbench.decoding.round import Verifier
 from specbench.decoding.rows import Rows, rounded_up, span_bucket
-from specbench.decoding.runner import Runner
+from specbench.decoding.runner import Runner, check_context
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.serving import Serving
 from specbench.decoding.verifier import verify
-from specbench.errors import ModelError
 from specbench.records import Sampling
 
 MakeLauncher = Callable[[Rows, Sampler, Verifier, Clock], Launcher]
@@ -46,6 +45,12 @@ class Decoder:
         self._rows: Rows | None = None
         self._launchers: dict[Sampling, Launcher] = {}
         self.launcher: Launcher | None = None  # of the last pass
+        self._num_dropped = 0  # captures of launchers that are gone
+
+    @property
+    def num_captures(self) -> int:
+        """Rounds captured so far; a pass in which it rose took that time, too."""
+        return self._num_dropped + sum(la.num_captures for la in self._launchers.values())
 
     def decode(self, requests: Sequence[Request], sampler: Sampler, *, k: int) -> list[Result]:
         """Every request to its end-of-text token or budget, one row each, at one K."""
@@ -60,7 +65,7 @@ class Decoder:
         Raises ModelError where a request is longer than the target's context.
         """
         longest = max(request.num_tokens for request in requests)
-        self._check_context(longest)
+        check_context(self.target.max_position, longest)
         rows = self._open_rows(num_rows, longest + policy.max_k + 1)
         launcher = self.launcher = self._open_launcher(rows, sampler)
         with pinned_attention(self.target.device):
@@ -71,16 +76,20 @@ class Decoder:
         rows, is_cuda = self._rows, self.target.device.type == "cuda"
         capacity = span_bucket(num_tokens) if is_cuda else rounded_up(num_tokens)
         if rows is None or num_rows > rows.num_rows or capacity > rows.capacity:
+            self._num_dropped = self.num_captures
             self._launchers.clear()
-            rows = self._rows = Rows(
+            known = rows
+            self._rows = None  # until they have their memory: what cannot be had is not kept
+            rows = Rows(
                 self.target,
                 self.drafter,
-                num_rows=max(num_rows, rows.num_rows if rows else 0),
-                capacity=max(capacity, rows.capacity if rows else 0),
+                num_rows=max(num_rows, known.num_rows if known else 0),
+                capacity=max(capacity, known.capacity if known else 0),
                 eos_ids=self._eos_ids,
                 prefill_chunk=self._prefill_chunk,
             )
         rows.begin(num_rows)
+        self._rows = rows
         return rows
 
     def _open_launcher(self, rows: Rows, sampler: Sampler) -> Launcher:
@@ -90,11 +99,3 @@ class Decoder:
             known = self._make_launcher(rows, sampler, self._verifier, self._clock)
             self._launchers[sampler.sampling] = known
         return known
-
-    def _check_context(self, num_tokens: int) -> None:
-        limit = self.target.max_position
-        if limit is not None and num_tokens > limit:
-            raise ModelError(
-                f"prompt and output take {num_tokens} tokens, the target's context has {limit}; "
-                "choose shorter prompts or a smaller --max-new-tokens"
-            )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
-from specbench.decoding.runner import Output, _context, refuse_unsupported
+from specbench.decoding.runner import Output, context_limit, refuse_unsupported
 from specbench.decoding.traced_forward import traced_states
 from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Workspace
 from specbench.errors import ModelError
@@ -40,7 +40,7 @@ class FusedRunner:
         self.model = model
         self.config = config
         self.vocab_size: int = model.lm_head.weight.shape[0]
-        self.max_position = _context(config)
+        self.max_position = context_limit(config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.cache = JoinedCache(0, 0, ())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.clock import Clock
+from specbench.decoding.compiled_rounds import CompiledRounds
 from specbench.decoding.cuda_graphs import CudaGraphs, Graphs
 from specbench.decoding.drafter import Proposal
 from specbench.decoding.launcher import (
@@ -20,9 +21,9 @@ from specbench.decoding.launcher import (
     GraphKind,
     Launch,
     Launcher,
-    PinnedMemory,
     Readback,
     catch_up,
+    make_readback,
 )
 from specbench.decoding.round import Verifier, finish_round, propose, run_round
 from specbench.decoding.rows import Rows, span_bucket
@@ -176,23 +177,43 @@ class GraphLauncher:
         self._captured.clear()
 
 
-def launchers(
-    graph: Literal["auto", "off", "step", "round"], device: torch.device
-) -> Callable[[Rows, Sampler, Verifier, Clock], Launcher]:
-    """What makes launchers for a device; `auto` is `round` on CUDA and `off` elsewhere.
+class Launchers:
+    """Makes launchers for a device: all share one pool of memory and one set of host buffers.
 
-    All of them share one pool of memory and one set of buffers on the host.
+    `graph` auto is `round` on CUDA and `off` elsewhere. `compiled` rounds are compiled whole,
+    and captured as graphs where there are any. `graphs` is None where rounds run eagerly.
     """
-    if graph == "off" or device.type != "cuda":
-        asked = graph not in ("auto", "off")
-        reason = f"a {device.type} device has no graphs" if asked else None
-        return partial(EagerLauncher, reason=reason)
-    return partial(
-        GraphLauncher,
-        graph="step" if graph == "step" else "round",
-        graphs=CudaGraphs(),
-        readback=PinnedMemory(),
-    )
+
+    def __init__(
+        self,
+        graph: Literal["auto", "off", "step", "round"],
+        device: torch.device,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        has_graphs = device.type == "cuda" and graph != "off"
+        cuda_graphs: Graphs | None = CudaGraphs() if has_graphs else None
+        self.graphs: Graphs | None = CompiledRounds(cuda_graphs) if compiled else cuda_graphs
+        self._graph: GraphKind = "step" if graph == "step" and has_graphs else "round"
+        self._readback = make_readback(device)
+        self._reason: str | None = None
+        if not has_graphs and graph not in ("auto", "off"):
+            self._reason = f"a {device.type} device has no graphs"
+
+    def __call__(self, rows: Rows, sampler: Sampler, verifier: Verifier, clock: Clock) -> Launcher:
+        if self.graphs is None:
+            return EagerLauncher(
+                rows, sampler, verifier, clock, readback=self._readback, reason=self._reason
+            )
+        return GraphLauncher(
+            rows,
+            sampler,
+            verifier,
+            clock,
+            graph=self._graph,
+            graphs=self.graphs,
+            readback=self._readback,
+        )
 
 
 def _first_line(error: RuntimeError) -> str:

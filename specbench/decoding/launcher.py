@@ -35,6 +35,7 @@ class Launcher(Protocol):
     lag: int  # rounds that may be started before a report is read
     graph: GraphKind  # how much of a round one graph holds
     reason: str | None  # why that is less than was asked for
+    num_captures: int
 
     @property
     def reserved_bytes(self) -> int:
@@ -63,6 +64,7 @@ class EagerLauncher:
 
     graph: GraphKind = "off"
     reserved_bytes = 0
+    num_captures = 0
 
     def __init__(
         self,

@@ -12,8 +12,11 @@ class Policy(Protocol):
         """The largest K it may ever pick; rows have room for it."""
         ...
 
-    def choose(self, num_rows: int, num_live: int) -> int:
-        """K of the next round over `num_rows` computed rows, `num_live` of them in use."""
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
+        """K of the next round over `num_rows` computed rows, `num_live` of them in use.
+
+        The drafter has yet to see the last `num_behind` tokens of a row, at most.
+        """
         ...
 
     def observe(
@@ -35,7 +38,7 @@ class FixedK:
     def __init__(self, k: int) -> None:
         self.max_k = k
 
-    def choose(self, num_rows: int, num_live: int) -> int:  # noqa: ARG002
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:  # noqa: ARG002
         return self.max_k
 
     def observe(

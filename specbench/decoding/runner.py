@@ -86,7 +86,7 @@ class StockRunner:
         self.cache = SlotCache(0, 0, 0)
         self._pack = _query_heads_per_kv_head(self.config)
         self._windows = _windows(self.config)
-        self.max_position = _context(self.config)
+        self.max_position = context_limit(self.config)
         model.set_attn_implementation(attention.NAME)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -170,7 +170,7 @@ def _ropes(config: Any) -> list[dict[str, Any]]:
     return [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
 
 
-def _context(config: Any) -> int | None:
+def context_limit(config: Any) -> int | None:
     """Tokens of context the model was made for, up to where its positions change their meaning.
 
     longrope turns a whole batch to other frequencies once any position, a draft's or a
@@ -181,6 +181,15 @@ def _context(config: Any) -> int | None:
         if rope.get("rope_type") == "longrope":
             limits.append(rope.get("original_max_position_embeddings"))
     return min((limit for limit in limits if limit is not None), default=None)
+
+
+def check_context(limit: int | None, num_tokens: int) -> None:
+    """ModelError where a request's `num_tokens` are more than the target's context holds."""
+    if limit is not None and num_tokens > limit:
+        raise ModelError(
+            f"prompt and output take {num_tokens} tokens, the target's context has {limit}; "
+            "choose shorter prompts or a smaller --max-new-tokens"
+        )
 
 
 def _query_heads_per_kv_head(config: Any) -> int:

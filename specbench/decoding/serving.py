@@ -138,9 +138,10 @@ class Serving:
 
     def _launch(self, running: tuple[int, ...]) -> None:
         num_rows = self._launcher.rows_for(len(running))
-        k = self._policy.choose(num_rows, len(running))
+        behind = min(self._behind, max(map(self._num_emitted_bound, running)))
+        k = self._policy.choose(num_rows, len(running), behind)
         span = self._launcher.span_for(max(map(self._length_bound, running)) + k + 1)
-        launch = self._launcher.launch(num_rows, k, span, self._behind if k else 0)
+        launch = self._launcher.launch(num_rows, k, span, behind if k else 0)
         self._behind = 0 if k or not self._policy.max_k else self._behind + 1
         self._flights.append(_Flight(launch, k, num_rows, running))
 
@@ -150,6 +151,10 @@ class Serving:
         known = len(asked.prompt_ids) + len(self._progress[request].output) - 1
         under_way = sum(flight.k + 1 for flight in self._flights if request in flight.requests)
         return min(known + under_way, asked.num_tokens - 1)
+
+    def _num_emitted_bound(self, request: int) -> int:
+        """Tokens at most that rounds have emitted for a request since its prefill."""
+        return self._length_bound(request) - len(self._requests[request].prompt_ids)
 
     def _settle(self, flight: _Flight) -> None:
         """Read a round's report and let go of the rows that are done."""

@@ -1,10 +1,9 @@
 """The built-in decoder as an engine: one target on one device, drafters beside it."""
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -16,7 +15,7 @@ from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter as DraftingMethod
 from specbench.decoding.drafter import NoDrafter
-from specbench.decoding.graphs import launchers
+from specbench.decoding.graphs import Launchers
 from specbench.decoding.loading import LoadedModel, eos_ids
 from specbench.decoding.policy import FixedK, Policy
 from specbench.decoding.request import Request, Result
@@ -25,13 +24,14 @@ from specbench.decoding.round_costs import RoundCosts
 from specbench.decoding.rows import rounded_up
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
-from specbench.decoding.scheduler import Arrival
 from specbench.decoding.self_test import Forward, make_checked_runner
 from specbench.decoding.synthetic import SyntheticVerifier
 from specbench.decoding.tokenizer import require_same_vocabulary
 from specbench.decoding.verifier import verify
 from specbench.drafters.catalogue import find_method
 from specbench.drafters.registry import Parts, build_drafter
+from specbench.engines.arrivals import arrivals
+from specbench.engines.bare_forwards import BareForwards
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
@@ -41,9 +41,11 @@ from specbench.engines.engine import (
     Work,
 )
 from specbench.engines.shelf import Shelf, bytes_read, identity
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
 from specbench.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Sampling
+
+MOST_CAPTURING_PASSES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +56,16 @@ class BuiltinOptions:
     graph: Literal["auto", "off", "step", "round"] = "auto"
     compile: bool = False
     acceptance: tuple[float, ...] | None = None  # synthetic, per position
+
+
+class _Setting(NamedTuple):
+    """What round costs depend on."""
+
+    drafter: str
+    max_k: int
+    context: int | None
+    num_rows: int
+    sampling: Sampling
 
 
 class BuiltinEngine:
@@ -76,24 +88,27 @@ class BuiltinEngine:
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._notes = notes
         self._name = target.name
-        self._make_launcher = launchers(options.graph, shelf.device)
+        self._launchers = Launchers(options.graph, shelf.device, compiled=options.compile)
+        self._bare_forwards = BareForwards(self._launchers.graphs, self._clock)
         self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
         self._draft_models: dict[str, tuple[ModelSpec, LoadedModel, Runner]] = {}
         self._decoders: dict[tuple[str, bool], Decoder] = {}
-        self._costs: dict[tuple[str, int, int, Sampling], RoundCosts] = {}
-        self._controllers: dict[tuple[str, tuple[str, int, int, Sampling]], Controller] = {}
+        self._costs: dict[_Setting, RoundCosts] = {}
+        self._controllers: dict[tuple[str, _Setting], Controller] = {}
 
     @property
     def record(self) -> EngineRecord:
         """Complete once a round has run: some choices are made only then."""
         config = self._target.model.config.get_text_config()
         launched = [d.launcher for d in self._decoders.values() if d.launcher is not None]
+        has_graphs = self._shelf.device.type == "cuda"
         reasons = dict.fromkeys(la.reason for la in launched if la.reason is not None)
         return EngineRecord(
             target=self._name,
             engine=self.name,
             forward=self._runner.kind,
-            graph=launched[-1].graph if launched else None,
+            graph=launched[-1].graph if launched and has_graphs else "off",
+            compile_s=self._launchers.graphs.compile_s if self._launchers.graphs else None,
             attention=attention_backend(
                 self._shelf.device,
                 self._target.model.dtype,
@@ -143,7 +158,7 @@ class BuiltinEngine:
         policy: Policy = FixedK(work.k)
         cpu_s = time.process_time()
         if work.adaptive:
-            policy, calibration_s = self._controller(decoder, requests[0], work, load)
+            policy, calibration_s = self._controller(requests[0], work, load)
         asked = [
             Request(
                 prompt_ids=request.prompt_ids,
@@ -151,9 +166,13 @@ class BuiltinEngine:
                 seed=request.seed,
                 arrival=arrival,
             )
-            for request, arrival in zip(requests, _arrivals(requests, load), strict=True)
+            for request, arrival in zip(requests, arrivals(requests, load), strict=True)
         ]
-        served = decoder.serve(asked, sampler, policy, num_rows=load.concurrency)
+        for _ in range(MOST_CAPTURING_PASSES):
+            num_captures = decoder.num_captures
+            served = decoder.serve(asked, sampler, policy, num_rows=load.concurrency)
+            if decoder.num_captures == num_captures:
+                break  # else the time of capturing is in it: the same texts once more
         finished_s = max(result.finished_s for result in served.results)
         longest = rounded_up(max(request.num_tokens for request in asked) + work.k + 1)
         kv_bytes = self.kv_bytes_per_token(work.drafter) * longest * load.concurrency
@@ -188,24 +207,12 @@ class BuiltinEngine:
         )
         return (RoundForward(role="target", num_tokens=k + 1, times=1), *own)
 
-    @torch.inference_mode()
     def forward_seconds(
         self, drafter: str, forward: RoundForward, context: int, num_samples: int
     ) -> tuple[float, ...]:
         is_target = forward.role == "target"
         runner = self._runner if is_target else self._draft_models[drafter][2]
-        T = forward.num_tokens
-        span = rounded_up(context + T)
-        runner.allocate(1, span)
-        tokens_1T = torch.zeros(1, T, dtype=torch.long, device=self._shelf.device)
-        positions_1T = torch.arange(context, context + T, device=self._shelf.device)[None]
-        seconds = []
-        for _ in range(num_samples):
-            began = self._clock.mark()
-            runner.forward(tokens_1T, positions_1T, span)
-            ended = self._clock.mark()
-            seconds.append(self._clock.seconds(ended) - self._clock.seconds(began))
-        return tuple(seconds)
+        return self._bare_forwards.seconds(runner, forward.num_tokens, context, num_samples)
 
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
         known = self._decoders.get((drafter, stop_at_eos))
@@ -218,20 +225,21 @@ class BuiltinEngine:
                 eos_ids=self.eos_ids if stop_at_eos else (),
                 clock=self._clock,
                 verifier=verifier,
-                make_launcher=self._make_launcher,
+                make_launcher=self._launchers,
             )
         return known
 
     def _controller(
-        self, decoder: Decoder, request: EngineRequest, work: Work, load: Load
+        self, request: EngineRequest, work: Work, load: Load
     ) -> tuple[Controller, float]:
         """The workload's controller, and the seconds spent on measuring round costs first.
 
         They are measured once for all workloads, and followed from then on.
         """
-        setting = (work.drafter, work.k, load.concurrency, request.sampling)
+        setting = _Setting(work.drafter, work.k, work.context, load.concurrency, request.sampling)
         ks, seconds = default_ks(work.k), 0.0
         if setting not in self._costs:
+            decoder = self._decoder(work.drafter, False)  # a short answer shows few rounds
             self._costs[setting], seconds = measure_round_costs(
                 decoder, request.prompt_ids, ks, load.concurrency, Sampler(request.sampling)
             )
@@ -264,19 +272,12 @@ class BuiltinEngine:
 
     def _load(self, spec: ModelSpec) -> tuple[LoadedModel, Runner, tuple[str, ...]]:
         loaded = self._shelf.load(spec)
-        runner, notes = make_checked_runner(loaded.model, self._options.forward)
+        try:
+            runner, notes = make_checked_runner(loaded.model, self._options.forward)
+        except (ModelError, torch.OutOfMemoryError):
+            self._shelf.release(spec)
+            raise
         return loaded, runner, tuple(f"{spec.source}: {note}" for note in notes)
 
     def _note(self, *notes: str) -> None:
         self._notes = (*self._notes, *(note for note in notes if note not in self._notes))
-
-
-def _arrivals(requests: Sequence[EngineRequest], load: Load) -> list[Arrival]:
-    """When each request comes in: when a row is free, or at Poisson times drawn from the seed."""
-    if load.request_rate is None:
-        return [Arrival(conversation=request.conversation) for request in requests]
-    draw, at_s, arrivals = random.Random(load.seed), 0.0, []
-    for request in requests:
-        arrivals.append(Arrival(at_s=at_s, conversation=request.conversation))
-        at_s += draw.expovariate(load.request_rate)
-    return arrivals

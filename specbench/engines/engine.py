@@ -45,7 +45,7 @@ class Load:
     """How requests come in. Closed loop: the next one starts when a row is free."""
 
     concurrency: int = 1
-    request_rate: float | None = None  # open loop: Poisson arrivals a second
+    request_rate: float | None = None  # open loop: Poisson arrivals a second, of first turns
     seed: int = 0  # of the arrivals
 
 
@@ -75,7 +75,7 @@ class Work:
     """Which method at which K. The baseline is the engine's own method without drafts.
 
     With `adaptive` the engine picks K round by round, from 0 to `k`, and goes on from what it
-    learnt in earlier passes over the same `workload`.
+    learnt in earlier passes over the same `workload` and `context`.
     """
 
     drafter: str
@@ -83,6 +83,7 @@ class Work:
     k: int
     adaptive: bool = False
     workload: str = ""
+    context: int | None = None
 
 
 class Engine(Protocol):

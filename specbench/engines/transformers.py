@@ -12,6 +12,7 @@ from transformers.utils import logging
 
 from specbench.config import Drafter, Target
 from specbench.decoding.loading import LoadedModel, eos_ids
+from specbench.decoding.runner import check_context, context_limit
 from specbench.decoding.tokenizer import require_same_vocabulary
 from specbench.engines.assistant import Assistant, require_same_width
 from specbench.engines.engine import (
@@ -26,13 +27,18 @@ from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.peer_module import make_peer
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
 from specbench.engines.shelf import Shelf, bytes_read, identity
-from specbench.errors import CompatibilityError, UsageError
+from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
 
 _MERGED = (
     "assisted and prompt_lookup verify their first drafts together with the prompt: the time is "
     "part of ttft_s, and the tokens cost no decoding time"
 )
+_WHOLE_HISTORY = (
+    "every turn of a conversation prefills the turns before it again, which builtin keeps: "
+    "that is in ttft_s and total_s"
+)
+_FEW_TOKENS = 4  # a prefill and enough forwards to compile the next and run it again
 
 
 class TransformersEngine:
@@ -53,6 +59,8 @@ class TransformersEngine:
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._module = make_peer(self._target.model)
+        self._context = context_limit(self._module.config.get_text_config())
+        self._static_tokens = 0  # the longest request that generate_static was made ready for
         self._assistants: dict[str, Assistant] = {}
         self._ngrams: dict[str, int | None] = {}  # longest suffix looked up; None: the library's
         self.record = EngineRecord(
@@ -60,7 +68,7 @@ class TransformersEngine:
             engine=self.name,
             forward="stock",
             attention=self._module.config.get_text_config()._attn_implementation,
-            notes=(_MERGED,),
+            notes=(_MERGED, _WHOLE_HISTORY),
         )
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
@@ -94,7 +102,7 @@ class TransformersEngine:
 
     @torch.inference_mode()  # cheaper than the no_grad of its own
     def generate(self, request: EngineRequest, work: Work) -> EngineResult:
-        """Decode one request alone.
+        """Decode one request alone; ModelError where it is too long or transformers refuses.
 
         Where drafts are verified together with the prompt, the first token comes with others:
         ttft_s is when they all are there, and decode_s, first token to last, does not contain
@@ -102,10 +110,16 @@ class TransformersEngine:
         most; total_s holds everything.
         """
         _require_known(work)
+        self._make_room([request], work)
         settings = self._settings(request, work)
         ids_1T = torch.tensor([request.prompt_ids], device=self._module.device)
         log = GenerationLog(num_prompt_tokens=len(request.prompt_ids))
-        with _seeded(request.seed, self._module.device), _quiet(), self._fed_to(log, work):
+        with (
+            _seeded(request.seed, self._module.device),
+            _quiet(),
+            self._fed_to(log, work),
+            self._told(work),
+        ):
             if self._module.device.type == "cuda":
                 torch.cuda.synchronize()
             began_s, cpu_s = time.perf_counter(), time.process_time()
@@ -136,6 +150,7 @@ class TransformersEngine:
                 "transformers drafts for one request at a time; run it with --concurrency 1 and "
                 "without --request-rate, or leave it out of --engine"
             )
+        self._make_room(requests, work)
         began_s, cpu_s = time.perf_counter(), time.process_time()
         results = []
         for request in requests:
@@ -179,6 +194,16 @@ class TransformersEngine:
     def _note(self, note: str) -> None:
         self.record = replace(self.record, notes=(*self.record.notes, note))
 
+    def _make_room(self, requests: Sequence[EngineRequest], work: Work) -> None:
+        """Refuse what is too long; compile for a longer static cache now, not under the clock."""
+        longest = max(requests, key=_num_tokens)
+        num_tokens = _num_tokens(longest)
+        check_context(self._context, num_tokens)
+        if work.method == "generate_static" and num_tokens > self._static_tokens:
+            self._static_tokens = num_tokens
+            few = min(_FEW_TOKENS, longest.max_new_tokens)
+            self.generate(replace(longest, max_new_tokens=few, stop_at_eos=False), work)
+
     def _drafting(self, work: Work) -> Any:
         """The module that drafts, told how; None for a method without one."""
         match work.method:
@@ -203,6 +228,7 @@ class TransformersEngine:
         match work.method:
             case "generate_static":
                 settings.cache_implementation = "static"
+                settings.max_cache_len = self._static_tokens
             case "prompt_lookup":
                 settings.prompt_lookup_num_tokens = work.k
                 settings.max_matching_ngram_size = self._ngrams[work.drafter]
@@ -220,6 +246,19 @@ class TransformersEngine:
         finally:
             hook.remove()
 
+    @contextmanager
+    def _told(self, work: Work) -> Iterator[None]:
+        """What transformers refuses or cannot run is a ModelError, but for a lack of memory."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except (ValueError, RuntimeError) as error:  # NotImplementedError is one of these
+            raise ModelError(
+                f"transformers cannot run {work.method} on {type(self._module).__name__}: {error}; "
+                "leave it out of --engine, or choose another model"
+            ) from error
+
     def _loaded(self, drafter: str) -> tuple[LoadedModel, ...]:
         assistant = self._assistants.get(drafter)
         return (self._target,) if assistant is None else (self._target, assistant.loaded)
@@ -231,6 +270,10 @@ def _require_known(work: Work) -> None:
     drafting = {method for methods in COUNTERPARTS.values() for method in methods}
     if work.method not in (drafting if work.k > 0 else BASELINES):
         raise ValueError(f"transformers has no method {work.method} at K = {work.k}")
+
+
+def _num_tokens(request: EngineRequest) -> int:
+    return len(request.prompt_ids) + request.max_new_tokens
 
 
 def _kv_bytes_per_token(model: Any) -> int:

@@ -1,15 +1,23 @@
 """K = auto against the best fixed K: what it costs not to know K, or gains to change it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import geometric_mean
+from typing import NamedTuple
 
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.serving import mean_num_speculative_tokens
 from specbench.metrics.setting import is_baseline, setting_of
-from specbench.records import CellKey, Interval
-from specbench.stats.intervals import speedup_interval
+from specbench.records import CellKey, CellSummary, Interval
+from specbench.stats.intervals import (
+    interval,
+    minimum_detectable_effect,
+    speedup_interval,
+    speedup_ratio,
+)
+from specbench.stats.summary import summarise
 from specbench.stats.validity import judge_cell
 
 
@@ -20,6 +28,7 @@ class AdaptiveComparison:
     adaptive: CellKey
     best_fixed: CellKey
     decode: Interval
+    minimum_detectable_effect: float | None  # of decode; None where it has no interval
     end_to_end: Interval | None
     mean_num_speculative_tokens: float | None
     num_units: int  # prompts, or passes where requests overlap
@@ -27,50 +36,71 @@ class AdaptiveComparison:
     valid: bool
 
 
+class Pooled(NamedTuple):
+    """One ratio for several settings, and how many of them it is over."""
+
+    ratio: float
+    num_settings: int
+
+
 def compare_adaptive(
     explored: Sequence[CellData], confirmed: Sequence[CellData] = ()
 ) -> tuple[AdaptiveComparison, ...]:
     """A comparison for each adaptive cell, over fresh repeats where both were measured again.
 
-    The best fixed K is the one of the highest speed-up in the first pass; K = 0 is at 1.
+    The first pass says which fixed K is the best.
     """
+    adaptive = [cell for cell in explored if cell.key.adaptive]
+    if not adaptive:
+        return ()
+    first = {cell.key: cell for cell in explored}
     again = {cell.key: cell for cell in confirmed}
+    fixed = summarise(cell for cell in explored if not cell.key.adaptive)
     found = (
-        _compare(cell, best, again)
-        for cell in explored
-        if cell.key.adaptive and (best := _best_fixed(cell.key, explored)) is not None
+        _compare(cell, first[best], again)
+        for cell in adaptive
+        if (best := best_fixed([one for one in fixed if _competes(one.key, cell.key)])) is not None
     )
     return tuple(comparison for comparison in found if comparison is not None)
 
 
-def pooled(comparisons: Iterable[AdaptiveComparison]) -> float | None:
-    """Geometric mean of the valid comparisons' estimates; None where there is none."""
-    estimates = [c.decode.estimate for c in comparisons if c.valid]
-    return geometric_mean(estimates) if estimates else None
+def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
+    """The fixed K of the highest decode speed-up among one question's cells; K = 0 is at 1.
+
+    An invalid cell is taken only where no valid one has a speed-up, and of equal ones the
+    smaller K. None where no fixed cell has a speed-up.
+    """
+    ranked = [
+        ((cell.valid, speedup, -cell.key.num_speculative_tokens), cell.key)
+        for cell in cells
+        if not cell.key.adaptive and (speedup := _speedup(cell)) is not None
+    ]
+    return max(ranked, key=itemgetter(0))[1] if ranked else None
 
 
-def _best_fixed(adaptive: CellKey, cells: Sequence[CellData]) -> CellData | None:
-    """None where not even K = 0 was measured."""
-    speedups = [(_speedup(cell), cell) for cell in cells if _competes(cell.key, adaptive)]
-    known = [(speedup, cell) for speedup, cell in speedups if speedup is not None]
-    return max(known, key=lambda pair: pair[0])[1] if known else None
+def pooled(comparisons: Iterable[AdaptiveComparison]) -> Pooled | None:
+    """Geometric mean of the estimates of valid comparisons over fresh repeats.
+
+    Those of the first pass are left out: they favour the fixed K, which was picked by the same
+    figures. None where nothing is left.
+    """
+    estimates = [c.decode.estimate for c in comparisons if c.valid and c.is_confirmed]
+    return Pooled(geometric_mean(estimates), len(estimates)) if estimates else None
 
 
 def _competes(key: CellKey, adaptive: CellKey) -> bool:
     same = (key.pairing, key.method) == (adaptive.pairing, adaptive.method)
-    drafts = same and not key.adaptive
-    return setting_of(key) == setting_of(adaptive) and (drafts or is_baseline(key))
+    return setting_of(key) == setting_of(adaptive) and (same or is_baseline(key))
 
 
-def _speedup(cell: CellData) -> float | None:
+def _speedup(cell: CellSummary) -> float | None:
     if is_baseline(cell.key):
         return 1.0
-    seconds = paired_decode(cell)
-    return None if seconds is None or judge_cell(cell) else seconds.speedup
+    return cell.speedup.estimate if cell.speedup else None
 
 
 def _compare(
-    adaptive: CellData, best: CellData, again: dict[CellKey, CellData]
+    adaptive: CellData, best: CellData, again: Mapping[CellKey, CellData]
 ) -> AdaptiveComparison | None:
     """None where the two have nothing in common that both finished."""
     is_confirmed = adaptive.key in again and best.key in again
@@ -80,13 +110,15 @@ def _compare(
     decode, end_to_end = paired_decode(both), paired_end_to_end(both)
     if decode is None:
         return None
+    ratio = speedup_ratio(*decode)
     return AdaptiveComparison(
         adaptive=adaptive.key,
         best_fixed=best.key,
-        decode=speedup_interval(*decode),
+        decode=interval(ratio),
+        minimum_detectable_effect=minimum_detectable_effect(ratio),
         end_to_end=speedup_interval(*end_to_end) if end_to_end else None,
         mean_num_speculative_tokens=mean_num_speculative_tokens(adaptive),
-        num_units=len(decode.base_s),
+        num_units=ratio.num_prompts,
         is_confirmed=is_confirmed,
         valid=not judge_cell(adaptive) and not judge_cell(best),
     )

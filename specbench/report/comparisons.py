@@ -73,7 +73,12 @@ def adaptive_grid(document: Document) -> Grid | None:
         return None
     settings = [setting_of(comparison.adaptive) for comparison in found]
     together = pooled(found)
-    mean = "" if together is None else f", {together:.3f}x on geometric mean"
+    mean = (
+        f", {together.ratio:.3f}x on geometric mean of "
+        f"{plural(together.num_settings, 'setting')} measured again"
+        if together
+        else ""
+    )
     return Grid(
         title=f"K=auto against the best fixed K: how many times as fast{mean}",
         headers=("", "drafter", "best K", "decode [95%]", "mean K", "whole", "over", ""),

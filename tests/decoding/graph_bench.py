@@ -42,7 +42,7 @@ class Cycle(FixedK):
         super().__init__(max(ks))
         self._ks = itertools.cycle(ks)
 
-    def choose(self, num_rows: int, num_live: int) -> int:  # noqa: ARG002
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:  # noqa: ARG002
         return next(self._ks)
 
 

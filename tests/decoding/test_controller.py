@@ -112,7 +112,7 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
     rows = [Row(rates, f"{seed} {i}") for i, rates in enumerate(texts)]
     emitted, seconds, behind = 0, 0.0, 0
     while emitted < num_tokens:
-        k = controller.choose(num_rows, num_rows)
+        k = controller.choose(num_rows, num_rows, 10_000)
         kept = [row.round(k) for row in rows]
         catch_up = 0.8e-3 + 0.01e-3 * behind if k and behind else 0.0
         behind = 0 if k else behind + 1
@@ -242,13 +242,13 @@ def test_a_set_without_zero_or_out_of_order_is_refused(ks):
 
 
 def test_drafts_that_are_always_kept_ask_for_the_largest_k():
-    assert settled([4] * 60).choose(1, 1) == 8
+    assert settled([4] * 60).choose(1, 1, 10_000) == 8
 
 
 def test_drafts_that_are_never_kept_stop_the_drafting():
     controller = settled([])
     for _ in range(40):
-        k = controller.choose(1, 1)
+        k = controller.choose(1, 1, 10_000)
         saw(controller, k, 0)
 
     assert k == 0
@@ -258,8 +258,8 @@ def test_drafts_that_are_never_kept_stop_the_drafting():
 def test_thin_evidence_does_not_stop_the_drafting():
     def second_choice(num_rounds: int) -> int:
         controller = settled([0] * num_rounds)
-        controller.choose(1, 1)
-        return controller.choose(1, 1)
+        controller.choose(1, 1, 10_000)
+        return controller.choose(1, 1, 10_000)
 
     assert second_choice(2) > 0  # 1.3 tokens in 3.6 ms +- a fifth, or 1 in 2.7 ms
     assert second_choice(20) == 0  # 1.07 +- a twentieth
@@ -268,7 +268,7 @@ def test_thin_evidence_does_not_stop_the_drafting():
 def test_rounds_that_found_no_draft_count_as_rounds_that_kept_none():
     controller = settled([])
     for _ in range(40):
-        k = controller.choose(1, 1)
+        k = controller.choose(1, 1, 10_000)
         saw(controller, k, 0, num_drafted=0)
 
     assert k == 0
@@ -280,17 +280,17 @@ NOW_AND_THEN = [1, 0, 0, 4, 1] * 10  # 1.6 tokens a round at K = 1, 2.2 at K = 4
 def test_the_same_acceptance_pays_for_one_row_and_not_for_sixteen():
     controller = settled(NOW_AND_THEN)
 
-    assert controller.choose(1, 1) > 0  # 2.2 in 5.0 ms against 1 in 2.7 ms
-    assert controller.choose(16, 16) == 0  # 1.6 in 9 ms at K = 1 against 1 in 5 ms
+    assert controller.choose(1, 1, 10_000) > 0  # 2.2 in 5.0 ms against 1 in 2.7 ms
+    assert controller.choose(16, 16, 10_000) == 0  # 1.6 in 9 ms at K = 1 against 1 in 5 ms
 
 
 def test_drafting_is_not_taken_up_again_for_less_than_the_catch_up_costs():
     def k_after_zero(catch_up_s: float) -> int:
         controller = settled(NOW_AND_THEN, exact_costs(catch_up_s))
-        assert controller.choose(1, 1) > 0
-        assert controller.choose(16, 16) == 0
+        assert controller.choose(1, 1, 10_000) > 0
+        assert controller.choose(16, 16, 10_000) == 0
         saw(controller, 0, 0)
-        return controller.choose(1, 1)
+        return controller.choose(1, 1, 10_000)
 
     assert k_after_zero(0.01) > 0
     assert k_after_zero(1.0) == 0  # a second, for a stay of a quarter of one
@@ -314,7 +314,7 @@ def test_time_at_zero_pays_for_probes_and_failures_make_them_rare():
     controller = settled([])
     drafted = []
     for _ in range(3000):
-        k = controller.choose(1, 1)
+        k = controller.choose(1, 1, 10_000)
         saw(controller, k, 0)
         drafted.append(k > 0)
     half = len(drafted) // 2

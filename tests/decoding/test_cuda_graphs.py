@@ -7,7 +7,7 @@ import pytest
 from specbench.decoding.clock import make_clock
 from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter, Proposal
-from specbench.decoding.graphs import GraphLauncher, launchers
+from specbench.decoding.graphs import GraphLauncher, Launchers
 from specbench.decoding.policy import FixedK
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
@@ -44,7 +44,7 @@ def make_decoder(target: StockRunner, drafter: Drafter, graph: str) -> Decoder:
         drafter,
         eos_ids=(3,),
         clock=make_clock(target.device),
-        make_launcher=launchers(graph, target.device),
+        make_launcher=Launchers(graph, target.device),
     )
 
 

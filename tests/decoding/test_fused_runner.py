@@ -16,6 +16,7 @@ from specbench.decoding.round import run_round
 from specbench.decoding.runner import Output, Runner, StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
+from specbench.decoding.traced_forward import traced_states
 from specbench.errors import ModelError
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
@@ -113,6 +114,25 @@ def test_logits_are_as_near_to_the_truth_as_the_stock_ones(name: str, dtype: tor
     assert fused.dtype is dtype
     assert error(fused, truth) < 2 * error(stock, truth)
     assert error(stock, truth) < 0.05 * float(truth.std())
+
+
+@pytest.mark.parametrize("name", list(FAMILIES))
+@torch.no_grad()
+def test_the_forward_for_compilers_gives_the_same_states(name: str) -> None:
+    runner = FusedRunner(family(name))
+    runner.allocate(3, 64)
+    T, last = TOKENS_2T.shape[1], len(runner.model.model.layers)
+    places = positions(0, T, 2)
+
+    out = runner.forward(TOKENS_2T, places, 64, first_row=1, features=range(last + 1))
+    reach = runner.cache.reach(2, 64, 1, runner._sizes)
+    traced = traced_states(
+        runner._weights, runner._sizes, runner._eps, reach, runner._rope, TOKENS_2T, places
+    )
+
+    assert len(traced) == last + 1
+    for state, other in zip(out.features, traced, strict=True):
+        torch.testing.assert_close(state.flatten(0, 1), other, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
@@ -241,13 +261,13 @@ def test_a_forward_longer_than_what_is_kept_is_as_right(runner: FusedRunner) -> 
 
 @torch.no_grad()
 def test_a_copied_row_goes_on_as_its_source(runner: FusedRunner, expected_1TV: Tensor) -> None:
-    runner.forward(TOKENS_1T[:, :7], positions(0, 7), 64)
+    runner.forward(TOKENS_1T[:, :9], positions(0, 9), 64)
 
     runner.copy_row(0, 2, 7)
-    tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64, first_row=2).logits
 
+    assert not any(layer.view(3, 64, -1)[2, 7:].any() for layer in runner.cache.layers)
+    tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64, first_row=2).logits
     torch.testing.assert_close(tail, expected_1TV[:, 7:])
-    assert not runner.cache.layers[0].view(3, 64, -1)[2, 12:].any()
 
 
 @torch.no_grad()

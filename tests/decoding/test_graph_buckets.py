@@ -8,7 +8,7 @@ import torch
 
 from specbench.decoding.decoder import Decoder, MakeLauncher
 from specbench.decoding.drafter import NoDrafter
-from specbench.decoding.graphs import launchers
+from specbench.decoding.graphs import Launchers
 from specbench.decoding.launcher import EagerLauncher
 from specbench.decoding.policy import FixedK
 from specbench.decoding.request import Request
@@ -148,7 +148,7 @@ def test_rows_are_powers_of_two_up_to_the_rows_of_the_pass(llama: Subject) -> No
 )
 def test_on_a_cpu_rounds_run_eagerly(llama: Subject, graph: str, reason: str | None) -> None:
     clock = LateClock()
-    make: MakeLauncher = launchers(graph, CPU)
+    make: MakeLauncher = Launchers(graph, CPU)
     decoder = Decoder(llama.target, NoDrafter(), eos_ids=(), clock=clock, make_launcher=make)
     decoder.decode(one_request(), Sampler(GREEDY), k=0)
 

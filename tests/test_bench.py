@@ -1,0 +1,107 @@
+"""The CPU benchmarks: turns, ratios, and documents in which every figure was measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import auto, bench
+from benchmarks.turns import Sample, median_ratio, take_turns
+
+
+def test_everyone_has_a_turn_in_every_round_and_nobody_is_always_first() -> None:
+    order: list[str] = []
+
+    def measure(name: str) -> Sample:
+        order.append(name)
+        return Sample(1.0, 2.0)
+
+    samples = take_turns({name: lambda n=name: measure(n) for name in "abc"}, 3)
+
+    assert "".join(order) == "abcbcacab"
+    assert {name: len(own) for name, own in samples.items()} == {"a": 3, "b": 3, "c": 3}
+
+
+def test_turns_end_with_a_whole_round_when_time_is_up() -> None:
+    answers = iter([True, False])
+    measure = {name: lambda: Sample(1.0, 1.0) for name in "ab"}
+    samples = take_turns(measure, 9, may_go_on=lambda: next(answers))
+    assert [len(own) for own in samples.values()] == [2, 2]
+
+
+def test_the_median_ratio_is_of_neighbours_and_its_ends_are_order_statistics() -> None:
+    # Ten ratios 1 .. 10: with a fair coin fewer than 2 of 10 heads come in 1.1 % of throws, so
+    # the second from either end bounds the median.
+    interval = median_ratio([10.0 * i for i in range(1, 11)], [10.0] * 10)
+    assert (interval.estimate, interval.low, interval.high) == (5.5, 2.0, 9.0)
+    # A machine twice as slow in some rounds changes nothing: it is in both.
+    drift = [1, 2, 1, 2, 1, 2, 1, 2, 1, 2]
+    same = median_ratio([3.0 * d for d in drift], [1.5 * d for d in drift])
+    assert (same.estimate, same.low, same.high) == (2.0, 2.0, 2.0)
+
+
+def test_few_samples_give_no_interval() -> None:
+    interval = median_ratio([2.0] * 5, [1.0] * 5)
+    assert (interval.estimate, interval.low, interval.high) == (2.0, None, None)
+
+
+@pytest.mark.slow
+def test_bench_compares_the_same_work_and_says_where_it_comes_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "bench.json"
+    arguments = ["--prompts", "1", "--samples", "6"]
+    bench.main([*arguments, "--out", str(out), "--runs", str(tmp_path / "runs")])
+    document = json.loads(out.read_text())
+
+    assert {(pair["own"], pair["peer"]) for pair in document["side_by_side"]} == {
+        ("builtin K=0", "generate"),
+        ("builtin K=0", "generate_static"),
+        ("builtin K=4", "assisted K=4"),
+        ("builtin K=4", "assisted_default K=20"),
+        ("builtin K=8", "assisted K=8"),
+        ("builtin K=8", "assisted_default K=20"),
+    }
+    assert all(pair["equal_text"] == 1 and pair["cpu"] for pair in document["side_by_side"])
+    assert [pair["own"] for pair in document["side_by_side"] if pair["is_better_assisted"]] == [
+        "builtin K=4",
+        "builtin K=8",
+    ]
+    own = {cell["name"]: cell for cell in document["cells"] if "builtin" in cell["name"]}
+    assert all(cell["overhead_ratio"] > 0 for cell in own.values())
+    assert {cell["num_forward_samples"] for cell in own.values()} == {3}  # of one block
+    assert [one["num_tokens"] for one in document["forwards"]] == [1, 5, 9]
+    assert document["settings"]["threads"] == 1
+    assert {"cpu", "git_commit", "packages"} <= document["environment"].keys()
+    assert (tmp_path / "runs" / document["run_id"]).is_dir()
+    assert capsys.readouterr().out.splitlines() == bench.table(document)
+
+
+@pytest.mark.slow
+def test_auto_is_held_against_the_best_fixed_k_of_every_workload(tmp_path: Path) -> None:
+    out = tmp_path / "auto.json"
+    arguments = ["--prompts", "1", "--repeats", "1", "--concurrency", "1"]
+    auto.main([*arguments, "--out", str(out), "--runs", str(tmp_path / "runs")])
+    document = json.loads(out.read_text())
+
+    found = {(row["workload"], row["concurrency"]) for row in document["comparisons"]}
+    assert found == {("chat", 1), ("code", 1), ("creative", 1)}
+    assert document["settings"]["num_speculative_tokens"] == [0, 1, 2, 3, 4, 6, 8]
+
+
+def test_a_table_shows_the_documents_figures_and_no_others() -> None:
+    interval = {"estimate": 2.5, "low": 2.25, "high": 2.75}
+    pair: dict[str, Any] = {
+        "own": "builtin K=4",
+        "peer": "assisted K=4",
+        "decode": interval,
+        "cpu": None,
+        "equal_text": 0.5,
+        "is_better_assisted": True,
+    }
+    cell = {"name": "generate", "num_rounds": 9}
+    lines = bench.table({"side_by_side": [pair], "cells": [cell], "forwards": []})
+    assert len(lines) == 2
+    assert lines[1].split()[:5] == ["2.50x", "[2.25,", "2.75]", "-", "50%"]
+    assert lines[1].endswith("builtin K=4 over assisted K=4, the better of the two")

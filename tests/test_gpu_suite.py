@@ -1,0 +1,214 @@
+"""The GPU suite's own code, run small on a CPU: its figures mean nothing here, its shape does."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu_suite import correct, law, machine, models, speed, sweep
+from benchmarks.gpu_suite.captures import TimedGraphs, Watched
+from benchmarks.gpu_suite.decoders import GREEDY, Pair, medium_pair
+from benchmarks.gpu_suite.machine import Machine
+from specbench.decoding.cuda_graphs import Captured
+from specbench.decoding.launcher import EagerLauncher
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--device", "cpu", "--small"]
+CPU = torch.device("cpu")
+PARTS = {"correct": correct.main, "speed": speed.main, "sweep": sweep.main}
+NEEDS_GPU = {"captures", "host_calls", "attention"}
+
+
+class Once:
+    """Runs what is to be captured, once."""
+
+    compile_s = None
+    reserved_bytes = 0
+
+    def capture(self, run: Callable[[], Any]) -> Captured[Any]:
+        return Captured(output=run(), replay=lambda: None)
+
+
+def small() -> Machine:
+    return Machine(device=CPU, small=True, ends_s=math.inf)
+
+
+@pytest.fixture
+def printed(
+    request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """What a part prints, which is also what it returns and what it leaves in $OUT."""
+    monkeypatch.setenv("OUT", str(tmp_path))
+    part = request.param
+    returned = PARTS[part](SMALL)
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads((tmp_path / f"gpu_{part}.json").read_text())
+    assert document == json.loads(json.dumps(returned))
+    return document
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("printed", ["correct"], indirect=True)
+def test_correct_finds_what_is_right(printed: Any) -> None:
+    found = printed["sections"]
+    assert _without_figures(found) == NEEDS_GPU
+    ways = [way for ways in found["identity"]["models"].values() for way in ways]
+    assert len(ways) == 24
+    assert all(way["equal"] == way["of"] == 4 for way in ways)
+    together = found["together_and_alone"]
+    assert together["greedy"] == together["sampled"] == {"equal": 16, "of": 16}
+    paused = found["catch_up"]
+    assert paused["equal_accepted"]
+    assert paused["equal_text"]
+    assert sum(paused["accepted_after_pause"]) > 0
+    assert (found["memory"]["num_complete"], found["memory"]["in_turn"]) == (12, True)
+    laws = found["sampling_law"]["ways"]
+    wrong = laws.pop("wrong: keeps every draft, K=3")
+    assert wrong["p"] < 1e-6
+    assert all(way["p"] > 1e-3 for way in laws.values())  # fixed seeds: 3 in 1000 by chance
+    distances = found["fused_is_stock"]["distance"]
+    assert max(distances["Qwen2, float32"].values()) < 1e-5
+    assert 1e-4 < max(distances["Qwen2, bfloat16"].values()) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("printed", ["speed"], indirect=True)
+def test_speed_compares_who_drafts_with_who_drafts(printed: Any) -> None:
+    found = printed["sections"]
+    assert not _without_figures(found)
+    assert len(found["plain_steps"]["points"]) == 6
+    for section in ("beside_transformers", "embedded_pair"):
+        pairs = {(ratio["own"], ratio["peer"]) for ratio in found[section]["ratios"]}
+        assert pairs == {
+            ("builtin K=0", "generate"),
+            ("builtin K=0", "generate_static"),
+            ("builtin K=4", "assisted K=4"),
+            ("builtin K=4", "assisted_default K=20"),
+        }
+    equal = [one["equal_texts"] for one in found["embedded_pair"]["finishes"]]
+    assert equal == [1.0] * 6
+    assert found["large_pair"]["synthetic_acceptance"] == 0.7
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("printed", ["sweep"], indirect=True)
+def test_sweep_changes_one_factor_at_a_time(printed: Any) -> None:
+    found = printed["sections"]
+    assert not _without_figures(found)
+    by_k = [(point["k"], point["num_rows"]) for point in found["K"]["points"]]
+    assert by_k == [(0, 1), (1, 1), (2, 1)]
+    rows = [(point["k"], point["num_rows"]) for point in found["rows"]["points"]]
+    assert rows == [(4, 2), (0, 2), (4, 1), (0, 1)]
+    points = [point for section in found.values() for point in section["points"]]
+    assert all(point["tokens_per_round"] == 1 for point in points if point["k"] == 0)
+    assert all(point["bandwidth_utilisation"] is None for point in points)
+
+
+def _without_figures(sections: dict[str, Any]) -> set[str]:
+    return {name for name, found in sections.items() if "reason" in found}
+
+
+def test_a_refusal_is_recorded_and_the_rest_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(_: Machine) -> machine.Json:
+        raise torch.OutOfMemoryError("no room")
+
+    document = machine.run_part("x", {"a": refuse, "b": lambda _: {"found": 1}}, SMALL)
+
+    assert document["sections"]["a"]["reason"] == "OutOfMemoryError: no room"
+    assert document["sections"]["b"]["found"] == 1
+    capsys.readouterr()
+
+
+def test_a_bug_keeps_its_traceback_and_what_was_measured_is_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(_: Machine) -> machine.Json:
+        raise KeyError("bug")
+
+    with pytest.raises(KeyError):
+        machine.run_part("x", {"a": lambda _: {"found": 1}, "b": broken}, SMALL)
+    assert json.loads(capsys.readouterr().out)["sections"]["a"]["found"] == 1
+
+
+def test_what_no_time_is_left_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    document = machine.run_part("x", {"a": lambda _: {}}, [*SMALL, "--limit-s", "0"])
+    assert document["sections"]["a"] == {"value": None, "reason": "no time was left for it"}
+    late = Machine(device=CPU, small=True, ends_s=time.monotonic() - 1)
+    star = sweep.open_star(late, models.shape("llama-8b", late), models.shape("llama-1b", late))
+    decoder = star.decoder()
+    found = star.measured({f"K={k}": star.point(decoder, k) for k in (0, 1)})
+    assert [point["name"] for point in found["points"]] == ["K=0"]
+    assert found["left_out_for_time"] == ["K=1"]
+    capsys.readouterr()
+
+
+def test_the_draft_agrees_as_often_as_asked_and_shares_no_memory() -> None:
+    target = models.make_model(models.medium(4, small()), torch.float32, CPU)
+    draft = models.make_draft(target, 1)
+    scale, agreed = models.agree(target, draft, 0.7, num_tokens=200)
+
+    assert 0 < scale < 1
+    assert 0.6 < agreed < 0.8
+    own = {p.data_ptr() for p in target.parameters()}
+    assert not own & {p.data_ptr() for p in draft.parameters()}
+    first = target.model.layers[0].mlp.down_proj.weight
+    assert torch.equal(first, draft.model.layers[0].mlp.down_proj.weight)
+
+
+def test_read_bytes_leave_out_a_table_that_is_only_looked_up() -> None:
+    config = models.medium(1, small())
+    untied = models.make_model(config, torch.float32, CPU)
+    table = 512 * 64 * 4
+    everything = sum(p.nbytes for p in untied.parameters())
+    assert models.read_bytes(untied) == everything - table
+    config.tie_word_embeddings = True
+    tied = models.make_model(config, torch.float32, CPU)
+    assert models.read_bytes(tied) == everything - table  # one matrix, and it is the output's
+
+
+def test_a_law_of_equal_texts_is_told_from_one_that_never_says_a_token() -> None:
+    generator = torch.Generator().manual_seed(0)
+    texts = torch.randint(0, law.VOCAB_SIZE, (5000, law.NUM_TOKENS), generator=generator)
+    flat = torch.full((law.VOCAB_SIZE,) * 3, law.VOCAB_SIZE**-3.0, dtype=torch.float64)
+    assert law.p_value(texts, flat) > 1e-3
+    assert law.p_value(texts.clamp(max=law.VOCAB_SIZE - 2), flat) < 1e-6
+
+
+def test_captures_are_timed_and_the_watch_is_off_until_it_is_armed() -> None:
+    graphs = TimedGraphs(Once())
+    assert graphs.capture(lambda: torch.ones(2)).output.shape == (2,)
+    assert len(graphs.seconds) == 1
+    made: list[Watched] = []
+
+    def watching(*parts: object) -> Watched:
+        made.append(Watched(EagerLauncher(*parts)))  # type: ignore[arg-type]
+        return made[-1]
+
+    pair = medium_pair(small(), torch.float32, layers=2)
+    decoder = Pair(machine=small(), target=pair.target).decoder(make_launcher=watching)
+    decoder.decode(pair.requests(1, prompt=4, new_tokens=4), GREEDY, k=0)
+    assert made[0].num_launches == 0
+
+
+@pytest.mark.slow
+def test_the_suite_needs_nothing_that_only_the_command_line_and_the_store_need() -> None:
+    heavy = ["typer", "rich", "pydantic", "pandas", "matplotlib"]
+    code = (
+        "import sys, benchmarks.gpu_suite.correct, benchmarks.gpu_suite.speed, "
+        "benchmarks.gpu_suite.sweep; "
+        f"print([name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert done.stdout.strip().endswith("[]")
