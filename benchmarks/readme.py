@@ -127,10 +127,15 @@ def provenance_line(document: Mapping[str, Any]) -> str:
     e = document["environment"]
     prompts = sorted({cell["num_prompts"] for cell in document["cells"]})
     counts = str(prompts[0]) if len(prompts) == 1 else f"{prompts[0]} to {prompts[-1]}"
+    cell = document["cells"][0]
+    forwards = {one["forward"] for one in document.get("engines", ()) if one["forward"]}
+    forward = f"{forwards.pop()} forward, " if len(forwards) == 1 else ""
     return (
-        f"Run {document['run_id']}: `{' '.join(e['command'])}`, {e['cpu']}, "
+        f"Run {document['run_id']} of commit {(e['git_commit'] or 'unknown')[:7]}: "
+        f"`{' '.join(e['command'])}`, {e['cpu']}, "
         f"{e['threads']} thread, torch {e['packages']['torch']}, transformers "
-        f"{e['packages']['transformers']}, float32, concurrency 1, {counts} prompts a cell."
+        f"{e['packages']['transformers']}, {forward}{cell['dtype']}, concurrency "
+        f"{cell['concurrency']}, {counts} prompts a cell."
     )
 
 

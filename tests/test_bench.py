@@ -88,6 +88,34 @@ def test_auto_is_held_against_the_best_fixed_k_of_every_workload(tmp_path: Path)
     found = {(row["workload"], row["concurrency"]) for row in document["comparisons"]}
     assert found == {("chat", 1), ("code", 1), ("creative", 1)}
     assert document["settings"]["num_speculative_tokens"] == [0, 1, 2, 3, 4, 6, 8]
+    again = [row for row in document["comparisons"] if row["is_confirmed"] and row["valid"]]
+    assert document["num_pooled"] == len(again)
+
+
+def test_the_table_of_auto_says_what_a_wide_interval_could_have_seen() -> None:
+    sure: dict[str, Any] = {
+        "workload": "chat",
+        "concurrency": 4,
+        "best_fixed": "builtin K=2",
+        "decode": {"estimate": 0.98, "low": 0.9, "high": 1.067},
+        "minimum_detectable_effect": 0.1234,
+        "is_confirmed": True,
+        "valid": True,
+    }
+    few = {
+        "decode": {"estimate": 1.2, "low": None, "high": None},
+        "minimum_detectable_effect": None,
+        "is_confirmed": False,
+        "valid": False,
+    }
+    document = {"comparisons": [sure, sure | few], "pooled": 0.98, "num_pooled": 1}
+    assert auto.table(document)[1:] == [
+        "0.980 [0.900, 1.067] detects 12.3%  chat, 4 rows, best builtin K=2",
+        "1.200  chat, 4 rows, best builtin K=2, not measured again, invalid",
+        "0.980  pooled over 1 of 2 settings, measured again and valid",
+    ]
+    nothing = auto.table(document | {"pooled": None, "num_pooled": 0})
+    assert nothing[-1] == "-  pooled over 0 of 2 settings, measured again and valid"
 
 
 def test_a_table_shows_the_documents_figures_and_no_others() -> None:

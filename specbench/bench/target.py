@@ -214,7 +214,8 @@ class TargetRun:
                     engine.serve([request] * load.concurrency, work, load)
             except REFUSALS as error:
                 k = cell.key.num_speculative_tokens
-                if cell.drafter == NO_DRAFTER and load.concurrency == 1:
+                is_own = engine is next(iter(engines.values()))
+                if is_own and work_of(cell) == engine.baseline and load.concurrency == 1:
                     raise
                 self._fail(cell.key.pairing, "warm_up", error, at=f"{cell.key.method} K={k}: ")
             else:

@@ -1,9 +1,14 @@
 """A second module over a loaded model's tensors: nothing is copied, and nothing is shared else."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from transformers import GenerationConfig
+
+from specbench.errors import ModelError
 
 
 def twin(model: Any) -> Any:
@@ -33,3 +38,21 @@ def make_peer(model: Any) -> Any:
         module.set_attn_implementation("eager")
     module.generation_config = GenerationConfig()
     return module
+
+
+@contextmanager
+def refusals_told(module: Any, method: str) -> Iterator[None]:
+    """ModelError where transformers refuses or cannot run a method; lack of memory stays as it is.
+
+    Its refusals have no class of their own, so errors of its code are among them.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, RuntimeError) as error:  # NotImplementedError is one of the latter
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"transformers cannot run {method} on {type(module).__name__}: {said}; choose another "
+            "model, or leave transformers out of --engine"
+        ) from error

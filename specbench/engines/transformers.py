@@ -24,10 +24,10 @@ from specbench.engines.engine import (
     Work,
 )
 from specbench.engines.generation_log import GenerationLog, timeline
-from specbench.engines.peer_module import make_peer
+from specbench.engines.peer_module import make_peer, refusals_told
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
 from specbench.engines.shelf import Shelf, bytes_read, identity
-from specbench.errors import CompatibilityError, ModelError, UsageError
+from specbench.errors import CompatibilityError, UsageError
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
 
 _MERGED = (
@@ -118,7 +118,7 @@ class TransformersEngine:
             _seeded(request.seed, self._module.device),
             _quiet(),
             self._fed_to(log, work),
-            self._told(work),
+            refusals_told(self._module, work.method),
         ):
             if self._module.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -245,19 +245,6 @@ class TransformersEngine:
             yield
         finally:
             hook.remove()
-
-    @contextmanager
-    def _told(self, work: Work) -> Iterator[None]:
-        """What transformers refuses or cannot run is a ModelError, but for a lack of memory."""
-        try:
-            yield
-        except torch.OutOfMemoryError:
-            raise
-        except (ValueError, RuntimeError) as error:  # NotImplementedError is one of these
-            raise ModelError(
-                f"transformers cannot run {work.method} on {type(self._module).__name__}: {error}; "
-                "leave it out of --engine, or choose another model"
-            ) from error
 
     def _loaded(self, drafter: str) -> tuple[LoadedModel, ...]:
         assistant = self._assistants.get(drafter)

@@ -3,49 +3,37 @@
 import logging
 import subprocess
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import takewhile
 
 import pytest
 import torch
-from torch.nn.modules.module import register_module_forward_hook
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from transformers.utils import logging as transformers_logging
 
 from specbench.config import Drafter
-from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
+from specbench.engines.engine import Load, RoundForward, Work
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS, peer_methods
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import CompatibilityError, UsageError
 from specbench.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, Sampling
 from tests.decoding.models import random_prompt
+from tests.engines.peer_work import (
+    ALL,
+    ASSISTED,
+    BASELINE,
+    DEFAULT,
+    DRAFTING,
+    LOOKUP,
+    NUM_TOKENS,
+    PROMPT,
+    STATIC,
+    by_method,
+    request,
+    watched,
+)
 from tests.tiny_pair import make_pair, make_tokenizer
-
-PROMPT = tuple(range(5, 25))
-NUM_TOKENS = 24
-BASELINE = TransformersEngine.baseline
-STATIC = Work(drafter=NO_DRAFTER, method="generate_static", k=0)
-ASSISTED = Work(drafter="draft", method="assisted", k=4)
-DEFAULT = Work(drafter="draft", method="assisted_default", k=ASSISTED_DEFAULT_K)
-LOOKUP = Work(drafter="ngram", method="prompt_lookup", k=4)
-DRAFTING = [ASSISTED, DEFAULT, LOOKUP]
-ALL = [BASELINE, STATIC, *DRAFTING]
-
-
-def request(num_tokens=NUM_TOKENS, *, temperature=0.0, seed=0, prompt=PROMPT, **changes):
-    return EngineRequest(
-        prompt_ids=prompt,
-        max_new_tokens=num_tokens,
-        sampling=Sampling(temperature=temperature),
-        seed=seed,
-        **{"stop_at_eos": False, **changes},
-    )
-
-
-def by_method(work):
-    return work.method
 
 
 def save(folder, model):
@@ -105,16 +93,6 @@ def test_prefill_is_told_only_where_it_stands_alone(engine):
     alone = engine.generate(request(), BASELINE)
     assert alone.prefill_s == alone.ttft_s
     assert engine.generate(request(), ASSISTED).prefill_s is None
-
-
-@contextmanager
-def watched(seen):
-    """`seen(module, inputs, output)` of every forward of every module."""
-    hook = register_module_forward_hook(seen)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def forwards_of(engine, work):

@@ -223,8 +223,18 @@ def test_the_mean_k_is_told_where_k_is_adaptive(stream):
     changed = with_timeline(adaptive, num_speculative_tokens=(0, 1, 2, 3))
     # 0 1 2 3 in the first pass, 3 3 3 3 in the second.
     assert measure(changed)["mean_num_speculative_tokens"] == pytest.approx(18 / 8)
-    assert measure(adaptive)["calibration_s"] == 0.0
     assert not {"draft_cost_ratio", "conditional_acceptance_rate"} & set(measure(changed))
+
+
+def test_seconds_of_calibration_are_those_of_all_passes_of_an_adaptive_cell(stream):
+    assert "calibration_s" not in measure(stream)
+    adaptive = replace(stream, key=replace(STREAM, adaptive=True))
+    passes = tuple(
+        served._replace(record=replace(served.record, calibration_s=seconds))
+        for served, seconds in zip(adaptive.passes, (0.25, 0.5), strict=True)
+    )
+    assert measure(replace(adaptive, passes=passes))["calibration_s"] == 0.75
+    assert measure(adaptive)["calibration_s"] == 0.0
 
 
 def test_kv_is_what_was_allocated_or_what_the_longest_request_needs(stream, cell):

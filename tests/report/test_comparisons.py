@@ -111,7 +111,15 @@ def test_the_adaptive_table_names_the_best_fixed_k_and_what_was_picked(served: D
     assert first[3].startswith("0.92x [")  # 0.60 against 0.65 s
     assert (second[0], second[6]) == ("code, 2 requests at once", "6 passes")
     assert third[2] == "0"  # four rows: not speculating is best
-    assert "geometric mean" in grid.title
+    assert "geometric mean" not in grid.title  # nothing was measured again
+
+
+def test_the_adaptive_table_says_how_many_settings_its_mean_is_over(served: Document) -> None:
+    first, *others = served.adaptive
+    again = replace(served, adaptive=(replace(first, is_confirmed=True), *others))
+    grid = adaptive_grid(again)
+    assert grid is not None
+    assert grid.title.endswith("0.923x on geometric mean of 1 setting measured again")
 
 
 def test_the_side_by_side_table_pairs_what_does_the_same_work(served: Document) -> None:

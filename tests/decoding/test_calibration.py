@@ -1,0 +1,184 @@
+"""What is measured before K is picked, on a clock that goes on only by the work done."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from torch import Tensor
+
+from specbench.decoding.calibration import Calibration, measure_round_costs
+from specbench.decoding.decoder import Decoder
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.runner import Output
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.records import Sampling
+from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
+
+PROMPT = (3, 4, 5)  # positions 0, 1, 2; the token of position p is p + 3
+RIGHT = {position: (position + 3) % 100 for position in range(200)}
+WRONG: dict[int, int] = {}
+KS = (0, 1, 4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seconds:
+    """What things take; a round also takes a second a row."""
+
+    prefill: float = 100.0
+    draft: float = 5.0  # each
+    per_round_before: float = 0.0  # how much slower every round of a pass is than the last
+    catch_up: float = 0.0
+    per_caught_up_token: float = 0.0
+    first_catch_up: float = 0.0  # on top, once a pass
+
+
+class WorkClock(CountingClock):
+    """Stands still between pieces of work."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        super().__init__()
+
+    def start(self) -> None:
+        self.now_s = 0.0
+        self.num_rounds = 0
+        self.num_catch_ups = 0
+
+    def spend(self, seconds: float) -> None:
+        self.now_s += seconds
+        self.total_s += seconds
+
+    def mark(self) -> float:
+        return self.now_s
+
+    def now(self) -> float:
+        return self.now_s
+
+
+class TimedRunner(CountingRunner):
+    def __init__(self, clock: WorkClock, cost: Seconds) -> None:
+        super().__init__()
+        self._clock = clock
+        self._cost = cost
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        last_B: Tensor | None = None,
+        features: Sequence[int] = (),
+    ) -> Output:
+        if last_B is not None:
+            self._clock.spend(self._cost.prefill)
+        else:
+            slower = self._cost.per_round_before * self._clock.num_rounds
+            self._clock.spend(len(tokens_BT) + slower)
+            self._clock.num_rounds += 1
+        return super().forward(
+            tokens_BT, positions_BT, span, first_row=first_row, last_B=last_B, features=features
+        )
+
+
+class TimedDrafter(ScriptedDrafter):
+    def __init__(self, script: dict[int, int], clock: WorkClock, cost: Seconds) -> None:
+        super().__init__(script)
+        self._clock = clock
+        self._cost = cost
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        self._clock.spend(k * self._cost.draft)
+        return super().propose(state, k, span, sampler)
+
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:  # noqa: ARG002
+        self._clock.spend(self._cost.catch_up + self._cost.per_caught_up_token * num_tokens)
+        if not self._clock.num_catch_ups:
+            self._clock.spend(self._cost.first_catch_up)
+        self._clock.num_catch_ups += 1
+
+
+def calibrate(
+    cost: Seconds,
+    *,
+    script: dict[int, int] = WRONG,
+    num_rows: int = 1,
+    ks: Sequence[int] = KS,
+    clock: WorkClock | None = None,
+) -> Calibration:
+    clock = clock or WorkClock()
+    target, drafter = TimedRunner(clock, cost), TimedDrafter(script, clock, cost)
+    decoder = Decoder(target, drafter, eos_ids=(), clock=clock)
+    return measure_round_costs(decoder, PROMPT, ks, num_rows, Sampler(Sampling(temperature=0.0)))
+
+
+@pytest.mark.parametrize("script", [RIGHT, WRONG], ids=["right drafts", "wrong drafts"])
+def test_every_k_is_measured_at_rows_1_2_4_and_the_number_itself(script: dict[int, int]) -> None:
+    costs = calibrate(Seconds(), script=script, num_rows=6).costs
+    for k in KS:
+        measured = [costs.round_s(rows, k) for rows in (1, 2, 3, 4, 5, 6)]
+        # Rows between two numbers cost what the larger does.
+        assert measured == [rows + 5 * k for rows in (1, 2, 4, 4, 6, 6)]
+
+
+def test_a_number_of_rows_that_is_a_power_of_two_is_measured_once() -> None:
+    clock = WorkClock()
+    calibrate(Seconds(prefill=100.0, draft=0.0), num_rows=2, ks=(0,), clock=clock)
+    # K = 0 over 1 and 2 rows, K = 1 to compare with, and two drafters that were away.
+    num_prefills = 1 + 1 + 1 + 2
+    assert clock.total_s // 100 == num_prefills
+
+
+@pytest.mark.parametrize("script", [RIGHT, WRONG], ids=["right drafts", "wrong drafts"])
+def test_a_rounds_cost_is_the_median_of_the_six_after_the_first(script: dict[int, int]) -> None:
+    costs = calibrate(Seconds(per_round_before=1.0), script=script).costs
+    # The rounds of a pass take 0, 1, 2 .. seconds more: those of numbers 1 to 6 3.5 at the median,
+    # also where wrong drafts make for more rounds than seven.
+    assert [costs.round_s(1, k) for k in KS] == [1 + 5 * k + 3.5 for k in KS]
+
+
+@pytest.mark.parametrize("script", [RIGHT, WRONG], ids=["right drafts", "wrong drafts"])
+def test_catching_up_costs_what_it_adds_to_a_round_of_k_1(script: dict[int, int]) -> None:
+    costs = calibrate(Seconds(catch_up=7.0, per_caught_up_token=2.0), script=script).costs
+    # After n rounds at K = 0 the drafter is shown n + 1 tokens.
+    for num_tokens in (2, 9, 16):
+        seconds = 7 + 2 * (num_tokens + 1)
+        assert costs.catch_up_s(num_tokens) == pytest.approx(seconds)
+    assert costs.catch_up_s(0) == 0
+
+
+@pytest.mark.parametrize("script", [RIGHT, WRONG], ids=["right drafts", "wrong drafts"])
+def test_the_first_time_of_catching_up_is_left_out(script: dict[int, int]) -> None:
+    costs = calibrate(Seconds(catch_up=7.0, first_catch_up=500.0), script=script).costs
+    assert costs.catch_up_s(2) == pytest.approx(7)
+    assert costs.catch_up_s(16) == pytest.approx(7)
+
+
+def test_the_round_of_k_1_that_catching_up_is_held_against_is_warm() -> None:
+    """Right drafts: seven rounds, of which six are at the median 3.5 slower than the first."""
+    cost = Seconds(catch_up=60.0, per_round_before=1.0)
+    costs = calibrate(cost, script=RIGHT).costs
+    # The second round of K = 1 is the sixth of its pass after 2 rounds away, else the 34th.
+    assert costs.catch_up_s(2) == pytest.approx(60 + 5 - 3.5)
+    assert costs.catch_up_s(16) == pytest.approx(60 + 33 - 3.5)
+
+
+def test_a_drafter_that_keeps_nothing_catches_up_for_free() -> None:
+    assert calibrate(Seconds()).costs.catch_up_s(9) == 0
+
+
+def test_a_machine_that_speeds_up_does_not_make_catching_up_cheaper_than_nothing() -> None:
+    costs = calibrate(Seconds(per_round_before=-1 / 64), script=RIGHT).costs
+    assert costs.catch_up_s(2) == costs.catch_up_s(16) == 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 6])
+def test_the_seconds_of_calibrating_are_all_of_them(num_rows: int) -> None:
+    """Prefills, first rounds and catching up, too."""
+    clock = WorkClock()
+    cost = Seconds(catch_up=7.0, per_caught_up_token=2.0, first_catch_up=500.0)
+    calibration = calibrate(cost, num_rows=num_rows, clock=clock)
+    assert calibration.seconds == pytest.approx(clock.total_s)
+    assert calibration.seconds > 2 * 500

@@ -1,0 +1,44 @@
+"""What the peer is asked to do in tests, and how it is watched doing it."""
+
+from contextlib import contextmanager
+
+from torch.nn.modules.module import register_module_forward_hook
+
+from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.peers import ASSISTED_DEFAULT_K
+from specbench.engines.transformers import TransformersEngine
+from specbench.records import NO_DRAFTER, Sampling
+
+PROMPT = tuple(range(5, 25))
+NUM_TOKENS = 24
+BASELINE = TransformersEngine.baseline
+STATIC = Work(drafter=NO_DRAFTER, method="generate_static", k=0)
+ASSISTED = Work(drafter="draft", method="assisted", k=4)
+DEFAULT = Work(drafter="draft", method="assisted_default", k=ASSISTED_DEFAULT_K)
+LOOKUP = Work(drafter="ngram", method="prompt_lookup", k=4)
+DRAFTING = [ASSISTED, DEFAULT, LOOKUP]
+ALL = [BASELINE, STATIC, *DRAFTING]
+
+
+def request(num_tokens=NUM_TOKENS, *, temperature=0.0, seed=0, prompt=PROMPT, **changes):
+    return EngineRequest(
+        prompt_ids=prompt,
+        max_new_tokens=num_tokens,
+        sampling=Sampling(temperature=temperature),
+        seed=seed,
+        **{"stop_at_eos": False, **changes},
+    )
+
+
+def by_method(work):
+    return work.method
+
+
+@contextmanager
+def watched(seen):
+    """`seen(module, inputs, output)` of every forward of every module."""
+    hook = register_module_forward_hook(seen)
+    try:
+        yield
+    finally:
+        hook.remove()
