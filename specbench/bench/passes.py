@@ -16,6 +16,7 @@ from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
 from specbench.metrics.cell import gather_cells
+from specbench.pairing.adaptive import best_fixed
 from specbench.pairing.recommend import by_question, choose
 from specbench.probes.bandwidth import measure_copy_bandwidth
 from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockRecord, CellKey, CellSummary
@@ -169,9 +170,9 @@ def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:
         yield winner
     if any(cell.key.adaptive for cell in group):
         yield from (cell.key for cell in group if cell.key.adaptive)
-        fixed = [cell for cell in group if cell.speedup and not cell.key.adaptive]
-        if fixed:
-            yield max(fixed, key=lambda c: c.speedup.estimate if c.speedup else 0.0).key
+        best = best_fixed(group)
+        if best is not None:
+            yield best
 
 
 def _confirmed(block: Block, chosen: frozenset[str]) -> tuple[Cell, ...]:

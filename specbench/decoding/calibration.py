@@ -42,6 +42,10 @@ def measure_round_costs(
     sampler: Sampler,
 ) -> Calibration:
     """Seconds of a few rounds for rows 1, 2, 4 .. num_rows and every K, on one real prompt."""
+    limit = decoder.target.max_position
+    if limit is not None:  # a shorter prompt where it and these rounds would not fit
+        needed = max(NUM_ROUNDS * (max(ks) + 1), 2 * (max(AWAY) + 2)) + 1
+        prompt_ids = prompt_ids[-max(limit - needed, 1) :]
     round_s: dict[tuple[int, int], tuple[float, ...]] = {}
     spent_s = 0.0
 
@@ -61,7 +65,7 @@ def measure_round_costs(
     for away in AWAY:
         seconds = rounds(_Script(away), 1, 2 * (away + 2) + 1)
         # Every round at K = 1 here catches up; the second one is warm.
-        caught_up = seconds[2 * away + 1 :: away + 1] or seconds[away :: away + 1]
+        caught_up = seconds[2 * away + 1 :: away + 1]
         catch_up_s.append((away, max(median(caught_up) - one_draft_s, 0.0)))
     return Calibration(RoundCosts.from_samples(round_s, catch_up_s=catch_up_s), spent_s)
 

@@ -5,6 +5,7 @@ Shape suffixes: B rows, T tokens, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from specbench.decoding.state import State
 
 SPAN_STEP = 64  # attention reads slots in steps of this many, so that kernel shapes are few
 SPAN_BUCKET_MIN, SPAN_BUCKET_STEP = 256, 4096  # slots
-PREFILL_ROWS = 16  # at once: a stock forward computes logits for every pair of them
+PREFILL_LOGITS = 2**25  # at once: a stock forward computes them for every pair of rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +85,8 @@ class Rows:
         Waits for the device. Neighbouring rows that start alike are prefilled together.
         """
         first: dict[int, tuple[int, bool]] = {}
-        for group in _together(fills):
+        most = max(isqrt(PREFILL_LOGITS // self.target.vocab_size), 1)
+        for group in _together(fills, most):
             state = self._load(group)
             tokens_B = self._prefill(group, state, sampler)
             seen = torch.stack([tokens_B, state.budget_B], 1).tolist()
@@ -141,8 +143,8 @@ class Rows:
         return first_B1[:, 0]
 
 
-def _together(fills: Sequence[Fill]) -> list[list[Fill]]:
-    """Groups of neighbouring rows with equally many kept tokens."""
+def _together(fills: Sequence[Fill], most: int) -> list[list[Fill]]:
+    """Groups of at most `most` neighbouring rows with equally many kept tokens."""
     groups: list[list[Fill]] = []
     for fill in sorted(fills, key=lambda fill: fill.row):
         last = groups[-1] if groups else []
@@ -150,7 +152,7 @@ def _together(fills: Sequence[Fill]) -> list[list[Fill]]:
             last
             and fill.row == last[-1].row + 1
             and fill.num_kept == last[-1].num_kept
-            and len(last) < PREFILL_ROWS
+            and len(last) < most
         ):
             last.append(fill)
         else:
