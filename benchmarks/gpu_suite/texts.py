@@ -119,7 +119,7 @@ class _Pause(FixedK):
         super().__init__(K)
         self._num_chosen = 0
 
-    def choose(self, num_rows: int, num_live: int) -> int:  # noqa: ARG002
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:  # noqa: ARG002
         self._num_chosen += 1
         return 0 if self.ROUNDS < self._num_chosen <= self.ROUNDS + AWAY else K
 
