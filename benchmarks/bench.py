@@ -25,7 +25,7 @@ from specbench.store import StoredRun
 
 PAIRING = "demo/draft"
 DTYPE = "float32"
-KS = (0, 4, 8)
+KS = (0, 4, 8, 20)  # 20 is what assisted_default may draft
 SIZES = (1, 5, 9)  # tokens of a forward: a plain step, and checking 4 and 8 drafts
 METRICS = (
     "decode_tokens_per_s",
