@@ -54,13 +54,25 @@ def provenance(stored: StoredRun) -> dict[str, Any]:
     return {
         "run_id": stored.run.run_id,
         "is_complete": stored.is_complete,
-        "environment": asdict(stored.run.environment),
+        "environment": {**asdict(stored.run.environment), "command": _without_places(stored)},
         "settings": asdict(stored.run.settings),
         "workload_sha256": dict(stored.run.workload_sha256),
         "models": [asdict(model) for model in stored.models],
         "engines": [asdict(engine) for engine in stored.engines],
         "failures": [asdict(failure) for failure in stored.failures],
     }
+
+
+def _without_places(stored: StoredRun) -> list[str]:
+    """The command without the folders of this machine that it was told to write to."""
+    kept: list[str] = []
+    words = iter(stored.run.environment.command)
+    for word in words:
+        if word in ("--runs", "--out"):
+            next(words, None)
+        else:
+            kept.append(word)
+    return kept
 
 
 def name_of(key: CellKey) -> str:
