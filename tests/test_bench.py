@@ -62,11 +62,14 @@ def test_bench_compares_the_same_work_and_says_where_it_comes_from(
         ("builtin K=4", "assisted_default K=20"),
         ("builtin K=8", "assisted K=8"),
         ("builtin K=8", "assisted_default K=20"),
+        ("builtin K=20", "assisted K=20"),
+        ("builtin K=20", "assisted_default K=20"),
     }
     assert all(pair["equal_text"] == 1 and pair["cpu"] for pair in document["side_by_side"])
     assert [pair["own"] for pair in document["side_by_side"] if pair["is_better_assisted"]] == [
         "builtin K=4",
         "builtin K=8",
+        "builtin K=20",
     ]
     own = {cell["name"]: cell for cell in document["cells"] if "builtin" in cell["name"]}
     assert all(cell["overhead_ratio"] > 0 for cell in own.values())
