@@ -159,6 +159,10 @@ def test_k_auto_keeps_a_time_line_in_one_row(tiny, tmp_path):
     passes = [one for block in run.blocks for one in block.passes]
     assert {one.cell_id for one in passes} == {auto.id}
     assert all(max(one.rounds.num_speculative_tokens) <= 8 for one in passes)
+    # Round costs are measured once, in the first pass, and that is part of its seconds.
+    calibrated = [one for one in passes if one.calibration_s > 0]
+    assert calibrated == passes[:1]
+    assert calibrated[0].seconds > calibrated[0].calibration_s
 
 
 def test_drawn_acceptance_keeps_what_it_was_told(tiny, tmp_path):
