@@ -9,6 +9,7 @@ from typing import NamedTuple
 _PACE_GAIN = 0.05  # the machine's pace is a mean over about 20 rounds
 _LARGEST_SURPRISE = 0.2  # of log seconds: a round of three times the time counts as one of 1.2
 _FRESH_ROUNDS = 8  # rounds after a change of K that tell how the two K differ
+_STEADY_ROUNDS = 8  # over as many rows before that, so that the pace is theirs
 _LONGEST_RECORD = 50  # rounds: what a cell has learnt weighs at most this much
 
 
@@ -31,8 +32,9 @@ class RoundCosts:
     """Seconds of a round, by (rows, K), on a machine whose speed drifts.
 
     A time is split into the machine's pace, common to all cells, and the cell's own seconds. A
-    round soon after a change of cell corrects that cell; every round moves the pace. So a K that
-    is not run goes on being compared fairly with the one that is.
+    round soon after a change of K corrects that K; every round moves the pace. So a K that is not
+    run goes on being compared fairly with the one that is. A change of rows corrects nothing: K
+    is chosen among cells of the same rows, and rows that come and go would wear out one K.
     """
 
     def __init__(self, cells: Mapping[tuple[int, int], Sequence[float]], catch_up: CatchUp) -> None:
@@ -41,7 +43,8 @@ class RoundCosts:
         self._catch_up = catch_up
         self._pace = 1.0
         self._last: tuple[int, int] | None = None
-        self._rounds_in_cell = 0
+        self._rounds_at_k = 0
+        self._rounds_at_rows = _STEADY_ROUNDS
 
     @classmethod
     def from_samples(
@@ -58,8 +61,8 @@ class RoundCosts:
         return cls(round_s, _line(catch_up_s))
 
     def round_s(self, num_rows: int, k: int) -> float:
-        """Seconds of a round now; rows between two measured numbers cost what the larger does."""
-        return self._cells[self._bucket(num_rows), k].seconds * self._pace
+        """Seconds of a round now; between two measured numbers of rows they lie on a line."""
+        return self._seconds(num_rows, k) * self._pace
 
     def catch_up_s(self, num_tokens: int) -> float:
         """Seconds to read `num_tokens` tokens a row; 0 for none."""
@@ -69,19 +72,30 @@ class RoundCosts:
 
     def observe(self, num_rows: int, k: int, seconds: float) -> None:
         """Learn from one round's seconds; an outlier moves nothing far."""
-        key = (self._bucket(num_rows), k)
-        cell = self._cells[key]
-        surprise = log(seconds / (cell.seconds * self._pace))
+        surprise = log(seconds / self.round_s(num_rows, k))
         surprise = min(max(surprise, -_LARGEST_SURPRISE), _LARGEST_SURPRISE)
-        self._rounds_in_cell = self._rounds_in_cell + 1 if key == self._last else 0
-        if self._last is not None and self._rounds_in_cell < _FRESH_ROUNDS:
+        last_rows, last_k = self._last or (num_rows, k)
+        if num_rows != last_rows:
+            self._rounds_at_rows, self._rounds_at_k = 0, _FRESH_ROUNDS
+        elif k == last_k:
+            self._rounds_at_k += 1
+        else:
+            self._rounds_at_k = 0 if self._rounds_at_rows >= _STEADY_ROUNDS else _FRESH_ROUNDS
+        self._rounds_at_rows += 1
+        cell = self._cells.get((num_rows, k))
+        if cell is not None and self._last is not None and self._rounds_at_k < _FRESH_ROUNDS:
             cell.num_seen = min(cell.num_seen + 1, _LONGEST_RECORD)
             cell.seconds *= exp(surprise / cell.num_seen)
         self._pace *= exp(_PACE_GAIN * surprise)
-        self._last = key
+        self._last = (num_rows, k)
 
-    def _bucket(self, num_rows: int) -> int:
-        return self._rows[min(bisect_left(self._rows, num_rows), len(self._rows) - 1)]
+    def _seconds(self, num_rows: int, k: int) -> float:
+        at = bisect_left(self._rows, num_rows)
+        if at == len(self._rows) or self._rows[at] == num_rows or at == 0:
+            return self._cells[self._rows[min(at, len(self._rows) - 1)], k].seconds
+        below, above = self._rows[at - 1], self._rows[at]
+        less, more = self._cells[below, k].seconds, self._cells[above, k].seconds
+        return less + (more - less) * (num_rows - below) / (above - below)
 
 
 def _line(points: Sequence[tuple[int, float]]) -> CatchUp:

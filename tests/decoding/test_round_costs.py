@@ -22,12 +22,12 @@ def test_a_catch_up_of_a_quarter_of_the_stay_leaves_four_fifths_of_the_rate():
     assert amortised_goodput(100.0, stay_s=4.0, once_s=1.0) == pytest.approx(80.0)
 
 
-def test_a_cost_is_the_median_of_its_samples_and_rows_are_rounded_up_to_measured_ones():
-    costs = RoundCosts.from_samples({(1, 0): (1.0, 9.0, 2.0), (4, 0): (3.0,)})
+def test_a_cost_is_the_median_of_its_samples_and_rows_between_lie_on_a_line():
+    costs = RoundCosts.from_samples({(1, 0): (1.0, 9.0, 2.0), (4, 0): (3.5,)})
 
     assert costs.round_s(1, 0) == 2.0
-    assert costs.round_s(2, 0) == 3.0
-    assert costs.round_s(5, 0) == 3.0
+    assert costs.round_s(2, 0) == pytest.approx(2.5)
+    assert costs.round_s(5, 0) == 3.5
 
 
 def test_catching_up_costs_a_fixed_part_and_a_part_for_each_token():
@@ -60,7 +60,7 @@ def test_a_k_measured_wrongly_at_the_start_is_put_right_by_running_it_beside_ano
     costs = RoundCosts.from_samples({(1, 0): (1.0,) * 4, (1, 4): (2.4,) * 4})
     for _ in range(20):
         for k, seconds in ((0, 1.0), (4, 2.0)):
-            for _ in range(3):
+            for _ in range(10):
                 costs.observe(1, k, seconds)
 
     assert costs.round_s(1, 4) / costs.round_s(1, 0) == pytest.approx(2.0, rel=0.02)
@@ -77,6 +77,20 @@ def test_drift_under_alternating_k_does_not_change_how_they_compare():
                 costs.observe(1, k, seconds * pace * exp(rng.gauss(0, 0.05)))
 
     assert costs.round_s(1, 4) / costs.round_s(1, 0) == pytest.approx(2.0, rel=0.03)
+
+
+def test_rows_that_come_and_go_do_not_change_how_two_k_compare():
+    """Passes that fill 16 rows at K = 8 and drain: measured too dear where rows are few."""
+    seconds = {0: 1.0, 8: 2.0}
+    dear = {1: 1.3, 4: 1.2, 16: 1.0}
+    costs = RoundCosts.from_samples(
+        {(rows, k): (dear[rows] * rows * seconds[k],) * 6 for rows in dear for k in seconds}
+    )
+    for _ in range(30):
+        for rows in (*(16,) * 60, *range(15, 0, -1)):
+            costs.observe(rows, 8, rows * seconds[8])
+
+    assert costs.round_s(16, 8) / costs.round_s(16, 0) == pytest.approx(2.0, rel=0.02)
 
 
 def test_one_round_of_three_times_the_time_moves_a_cost_by_about_a_hundredth():
