@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from specbench.decoding.attention import additive_mask, visible
 from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
 from specbench.decoding.runner import Output, context_limit, refuse_unsupported
 from specbench.decoding.traced_forward import traced_states
+from specbench.decoding.tree import Branches
 from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Workspace
 from specbench.errors import ModelError
 
@@ -40,6 +42,8 @@ class FusedRunner:
         self.model = model
         self.config = config
         self.vocab_size: int = model.lm_head.weight.shape[0]
+        self.hidden_size: int = config.hidden_size
+        self.num_layers: int = config.num_hidden_layers
         self.max_position = context_limit(config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
@@ -84,6 +88,15 @@ class FusedRunner:
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
 
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
+        self.cache.move_slots(sources_BT, destinations_BT)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(tokens_BT, self._weights.embedding)
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        return states_BTF @ self._weights.head
+
     def forward(
         self,
         tokens_BT: Tensor,
@@ -93,14 +106,15 @@ class FusedRunner:
         first_row: int = 0,
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
+        branches: Branches | None = None,
     ) -> Output:
         B, T = tokens_BT.shape
         if torch.compiler.is_compiling():
             reach = self.cache.reach(B, span, first_row, self._sizes)
-            inputs = (reach, self._rope, tokens_BT, positions_BT)
+            inputs = (reach, self._rope, tokens_BT, positions_BT, branches)
             states = dict(enumerate(traced_states(self._weights, self._sizes, self._eps, *inputs)))
         else:
-            states = self._states(tokens_BT, positions_BT, span, first_row, features)
+            states = self._states(tokens_BT, positions_BT, span, first_row, features, branches)
         normed = states[len(self._weights.layers)]
         if last_B is not None:
             rows_B = torch.arange(B, device=self.device)
@@ -115,15 +129,19 @@ class FusedRunner:
         span: int,
         first_row: int,
         features: Sequence[int],
+        branches: Branches | None,
     ) -> dict[int, Tensor]:
         """The hidden states [N, F] asked for and the last, by number as `forward` has them."""
         B, T = tokens_BT.shape
         work, reach = self._workspace(B, T), self._reach(B, span, first_row)
-        positions_N = slots_N = positions_BT.reshape(-1)
+        slots_BT = positions_BT if branches is None else branches.slots_BT
         if B > 1 or first_row:
-            slots_N = (positions_BT + reach.first_slot_B1).reshape(-1)
-        rope = self._rope.index_select(0, positions_N).unbind(1)
-        masks = {window: self._mask(positions_BT, reach, window) for window in self._windows}
+            slots_BT = slots_BT + reach.first_slot_B1
+        slots_N = slots_BT.reshape(-1)
+        rope = self._rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
+        masks = {
+            window: self._mask(positions_BT, reach, window, branches) for window in self._windows
+        }
         torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
 
         states: dict[int, Tensor] = {}
@@ -186,8 +204,13 @@ class FusedRunner:
         pair = torch.cat((heads, -heads), -1)
         return torch.layer_norm(pair, (2 * D,), None, None, self._eps)[..., :D]
 
-    def _mask(self, positions_BT: Tensor, reach: Reach, window: int | None) -> Tensor:
-        """Additive mask [B, 1, group * T, S], as attention.causal_mask in fewer operations."""
+    def _mask(
+        self, positions_BT: Tensor, reach: Reach, window: int | None, branches: Branches | None
+    ) -> Tensor:
+        """Additive mask [B, 1, group * T, S]; that of a chain in as few operations as it takes."""
+        if branches is not None:
+            seen_BTS = visible(positions_BT, reach.slots_S, window=window, branches=branches)
+            return additive_mask(seen_BTS, self.dtype, pack=self._sizes.group)
         B, T = positions_BT.shape
         packed = positions_BT[:, None].expand(B, self._sizes.group, T)
         places = packed.reshape(B, 1, -1, 1)

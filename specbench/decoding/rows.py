@@ -10,8 +10,8 @@ from math import isqrt
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.runner import Runner
+from specbench.decoding.drafter import Chunk, Drafter, Outcome
+from specbench.decoding.runner import Output, Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 
@@ -117,30 +117,57 @@ class Rows:
         first_row, begin = group[0].row, group[0].num_kept
         end = max(len(fill.prompt_ids) for fill in group)
         last_B = state.length_B - 1
-        logits_BV: Tensor | None = None
+        last: Output | None = None  # each row's last token
         for start in range(begin, end, self._chunk):
             stop = min(start + self._chunk, end)
             positions_BT = torch.arange(start, stop, device=last_B.device).expand(len(last_B), -1)
             tokens_BT, span = state.tokens_BC[:, start:stop], rounded_up(stop)
+            at_B = (last_B - start).clamp(0, stop - start - 1)
             out = self.target.forward(
                 tokens_BT,
                 positions_BT,
                 span,
                 first_row=first_row,
-                last_B=(last_B - start).clamp(0, stop - start - 1),
+                last_B=at_B,
                 features=self.drafter.features,
             )
-            self.drafter.prefill(tokens_BT, positions_BT, span, out.features, first_row=first_row)
-            chunk_BV = out.logits[:, 0]
-            if logits_BV is None:
-                logits_BV = chunk_BV
-            else:  # rows that ended in an earlier chunk keep theirs
-                logits_BV = torch.where((last_B >= start)[:, None], chunk_BV, logits_BV)
-        assert logits_BV is not None, "a prompt has at least one token that is not kept"
-        first_B1 = sampler.pick(logits_BV[:, None], state.seed_B, state.length_B1)
+            following_BT = state.tokens_BC[:, start + 1 : stop + 1]
+            self.drafter.prefill(
+                state, Chunk(tokens_BT, following_BT, positions_BT, span, out.features)
+            )
+            here = Output(out.logits, tuple(_entry(f_BTF, at_B) for f_BTF in out.features))
+            last = here if last is None else _later(last_B >= start, here, last)
+        assert last is not None, "a prompt has at least one token that is not kept"
+        first_B1 = sampler.pick(last.logits, state.seed_B, state.length_B1)
         state.tokens_BC.scatter_(1, state.length_B1, first_B1)
         state.budget_B.sub_(1).masked_fill_((first_B1 == state.eos_E).any(1), 0)
+        self.drafter.observe(
+            state,
+            Outcome(
+                num_emitted_B=torch.ones_like(last_B),
+                positions_BT=last_B[:, None],
+                following_BT=first_B1,
+                features=last.features,
+                span=span,
+                tokens_BN=state.tokens_at(last_B[:, None]),
+                logits_BNV=last.logits,
+            ),
+        )
         return first_B1[:, 0]
+
+
+def _entry(x_BTF: Tensor, at_B: Tensor) -> Tensor:
+    return x_BTF.gather(1, at_B[:, None, None].expand(-1, 1, x_BTF.shape[2]))
+
+
+def _later(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
+    """Rows that ended in an earlier chunk keep theirs."""
+
+    def choose(new_B1F: Tensor, old_B1F: Tensor) -> Tensor:
+        return torch.where(is_later_B[:, None, None], new_B1F, old_B1F)
+
+    features = zip(later.features, earlier.features, strict=True)
+    return Output(choose(later.logits, earlier.logits), tuple(choose(*pair) for pair in features))
 
 
 def _together(fills: Sequence[Fill], most: int) -> list[list[Fill]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.decoding import attention
 from specbench.decoding.slot_cache import SlotCache
+from specbench.decoding.tree import Branches
 from specbench.errors import ModelError
 
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -37,8 +38,11 @@ class Runner(Protocol):
 
     kind: str  # "stock" or "fused": whose code runs
     vocab_size: int
+    hidden_size: int
+    num_layers: int  # the number of the feature after the final norm
     max_position: int | None  # tokens of context the model was made for
     device: torch.device
+    dtype: torch.dtype
 
     @property
     def cache(self) -> KvCache:
@@ -57,18 +61,31 @@ class Runner(Protocol):
         first_row: int = 0,
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
+        branches: Branches | None = None,
     ) -> Output:
         """Feed tokens at positions, writing each to the slot of its position.
 
         Row i of the batch is row `first_row + i` of the cache; every position must be below
         `span`, the number of slots attended to. `last_B` asks for one position's logits a row.
         `last_B` of one entry holds for all rows. `features` names hidden states: 0 is the
-        embedding, i the output of layer i - 1, the last one after the final norm.
+        embedding, i the output of layer i - 1, the last one after the final norm. `branches`
+        say where tokens are written and what they see when they form no chain.
         """
         ...
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy what is kept of a row's first `num_tokens` tokens to another row."""
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
+        """Copy slots of rows 0 .. B - 1 within their row; they may overlap."""
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """The model's own embedding of tokens [B, T, F], before any scaling of its forward."""
+        ...
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        """The model's own head over states that had its final norm [B, T, V]."""
+        ...
 
 
 class StockRunner:
@@ -81,6 +98,8 @@ class StockRunner:
         self.model = model
         self.config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden_size: int = self.config.hidden_size
+        self.num_layers: int = self.config.num_hidden_layers
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.cache = SlotCache(0, 0, 0)
@@ -100,6 +119,17 @@ class StockRunner:
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
 
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
+        self.cache.move_slots(sources_BT, destinations_BT)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        states_BTF: Tensor = self.model.get_input_embeddings()(tokens_BT)
+        return states_BTF
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        logits_BTV: Tensor = self.model.get_output_embeddings()(states_BTF)
+        return logits_BTV
+
     def forward(
         self,
         tokens_BT: Tensor,
@@ -109,8 +139,10 @@ class StockRunner:
         first_row: int = 0,
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
+        branches: Branches | None = None,
     ) -> Output:
-        self.cache.index.point(positions_BT, span, first_row)
+        slots_BT = positions_BT if branches is None else branches.slots_BT
+        self.cache.index.point(slots_BT, span, first_row)
         # Drafts past the budget may lie beyond the model's last position; they are discarded.
         model_positions = positions_BT
         if self.max_position is not None:
@@ -118,7 +150,7 @@ class StockRunner:
         out = self.model(
             input_ids=tokens_BT,
             position_ids=model_positions,
-            attention_mask=self._masks(positions_BT, span),
+            attention_mask=self._masks(positions_BT, span, branches),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=0 if last_B is None else last_B,
@@ -131,13 +163,14 @@ class StockRunner:
             logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
         return Output(logits, tuple(out.hidden_states[i] for i in features))
 
-    def _masks(self, positions_BT: Tensor, span: int) -> Tensor | dict[str, Tensor]:
-        masks = {
-            kind: attention.causal_mask(
-                positions_BT, span, self.dtype, window=window, pack=self._pack
-            )
-            for kind, window in self._windows.items()
-        }
+    def _masks(
+        self, positions_BT: Tensor, span: int, branches: Branches | None
+    ) -> Tensor | dict[str, Tensor]:
+        slots_S = torch.arange(span, device=positions_BT.device)
+        masks = {}
+        for kind, window in self._windows.items():
+            seen_BTS = attention.visible(positions_BT, slots_S, window=window, branches=branches)
+            masks[kind] = attention.additive_mask(seen_BTS, self.dtype, pack=self._pack)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 

@@ -19,6 +19,7 @@ class DraftModel:
 
     features: tuple[int, ...] = ()
     needs_host = False
+    max_k: int | None = None
 
     def __init__(self, parts: Parts) -> None:
         self._runner: Runner = parts.draft_runner()
