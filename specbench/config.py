@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from specbench.errors import ConfigError, UsageError
-from specbench.methods import known_methods
+from specbench.methods import ANNOUNCED, Method, Setting, all_methods
 from specbench.model_spec import (
     DTYPES,
     MODEL_KEYS,
@@ -41,8 +41,6 @@ from specbench.strict_yaml import Value, nearest, one_of, read_yaml, whole
 
 MAX_K = 64
 
-Scalar = str | int | float | bool
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drafter:
@@ -51,7 +49,7 @@ class Drafter:
     name: str
     method: str
     model: ModelSpec | None = None
-    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    parameters: Mapping[str, Setting] = field(default_factory=dict)
     num_speculative_tokens: int | None = None  # None: the file leaves it to the program
     note: str = ""
 
@@ -186,8 +184,10 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
     if name == NO_DRAFTER:
         value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
     keys = value.section(allowed=_DRAFTER_KEYS)
-    method = keys.must("method", one_of(tuple(known_methods())))
-    wants = known_methods()[method].model
+    methods = {method.name: method for method in all_methods()}
+    method = keys.must("method", one_of(tuple({**methods, **dict.fromkeys(sorted(ANNOUNCED))})))
+    known = methods.get(method)
+    wants = known.model if known else "optional"
     given = [key for key in MODEL_KEYS if key in keys.entries]
     if wants == "refused" and given:
         keys.entries[given[0]].fail(f"the method {method} takes no model; leave this key out")
@@ -196,7 +196,7 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
         name=name,
         method=method,
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
-        parameters=keys.may("parameters", partial(_parameters, method=method), {}),
+        parameters=keys.may("parameters", partial(_parameters, method=known), {}),
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
         note=keys.may("note", Value.text, ""),
     )
@@ -217,12 +217,12 @@ def _workloads(value: Value) -> Path:
     return PACKAGE / "demo" / "workloads" if is_embedded else read_folder(value)
 
 
-def _parameters(value: Value, method: str) -> Mapping[str, Scalar]:
-    allowed = known_methods()[method].parameters
-    if allowed is None:
-        return {name: entry.scalar() for name, entry in value.entries().items()}
-    keys = value.section(allowed=tuple(allowed))
-    return {
-        name: whole(allowed[name].start, allowed[name].stop - 1)(entry)
-        for name, entry in keys.entries.items()
-    }
+def _parameters(value: Value, method: Method | None) -> Mapping[str, Setting]:
+    if method is None:
+        return {name: entry.setting() for name, entry in value.entries().items()}
+    keys = value.section(allowed=tuple(parameter.name for parameter in method.parameters))
+    settings = {name: entry.setting() for name, entry in keys.entries.items()}
+    for name, setting in settings.items():
+        if complaint := method.parameter(name).complaint(setting):
+            keys.entries[name].fail(complaint)
+    return settings

@@ -57,10 +57,10 @@ def doctor(
 
 
 def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
-    from specbench.drafters.catalogue import catalogue
+    from specbench.methods import all_methods
 
     needs = pairing.needs_gib
-    known = {method.name for method in catalogue()}
+    known = {method.name for method in all_methods()}
     models = [pairing.target.model, *([pairing.drafter.model] if pairing.drafter.model else [])]
     is_here = all(_is_here(model) for model in models)
     problems = []

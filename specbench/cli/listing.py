@@ -39,7 +39,7 @@ _COLUMNS = {
     },
     Kind.DRAFTERS: {
         "method": "method",
-        "model": "needs_model",
+        "model": "model",
         "parameters": "parameters",
         "summary": "summary",
     },
@@ -118,16 +118,16 @@ def _workloads() -> list[dict[str, Any]]:
 
 
 def _drafters() -> list[dict[str, Any]]:
-    from specbench.drafters.catalogue import catalogue
+    from specbench.methods import all_methods
 
     return [
         {
             "method": method.name,
-            "needs_model": method.needs_model,
+            "model": method.model,
             "parameters": {p.name: p.default for p in method.parameters},
             "summary": method.summary,
         }
-        for method in catalogue()
+        for method in all_methods()
     ]
 
 

@@ -1,11 +1,12 @@
 """Trees whose shape is known before any round: rank paths, as Medusa and EAGLE-1 publish them.
 
-Shape suffixes: B rows, K drafts, N = K + 1 nodes, W drafts of one level.
+Shape suffixes: B rows, K drafts, N = K + 1 nodes, W drafts of one level, I of them with children.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,46 +68,91 @@ class Topology:
     @cached_property
     def levels(self) -> tuple["Level", ...]:
         """The drafts by depth."""
+        inner = {path[:-1] for path in self.paths}
         levels = []
-        begin, frontier = 1, {(): 0}
+        above: dict[tuple[int, ...], int] = {(): 0}
         for depth in range(1, self.depth + 1):
             paths = [path for path in self.paths if len(path) == depth]
             levels.append(
                 Level(
-                    first=begin,
-                    parents=tuple(frontier[path[:-1]] for path in paths),
+                    parents=tuple(above[path[:-1]] for path in paths),
                     ranks=tuple(path[-1] for path in paths),
+                    inner=tuple(i for i, path in enumerate(paths) if path in inner),
+                    inner_nodes=tuple(self._nodes[path] for path in paths if path in inner),
                 )
             )
-            begin += len(paths)
-            frontier = {path: i for i, path in enumerate(paths)}
+            above = {paths[place]: i for i, place in enumerate(levels[-1].inner)}
         return tuple(levels)
 
-    def on(self, device: torch.device, num_rows: int) -> Tree:
-        """The tree of every row; all drafts are meant. Copies to the device: not for a round."""
-        parents_BK = torch.tensor(self.parents, device=device).expand(num_rows, -1)
-        seen_BNN, depths_BN = ancestors_of(parents_BK[:1], self.depth)
-        return Tree(
-            parents_BK=parents_BK,
-            depths_BN=depths_BN.expand(num_rows, -1),
-            seen_BNN=seen_BNN.expand(num_rows, -1, -1),
-            is_meant_BK=torch.ones_like(parents_BK, dtype=torch.bool),
-            depth=self.depth,
-        )
+    @property
+    def is_gapless(self) -> bool:
+        """Whether every node's children are its best ones, none left out."""
+        return all(not path[-1] or (*path[:-1], path[-1] - 1) in self._nodes for path in self.paths)
 
 
 @dataclass(frozen=True)
 class Level:
-    """The drafts of one depth: nodes first .. first + W - 1."""
+    """The drafts of one depth, in order; `inner` are those that have children themselves."""
 
-    first: int
-    parents: tuple[int, ...]  # place of each one's parent within the level above
+    parents: tuple[int, ...]  # place of each one's parent among the inner drafts of the level above
     ranks: tuple[int, ...]  # which child of it: 0 is the likeliest
-
-    @property
-    def width(self) -> int:
-        return len(self.ranks)
+    inner: tuple[int, ...]  # their places within this level
+    inner_nodes: tuple[int, ...]  # their numbers within the tree
 
     @property
     def num_ranks(self) -> int:
         return max(self.ranks) + 1
+
+
+class LevelOnDevice(NamedTuple):
+    """A Level's indices as tensors."""
+
+    parents_W: Tensor
+    ranks_W: Tensor
+    inner_I: Tensor
+    inner_nodes_I: Tensor
+    num_ranks: int
+
+
+class StaticTree:
+    """A topology on a device, made before any round: a round copies nothing from the host."""
+
+    def __init__(self, topology: Topology, device: torch.device) -> None:
+        self.topology = topology
+
+        def on_device(values: Sequence[int]) -> Tensor:
+            return torch.tensor(values, dtype=torch.long, device=device)
+
+        self._parents_1K = on_device(topology.parents)[None]
+        self._seen_1NN, self._depths_1N = ancestors_of(self._parents_1K, topology.depth)
+        self.levels = [
+            LevelOnDevice(
+                *map(on_device, (level.parents, level.ranks, level.inner, level.inner_nodes)),
+                num_ranks=level.num_ranks,
+            )
+            for level in topology.levels
+        ]
+
+    def of_rows(self, num_rows: int) -> Tree:
+        """The tree of every row; all drafts are meant."""
+        parents_BK = self._parents_1K.expand(num_rows, -1)
+        return Tree(
+            parents_BK=parents_BK,
+            depths_BN=self._depths_1N.expand(num_rows, -1),
+            seen_BNN=self._seen_1NN.expand(num_rows, -1, -1),
+            is_meant_BK=torch.ones_like(parents_BK, dtype=torch.bool),
+            depth=self.topology.depth,
+        )
+
+
+class StaticTrees(dict[int, StaticTree]):
+    """The tree of each depth, made when it is first asked for; that must not be in a round."""
+
+    def __init__(self, topology_of: Callable[[int], Topology], device: torch.device) -> None:
+        super().__init__()
+        self._topology_of = topology_of
+        self._device = device
+
+    def __missing__(self, depth: int) -> StaticTree:
+        self[depth] = StaticTree(self._topology_of(depth), self._device)
+        return self[depth]

@@ -92,4 +92,3 @@ def _norm(x_NF: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _product(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     return linear(x, matrix.t(), bias)
-

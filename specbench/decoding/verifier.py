@@ -115,18 +115,22 @@ def _reject_tree(
     p_BV, q_BV = target_BNV[:, 0], draft_BNV[:, 0]
     for i in range(tokens_BK.shape[1]):  # siblings in turn, parents before their children
         token_B1, child_B1 = tokens_BK[:, i : i + 1], torch.full_like(node_B1, i + 1)
-        is_judged_B1 = (tree.parents_BK[:, i : i + 1] == node_B1) & tree.is_meant_BK[:, i : i + 1]
+        is_child_B1 = (tree.parents_BK[:, i : i + 1] == node_B1) & tree.is_meant_BK[:, i : i + 1]
         place_B1 = positions_BN.gather(1, node_B1)
         chance_B1 = uniform(seed_B, place_B1, Purpose.ACCEPT, turn=i)
         p_B1, q_B1 = p_BV.gather(1, token_B1), q_BV.gather(1, token_B1)
+        # A law with fewer tokens than children leaves some that were not drawn.
+        is_judged_B1 = is_child_B1 & (q_B1 > 0)
         is_kept_B1 = is_judged_B1 & (chance_B1 * q_B1 <= p_B1) & (p_B1 > 0)
         is_refused_B1 = is_judged_B1 & ~is_kept_B1
         left_BV = _residual(p_BV, q_BV)
         left_BV = left_BV / left_BV.sum(-1, keepdim=True)
         others_BV = q_BV.scatter(1, token_B1, 0.0)
         others_BV = others_BV / others_BV.sum(-1, keepdim=True).clamp(min=1e-30)
-        p_BV = torch.where(is_kept_B1, target_BNV[:, i + 1], torch.where(is_refused_B1, left_BV, p_BV))
-        q_BV = torch.where(is_kept_B1, draft_BNV[:, i + 1], torch.where(is_refused_B1, others_BV, q_BV))
+        p_BV = torch.where(is_refused_B1, left_BV, p_BV)
+        q_BV = torch.where(is_refused_B1, others_BV, q_BV)
+        p_BV = torch.where(is_kept_B1, target_BNV[:, i + 1], p_BV)
+        q_BV = torch.where(is_kept_B1, draft_BNV[:, i + 1], q_BV)
         node_B1 = torch.where(is_kept_B1, child_B1, node_B1)
     path_BT = tree.path_to(node_B1[:, 0])
     num_accepted_B = tree.depth_of(node_B1[:, 0])

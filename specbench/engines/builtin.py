@@ -28,7 +28,6 @@ from specbench.decoding.self_test import Forward, make_checked_runner
 from specbench.decoding.synthetic import SyntheticVerifier
 from specbench.decoding.tokenizer import require_same_vocabulary
 from specbench.decoding.verifier import verify
-from specbench.drafters.catalogue import find_method
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.engines.arrivals import arrivals
 from specbench.engines.bare_forwards import BareForwards
@@ -42,6 +41,7 @@ from specbench.engines.engine import (
 )
 from specbench.engines.shelf import Shelf, bytes_read, identity
 from specbench.errors import ModelError, UsageError
+from specbench.methods import find_method
 from specbench.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Sampling
 
@@ -131,7 +131,11 @@ class BuiltinEngine:
                     f"{drafter.name}: {len(renamed)} special tokens have other names than the "
                     f"target's, the first is id {renamed[0]}"
                 )
-        parts = Parts(target=self._runner, draft_runner=lambda: self._draft_runner(drafter))
+        parts = Parts(
+            target=self._runner,
+            draft_runner=lambda: self._draft_runner(drafter),
+            checkpoint=lambda: self._shelf.checkpoint(drafter.model or self._spec),
+        )
         self._methods[drafter.name] = build_drafter(drafter.method, parts, dict(drafter.parameters))
         if drafter.model is None:
             return None
@@ -174,7 +178,8 @@ class BuiltinEngine:
             if decoder.num_captures == num_captures:
                 break  # else the time of capturing is in it: the same texts once more
         finished_s = max(result.finished_s for result in served.results)
-        longest = rounded_up(max(request.num_tokens for request in asked) + work.k + 1)
+        num_drafts = self._methods[work.drafter].num_drafts(work.k) if work.k else 0
+        longest = rounded_up(max(request.num_tokens for request in asked) + num_drafts + 1)
         kv_bytes = self.kv_bytes_per_token(work.drafter) * longest * load.concurrency
         return ServedPass(
             results=tuple(self._result(result) for result in served.results),
@@ -201,11 +206,13 @@ class BuiltinEngine:
         return own + (held[2].cache.bytes_per_token if held else 0)
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
+        method = self._methods[drafter]
         own = tuple(
             RoundForward(role="drafter", num_tokens=forward.num_tokens, times=forward.times)
-            for forward in (self._methods[drafter].forwards(k) if k else ())
+            for forward in (method.forwards(k) if k else ())
         )
-        return (RoundForward(role="target", num_tokens=k + 1, times=1), *own)
+        num_nodes = method.num_drafts(k) + 1 if k else 1
+        return (RoundForward(role="target", num_tokens=num_nodes, times=1), *own)
 
     def forward_seconds(
         self, drafter: str, forward: RoundForward, context: int, num_samples: int

@@ -13,6 +13,7 @@ from scipy.stats import chi2
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter, NoDrafter, Proposal
 from specbench.decoding.request import Request, Result
@@ -51,11 +52,23 @@ def make_drafter(
     if method == "none":
         return NoDrafter()
 
+    return build_drafter(method, parts_of(target, draft), parameters)
+
+
+def parts_of(
+    target: Runner, draft: Runner | None = None, checkpoint: Checkpoint | None = None
+) -> Parts:
+    """Parts of what a test has; a drafter that asks for another fails the test."""
+
     def draft_runner() -> Runner:
-        assert draft is not None, f"{method} asked for a draft model and the test has none"
+        assert draft is not None, "the drafter asked for a draft model and the test has none"
         return draft
 
-    return build_drafter(method, Parts(target=target, draft_runner=draft_runner), parameters)
+    def files() -> Checkpoint:
+        assert checkpoint is not None, "the drafter asked for a head and the test has none"
+        return checkpoint
+
+    return Parts(target=target, draft_runner=draft_runner, checkpoint=files)
 
 
 def acceptance_rate(results: Sequence[Result]) -> float:

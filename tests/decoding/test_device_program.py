@@ -17,12 +17,12 @@ from specbench.decoding.round import run_round
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.drafters.catalogue import catalogue
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
+from tests.drafters.variants import VARIANTS, Variant
 
 GREEDY, WARM = Sampling(), Sampling(temperature=0.7)
 CUT = Sampling(temperature=0.7, top_k=5, top_p=0.9)
@@ -61,11 +61,13 @@ def rows() -> State:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, CUT], ids=["greedy", "sampled", "cut"])
-@pytest.mark.parametrize("method", [method.name for method in catalogue()])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_round_with_drafts_neither_syncs_nor_copies(
-    device: Device, method: str, sampling: Sampling
+    device: Device, variant: Variant, sampling: Sampling
 ) -> None:
-    device.run(make_drafter(method, device.target, device.draft), sampling, k=4)
+    drafter = make_drafter(variant.method, device.target, device.draft, **variant.parameters)
+    drafter.num_drafts(4)  # asked before any round, as the decoder does
+    device.run(drafter, sampling, k=4)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, CUT], ids=["greedy", "sampled", "cut"])

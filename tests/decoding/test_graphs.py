@@ -18,7 +18,7 @@ from specbench.decoding.sampling import Sampler
 from specbench.decoding.scheduler import Arrival
 from specbench.decoding.verifier import verify
 from specbench.drafters.ngram import Ngram
-from specbench.drafters.registry import Parts
+from tests.decoding.lossless import parts_of
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fake_graphs import FailingGraphs, InertGraphs, LateClock, graphed
@@ -138,7 +138,7 @@ class OnTheHost(Ngram):
 
 
 def test_a_drafter_on_the_host_drafts_outside_and_the_rest_is_one_graph(llama: Subject) -> None:
-    drafter = OnTheHost(Parts(target=llama.target, draft_runner=lambda: llama.own_draft))
+    drafter = OnTheHost(parts_of(llama.target, llama.own_draft))
     texts = eager_texts(llama, drafter, some_requests(), FixedK(3), 1)
     bench = Bench(llama, drafter)
 

@@ -120,19 +120,19 @@ GREEDY_BUGS = {
         "state.length_B1.add_(num_emitted_B1 - (num_emitted_B1 > 1).long())",
     ),
     "mask off by one, seeing the next slot": (
-        attention.causal_mask,
-        "slots_S <= positions_BT[..., None]",
-        "slots_S <= positions_BT[..., None] + 1",
+        attention.visible,
+        "slots_S <= places_BT1",
+        "slots_S <= places_BT1 + 1",
     ),
     "mask off by one, not seeing itself": (
-        attention.causal_mask,
-        "slots_S <= positions_BT[..., None]",
-        "slots_S < positions_BT[..., None]",
+        attention.visible,
+        "slots_S <= places_BT1",
+        "slots_S < places_BT1",
     ),
     "window off by one": (
-        attention.causal_mask,
-        "slots_S > positions_BT[..., None] - window",
-        "slots_S >= positions_BT[..., None] - window",
+        attention.visible,
+        "slots_S > places_BT1 - window",
+        "slots_S >= places_BT1 - window",
     ),
     "heads of a group in the wrong order": (
         attention.slot_attention,

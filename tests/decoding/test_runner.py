@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from specbench.decoding.attention import causal_mask
+from specbench.decoding.attention import additive_mask, visible
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner, refuse_unsupported
 from specbench.decoding.slot_cache import SlotCache
@@ -125,8 +125,13 @@ def seen(mask: Tensor, row: int, query: int) -> list[int]:
     return slots
 
 
+def mask_of(places: list[list[int]], *, window: int | None, pack: int) -> Tensor:
+    seen_BTS = visible(torch.tensor(places), torch.arange(6), window=window)
+    return additive_mask(seen_BTS, torch.float32, pack=pack)
+
+
 def test_a_position_sees_itself_and_all_before_it() -> None:
-    mask = causal_mask(torch.tensor([[2, 3], [0, 1]]), 6, torch.float32, window=None, pack=1)
+    mask = mask_of([[2, 3], [0, 1]], window=None, pack=1)
 
     assert mask.shape == (2, 1, 2, 6)
     assert seen(mask, 0, 0) == [0, 1, 2]
@@ -136,14 +141,14 @@ def test_a_position_sees_itself_and_all_before_it() -> None:
 
 
 def test_a_window_of_3_shows_a_position_and_the_two_before_it() -> None:
-    mask = causal_mask(torch.tensor([[4, 1]]), 6, torch.float32, window=3, pack=1)
+    mask = mask_of([[4, 1]], window=3, pack=1)
 
     assert seen(mask, 0, 0) == [2, 3, 4]
     assert seen(mask, 0, 1) == [0, 1]
 
 
 def test_a_packed_mask_repeats_its_queries_once_a_head_of_the_group() -> None:
-    mask = causal_mask(torch.tensor([[2, 3]]), 6, torch.float32, window=None, pack=3)
+    mask = mask_of([[2, 3]], window=None, pack=3)
 
     assert mask.shape == (1, 1, 6, 6)
     assert [seen(mask, 0, query)[-1] for query in range(6)] == [2, 3, 2, 3, 2, 3]

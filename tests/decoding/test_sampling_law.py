@@ -9,7 +9,6 @@ from functools import cache
 import pytest
 
 from specbench.decoding.drafter import Drafter
-from specbench.drafters.catalogue import catalogue
 from specbench.records import Sampling
 from tests.decoding.fakes import Flattened, Unlawful
 from tests.decoding.lossless import (
@@ -22,6 +21,7 @@ from tests.decoding.lossless import (
     make_drafter,
     sample_texts,
 )
+from tests.drafters.variants import VARIANTS
 
 pytestmark = pytest.mark.slow  # 10,000 texts a case
 
@@ -29,8 +29,8 @@ CUT = Sampling(temperature=1.3, top_k=5, top_p=0.8)
 CASES = [
     ("none", 0, WARM),
     ("none", 0, CUT),
-    *((method.name, k, WARM) for method in catalogue() for k in (1, 4)),
-    *((method.name, 4, CUT) for method in catalogue()),
+    *((str(variant), k, WARM) for variant in VARIANTS for k in (1, 4)),
+    *((str(variant), 4, CUT) for variant in VARIANTS),
     ("draft_model without its law", 4, WARM),
 ]
 FALSE_ALARM = 1e-3 / (2 * len(CASES))
@@ -45,7 +45,9 @@ def drafter_for(name: str, bench: LawBench) -> Drafter:
     """The catalogue's drafter; or a draft model whose guesses the verifier must match."""
     if name == "draft_model without its law":
         return Unlawful(make_drafter("draft_model", bench.target, bench.draft))
-    return make_drafter(name, bench.target, bench.draft)
+    chosen = {str(variant): variant for variant in VARIANTS}.get(name)
+    method, parameters = (chosen.method, chosen.parameters) if chosen else (name, {})
+    return make_drafter(method, bench.target, bench.draft, **parameters)
 
 
 @pytest.mark.parametrize(("name", "k", "sampling"), CASES)

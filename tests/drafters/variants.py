@@ -1,0 +1,27 @@
+"""The drafters that the lossless tests run: each as it comes, and with the trees it can draft."""
+
+from typing import Any, NamedTuple
+
+from specbench.methods import all_methods
+
+# What tests change beside the defaults: by name, (method, parameters).
+_TREES: dict[str, tuple[str, dict[str, Any]]] = {
+    "draft_model, tree 3 2": ("draft_model", {"tree": (3, 2)}),
+}
+
+
+class Variant(NamedTuple):
+    """A drafter with its parameters; `str` is the name of its tests."""
+
+    name: str
+    method: str
+    parameters: dict[str, Any]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+VARIANTS = [
+    *(Variant(method.name, method.name, {}) for method in all_methods()),
+    *(Variant(name, *of) for name, of in _TREES.items()),
+]
