@@ -96,10 +96,13 @@ class Pairings:
     def all(self) -> tuple[Pairing, ...]:
         return tuple(Pairing(target=t, drafter=d) for t in self.targets for d in t.drafters)
 
-    def select(self, names: Sequence[str] = ()) -> tuple[Pairing, ...]:
+    def select(
+        self, names: Sequence[str] = (), methods: Sequence[str] = ()
+    ) -> tuple[Pairing, ...]:
         """The pairings named `target/drafter` or `target` (all its drafters), each once.
 
-        No names mean the file's default. A name that is not there raises UsageError.
+        No names mean the file's default, no methods every method. A name that is not there, and
+        methods that none of the pairings has, raise UsageError.
         """
         chosen: dict[str, Pairing] = {}
         for name in names or self.default:
@@ -111,7 +114,14 @@ class Pairings:
                     "`specbench list pairings` shows them all"
                 )
             chosen |= found
-        return tuple(chosen.values())
+        kept = tuple(p for p in chosen.values() if not methods or p.drafter.method in methods)
+        if not kept:
+            have = ", ".join(dict.fromkeys(p.drafter.method for p in chosen.values()))
+            raise UsageError(
+                f"--method {', '.join(methods)}: none of {', '.join(chosen)} drafts so; "
+                f"they have: {have}"
+            )
+        return kept
 
 
 def load_pairings(path: Path | None = None) -> Pairings:

@@ -48,7 +48,8 @@ class CellKey:
 class RoundLog:
     """The rounds of one request, a column per quantity; all columns have equal length.
 
-    num_drafted <= K (a lookup can miss); num_accepted excludes the bonus / recovered token;
+    num_drafted counts a tree's nodes; in a chain it is <= K (a lookup can miss). num_accepted is
+    at most K, and excludes the bonus / recovered token;
     num_emitted = num_accepted + 1, fewer where EOS or the budget cut the round. Prefill is
     not a round. draft_s and verify_s are None where they cannot be told apart.
     """

@@ -25,9 +25,9 @@ class _Identity(NamedTuple):
 
 _IDENTITIES = (
     _Identity(
-        "num_accepted > num_drafted or num_drafted > K",
+        "num_accepted > num_drafted or num_accepted > K",
         lambda _, log, k: all(
-            0 <= a <= d <= k for a, d in zip(log.num_accepted, log.num_drafted, strict=True)
+            0 <= a <= min(d, k) for a, d in zip(log.num_accepted, log.num_drafted, strict=True)
         ),
     ),
     _Identity(

@@ -20,7 +20,8 @@ from specbench.decoding.request import Request, Result
 from specbench.decoding.runner import Runner, StockRunner
 from specbench.decoding.sampling import Purpose, Sampler, draw
 from specbench.decoding.verifier import verify
-from specbench.drafters.registry import Parts, build_drafter
+from specbench.drafters.registry import Parts, build_drafter, drafter_class
+from specbench.methods import find_method
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingClock
 from tests.decoding.models import plain_logits, tiny_llama
@@ -52,7 +53,20 @@ def make_drafter(
     if method == "none":
         return NoDrafter()
 
-    return build_drafter(method, parts_of(target, draft), parameters)
+    head = new_head(method, target) if find_method(method).is_head else None
+    return build_drafter(method, parts_of(target, draft, head), parameters)
+
+
+def new_head(method: str, target: Any, seed: int = 0) -> Checkpoint:
+    """A head of random weights for the model of a runner, on whose device it is made."""
+    with target.device:
+        head: Checkpoint = drafter_class(method).new_checkpoint(target.model.config, seed)
+    return head
+
+
+def deepest(drafter: Drafter, k: int) -> int:
+    """K, or the most that the drafter can draft."""
+    return min(k, drafter.max_k or k)
 
 
 def parts_of(

@@ -20,7 +20,7 @@ from specbench.decoding.state import State
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.fakes import Wrapped
-from tests.decoding.lossless import make_drafter
+from tests.decoding.lossless import deepest, make_drafter
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 from tests.drafters.variants import VARIANTS, Variant
 
@@ -66,8 +66,9 @@ def test_a_round_with_drafts_neither_syncs_nor_copies(
     device: Device, variant: Variant, sampling: Sampling
 ) -> None:
     drafter = make_drafter(variant.method, device.target, device.draft, **variant.parameters)
-    drafter.num_drafts(4)  # asked before any round, as the decoder does
-    device.run(drafter, sampling, k=4)
+    k = deepest(drafter, 4)
+    drafter.num_drafts(k)  # asked before any round, as the decoder does
+    device.run(drafter, sampling, k=k)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, CUT], ids=["greedy", "sampled", "cut"])

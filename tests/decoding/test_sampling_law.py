@@ -17,6 +17,7 @@ from tests.decoding.lossless import (
     NUM_SAMPLES,
     WARM,
     LawBench,
+    deepest,
     law_p_value,
     make_drafter,
     sample_texts,
@@ -55,10 +56,11 @@ def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: S
     subject = bench(sampling)
     first_seed = CASES.index((name, k, sampling)) * NUM_SAMPLES  # no two cases share a draw
 
+    drafter = drafter_for(name, subject)
     texts_N6, accepted = sample_texts(
         subject.target,
-        drafter_for(name, subject),
-        k=k,
+        drafter,
+        k=deepest(drafter, k),
         sampling=sampling,
         first_seed=first_seed,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
-from tests.decoding.lossless import assert_texts, decode, make_drafter, until_eos
+from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos
 from tests.decoding.models import generated, ragged_prompts, random_prompt, tiny_llama
 from tests.drafters.variants import VARIANTS, Variant
 
@@ -48,6 +48,7 @@ def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: 
     target, draft, texts = subject()
 
     drafter = make_drafter(variant.method, target, draft, **variant.parameters)
+    k = deepest(drafter, k)
 
     results = decode(target, drafter, requests(), k=k)
 
@@ -71,6 +72,6 @@ def test_an_end_of_text_ends_every_drafters_text_at_the_same_token(variant: Vari
     eos_ids = (texts[0][7], texts[3][12])
 
     drafter = make_drafter(variant.method, target, draft, **variant.parameters)
-    results = decode(target, drafter, requests(), k=4, eos_ids=eos_ids)
+    results = decode(target, drafter, requests(), k=deepest(drafter, 4), eos_ids=eos_ids)
 
     assert_texts(results, [until_eos(text, eos_ids) for text in texts])
