@@ -21,7 +21,7 @@ Setting = int | float | str | bool | tuple[int, ...]
 
 # Names that a pairing may have already, of drafters that are not here yet.
 ANNOUNCED = frozenset(
-    """suffix previous_turn lookahead token_recycling medusa eagle eagle3 mtp self_speculation
+    """mtp
     dflash""".split()
 )
 

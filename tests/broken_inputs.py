@@ -250,7 +250,7 @@ BROKEN_PAIRINGS = [
     _drafter(
         "a parameter out of range",
         8,
-        "from 1 to 32 is needed, not 0",
+        "is 0; a whole number from 1 to 32 is allowed",
         "method: ngram\nparameters:\n  min_ngram: 0",
     ),
     _drafter(
@@ -259,8 +259,8 @@ BROKEN_PAIRINGS = [
     _drafter(
         "a parameter that is a list",
         7,
-        "text is needed, not a list",
-        "method: suffix\nparameters: {max_depth: [1]}",
+        "is (1,); a whole number from 1 to 32 is allowed",
+        "method: ngram\nparameters: {max_ngram: [1]}",
     ),
 ]
 

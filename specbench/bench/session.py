@@ -7,6 +7,7 @@ import torch
 
 from specbench.bench.blocks import Block, Cell, request_seed
 from specbench.bench.plan import TargetPlan
+from specbench.bench.predictions import quoted_text
 from specbench.bench.recording import Turn, failed_record, make_pass, make_records
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass, Work
 from specbench.errors import ModelError, UsageError, WorkloadError
@@ -187,8 +188,19 @@ class Session:
                     seed=seed,
                     stop_at_eos=not is_greedy,
                     conversation=f"{prompt.id}|{seen}" if len(prompt.turns) > 1 else None,
+                    prediction_ids=self._prediction(asked, turn, answers),
                 )
                 yield Turn(prompt.id, turn, repeat, seed, request)
+
+    def _prediction(
+        self, prompt: Prompt, turn: int, answers: Sequence[ReferenceRecord]
+    ) -> tuple[int, ...]:
+        """What the answer to a turn may resemble: what the workload says, or the answer before,
+        or what the first turn quotes."""
+        said = prompt.predictions[turn] if prompt.predictions else None
+        if said is None and turn:
+            return answers[turn - 1].output_ids
+        return self.engine.tokenizer.ids(quoted_text(prompt.turns[0]) if said is None else said)
 
     def _serve(
         self, cell: Cell, requests: Sequence[EngineRequest], block: Block

@@ -10,6 +10,7 @@ from specbench.cli.listing import list_things
 from specbench.cli.report import report
 from specbench.cli.run import run
 from specbench.cli.sweep_k import sweep_k
+from specbench.cli.verify import verify
 from specbench.errors import SpecbenchError
 
 USER_ERROR = 2
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("sweep-k")(sweep_k)
+app.command("verify")(verify)
 app.command("report")(report)
 app.command("list")(list_things)
 app.command("doctor")(doctor)

@@ -18,6 +18,7 @@ def sweep_k(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure every K of a range and say per workload which is best, or none."""
-    asked = replace(asked, num_speculative_tokens=asked.num_speculative_tokens or DEFAULT_KS)
+    if asked.num_speculative_tokens is None:
+        asked = replace(asked, num_speculative_tokens=DEFAULT_KS)
     settings = read_settings("sweep-k", asked)
     measure(settings, asked.method, out=out, resume=resume, dry_run=dry_run, as_json=as_json)

@@ -4,11 +4,13 @@ Shape suffixes: B rows, T tokens, K drafts, N = K + 1 nodes, F hidden size, V th
 vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.tree import Tree
@@ -84,6 +86,11 @@ class Drafter(Protocol):
     max_k: int | None  # the deepest it can draft
 
     @property
+    def runner(self) -> Runner | None:
+        """Whose forwards `forwards` counts."""
+        ...
+
+    @property
     def buffers(self) -> tuple[object, ...]:
         """What it keeps of the rows on the device: others once `allocate` had to replace them."""
         ...
@@ -94,6 +101,12 @@ class Drafter(Protocol):
     def num_drafts(self, k: int) -> int:
         """Tokens in a proposal that looks k tokens ahead: k in a chain, more in a tree."""
         ...
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        """Requests come into the state's rows, which still hold those that were there before.
+
+        A prediction is a text that the row's answer may resemble, or nothing. Never in a round.
+        """
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         """See one chunk of the prompts of the state's rows; every chunk, in order."""
@@ -129,6 +142,7 @@ class Memoryless:
     features: tuple[int, ...] = ()
     needs_host: bool = False
     max_k: int | None = None
+    runner: Runner | None = None
     buffers: tuple[object, ...] = ()
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -136,6 +150,9 @@ class Memoryless:
 
     def num_drafts(self, k: int) -> int:
         return k
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        """A row begins with nothing anyhow."""
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         """The prompt is in the state."""

@@ -7,7 +7,8 @@ V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
 from specbench.decoding.runner import Output, context_limit, refuse_unsupported
 from specbench.decoding.traced_forward import traced_states
 from specbench.decoding.tree import Branches
-from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Workspace
+from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Slots, Workspace
 from specbench.errors import ModelError
 
 _KEPT_TOKENS = 256  # a forward of more is a prefill; its tensors are not kept
@@ -47,7 +48,7 @@ class FusedRunner:
         self.max_position = context_limit(config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.cache = JoinedCache(0, 0, ())
+        self._slots = Slots(JoinedCache(0, 0, ()), torch.empty(0))
         # torch has one kernel for an RMS norm on a GPU and ten on a CPU, see _norm.
         self._mirrored = self.device.type == "cpu"
         self._weights = fuse(model, mirrored=self._mirrored)
@@ -68,22 +69,26 @@ class FusedRunner:
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         self._reaches: dict[tuple[int, int, int], Reach] = {}
 
+    @property
+    def cache(self) -> JoinedCache:
+        return self._slots.cache
+
     def allocate(self, num_rows: int, max_len: int) -> None:
-        cache = self.cache
-        if num_rows <= cache.num_rows and max_len <= cache.max_len:
+        rows, length = self.cache.num_rows, self.cache.max_len
+        if num_rows <= rows and max_len <= length:
             return
-        rows, length = max(num_rows, cache.num_rows), max(max_len, cache.max_len)
+        rows, length = max(num_rows, rows), max(max_len, length)
         self._reaches.clear()
-        self.cache = cache = JoinedCache(0, 0, ())  # give back before taking
+        self._slots.cache = JoinedCache(0, 0, ())  # give back before taking
         width = 2 * self._sizes.kv_heads * self._sizes.head
         # Tensors made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             layers = [
                 torch.zeros(rows * length, width, dtype=self.dtype, device=self.device)
-                for _ in self._weights.layers
+                for _ in range(self.config.num_hidden_layers)
             ]
-            self.cache = JoinedCache(rows, length, layers)
-            self._rope = self._rope_table(length)
+            self._slots.cache = JoinedCache(rows, length, layers)
+            self._slots.rope = self._rope_table(length)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
@@ -96,6 +101,12 @@ class FusedRunner:
 
     def logits(self, states_BTF: Tensor) -> Tensor:
         return states_BTF @ self._weights.head
+
+    def first_layers(self, num_layers: int) -> Self:
+        first = copy(self)
+        first._weights = self._weights._replace(layers=self._weights.layers[:num_layers])
+        first.num_layers = num_layers
+        return first
 
     def forward(
         self,
@@ -111,7 +122,7 @@ class FusedRunner:
         B, T = tokens_BT.shape
         if torch.compiler.is_compiling():
             reach = self.cache.reach(B, span, first_row, self._sizes)
-            inputs = (reach, self._rope, tokens_BT, positions_BT, branches)
+            inputs = (reach, self._slots.rope, tokens_BT, positions_BT, branches)
             states = dict(enumerate(traced_states(self._weights, self._sizes, self._eps, *inputs)))
         else:
             states = self._states(tokens_BT, positions_BT, span, first_row, features, branches)
@@ -138,19 +149,20 @@ class FusedRunner:
         if B > 1 or first_row:
             slots_BT = slots_BT + reach.first_slot_B1
         slots_N = slots_BT.reshape(-1)
-        rope = self._rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
+        rope = self._slots.rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
         masks = {
             window: self._mask(positions_BT, reach, window, branches) for window in self._windows
         }
         torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
 
         states: dict[int, Tensor] = {}
-        for i, (layer, kept) in enumerate(zip(self._weights.layers, reach.layers, strict=True)):
+        layers = self._weights.layers  # the cache may have more
+        for i, (layer, kept) in enumerate(zip(layers, reach.layers, strict=False)):
             if i in features:
                 states[i] = work.hidden.clone()
             self._attend(layer, work, kept, slots_N, rope, masks[layer.window])
             self._mix(layer, work)
-        states[len(reach.layers)] = self._norm(work, self._weights.final_norm)
+        states[len(layers)] = self._norm(work, self._weights.final_norm)
         return states
 
     def _attend(

@@ -16,7 +16,8 @@ from specbench.decoding.state import State
 from specbench.decoding.topology import StaticTree
 from specbench.decoding.tree import Branches, Tree, ancestors_of
 
-_STEP_DOWN = 1e-3  # of log probability a level: parents rank before children that are certain
+_STEP_DOWN = 1e-4  # of log probability a level: parents rank before children that are certain
+_LOWEST = -500.0  # no score is below: further down float32 would round the step away
 
 
 class Frontier(NamedTuple):
@@ -118,7 +119,7 @@ def grow_dynamic(
     B, device = state.num_rows, logits_BV.device
     logprobs_BV = logits_BV.float().log_softmax(-1)
     best = logprobs_BV.topk(top_k, dim=-1)
-    scores, tokens = [best.values - _STEP_DOWN], [best.indices]
+    scores, tokens = [_ranked(best.values, 1)], [best.indices]
     # Where a candidate's parent is among all candidates; -1 is the current token.
     above = [torch.full_like(best.indices, -1)]
     places_W = torch.arange(top_k, device=device)
@@ -146,7 +147,7 @@ def grow_dynamic(
         children = feed(frontier).float().log_softmax(-1).topk(top_k, dim=-1)
         sums_BC = (scores_BW[..., None] + children.values).flatten(1)
         begin = sum(part.shape[1] for part in tokens)
-        scores.append(sums_BC - _STEP_DOWN * (level + 1))
+        scores.append(_ranked(sums_BC, level + 1))
         tokens.append(children.indices.flatten(1))
         above.append(chosen_BW.repeat_interleave(top_k, 1))
         kept = sums_BC.topk(top_k, dim=-1)
@@ -165,6 +166,15 @@ def grow_dynamic(
     return Proposal(tokens_BC.gather(1, taken_BK), num_drafted_B, None, tree)
 
 
+def _ranked(logprobs: Tensor, depth: int) -> Tensor:
+    return logprobs.clamp(min=_LOWEST) - _STEP_DOWN * depth
+
+
 def num_dynamic_drafts(depth: int, top_k: int, most: int) -> int:
     """How many drafts `grow_dynamic` can have to choose from, `most` at most."""
     return min(most, top_k + (depth - 1) * top_k * top_k)
+
+
+def num_dynamic_slots(depth: int, top_k: int) -> int:
+    """How many slots past the current token's `grow_dynamic` writes; more than drafts, maybe."""
+    return top_k * (depth - 1)

@@ -4,12 +4,15 @@ Shape suffixes: B rows, T new tokens, V vocabulary, F features.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from specbench.decoding import attention
+from specbench.decoding.first_layers import cut_model
 from specbench.decoding.slot_cache import SlotCache
 from specbench.decoding.tree import Branches
 from specbench.errors import ModelError
@@ -87,6 +90,21 @@ class Runner(Protocol):
         """The model's own head over states that had its final norm [B, T, V]."""
         ...
 
+    def first_layers(self, num_layers: int) -> "Runner":
+        """The model's first layers with its final norm and head, over the same weights and slots.
+
+        What it writes for a token are the keys and values that the whole model has there.
+        Raises ModelError where they cannot be taken alone.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Slots:
+    """The cache of a runner and of those of its first layers."""
+
+    cache: SlotCache
+
 
 class StockRunner:
     """Runner over transformers' own modelling code."""
@@ -102,19 +120,23 @@ class StockRunner:
         self.num_layers: int = self.config.num_hidden_layers
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.cache = SlotCache(0, 0, 0)
+        self._slots = _Slots(SlotCache(self.num_layers, 0, 0))
         self._pack = _query_heads_per_kv_head(self.config)
         self._windows = _windows(self.config)
         self.max_position = context_limit(self.config)
         model.set_attn_implementation(attention.NAME)
 
+    @property
+    def cache(self) -> SlotCache:
+        return self._slots.cache
+
     def allocate(self, num_rows: int, max_len: int) -> None:
         # A larger cache is kept: stale slots are masked, and memory is that of the largest.
-        index = self.cache.index
+        index, num_layers = self.cache.index, len(self.cache.layers)
         if num_rows > index.num_rows or max_len > index.max_len:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
-            self.cache = SlotCache(self.config.num_hidden_layers, 0, 0)  # give back before taking
-            self.cache = SlotCache(self.config.num_hidden_layers, rows, length)
+            self._slots.cache = SlotCache(num_layers, 0, 0)  # give back before taking
+            self._slots.cache = SlotCache(num_layers, rows, length)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
@@ -129,6 +151,13 @@ class StockRunner:
     def logits(self, states_BTF: Tensor) -> Tensor:
         logits_BTV: Tensor = self.model.get_output_embeddings()(states_BTF)
         return logits_BTV
+
+    def first_layers(self, num_layers: int) -> Self:
+        first = copy(self)
+        first.model = cut_model(self.model, num_layers)
+        first.config = first.model.config.get_text_config()
+        first.num_layers = num_layers
+        return first
 
     def forward(
         self,

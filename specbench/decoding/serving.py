@@ -119,6 +119,8 @@ class Serving:
             prompt_ids=request.prompt_ids,
             max_new_tokens=request.max_new_tokens,
             seed=request.seed,
+            prediction_ids=request.prediction_ids,
+            is_sample=request.is_sample,
             num_kept=min(
                 _shared(kept.tokens, request.prompt_ids),
                 kept.num_tokens,

@@ -6,6 +6,7 @@ Shape suffixes: B rows, K drafts, N = K + 1 nodes, W drafts of one level, I of t
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import torch
@@ -43,6 +44,40 @@ class Topology:
             level = [(*path, rank) for path in level for rank in range(width)]
             paths += level
         return cls(tuple(paths))
+
+    @classmethod
+    def of_accuracies(cls, rates: Sequence[Sequence[float]], num_drafts: int) -> "Topology":
+        """The `num_drafts` paths that are right most often where depths are independent.
+
+        `rates[i][r]` is how often the draft of rank r is the right one at depth i + 1. Paths are
+        added one by one, the likeliest next to the tree first (Cai et al. 2024, Medusa,
+        arXiv:2401.10774, section 2.3.3); what is never right is left out. UsageError where
+        nothing is left.
+        """
+        # Of each depth, the ranks that are ever right, the best first.
+        ranks = [
+            [rank for minus, rank in sorted((-rate, rank) for rank, rate in enumerate(at)) if minus]
+            for at in rates
+        ]
+        paths: list[tuple[int, ...]] = []
+        nearest: list[tuple[float, tuple[int, ...], int, float]] = []
+
+        def offer(parent: tuple[int, ...], parent_rate: float, place: int) -> None:
+            depth = len(parent)
+            if depth < len(ranks) and place < len(ranks[depth]):
+                rank = ranks[depth][place]
+                rate = parent_rate * rates[depth][rank]
+                heappush(nearest, (-rate, (*parent, rank), place, parent_rate))
+
+        offer((), 1.0, 0)
+        while nearest and len(paths) < num_drafts:
+            minus_rate, path, place, parent_rate = heappop(nearest)
+            paths.append(path)
+            offer(path[:-1], parent_rate, place + 1)
+            offer(path, -minus_rate, 0)
+        if not paths:
+            raise UsageError("tree: no draft is ever right by these accuracies")
+        return cls.of_paths(paths)
 
     def cut(self, depth: int) -> "Topology":
         """Without what lies deeper."""

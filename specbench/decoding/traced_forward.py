@@ -41,7 +41,7 @@ def traced_states(
         for window in {layer.window for layer in weights.layers}
     }
     states = [embedding(tokens_BT.reshape(-1), weights.embedding)]
-    for layer, kept in zip(weights.layers, reach.layers, strict=True):
+    for layer, kept in zip(weights.layers, reach.layers, strict=False):  # the cache may have more
         qkv_NW = _product(_norm(states[-1], layer.input_norm, eps), layer.qkv, layer.qkv_bias)
         query, new_kv = _heads(layer, sizes, eps, qkv_NW, cos, sin)
         heads_NW = _attend(query, new_kv, kept, slots_N, masks[layer.window], (B, T), sizes)

@@ -6,6 +6,7 @@ query heads as B, key/value heads, group, T, D.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -134,3 +135,11 @@ class JoinedCache:
             for layer in self.layers
         )
         return Reach(tuple(kept), self._first_slots_B1[chosen], self._slots_S[:span])
+
+
+@dataclass(slots=True)
+class Slots:
+    """What `allocate` replaces, of a runner and of those of its first layers."""
+
+    cache: JoinedCache
+    rope: Tensor

@@ -3,6 +3,7 @@
 Shape suffixes: B rows, T tokens, K drafts, W nodes of a level, V the target's vocabulary.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -31,20 +32,23 @@ class DraftModel:
     max_k: int | None = None
 
     def __init__(self, parts: Parts, *, tree: tuple[int, ...] = ()) -> None:
-        self._runner: Runner = parts.draft_runner()
+        self.runner: Runner = parts.draft_runner()
         self._target_vocab_size = parts.target.vocab_size
         self._trees = StaticTrees(partial(Topology.of_widths, tree), parts.target.device)
         self._is_tree = bool(tree)
 
     @property
     def buffers(self) -> tuple[object, ...]:
-        return (self._runner.cache,)
+        return (self.runner.cache,)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        self._runner.allocate(num_rows, max_len)
+        self.runner.allocate(num_rows, max_len)
 
     def num_drafts(self, k: int) -> int:
         return self._trees[k].topology.num_drafts if self._is_tree else k
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        """A prompt overwrites what was in its row's cache."""
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         self._see(chunk.tokens_BT, chunk.positions_BT, chunk.span, state.first_row)
@@ -79,7 +83,7 @@ class DraftModel:
         self._see(tokens_BT, positions_BT, span, state.first_row)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self._runner.copy_row(source, destination, num_tokens)
+        self.runner.copy_row(source, destination, num_tokens)
 
     def forwards(self, k: int) -> tuple[BareForward, ...]:
         if self._is_tree:
@@ -92,7 +96,7 @@ class DraftModel:
 
     def _see(self, tokens_BT: Tensor, positions_BT: Tensor, span: int, first_row: int) -> None:
         last_1 = torch.full_like(tokens_BT[0, :1], tokens_BT.shape[1] - 1)
-        self._runner.forward(
+        self.runner.forward(
             self._known(tokens_BT), positions_BT, span, first_row=first_row, last_B=last_1
         )
 
@@ -104,7 +108,7 @@ class DraftModel:
         branches: Branches | None = None,
     ) -> Tensor:
         """Over the target's vocabulary [B, T, V]; tokens the draft model lacks are impossible."""
-        out = self._runner.forward(self._known(tokens_BT), positions_BT, span, branches=branches)
+        out = self.runner.forward(self._known(tokens_BT), positions_BT, span, branches=branches)
         missing = self._target_vocab_size - out.logits.shape[-1]
         if missing < 0:
             return out.logits[..., :missing]
@@ -114,6 +118,6 @@ class DraftModel:
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Ids past the draft's vocabulary are padding of the target's; any id will do."""
-        if self._runner.vocab_size >= self._target_vocab_size:
+        if self.runner.vocab_size >= self._target_vocab_size:
             return tokens
-        return tokens.clamp(max=self._runner.vocab_size - 1)
+        return tokens.clamp(max=self.runner.vocab_size - 1)

@@ -5,7 +5,7 @@ it is known, else what the head made of it. Shape suffixes: B rows, T tokens, W 
 level, F the head's state size, V the target's vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from specbench.decoding.growth import (
     grow_dynamic,
     grow_static,
     num_dynamic_drafts,
+    num_dynamic_slots,
 )
 from specbench.decoding.layer_stack import LayerStack
 from specbench.decoding.sampling import Sampler
@@ -31,6 +32,7 @@ class FeatureHead(Protocol):
 
     features: tuple[int, ...]  # hidden states of the target that it fuses
     state_size: int
+    num_tokens: int  # that it can say
     device: torch.device
     dtype: torch.dtype
     layers: LayerStack
@@ -61,6 +63,9 @@ class FeatureHead(Protocol):
         ...
 
 
+_DEEPEST_BEAM = 16  # levels of a dynamic tree; its authors go to 8
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreePlan:
     """How drafts branch: not at all, as a topology says, or as the head's own scores say."""
@@ -70,6 +75,16 @@ class TreePlan:
     top_k: int = 10  # of a dynamic tree: the beam's width
     max_drafts: int = 59  # of a dynamic tree
 
+    def num_drafts(self, k: int) -> int:
+        """Of a dynamic tree k levels deep."""
+        return num_dynamic_drafts(k, self.top_k, self.max_drafts)
+
+    def spare_slots(self, k: int) -> int:
+        """Slots that a beam takes beyond those of the drafts chosen from it."""
+        if self.kind != "dynamic":
+            return 0
+        return max(num_dynamic_slots(k, self.top_k) - self.num_drafts(k), 0)
+
 
 class FeatureDrafter(Memoryless):
     """Keeps the state after each row's last token, from which the first draft comes for free."""
@@ -78,11 +93,13 @@ class FeatureDrafter(Memoryless):
         self.head = head
         self.features = head.features
         self.max_k = max_k
-        self._plan = plan
-        topology = plan.topology
-        if topology is not None:
-            self.max_k = min(topology.depth, max_k or topology.depth)
-            self._trees = StaticTrees(topology.cut, head.device)
+        self._plan = plan = replace(plan, top_k=min(plan.top_k, head.num_tokens))
+        if plan.kind == "static" and plan.topology is not None:
+            deepest = plan.topology.depth
+            self._trees = StaticTrees(plan.topology.cut, head.device)
+            self.max_k = min(deepest, max_k or deepest)
+        elif plan.kind == "dynamic":
+            self.max_k = min(_DEEPEST_BEAM, max_k or _DEEPEST_BEAM)
         self._last_RF = torch.empty(0, head.state_size)
 
     @property
@@ -90,7 +107,8 @@ class FeatureDrafter(Memoryless):
         return (self.head.layers.cache, self._last_RF)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        self.head.layers.allocate(num_rows, max_len)
+        spare = max(self._plan.spare_slots(k) for k in range(1, _DEEPEST_BEAM + 1))
+        self.head.layers.allocate(num_rows, max_len + spare)
         if num_rows > len(self._last_RF):
             self._last_RF = torch.zeros(
                 num_rows, self.head.state_size, dtype=self.head.dtype, device=self.head.device
@@ -100,7 +118,7 @@ class FeatureDrafter(Memoryless):
         if self._plan.kind == "static":
             return self._trees[k].topology.num_drafts
         if self._plan.kind == "dynamic":
-            return num_dynamic_drafts(k, self._plan.top_k, self._plan.max_drafts)
+            return self._plan.num_drafts(min(k, _DEEPEST_BEAM))
         return k
 
     def prefill(self, state: State, chunk: Chunk) -> None:
@@ -133,7 +151,10 @@ class FeatureDrafter(Memoryless):
         self._last_RF[destination].copy_(self._last_RF[source])
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        head = self.head
+        head, plan = self.head, self._plan
+        if plan.kind == "dynamic":
+            k = min(k, _DEEPEST_BEAM)
+            span += plan.spare_slots(k)
         states_BWF = self._rows(state)[:, None]
         logits_BV = head.logits(states_BWF)[:, 0]
         depth = 0
@@ -155,16 +176,11 @@ class FeatureDrafter(Memoryless):
             states_BWF = states_BWF.gather(1, index_BWF)
             return step(nodes.tokens_BW, nodes.positions_BW - 1, _one_back(nodes.branches))
 
-        if self._plan.kind == "static":
+        if plan.kind == "static":
             return grow_static(self._trees[k], state, logits_BV, feed, sampler)
-        if self._plan.kind == "dynamic":
+        if plan.kind == "dynamic":
             return grow_dynamic(
-                state,
-                logits_BV,
-                feed,
-                depth=k,
-                top_k=self._plan.top_k,
-                num_drafts=self.num_drafts(k),
+                state, logits_BV, feed, depth=k, top_k=plan.top_k, num_drafts=plan.num_drafts(k)
             )
         return grow_chain(state, logits_BV, follow, k, sampler)
 

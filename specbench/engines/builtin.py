@@ -169,6 +169,7 @@ class BuiltinEngine:
                 max_new_tokens=request.max_new_tokens,
                 seed=request.seed,
                 arrival=arrival,
+                prediction_ids=request.prediction_ids,
             )
             for request, arrival in zip(requests, arrivals(requests, load), strict=True)
         ]
@@ -217,8 +218,8 @@ class BuiltinEngine:
     def forward_seconds(
         self, drafter: str, forward: RoundForward, context: int, num_samples: int
     ) -> tuple[float, ...]:
-        is_target = forward.role == "target"
-        runner = self._runner if is_target else self._draft_models[drafter][2]
+        runner = self._methods[drafter].runner if forward.role == "drafter" else self._runner
+        assert runner is not None, f"{drafter} counts forwards and names no runner"
         return self._bare_forwards.seconds(runner, forward.num_tokens, context, num_samples)
 
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:

@@ -19,6 +19,7 @@ class EngineRequest:
     seed: int
     stop_at_eos: bool = True
     conversation: str | None = None  # a later request of the same one waits for the earlier
+    prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -80,6 +80,9 @@ class BytesTokenizer:
             raise WorkloadError("the chat template of fake refuses the conversation: no")
         return tuple(text.encode())
 
+    def ids(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
     def text(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token != END).decode()
 

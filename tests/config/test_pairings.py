@@ -86,7 +86,7 @@ def test_parameters_reach_the_drafter_as_they_are_written(tmp_path: Path) -> Non
     assert copy.parameters == {"max_ngram": 4, "min_ngram": 2}
     later = "{depth: 24, factor: 1.5, cache: 'yes', exact: yes}"
     text = (
-        f"targets: {{b: {{model: o/b, drafters: {{s: {{method: suffix, parameters: {later}}}}}}}}}"
+        f"targets: {{b: {{model: o/b, drafters: {{s: {{method: dflash, parameters: {later}}}}}}}}}"
     )
     parameters = read(tmp_path, text).targets[0].drafters[0].parameters
     assert parameters == {"depth": 24, "factor": 1.5, "cache": "yes", "exact": True}

@@ -85,6 +85,9 @@ class CountingRunner:
         next_BT = (states_BTF[..., 0].long() + 1) % self.vocab_size
         return torch.nn.functional.one_hot(next_BT, self.vocab_size).float()
 
+    def first_layers(self, num_layers: int) -> "CountingRunner":  # noqa: ARG002
+        return self
+
 
 class ScriptedDrafter(Memoryless):
     """Drafts what its script says stands at a position; 0 where it says nothing."""
@@ -106,6 +109,7 @@ class Wrapped:
         self.inner = inner
         self.features = inner.features
         self.allocate = inner.allocate
+        self.begin = inner.begin
         self.prefill = inner.prefill
         self.catch_up = inner.catch_up
         self.copy_row = inner.copy_row
@@ -113,6 +117,7 @@ class Wrapped:
         self.num_drafts = inner.num_drafts
         self.needs_host = inner.needs_host
         self.max_k = inner.max_k
+        self.runner = inner.runner
         self.buffers = inner.buffers
         self.observe = inner.observe
 

@@ -114,14 +114,14 @@ WARM = Sampling(temperature=0.7)
 FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint laws are tested
 
 
-def law_model(seed: int) -> Any:
+def law_model(seed: int, num_layers: int = 1) -> Any:
     """A seven-token Llama, wide enough in its opinions that drafts are kept and refused."""
     return tiny_llama(
         seed,
         vocab_size=LAW_VOCAB_SIZE,
         hidden_size=16,
         intermediate_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=num_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         initializer_range=0.15,
@@ -217,8 +217,8 @@ def one_draft_p_value(num_rows: int = 100_000) -> float:
 class LawBench:
     """One target and one draft model of the seven-token language, with the exact law."""
 
-    def __init__(self, sampling: Sampling = WARM) -> None:
-        model = law_model(seed=0)
+    def __init__(self, sampling: Sampling = WARM, num_layers: int = 1) -> None:
+        model = law_model(seed=0, num_layers=num_layers)
         self.sampling = sampling
         self.law = exact_law(model, sampling)
         self.target = StockRunner(model)

@@ -14,9 +14,8 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.ngram import Ngram
-from tests.decoding.lossless import parts_of
 from specbench.records import Sampling
-from tests.decoding.lossless import make_drafter
+from tests.decoding.lossless import make_drafter, parts_of
 from tests.decoding.models import random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu

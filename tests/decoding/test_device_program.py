@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from specbench.decoding.drafter import Drafter, Proposal
-from specbench.decoding.round import run_round
+from specbench.decoding.round import finish_round, run_round
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -41,11 +41,19 @@ class Device(NamedTuple):
     state: State
 
     def run(self, drafter: Drafter, sampling: Sampling, k: int) -> None:
-        """One round, watched."""
+        """What a graph holds of a round, watched: all, or the half after a host's drafts."""
         for runner in (self.target, self.draft):
             runner.allocate(3, SPAN)
+        drafter.allocate(3, SPAN)
+        sampler = Sampler(sampling)
+        if not drafter.needs_host:
+            with HostWatch():
+                run_round(self.target, drafter, self.state, sampler, k=k, span=SPAN)
+            return
+        tokens_BK = torch.zeros(3, k, dtype=torch.long, device=DEVICE)
+        proposal = Proposal(tokens_BK, torch.full_like(self.state.budget_B, k))
         with HostWatch():
-            run_round(self.target, drafter, self.state, Sampler(sampling), k=k, span=SPAN)
+            finish_round(self.target, drafter, self.state, sampler, proposal, SPAN)
 
 
 @pytest.fixture

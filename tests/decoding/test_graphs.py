@@ -18,7 +18,6 @@ from specbench.decoding.sampling import Sampler
 from specbench.decoding.scheduler import Arrival
 from specbench.decoding.verifier import verify
 from specbench.drafters.ngram import Ngram
-from tests.decoding.lossless import parts_of
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fake_graphs import FailingGraphs, InertGraphs, LateClock, graphed
@@ -33,7 +32,7 @@ from tests.decoding.graph_bench import (
     one_request,
     some_requests,
 )
-from tests.decoding.lossless import acceptance_rate, assert_texts, make_drafter
+from tests.decoding.lossless import acceptance_rate, assert_texts, make_drafter, parts_of
 from tests.decoding.models import random_prompt, tiny_llama
 
 

@@ -87,6 +87,9 @@ def test_a_window_counts_positions_not_slots() -> None:
     # Node 5 is at position 6 in slot 9: it sees positions 4 (the current), 5 (node 2) and its own.
     assert seen_1NS[0, 5].nonzero().flatten().tolist() == [4, 6, 9]
     assert seen_1NS[0, 1].nonzero().flatten().tolist() == [3, 4, 5]
+    # Its parent is one position back, though its slot lies where the node's own position is.
+    seen_1NS = visible(positions_BN, torch.arange(14), window=1, branches=branches)
+    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [9]
 
 
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])

@@ -7,6 +7,12 @@ from specbench.methods import all_methods
 # What tests change beside the defaults: by name, (method, parameters).
 _TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "draft_model, tree 3 2": ("draft_model", {"tree": (3, 2)}),
+    "lookahead, window 3 ngram 3 guesses 2": (
+        "lookahead",
+        {"window": 3, "ngram": 3, "guesses": 2},
+    ),
+    "self_speculation, tree 3 2": ("self_speculation", {"tree": (3, 2)}),
+    "token_recycling, 12 drafts": ("token_recycling", {"max_drafts": 12}),
 }
 
 

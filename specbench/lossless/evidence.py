@@ -1,0 +1,92 @@
+"""What was collected about one pairing at one K and temperature; numbers only, no torch.
+
+Shape suffixes: N tokens, C cells of a joint law.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """Whose output it is. `lossy` names an option that changes the law on purpose."""
+
+    pairing: str  # the bare target for K = 0
+    engine: str
+    method: str
+    num_speculative_tokens: int
+    temperature: float
+    lossy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """Where a greedy text leaves the expected one; a token is None where a text has ended.
+
+    `gap` lies between the target's best logit and its second best, `steps` is that in steps
+    (units in the last place) of the logits' dtype at their magnitude.
+    """
+
+    prompt_id: str
+    position: int  # in the output, from 0
+    expected: int | None
+    found: int | None
+    gap: float
+    steps: float
+    are_two_best: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GreedyEvidence:
+    """Greedy texts beside the expected ones; at most one divergence a prompt, the first."""
+
+    subject: Subject
+    num_prompts: int
+    num_tokens: int
+    divergences: tuple[Divergence, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointCounts:
+    """How often each short text came, beside its exact probability."""
+
+    observed_C: Floats
+    probability_C: Floats
+    num_tokens: int  # of each text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledEvidence:
+    """Sampled tokens placed in the target's law given what precedes them.
+
+    Each column has one number in [0, 1] a token: randomised probability integral transforms,
+    independent and uniform where, and only where, every token was drawn from the target's law.
+    `surprise_N` is the mass of the tokens that are less likely than the one drawn,
+    `identity_N` that of the tokens before it in a fixed random order of the vocabulary, and
+    `control_N` is `surprise_N` under a law that is known to be wrong.
+    """
+
+    subject: Subject
+    surprise_N: Floats
+    identity_N: Floats
+    control_N: Floats
+    num_texts: int
+    num_outside: int  # tokens that top-k or top-p exclude
+    num_at_edge: int  # excluded by no more than rounding; they are in no column
+    misshapen: tuple[str, ...] = ()  # prompts whose text goes on after its end, or has none
+    joint: JointCounts | None = None  # of a small vocabulary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """What could not be decoded, and why."""
+
+    subject: Subject
+    reason: str
+
+
+Evidence = GreedyEvidence | SampledEvidence | Refused

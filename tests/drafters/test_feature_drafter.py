@@ -1,0 +1,208 @@
+"""What EAGLE's heads draft, round after round, is what a plain forward over the text drafts.
+
+Shape suffixes: B rows, K drafts, F hidden size, V vocabulary.
+"""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.drafters.eagle import STATIC_TREE
+from specbench.drafters.feature_drafter import FeatureDrafter
+from specbench.drafters.registry import build_drafter, drafter_class
+from specbench.records import Sampling
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.drafters.feature_cases import (
+    GREEDY,
+    SPAN,
+    VOCAB_SIZE,
+    Drafted,
+    Guided,
+    Path,
+    Watched,
+    assert_chains,
+    assert_dynamic_trees,
+    assert_static_trees,
+    num_kept,
+    prefilled,
+    run_rounds,
+)
+from tests.drafters.plain_heads import PlainEagle, PlainEagle3, PlainHead
+
+PROMPTS = [random_prompt(n, n, VOCAB_SIZE) for n in (9, 6, 14)]
+BEAM = {"top_k": 3, "max_drafts": 8}
+PLAIN: dict[str, type[PlainHead]] = {"eagle": PlainEagle, "eagle3": PlainEagle3}
+METHODS = sorted(PLAIN)
+
+
+class Subject(NamedTuple):
+    method: str
+    target: StockRunner
+    checkpoint: Checkpoint
+    plain: PlainHead
+    texts: list[Path]  # the prompts as the target goes on from them
+
+    def drafter(self, **parameters: Any) -> Drafter:
+        return build_drafter(self.method, parts_of(self.target, None, self.checkpoint), parameters)
+
+    def rounds(
+        self, ks: list[int], *, is_guided: bool = True, span: int = SPAN, **parameters: Any
+    ) -> tuple[list[Drafted], set[int]]:
+        """The proposals of rounds after a prefill in chunks of 4, and how many drafts were kept.
+
+        Guided rounds keep other numbers of drafts on other branches than the head's own.
+        """
+        watched = Watched(self.drafter(**parameters))
+        drafter = Guided(watched, self.texts) if is_guided else watched
+        ends = run_rounds(self.target, drafter, PROMPTS, ks, prefill_chunk=4, span=span)
+        for end, text in zip(ends, self.texts, strict=True):
+            assert end == text[: len(end)]
+        return watched.seen, set(num_kept(ends, watched.seen))
+
+
+@cache
+def subject(method: str) -> Subject:
+    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
+    texts = [(*prompt, *generated(model, prompt, 100)) for prompt in PROMPTS]
+    more: dict[str, Any] = {"target_ids": (1, 2, 3, 5, 6, 7, 9), "layer_ids": (0, 1, 2)}
+    options = more if method == "eagle3" else {}
+    checkpoint = drafter_class(method).new_checkpoint(model.config, 1, **options)
+    target = StockRunner(tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3))
+    return Subject(method, target, checkpoint, PLAIN[method](model, checkpoint), texts)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_chains_are_the_plain_heads_after_any_number_of_kept_drafts(method: str) -> None:
+    case = subject(method)
+
+    seen, kept = case.rounds([4] * 12, tree="chain")
+
+    assert kept == {0, 1, 2, 3, 4}
+    assert_chains(case.plain, seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_static_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -> None:
+    case = subject(method)
+
+    seen, kept = case.rounds([4] * 8, tree="static")
+
+    assert kept >= {0, 1, 2, 3}
+    assert_static_trees(case.plain, STATIC_TREE.cut(4), seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dynamic_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -> None:
+    case = subject(method)
+
+    seen, kept = case.rounds([4] * 8, tree="dynamic", **BEAM)
+
+    assert kept >= {0, 1, 2, 3}
+    assert_dynamic_trees(case.plain, 3, 4, 8, seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_beam_of_more_slots_than_drafts_stays_in_its_row(method: str) -> None:
+    case = subject(method)
+    longest = max(map(len, PROMPTS)) + 10  # of five rounds that keep a draft at most
+
+    seen, _ = case.rounds(
+        [6] * 5, is_guided=False, span=longest + 2 + 1, tree="dynamic", top_k=5, max_drafts=2
+    )
+
+    assert_dynamic_trees(case.plain, 5, 6, 2, seen)
+
+
+@pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
+@pytest.mark.parametrize("method", METHODS)
+def test_after_twenty_rounds_without_drafts_proposals_are_those_of_a_fresh_prefill(
+    method: str, tree: str
+) -> None:
+    case = subject(method)
+
+    seen, _ = case.rounds([4] + [0] * 20 + [4], tree=tree, **BEAM)
+
+    last = seen[-len(PROMPTS) :]
+    fresh = Watched(case.drafter(tree=tree, **BEAM))
+    run_rounds(case.target, fresh, [drafted.text[:-1] for drafted in last], [4])
+    assert [drafted.text for drafted in fresh.seen] == [drafted.text for drafted in last]
+    assert [drafted.paths for drafted in fresh.seen] == [drafted.paths for drafted in last]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_drawn_chains_laws_are_the_plain_heads(method: str) -> None:
+    case = subject(method)
+    watched = Watched(case.drafter(tree="chain"))
+
+    run_rounds(case.target, watched, PROMPTS, [3] * 6, sampling=Sampling(temperature=0.7))
+
+    for text, paths, laws in watched.seen:
+        assert laws is not None
+        for i, law_V in enumerate(laws):
+            logits_V = case.plain.logits(text, paths[-1][:i])
+            torch.testing.assert_close(law_V, (logits_V / 0.7).softmax(-1), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("tree", "has_laws"), [("static", True), ("dynamic", False)])
+@pytest.mark.parametrize("method", METHODS)
+def test_static_trees_are_drawn_and_dynamic_ones_are_matched(
+    method: str, tree: str, has_laws: bool
+) -> None:
+    watched = Watched(subject(method).drafter(tree=tree))
+
+    run_rounds(subject(method).target, watched, PROMPTS, [4], sampling=Sampling(temperature=0.7))
+
+    assert all((drafted.laws is not None) == has_laws for drafted in watched.seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@torch.no_grad()
+def test_the_states_of_a_prefill_in_pieces_are_the_plain_heads(method: str) -> None:
+    case = subject(method)
+    text = torch.tensor([PROMPTS[2]])
+    out = case.plain.model.model(text, use_cache=False, output_hidden_states=True)
+    states_TF = case.plain.first([state_1TF[0] for state_1TF in out.hidden_states])[:-1]
+    expected_TF = case.plain.next(case.plain.embedding_VF[text[0, 1:]], states_TF)
+    drafter = case.drafter()
+    assert isinstance(drafter, FeatureDrafter)
+    head, T = drafter.head, text.shape[1] - 1
+    drafter.allocate(1, 64)
+
+    pieces = [
+        head.step(
+            text[:, 1:][:, piece_T],
+            head.fuse(tuple(out.hidden_states[i][:, piece_T] for i in head.features)),
+            piece_T[None],
+            64,
+        )
+        for piece_T in torch.arange(T).split(4)
+    ]
+
+    torch.testing.assert_close(torch.cat(pieces, 1)[0], expected_TF, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_that_moves_takes_its_states_along(method: str) -> None:
+    case = subject(method)
+    watched = Watched(case.drafter(tree="chain"))
+    rows = prefilled(case.target, watched, PROMPTS, span=SPAN)
+
+    with torch.no_grad():
+        rows.move_row(2, 0, len(PROMPTS[2]))
+        watched.propose(rows.state.rows(0, 1), 4, SPAN, Sampler(GREEDY))
+
+    assert watched.seen[0].text[:-1] == PROMPTS[2]
+    assert_chains(case.plain, watched.seen)
+
+
+def test_the_static_tree_is_the_published_one_of_25_nodes() -> None:
+    assert STATIC_TREE.num_drafts == 25
+    assert [len(level.ranks) for level in STATIC_TREE.levels] == [4, 8, 8, 3, 2]
+    assert STATIC_TREE.is_gapless

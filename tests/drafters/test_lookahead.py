@@ -1,0 +1,295 @@
+"""Lookahead by hand: what a round's nodes see, how n-grams come about, and what they yield."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.request import Request
+from specbench.decoding.round import run_round
+from specbench.decoding.rows import Fill, Rows
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.tree import branches_of
+from specbench.drafters.lookahead import Lookahead, round_shape
+from specbench.drafters.ngram_pool import NgramPool
+from specbench.records import Sampling
+from tests.decoding.fakes import CountingRunner
+from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.models import plain_logits, ragged_prompts, random_prompt, tiny_llama
+
+CPU = torch.device("cpu")
+GREEDY = Sampler(Sampling())
+SMALL = {"window": 3, "ngram": 3, "guesses": 2}
+
+
+def lookahead(target: Any, **parameters: Any) -> Lookahead:
+    drafter = make_drafter("lookahead", target, **parameters)
+    assert isinstance(drafter, Lookahead)
+    return drafter
+
+
+def filled(target: Any, drafter: Lookahead, *prompts: tuple[int, ...]) -> Rows:
+    """Rows after the prefill of those prompts."""
+    rows = Rows(target, drafter, num_rows=len(prompts), capacity=256, eos_ids=())
+    rows.begin(len(prompts))
+    fills = [
+        Fill(row=row, prompt_ids=prompt, max_new_tokens=40, seed=0)
+        for row, prompt in enumerate(prompts)
+    ]
+    rows.fill(fills, GREEDY)
+    return rows
+
+
+def test_what_the_nodes_of_a_small_round_see() -> None:
+    shape = round_shape(num_levels=3, window=2, num_guesses=2, depth=2, device=CPU)
+
+    # x is the current token and stands at the head of level 0.
+    expected = [
+        # x a | c d | e f | g1   | g2
+        [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],  # x
+        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],  # a: level 0 is causal
+        [1, 0, 1, 0, 0, 0, 0, 0, 0, 0],  # c: below x
+        [1, 1, 0, 1, 0, 0, 0, 0, 0, 0],  # d: below a, which sees x
+        [1, 0, 1, 0, 1, 0, 0, 0, 0, 0],  # e: its own column
+        [1, 1, 0, 1, 0, 1, 0, 0, 0, 0],  # f
+        [1, 0, 0, 0, 0, 0, 1, 0, 0, 0],  # a guess follows x
+        [1, 0, 0, 0, 0, 0, 1, 1, 0, 0],
+        [1, 0, 0, 0, 0, 0, 0, 0, 1, 0],  # and sees no other guess
+        [1, 0, 0, 0, 0, 0, 0, 0, 1, 1],
+    ]
+    assert shape.seen_BNN[0].int().tolist() == expected
+    assert shape.depths_BN.tolist() == [[0, 1, 1, 2, 2, 3, 1, 2, 1, 2]]
+    assert shape.parents_BK.tolist() == [[0, 0, 1, 2, 3, 0, 6, 0, 8]]
+    assert shape.is_meant_BK.tolist() == [[False] * 5 + [True] * 4]
+
+
+@torch.no_grad()
+def test_every_window_node_has_the_logits_of_the_text_it_stands_for() -> None:
+    target = StockRunner(tiny_llama(seed=0))
+    prompt = ragged_prompts()[1]
+    drafter = lookahead(target, window=3, ngram=4, guesses=1)
+    rows = filled(target, drafter, prompt)
+    for _ in range(4):
+        run_round(target, drafter, rows.state, GREEDY, k=3, span=128)
+    length = int(rows.state.length_B1)
+    text = rows.state.tokens_BC[0, : length + 1].tolist()
+
+    proposal = drafter.propose(rows.state, 3, 128, GREEDY)
+    assert proposal.tree is not None
+    positions_BN, branches = branches_of(proposal.tree, rows.state.length_B1)
+    nodes = [text[-1], *proposal.tokens_BK[0].tolist()]
+    logits_NV = target.forward(torch.tensor([nodes]), positions_BN, 128, branches=branches).logits[
+        0
+    ]
+
+    plain = tiny_llama(seed=0)
+    for level in range(3):
+        for column in range(3):
+            above = [column + i * 3 for i in range(1, level + 1)]
+            seen = [*text, *(nodes[i] for i in [*range(1, column + 1), *above])]
+            expected_V = plain_logits(plain, torch.tensor([seen]))[0, -1]
+            node = level * 3 + column
+            torch.testing.assert_close(logits_NV[node], expected_V, atol=2e-4, rtol=1e-3)
+            assert int(positions_BN[0, node]) == len(seen) - 1
+
+
+def test_k_cuts_the_guesses_and_not_the_window() -> None:
+    drafter = lookahead(CountingRunner(), window=3, ngram=4, guesses=2)
+
+    assert [drafter.num_drafts(k) for k in (1, 2, 3, 8)] == [8 + 2, 8 + 4, 8 + 6, 8 + 6]
+    assert drafter.max_k == 3
+
+
+def test_the_first_level_is_of_the_prompts_tokens_and_the_same_for_the_same_seed() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, window=20, ngram=3, guesses=1)
+
+    def first_levels() -> Tensor:
+        rows = filled(target, drafter, (7, 11, 13, 17), (7, 11, 13, 17), (2,))
+        tokens_BK = drafter.propose(rows.state, 2, 128, GREEDY).tokens_BK
+        return tokens_BK[:, :19].clone()
+
+    tokens_BW = first_levels()
+    assert set(tokens_BW[0].tolist()) == {7, 11, 13, 17}
+    assert torch.equal(tokens_BW[0], tokens_BW[1])
+    assert set(tokens_BW[2].tolist()) == {2}
+    assert torch.equal(first_levels(), tokens_BW)
+
+
+def test_an_ngram_of_the_window_becomes_a_guess_and_a_right_guess_emits_n_tokens() -> None:
+    """The target counts. Its window sees a 20 in the prompt, so it counts on from there.
+
+    One round fills level 1 with 21, the next says 22: the n-gram 20 21 22 is there when the
+    text comes to 20. The window is 13 numbers ahead by then and gains 1 a round, the text 3.
+    """
+    drafter = lookahead(CountingRunner(), **SMALL, pool_from_prompt=False)
+    request = Request(prompt_ids=(*[20] * 9, 5), max_new_tokens=1 + 14 + 9)
+
+    (result,) = decode(CountingRunner(), drafter, [request], k=2)
+
+    assert result.output_ids == tuple(range(6, 30))
+    assert result.rounds.num_emitted == (1,) * 14 + (3, 3, 3)
+    assert result.rounds.num_accepted == (0,) * 14 + (2, 2, 2)
+
+
+@pytest.mark.parametrize(("ngram", "num_rounds"), [(2, 1), (3, 2), (5, 4)])
+def test_levels_fill_one_by_one_before_ngrams_come_about(ngram: int, num_rounds: int) -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, window=2, ngram=ngram, guesses=1, pool_from_prompt=False)
+    rows = filled(target, drafter, (50, 50, 5))
+
+    def num_held() -> int:
+        grams_RPN = drafter.buffers[2]
+        assert isinstance(grams_RPN, Tensor)
+        return int((grams_RPN[0, :-1, 0] >= 0).sum())
+
+    for _ in range(num_rounds):
+        assert num_held() == 0
+        run_round(target, drafter, rows.state, GREEDY, k=1, span=128)
+    assert num_held() == 2
+
+
+def test_the_prompts_own_ngrams_are_guessed_from_the_first_round() -> None:
+    target = CountingRunner()
+
+    def first_round(**parameters: Any) -> int:
+        drafter = lookahead(target, **SMALL, **parameters)
+        request = Request(prompt_ids=(4, 5, 6, 7, 8, 3), max_new_tokens=10)
+        return decode(target, drafter, [request], k=2)[0].rounds.num_accepted[0]
+
+    assert first_round() == 2
+    assert first_round(pool_from_prompt=False) == 0
+
+
+def rounds_of(*requests: Request, num_rows: int | None = None, **options: Any) -> list[Any]:
+    """What was drafted and kept, round by round."""
+    target = StockRunner(tiny_llama(seed=0))
+    drafter = lookahead(target, **SMALL)
+    if num_rows is None:
+        return [r.rounds for r in decode(target, drafter, requests, k=2, **options)]
+    return [decode(target, drafter, [r], k=2, **options)[0].rounds for r in requests]
+
+
+def repetitive() -> list[Request]:
+    prompts = [random_prompt(7, seed=seed) * 3 for seed in range(3)]
+    return [Request(prompt_ids=p, max_new_tokens=20 + i) for i, p in enumerate(prompts)]
+
+
+def drafted(log: Any) -> tuple[Any, Any]:
+    return log.num_drafted, log.num_accepted
+
+
+def test_a_row_drafts_as_if_it_were_alone() -> None:
+    together = [drafted(log) for log in rounds_of(*repetitive())]
+    alone = [drafted(rounds_of(request)[0]) for request in repetitive()]
+
+    assert together == alone
+    assert all(sum(num_drafted) > 0 for num_drafted, _ in alone)
+
+
+def test_a_row_that_is_used_again_forgets_what_it_found() -> None:
+    one_row = [drafted(log) for log in rounds_of(*repetitive(), num_rows=1)]
+
+    assert one_row == [drafted(rounds_of(request)[0]) for request in repetitive()]
+
+
+def test_chunks_of_a_prompt_collect_what_the_whole_collects() -> None:
+    whole = [drafted(log) for log in rounds_of(*repetitive())]
+
+    assert [drafted(log) for log in rounds_of(*repetitive(), prefill_chunk=4)] == whole
+
+
+def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:
+    """All that is kept of a row; the pool's last place holds nothing."""
+    levels_RLW, num_filled_R, grams_RPN, num_added_RS = drafter.buffers
+    kept = (levels_RLW, num_filled_R, grams_RPN[:, :-1], num_added_RS)  # type: ignore[index]
+    return [tensor[row].clone() for tensor in kept]  # type: ignore[index]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_row_that_is_done_stays_as_it_was_and_one_that_is_copied_is_the_other() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, **SMALL)
+    rows = filled(target, drafter, (20, 30, 5), (40, 50, 60))
+    for _ in range(3):
+        run_round(target, drafter, rows.state, GREEDY, k=2, span=128)
+    rows.state.budget_B[0] = 0
+    before = [snapshot(drafter, row) for row in range(2)]
+
+    run_round(target, drafter, rows.state, GREEDY, k=2, span=128)
+
+    assert same(snapshot(drafter, 0), before[0])
+    assert not same(snapshot(drafter, 1), before[1])
+    rows.move_row(1, 0, 10)
+    assert same(snapshot(drafter, 0), snapshot(drafter, 1))
+
+
+def test_a_round_without_drafts_leaves_the_window_as_it_was() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, **SMALL)
+    rows = filled(target, drafter, (20, 30, 5))
+    before = snapshot(drafter, 0)
+
+    run_round(target, drafter, rows.state, GREEDY, k=0, span=128)
+
+    assert same(snapshot(drafter, 0), before)
+
+
+def pool(size: int, vocab_size: int = 100) -> NgramPool:
+    pool = NgramPool(3, size, vocab_size, CPU)
+    pool.allocate(1)
+    return pool
+
+
+def add(pool: NgramPool, *grams: tuple[int, int, int], but: int = -1) -> None:
+    is_added = [[i != but for i in range(len(grams))]]
+    pool.add(0, torch.tensor([grams]), torch.tensor(is_added))
+
+
+def found(pool: NgramPool, token: int) -> list[list[int]]:
+    grams_BGN, is_found_BG = pool.find(0, torch.tensor([[token]]))
+    pairs = zip(grams_BGN[0].tolist(), is_found_BG[0].tolist(), strict=True)
+    return [gram for gram, is_found in pairs if is_found]
+
+
+def test_a_bucket_keeps_the_newest_ngrams() -> None:
+    grams = pool(size=2)
+    add(grams, (1, 2, 3), (7, 7, 7), (1, 4, 5))
+    assert found(grams, 1) == [[1, 2, 3], [1, 4, 5]]
+
+    add(grams, (1, 6, 6))
+    assert found(grams, 1) == [[1, 6, 6], [1, 4, 5]]
+    add(grams, (1, 8, 8), (1, 9, 9), (1, 10, 10))
+    assert sorted(found(grams, 1)) == [[1, 9, 9], [1, 10, 10]]
+    assert found(grams, 7) == [[7, 7, 7]]
+
+
+def test_an_ngram_that_is_there_or_comes_twice_takes_one_place() -> None:
+    grams = pool(size=3)
+    add(grams, (1, 2, 3), (1, 2, 3), (1, 4, 5))
+    add(grams, (1, 4, 5), (1, 2, 3))
+
+    assert found(grams, 1) == [[1, 2, 3], [1, 4, 5]]
+
+
+def test_an_ngram_that_is_not_to_be_added_leaves_no_trace() -> None:
+    grams = pool(size=2)
+    add(grams, (1, 2, 3), (1, 4, 5), but=0)
+    assert found(grams, 1) == [[1, 4, 5]]
+
+    add(grams, (1, 2, 3), (1, 2, 3), but=0)
+    assert sorted(found(grams, 1)) == [[1, 2, 3], [1, 4, 5]]
+
+
+def test_a_token_does_not_find_the_ngrams_of_another_in_its_bucket() -> None:
+    grams = pool(size=2, vocab_size=5000)
+    add(grams, (3, 1, 1), (3 + 1024, 2, 2))
+
+    assert found(grams, 3) == [[3, 1, 1]]
+    assert found(grams, 3 + 1024) == [[3 + 1024, 2, 2]]
+    assert found(grams, 3 + 2048) == []
