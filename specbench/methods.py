@@ -21,8 +21,7 @@ Setting = int | float | str | bool | tuple[int, ...]
 
 # Names that a pairing may have already, of drafters that are not here yet.
 ANNOUNCED = frozenset(
-    """mtp
-    dflash""".split()
+    """dflash""".split()
 )
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
@@ -69,12 +70,20 @@ def slot_attention(
     """Attend query [B, H, T, D] over key and value [B, N, S, D]; return [B, T, H, D].
 
     Grouped-query heads are packed into the query axis, so keys and values are never repeated;
-    the mask comes packed likewise. `softcap` (Gemma 2) and `s_aux` (attention sinks, GPT-OSS)
+    the mask comes packed likewise. An empty mask says that the T tokens are the last of the S
+    slots and each sees all up to itself: kernels that take no mask can serve that. `softcap` (Gemma 2) and `s_aux` (attention sinks, GPT-OSS)
     are not in torch's kernel and take the explicit path.
     """
     B, H, T, D = query.shape
     N = key.shape[1]
     G = H // N
+    if attention_mask.numel() == 0:
+        if softcap is None and s_aux is None:
+            return causal_attention(query, key, value, scaling).transpose(1, 2), None
+        places_1T = torch.arange(key.shape[2] - T, key.shape[2], device=key.device)[None]
+        slots_S = torch.arange(key.shape[2], device=key.device)
+        seen_1TS = visible(places_1T, slots_S, window=None)
+        attention_mask = additive_mask(seen_1TS, query.dtype, pack=G)
     packed = query.reshape(B, N, G * T, D)
     if attention_mask.shape[2] != G * T:  # layers with another head count than the config's
         attention_mask = attention_mask[:, :, :T].repeat(1, 1, G, 1)
@@ -88,6 +97,22 @@ def slot_attention(
             scores = softcap * torch.tanh(scores / softcap)
         out = _softmax(scores + attention_mask, s_aux, T).to(value.dtype) @ value
     return out.reshape(B, H, T, -1).transpose(1, 2), None
+
+
+def causal_attention(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None
+) -> Tensor:
+    """Queries [B, H, T, D] of the last T of S slots, each seeing all up to itself; [B, H, T, D]."""
+    T, S = query.shape[2], key.shape[2]
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=causal_lower_right(T, S) if 1 < T < S else None,
+        is_causal=1 < T == S,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
 
 
 def _softmax(scores_BNMS: Tensor, sinks_H: Tensor | None, T: int) -> Tensor:

@@ -51,6 +51,7 @@ class Chunk(NamedTuple):
     positions_BT: Tensor
     span: int
     features: tuple[Tensor, ...]  # [B, T, F] each
+    start: int | None = None  # the position of the first, where it is the same in every row
 
 
 class Outcome(NamedTuple):
@@ -88,6 +89,16 @@ class Drafter(Protocol):
     @property
     def runner(self) -> Runner | None:
         """Whose forwards `forwards` counts."""
+        ...
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """What it keeps besides `runner` and the target: the tensors of a head."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that a token of one row takes in a cache of its own; 0 before the first forward."""
         ...
 
     @property
@@ -143,6 +154,8 @@ class Memoryless:
     needs_host: bool = False
     max_k: int | None = None
     runner: Runner | None = None
+    weights: tuple[Tensor, ...] = ()
+    kv_bytes_per_token: int = 0
     buffers: tuple[object, ...] = ()
 
     def allocate(self, num_rows: int, max_len: int) -> None:

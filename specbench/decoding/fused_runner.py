@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from specbench.decoding.attention import additive_mask, visible
+from specbench.decoding.attention import additive_mask, causal_attention, visible
 from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
 from specbench.decoding.runner import Output, context_limit, refuse_unsupported
 from specbench.decoding.traced_forward import traced_states
@@ -74,10 +74,10 @@ class FusedRunner:
         return self._slots.cache
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        rows, length = self.cache.num_rows, self.cache.max_len
-        if num_rows <= rows and max_len <= length:
+        has, had = self.cache.num_rows, self.cache.max_len
+        if num_rows <= has and max_len <= had:
             return
-        rows, length = max(num_rows, rows), max(max_len, length)
+        rows, length = max(num_rows, has), max(max_len, had)
         self._reaches.clear()
         self._slots.cache = JoinedCache(0, 0, ())  # give back before taking
         width = 2 * self._sizes.kv_heads * self._sizes.head
@@ -118,14 +118,18 @@ class FusedRunner:
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
         branches: Branches | None = None,
+        start: int | None = None,
     ) -> Output:
         B, T = tokens_BT.shape
+        span = span if start is None else start + T
         if torch.compiler.is_compiling():
             reach = self.cache.reach(B, span, first_row, self._sizes)
             inputs = (reach, self._slots.rope, tokens_BT, positions_BT, branches)
             states = dict(enumerate(traced_states(self._weights, self._sizes, self._eps, *inputs)))
         else:
-            states = self._states(tokens_BT, positions_BT, span, first_row, features, branches)
+            states = self._states(
+                tokens_BT, positions_BT, span, first_row, features, branches, start is not None
+            )
         normed = states[len(self._weights.layers)]
         if last_B is not None:
             rows_B = torch.arange(B, device=self.device)
@@ -141,6 +145,7 @@ class FusedRunner:
         first_row: int,
         features: Sequence[int],
         branches: Branches | None,
+        is_plain: bool,
     ) -> dict[int, Tensor]:
         """The hidden states [N, F] asked for and the last, by number as `forward` has them."""
         B, T = tokens_BT.shape
@@ -150,9 +155,8 @@ class FusedRunner:
             slots_BT = slots_BT + reach.first_slot_B1
         slots_N = slots_BT.reshape(-1)
         rope = self._slots.rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
-        masks = {
-            window: self._mask(positions_BT, reach, window, branches) for window in self._windows
-        }
+        masked = self._windows - {None} if is_plain else self._windows
+        masks = {window: self._mask(positions_BT, reach, window, branches) for window in masked}
         torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
 
         states: dict[int, Tensor] = {}
@@ -160,7 +164,7 @@ class FusedRunner:
         for i, (layer, kept) in enumerate(zip(layers, reach.layers, strict=False)):
             if i in features:
                 states[i] = work.hidden.clone()
-            self._attend(layer, work, kept, slots_N, rope, masks[layer.window])
+            self._attend(layer, work, kept, slots_N, rope, masks.get(layer.window))
             self._mix(layer, work)
         states[len(layers)] = self._norm(work, self._weights.final_norm)
         return states
@@ -172,9 +176,9 @@ class FusedRunner:
         kept: Kept,
         slots_N: Tensor,
         rope: Sequence[Tensor],
-        mask: Tensor,
+        mask: Tensor | None,
     ) -> None:
-        """Add a layer's attention to the hidden state."""
+        """Add a layer's attention to the hidden state; without a mask it is plainly causal."""
         _product(self._norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
         if layer.head_norm is not None:
             torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
@@ -182,10 +186,14 @@ class FusedRunner:
         swapped = work.halves.flip(2)
         work.halves.mul_(cos).addcmul_(swapped, sin)
         kept.buffer.index_copy_(0, slots_N, work.new_kv)
-        if work.packs:
-            work.packed.copy_(work.unpacked)
-        out = scaled_dot_product_attention(work.query, kept.keys, kept.values, mask)
-        work.spread.copy_(out.view_as(work.spread) if work.packs else out)
+        if mask is None:
+            out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
+            work.spread.copy_(out.reshape(work.spread.shape))
+        else:
+            if work.packs:
+                work.packed.copy_(work.unpacked)
+            out = scaled_dot_product_attention(work.query, kept.keys, kept.values, mask)
+            work.spread.copy_(out.view_as(work.spread) if work.packs else out)
         _add_product(work.joined, layer.output, layer.output_bias, work.hidden)
 
     def _mix(self, layer: FusedLayer, work: Workspace) -> None:
@@ -224,8 +232,7 @@ class FusedRunner:
             seen_BTS = visible(positions_BT, reach.slots_S, window=window, branches=branches)
             return additive_mask(seen_BTS, self.dtype, pack=self._sizes.group)
         B, T = positions_BT.shape
-        packed = positions_BT[:, None].expand(B, self._sizes.group, T)
-        places = packed.reshape(B, 1, -1, 1)
+        places = positions_BT[:, None].expand(B, self._sizes.group, T).reshape(B, 1, -1, 1)
         seen = reach.slots_S <= places
         if window is not None:
             seen &= reach.slots_S > places - window
@@ -241,9 +248,9 @@ class FusedRunner:
         if self.max_position is not None:
             positions_1P = positions_1P.clamp(max=self.max_position - 1)
         cos, sin = self.model.model.rotary_emb(self._weights.embedding, positions_1P)
-        half = self._sizes.head // 2
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-        return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, half)
+        first, second = sin.chunk(2, -1)
+        sin = torch.cat((-first, second), -1)
+        return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, -1)
 
     def _workspace(self, B: int, T: int) -> Workspace:
         known = self._workspaces.get((B, T))

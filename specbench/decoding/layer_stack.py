@@ -63,12 +63,19 @@ class LayerStack:
         *,
         first_row: int = 0,
         branches: Branches | None = None,
+        only: int | None = None,
+        first_slot: int = 0,
     ) -> Tensor:
-        """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward."""
+        """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward.
+
+        `only` runs that layer alone. Slots before `first_slot` hold nothing and are not seen.
+        """
         slots_BT = positions_BT if branches is None else branches.slots_BT
         self.cache.index.point(slots_BT, span, first_row)
         slots_S = torch.arange(span, device=positions_BT.device)
         seen_BTS = attention.visible(positions_BT, slots_S, window=None, branches=branches)
+        if first_slot:
+            seen_BTS = seen_BTS & (slots_S >= first_slot)
         arguments = {
             "attention_mask": attention.additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack),
             "position_embeddings": self._rotary(states_BTF, positions_BT),
@@ -76,6 +83,6 @@ class LayerStack:
             "past_key_values": self.cache,
             "use_cache": True,
         }
-        for layer in self.layers:
+        for layer in self.layers if only is None else (self.layers[only],):
             states_BTF = self._run(layer, states_BTF, arguments)
         return states_BTF

@@ -141,10 +141,11 @@ class Rows:
                 first_row=first_row,
                 last_B=at_B,
                 features=self.drafter.features,
+                start=start,
             )
             following_BT = state.tokens_BC[:, start + 1 : stop + 1]
             self.drafter.prefill(
-                state, Chunk(tokens_BT, following_BT, positions_BT, span, out.features)
+                state, Chunk(tokens_BT, following_BT, positions_BT, span, out.features, start)
             )
             here = Output(out.logits, tuple(_entry(f_BTF, at_B) for f_BTF in out.features))
             last = here if last is None else _later(last_B >= start, here, last)

@@ -65,6 +65,7 @@ class Runner(Protocol):
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
         branches: Branches | None = None,
+        start: int | None = None,
     ) -> Output:
         """Feed tokens at positions, writing each to the slot of its position.
 
@@ -72,7 +73,8 @@ class Runner(Protocol):
         `span`, the number of slots attended to. `last_B` asks for one position's logits a row.
         `last_B` of one entry holds for all rows. `features` names hidden states: 0 is the
         embedding, i the output of layer i - 1, the last one after the final norm. `branches`
-        say where tokens are written and what they see when they form no chain.
+        say where tokens are written and what they see when they form no chain. `start` says
+        that every row's tokens stand at start .. start + T - 1: no mask is needed then.
         """
         ...
 
@@ -169,8 +171,11 @@ class StockRunner:
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
         branches: Branches | None = None,
+        start: int | None = None,
     ) -> Output:
         slots_BT = positions_BT if branches is None else branches.slots_BT
+        if start is not None:
+            span = start + tokens_BT.shape[1]
         self.cache.index.point(slots_BT, span, first_row)
         # Drafts past the budget may lie beyond the model's last position; they are discarded.
         model_positions = positions_BT
@@ -179,7 +184,7 @@ class StockRunner:
         out = self.model(
             input_ids=tokens_BT,
             position_ids=model_positions,
-            attention_mask=self._masks(positions_BT, span, branches),
+            attention_mask=self._masks(positions_BT, span, branches, is_plain=start is not None),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=0 if last_B is None else last_B,
@@ -193,11 +198,14 @@ class StockRunner:
         return Output(logits, tuple(out.hidden_states[i] for i in features))
 
     def _masks(
-        self, positions_BT: Tensor, span: int, branches: Branches | None
+        self, positions_BT: Tensor, span: int, branches: Branches | None, *, is_plain: bool
     ) -> Tensor | dict[str, Tensor]:
         slots_S = torch.arange(span, device=positions_BT.device)
         masks = {}
         for kind, window in self._windows.items():
+            if is_plain and window is None:
+                masks[kind] = torch.empty(1, 1, 0, 0, dtype=self.dtype, device=slots_S.device)
+                continue
             seen_BTS = attention.visible(positions_BT, slots_S, window=window, branches=branches)
             masks[kind] = attention.additive_mask(seen_BTS, self.dtype, pack=self._pack)
         return masks if len(masks) > 1 else next(iter(masks.values()))

@@ -30,12 +30,17 @@ class DraftModel:
     features: tuple[int, ...] = ()
     needs_host = False
     max_k: int | None = None
+    weights: tuple[Tensor, ...] = ()
 
     def __init__(self, parts: Parts, *, tree: tuple[int, ...] = ()) -> None:
         self.runner: Runner = parts.draft_runner()
         self._target_vocab_size = parts.target.vocab_size
         self._trees = StaticTrees(partial(Topology.of_widths, tree), parts.target.device)
         self._is_tree = bool(tree)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.runner.cache.bytes_per_token
 
     @property
     def buffers(self) -> tuple[object, ...]:
@@ -51,7 +56,7 @@ class DraftModel:
         """A prompt overwrites what was in its row's cache."""
 
     def prefill(self, state: State, chunk: Chunk) -> None:
-        self._see(chunk.tokens_BT, chunk.positions_BT, chunk.span, state.first_row)
+        self._see(chunk.tokens_BT, chunk.positions_BT, chunk.span, state.first_row, chunk.start)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         if self._is_tree:
@@ -94,10 +99,22 @@ class DraftModel:
     def observe(self, state: State, outcome: Outcome) -> None:
         """What was rejected is overwritten by the next proposal: nothing to do."""
 
-    def _see(self, tokens_BT: Tensor, positions_BT: Tensor, span: int, first_row: int) -> None:
+    def _see(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        first_row: int,
+        start: int | None = None,
+    ) -> None:
         last_1 = torch.full_like(tokens_BT[0, :1], tokens_BT.shape[1] - 1)
         self.runner.forward(
-            self._known(tokens_BT), positions_BT, span, first_row=first_row, last_B=last_1
+            self._known(tokens_BT),
+            positions_BT,
+            span,
+            first_row=first_row,
+            last_B=last_1,
+            start=start,
         )
 
     def _logits(

@@ -25,6 +25,7 @@ from specbench.drafters.head_layers import (
     new_layer_fields,
     require_fit,
     token_embedding,
+    weights_of,
 )
 from specbench.drafters.registry import Parts, drafter
 from specbench.errors import ModelError
@@ -100,6 +101,10 @@ class EagleHead:
         self.num_tokens: int = config.vocab_size
         self.device, self.dtype = target.device, target.dtype
         self.layers = layer_stack(config, self._weights.layers, target.device)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return weights_of(self._weights, self._embed)
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
         """The hidden state that the target's own head reads, as it is."""

@@ -26,6 +26,7 @@ from specbench.drafters.head_layers import (
     new_layer_fields,
     require_fit,
     token_embedding,
+    weights_of,
     wide_attention,
 )
 from specbench.drafters.registry import Parts, drafter
@@ -189,6 +190,10 @@ class Eagle3Head:
         self.num_tokens = D
         self.device, self.dtype = target.device, target.dtype
         self.layers = layer_stack(config, self._weights.layers, target.device)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return weights_of(self._weights, self._embed)
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
         weights = self._weights

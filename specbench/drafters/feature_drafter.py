@@ -37,6 +37,11 @@ class FeatureHead(Protocol):
     dtype: torch.dtype
     layers: LayerStack
 
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """Its own; what it shares with the target is not among them."""
+        ...
+
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
         """The target's hidden states as the head's [B, T, F]."""
         ...
@@ -101,6 +106,14 @@ class FeatureDrafter(Memoryless):
         elif plan.kind == "dynamic":
             self.max_k = min(_DEEPEST_BEAM, max_k or _DEEPEST_BEAM)
         self._last_RF = torch.empty(0, head.state_size)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return self.head.weights
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.head.layers.cache.bytes_per_token
 
     @property
     def buffers(self) -> tuple[object, ...]:

@@ -142,6 +142,12 @@ def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:
     return partial(embedding, weight=weight_VF)
 
 
+def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
+    """What a head keeps of its own: its module's tensors, and the embedding if that is its."""
+    own = (embed.keywords["weight"],) if isinstance(embed, partial) else ()
+    return (*module.parameters(), *module.buffers(), *own)
+
+
 @torch.no_grad()
 def _is_targets(target: Runner, weight_VF: Tensor) -> bool:
     if weight_VF.shape[1] != target.hidden_size:

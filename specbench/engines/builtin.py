@@ -1,8 +1,9 @@
 """The built-in decoder as an engine: one target on one device, drafters beside it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from specbench.config import Drafter, Target
 from specbench.decoding.backends import attention_backend
 from specbench.decoding.calibration import measure_round_costs
+from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.clock import make_clock
 from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
@@ -28,7 +30,7 @@ from specbench.decoding.self_test import Forward, make_checked_runner
 from specbench.decoding.synthetic import SyntheticVerifier
 from specbench.decoding.tokenizer import require_same_vocabulary
 from specbench.decoding.verifier import verify
-from specbench.drafters.registry import Parts, build_drafter
+from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.arrivals import arrivals
 from specbench.engines.bare_forwards import BareForwards
 from specbench.engines.engine import (
@@ -39,7 +41,7 @@ from specbench.engines.engine import (
     ServedPass,
     Work,
 )
-from specbench.engines.shelf import Shelf, bytes_read, identity
+from specbench.engines.shelf import Shelf, bytes_read, head_identity, identity
 from specbench.errors import ModelError, UsageError
 from specbench.methods import find_method
 from specbench.model_spec import ModelSpec
@@ -82,16 +84,15 @@ class BuiltinEngine:
         self._clock = make_clock(shelf.device)
         self._spec = target.model
         self.tokenizer = shelf.tokenizer(target.model)
-        self._target, self._runner, notes = self._load(target.model)
+        held = take(shelf, target.model, options.forward)
+        self._target, self._runner = held.loaded, held.runner
         self.dtype = self._target.dtype
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
-        self._notes = notes
         self._name = target.name
         self._launchers = Launchers(options.graph, shelf.device, compiled=options.compile)
         self._bare_forwards = BareForwards(self._launchers.graphs, self._clock)
-        self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
-        self._draft_models: dict[str, tuple[ModelSpec, LoadedModel, Runner]] = {}
+        self._drafters = LoadedDrafters(held, self.tokenizer, shelf, options.forward)
         self._decoders: dict[tuple[str, bool], Decoder] = {}
         self._costs: dict[_Setting, RoundCosts] = {}
         self._controllers: dict[tuple[str, _Setting], Controller] = {}
@@ -118,39 +119,18 @@ class BuiltinEngine:
                 or config.hidden_size // config.num_attention_heads,
             ),
             quantization=self._target.quantization,
-            notes=(*self._notes, *(f"graphs: {reason}" for reason in reasons)),
+            notes=(*self._drafters.notes, *(f"graphs: {reason}" for reason in reasons)),
+            max_k=dict(self._drafters.max_ks),
         )
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
-        find_method(drafter.method)  # a method that arrives later has files of another kind
-        if drafter.model is not None:
-            # Vocabularies are compared before the weights go anywhere near the device.
-            tokenizer = self._shelf.tokenizer(drafter.model)
-            if renamed := require_same_vocabulary(self.tokenizer, tokenizer):
-                self._note(
-                    f"{drafter.name}: {len(renamed)} special tokens have other names than the "
-                    f"target's, the first is id {renamed[0]}"
-                )
-        parts = Parts(
-            target=self._runner,
-            draft_runner=lambda: self._draft_runner(drafter),
-            checkpoint=lambda: self._shelf.checkpoint(drafter.model or self._spec),
-        )
-        self._methods[drafter.name] = build_drafter(drafter.method, parts, dict(drafter.parameters))
-        if drafter.model is None:
-            return None
-        _, loaded, _ = self._draft_models[drafter.name]
-        return identity(drafter.name, drafter.model, loaded, tokenizer)
+        return self._drafters.add(drafter)
 
     def remove_drafter(self, name: str) -> None:
-        self._methods.pop(name, None)
         self._costs = {key: costs for key, costs in self._costs.items() if key[0] != name}
         self._controllers = {k: c for k, c in self._controllers.items() if k[1][0] != name}
         self._decoders = {key: value for key, value in self._decoders.items() if key[0] != name}
-        if held := self._draft_models.pop(name, None):
-            spec = held[0]
-            del held
-            self._shelf.release(spec)
+        self._drafters.remove(name)
 
     def generate(self, request: EngineRequest, work: Work) -> EngineResult:
         served = self.serve([request], work, Load())
@@ -159,7 +139,8 @@ class BuiltinEngine:
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
         sampler, calibration_s = Sampler(requests[0].sampling), 0.0
         decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
-        policy: Policy = FixedK(work.k)
+        k = self._drafters.depth(work)
+        policy: Policy = FixedK(k)
         cpu_s = time.process_time()
         if work.adaptive:
             policy, calibration_s = self._controller(requests[0], work, load)
@@ -179,7 +160,7 @@ class BuiltinEngine:
             if decoder.num_captures == num_captures:
                 break  # else the time of capturing is in it: the same texts once more
         finished_s = max(result.finished_s for result in served.results)
-        num_drafts = self._methods[work.drafter].num_drafts(work.k) if work.k else 0
+        num_drafts = self._drafters[work.drafter].num_drafts(k) if k else 0
         longest = rounded_up(max(request.num_tokens for request in asked) + num_drafts + 1)
         kv_bytes = self.kv_bytes_per_token(work.drafter) * longest * load.concurrency
         return ServedPass(
@@ -192,22 +173,21 @@ class BuiltinEngine:
         )
 
     def weights_bytes(self, drafter: str) -> int:
-        held = self._draft_models.get(drafter)
-        return self._target.weights_bytes + (held[1].weights_bytes if held else 0)
+        return self._target.weights_bytes + self._drafters.weights_bytes(drafter)
 
     def bytes_read(self, drafter: str) -> int:
         if drafter == NO_DRAFTER:
             return bytes_read(self._target)
-        held = self._draft_models.get(drafter)
-        return bytes_read(held[1]) if held else 0
+        return self._drafters.bytes_read(drafter)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        held = self._draft_models.get(drafter)
-        own = self._runner.cache.bytes_per_token
-        return own + (held[2].cache.bytes_per_token if held else 0)
+        return self._runner.cache.bytes_per_token + self._drafters[drafter].kv_bytes_per_token
+
+    def max_k(self, drafter: str) -> int | None:
+        return self._drafters[drafter].max_k
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
-        method = self._methods[drafter]
+        method = self._drafters[drafter]
         own = tuple(
             RoundForward(role="drafter", num_tokens=forward.num_tokens, times=forward.times)
             for forward in (method.forwards(k) if k else ())
@@ -218,7 +198,7 @@ class BuiltinEngine:
     def forward_seconds(
         self, drafter: str, forward: RoundForward, context: int, num_samples: int
     ) -> tuple[float, ...]:
-        runner = self._methods[drafter].runner if forward.role == "drafter" else self._runner
+        runner = self._drafters[drafter].runner if forward.role == "drafter" else self._runner
         assert runner is not None, f"{drafter} counts forwards and names no runner"
         return self._bare_forwards.seconds(runner, forward.num_tokens, context, num_samples)
 
@@ -229,7 +209,7 @@ class BuiltinEngine:
             verifier: Verifier = verify if acceptance is None else SyntheticVerifier(acceptance)
             known = self._decoders[drafter, stop_at_eos] = Decoder(
                 self._runner,
-                self._methods[drafter],
+                self._drafters[drafter],
                 eos_ids=self.eos_ids if stop_at_eos else (),
                 clock=self._clock,
                 verifier=verifier,
@@ -244,8 +224,9 @@ class BuiltinEngine:
 
         They are measured once for all workloads, and followed from then on.
         """
-        setting = _Setting(work.drafter, work.k, work.context, load.concurrency, request.sampling)
-        ks, seconds = default_ks(work.k), 0.0
+        k = self._drafters.depth(work)
+        setting = _Setting(work.drafter, k, work.context, load.concurrency, request.sampling)
+        ks, seconds = default_ks(k), 0.0
         if setting not in self._costs:
             decoder = self._decoder(work.drafter, False)  # a short answer shows few rounds
             self._costs[setting], seconds = measure_round_costs(
@@ -269,23 +250,3 @@ class BuiltinEngine:
             arrived_s=result.arrived_s,
             queue_s=result.started_s - result.arrived_s,
         )
-
-    def _draft_runner(self, drafter: Drafter) -> Runner:
-        if drafter.model is None:
-            raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
-        loaded, runner, notes = self._load(drafter.model)
-        self._note(*notes)
-        self._draft_models[drafter.name] = (drafter.model, loaded, runner)
-        return runner
-
-    def _load(self, spec: ModelSpec) -> tuple[LoadedModel, Runner, tuple[str, ...]]:
-        loaded = self._shelf.load(spec)
-        try:
-            runner, notes = make_checked_runner(loaded.model, self._options.forward)
-        except (ModelError, torch.OutOfMemoryError):
-            self._shelf.release(spec)
-            raise
-        return loaded, runner, tuple(f"{spec.source}: {note}" for note in notes)
-
-    def _note(self, *notes: str) -> None:
-        self._notes = (*self._notes, *(note for note in notes if note not in self._notes))

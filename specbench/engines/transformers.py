@@ -172,6 +172,9 @@ class TransformersEngine:
     def kv_bytes_per_token(self, drafter: str) -> int:
         return sum(_kv_bytes_per_token(loaded.model) for loaded in self._loaded(drafter))
 
+    def max_k(self, drafter: str) -> int | None:  # noqa: ARG002
+        return None
+
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:  # noqa: ARG002
         """None: the built-in decoder measures the bare forwards of these weights."""
         return ()

@@ -22,11 +22,11 @@ from specbench.lossless.evidence import (
     SampledEvidence,
     Subject,
 )
-from specbench.lossless.law import allowed, placed, surprise, token_law
+from specbench.lossless.law import allowed, log_likelihood, placed, surprise, token_law
 from specbench.lossless.teacher import Teacher, rounding_step
 from specbench.records import Sampling
 
-CONTROL = 0.9  # the control's temperature, as a share of the one that was asked for
+TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # as shares of the one asked for
 EDGE_STEPS = 64  # of a logit's dtype, within which a cut by top-k or top-p is rounding
 SMALL_VOCABULARY = 64  # up to here the joint law of a few tokens is enumerated, too
 _MOST_CELLS = 4096
@@ -135,12 +135,14 @@ class Collector:
             left -= len(text[:left])
             if left <= 0:
                 break
-        columns = [np.concatenate([read[i] for read in readings]) for i in range(3)]
         return SampledEvidence(
             subject=who.at(sampling.temperature),
-            surprise_N=columns[0],
-            identity_N=columns[1],
-            control_N=columns[2],
+            surprise_N=np.concatenate([read.surprise_N for read in readings]),
+            identity_N=np.concatenate([read.identity_N for read in readings]),
+            log_likelihoods={
+                factor: sum(read.log_likelihoods[i] for read in readings)
+                for i, factor in enumerate(TEMPERATURES)
+            },
             num_texts=len(readings),
             num_outside=sum(read.num_outside for read in readings),
             num_at_edge=sum(read.num_at_edge for read in readings),
@@ -172,7 +174,9 @@ class Collector:
     ) -> "_Reading":
         """Where each token lies in the target's law given what precedes it."""
         noise = np.random.default_rng((self._seed, place))
-        columns: list[tuple[Floats, ...]] = []
+        likely: list[Tensor] = []
+        own: list[Tensor] = []
+        log_likelihoods = np.zeros(len(TEMPERATURES))
         num_outside = num_at_edge = begin = 0
         for logits_NV in self._teacher.logits(question.prompt_ids, text):
             tokens_N = torch.tensor(text[begin : begin + len(logits_NV)], device=logits_NV.device)
@@ -182,17 +186,13 @@ class Collector:
             is_near_N = _of(allowed(logits_NV, sampling, slack_N1), tokens_N)
             num_outside += int((~is_near_N).sum())
             num_at_edge += int((is_near_N & ~is_in_N).sum())
-            logits_NV, tokens_N = logits_NV[is_in_N], tokens_N[is_in_N]
+            law_NV, tokens_N = token_law(logits_NV[is_in_N], sampling), tokens_N[is_in_N]
             within = torch.from_numpy(noise.random((2, len(tokens_N)))).to(tokens_N.device)
-            law_NV = token_law(logits_NV, sampling)
-            transforms = (
-                surprise(law_NV, tokens_N, within[0]),
-                placed(law_NV, tokens_N, self._random_order(law_NV), within[1]),
-                surprise(token_law(logits_NV, sampling, CONTROL), tokens_N, within[0]),
-            )
-            columns.append(tuple(x_N.cpu().numpy() for x_N in transforms))
-        whole = (np.concatenate([chunk[i] for chunk in columns]) for i in range(3))
-        return _Reading(*whole, num_outside, num_at_edge)
+            likely.append(surprise(law_NV, tokens_N, within[0]))
+            own.append(placed(law_NV, tokens_N, self._random_order(law_NV), within[1]))
+            log_likelihoods += [log_likelihood(law_NV, tokens_N, f) for f in TEMPERATURES]
+        surprise_N, identity_N = (torch.cat(chunks).cpu().numpy() for chunks in (likely, own))
+        return _Reading(surprise_N, identity_N, tuple(log_likelihoods), num_outside, num_at_edge)
 
     def _random_order(self, law_NV: Tensor) -> Tensor:
         generator = torch.Generator().manual_seed(self._seed)
@@ -225,7 +225,15 @@ class Collector:
 
     def _draw(self, who: Examined, what: str, repeat: int) -> int:
         """A seed that no other request of this call has."""
-        parts = (self._seed, who.pairing, who.engine.name, *who.work, what, repeat)
+        parts = (
+            self._seed,
+            who.pairing,
+            who.engine.name,
+            who.work.method,
+            who.work.k,
+            what,
+            repeat,
+        )
         digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
 
@@ -233,7 +241,7 @@ class Collector:
 class _Reading(NamedTuple):
     surprise_N: Floats
     identity_N: Floats
-    control_N: Floats
+    log_likelihoods: tuple[float, ...]
     num_outside: int
     num_at_edge: int
 

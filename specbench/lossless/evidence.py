@@ -3,6 +3,7 @@
 Shape suffixes: N tokens, C cells of a joint law.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,14 +67,15 @@ class SampledEvidence:
     Each column has one number in [0, 1] a token: randomised probability integral transforms,
     independent and uniform where, and only where, every token was drawn from the target's law.
     `surprise_N` is the mass of the tokens that are less likely than the one drawn,
-    `identity_N` that of the tokens before it in a fixed random order of the vocabulary, and
-    `control_N` is `surprise_N` under a law that is known to be wrong.
+    `identity_N` that of the tokens before it in a fixed random order of the vocabulary.
+    `log_likelihoods` are of all tokens together, under the law at other temperatures: by the
+    factor they are colder (below 1) or hotter, 1 being the law itself.
     """
 
     subject: Subject
     surprise_N: Floats
     identity_N: Floats
-    control_N: Floats
+    log_likelihoods: Mapping[float, float]
     num_texts: int
     num_outside: int  # tokens that top-k or top-p exclude
     num_at_edge: int  # excluded by no more than rounding; they are in no column

@@ -58,7 +58,8 @@ def examine(
                 refused[name] = error
         for job in own:
             who = Examined(pairing, engines[job.engine], job.work, amount.num_rows[job.engine])
-            stage(f"{pairing}: {job.work.method} K={job.work.k} T={job.sampling.temperature:g}")
+            method = f"{job.work.method} " if job.work.k else ""
+            stage(f"{pairing}: {method}K={job.work.k} T={job.sampling.temperature:g}")
             try:
                 if job.engine in refused:
                     raise refused[job.engine]

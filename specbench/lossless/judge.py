@@ -24,10 +24,12 @@ from specbench.lossless.statistics import (
     joint_p_value,
     serial_p_value,
     tail_p_value,
+    temperature_p_value,
     uniform_p_value,
 )
 
 FALSE_ALARM = 1e-3
+CONTROL = 0.8  # the same tokens are held to a temperature so much lower, and must fail
 # Steps of a logit's dtype between two tokens that may change places: what other shapes of the
 # same sums are off by. Measured on small models in float32 and bfloat16; docs/verify.md.
 TIE_STEPS = 32.0
@@ -86,6 +88,7 @@ def _p_values(evidence: SampledEvidence) -> dict[str, float]:
     if len(evidence.surprise_N) < 2:  # all others were outside the law, which is said instead
         return {"surprise": 1.0}
     found = {
+        "temperature": temperature_p_value(evidence.log_likelihoods),
         "surprise": tail_p_value(evidence.surprise_N),
         "identity": uniform_p_value(evidence.identity_N),
         "sequence": serial_p_value(evidence.identity_N),
@@ -136,7 +139,7 @@ def _judge_sampled(
     false_alarm: float,
 ) -> Finding:
     subject, n = evidence.subject, len(evidence.surprise_N)
-    control = tail_p_value(evidence.control_N)
+    control = temperature_p_value(evidence.log_likelihoods, null=CONTROL)
     verdict: Verdict = "bug"
     if evidence.misshapen:
         reason = (
@@ -150,7 +153,7 @@ def _judge_sampled(
         reason = f"the tokens do not follow the target's law: {_SEEN_BY[worst]}"
     elif control >= level:
         verdict = "inconclusive"
-        reason = "the same tokens do not rule out a law that is 10 % colder; take more --tokens"
+        reason = "the same tokens do not rule out a law that is 20 % colder; take more --tokens"
     else:
         verdict, reason = "law", "the tokens follow the target's law"
     return Finding(
@@ -166,6 +169,7 @@ def _judge_sampled(
 
 
 _SEEN_BY = {
+    "temperature": "another temperature explains them better",
     "surprise": "likely and unlikely ones do not come as often as they should",
     "identity": "some tokens come more often than they should",
     "sequence": "a token depends on the one before it in a way the target's does not",

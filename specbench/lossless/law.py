@@ -10,13 +10,20 @@ from torch import Tensor
 from specbench.records import Sampling
 
 
-def token_law(logits_NV: Tensor, sampling: Sampling, cooling: float = 1.0) -> Tensor:
-    """Probability of every token, float64 [N, V], at a temperature above 0.
-
-    `cooling` below 1 sharpens the law among the same tokens.
-    """
-    scores_NV = logits_NV.double() / (sampling.temperature * cooling)
+def token_law(logits_NV: Tensor, sampling: Sampling) -> Tensor:
+    """Probability of every token, float64 [N, V], at a temperature above 0."""
+    scores_NV = logits_NV.double() / sampling.temperature
     return scores_NV.masked_fill(~allowed(logits_NV, sampling), -torch.inf).softmax(-1)
+
+
+def log_likelihood(law_NV: Tensor, tokens_N: Tensor, factor: float) -> float:
+    """Of all tokens together, had the temperature been `factor` times what it is.
+
+    The tokens that top-k and top-p leave are those of the law itself.
+    """
+    scores_NV = law_NV.log() / factor
+    chosen_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
+    return float((chosen_N - scores_NV.logsumexp(-1)).sum())
 
 
 def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = None) -> Tensor:

@@ -4,10 +4,12 @@ Shape suffixes: N tokens, C cells.
 """
 
 import math
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
+from scipy.special import logsumexp
 from scipy.stats import binom, chi2, kstwo, norm
 
 from specbench.lossless.evidence import Floats, JointCounts
@@ -32,15 +34,26 @@ def tail_p_value(surprise_N: Floats) -> float:
     """Are there too many or too few tokens in the least likely 1/2, 1/4 .. of the target's law?
 
     A two-sided binomial test a share, the smallest p-value times their number (Bonferroni). The
-    first shares see a temperature that is off. The far ones see drafts that were kept although
-    the target finds them unlikely: few, but a thousand times as many as there should be. A
-    Kolmogorov-Smirnov distance would not see those at all.
+    first shares see a law that is too flat or too steep. The far ones see drafts that were kept
+    although the target finds them unlikely: few, but a thousand times as many as there should
+    be, which a Kolmogorov-Smirnov distance would not notice.
     """
     n = len(surprise_N)
     shares = 0.5 ** np.arange(1, NUM_TAILS + 1)
     counts = np.array([(surprise_N < share).sum() for share in shares])
     above, below = binom.sf(counts - 1, n, shares), binom.cdf(counts, n, shares)
     return float(min(1.0, 2 * NUM_TAILS * np.minimum(above, below).min()))
+
+
+def temperature_p_value(log_likelihoods: Mapping[float, float], null: float = 1.0) -> float:
+    """Was the temperature another one than `null` times what was asked for?
+
+    The mean of the likelihood ratios to the null is 1 on the mean if the null holds, for any
+    number of tokens, so that by Markov's inequality 1 / it is a p-value: exact, without large
+    numbers. Source: Shafer et al. 2011 (arXiv:0912.4269), test martingales.
+    """
+    ratios = [value - log_likelihoods[null] for f, value in log_likelihoods.items() if f != null]
+    return float(np.exp(min(0.0, math.log(len(ratios)) - logsumexp(ratios))))
 
 
 def uniform_p_value(identity_N: Floats) -> float:

@@ -24,6 +24,7 @@ class CellKey:
     adaptive: bool = False  # K is chosen round by round, up to num_speculative_tokens
     context: int | None = None  # prompts lengthened to so many tokens; None: as they are
     request_rate: float | None = None  # arrivals a second; None: the next one when a row is free
+    num_samples: int = 1  # answers to a prompt, decoded together; the likeliest is picked
 
     @property
     def id(self) -> str:
@@ -41,6 +42,8 @@ class CellKey:
             parts.append(f"x{self.context}")
         if self.request_rate is not None:
             parts.append(f"r{self.request_rate:g}")
+        if self.num_samples > 1:
+            parts.append(f"n{self.num_samples}")
         return "|".join(parts)
 
 
@@ -103,6 +106,7 @@ class RequestRecord:
     error: str | None = None  # set exactly when finish_reason is "failed"
     arrived_s: float | None = None  # since its pass began; ttft_s and total_s count from here
     queue_s: float | None = None  # arrival to the start of its prefill
+    sample: int = 0  # which of several answers to the same turn
 
     @property
     def num_output_tokens(self) -> int:
@@ -138,6 +142,27 @@ class PassRecord:
     kv_bytes: int | None = None  # allocated for all rows, target and drafter
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplesRecord:
+    """Several answers of one cell to one turn, decoded together: how likely each is, and the pick.
+
+    The requests of its cell, prompt, turn and repeat are the samples, in order of `sample`.
+    """
+
+    prompt_id: str
+    turn: int
+    repeat: int
+    served: PassRecord  # the decoding
+    log_probs: tuple[float, ...]  # of each sample: mean of its tokens, nats, at temperature 1
+    picked: int  # the sample of the highest one
+    scoring_s: float  # spent on `log_probs`, after the decoding
+
+    @property
+    def seconds(self) -> float:
+        """Until the answer is picked."""
+        return self.served.seconds + self.scoring_s
+
+
 BlockPurpose = Literal["explore", "confirm"]
 
 
@@ -157,6 +182,7 @@ class BlockRecord:
     started_at: str  # ISO 8601, UTC
     requests: tuple[RequestRecord, ...]
     passes: tuple[PassRecord, ...] = ()
+    samples: tuple[SamplesRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

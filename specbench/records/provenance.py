@@ -74,6 +74,7 @@ class RunSettings:
     compile: bool = False
     acceptance: tuple[float, ...] | None = None  # drawn, per position: the text is no text
     dummy_weights: bool = False
+    num_samples: int = 1  # above 1: also a cell with so many answers to a prompt, the best picked
 
     @property
     def is_synthetic(self) -> bool:

@@ -66,6 +66,7 @@ class CountingRunner:
         last_B: Tensor | None = None,
         features: Sequence[int] = (),  # noqa: ARG002
         branches: Branches | None = None,  # noqa: ARG002
+        start: int | None = None,  # noqa: ARG002
     ) -> Output:
         assert int(positions_BT.max()) < span
         self.fed.append(positions_BT)

@@ -73,6 +73,7 @@ class TimedRunner(CountingRunner):
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
         branches: Branches | None = None,
+        start: int | None = None,
     ) -> Output:
         if last_B is not None:
             self._clock.spend(self._cost.prefill)
@@ -88,6 +89,7 @@ class TimedRunner(CountingRunner):
             last_B=last_B,
             features=features,
             branches=branches,
+            start=start,
         )
 
 

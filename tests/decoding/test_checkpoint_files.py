@@ -115,7 +115,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(
 ) -> None:
     monkeypatch.chdir(folder)
     torch.save({"fc.weight": torch.ones(1), "x": Attack()}, folder / name)
-    with pytest.raises(ModelError, match=rf"{name} holds more than tensors.*safetensors"):
+    with pytest.raises(ModelError, match=rf"{name} is damaged or holds more than tensors"):
         read_checkpoint(str(folder))
     (folder / name).write_bytes(pickle.dumps(Attack()))
     with pytest.raises(ModelError, match=name):

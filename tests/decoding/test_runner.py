@@ -9,6 +9,7 @@ import transformers
 from torch import Tensor
 
 from specbench.decoding.attention import additive_mask, visible
+from specbench.decoding.fused_runner import FusedRunner
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner, refuse_unsupported
 from specbench.decoding.slot_cache import SlotCache
@@ -220,3 +221,22 @@ def test_an_unknown_kind_of_layer_is_refused_with_what_is_known() -> None:
 
     with pytest.raises(ModelError, match="layers of type chunked_attention; supported: full_att"):
         refuse_unsupported(model)
+
+
+@pytest.mark.parametrize("make", [StockRunner, FusedRunner])
+@torch.no_grad()
+def test_a_prompt_in_chunks_without_masks_has_the_logits_of_one_forward(make: Any) -> None:
+    """Chunks of 5, 6 and 1 tokens: from the start, behind others, and a single one."""
+    expected_1TV = plain_logits(tiny_llama(), TOKENS_1T)
+    runner = make(tiny_llama())
+    runner.allocate(2, 64)
+    chunks = [(0, 5), (5, 11), (11, 12)]
+
+    logits = [
+        runner.forward(
+            TOKENS_1T[:, start:stop], positions(start, stop), 64, first_row=1, start=start
+        ).logits
+        for start, stop in chunks
+    ]
+
+    torch.testing.assert_close(torch.cat(logits, 1), expected_1TV, atol=2e-4, rtol=1e-3)

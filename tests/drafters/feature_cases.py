@@ -64,11 +64,14 @@ class Guided(Wrapped):
         for row, text in enumerate(self._texts):
             turn, follow = self._round + row, text[int(state.length_B[row]) + 1 :]
             nodes = nodes_of(proposal, row)
-            chosen = nodes[(turn * 5) % len(nodes)]
-            kept = chosen[: (turn * 3) % (len(chosen) + 1)]
+            # Another number of drafts each time, on another branch that is so long.
+            wanted = turn % (max(map(len, nodes)) + 1)
+            branches = [path for path in nodes if len(path) >= max(wanted, 1)]
+            kept = branches[turn * 5 % len(branches)][:wanted]
             for i, path in enumerate(nodes):
                 right = follow[len(path) - 1]
-                tokens_BK[row, i] = right if path == kept[: len(path)] else (right + 1) % VOCAB_SIZE
+                is_kept = path == kept[: len(path)]
+                tokens_BK[row, i] = right if is_kept else (right + 1) % VOCAB_SIZE
         return proposal._replace(tokens_BK=tokens_BK, probs=None)
 
 
@@ -170,7 +173,9 @@ def assert_dynamic_trees(
                     children.append((score + logprob, (*path, token)))
             candidates += children
             beam = sorted(children, reverse=True)[:top_k]
-        expected = {path for _, path in sorted(candidates, reverse=True)[:max_drafts]}
+        # Of a token that is certain and its parent, equally likely, the parent comes first.
+        candidates.sort(key=lambda scored: 1e-4 * len(scored[1]) - scored[0])
+        expected = {path for _, path in candidates[:max_drafts]}
         assert set(drafted.paths) == expected, f"after {len(drafted.text)} tokens"
         assert len(drafted.paths) == len(expected)
 

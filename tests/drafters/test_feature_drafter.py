@@ -52,16 +52,11 @@ class Subject(NamedTuple):
     def drafter(self, **parameters: Any) -> Drafter:
         return build_drafter(self.method, parts_of(self.target, None, self.checkpoint), parameters)
 
-    def rounds(
-        self, ks: list[int], *, is_guided: bool = True, span: int = SPAN, **parameters: Any
-    ) -> tuple[list[Drafted], set[int]]:
-        """The proposals of rounds after a prefill in chunks of 4, and how many drafts were kept.
-
-        Guided rounds keep other numbers of drafts on other branches than the head's own.
-        """
+    def rounds(self, ks: list[int], **parameters: Any) -> tuple[list[Drafted], set[int]]:
+        """The proposals of guided rounds after a prefill in chunks of 4; the numbers kept."""
         watched = Watched(self.drafter(**parameters))
-        drafter = Guided(watched, self.texts) if is_guided else watched
-        ends = run_rounds(self.target, drafter, PROMPTS, ks, prefill_chunk=4, span=span)
+        guided = Guided(watched, self.texts)
+        ends = run_rounds(self.target, guided, PROMPTS, ks, prefill_chunk=4)
         for end, text in zip(ends, self.texts, strict=True):
             assert end == text[: len(end)]
         return watched.seen, set(num_kept(ends, watched.seen))
@@ -94,7 +89,7 @@ def test_static_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -
 
     seen, kept = case.rounds([4] * 8, tree="static")
 
-    assert kept >= {0, 1, 2, 3}
+    assert kept == {0, 1, 2, 3, 4}
     assert_static_trees(case.plain, STATIC_TREE.cut(4), seen)
 
 
@@ -104,20 +99,20 @@ def test_dynamic_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) 
 
     seen, kept = case.rounds([4] * 8, tree="dynamic", **BEAM)
 
-    assert kept >= {0, 1, 2, 3}
+    assert kept == {0, 1, 2, 3, 4}
     assert_dynamic_trees(case.plain, 3, 4, 8, seen)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_beam_of_more_slots_than_drafts_stays_in_its_row(method: str) -> None:
+    """Rows of 64 tokens, of which 50 to 59 are taken: the beam has 25 slots, the drafts 2."""
     case = subject(method)
-    longest = max(map(len, PROMPTS)) + 10  # of five rounds that keep a draft at most
+    prompts = [text[:50] for text in case.texts]
+    watched = Watched(case.drafter(tree="dynamic", top_k=5, max_drafts=2))
 
-    seen, _ = case.rounds(
-        [6] * 5, is_guided=False, span=longest + 2 + 1, tree="dynamic", top_k=5, max_drafts=2
-    )
+    run_rounds(case.target, watched, prompts, [6] * 3, span=64)
 
-    assert_dynamic_trees(case.plain, 5, 6, 2, seen)
+    assert_dynamic_trees(case.plain, 5, 6, 2, watched.seen)
 
 
 @pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
@@ -147,7 +142,7 @@ def test_a_drawn_chains_laws_are_the_plain_heads(method: str) -> None:
         assert laws is not None
         for i, law_V in enumerate(laws):
             logits_V = case.plain.logits(text, paths[-1][:i])
-            torch.testing.assert_close(law_V, (logits_V / 0.7).softmax(-1), atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(law_V, (logits_V / 0.7).softmax(-1), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize(("tree", "has_laws"), [("static", True), ("dynamic", False)])

@@ -13,7 +13,6 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.tree import branches_of
 from specbench.drafters.lookahead import Lookahead, round_shape
-from specbench.drafters.ngram_pool import NgramPool
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
@@ -163,42 +162,52 @@ def test_the_prompts_own_ngrams_are_guessed_from_the_first_round() -> None:
     assert first_round(pool_from_prompt=False) == 0
 
 
-def rounds_of(*requests: Request, num_rows: int | None = None, **options: Any) -> list[Any]:
-    """What was drafted and kept, round by round."""
-    target = StockRunner(tiny_llama(seed=0))
-    drafter = lookahead(target, **SMALL)
-    if num_rows is None:
-        return [r.rounds for r in decode(target, drafter, requests, k=2, **options)]
-    return [decode(target, drafter, [r], k=2, **options)[0].rounds for r in requests]
-
-
 def repetitive() -> list[Request]:
     prompts = [random_prompt(7, seed=seed) * 3 for seed in range(3)]
     return [Request(prompt_ids=p, max_new_tokens=20 + i) for i, p in enumerate(prompts)]
 
 
-def drafted(log: Any) -> tuple[Any, Any]:
-    return log.num_drafted, log.num_accepted
+def drafted_and_kept(*batches: list[Request], prefill_chunk: int = 512) -> list[Any]:
+    """Of each request round by round; batches are decoded one after the other."""
+    target = StockRunner(tiny_llama(seed=0))
+    drafter = lookahead(target, **SMALL)
+    results = [
+        result
+        for requests in batches
+        for result in decode(target, drafter, requests, k=2, prefill_chunk=prefill_chunk)
+    ]
+    return [(result.rounds.num_drafted, result.rounds.num_accepted) for result in results]
 
 
-def test_a_row_drafts_as_if_it_were_alone() -> None:
-    together = [drafted(log) for log in rounds_of(*repetitive())]
-    alone = [drafted(rounds_of(request)[0]) for request in repetitive()]
+def test_a_row_drafts_as_if_it_were_alone_and_used_for_the_first_time() -> None:
+    alone = [drafted_and_kept([request])[0] for request in repetitive()]
 
-    assert together == alone
-    assert all(sum(num_drafted) > 0 for num_drafted, _ in alone)
-
-
-def test_a_row_that_is_used_again_forgets_what_it_found() -> None:
-    one_row = [drafted(log) for log in rounds_of(*repetitive(), num_rows=1)]
-
-    assert one_row == [drafted(rounds_of(request)[0]) for request in repetitive()]
+    assert drafted_and_kept(repetitive()) == alone
+    assert drafted_and_kept(*([request] for request in repetitive())) == alone
+    assert all(sum(num_accepted) > 0 for _, num_accepted in alone)
 
 
 def test_chunks_of_a_prompt_collect_what_the_whole_collects() -> None:
-    whole = [drafted(log) for log in rounds_of(*repetitive())]
+    assert drafted_and_kept(repetitive(), prefill_chunk=4) == drafted_and_kept(repetitive())
 
-    assert [drafted(log) for log in rounds_of(*repetitive(), prefill_chunk=4)] == whole
+
+def test_the_next_turn_of_a_conversation_keeps_what_the_row_has_found() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, **SMALL)
+    rows = filled(target, drafter, (4, 5, 6, 7))
+    first = Fill(row=0, prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9, seed=0, num_kept=4)
+    rows.fill([first], GREEDY)
+    assert found(drafter, 4) == [[4, 5, 6]]
+
+    other = Fill(row=0, prompt_ids=(4, 9), max_new_tokens=9, seed=0)
+    rows.fill([other], GREEDY)
+    assert found(drafter, 4) == []
+
+
+def found(drafter: Lookahead, token: int) -> list[list[int]]:
+    """The n-grams of row 0 that begin with a token."""
+    grams_BGN, is_found_BG = drafter._pool.find(0, torch.tensor([[token]]))
+    return grams_BGN[is_found_BG].tolist()
 
 
 def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:
@@ -238,58 +247,3 @@ def test_a_round_without_drafts_leaves_the_window_as_it_was() -> None:
     run_round(target, drafter, rows.state, GREEDY, k=0, span=128)
 
     assert same(snapshot(drafter, 0), before)
-
-
-def pool(size: int, vocab_size: int = 100) -> NgramPool:
-    pool = NgramPool(3, size, vocab_size, CPU)
-    pool.allocate(1)
-    return pool
-
-
-def add(pool: NgramPool, *grams: tuple[int, int, int], but: int = -1) -> None:
-    is_added = [[i != but for i in range(len(grams))]]
-    pool.add(0, torch.tensor([grams]), torch.tensor(is_added))
-
-
-def found(pool: NgramPool, token: int) -> list[list[int]]:
-    grams_BGN, is_found_BG = pool.find(0, torch.tensor([[token]]))
-    pairs = zip(grams_BGN[0].tolist(), is_found_BG[0].tolist(), strict=True)
-    return [gram for gram, is_found in pairs if is_found]
-
-
-def test_a_bucket_keeps_the_newest_ngrams() -> None:
-    grams = pool(size=2)
-    add(grams, (1, 2, 3), (7, 7, 7), (1, 4, 5))
-    assert found(grams, 1) == [[1, 2, 3], [1, 4, 5]]
-
-    add(grams, (1, 6, 6))
-    assert found(grams, 1) == [[1, 6, 6], [1, 4, 5]]
-    add(grams, (1, 8, 8), (1, 9, 9), (1, 10, 10))
-    assert sorted(found(grams, 1)) == [[1, 9, 9], [1, 10, 10]]
-    assert found(grams, 7) == [[7, 7, 7]]
-
-
-def test_an_ngram_that_is_there_or_comes_twice_takes_one_place() -> None:
-    grams = pool(size=3)
-    add(grams, (1, 2, 3), (1, 2, 3), (1, 4, 5))
-    add(grams, (1, 4, 5), (1, 2, 3))
-
-    assert found(grams, 1) == [[1, 2, 3], [1, 4, 5]]
-
-
-def test_an_ngram_that_is_not_to_be_added_leaves_no_trace() -> None:
-    grams = pool(size=2)
-    add(grams, (1, 2, 3), (1, 4, 5), but=0)
-    assert found(grams, 1) == [[1, 4, 5]]
-
-    add(grams, (1, 2, 3), (1, 2, 3), but=0)
-    assert sorted(found(grams, 1)) == [[1, 2, 3], [1, 4, 5]]
-
-
-def test_a_token_does_not_find_the_ngrams_of_another_in_its_bucket() -> None:
-    grams = pool(size=2, vocab_size=5000)
-    add(grams, (3, 1, 1), (3 + 1024, 2, 2))
-
-    assert found(grams, 3) == [[3, 1, 1]]
-    assert found(grams, 3 + 1024) == [[3 + 1024, 2, 2]]
-    assert found(grams, 3 + 2048) == []

@@ -1,0 +1,223 @@
+"""Suffix decoding: what is drafted from the text and from earlier answers, and what is forgotten.
+
+That trees count rightly is tested in decoding/test_suffix_tree.py.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+import torch
+
+from specbench.decoding.decoder import Decoder
+from specbench.decoding.policy import FixedK, Policy
+from specbench.decoding.request import Request, Result
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.scheduler import Arrival
+from specbench.decoding.state import State
+from specbench.drafters.suffix import Suffix
+from specbench.errors import UsageError
+from specbench.records import Sampling
+from tests.decoding.fake_graphs import FakeGraphs
+from tests.decoding.fakes import CountingClock, CountingRunner
+from tests.decoding.graph_bench import WARM, Bench, Cycle, Subject, make_subject, some_requests
+from tests.decoding.lossless import assert_texts, decode, parts_of
+from tests.decoding.models import generated, random_prompt, tiny_llama
+
+T = TypeVar("T")
+GREEDY = Sampling()
+
+
+def suffix(target: Any = None, **parameters: Any) -> Suffix:
+    return Suffix(parts_of(target or CountingRunner()), **parameters)
+
+
+def counted_up(drafter: Suffix, *prompts: Sequence[int], **given: Any) -> list[Result]:
+    """Answers of 12 tokens, each one more than the last; one row unless `num_rows` says more."""
+    num_rows, k = given.pop("num_rows", 1), given.pop("k", 4)
+    requests = [Request(prompt_ids=tuple(p), max_new_tokens=12, **given) for p in prompts]
+    decoder = Decoder(CountingRunner(), drafter, eos_ids=(), clock=CountingClock())
+    return decoder.serve(requests, Sampler(GREEDY), FixedK(k), num_rows=num_rows).results
+
+
+def num_rounds(result: Result) -> int:
+    return len(result.rounds)
+
+
+def test_drafts_follow_the_longest_match_in_the_text() -> None:
+    state = State.allocate(3, 16, [], torch.device("cpu"))
+    texts = [[1, 2, 9, 8, 1, 2], [5, 6, 7], [3, 4, 3, 4, 3]]
+    for row, text in enumerate(texts):
+        state.tokens_BC[row, : len(text)] = torch.tensor(text)
+        state.length_B1[row] = len(text) - 1
+    state.budget_B.copy_(torch.tensor([5, 5, 0]))  # the last row is done
+    drafter = suffix()
+    drafter.allocate(3, 16)
+
+    proposal = drafter.propose(state, 3, 16, Sampler(GREEDY))
+
+    assert proposal.tokens_BK.tolist() == [[9, 8, 0], [0, 0, 0], [0, 0, 0]]
+    assert proposal.num_drafted_B.tolist() == [2, 0, 0]  # two tokens match, two are drafted
+    assert proposal.probs is None
+
+
+def test_a_prompt_that_holds_the_answer_drafts_it() -> None:
+    (result,) = counted_up(suffix(), [*range(30, 10, -1), 9])
+    assert num_rounds(result) == 11  # the numbers are there, the other way round
+    (result,) = counted_up(suffix(), [*range(10, 30), 9])
+    # After 10 one token matches; after 11 and 12 three do; then the four that K allows.
+    assert result.rounds.num_accepted == result.rounds.num_drafted == (1, 3, 4)
+
+
+def test_a_factor_lets_a_short_match_draft_more() -> None:
+    (result,) = counted_up(suffix(max_spec_factor=4.0), [*range(10, 30), 9])
+    assert result.rounds.num_accepted == (4, 4, 0)
+
+
+def test_earlier_answers_of_a_pass_are_drafted_from_and_not_later_passes() -> None:
+    drafter = suffix()
+    first, second = counted_up(drafter, [50, 9], [60, 11])
+    assert (num_rounds(first), num_rounds(second)) == (11, 4)
+    (again,) = counted_up(drafter, [70, 10])
+    assert num_rounds(again) == 11
+
+
+def test_the_last_tokens_of_an_answer_are_kept_too() -> None:
+    # 10 .. 21, then an answer that needs 20 and 21 alone.
+    _, second = counted_up(suffix(max_spec_factor=9.0), [50, 9], [60, 18])
+    assert sum(second.rounds.num_accepted) == 2
+
+
+def test_an_answer_does_not_help_its_own_prompt() -> None:
+    first, again, third = counted_up(suffix(), [50, 9], [50, 9], [50, 10])
+    assert num_rounds(first) == num_rounds(again) == 11
+    assert num_rounds(third) < 11
+    rows = counted_up(suffix(), [50, 9], [50, 9], [50, 9], num_rows=2)
+    assert [num_rounds(result) for result in rows] == [11, 11, 11]
+
+
+def test_an_answer_does_not_help_the_prompt_of_an_earlier_turn() -> None:
+    first, _, again = counted_up(suffix(), [50, 9], [50, 9, *range(10, 22), 60, 30], [50, 9])
+    assert num_rounds(first) == num_rounds(again) == 11
+
+
+def test_the_oldest_answers_are_forgotten_first() -> None:
+    prompts = [[50, 9], [60, 39], [70, 10]]
+    *_, kept = counted_up(suffix(max_cached_requests=2), *prompts)
+    *_, forgotten = counted_up(suffix(max_cached_requests=1), *prompts)
+    *_, none = counted_up(suffix(max_cached_requests=0), [50, 9], [60, 11])
+    assert num_rounds(kept) < 11
+    assert num_rounds(forgotten) == num_rounds(none) == 11
+
+
+def test_a_conversation_goes_on_with_the_tree_of_its_row() -> None:
+    trees = []
+
+    class Watched(Suffix):
+        def observe(self, state: State, outcome: Any) -> None:
+            super().observe(state, outcome)
+            trees.extend(row.growth.tree for row in self._rows if row)
+
+    drafter = Watched(parts_of(CountingRunner()), max_cached_requests=0)
+    first, second = [50, 9], [50, 9, *range(10, 22), 60, 9]
+    _, turn = counted_up(drafter, first, second, arrival=Arrival(conversation="a"))
+    assert trees[0] is trees[-1]
+    assert turn.rounds.num_accepted == (2, 4, 2)  # 9 and 10, and then all that came after
+
+
+@pytest.fixture(scope="module")
+def llama() -> Subject:
+    return make_subject()
+
+
+class Deaf(Suffix):
+    """Sees nothing of what a graph replays, as nothing on the host does."""
+
+    is_replaying = False
+
+    def observe(self, state: State, outcome: Any) -> None:
+        if not self.is_replaying:
+            super().observe(state, outcome)
+
+
+class ReplaysOfTheDevice(FakeGraphs):
+    def __init__(self, drafter: Deaf) -> None:
+        super().__init__()
+        self._drafter = drafter
+
+    def _replay(self, run: Callable[[], T], output: T) -> None:
+        self._drafter.is_replaying = True
+        super()._replay(run, output)
+        self._drafter.is_replaying = False
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("policy", [lambda: FixedK(4), lambda: Cycle(4, 0, 0, 0, 4, 0, 1, 2)])
+def test_behind_graphs_it_drafts_what_it_drafts_without(
+    llama: Subject, policy: Callable[[], Policy], num_rows: int, sampling: Sampling
+) -> None:
+    repeating = (Request(prompt_ids=random_prompt(3, i) * 6, max_new_tokens=30) for i in range(4))
+    requests = [*repeating, *some_requests()]
+    eager = Decoder(llama.target, suffix(llama.target), eos_ids=(), clock=CountingClock())
+    expected = eager.serve(requests, Sampler(sampling), policy(), num_rows=num_rows).results
+    drafter = Deaf(parts_of(llama.target))
+    bench = Bench(llama, drafter, graphs=ReplaysOfTheDevice(drafter))
+
+    results = bench.serve(requests, policy(), num_rows, sampling)
+
+    assert_texts(results, [result.output_ids for result in expected])
+    assert bench.launcher.graph == "step"
+    # Reports that come late leave a row idle for a round before the next request, so that only
+    # what was there from the start meets the same K and the same earlier answers.
+    logs = [result.rounds.num_drafted for result in results[:num_rows]]
+    assert logs == [result.rounds.num_drafted for result in expected[:num_rows]]
+    assert sum(logs[0]) > 0
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_long_prompts_rows_that_move_and_rows_filled_anew_keep_the_text(k: int) -> None:
+    model = tiny_llama(seed=0)
+    requests = [
+        Request(prompt_ids=random_prompt(5 + i % 3, seed=i) * 3, max_new_tokens=3 + 5 * (i % 4))
+        for i in range(8)
+    ]
+    texts = [generated(model, r.prompt_ids, r.max_new_tokens) for r in requests]
+    target = StockRunner(model)
+
+    together = decode(target, suffix(target), requests, k=k, prefill_chunk=4)
+    decoder = Decoder(target, suffix(target), eos_ids=(), clock=CountingClock(), prefill_chunk=4)
+    in_turn = decoder.serve(requests, Sampler(GREEDY), FixedK(k), num_rows=3).results
+
+    assert_texts(together, texts)
+    assert_texts(in_turn, texts)
+
+
+def test_a_row_that_moved_goes_on_with_its_text_and_one_that_was_copied_reads_it_anew() -> None:
+    state = State.allocate(2, 16, [], torch.device("cpu"))
+    state.tokens_BC[0, :5] = torch.tensor([1, 2, 9, 1, 2])
+    state.length_B1[0], state.budget_B[0] = 4, 5
+    drafter = suffix()
+    drafter.allocate(2, 16)
+    drafter.propose(state, 2, 16, Sampler(GREEDY))
+    for tensor in (state.tokens_BC, state.length_B1, state.budget_B):
+        tensor[1].copy_(tensor[0])
+
+    drafter.copy_row(0, 1, 4)
+    state.tokens_BC[1, 5], state.length_B1[1] = 9, 5  # the copy goes its own way
+
+    proposal = drafter.propose(state, 2, 16, Sampler(GREEDY))
+    assert proposal.tokens_BK.tolist() == [[9, 1], [1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "complaint"),
+    [
+        ({"max_spec_factor": 0.0}, "max_spec_factor 0.0; above 0 is allowed"),
+        ({"min_token_prob": 1.5}, "min_token_prob 1.5; 0 to 1 is allowed"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(parameters: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(UsageError, match=complaint):
+        suffix(**parameters)
