@@ -307,6 +307,14 @@ BROKEN_WORKLOADS = [
     _lines("tools that are text", 1, "tools: a list", '{"prompt": "a", "tools": "t"}\n'),
     _lines("tools in a list", 1, "a list of objects", '{"prompt": "a", "tools": ["t"]}\n'),
     _lines("template_args", 1, "an object is needed", '{"prompt": "a", "template_args": [1]}\n'),
+    _lines("a prediction", 1, "list of at least one item is", '{"prompt": "a", "prediction": 1}\n'),
+    _lines("an empty prediction", 1, "is empty", '{"prompt": "a", "prediction": " "}\n'),
+    _lines(
+        "a prediction too many",
+        1,
+        "2 texts for 1 turns; one a turn is needed",
+        '{"prompt": "a", "prediction": ["b", "c"]}\n',
+    ),
     _lines(
         "an id twice",
         3,

@@ -39,6 +39,15 @@ MAY_IMPORT = {
     "probes": BASE,
     "demo": {*DECODING, "engines", "config"},
     "lossless": {*DECODING, "engines", "config"},
+    "training": {
+        *DECODING,
+        "engines",
+        "config",
+        "model_spec",
+        "workloads",
+        "probes",
+        "demo",
+    },
     "bench": {*ANALYSING, *DECODING, "engines", "probes", "lossless", "lengthening"} - {"report"},
     "cli": {
         *ANALYSING,
@@ -46,6 +55,7 @@ MAY_IMPORT = {
         "engines",
         "probes",
         "lossless",
+        "training",
         "bench",
         "model_spec",
         "lengthening",
@@ -53,7 +63,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers"}
-MEASURING = {"decoding", "drafters", "engines", "probes", "demo", "lossless", "bench", "cli"}
+MEASURING = {"decoding", "drafters", "engines", "probes", "demo", "lossless", "training", "bench", "cli"}
 
 
 def room_of(path: Path) -> str:

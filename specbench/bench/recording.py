@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
+from specbench.decoding.scoring import likeliest
 from specbench.engines.engine import EngineRequest, ServedPass
 from specbench.metrics.setting import overlaps
 from specbench.records import DeviceSample, PassRecord, RequestRecord, SamplesRecord
@@ -46,7 +47,7 @@ def make_samples(cell: Cell, turns: Sequence[Turn], served: ServedPass) -> Sampl
         repeat=first.repeat,
         served=make_pass(cell, served),
         log_probs=log_probs,
-        picked=log_probs.index(max(log_probs)),
+        picked=likeliest(log_probs),
         scoring_s=served.scores.seconds,
     )
 

@@ -53,6 +53,9 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
             "--acceptance draws what the built-in decoder accepts, beside engines that test it; "
             "leave --engine transformers out"
         )
+    temperatures = parse_temperatures(asked.temperature)
+    if asked.samples > 1:
+        require_samples(asked, temperatures, engines, adaptive=chosen.adaptive)
     names = [name.strip() for item in asked.workload or () for name in item.split(",")]
     return RunSettings(
         command=command,
@@ -70,7 +73,8 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
         compile=asked.compile_forward,
         acceptance=parse_acceptance(asked.acceptance) if asked.acceptance is not None else None,
         dummy_weights=asked.dummy_weights,
-        temperatures=parse_temperatures(asked.temperature),
+        temperatures=temperatures,
+        num_samples=asked.samples,
         top_k=asked.top_k,
         top_p=asked.top_p,
         max_new_tokens=asked.max_new_tokens,
@@ -83,6 +87,34 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
         threads=asked.threads,
         seed=asked.seed,
     )
+
+
+def require_samples(
+    asked: Asked, temperatures: tuple[float, ...], engines: tuple[str, ...], *, adaptive: bool
+) -> None:
+    """UsageError where the best of several answers makes no sense."""
+    n = asked.samples
+    if 0 in temperatures:
+        raise UsageError(
+            f"--samples {n}: at temperature 0 all {n} are the same; use --temperature 0.7, or "
+            "another above 0"
+        )
+    if asked.concurrency != "1" or asked.request_rate is not None:
+        raise UsageError(
+            f"--samples {n} fills {n} rows with the answers to one prompt; leave --concurrency and "
+            "--request-rate out"
+        )
+    if adaptive:
+        raise UsageError(f"--samples {n} needs a fixed K; leave auto out of -k")
+    if engines != ("builtin",):
+        raise UsageError(
+            f"--samples {n} is the built-in decoder's; leave --engine transformers out"
+        )
+    if asked.acceptance is not None:
+        raise UsageError(
+            f"--samples {n} picks the likeliest text, and with --acceptance texts are made up; "
+            "leave one of them out"
+        )
 
 
 def read_methods(methods: str | None) -> tuple[str, ...]:

@@ -72,6 +72,12 @@ Engines = Annotated[
     str, typer.Option("--engine", help="builtin, transformers, or both side by side.")
 ]
 Concurrency = Annotated[str, typer.Option(help="Rows in flight: 1 or a list such as 1,4,16.")]
+Samples = Annotated[
+    int,
+    typer.Option(
+        min=1, max=256, help="Best of N: N answers a prompt decoded together, beside one alone."
+    ),
+]
 RequestRate = Annotated[
     float | None,
     typer.Option(
@@ -146,6 +152,7 @@ class Asked:
     engine: Engines = "builtin"
     concurrency: Concurrency = "1"
     request_rate: RequestRate = None
+    samples: Samples = 1
     context: Context = None
     forward: Forward = "auto"
     graph: Graph = "auto"

@@ -18,7 +18,8 @@ def sweep_k(
     as_json: options.AsJson = False,
 ) -> None:
     """Measure every K of a range and say per workload which is best, or none."""
-    if asked.num_speculative_tokens is None:
+    is_default = asked.num_speculative_tokens is None
+    if is_default:
         asked = replace(asked, num_speculative_tokens=DEFAULT_KS)
-    settings = read_settings("sweep-k", asked)
+    settings = replace(read_settings("sweep-k", asked), is_default_range=is_default)
     measure(settings, asked.method, out=out, resume=resume, dry_run=dry_run, as_json=as_json)

@@ -9,10 +9,10 @@ import pickle
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,7 +32,7 @@ _WEIGHTS = (
     _INDEX,
     "pytorch_model.bin",
 )
-_TOKENIZERS = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model")
+_TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
 _LARGEST_JSON = 2**26
 _SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
@@ -53,10 +53,7 @@ _UNREADABLE = (
 )
 
 
-class Find(Protocol):
-    """The file of that name in the head's folder; None where there is none. ModelError."""
-
-    def __call__(self, name: str) -> Path | None: ...
+Find = Callable[[str], Path | None]
 
 
 def read_checkpoint(location: str, revision: str | None = None) -> Checkpoint:
@@ -64,43 +61,47 @@ def read_checkpoint(location: str, revision: str | None = None) -> Checkpoint:
 
     Raises ModelError for what is not there or cannot be trusted. Safetensors are read lazily.
     """
-    find = _finder(location, revision)
-    config_file = find("config.json")
+    config_file = _find(location, revision, "config.json")
     if config_file is None:
         raise ModelError(
             f"{location}: there is no config.json; download it once with `hf download`, or give a "
             "folder (./my-head)"
         )
-    config = _read_json(config_file)
-    for name in _WEIGHTS:
-        file = find(name)
-        if file is not None:
-            commit = _COMMIT.search(config_file.as_posix())
-            return Checkpoint(
-                source=location,
-                config=config,
-                tensors=_read_tensors(file, find),
-                revision=commit[1] if commit else revision,
-            )
-    raise ModelError(f"{location}: no weights; one of {', '.join(_WEIGHTS)} is read")
+    commit = _COMMIT.search(config_file.as_posix())
+    revision = commit[1] if commit else revision  # all files are those of one commit
+    file = _find(location, revision, *_WEIGHTS)
+    if file is None:
+        raise ModelError(f"{location}: no weights; one of {', '.join(_WEIGHTS)} is read")
+    return Checkpoint(
+        source=location,
+        config=_read_json(config_file),
+        tensors=_read_tensors(file, partial(_find, location, revision)),
+        revision=revision,
+    )
 
 
 def has_tokenizer(location: str, revision: str | None = None) -> bool:
     """Whether a head comes with a tokenizer of its own."""
-    find = _finder(location, revision)
-    return any(find(name) is not None for name in _TOKENIZERS)
+    return _find(location, revision, *_TOKENIZERS) is not None
 
 
-def _finder(location: str, revision: str | None) -> Find:
+def _find(location: str, revision: str | None, *names: str) -> Path | None:
+    """The first of the files that is on this machine, else the first that can be downloaded.
+
+    None where there is none; ModelError.
+    """
     folder = Path(location)
-    if folder.is_dir():
-        return partial(_local_file, folder)
-    return partial(_hub_file, location, revision)
+    found = (
+        (_local_file(folder, name) for name in names)
+        if folder.is_dir()
+        else (_hub_file(location, revision, name, off) for off in (True, False) for name in names)
+    )
+    return next((file for file in found if file is not None), None)
 
 
-def _hub_file(location: str, revision: str | None, name: str) -> Path | None:
+def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) -> Path | None:
     try:
-        path = cached_file(location, name, revision=revision)
+        path = cached_file(location, name, revision=revision, local_files_only=is_offline)
     except (OSError, ValueError):  # not there, or not to be had without a connection
         return None
     return None if path is None else Path(path)

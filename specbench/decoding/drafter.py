@@ -154,9 +154,18 @@ class Memoryless:
     needs_host: bool = False
     max_k: int | None = None
     runner: Runner | None = None
-    weights: tuple[Tensor, ...] = ()
-    kv_bytes_per_token: int = 0
-    buffers: tuple[object, ...] = ()
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return ()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 0
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return ()
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Nothing to keep."""

@@ -127,7 +127,7 @@ def grow_dynamic(
     parents_BW = torch.zeros_like(tokens_BW)
     num_seen = 1 + top_k * (depth - 1)
     seen_BWM = torch.zeros(B, top_k, num_seen, dtype=torch.bool, device=device)
-    seen_BWM[..., 0] = True
+    seen_BWM[..., 0].fill_(True)
     depths_M = (torch.arange(num_seen, device=device) + top_k - 1) // top_k
     for level in range(1, depth):
         slots_W = 1 + (level - 1) * top_k + places_W

@@ -3,7 +3,8 @@
 Shape suffixes: B rows, T tokens, F hidden size, S slots.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from specbench.decoding import attention
 from specbench.decoding.slot_cache import SlotCache
 from specbench.decoding.tree import Branches
+from specbench.decoding.whole_texts import WholeTexts
 
 # layer, states, and what its attention is called with -> states
 RunLayer = Callable[[Any, Tensor, dict[str, Any]], Tensor]
@@ -42,6 +44,7 @@ class LayerStack:
         config._attn_implementation = attention.NAME
         self.layers = layers
         self.cache = SlotCache(0, 0, 0)
+        self._texts: WholeTexts | None = None
         self._rotary = rotary
         self._run = run
         heads = config.num_attention_heads
@@ -54,6 +57,18 @@ class LayerStack:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
             self.cache = SlotCache(len(self.layers), 0, 0)  # give back before taking
             self.cache = SlotCache(len(self.layers), rows, length)
+
+    @contextmanager
+    def whole_texts(self) -> Iterator[None]:
+        """Inside, each `forward` is one more pass over the same texts, with gradients.
+
+        Every row begins at position 0; slots, rows and branches are not looked at.
+        """
+        self._texts = WholeTexts(len(self.layers))
+        try:
+            yield
+        finally:
+            self._texts = None
 
     def forward(
         self,
@@ -70,17 +85,23 @@ class LayerStack:
 
         `only` runs that layer alone. Slots before `first_slot` hold nothing and are not seen.
         """
-        slots_BT = positions_BT if branches is None else branches.slots_BT
-        self.cache.index.point(slots_BT, span, first_row)
-        slots_S = torch.arange(span, device=positions_BT.device)
-        seen_BTS = attention.visible(positions_BT, slots_S, window=None, branches=branches)
-        if first_slot:
-            seen_BTS = seen_BTS & (slots_S >= first_slot)
+        cache: SlotCache | WholeTexts = self.cache
+        if self._texts is not None:
+            stride = 1 if only is None else len(self.layers)
+            cache = self._texts
+            seen_BTS = cache.seen(positions_BT, only or 0, stride, first_slot)
+        else:
+            slots_BT = positions_BT if branches is None else branches.slots_BT
+            self.cache.index.point(slots_BT, span, first_row)
+            slots_S = torch.arange(span, device=positions_BT.device)
+            seen_BTS = attention.visible(positions_BT, slots_S, window=None, branches=branches)
+            if first_slot:
+                seen_BTS = seen_BTS & (slots_S >= first_slot)
         arguments = {
             "attention_mask": attention.additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack),
             "position_embeddings": self._rotary(states_BTF, positions_BT),
             "position_ids": positions_BT,
-            "past_key_values": self.cache,
+            "past_key_values": cache,
             "use_cache": True,
         }
         for layer in self.layers if only is None else (self.layers[only],):

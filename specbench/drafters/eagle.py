@@ -103,6 +103,11 @@ class EagleHead:
         self.layers = layer_stack(config, self._weights.layers, target.device)
 
     @property
+    def module(self) -> nn.Module:
+        """Its own weights, which training replaces."""
+        return self._weights
+
+    @property
     def weights(self) -> tuple[Tensor, ...]:
         return weights_of(self._weights, self._embed)
 

@@ -204,5 +204,5 @@ class FeatureDrafter(Memoryless):
 def _one_back(branches: Branches) -> Branches:
     """The head's positions are one below the target's, and the current token is committed."""
     seen_BTM = branches.seen_BTM.clone()
-    seen_BTM[..., 0] = False
+    seen_BTM[..., 0].fill_(False)
     return branches._replace(seen_BTM=seen_BTM, positions_BM=branches.positions_BM - 1)

@@ -182,10 +182,10 @@ def new_layer_fields(config: Any) -> dict[str, Any]:
 
 def drawn(module: nn.Module, seed: int, deviation: float) -> dict[str, Tensor]:
     """Normal weights for a module that has none; those of its norms are 1."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     return {
-        name: torch.ones(shape)
+        name: torch.ones(shape, device="cpu")
         if "norm" in name
-        else torch.randn(shape, generator=generator) * deviation
+        else torch.randn(shape, generator=generator, device="cpu") * deviation
         for name, shape in shapes_of(module).items()
     }

@@ -81,11 +81,11 @@ class Lookahead(Memoryless):
             self._collect(state, chunk.positions_BT)
 
     def _collect(self, state: State, positions_BT: Tensor) -> None:
-        """The prompt's own n-grams that begin at those positions."""
-        for begins_BT in positions_BT.split(_ADDED_AT_ONCE, 1):
-            places_BTN = begins_BT[..., None] + state.places(self._ngram)
-            is_whole_BT = places_BTN[..., -1] < state.length_B1
-            places_BTN = places_BTN.clamp(max=state.capacity - 1)
+        """The prompt's own n-grams that end at those positions."""
+        for ends_BT in positions_BT.split(_ADDED_AT_ONCE, 1):
+            begins_BT1 = ends_BT[..., None] - self._num_levels
+            is_whole_BT = (begins_BT1[..., 0] >= 0) & (ends_BT < state.length_B1)
+            places_BTN = (begins_BT1 + state.places(self._ngram)).clamp(min=0)
             grams_BTN = state.tokens_at(places_BTN.flatten(1)).view_as(places_BTN)
             self._pool.add(state.first_row, grams_BTN, is_whole_BT)
 

@@ -18,10 +18,11 @@ from specbench.drafters.head_layers import drawn, new_layer_fields, require_fit,
 from specbench.drafters.mtp_layouts import (
     FAMILIES,
     Family,
-    as_files,
     by_expert,
+    copies,
     family_name,
     family_of,
+    file_name,
     joined_experts,
     layer_tensors,
     num_mtp_layers,
@@ -158,27 +159,30 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
 
     The embedding is the target's. So is the head, unless the files have another one.
     """
-    found = layer_tensors(checkpoint)
-    shapes = layer_shapes(layers, family_of(checkpoint))
+    found, V, F = layer_tensors(checkpoint), target.vocab_size, target.hidden_size
     files = {
-        file: s for name, shape in shapes.items() for file, s in by_expert(name, shape).items()
+        name: (file_name(checkpoint, name), shape)
+        for name, shape in layer_shapes(layers, family_of(checkpoint)).items()
     }
-    places = [f"{i}.{name}.weight" for i in range(len(layers)) for name in ("embedding", "head")]
-    beside = dict.fromkeys(places, (target.vocab_size, target.hidden_size))
-    found.require(files | beside, frozenset(beside))
+    needed: dict[str, tuple[int, ...]] = {}
+    for file, shape in files.values():
+        needed |= by_expert(file, shape)
+    heads = copies(checkpoint, "head")
+    beside = frozenset([*heads, *copies(checkpoint, "embedding")])
+    found.require(needed | dict.fromkeys(beside, (V, F)), beside)
 
     def placed(name: str, tensor: Tensor) -> Tensor:
         dtype = torch.float32 if name.endswith(_ALWAYS_FLOAT32) else target.dtype
         return tensor.to(target.device, dtype)
 
-    for name, shape in shapes.items():
-        tensor = placed(name, joined_experts(name, shape, found.tensors.__getitem__))
+    for name, (file, shape) in files.items():
+        tensor = placed(name, joined_experts(file, shape, found.tensors.__getitem__))
         layers.load_state_dict({name: tensor}, strict=False, assign=True)
-    for i, layer in enumerate(layers):
-        head_VF = found.tensors.get(f"{i}.head.weight")
+    for layer, file in zip(layers, heads, strict=False):
+        head_VF = found.tensors.get(file)
         if head_VF is not None and not _is_same(head_VF, checkpoint.tensors.get("lm_head.weight")):
-            layer.head = nn.Linear(*head_VF.shape[::-1], bias=False, device="meta")
-            layer.head.weight = nn.Parameter(placed("head", head_VF))
+            layer.head = nn.Linear(F, V, bias=False, device="meta")
+            layer.head.weight = nn.Parameter(placed(file, head_VF))
     layers.requires_grad_(False).eval()
 
 
@@ -199,5 +203,5 @@ def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint
     weights = drawn(layers, seed, fields.get("initializer_range") or 0.02)
     tensors: dict[str, Tensor] = {}
     for name in layer_shapes(layers, FAMILIES[family]):
-        tensors |= split_experts(name, weights[name])
-    return as_files(replace(empty, tensors=tensors))
+        tensors |= split_experts(file_name(empty, name), weights[name])
+    return replace(empty, tensors=tensors)

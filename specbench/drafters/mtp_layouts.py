@@ -6,7 +6,7 @@ Shape suffixes: E experts, I width of an expert, F hidden size.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from specbench.errors import ModelError
 class Family:
     """One family's layout; `files` names prefixes in its files, each with ours.
 
-    {i} numbers MTP layers; {n} goes on from the target's layers. What has no {i} of its own is
-    shared by all MTP layers.
+    {i} numbers MTP layers; {n} goes on from the target's layers. What they share is the first's.
     """
 
     decoder: str  # transformers' model type of the decoder layer within
@@ -109,14 +108,14 @@ def num_mtp_layers(checkpoint: Checkpoint) -> int:
 
 
 def layer_tensors(checkpoint: Checkpoint) -> Checkpoint:
-    """The MTP layers of a checkpoint, whatever else it holds, under our names."""
-    inside = "mtp/"  # no file has such a name
-    names = {old: inside + new for old, new in _prefixes(checkpoint).items()}
-    found = checkpoint.renamed(names).under(inside)
+    """The MTP layers of a checkpoint, whatever else it holds."""
+    mark = "mtp/"  # no file has such a name
+    names = list(_prefixes(checkpoint))
+    found = checkpoint.renamed({name: mark + name for name in names}).under(mark)
     if not found.tensors:
         raise ModelError(
             f"{checkpoint.source} holds no MTP layers: none of its tensors is named like "
-            f"{next(iter(names))}weight; transformers leaves them out when it saves a model, so "
+            f"{names[0]}weight; transformers leaves them out when it saves a model, so "
             "take the files that its authors published"
         )
     if packed := [name for name in found.tensors if name.endswith(("_scale_inv", "_packed"))]:
@@ -127,9 +126,17 @@ def layer_tensors(checkpoint: Checkpoint) -> Checkpoint:
     return found
 
 
-def as_files(checkpoint: Checkpoint) -> Checkpoint:
-    """The inverse of `layer_tensors`."""
-    return checkpoint.renamed({new: old for old, new in _prefixes(checkpoint).items()})
+def file_name(checkpoint: Checkpoint, name: str) -> str:
+    """What the files call a tensor of ours."""
+    prefixes = _prefixes(checkpoint).items()
+    old, new = next((old, new) for old, new in prefixes if name.startswith(new))
+    return old + name.removeprefix(new)
+
+
+def copies(checkpoint: Checkpoint, kind: Literal["embedding", "head"]) -> list[str]:
+    """What the files call each layer's own copy of the target's, if the family has such."""
+    prefixes = _prefixes(checkpoint).items()
+    return [f"{old}weight" for old, new in prefixes if new.endswith(f".{kind}.")]
 
 
 def _prefixes(checkpoint: Checkpoint) -> dict[str, str]:

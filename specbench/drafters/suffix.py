@@ -83,9 +83,11 @@ class Suffix(Memoryless):
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
         """The source is done, or reads its text anew: a tree has one text that grows."""
+        if source in self._filled:  # a prompt that both begin with, and that each will read
+            return
         self._keep_answer(destination)
         self._rows[destination], self._rows[source] = self._rows[source], None
-        self._filled -= {source, destination}
+        self._filled.discard(destination)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         drafts_BK = [self._draft(row, k) if row else [] for row in self._live_rows(state, k)]

@@ -1,36 +1,28 @@
 """The built-in decoder as an engine: one target on one device, drafters beside it."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import Literal, NamedTuple
-
-import torch
 
 from specbench.config import Drafter, Target
 from specbench.decoding.backends import attention_backend
 from specbench.decoding.calibration import measure_round_costs
-from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.clock import make_clock
 from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter as DraftingMethod
-from specbench.decoding.drafter import NoDrafter
 from specbench.decoding.graphs import Launchers
-from specbench.decoding.loading import LoadedModel, eos_ids
+from specbench.decoding.loading import eos_ids
 from specbench.decoding.policy import FixedK, Policy
 from specbench.decoding.request import Request, Result
 from specbench.decoding.round import Verifier
 from specbench.decoding.round_costs import RoundCosts
 from specbench.decoding.rows import rounded_up
-from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
-from specbench.decoding.self_test import Forward, make_checked_runner
+from specbench.decoding.scoring import mean_log_probs
+from specbench.decoding.self_test import Forward
 from specbench.decoding.synthetic import SyntheticVerifier
-from specbench.decoding.tokenizer import require_same_vocabulary
 from specbench.decoding.verifier import verify
-from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.arrivals import arrivals
 from specbench.engines.bare_forwards import BareForwards
 from specbench.engines.engine import (
@@ -38,13 +30,12 @@ from specbench.engines.engine import (
     EngineResult,
     Load,
     RoundForward,
+    Scores,
     ServedPass,
     Work,
 )
-from specbench.engines.shelf import Shelf, bytes_read, head_identity, identity
-from specbench.errors import ModelError, UsageError
-from specbench.methods import find_method
-from specbench.model_spec import ModelSpec
+from specbench.engines.loaded_drafters import LoadedDrafters, take
+from specbench.engines.shelf import Shelf, bytes_read, identity
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Sampling
 
 MOST_CAPTURING_PASSES = 3
@@ -82,7 +73,6 @@ class BuiltinEngine:
         self._shelf = shelf
         self._options = options
         self._clock = make_clock(shelf.device)
-        self._spec = target.model
         self.tokenizer = shelf.tokenizer(target.model)
         held = take(shelf, target.model, options.forward)
         self._target, self._runner = held.loaded, held.runner
@@ -151,6 +141,7 @@ class BuiltinEngine:
                 seed=request.seed,
                 arrival=arrival,
                 prediction_ids=request.prediction_ids,
+                is_sample=load.best_of,
             )
             for request, arrival in zip(requests, arrivals(requests, load), strict=True)
         ]
@@ -163,6 +154,7 @@ class BuiltinEngine:
         num_drafts = self._drafters[work.drafter].num_drafts(k) if k else 0
         longest = rounded_up(max(request.num_tokens for request in asked) + num_drafts + 1)
         kv_bytes = self.kv_bytes_per_token(work.drafter) * longest * load.concurrency
+        scores = self._score(requests[0].prompt_ids, served.results) if load.best_of else None
         return ServedPass(
             results=tuple(self._result(result) for result in served.results),
             seconds=calibration_s + finished_s,
@@ -170,7 +162,14 @@ class BuiltinEngine:
             cpu_s=time.process_time() - cpu_s,
             calibration_s=calibration_s,
             kv_bytes=kv_bytes,
+            scores=scores,
         )
+
+    def _score(self, prompt_ids: Sequence[int], results: Sequence[Result]) -> Scores:
+        self._clock.start()
+        outputs = [result.output_ids for result in results]
+        log_probs = mean_log_probs(self._runner, prompt_ids, outputs)
+        return Scores(log_probs=log_probs, seconds=self._clock.now())
 
     def weights_bytes(self, drafter: str) -> int:
         return self._target.weights_bytes + self._drafters.weights_bytes(drafter)
@@ -192,6 +191,8 @@ class BuiltinEngine:
             RoundForward(role="drafter", num_tokens=forward.num_tokens, times=forward.times)
             for forward in (method.forwards(k) if k else ())
         )
+        if k and method.weights and not own:
+            return ()  # a head's are not told, and without them a floor would be too low
         num_nodes = method.num_drafts(k) + 1 if k else 1
         return (RoundForward(role="target", num_tokens=num_nodes, times=1), *own)
 

@@ -62,7 +62,9 @@ class LoadedDrafters:
         """Load it; the identity of its own model. UsageError, ModelError, CompatibilityError."""
         # A method that arrives later has files of another kind.
         is_head, spec = find_method(drafter.method).is_head, drafter.model
-        tokenizer = self._tokenizer
+        tokenizer, head = self._tokenizer, cache(partial(self._head, drafter))
+        if is_head:
+            head()
         if spec is not None and (not is_head or self._shelf.has_tokenizer(spec)):
             # Vocabularies are compared before the weights go anywhere near the device.
             tokenizer = self._shelf.tokenizer(spec)
@@ -71,7 +73,6 @@ class LoadedDrafters:
                     f"{drafter.name}: {len(renamed)} special tokens have other names than the "
                     f"target's, the first is id {renamed[0]}"
                 )
-        head = cache(partial(self._head, drafter))
         parts = Parts(
             target=self._target.runner,
             draft_runner=partial(self._draft_runner, drafter),

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specbench.decoding.runner import check_context
 from specbench.decoding.self_test import make_checked_runner
+from specbench.errors import ModelError
 from specbench.lossless.evidence import Divergence
 from specbench.lossless.law import token_law
 from specbench.records import Sampling
@@ -35,7 +36,7 @@ class Teacher:
     def logits(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Iterator[Tensor]:
         """Logits [<= 512, V] from which each token of the output was to be drawn, in order.
 
-        ModelError where the text is longer than the target's context.
+        ModelError where the text is longer than the target's context, or a logit is NaN.
         """
         fed = [*prompt_ids, *output_ids[:-1]]
         check_context(self._runner.max_position, len(fed))
@@ -49,6 +50,8 @@ class Teacher:
             last_1 = None if begin >= first else torch.zeros_like(positions_1T[0, :1])
             out = self._runner.forward(tokens_1T[:, begin:end], positions_1T, end, last_B=last_1)
             if begin >= first:
+                if bool(out.logits.isnan().any()):
+                    raise ModelError("the target's logits are not numbers (NaN); try another dtype")
                 yield out.logits[0]
 
     def divergence(

@@ -1,6 +1,7 @@
 """What was measured: cells, blocks, requests, rounds, memory."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
@@ -249,6 +250,7 @@ class EngineRecord:
     compile_s: float | None = None  # spent on compiling; None: not compiled
     quantization: str | None = None
     notes: tuple[str, ...] = ()
+    max_k: Mapping[str, int] = field(default_factory=dict)  # of drafters that have a deepest K
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

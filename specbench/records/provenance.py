@@ -65,6 +65,7 @@ class RunSettings:
     threads: int | None = None
     seed: int = 0
     engines: tuple[str, ...] = ("builtin",)
+    is_default_range: bool = False  # nobody asked for each of these K
     adaptive: bool = False  # also a cell whose K the controller picks
     concurrency: tuple[int, ...] = (1,)
     request_rate: float | None = None  # Poisson arrivals a second; None: closed loop

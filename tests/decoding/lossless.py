@@ -110,6 +110,7 @@ NUM_LAW_TOKENS = 6
 NUM_SAMPLES = 10_240
 NUM_ROWS = 256
 LAW_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
+LAW_PREDICTION = (0, 2, 1, 5, 0, 2)  # the likeliest text
 WARM = Sampling(temperature=0.7)
 FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint laws are tested
 
@@ -162,7 +163,13 @@ def sample_texts(
     for batch in range(num_samples // NUM_ROWS):
         seeds = range(first_seed + batch * NUM_ROWS, first_seed + (batch + 1) * NUM_ROWS)
         requests = [
-            Request(prompt_ids=LAW_PROMPT, max_new_tokens=NUM_LAW_TOKENS, seed=s) for s in seeds
+            Request(
+                prompt_ids=LAW_PROMPT,
+                max_new_tokens=NUM_LAW_TOKENS,
+                seed=s,
+                prediction_ids=LAW_PREDICTION,
+            )
+            for s in seeds
         ]
         results += decode(target, drafter, requests, k=k, sampling=sampling)
     texts = torch.tensor([r.output_ids for r in results])

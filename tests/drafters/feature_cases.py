@@ -4,11 +4,13 @@ Shape suffixes: B rows, K drafts, V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.drafter import Drafter, Proposal
 from specbench.decoding.round import run_round
 from specbench.decoding.rows import Fill, Rows
@@ -16,13 +18,20 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.topology import Topology
+from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.records import Sampling
 from tests.decoding.fakes import Wrapped
-from tests.drafters.plain_heads import PlainHead
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.drafters.plain_heads import PlainEagle, PlainEagle3, PlainHead
 
 VOCAB_SIZE = 11
 SPAN = 128
 GREEDY = Sampling()
+PROMPTS = [random_prompt(n, n, VOCAB_SIZE) for n in (9, 6, 14)]
+BEAM = {"top_k": 3, "max_drafts": 8}
+PLAIN: dict[str, type[PlainHead]] = {"eagle": PlainEagle, "eagle3": PlainEagle3}
+METHODS = sorted(PLAIN)
 Path = tuple[int, ...]
 
 
@@ -185,3 +194,36 @@ def num_kept(texts: Sequence[Path], seen: Sequence[Drafted]) -> list[int]:
     B = len(texts)
     lengths = [len(drafted.text) for drafted in seen] + [len(text) for text in texts]
     return [after - before - 1 for before, after in zip(lengths, lengths[B:], strict=False)]
+
+
+class Subject(NamedTuple):
+    method: str
+    target: StockRunner
+    checkpoint: Checkpoint
+    plain: PlainHead
+    texts: list[Path]  # the prompts as the target goes on from them
+
+    def drafter(self, **parameters: Any) -> Drafter:
+        return build_drafter(self.method, parts_of(self.target, None, self.checkpoint), parameters)
+
+    def rounds(self, ks: list[int], **parameters: Any) -> tuple[list[Drafted], set[int]]:
+        """The proposals of guided rounds after a prefill in chunks of 4; the numbers kept."""
+        watched = Watched(self.drafter(**parameters))
+        guided = Guided(watched, self.texts)
+        ends = run_rounds(self.target, guided, PROMPTS, ks, prefill_chunk=4)
+        for end, text in zip(ends, self.texts, strict=True):
+            assert end == text[: len(end)]
+        return watched.seen, set(num_kept(ends, watched.seen))
+
+
+@cache
+def subject(method: str) -> Subject:
+    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
+    texts = [(*prompt, *generated(model, prompt, 100)) for prompt in PROMPTS]
+    # Every difference between a token of the head and the target's is another one, so that
+    # they could be mistaken for ids.
+    more: dict[str, Any] = {"target_ids": (0, 2, 4, 6, 8, 10), "layer_ids": (0, 1, 2)}
+    options = more if method == "eagle3" else {}
+    checkpoint = drafter_class(method).new_checkpoint(model.config, 1, **options)
+    target = StockRunner(tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3))
+    return Subject(method, target, checkpoint, PLAIN[method](model, checkpoint), texts)

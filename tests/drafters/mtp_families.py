@@ -4,6 +4,7 @@ Shape suffixes: T tokens, F hidden size, V vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,10 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from tests.decoding.models import build
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.drafters.mtp import Mtp
+from tests.decoding.models import build, tiny_llama
+from tests.drafters.plain_heads import PlainHead
 
 _SHAPE = {
     "vocab_size": 61,
@@ -147,7 +151,7 @@ class PlainLayer:
         return unit * (self.files[name] + self.family.norm_adds)
 
 
-class PlainHead:
+class PlainMtp(PlainHead):
     """What MTP layers say after a text, whose last token the target has not read, and drafts."""
 
     def __init__(self, layers: Sequence[PlainLayer], model: Any) -> None:
@@ -170,3 +174,24 @@ class PlainHead:
                 made_TF, logits_TV = self.layers[0](tokens[: T + i], states_TF)
                 states_TF = torch.cat([states_TF, made_TF[-1:]])
         return logits_TV[-1]
+
+
+def checkpoint_for(name: str, config: Any, **options: Any) -> Checkpoint:
+    """Random layers, whose norms are random too, and a head of their own where files have one."""
+    made = Mtp.new_checkpoint(config, 3, **options)
+    generator = torch.Generator().manual_seed(4)
+    tensors = {
+        key: tensor + torch.rand(tensor.shape, generator=generator) if "norm" in key else tensor
+        for key, tensor in made.tensors.items()
+    }
+    if name in ("deepseek_v3", "glm4_moe"):
+        for i in range(options.get("num_layers", 1)):
+            head_VF = torch.randn(61, 32, generator=generator)
+            tensors[f"model.layers.{2 + i}.shared_head.head.weight"] = head_VF
+            tensors[f"model.layers.{2 + i}.embed_tokens.weight"] = head_VF
+    return replace(made, config={**made.config, "model_type": name}, tensors=tensors)
+
+
+def dense_target() -> Any:
+    """Any model with the family's sizes: a head asks it for no more than embedding and head."""
+    return tiny_llama(vocab_size=61)

@@ -3,74 +3,27 @@
 Shape suffixes: B rows, K drafts, F hidden size, V vocabulary.
 """
 
-from functools import cache
-from typing import Any, NamedTuple
-
 import pytest
 import torch
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.drafters.eagle import STATIC_TREE
 from specbench.drafters.feature_drafter import FeatureDrafter
-from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.records import Sampling
-from tests.decoding.lossless import parts_of
-from tests.decoding.models import generated, random_prompt, tiny_llama
 from tests.drafters.feature_cases import (
+    BEAM,
     GREEDY,
+    METHODS,
+    PROMPTS,
     SPAN,
-    VOCAB_SIZE,
-    Drafted,
-    Guided,
-    Path,
     Watched,
     assert_chains,
     assert_dynamic_trees,
     assert_static_trees,
-    num_kept,
     prefilled,
     run_rounds,
+    subject,
 )
-from tests.drafters.plain_heads import PlainEagle, PlainEagle3, PlainHead
-
-PROMPTS = [random_prompt(n, n, VOCAB_SIZE) for n in (9, 6, 14)]
-BEAM = {"top_k": 3, "max_drafts": 8}
-PLAIN: dict[str, type[PlainHead]] = {"eagle": PlainEagle, "eagle3": PlainEagle3}
-METHODS = sorted(PLAIN)
-
-
-class Subject(NamedTuple):
-    method: str
-    target: StockRunner
-    checkpoint: Checkpoint
-    plain: PlainHead
-    texts: list[Path]  # the prompts as the target goes on from them
-
-    def drafter(self, **parameters: Any) -> Drafter:
-        return build_drafter(self.method, parts_of(self.target, None, self.checkpoint), parameters)
-
-    def rounds(self, ks: list[int], **parameters: Any) -> tuple[list[Drafted], set[int]]:
-        """The proposals of guided rounds after a prefill in chunks of 4; the numbers kept."""
-        watched = Watched(self.drafter(**parameters))
-        guided = Guided(watched, self.texts)
-        ends = run_rounds(self.target, guided, PROMPTS, ks, prefill_chunk=4)
-        for end, text in zip(ends, self.texts, strict=True):
-            assert end == text[: len(end)]
-        return watched.seen, set(num_kept(ends, watched.seen))
-
-
-@cache
-def subject(method: str) -> Subject:
-    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
-    texts = [(*prompt, *generated(model, prompt, 100)) for prompt in PROMPTS]
-    more: dict[str, Any] = {"target_ids": (1, 2, 3, 5, 6, 7, 9), "layer_ids": (0, 1, 2)}
-    options = more if method == "eagle3" else {}
-    checkpoint = drafter_class(method).new_checkpoint(model.config, 1, **options)
-    target = StockRunner(tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3))
-    return Subject(method, target, checkpoint, PLAIN[method](model, checkpoint), texts)
 
 
 @pytest.mark.parametrize("method", METHODS)

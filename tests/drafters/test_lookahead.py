@@ -11,7 +11,6 @@ from specbench.decoding.round import run_round
 from specbench.decoding.rows import Fill, Rows
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
-from specbench.decoding.tree import branches_of
 from specbench.drafters.lookahead import Lookahead, round_shape
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner
@@ -65,33 +64,44 @@ def test_what_the_nodes_of_a_small_round_see() -> None:
 
 
 @torch.no_grad()
-def test_every_window_node_has_the_logits_of_the_text_it_stands_for() -> None:
-    target = StockRunner(tiny_llama(seed=0))
-    prompt = ragged_prompts()[1]
-    drafter = lookahead(target, window=3, ngram=4, guesses=1)
-    rows = filled(target, drafter, prompt)
-    for _ in range(4):
-        run_round(target, drafter, rows.state, GREEDY, k=3, span=128)
-    length = int(rows.state.length_B1)
-    text = rows.state.tokens_BC[0, : length + 1].tolist()
+def test_the_window_goes_the_way_of_the_paper() -> None:
+    """Levels and n-grams against lists and plain forwards, from the first round on."""
+    plain, target = tiny_llama(seed=0), StockRunner(tiny_llama(seed=0))
+    drafter = lookahead(target, window=3, ngram=4, guesses=9, pool_from_prompt=False)
+    rows = filled(target, drafter, ragged_prompts()[1])
+    state = rows.state
 
-    proposal = drafter.propose(rows.state, 3, 128, GREEDY)
-    assert proposal.tree is not None
-    positions_BN, branches = branches_of(proposal.tree, rows.state.length_B1)
-    nodes = [text[-1], *proposal.tokens_BK[0].tolist()]
-    logits_NV = target.forward(torch.tensor([nodes]), positions_BN, 128, branches=branches).logits[
-        0
-    ]
+    def window() -> list[list[int]]:
+        tokens = drafter.propose(state, 3, 128, GREEDY).tokens_BK[0].tolist()
+        nodes = [int(state.tokens_at(state.length_B1)), *tokens]
+        return [nodes[i : i + 3] for i in (0, 3, 6)]
 
-    plain = tiny_llama(seed=0)
-    for level in range(3):
+    levels, grams = window()[:1], set()
+    for _ in range(6):
+        length = int(state.length_B1)
+        text = state.tokens_BC[0, : length + 1].tolist()
+        levels[0][0] = text[-1]
+        assert window()[: len(levels)] == levels
+
+        said = []
         for column in range(3):
-            above = [column + i * 3 for i in range(1, level + 1)]
-            seen = [*text, *(nodes[i] for i in [*range(1, column + 1), *above])]
-            expected_V = plain_logits(plain, torch.tensor([seen]))[0, -1]
-            node = level * 3 + column
-            torch.testing.assert_close(logits_NV[node], expected_V, atol=2e-4, rtol=1e-3)
-            assert int(positions_BN[0, node]) == len(seen) - 1
+            column_down = [level[column] for level in levels[1:]]
+            seen = [*text[:-1], *levels[0][: column + 1], *column_down]
+            said.append(int(plain_logits(plain, torch.tensor([seen]))[0, -1].argmax()))
+        if len(levels) == 3:
+            grams |= set(zip(*levels, said, strict=True))
+            levels = levels[1:]
+        levels.append(said)
+        run_round(target, drafter, state, GREEDY, k=3, span=128)
+        assert {gram for row in held(drafter) for gram in row} == grams
+    assert len(grams) > 6
+
+
+def held(drafter: Lookahead) -> list[set[tuple[int, ...]]]:
+    """The n-grams in each row's pool."""
+    grams_RPN = drafter.buffers[2]
+    assert isinstance(grams_RPN, Tensor)
+    return [{tuple(gram) for gram in row if gram[0] >= 0} for row in grams_RPN[:, :-1].tolist()]
 
 
 def test_k_cuts_the_guesses_and_not_the_window() -> None:
@@ -139,15 +149,10 @@ def test_levels_fill_one_by_one_before_ngrams_come_about(ngram: int, num_rounds:
     drafter = lookahead(target, window=2, ngram=ngram, guesses=1, pool_from_prompt=False)
     rows = filled(target, drafter, (50, 50, 5))
 
-    def num_held() -> int:
-        grams_RPN = drafter.buffers[2]
-        assert isinstance(grams_RPN, Tensor)
-        return int((grams_RPN[0, :-1, 0] >= 0).sum())
-
     for _ in range(num_rounds):
-        assert num_held() == 0
+        assert held(drafter) == [set()]
         run_round(target, drafter, rows.state, GREEDY, k=1, span=128)
-    assert num_held() == 2
+    assert len(held(drafter)[0]) == 2
 
 
 def test_the_prompts_own_ngrams_are_guessed_from_the_first_round() -> None:
@@ -197,17 +202,11 @@ def test_the_next_turn_of_a_conversation_keeps_what_the_row_has_found() -> None:
     rows = filled(target, drafter, (4, 5, 6, 7))
     first = Fill(row=0, prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9, seed=0, num_kept=4)
     rows.fill([first], GREEDY)
-    assert found(drafter, 4) == [[4, 5, 6]]
+    assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8), (7, 8, 4)}]
 
     other = Fill(row=0, prompt_ids=(4, 9), max_new_tokens=9, seed=0)
     rows.fill([other], GREEDY)
-    assert found(drafter, 4) == []
-
-
-def found(drafter: Lookahead, token: int) -> list[list[int]]:
-    """The n-grams of row 0 that begin with a token."""
-    grams_BGN, is_found_BG = drafter._pool.find(0, torch.tensor([[token]]))
-    return grams_BGN[is_found_BG].tolist()
+    assert held(drafter) == [set()]
 
 
 def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:
@@ -221,11 +220,14 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_a_row_that_is_done_stays_as_it_was_and_one_that_is_copied_is_the_other() -> None:
+@pytest.mark.parametrize("num_rounds", [0, 3])
+def test_a_row_that_is_done_stays_as_it_was_and_one_that_is_copied_is_the_other(
+    num_rounds: int,
+) -> None:
     target = CountingRunner()
     drafter = lookahead(target, **SMALL)
     rows = filled(target, drafter, (20, 30, 5), (40, 50, 60))
-    for _ in range(3):
+    for _ in range(num_rounds):
         run_round(target, drafter, rows.state, GREEDY, k=2, span=128)
     rows.state.budget_B[0] = 0
     before = [snapshot(drafter, row) for row in range(2)]

@@ -37,8 +37,10 @@ def subject() -> Subject:
 
 
 def requests() -> list[Request]:
+    """Each with a prediction that is right for a while."""
     return [
-        Request(prompt_ids=p, max_new_tokens=n) for p, n in zip(prompts(), BUDGETS, strict=True)
+        Request(prompt_ids=p, max_new_tokens=n, prediction_ids=(*text[:8], 0, *text[10:]))
+        for p, n, text in zip(prompts(), BUDGETS, subject().texts, strict=True)
     ]
 
 

@@ -3,27 +3,39 @@
 Shape suffixes: T tokens, F hidden size, V vocabulary, K drafts.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
 from specbench.drafters import mtp_layouts
 from specbench.drafters.mtp import Mtp
 from specbench.drafters.mtp_head import MtpHead
-from specbench.errors import ModelError
-from specbench.records import Sampling
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
-from tests.decoding.models import build, generated, plain_logits, random_prompt, tiny_llama
-from tests.drafters.feature_cases import Guided, Watched, assert_chains, num_kept, run_rounds
-from tests.drafters.mtp_families import PlainHead, PlainLayer, family_of
+from tests.decoding.models import build, generated, random_prompt
+from tests.drafters.feature_cases import (
+    GREEDY,
+    SPAN,
+    Guided,
+    Watched,
+    assert_chains,
+    num_kept,
+    prefilled,
+    run_rounds,
+)
+from tests.drafters.mtp_families import (
+    PlainLayer,
+    PlainMtp,
+    checkpoint_for,
+    dense_target,
+    family_of,
+)
 
 ROLLED_BACK = ("deepseek_v3", "glm4_moe", "mimo")
 FAMILIES = (*ROLLED_BACK, "qwen3_next", "qwen3_5", "qwen3_5_moe")
@@ -31,27 +43,6 @@ T = 12
 TOKENS_T = torch.tensor(random_prompt(T, seed=1, vocab_size=61))
 PLACES_1T = torch.arange(T)[None]
 PROMPTS = [random_prompt(n, seed=n, vocab_size=61) for n in (11, 5, 8)]
-
-
-def checkpoint_for(name: str, config: Any, **options: Any) -> Checkpoint:
-    """Random layers, whose norms are random too, and a head of their own where files have one."""
-    made = Mtp.new_checkpoint(config, 3, **options)
-    generator = torch.Generator().manual_seed(4)
-    tensors = {
-        key: tensor + torch.rand(tensor.shape, generator=generator) if "norm" in key else tensor
-        for key, tensor in made.tensors.items()
-    }
-    if name in ("deepseek_v3", "glm4_moe"):
-        for i in range(options.get("num_layers", 1)):
-            head_VF = torch.randn(61, 32, generator=generator)
-            tensors[f"model.layers.{2 + i}.shared_head.head.weight"] = head_VF
-            tensors[f"model.layers.{2 + i}.embed_tokens.weight"] = head_VF
-    return replace(made, config={**made.config, "model_type": name}, tensors=tensors)
-
-
-def dense_target() -> Any:
-    """Any model with the family's sizes: a head asks it for no more than embedding and head."""
-    return tiny_llama(vocab_size=61)
 
 
 @torch.no_grad()
@@ -111,7 +102,7 @@ class Subject(NamedTuple):
 
     target: StockRunner
     checkpoint: Checkpoint
-    plain: PlainHead
+    plain: PlainMtp
     texts: list[tuple[int, ...]]
 
 
@@ -121,10 +112,9 @@ def subject(name: str, num_layers: int) -> Subject:
     model = build(config)
     texts = [(*prompt, *generated(model, prompt, 70)) for prompt in PROMPTS]
     checkpoint = checkpoint_for(name, config, num_layers=num_layers)
-    layers = [
-        PlainLayer(family_of(name, i), checkpoint.tensors, model) for i in range(num_layers)
-    ]
-    return Subject(StockRunner(build(config)), checkpoint, PlainHead(layers, model), texts)
+    layers = [PlainLayer(family_of(name, i), checkpoint.tensors, model) for i in range(num_layers)]
+    target = StockRunner(build(family_of(name).config))  # the config is changed by a runner
+    return Subject(target, checkpoint, PlainMtp(layers, model), texts)
 
 
 @pytest.mark.parametrize(
@@ -145,5 +135,33 @@ def test_every_draft_is_the_layers_own_after_any_number_of_drafts_was_kept(
 
     ends = run_rounds(target, Guided(watched, texts), PROMPTS, ks, prefill_chunk=4)
 
-    assert set(num_kept(ends, watched.seen)) == set(range(max(ks) + 1))
+    for end, text in zip(ends, texts, strict=True):
+        assert end == text[: len(end)]
+    assert set(num_kept(ends, watched.seen)) >= set(range(max(ks) + 1))
     assert_chains(plain, watched.seen)
+
+
+def test_a_row_that_moves_takes_its_states_along() -> None:
+    target, checkpoint, plain, _ = subject("mimo", 3)
+    watched = Watched(Mtp(parts_of(target, checkpoint=checkpoint)))
+    rows = prefilled(target, watched, PROMPTS)
+
+    with torch.no_grad():
+        rows.move_row(2, 0, len(PROMPTS[2]))
+        watched.propose(rows.state.rows(0, 1), 3, SPAN, Sampler(GREEDY))
+
+    assert watched.seen[0].text[:-1] == PROMPTS[2]
+    assert_chains(plain, watched.seen)
+
+
+def test_prompts_of_one_token_and_more_drafts_than_layers_leave_the_text_as_it_is() -> None:
+    target, checkpoint, _, texts = subject("mimo", 3)
+    drafter = Mtp(parts_of(target, checkpoint=checkpoint))
+    model = build(family_of("mimo").config)
+    prompts = [texts[0][:1], texts[1]]
+    expected = [generated(model, prompt, 20) for prompt in prompts]
+
+    requests = [Request(prompt_ids=prompt, max_new_tokens=20) for prompt in prompts]
+    results = decode(target, drafter, requests, k=8)
+
+    assert_texts(results, expected)

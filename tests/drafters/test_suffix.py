@@ -176,6 +176,33 @@ def test_behind_graphs_it_drafts_what_it_drafts_without(
     assert sum(logs[0]) > 0
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+def test_rows_that_move_are_filled_anew_or_share_a_prompt_draft_as_one_row_does(
+    llama: Subject, sampling: Sampling
+) -> None:
+    requests = [
+        Request(
+            prompt_ids=random_prompt(4, seed=i // 3) * (2 + i // 3),
+            max_new_tokens=6 + 7 * i % 20,
+            seed=i,
+            is_sample=i < 6,
+        )
+        for i in range(12)
+    ]
+
+    def served(num_rows: int) -> list[Result]:
+        drafter = suffix(llama.target, max_cached_requests=0, max_spec_factor=4.0)
+        decoder = Decoder(llama.target, drafter, eos_ids=(), clock=CountingClock())
+        return decoder.serve(requests, Sampler(sampling), FixedK(4), num_rows=num_rows).results
+
+    alone, together = served(1), served(5)
+
+    assert_texts(together, [result.output_ids for result in alone])
+    drafted = [result.rounds.num_drafted for result in together]
+    assert drafted == [result.rounds.num_drafted for result in alone]
+    assert sum(map(sum, drafted)) > 20
+
+
 @pytest.mark.parametrize("k", [1, 4])
 def test_long_prompts_rows_that_move_and_rows_filled_anew_keep_the_text(k: int) -> None:
     model = tiny_llama(seed=0)

@@ -90,6 +90,18 @@ def test_the_drafts_are_read_from_the_table_rank_by_rank() -> None:
     assert proposal.depth == 3
 
 
+def test_every_draft_is_the_successor_of_its_parent_that_its_path_says() -> None:
+    drafter = counting()
+    generator = torch.Generator().manual_seed(0)
+    table(drafter)[:-1] = torch.rand(100, 100, generator=generator).topk(R).indices
+
+    tokens = drafter.propose(state_at(3), 6, 64, GREEDY).tokens_BK[0].tolist()
+
+    known = {(): 3} | dict(zip(drafter._trees[6].topology.paths, tokens, strict=True))
+    for path in known.keys() - {()}:
+        assert known[path] == int(table(drafter)[known[path[:-1]], path[-1]])
+
+
 def test_what_follows_an_unknown_token_is_not_meant() -> None:
     drafter = recycling(max_drafts=4)
     drafter.observe(state_at(1), outcome([[1]], [[[5, 6]]], [1]))

@@ -3,7 +3,7 @@
 Its requirements are not this project's, so it runs in an environment of its own, once:
 
     pip install torch==2.13.0 speculators==0.9.0   (which brings transformers 5.19.0)
-    python tests/drafters/reference/eagle3_speculators.py
+    TORCHDYNAMO_DISABLE=1 python tests/drafters/reference/eagle3_speculators.py
 
 A file holds a head as speculators saves it (`head.`), its config as metadata, the inputs
 (`tokens_T`, each with the target's states before it, `states_TF`, side by side), and the
@@ -28,7 +28,6 @@ SHAPE = {
     "vocab_size": V,
     "hidden_size": 32,
     "intermediate_size": 48,
-    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -36,23 +35,26 @@ SHAPE = {
     "rms_norm_eps": 1e-5,
 }
 HEADS = {
-    "llama": (LlamaConfig, {"norm_before_residual": False}, [2, 3, 5]),
-    "llama_norms": (
+    "llama": (LlamaConfig, {}, 1, [2, 3, 5]),
+    "llama_deep": (
         LlamaConfig,
         {"norm_before_residual": True, "norm_before_fc": True},
+        2,
         [2, 3, 5],
     ),
     "qwen3": (
         Qwen3Config,
         {"norm_before_residual": True, "fc_norm": True, "norm_output": True},
+        1,
         [0, 2, 3, 5],
     ),
 }
 
 
 def write(name: str) -> None:
-    make, style, layer_ids = HEADS[name]
-    layer = make(**SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 500_000.0})
+    make, style, num_layers, layer_ids = HEADS[name]
+    rope = {"rope_type": "default", "rope_theta": 500_000.0}
+    layer = make(**SHAPE, num_hidden_layers=num_layers, rope_parameters=rope)
     layer._attn_implementation = "eager"
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=layer,
