@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from specbench.errors import ConfigError, UsageError
-from specbench.methods import ANNOUNCED, Method, Setting, all_methods
+from specbench.methods import Method, Setting, all_methods
 from specbench.model_spec import (
     DTYPES,
     MODEL_KEYS,
@@ -195,18 +195,16 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
         value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
     keys = value.section(allowed=_DRAFTER_KEYS)
     methods = {method.name: method for method in all_methods()}
-    method = keys.must("method", one_of(tuple({**methods, **dict.fromkeys(sorted(ANNOUNCED))})))
-    known = methods.get(method)
-    wants = known.model if known else "optional"
+    method = methods[keys.must("method", one_of(tuple(methods)))]
     given = [key for key in MODEL_KEYS if key in keys.entries]
-    if wants == "refused" and given:
-        keys.entries[given[0]].fail(f"the method {method} takes no model; leave this key out")
-    takes_model = wants == "required" or bool(given)
+    if method.model == "refused" and given:
+        keys.entries[given[0]].fail(f"the method {method.name} takes no model; leave this key out")
+    takes_model = method.model == "required" or bool(given)
     return Drafter(
         name=name,
-        method=method,
+        method=method.name,
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
-        parameters=keys.may("parameters", partial(_parameters, method=known), {}),
+        parameters=keys.may("parameters", partial(_parameters, method=method), {}),
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
         note=keys.may("note", Value.text, ""),
     )
@@ -227,9 +225,7 @@ def _workloads(value: Value) -> Path:
     return PACKAGE / "demo" / "workloads" if is_embedded else read_folder(value)
 
 
-def _parameters(value: Value, method: Method | None) -> Mapping[str, Setting]:
-    if method is None:
-        return {name: entry.setting() for name, entry in value.entries().items()}
+def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
     keys = value.section(allowed=tuple(parameter.name for parameter in method.parameters))
     settings = {name: entry.setting() for name, entry in keys.entries.items()}
     for name, setting in settings.items():

@@ -19,11 +19,6 @@ from specbench.shipped import PACKAGE
 FOLDER = PACKAGE / "drafters"
 Setting = int | float | str | bool | tuple[int, ...]
 
-# Names that a pairing may have already, of drafters that are not here yet.
-ANNOUNCED = frozenset(
-    """dflash""".split()
-)
-
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (float, int),

@@ -63,7 +63,17 @@ MAY_IMPORT = {
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers"}
-MEASURING = {"decoding", "drafters", "engines", "probes", "demo", "lossless", "training", "bench", "cli"}
+MEASURING = {
+    "decoding",
+    "drafters",
+    "engines",
+    "probes",
+    "demo",
+    "lossless",
+    "training",
+    "bench",
+    "cli",
+}
 
 
 def room_of(path: Path) -> str:

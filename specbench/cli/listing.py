@@ -157,7 +157,7 @@ def _runs(out: Path) -> list[dict[str, Any]]:
 
 
 def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
-    """A column per key that fits 80 columns; the last one wraps. --json has every key."""
+    """A column per key that fits 80 columns; the wide ones wrap. --json has every key."""
     from rich.table import Table
 
     from specbench.cli.console import open_console
@@ -169,7 +169,7 @@ def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
     *narrow, wide = _COLUMNS[kind]
     for header in (*narrow, wide):
-        table.add_column(header, no_wrap=header != wide, overflow="fold")
+        table.add_column(header, no_wrap=header not in (wide, "parameters"), overflow="fold")
     for row in rows:
         table.add_row(*(_text(row[key]) for key in _COLUMNS[kind].values()))
     console.print(table)

@@ -45,7 +45,7 @@ class LayerStack:
         self.layers = layers
         self.cache = SlotCache(0, 0, 0)
         self._texts: WholeTexts | None = None
-        self._rotary = rotary
+        self.rotary = rotary
         self._run = run
         heads = config.num_attention_heads
         self._pack: int = heads // (getattr(config, "num_key_value_heads", None) or heads)
@@ -99,7 +99,7 @@ class LayerStack:
                 seen_BTS = seen_BTS & (slots_S >= first_slot)
         arguments = {
             "attention_mask": attention.additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack),
-            "position_embeddings": self._rotary(states_BTF, positions_BT),
+            "position_embeddings": self.rotary(states_BTF, positions_BT),
             "position_ids": positions_BT,
             "past_key_values": cache,
             "use_cache": True,

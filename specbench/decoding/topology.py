@@ -162,7 +162,10 @@ class StaticTree:
         self._seen_1NN, self._depths_1N = ancestors_of(self._parents_1K, topology.depth)
         self.levels = [
             LevelOnDevice(
-                *map(on_device, (level.parents, level.ranks, level.inner, level.inner_nodes)),
+                parents_W=on_device(level.parents),
+                ranks_W=on_device(level.ranks),
+                inner_I=on_device(level.inner),
+                inner_nodes_I=on_device(level.inner_nodes),
                 num_ranks=level.num_ranks,
             )
             for level in topology.levels

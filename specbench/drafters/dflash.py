@@ -18,7 +18,7 @@ from specbench.drafters.registry import Parts, drafter
 
 @drafter("dflash", model="required", is_head=True)
 class DFlash(Memoryless):
-    """A block-diffusion head that fills in K masks at once (z-lab 2026, DFlash).
+    """A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036).
 
     The block is the current token and K masks, K below the head's block size; the head sees the
     target's hidden states at all tokens before. Drafts do not know of each other, so above
@@ -44,6 +44,10 @@ class DFlash(Memoryless):
     @property
     def buffers(self) -> tuple[object, ...]:
         return (self.head.layers.cache,)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.head.layers.cache.bytes_per_token
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.head.layers.allocate(num_rows, max_len)

@@ -57,7 +57,10 @@ class DFlashHead:
             checkpoint,
             hidden_size=(given.get("hidden_size"), target.hidden_size),
             vocab_size=(given.get("vocab_size"), target.vocab_size),
-            num_target_layers=(given.get("num_target_layers", target.num_layers), target.num_layers),
+            num_target_layers=(
+                given.get("num_target_layers", target.num_layers),
+                target.num_layers,
+            ),
         )
         self.features = tuple(int(i) + 1 for i in given["target_layer_ids"])
         self.block_size = int(given.get("block_size", 16))
@@ -139,11 +142,14 @@ def spread_layers(num_layers: int, count: int) -> list[int]:
     three left out where there are more."""
     first = min(1, num_layers - 1)
     last = max(num_layers - 3, first)
-    places = [num_layers // 2] if count == 1 else torch.linspace(first, last, count).tolist()
-    return sorted({round(place) for place in places})
+    if count == 1:
+        return [num_layers // 2]
+    return sorted({round(first + i * (last - first) / (count - 1)) for i in range(count)})
 
 
-def new_dflash_checkpoint(config: Any, seed: int, *, num_layers: int, block_size: int) -> Checkpoint:
+def new_dflash_checkpoint(
+    config: Any, seed: int, *, num_layers: int, block_size: int
+) -> Checkpoint:
     """Random layers for a target with this config; its last token is taken for the mask."""
     text = config.get_text_config()
     target_layer_ids = spread_layers(text.num_hidden_layers, num_layers)

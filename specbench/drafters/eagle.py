@@ -96,7 +96,7 @@ class EagleHead:
         beside = load(self._weights, checkpoint, target, table)
         self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
         self._target = target
-        self.features = (target.num_layers,)
+        self.features: tuple[int, ...] = (target.num_layers,)
         self.state_size: int = config.hidden_size
         self.num_tokens: int = config.vocab_size
         self.device, self.dtype = target.device, target.dtype

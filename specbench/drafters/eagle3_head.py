@@ -192,7 +192,8 @@ def _target_ids(checkpoint: Checkpoint, d2t_D: Tensor | None, D: int, V: int) ->
             )
         return None
     ids_D = torch.arange(D, device=d2t_D.device) + d2t_D
-    if int(ids_D.min()) < 0 or int(ids_D.max()) >= V or len(ids_D.unique()) != D:
+    ids = set(ids_D.tolist())
+    if min(ids) < 0 or max(ids) >= V or len(ids) != D:
         raise ModelError(
             f"{checkpoint.source}: d2t does not lead to {D} different tokens of the target's {V}"
         )

@@ -5,6 +5,7 @@ B rows, T tokens, F hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -124,10 +125,13 @@ def load(
     They are used as they are where device and dtype are the target's already. The module
     needs all of its own; ModelError lists what is missing, not known or of another shape.
     """
-    checkpoint.require(shapes_of(module) | beside, frozenset(beside))
+    # Old transformers stored the rotary frequencies, which follow from the config.
+    given = {n: t for n, t in checkpoint.tensors.items() if not n.endswith("rotary_emb.inv_freq")}
+    checkpoint = replace(checkpoint, tensors=given)
+    checkpoint.require(shapes_of(module) | dict(beside), frozenset(beside))
     tensors = {
         name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in checkpoint.tensors.items()
+        for name, tensor in given.items()
     }
     others = {name: tensors.pop(name) for name in beside if name in tensors}
     module.load_state_dict(tensors, assign=True)
@@ -152,9 +156,9 @@ def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
 def _is_targets(target: Runner, weight_VF: Tensor) -> bool:
     if weight_VF.shape[1] != target.hidden_size:
         return False
-    ids_V = torch.arange(len(weight_VF), device=weight_VF.device)
-    pieces = zip(ids_V.split(4096), weight_VF.split(4096), strict=True)
-    return all(torch.equal(target.embed(ids_1T[None])[0], piece) for ids_1T, piece in pieces)
+    ids_1V = torch.arange(len(weight_VF), device=weight_VF.device)[None]
+    pieces = (slice(start, start + 4096) for start in range(0, len(weight_VF), 4096))
+    return all(torch.equal(target.embed(ids_1V[:, p])[0], weight_VF[p]) for p in pieces)
 
 
 def new_layer_fields(config: Any) -> dict[str, Any]:

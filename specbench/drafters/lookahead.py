@@ -82,7 +82,8 @@ class Lookahead(Memoryless):
 
     def _collect(self, state: State, positions_BT: Tensor) -> None:
         """The prompt's own n-grams that end at those positions."""
-        for ends_BT in positions_BT.split(_ADDED_AT_ONCE, 1):
+        for first in range(0, positions_BT.shape[1], _ADDED_AT_ONCE):
+            ends_BT = positions_BT[:, first : first + _ADDED_AT_ONCE]
             begins_BT1 = ends_BT[..., None] - self._num_levels
             is_whole_BT = (begins_BT1[..., 0] >= 0) & (ends_BT < state.length_B1)
             places_BTN = (begins_BT1 + state.places(self._ngram)).clamp(min=0)
@@ -120,10 +121,10 @@ class Lookahead(Memoryless):
         L, W = self._num_levels, self._window
         levels_BLW, num_filled_B = self._rows(state)
         is_live_B = outcome.num_emitted_B > 0
-        fed_BLW = outcome.tokens_BN[:, : L * W].unflatten(1, (L, W))
-        logits_BLWV = outcome.logits_BNV[:, : L * W].unflatten(1, (L, W))
-        rows_B = torch.arange(state.num_rows, device=num_filled_B.device)
-        said_B1W = logits_BLWV[rows_B, num_filled_B - 1].argmax(-1)[:, None]
+        fed_BLW = outcome.tokens_BN[:, : L * W].reshape(-1, L, W)
+        rows_B1 = torch.arange(state.num_rows, device=num_filled_B.device)[:, None]
+        newest_BW = (num_filled_B[:, None] - 1) * W + state.places(W)
+        said_B1W = outcome.logits_BNV[rows_B1, newest_BW].argmax(-1)[:, None]
 
         is_full_B = num_filled_B == L
         grams_BWN = torch.cat([fed_BLW, said_B1W], 1).transpose(1, 2)

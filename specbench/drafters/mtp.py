@@ -104,4 +104,4 @@ class Mtp(FeatureDrafter):
 
     def _kept(self, state: State) -> Tensor:
         """Each layer's state after the row's last token [B, L, F]."""
-        return self._rows(state).unflatten(1, (self._mtp.num_layers, -1))
+        return self._rows(state).view(state.num_rows, self._mtp.num_layers, -1)

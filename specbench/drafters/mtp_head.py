@@ -43,7 +43,7 @@ class MtpLayer(nn.Module):
         self.token_norm = make_norm(hidden_size, eps=eps)
         self.state_norm = make_norm(hidden_size, eps=eps)
         self.join = nn.Linear(2 * hidden_size, hidden_size, bias=False)
-        self.block = block
+        self.block: nn.Module = block
         self.out_norm = make_norm(hidden_size, eps=eps)
         self.head: nn.Linear | None = None
 
@@ -72,7 +72,7 @@ class MtpHead:
         )
         self.family = family_of(checkpoint)
         self.num_layers = num_mtp_layers(checkpoint)
-        self.features = (target.num_layers,)
+        self.features: tuple[int, ...] = (target.num_layers,)
         self.state_size = self.num_layers * target.hidden_size  # what a row keeps: one a layer
         self.num_tokens = target.vocab_size
         self.device, self.dtype = target.device, target.dtype
@@ -81,13 +81,13 @@ class MtpHead:
         load_layers(self.modules, checkpoint, target)
         self.layers = LayerStack(
             decoder.config,
-            [module.block for module in self.modules],
+            [self._layer(i).block for i in range(self.num_layers)],
             type(decoder.rotary_emb)(decoder.config).to(target.device),
         )
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        return tuple(self.modules.parameters())
+        return (*self.modules.parameters(), *self.modules.buffers())
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
         return features[0]

@@ -175,5 +175,5 @@ def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
     shapes = by_expert(name, tuple(tensor.shape))
     if list(shapes) == [name]:
         return {name: tensor}
-    pieces = tensor.flatten(0, 1).split([shape[0] for shape in shapes.values()])
+    pieces = torch.split(tensor.flatten(0, 1), [shape[0] for shape in shapes.values()])
     return dict(zip(shapes, pieces, strict=True))

@@ -20,12 +20,11 @@ from specbench.errors import UsageError
 
 @drafter("self_speculation")
 class SelfSpeculation(Memoryless):
-    """The target stopped early drafts for itself (Elhoushi et al. 2024, LayerSkip).
+    """The target's first layers draft for all of it (Elhoushi et al. 2024, arXiv:2404.16710).
 
-    The first `num_layers` layers, a quarter of them where it is 0, draft with the target's final
-    norm and head. Their keys and values of committed tokens are the target's own; those that
+    `num_layers` of them, a quarter of all where it is 0, draft with the target's final norm and
+    head. Their keys and values of committed tokens are the target's own; those that
     drafts leave behind are rewritten by the target's check. `tree` is that of draft_model.
-    Source: arXiv:2404.16710.
     """
 
     def __init__(

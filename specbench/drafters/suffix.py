@@ -1,4 +1,4 @@
-"""Continues the text as it went on after the same tokens before, here or in earlier answers.
+"""Continues the text as it went on after the same tokens before, here or in other answers.
 
 Shape suffixes: B rows, T tokens, K drafts, R numbers a row that are read to the host.
 """
@@ -25,6 +25,13 @@ class _Row:
     prompt: tuple[int, ...]
     growth: Growth
     cursor: Cursor  # of the same text among earlier answers
+    sample: Growth | None = None  # its answer, in one tree with the prompt's other samples
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Read on: these come after the text, and belong to the answer."""
+        self.growth.extend(tokens)
+        if self.sample is not None:
+            self.sample.extend(tokens)
 
     @property
     def text(self) -> list[int]:
@@ -36,8 +43,9 @@ class Suffix(Memoryless):
     """Suffix decoding: trees of the text and of earlier answers (Oliaro 2024, arXiv:2411.04975).
 
     The trees are on the host: `propose` reads what the state holds that it has not seen. Earlier
-    answers are those of the same pass to other prompts. Of all matches the one whose
-    continuation the counts trust most is drafted, `max_spec_factor` tokens a token matched.
+    answers are those of the same pass to other prompts; samples of one prompt that start together
+    see each other's as they grow. Of all matches the one whose continuation the counts trust most
+    is drafted, `max_spec_factor` tokens a token matched.
     """
 
     needs_host = True
@@ -65,6 +73,7 @@ class Suffix(Memoryless):
         self._answers = AnswerCache(self._max_cached, self._max_depth)
         self._rows: list[_Row | None] = [None] * num_rows
         self._filled: set[int] = set()  # rows whose prompt is to be read
+        self._samples: dict[int, SuffixTree] = {}  # the tree they will share, of some of those
 
     def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:  # noqa: ARG002
         """The last tokens of the answers that were given in these rows are still there."""
@@ -83,7 +92,9 @@ class Suffix(Memoryless):
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
         """The source is done, or reads its text anew: a tree has one text that grows."""
-        if source in self._filled:  # a prompt that both begin with, and that each will read
+        if source in self._filled:  # samples of one prompt, which each of them will read
+            shared = self._samples.setdefault(source, SuffixTree(self._max_depth))
+            self._samples[destination] = shared
             return
         self._keep_answer(destination)
         self._rows[destination], self._rows[source] = self._rows[source], None
@@ -99,9 +110,13 @@ class Suffix(Memoryless):
         def max_tokens(num_matched: int) -> int:
             return min(k, int(self._factor * num_matched))
 
-        own = row.growth.tree.draft(row.growth.ends, max_tokens, self._min_prob)
-        earlier = self._answers.tree.draft(row.cursor.ends, max_tokens, self._min_prob)
-        return (earlier if earlier.score > own.score else own).tokens
+        matches = [
+            (row.growth.tree, row.growth.ends),
+            (self._answers.tree, row.cursor.ends),
+            *([(row.sample.tree, row.sample.ends)] if row.sample else []),
+        ]
+        drafts = [tree.draft(ends, max_tokens, self._min_prob) for tree, ends in matches]
+        return max(drafts, key=lambda draft: draft.score).tokens
 
     def _live_rows(self, state: State, k: int) -> Iterator[_Row | None]:
         """Every row with its text read up to the current token; None for those that are done."""
@@ -116,7 +131,7 @@ class Suffix(Memoryless):
                 if num_new > len(last):  # rounds at K = 0, or at a greater K
                     self._read(row, state, i)
                 elif num_new > 0:
-                    row.growth.extend(last[-num_new:])
+                    row.extend(last[-num_new:])
             yield row if budget else None
 
     def _open(self, state: State, i: int) -> _Row:
@@ -131,14 +146,19 @@ class Suffix(Memoryless):
             row = _Row((), growth, Cursor(self._answers.tree, growth.text))
             self._rows[number] = row
         row.prompt = tuple(tokens[:length])
-        row.growth.extend(tokens[len(row.text) :])
+        row.sample = None
+        row.extend(tokens[len(row.text) : length])
+        shared = self._samples.pop(number, None)
+        if shared is not None:
+            row.sample = Growth(shared)
+        row.extend(tokens[len(row.text) :])
         self._answers.forget(row.prompt)
         return row
 
     def _read(self, row: _Row, state: State, i: int) -> None:
         """What the state's row holds beyond the text that was read."""
         length = int(state.length_B[i])
-        row.growth.extend(state.tokens_BC[i, len(row.text) : length + 1].tolist())
+        row.extend(state.tokens_BC[i, len(row.text) : length + 1].tolist())
 
     def _keep_answer(self, number: int) -> None:
         row = self._rows[number]

@@ -85,7 +85,8 @@ class LoadedDrafters:
         if spec is None:
             return None
         if is_head:
-            return head_identity(drafter.name, spec, head(), method.weights, tokenizer)
+            sha256 = self._shelf.checkpoint_sha256(spec, head())
+            return head_identity(drafter.name, spec, head(), sha256, method.weights, tokenizer)
         return identity(drafter.name, spec, self._models[drafter.name].loaded, tokenizer)
 
     def remove(self, name: str) -> None:

@@ -1,6 +1,8 @@
 """The models of a run, each loaded once: engines measured side by side share their weights."""
 
 import gc
+import hashlib
+import json
 from collections.abc import Sequence
 
 import torch
@@ -69,6 +71,13 @@ class Shelf:
             )
         return read_checkpoint(spec.location, spec.revision)
 
+    def checkpoint_sha256(self, spec: ModelSpec, checkpoint: Checkpoint) -> str:
+        """A hash that changes with a head's weights; of made-up ones with what they follow from."""
+        if self.is_dummy(spec):
+            facts = json.dumps(dict(checkpoint.config), sort_keys=True, default=str)
+            return "dummy:" + hashlib.sha256(facts.encode()).hexdigest()
+        return weights_sha256(spec.location, checkpoint.revision, WEIGHT_KINDS)
+
     def has_tokenizer(self, spec: ModelSpec) -> bool:
         """Whether a head has a tokenizer of its own; else it speaks its target's tokens."""
         return not self.is_dummy(spec) and has_tokenizer(spec.location, spec.revision)
@@ -124,6 +133,7 @@ def head_identity(
     name: str,
     spec: ModelSpec,
     checkpoint: Checkpoint,
+    checkpoint_sha256: str,
     weights: Sequence[Tensor],
     tokenizer: Tokenizer,
 ) -> ModelIdentity:
@@ -132,7 +142,7 @@ def head_identity(
         name=name,
         source=_shown(spec),
         revision=checkpoint.revision,
-        content_sha256=weights_sha256(spec.location, checkpoint.revision, WEIGHT_KINDS),
+        content_sha256=checkpoint_sha256,
         tokenizer_sha256=tokenizer.sha256,
         dtype=str(weights[0].dtype).removeprefix("torch."),
         num_parameters=sum(tensor.numel() for tensor in weights),

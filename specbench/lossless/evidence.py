@@ -28,8 +28,9 @@ class Subject:
 class Divergence:
     """Where a greedy text leaves the expected one; a token is None where a text has ended.
 
-    `gap` lies between the target's best logit and its second best, `steps` is that in steps
-    (units in the last place) of the logits' dtype at their magnitude.
+    `gap` lies between the target's two best logits. `steps` lie between the best and the worse
+    of the two tokens, counted in units in the last place of the logits' dtype at their
+    magnitude; `tie_steps` is what other shapes of the same sums may be off by.
     """
 
     prompt_id: str
@@ -37,8 +38,8 @@ class Divergence:
     expected: int | None
     found: int | None
     gap: float
-    steps: float
-    are_two_best: bool
+    steps: float | None  # None where one text has ended
+    tie_steps: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

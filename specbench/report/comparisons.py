@@ -166,8 +166,8 @@ def best_of_grid(document: Document) -> Grid | None:
     settings = [setting_of(best.key) for best in found]
     counts = listed([str(n) for n in dict.fromkeys(best.key.num_samples for best in found)])
     return Grid(
-        title=f"Best of {counts}: times as fast as at K=0, seconds over those of one answer, and "
-        "the gain of the pick over the first answer in nats a token",
+        title=f"Best of {counts}: times as fast as without drafts, seconds over those of one "
+        "answer, gain of the pick over the first answer in nats a token",
         headers=(
             "",
             "drafter",

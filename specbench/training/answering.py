@@ -15,7 +15,9 @@ from specbench.records import Sampling
 from specbench.training.prompts import Question
 from specbench.training.texts import Text, TextFile
 
-_CHUNK = 4  # times as many requests as rows are stored at once
+MOST_HELD_OUT = 200
+_CHUNK = 2  # times as many requests as rows are stored at once
+_RUN = 64  # answers in a row at one temperature
 
 
 class Job(NamedTuple):
@@ -29,21 +31,21 @@ class Job(NamedTuple):
 def plan_answers(
     questions: Sequence[Question], temperatures: Sequence[float], most: int, seed: int
 ) -> list[Job]:
-    """Held-out questions once, greedily; then others, at each temperature in turn.
+    """Held-out questions once, greedily; then `most` others, at each temperature in turn.
 
-    With fewer questions than `most` answers, they are asked again as long as answers differ:
-    at temperatures above 0.
+    With fewer questions than that, they are asked again as long as answers differ: at
+    temperatures above 0. Fewer answers are the first ones of more.
     """
-    held_out = [q for q in questions if q.is_held_out][: max(1, most // 10)]
+    held_out = [q for q in questions if q.is_held_out][:MOST_HELD_OUT]
     others = [q for q in questions if not q.is_held_out]
     jobs = [Job(question, 0.0, seed) for question in held_out]
     sampled = [t for t in temperatures if t > 0]
-    for i in range(most - len(jobs)):
+    for i in range(most):
         turn, place = divmod(i, len(others))
         if turn and not sampled:
             break
         allowed = temperatures if turn == 0 else sampled
-        jobs.append(Job(others[place], allowed[(i // 64) % len(allowed)], seed + i))
+        jobs.append(Job(others[place], allowed[(i // _RUN) % len(allowed)], seed + i))
     return jobs
 
 
@@ -81,7 +83,11 @@ def answer(
         results = decoder.serve(requests, sampler, FixedK(0), num_rows=rows).results
         file.add(
             [
-                Text((*job.question.ids, *result.output_ids), len(job.question.ids), job.question.is_held_out)
+                Text(
+                    (*job.question.ids, *result.output_ids),
+                    len(job.question.ids),
+                    job.question.is_held_out,
+                )
                 for job, result in zip(chunk, results, strict=True)
             ]
         )

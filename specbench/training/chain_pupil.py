@@ -1,10 +1,10 @@
-"""EAGLE, EAGLE-3 and MTP layers as pupils: each pass goes on from the head's own states.
+"""EAGLE and EAGLE-3 as pupils: each pass goes on from the head's own states.
 
 Shape suffixes: B rows, T tokens, N positions, F the head's states, D the tokens it can say,
 V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,10 +15,9 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
 from specbench.drafters.eagle import EagleHead
 from specbench.drafters.eagle3_head import Eagle3Head
+from specbench.drafters.feature_drafter import FeatureHead
 from specbench.training.pupil import Agreement, distilled, leaves, put
 from specbench.training.teacher import Lesson
-
-ChainHead = EagleHead | Eagle3Head
 
 _LATER = 0.8  # how much less each pass counts than the one before
 _NOISE = 0.1  # of a feature's deviation; uniform. Li et al. 2024 (arXiv:2401.15077), section 4
@@ -43,10 +42,9 @@ class ChainPupil:
     """Output t of a pass is about token t + 2, as the target's own state t + 1 is."""
 
     def __init__(self, checkpoint: Checkpoint, target: Runner, passes: Passes) -> None:
-        head = _head(checkpoint, target)
-        self._initial, self._head, self._passes, self._target = checkpoint, head, passes, target
-        self.features, self.num_tokens = head.features, head.num_tokens
-        self._module = head.module
+        self._initial, self._target, self._passes = checkpoint, target, passes
+        self._head, self._module = self._open(checkpoint, target)
+        self.features, self.num_tokens = self._head.features, self._head.num_tokens
         self.parameters = leaves(self._module)
         d2t_D = checkpoint.tensors.get("d2t")
         self._ids_D: Tensor | None = None
@@ -96,8 +94,18 @@ class ChainPupil:
         return Agreement(torch.stack(contexts), torch.stack(right))
 
     def checkpoint(self) -> Checkpoint:
-        trained = {name: tensor.detach() for name, tensor in self.parameters.items()}
+        trained = self._files({name: t.detach() for name, t in self.parameters.items()})
         return replace(self._initial, tensors={**self._initial.tensors, **trained})
+
+    def _open(self, checkpoint: Checkpoint, target: Runner) -> tuple[FeatureHead, nn.Module]:
+        """The head, and the module that has all of its weights."""
+        is_eagle3 = "draft_vocab_size" in checkpoint.config
+        head = (Eagle3Head if is_eagle3 else EagleHead)(checkpoint, target)
+        return head, head.module
+
+    def _files(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Under the names of the head's files."""
+        return trained
 
     def _logits(self, states_BTF: Tensor, depth: int) -> Tensor:  # noqa: ARG002
         return self._head.logits(states_BTF)
@@ -134,9 +142,3 @@ class ChainPupil:
 def _later(flags_BT: Tensor) -> Tensor:
     """Each flag one place further on."""
     return nn.functional.pad(flags_BT[:, :-1], (1, 0))
-
-
-def _head(checkpoint: Checkpoint, target: Runner) -> ChainHead:
-    if "eagle_aux_hidden_state_layer_ids" in checkpoint.config:
-        return Eagle3Head(checkpoint, target)
-    return EagleHead(checkpoint, target)

@@ -96,11 +96,7 @@ def _questions(
         found[nearest] = Question(nearest, True)
         if len(found) == 1:
             raise UsageError("one prompt cannot be trained and measured on; give --prompts more")
-    return tuple(
-        sorted(
-            found.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))
-        )
-    )
+    return tuple(sorted(found.values(), key=lambda q: (not q.is_held_out, _hash((seed, *q.ids)))))
 
 
 def is_held_out(ids: Ids) -> bool:

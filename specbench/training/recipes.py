@@ -9,10 +9,12 @@ from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
+from specbench.drafters.mtp_layouts import num_mtp_layers
 from specbench.drafters.registry import drafter_class
 from specbench.errors import UsageError
 from specbench.training.chain_pupil import ChainPupil, Passes
 from specbench.training.medusa_pupil import MedusaPupil, from_targets_head
+from specbench.training.mtp_pupil import MtpPupil
 from specbench.training.optimizer import Schedule
 from specbench.training.pupil import Pupil
 from specbench.training.texts import Text
@@ -59,19 +61,29 @@ def new_pupil(
     method: str, target: Runner, config: Any, texts: Sequence[Text], seed: int, num_heads: int
 ) -> Pupil:
     """A head that knows nothing yet; `num_heads` of Medusa, or layers of MTP."""
-    make, passes = drafter_class(method).new_checkpoint, recipe_of(method).passes
-    if method == "medusa":
-        start = from_targets_head(make(config, seed, num_heads=num_heads), target)
-        return MedusaPupil(start, target)
-    assert passes is not None
     options: dict[str, Any] = {}
     if method == "eagle3":
         options["target_ids"] = _said(texts, target.vocab_size)
+    elif method == "medusa":
+        options["num_heads"] = num_heads
     elif method == "mtp":
         options["num_layers"] = num_heads
-        passes = Passes(count=max(passes.count, num_heads) if num_heads == 1 else num_heads)
-    start: Checkpoint = make(config, seed, **options)
-    return ChainPupil(start, target, passes)
+    start: Checkpoint = drafter_class(method).new_checkpoint(config, seed, **options)
+    if method == "medusa":
+        start = from_targets_head(start, target)
+    return open_pupil(method, start, target)
+
+
+def open_pupil(method: str, checkpoint: Checkpoint, target: Runner) -> Pupil:
+    """A head that there is, to be trained further or measured."""
+    if method == "medusa":
+        return MedusaPupil(checkpoint, target)
+    passes = recipe_of(method).passes
+    assert passes is not None
+    if method != "mtp":
+        return ChainPupil(checkpoint, target, passes)
+    num_layers = num_mtp_layers(checkpoint)
+    return MtpPupil(checkpoint, target, passes if num_layers == 1 else Passes(count=num_layers))
 
 
 def _said(texts: Sequence[Text], vocab_size: int) -> tuple[int, ...]:

@@ -41,7 +41,9 @@ class TextFile:
             return
         stored, *texts = lines
         if stored != origin:
-            differing = [k for k in origin if not isinstance(stored, dict) or stored.get(k) != origin[k]]
+            differing = [
+                k for k in origin if not isinstance(stored, dict) or stored.get(k) != origin[k]
+            ]
             raise StoreError(
                 f"{path} holds texts of another training: {', '.join(differing)} differ; choose "
                 "another --out or --texts"

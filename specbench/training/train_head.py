@@ -22,13 +22,9 @@ from specbench.training.acceptance import Acceptance, measure_acceptance
 from specbench.training.answering import answer, plan_answers
 from specbench.training.batches import batches_of
 from specbench.training.card import training_card
-from specbench.training.chain_pupil import ChainPupil
 from specbench.training.head_files import CARD, write_head, write_json
-from specbench.training.medusa_pupil import MedusaPupil
-from specbench.training.progress import Progress
 from specbench.training.prompts import Asked, corpus_questions, workload_questions
-from specbench.training.pupil import Pupil
-from specbench.training.recipes import new_pupil, recipe_of
+from specbench.training.recipes import new_pupil, open_pupil, recipe_of
 from specbench.training.teacher import Teacher
 from specbench.training.texts import Text, TextFile
 from specbench.training.trainer import Plan, train
@@ -81,8 +77,6 @@ class TrainSettings:
             "max_tokens": self.max_tokens,
             "seed": self.seed,
         }
-
-
 
 
 def train_head(
@@ -176,15 +170,12 @@ def _texts(
     settings: TrainSettings, loaded: LoadedModel, runner: Runner, asked: Asked, watch: Watch
 ) -> list[Text]:
     """The target's answers, those of an earlier training where they are given."""
-    jobs = plan_answers(
-        asked.questions, settings.temperatures, settings.num_texts, settings.seed
-    )
+    jobs = plan_answers(asked.questions, settings.temperatures, settings.num_texts, settings.seed)
     origin = {
         "target_sha256": loaded.content_sha256,
         "sources": asked.sources,
         "temperatures": list(settings.temperatures),
         "max_new_tokens": settings.max_new_tokens,
-        "num_texts": len(jobs),
         "seed": settings.seed,
     }
     path = settings.texts or settings.out / "work" / "texts.jsonl"
@@ -210,18 +201,8 @@ def _measured(
     batches = batches_of(
         held_out, settings.tokens_per_batch, settings.max_tokens, settings.seed, device
     )
-    pupil = written_pupil(settings.method, settings.out, runner)
+    pupil = open_pupil(settings.method, read_checkpoint(str(settings.out)), runner)
     return measure_acceptance(pupil, Teacher(runner, pupil.features, 0), batches)
-
-
-def written_pupil(method: str, folder: Path, runner: Runner) -> Pupil:
-    """The head in a folder, ready to be measured."""
-    checkpoint = read_checkpoint(str(folder))
-    if method == "medusa":
-        return MedusaPupil(checkpoint, runner)
-    passes = recipe_of(method).passes
-    assert passes is not None
-    return ChainPupil(checkpoint, runner, passes)
 
 
 class _Told:

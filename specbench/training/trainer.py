@@ -72,16 +72,12 @@ def train(
     return progress
 
 
-def _step(
-    pupil: Pupil, teacher: Teacher, batch: Batch, plan: Plan, progress: Progress
-) -> float:
+def _step(pupil: Pupil, teacher: Teacher, batch: Batch, plan: Plan, progress: Progress) -> float:
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + progress.step)
     loss = pupil.loss(teacher.lesson(batch), generator)
-    value = float(loss)
+    value = float(loss.detach())
     if value != value:
-        raise ModelError(
-            f"the loss is no number at step {progress.step + 1}; try --dtype float32"
-        )
+        raise ModelError(f"the loss is no number at step {progress.step + 1}; try --dtype float32")
     loss.backward()  # type: ignore[no-untyped-call]
     return value
 

@@ -193,6 +193,7 @@ def test_a_folder_that_cannot_be_trusted_is_refused_by_name(case: str, folder: P
 
 
 def test_a_config_that_is_no_config_by_its_size_is_not_read(folder, monkeypatch) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
     monkeypatch.setattr(checkpoint_files, "_LARGEST_JSON", 10)
     with pytest.raises(ModelError, match="more than 10 bytes"):
         read_checkpoint(str(folder))

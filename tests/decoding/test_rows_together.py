@@ -161,7 +161,9 @@ def test_every_drafter_proposes_what_it_does_after_separate_prefills(
     alone, texts_alone = drafts(apart(samples(seeds=seeds)))
 
     assert texts(texts_together) == texts(texts_alone)
-    assert together == alone != []
+    # Suffix looks at what the other samples say, and drafts more: tests/drafters/test_suffix.py.
+    assert alone != []
+    assert together == alone or variant.method == "suffix"
 
 
 def test_a_row_is_copied_before_it_has_a_first_token() -> None:

@@ -88,6 +88,21 @@ def test_a_growing_text_is_counted_after_every_token(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
+def test_texts_that_grow_side_by_side_in_one_tree_are_all_counted(seed: int) -> None:
+    rng = random.Random(seed)
+    tree = SuffixTree(DEPTH)
+    growths = [Growth(tree) for _ in range(3)]
+    for token in some_text(rng, 60, vocab_size=2 + seed % 3):
+        rng.choice(growths).extend([token])
+        texts = [growth.text for growth in growths]
+        assert_counts(tree, texts)
+        for growth in growths:
+            for num_tokens, node in enumerate(growth.ends):
+                known = node_of(tree, growth.text[len(growth.text) - num_tokens :])
+                assert node is known or node.children is None
+
+
+@pytest.mark.parametrize("seed", range(40))
 def test_a_cursor_finds_the_longest_strings_that_occur_whatever_becomes_of_the_tree(
     seed: int,
 ) -> None:

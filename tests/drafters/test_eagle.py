@@ -94,6 +94,14 @@ def test_a_config_that_is_silent_about_a_bias_means_that_there_is_one() -> None:
     torch.testing.assert_close(spoken(replace(new(), config=config)), spoken(new()))
 
 
+def test_rotary_frequencies_that_old_files_have_are_left_out() -> None:
+    frequencies = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+
+    old = replace(new(), tensors={**new().tensors, **frequencies})
+
+    torch.testing.assert_close(spoken(old), spoken(new()))
+
+
 def test_an_embedding_of_its_own_is_used_and_a_copy_of_the_targets_is_not_kept() -> None:
     own_VF = target().model.get_input_embeddings().weight.clone()
     copy = with_tensors(new(), embed_tokens__weight=own_VF)

@@ -19,7 +19,8 @@ from torch import Tensor
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import StockRunner
 from specbench.drafters.eagle3 import Eagle3
-from specbench.drafters.eagle3_head import Eagle3Head, default_layer_ids
+from specbench.drafters.eagle3_head import Eagle3Head, Eagle3Weights, Style, default_layer_ids
+from specbench.drafters.head_layers import layer_config, shapes_of
 from specbench.errors import ModelError
 from tests.decoding.models import VOCAB_SIZE, tiny_llama
 
@@ -152,6 +153,41 @@ def test_a_bias_is_used_where_the_files_have_one() -> None:
     biased = with_tensors(new(), fc__bias=torch.ones(32), layers__0__self_attn__q_proj__bias=None)
 
     assert not torch.allclose(spoken(biased), spoken(new()))
+
+
+def test_the_shapes_are_those_of_the_published_head_of_llama_3_1_8b() -> None:
+    config = {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "draft_vocab_size": 32000,
+    }
+    checkpoint = Checkpoint(source="a head", config=config, tensors={})
+    style = Style.of(checkpoint, 32)
+
+    with torch.device("meta"):
+        shapes = shapes_of(Eagle3Weights(layer_config(checkpoint), style, (), 4096))
+
+    assert style.layer_ids == (2, 16, 29)
+    assert {name: shapes[f"{name}.weight"] for name in ("fc", "lm_head", "norm")} == {
+        "fc": (4096, 12288),
+        "lm_head": (32000, 4096),
+        "norm": (4096,),
+    }
+    attention = {n: shapes[f"layers.0.self_attn.{n}_proj.weight"] for n in "qkvo"}
+    assert attention == {
+        "q": (4096, 8192),
+        "k": (1024, 8192),
+        "v": (1024, 8192),
+        "o": (4096, 4096),
+    }
+    assert {n for n in shapes if n.startswith("layers.") and "norm" in n} == {
+        "layers.0.input_layernorm.weight",
+        "layers.0.hidden_norm.weight",
+        "layers.0.post_attention_layernorm.weight",
+    }
 
 
 @pytest.mark.parametrize(("num_layers", "ids"), [(32, (2, 16, 29)), (6, (2, 3, 3)), (1, (0, 0, 0))])

@@ -6,10 +6,13 @@ Shape suffixes: B rows, K drafts, F hidden size, V vocabulary.
 import pytest
 import torch
 
+from specbench.decoding.fused_runner import FusedRunner
+from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.drafters.eagle import STATIC_TREE
 from specbench.drafters.feature_drafter import FeatureDrafter
 from specbench.records import Sampling
+from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import (
     BEAM,
     GREEDY,
@@ -58,14 +61,9 @@ def test_dynamic_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_beam_of_more_slots_than_drafts_stays_in_its_row(method: str) -> None:
-    """Rows of 64 tokens, of which 50 to 59 are taken: the beam has 25 slots, the drafts 2."""
     case = subject(method)
-    prompts = [text[:50] for text in case.texts]
-    watched = Watched(case.drafter(tree="dynamic", top_k=5, max_drafts=2))
 
-    run_rounds(case.target, watched, prompts, [6] * 3, span=64)
-
-    assert_dynamic_trees(case.plain, 5, 6, 2, watched.seen)
+    assert_dynamic_trees(case.plain, 5, 6, 2, case.deep_beams())
 
 
 @pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
@@ -148,6 +146,26 @@ def test_a_row_that_moves_takes_its_states_along(method: str) -> None:
 
     assert watched.seen[0].text[:-1] == PROMPTS[2]
     assert_chains(case.plain, watched.seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fused_target_gives_its_heads_what_the_stock_one_gives(method: str) -> None:
+    case = subject(method)
+    fused = case._replace(target=FusedRunner(tiny_llama(vocab_size=11, num_hidden_layers=3)))
+
+    assert_chains(case.plain, fused.rounds([4] * 6, tree="chain")[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_has_the_dtype_of_its_target(method: str) -> None:
+    case = subject(method)
+    model = tiny_llama(vocab_size=11, num_hidden_layers=3).bfloat16()
+    half = case._replace(target=StockRunner(model))
+
+    drafter = half.drafter()
+    run_rounds(half.target, drafter, PROMPTS, [4] * 3)
+
+    assert {tensor.dtype for tensor in drafter.weights} == {torch.bfloat16}
 
 
 def test_the_static_tree_is_the_published_one_of_25_nodes() -> None:

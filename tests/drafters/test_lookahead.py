@@ -167,6 +167,15 @@ def test_the_prompts_own_ngrams_are_guessed_from_the_first_round() -> None:
     assert first_round(pool_from_prompt=False) == 0
 
 
+def test_only_whole_ngrams_of_a_rows_own_prompt_are_collected() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, **SMALL)
+
+    filled(target, drafter, (4, 5, 6, 7, 8), (1, 2))
+
+    assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8)}, set()]
+
+
 def repetitive() -> list[Request]:
     prompts = [random_prompt(7, seed=seed) * 3 for seed in range(3)]
     return [Request(prompt_ids=p, max_new_tokens=20 + i) for i, p in enumerate(prompts)]

@@ -12,6 +12,7 @@ import torch
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.request import Request
+from specbench.decoding.round import run_round
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.drafters import mtp_layouts
@@ -152,6 +153,20 @@ def test_a_row_that_moves_takes_its_states_along() -> None:
 
     assert watched.seen[0].text[:-1] == PROMPTS[2]
     assert_chains(plain, watched.seen)
+
+
+def test_a_row_that_emitted_nothing_keeps_its_states() -> None:
+    target, checkpoint, _, _ = subject("mimo", 3)
+    drafter = Mtp(parts_of(target, checkpoint=checkpoint))
+    rows = prefilled(target, drafter, PROMPTS)
+    rows.state.budget_B[1] = 0
+    before_RF = drafter.buffers[1].clone()
+
+    with torch.no_grad():
+        run_round(target, drafter, rows.state, Sampler(GREEDY), k=3, span=SPAN)
+
+    changed_R = (drafter.buffers[1] != before_RF).any(-1)
+    assert changed_R.tolist() == [True, False, True]
 
 
 def test_prompts_of_one_token_and_more_drafts_than_layers_leave_the_text_as_it_is() -> None:

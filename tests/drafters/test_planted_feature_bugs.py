@@ -10,7 +10,7 @@ from specbench.decoding import round as one_round
 from specbench.drafters import eagle3_head, feature_drafter
 from specbench.drafters.eagle import STATIC_TREE, EagleHead
 from specbench.drafters.eagle3_head import Eagle3Head
-from specbench.drafters.feature_drafter import FeatureDrafter
+from specbench.drafters.feature_drafter import FeatureDrafter, TreePlan
 from tests.decoding.conftest import Plant
 from tests.drafters.feature_cases import (
     BEAM,
@@ -41,7 +41,12 @@ def dynamic_trees(method: str) -> None:
     assert_dynamic_trees(case.plain, 3, 4, 8, case.rounds([4] * 6, tree="dynamic", **BEAM)[0])
 
 
-@pytest.mark.parametrize("check", [chains, static_trees, dynamic_trees])
+def deep_beams(method: str) -> None:
+    case = subject(method)
+    assert_dynamic_trees(case.plain, 5, 6, 2, case.deep_beams())
+
+
+@pytest.mark.parametrize("check", [chains, static_trees, dynamic_trees, deep_beams])
 @pytest.mark.parametrize("method", METHODS)
 def test_sound_heads_pass(method: str, check: Check) -> None:
     check(method)
@@ -162,6 +167,20 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
         "scores_BW[..., None] + children.values",
         "children.values",
     ),
+    "a beam writes into the next row": (
+        deep_beams,
+        "eagle3",
+        TreePlan.spare_slots,
+        "return max(num_dynamic_slots(k, self.top_k) - self.num_drafts(k), 0)",
+        "return 0",
+    ),
+    "a draft that is certain comes before the one it follows": (
+        deep_beams,
+        "eagle",
+        growth._ranked,
+        "- _STEP_DOWN",
+        "+ _STEP_DOWN",
+    ),
     "the kept branch's states stay where its nodes were": (
         static_trees,
         "eagle3",
@@ -184,5 +203,5 @@ def test_the_check_of_drafts_fails_where(bug: str, plant: Plant) -> None:
     check, method, function, right, wrong = BUGS[bug]
     plant(function, right, wrong)
 
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, IndexError, RuntimeError)):
         check(method)

@@ -177,7 +177,7 @@ def test_behind_graphs_it_drafts_what_it_drafts_without(
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
-def test_rows_that_move_are_filled_anew_or_share_a_prompt_draft_as_one_row_does(
+def test_rows_that_move_or_are_filled_anew_draft_as_one_row_does(
     llama: Subject, sampling: Sampling
 ) -> None:
     requests = [
@@ -185,7 +185,6 @@ def test_rows_that_move_are_filled_anew_or_share_a_prompt_draft_as_one_row_does(
             prompt_ids=random_prompt(4, seed=i // 3) * (2 + i // 3),
             max_new_tokens=6 + 7 * i % 20,
             seed=i,
-            is_sample=i < 6,
         )
         for i in range(12)
     ]
@@ -201,6 +200,53 @@ def test_rows_that_move_are_filled_anew_or_share_a_prompt_draft_as_one_row_does(
     drafted = [result.rounds.num_drafted for result in together]
     assert drafted == [result.rounds.num_drafted for result in alone]
     assert sum(map(sum, drafted)) > 20
+
+
+def test_samples_of_one_prompt_draft_from_each_other_as_they_grow() -> None:
+    texts = [[1, 2, 5, 6, 7, 8], [1, 2, 5, 6], [1, 2, 5, 6]]
+    state = State.allocate(3, 16, [], torch.device("cpu"))
+    state.length_B1.fill_(2)
+    drafter = suffix()
+    drafter.allocate(3, 16)
+    drafter.begin(state, [()] * 3)
+    drafter.copy_row(0, 1, 2)  # before their first tokens: samples; the last row is a stranger
+    for row, text in enumerate(texts):
+        state.tokens_BC[row, : len(text)] = torch.tensor(text)
+    for row in range(3):
+        drafter.observe(state.rows(row, 1), None)
+    state.length_B1.copy_(torch.tensor([[len(text) - 1] for text in texts]))
+    state.budget_B.fill_(5)
+
+    proposal = drafter.propose(state, 3, 16, Sampler(GREEDY))
+
+    assert proposal.tokens_BK.tolist() == [[0, 0, 0], [7, 8, 0], [0, 0, 0]]
+    assert proposal.num_drafted_B.tolist() == [0, 2, 0]
+
+
+def test_samples_keep_their_texts_and_more_of_what_is_drafted(llama: Subject) -> None:
+    def served(*, is_sample: bool) -> list[Result]:
+        drafter = suffix(llama.target, max_spec_factor=2.0)
+        requests = [
+            Request(
+                prompt_ids=random_prompt(9, seed=prompt),
+                max_new_tokens=30,
+                seed=seed,
+                is_sample=is_sample,
+            )
+            for prompt in range(3)
+            for seed in range(4)
+        ]
+        decoder = Decoder(llama.target, drafter, eos_ids=(), clock=CountingClock())
+        sampler = Sampler(Sampling(temperature=0.2))
+        return decoder.serve(requests, sampler, FixedK(4), num_rows=4).results
+
+    apart, together = served(is_sample=False), served(is_sample=True)
+
+    assert_texts(together, [result.output_ids for result in apart])
+    kept, kept_apart = (
+        sum(sum(result.rounds.num_accepted) for result in results) for results in (together, apart)
+    )
+    assert kept > kept_apart, (kept, kept_apart)  # 35 against 26
 
 
 @pytest.mark.parametrize("k", [1, 4])

@@ -7,6 +7,8 @@ from specbench.methods import all_methods
 # What tests change beside the defaults: by name, (method, parameters).
 _TREES: dict[str, tuple[str, dict[str, Any]]] = {
     "draft_model, tree 3 2": ("draft_model", {"tree": (3, 2)}),
+    "medusa, chain": ("medusa", {"tree": "chain"}),
+    "medusa, 5 drafts": ("medusa", {"max_drafts": 5}),
     "eagle, chain": ("eagle", {"tree": "chain"}),
     "eagle, static": ("eagle", {"tree": "static"}),
     "eagle3, chain": ("eagle3", {"tree": "chain"}),

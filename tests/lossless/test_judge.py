@@ -26,9 +26,9 @@ def subject(temperature: float, lossy: str | None = None, k: int = 4) -> Subject
     )
 
 
-def divergence(steps: float = 1.0, are_two_best: bool = True, **changes: object) -> Divergence:
+def divergence(steps: float | None = 1.0, **changes: object) -> Divergence:
     values = {"prompt_id": "chat/p1", "position": 3, "expected": 5, "found": 7, "gap": 0.1}
-    return Divergence(steps=steps, are_two_best=are_two_best, **{**values, **changes})
+    return Divergence(steps=steps, tie_steps=8.0, **{**values, **changes})
 
 
 def greedy(*divergences: Divergence, lossy: str | None = None) -> GreedyEvidence:
@@ -64,16 +64,15 @@ def test_equal_texts_are_identical() -> None:
 def test_rounding_between_the_two_best_is_a_tie() -> None:
     finding = only(greedy(divergence(), divergence(position=5), divergence(prompt_id="chat/p2")))
     assert (finding.verdict, finding.lossless, finding.match_rate) == ("tie", True, 0.8)
-    assert "at most 1 rounding steps apart" in finding.reason
+    assert "at most 1 steps below the target's best" in finding.reason
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (divergence(steps=500), "which are 500 rounding steps apart"),
-        (divergence(are_two_best=False), "not the target's two best"),
-        (divergence(found=None, are_two_best=False), "the text stops before its end"),
-        (divergence(expected=None, are_two_best=False), "the text goes on after its end"),
+        (divergence(steps=500), "500 rounding steps below the target's best (8 make a tie)"),
+        (divergence(None, found=None), "the text stops before its end"),
+        (divergence(None, expected=None), "the text goes on after its end"),
     ],
 )
 def test_anything_else_is_a_bug_and_told_first(wrong: Divergence, says: str) -> None:

@@ -1,0 +1,214 @@
+"""What `verify` finds and what it passes: a sound decoder, and the same one broken on purpose."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.config import Pairing, load_pairings
+from specbench.decoding import verifier
+from specbench.decoding.sampling import Purpose, Sampler, uniform
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import Work
+from specbench.engines.shelf import Shelf
+from specbench.lossless.collect import Collector, Examined, Question
+from specbench.lossless.evidence import Evidence
+from specbench.lossless.judge import Finding, judge
+from specbench.lossless.teacher import Teacher
+from specbench.records import Sampling
+from specbench.shipped import shipped
+from specbench.workloads import load_workload
+from tests.tiny_pair import write_pair
+
+WARM = Sampling(temperature=0.7)
+NUM_TOKENS = 4096
+K = 4
+
+
+class Bench:
+    """One pairing with everything that examines it."""
+
+    def __init__(self, pairing: Pairing, workload: str, num_prompts: int, length: int) -> None:
+        shelf = Shelf(torch.device("cpu"))
+        self.engine = BuiltinEngine(pairing.target, shelf)
+        self.engine.add_drafter(pairing.drafter)
+        self.pairing = pairing
+        teacher = Teacher(shelf.load(pairing.target.model).model)
+        prompts = load_workload(workload, folder=pairing.target.workloads).take(num_prompts, 0)
+        questions = [
+            Question(
+                id=prompt.id,
+                prompt_ids=self.engine.tokenizer.prompt_ids(prompt.turns[0]),
+                max_new_tokens=length,
+            )
+            for prompt in prompts
+        ]
+        self.make = lambda seed: Collector(teacher, questions, seed=seed)
+
+    def who(self, k: int = K) -> Examined:
+        drafter = self.pairing.drafter
+        work = Work(drafter=drafter.name, method=drafter.method, k=k)
+        return Examined(self.pairing.name, self.engine, work if k else self.engine.baseline, 16)
+
+    def sampled(self, seed: int = 0, num_tokens: int = NUM_TOKENS, **sampling: float) -> Finding:
+        law = replace(WARM, **sampling)
+        return only(self.make(seed).sampled(self.who(), law, num_tokens))
+
+    def greedy(self) -> Finding:
+        collector = self.make(0)
+        baseline, texts = (collector.greedy_texts(self.who(k)) for k in (0, K))
+        return only(collector.greedy(self.who(), texts, baseline))
+
+
+def only(evidence: Evidence) -> Finding:
+    (finding,) = judge([evidence])
+    return finding
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("tiny"), num_prompts=4).parent
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Bench:
+    (pairing,) = load_pairings(folder / "pairings.yaml").select(["tiny/draft"])
+    return Bench(pairing, str(folder / "prompts.jsonl"), num_prompts=4, length=64)
+
+
+@pytest.fixture(scope="module")
+def lookup(folder: Path) -> Bench:
+    (pairing,) = load_pairings(folder / "pairings.yaml").select(["tiny/ngram"])
+    return Bench(pairing, str(folder / "prompts.jsonl"), num_prompts=4, length=64)
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    def plant(fault: str) -> None:
+        monkeypatch.setattr(*FAULTS[fault])
+
+    yield plant
+
+
+_probs, _pick, _verify = Sampler.probs, Sampler.pick, verifier.verify
+
+
+def _twice_as_cold(self: Sampler, logits: Tensor) -> Tensor:
+    """Temperature applied once too often."""
+    if self.is_greedy:
+        return _probs(self, logits)
+    squared = replace(self.sampling, temperature=self.sampling.temperature**2)
+    return _probs(Sampler(squared), logits)
+
+
+def _one_in_fifty(seed_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Tensor:
+    """Numbers that accept a draft one time in fifty whatever the target says."""
+    chance_BT = uniform(seed_B, positions_BT, purpose)
+    is_blind_BT = uniform(seed_B, positions_BT, Purpose.SYNTHETIC) < 1 / 50
+    return torch.where(is_blind_BT, 0.0, chance_BT)
+
+
+def _favouring_some(self: Sampler, logits: Tensor) -> Tensor:
+    """A third more of every token with a small id."""
+    weights_V = torch.where(torch.arange(logits.shape[-1]) < 136, 4 / 3, 1.0)
+    weighted = _probs(self, logits) * weights_V
+    return weighted / weighted.sum(-1, keepdim=True)
+
+
+def _noise_used_twice(self: Sampler, logits: Tensor, seeds: Tensor, places: Tensor) -> Tensor:
+    return _pick(self, logits, seeds, places // 2)
+
+
+FAULTS = {
+    "temperature applied twice": (Sampler, "probs", _twice_as_cold),
+    "one draft in fifty too many": (verifier, "uniform", _one_in_fifty),
+    "favoured tokens": (Sampler, "probs", _favouring_some),
+    "noise used twice": (Sampler, "pick", _noise_used_twice),
+}
+
+
+def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
+    for bench in (tiny, lookup):
+        finding = bench.sampled()
+        print(finding.p_values, finding.control_p_value)
+        assert finding.verdict == "law"
+        assert bench.greedy().verdict == "identical"
+    assert tiny.sampled(top_k=20, top_p=0.9).verdict == "law"
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen_by"),
+    [
+        ("temperature applied twice", "temperature"),
+        ("one draft in fifty too many", "surprise"),
+        ("favoured tokens", "identity"),
+    ],
+)
+def test_a_planted_fault_is_found(
+    fault: str, seen_by: str, tiny: Bench, plant: Callable[[str], None]
+) -> None:
+    plant(fault)
+    finding = tiny.sampled()
+    print(fault, finding.p_values)
+    assert (finding.verdict, finding.lossless) == ("bug", False)
+    if seen_by == "identity":
+        assert finding.p_values[seen_by] < 1e-4
+    else:
+        assert min(finding.p_values, key=lambda name: finding.p_values[name]) == seen_by
+
+
+def test_noise_used_twice_is_found(lookup: Bench, plant: Callable[[str], None]) -> None:
+    plant("noise used twice")
+    finding = lookup.sampled()
+    assert finding.verdict == "bug"
+    assert finding.p_values["sequence"] < 1e-6
+
+
+def test_tokens_that_top_k_excludes_are_found(tiny: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    uncut = lambda self, logits: _probs(Sampler(replace(self.sampling, top_k=0)), logits)  # noqa: E731
+    monkeypatch.setattr(Sampler, "probs", uncut)
+    finding = tiny.sampled(num_tokens=512, top_k=5)
+    assert finding.verdict == "bug"
+    assert "tokens are none that top-k and top-p leave" in finding.reason
+
+
+def test_a_greedy_fault_is_a_bug_with_its_place(
+    tiny: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "_leading", lambda kept_BK: kept_BK.sum(1))
+    finding = tiny.greedy()
+    assert (finding.verdict, finding.lossless) == ("bug", False)
+    first = finding.first_divergence
+    assert first is not None
+    assert first.prompt_id.startswith("p")
+    assert first.steps is not None
+    assert first.steps > first.tie_steps
+    assert first.gap > 0
+
+
+def test_too_few_tokens_decide_nothing(tiny: Bench) -> None:
+    finding = tiny.sampled(num_tokens=100)
+    assert (finding.verdict, finding.lossless) == ("inconclusive", None)
+
+
+def test_the_number_of_tokens_is_the_one_asked_for(tiny: Bench) -> None:
+    evidence = tiny.make(0).sampled(tiny.who(), WARM, 777)
+    assert len(evidence.surprise_N) == len(evidence.identity_N) == 777
+    assert evidence.num_texts >= 777 // 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["temperature applied twice", "one draft in fifty too many"])
+def test_the_embedded_pair_is_told_from_its_broken_self(
+    fault: str, plant: Callable[[str], None]
+) -> None:
+    (pairing,) = load_pairings(shipped("pairings.yaml")).select(["demo/draft"])
+    demo = Bench(pairing, "chat", num_prompts=20, length=128)
+    sound = demo.sampled(num_tokens=16384)
+    plant(fault)
+    broken = demo.sampled(num_tokens=16384)
+    print(fault, sound.p_values, broken.p_values)
+    assert (sound.verdict, broken.verdict) == ("law", "bug")
