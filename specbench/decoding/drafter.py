@@ -131,7 +131,11 @@ class Drafter(Protocol):
         without it; those it saw already may be among them."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Make what it keeps of one row, up to `num_tokens`, equal to another's."""
+        """Make what it keeps of one row, up to `num_tokens`, equal to another's.
+
+        For samples of one prompt it comes between the prompt's last chunk and `observe`, and
+        after `begin` of both rows.
+        """
 
     def forwards(self, k: int) -> tuple[BareForward, ...]:
         """The forwards of its own model that one proposal takes; the floor of its cost."""

@@ -54,6 +54,20 @@ class MtpLayer(nn.Module):
         return joined_BTF
 
 
+class Rotary(nn.Module):
+    """Cosines and sines for positions in a text."""
+
+    def __init__(self, decoder: Any, num_axes: int) -> None:
+        super().__init__()
+        self.rotary = type(decoder.rotary_emb)(decoder.config)
+        self.num_axes = num_axes
+
+    def forward(self, states_BTF: Tensor, positions_BT: Tensor) -> Any:
+        if self.num_axes > 1:
+            return self.rotary(states_BTF, positions_BT.expand(self.num_axes, -1, -1))
+        return self.rotary(states_BTF, positions_BT)
+
+
 class MtpHead:
     """A FeatureHead whose step at depth d runs MTP layer d, and goes round where there are fewer.
 
@@ -82,7 +96,7 @@ class MtpHead:
         self.layers = LayerStack(
             decoder.config,
             [self._layer(i).block for i in range(self.num_layers)],
-            type(decoder.rotary_emb)(decoder.config).to(target.device),
+            Rotary(decoder, self.family.num_axes).to(target.device),
         )
 
     @property

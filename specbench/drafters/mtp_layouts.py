@@ -27,6 +27,7 @@ class Family:
     fields: Mapping[str, Any] = field(default_factory=dict)  # of a decoder layer's config
     is_state_first: bool = False  # it joins [state, token] instead of [token, state]
     recycles_normed: bool = False  # the state that goes on had the final norm
+    num_axes: int = 1  # of a token's rotary position; in a text all are the same
 
     @property
     def shared(self) -> frozenset[str]:
@@ -70,8 +71,10 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3_next": Family(
         decoder="qwen3_next", files=_QWEN, fields=_EVERY_EXPERT, recycles_normed=True
     ),
-    "qwen3_5": Family(decoder="qwen3_5_text", files=_QWEN, recycles_normed=True),
-    "qwen3_5_moe": Family(decoder="qwen3_5_moe_text", files=_QWEN, recycles_normed=True),
+    "qwen3_5": Family(decoder="qwen3_5_text", files=_QWEN, recycles_normed=True, num_axes=3),
+    "qwen3_5_moe": Family(
+        decoder="qwen3_5_moe_text", files=_QWEN, recycles_normed=True, num_axes=3
+    ),
 }
 _COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 

@@ -161,9 +161,9 @@ class Collector:
                     prompt_ids=question.prompt_ids,
                     max_new_tokens=question.max_new_tokens,
                     sampling=sampling,
-                    seed=self._draw(who, question.id, repeat),
+                    seed=self._draw(who, f"{i} {question.id}", repeat),
                 )
-                for question in self._questions
+                for i, question in enumerate(self._questions)
             ]
             results = self._serve(who, requests)
             yield from zip(self._questions, (r.output_ids for r in results), strict=True)
@@ -189,14 +189,10 @@ class Collector:
             law_NV, tokens_N = token_law(logits_NV[is_in_N], sampling), tokens_N[is_in_N]
             within = torch.from_numpy(noise.random((2, len(tokens_N)))).to(tokens_N.device)
             likely.append(surprise(law_NV, tokens_N, within[0]))
-            own.append(placed(law_NV, tokens_N, self._random_order(law_NV), within[1]))
+            own.append(placed(law_NV, tokens_N, within[1]))
             log_likelihoods += [log_likelihood(law_NV, tokens_N, f) for f in TEMPERATURES]
         surprise_N, identity_N = (torch.cat(chunks).cpu().numpy() for chunks in (likely, own))
         return _Reading(surprise_N, identity_N, tuple(log_likelihoods), num_outside, num_at_edge)
-
-    def _random_order(self, law_NV: Tensor) -> Tensor:
-        generator = torch.Generator().manual_seed(self._seed)
-        return torch.randperm(law_NV.shape[1], generator=generator).to(law_NV.device)
 
     def _joint(self, who: Examined, sampling: Sampling, num_tokens: int) -> JointCounts | None:
         """Counts of the first few tokens of many texts, where all such texts can be listed."""

@@ -68,7 +68,7 @@ class SampledEvidence:
     Each column has one number in [0, 1] a token: randomised probability integral transforms,
     independent and uniform where, and only where, every token was drawn from the target's law.
     `surprise_N` is the mass of the tokens that are less likely than the one drawn,
-    `identity_N` that of the tokens before it in a fixed random order of the vocabulary.
+    `identity_N` that of the tokens with smaller ids.
     `log_likelihoods` are of all tokens together, under the law at other temperatures: by the
     factor they are colder (below 1) or hotter, 1 being the law itself.
     """

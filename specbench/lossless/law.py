@@ -60,8 +60,9 @@ def surprise(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
     return p_NV.masked_fill(~is_less_NV, 0.0).sum(1) + within_N * p_N1[:, 0]
 
 
-def placed(p_NV: Tensor, tokens_N: Tensor, rank_V: Tensor, within_N: Tensor) -> Tensor:
-    """As `surprise`, with the tokens ordered by `rank_V` whatever their probability."""
-    is_before_NV = rank_V < rank_V[tokens_N][:, None]
+def placed(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
+    """As `surprise`, with the tokens ordered by their ids whatever their probability."""
+    ids_V = torch.arange(p_NV.shape[1], device=p_NV.device)
     own_N = p_NV.gather(1, tokens_N[:, None])[:, 0]
-    return p_NV.masked_fill(~is_before_NV, 0.0).sum(1) + within_N * own_N
+    before_N = p_NV.masked_fill(ids_V >= tokens_N[:, None], 0.0).sum(1)
+    return before_N + within_N * own_N

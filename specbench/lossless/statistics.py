@@ -57,7 +57,11 @@ def temperature_p_value(log_likelihoods: Mapping[float, float], null: float = 1.
 
 
 def uniform_p_value(identity_N: Floats) -> float:
-    """Kolmogorov-Smirnov: tokens that are preferred for what they are, likely or not."""
+    """Kolmogorov-Smirnov: tokens that are preferred for what they are, likely or not.
+
+    Tokens lie in the order of their ids, as what prefers some of them does: a draft's smaller
+    vocabulary, padding, a head that is split over devices.
+    """
     n = len(identity_N)
     ordered_N = np.sort(identity_N)
     steps_N = np.arange(n + 1) / n

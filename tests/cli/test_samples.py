@@ -6,6 +6,7 @@ import re
 import jsonschema
 import pytest
 
+from specbench.bench.passes import block_seconds
 from specbench.metrics.cell import turn_of
 from specbench.shipped import PACKAGE
 from specbench.store import load_run
@@ -68,6 +69,14 @@ def test_each_prompt_is_answered_once_and_n_times_at_every_k(stored):
             assert sum(samples.served.rounds.num_emitted) == emitted
     turns = {turn_of(samples) for block in blocks_of(stored, N) for samples in block.samples}
     assert {turn for _, turn, _ in turns} == {0, 1}, "a conversation is sampled turn by turn"
+
+
+def test_a_block_takes_the_seconds_of_its_passes_and_not_the_sum_of_its_requests(stored):
+    for block in blocks_of(stored, N):
+        passes = {cell_id: 0.0 for cell_id in block.order}
+        for samples in block.samples:
+            passes[samples.served.cell_id] += samples.served.seconds + samples.scoring_s
+        assert block_seconds(block) == pytest.approx(passes)
 
 
 def test_the_first_sample_is_the_answer_of_one_alone(stored):

@@ -16,7 +16,7 @@ from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner, Wrapped
-from tests.decoding.lossless import decode, deepest, make_drafter
+from tests.decoding.lossless import GREEDY, decode, deepest, make_drafter
 from tests.decoding.models import ragged_prompts, random_prompt, tiny_llama
 from tests.drafters.variants import VARIANTS, Variant
 
@@ -74,7 +74,7 @@ def fills(prompts: Sequence[tuple[int, ...]], **changes: Any) -> list[Fill]:
 def filled(runner: Runner, wanted: Sequence[Fill], **changes: Any) -> Rows:
     rows = Rows(runner, NoDrafter(), num_rows=len(wanted), capacity=64, eos_ids=(), **changes)
     rows.begin(len(wanted))
-    rows.fill(wanted, Sampler(WARM))
+    rows.fill(wanted, Sampler(GREEDY))
     return rows
 
 

@@ -154,6 +154,19 @@ def test_a_longer_match_that_is_surer_beats_a_frequent_follower() -> None:
     assert drafted([2, 7, 2, 7, 1, 2, 5, 0, 1, 2], limit=1) == Draft([5], 1.0)
 
 
+def test_a_frequent_follower_beats_a_longer_match_that_is_less_sure() -> None:
+    # 1 2 is followed by 5 and 6, but 2 by 7 in three of five places.
+    text = [2, 7, 2, 7, 2, 7, 1, 2, 5, 1, 2, 6, 0, 1, 2]
+    assert drafted(text, limit=1) == Draft([7], 3 / 5)
+
+
+def test_probabilities_multiply_along_a_draft() -> None:
+    # After 1 came 2, 2 and 5; after 1 2 came 3 and, later, 4.
+    draft = drafted([1, 2, 3, 0, 1, 2, 4, 0, 1, 5, 1], limit=2)
+    assert draft.tokens == [2, 4]
+    assert draft.score == pytest.approx(2 / 3 + 2 / 3 * 1 / 2)
+
+
 def test_a_match_may_be_followed_by_as_many_tokens_as_it_may() -> None:
     growth = Growth(SuffixTree(8))
     growth.extend([4, 1, 2, 3, 5, 6, 0, 1, 2])

@@ -134,10 +134,14 @@ class PlainLayer:
         }
         joined = torch.cat([pair[word] for word in family.order.split()], -1) @ files[family.join].T
         places_1T = torch.arange(len(tokens_T))[None]
+        has_axes = family.config.model_type.startswith("qwen3_5")
+        turn = self.model.rotary_emb(
+            joined[None], places_1T.expand(3, -1, -1) if has_axes else places_1T
+        )
         mask = torch.full((len(tokens_T),) * 2, torch.finfo(joined.dtype).min).triu(1)
         made_TF = self.model.layers[2](
             joined[None],
-            position_embeddings=self.model.rotary_emb(joined[None], places_1T),
+            position_embeddings=turn,
             attention_mask=mask[None, None],
             position_ids=places_1T,
         )[0]

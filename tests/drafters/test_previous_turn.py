@@ -109,12 +109,19 @@ def test_a_place_behind_is_found_where_there_is_none_ahead() -> None:
     assert answer.then([2]) == [[3, 4, 5]]
 
 
-def test_garbage_behind_the_reference_is_never_drafted_nor_matched() -> None:
-    long, short = [1, 2, 3, 4, 5, 6], [1, 2]
-    answer = Answer(long)
-    answer.drafter.begin(answer.state, [short])  # what is left of the longer one is garbage
-    assert answer.then([1]) == [[2]]
-    assert answer.then([4]) == [[]]
+@pytest.mark.parametrize("longer", [[5, 6, 5, 9], [5, 6, 7, 5, 9]])
+def test_garbage_behind_the_reference_is_never_drafted_nor_matched(longer: list[int]) -> None:
+    answer = Answer(longer)
+    answer.drafter.begin(answer.state, [[5, 6]])  # what is left of the longer one is garbage
+    assert answer.then([5]) == [[6]]
+    assert answer.then([6]) == [[]]
+    assert answer.then([5]) == [[6]]
+
+
+def test_garbage_behind_the_answer_does_not_count_as_agreed() -> None:
+    answer = Answer([1, 2, 3, 4, 5, 6])
+    answer.state.tokens_BC[0, len(PROMPT) :][:4] = torch.tensor([1, 2, 3, 4])
+    assert answer.then([1]) == [[2, 3, 4]]
 
 
 def test_rows_have_their_own_references_and_may_have_none() -> None:
@@ -130,11 +137,11 @@ def test_a_round_without_new_tokens_changes_nothing() -> None:
 
 
 def test_a_row_that_moves_takes_its_reference_and_its_place_along() -> None:
-    answer = Answer([9, 8, 7], [1, 2, 3, 4, 5])
-    answer.then([9], [1, 2])
+    answer = Answer([9, 8, 7, 6, 5, 4], [1, 2, 1, 3])
+    answer.then([9, 5, 4], [1])
     answer.state.move_row(1, 0)
     answer.drafter.copy_row(1, 0, 5)
-    assert answer.then([3], []) == [[4, 5], [3, 4, 5]]
+    assert answer.then([2], []) == [[1, 3], [2, 1, 3]]
 
 
 def test_a_pass_forgets_the_references_of_the_pass_before() -> None:
@@ -193,7 +200,9 @@ def test_replayed_rounds_draft_from_the_reference_too(sampling: Sampling) -> Non
 
 
 def test_a_right_prediction_costs_one_round_every_k_plus_one_tokens() -> None:
-    request = Request(prompt_ids=(9,), max_new_tokens=26, prediction_ids=tuple(range(10, 40)))
-    target = CountingRunner()
-    (result,) = decode(target, PreviousTurn(parts_of(target)), [request], k=4)
-    assert result.rounds.num_accepted == (4,) * 5
+    target, prediction_ids = CountingRunner(), (*range(10, 36), 10, 90)
+    request = Request(prompt_ids=(9,), max_new_tokens=26, prediction_ids=prediction_ids)
+    drafter = PreviousTurn(parts_of(target))
+    decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock())
+    served = decoder.serve([request] * 2, Sampler(GREEDY), FixedK(4), num_rows=1)
+    assert [result.rounds.num_accepted for result in served.results] == [(4,) * 5] * 2

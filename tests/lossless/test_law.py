@@ -49,12 +49,12 @@ def test_surprise_is_the_mass_of_what_is_less_likely() -> None:
     torch.testing.assert_close(surprise(law_NV, tokens_N, half), expected + law_NV[0] / 2)
 
 
-def test_placed_orders_tokens_as_it_is_told() -> None:
+def test_placed_orders_tokens_by_id() -> None:
     law_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
-    rank_V = torch.tensor([2, 0, 3, 1])
-    expected = torch.tensor([0.2, 0.0, 0.7, 0.1], dtype=torch.float64)
-    found = placed(law_NV, torch.arange(4), rank_V, torch.zeros(4))
-    torch.testing.assert_close(found, expected)
+    expected = torch.tensor([0.0, 0.5, 0.6, 0.9], dtype=torch.float64)
+    torch.testing.assert_close(placed(law_NV, torch.arange(4), torch.zeros(4)), expected)
+    found = placed(law_NV, torch.arange(4), torch.full((4,), 0.5))
+    torch.testing.assert_close(found, expected + law_NV[0] / 2)
 
 
 def test_a_token_in_the_far_tail_keeps_its_digits() -> None:
