@@ -9,6 +9,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.values import one_of, parse_seconds, parse_temperatures
+from specbench.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench.model_spec import ModelSpec
@@ -116,12 +117,21 @@ def train(
 
 
 def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
-    """A target of the file by its name, else what the word itself says."""
+    """What the word itself says where it has a colon or a slash, else a target of the file."""
     from specbench.config import load_pairings
     from specbench.model_spec import model_spec
+    from specbench.strict_yaml import nearest
 
-    named = {one.name: one.model for one in load_pairings(pairings_file).targets}
-    return named[target] if target in named else model_spec(target)
+    if ":" in target or "/" in target:  # the file may name the head that is yet to be trained
+        return model_spec(target)
+    file = load_pairings(pairings_file)
+    for one in file.targets:
+        if one.name == target:
+            return one.model
+    raise UsageError(
+        f"no target {target!r} in {file.path}{nearest(target, [t.name for t in file.targets])}; "
+        "a hub id is owner/name, a folder begins with ./ ../ / or ~/"
+    )
 
 
 def _print(card: dict[str, Any], out: Path) -> None:

@@ -25,10 +25,10 @@ class TokenRecycling(Memoryless):
     """A tree of the successors each token had last time (Luo et al. 2024, arXiv:2408.08696).
 
     All rows share one table of the 8 likeliest successors of every token. A round renews it for
-    all tokens fed, rejected drafts among them, so it learns from request to request. With
-    `warm_start` it also goes on from one pass to the next, as in a server; then a prompt that
-    was decoded before drafts a little better than one that is new. Without, each pass begins
-    with an empty table and shows the method at its worst. K cuts the tree of `max_drafts`.
+    all tokens fed, rejected drafts among them, so it learns from request to request. Each pass
+    begins with an empty table, at one row so does each prompt, which shows the method at its
+    worst. With `warm_start` the table goes on to the next pass, as in a server; but a benchmark
+    decodes the same prompts again, and that flatters it. K cuts the tree of `max_drafts`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class TokenRecycling(Memoryless):
         parts: Parts,
         *,
         max_drafts: Annotated[int, range(1, 257)] = 80,
-        warm_start: bool = True,
+        warm_start: bool = False,
     ) -> None:
         device, V = parts.target.device, parts.target.vocab_size
         rank_probs = _RANK_PROBS[:V]

@@ -69,7 +69,7 @@ def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: S
     p_values = law_p_value(texts_N6, subject.law, FIRST), law_p_value(texts_N6, subject.law, LAST)
     print(f"{name} K={k} T={sampling.temperature}: p = {p_values}, accepted {accepted:.2f}")
     assert min(p_values) > FALSE_ALARM
-    assert k == 0 or 0.02 < accepted < 0.98, "the case must both keep and refuse drafts"
+    assert k == 0 or 0.01 < accepted < 0.98, "the case must both keep and refuse drafts"
 
 
 def test_a_draft_law_that_is_not_the_one_drawn_from_is_found_out() -> None:

@@ -196,15 +196,15 @@ def counting(**parameters: Any) -> TokenRecycling:
     return drafter
 
 
-def test_a_pass_goes_on_from_the_one_before() -> None:
-    drafter = counting()
+def test_with_a_warm_start_a_pass_goes_on_from_the_one_before() -> None:
+    drafter = counting(warm_start=True)
 
     assert kept(drafter, 3) == [(0,) * 11]  # it meets every number for the first time
     assert kept(drafter, 3) == [(4, 4, 0)]
 
 
 def test_without_a_warm_start_a_pass_is_like_the_first() -> None:
-    drafter = counting(warm_start=False)
+    drafter = counting()
 
     assert kept(drafter, 3) == kept(drafter, 3) == [(0,) * 11]
 

@@ -155,19 +155,23 @@ def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "seen_by"),
+    ("fault", "seen_by", "temperature"),
     [
-        ("temperature applied twice", "temperature"),
-        ("one draft in fifty too many", "surprise"),
-        ("favoured tokens", "identity"),
+        ("temperature applied twice", "temperature", 0.7),
+        ("one draft in fifty too many", "surprise", 0.2),  # a random target is flat when warm
+        ("favoured tokens", "identity", 0.7),
     ],
 )
 def test_a_planted_fault_is_found(
-    fault: str, seen_by: str, stranger: Bench, plant: Callable[[str], None]
+    fault: str,
+    seen_by: str,
+    temperature: float,
+    stranger: Bench,
+    plant: Callable[[str], None],
 ) -> None:
-    assert stranger.sampled().verdict == "law"
+    assert stranger.sampled(temperature=temperature).verdict == "law"
     plant(fault)
-    finding = stranger.sampled()
+    finding = stranger.sampled(temperature=temperature)
     print(fault, finding.p_values)
     assert (finding.verdict, finding.lossless) == ("bug", False)
     assert finding.p_values[seen_by] < 1e-4
