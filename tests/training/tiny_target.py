@@ -48,6 +48,7 @@ def lab() -> Lab:
     ]
     texts[0] = texts[0]._replace(is_held_out=True)
     kept, held_out = ([t for t in texts if t.is_held_out is flag] for flag in (False, True))
-    target = StockRunner(tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3))
+    copy = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3).requires_grad_(False)
+    target = StockRunner(copy)
     batches = batches_of(kept, 256, 128, 0, CPU)
     return Lab(target, texts, batches, batches_of(held_out, 256, 128, 0, CPU))
