@@ -126,6 +126,16 @@ def test_the_terminal_shows_a_line_a_cell_in_80_columns(sampled):
     assert answers[1].startswith(f"talk.jsonl, best of {N}: ")
 
 
+def test_single_answers_share_no_prefill_and_are_not_scored(tiny, tmp_path, monkeypatch):
+    scored = []
+    monkeypatch.setattr("specbench.engines.builtin.mean_log_probs", lambda *a: scored.append(a))
+    monkeypatch.setattr("specbench.decoding.rows.Rows._copy", lambda *a: scored.append(a))
+    arguments = ("-w", "talk.jsonl", "-k", "1", "--concurrency", "3", "--prompts", "6")
+    sizes = ("--max-new-tokens", "4", "--repeats", "1", "--device", "cpu", "--threads", "1")
+    ran = specbench("run", "tiny/ngram", *arguments, *sizes, "--out", tmp_path, cwd=tiny)
+    assert (ran.code, scored) == (0, [])
+
+
 def test_a_dry_run_shows_the_rows(tiny):
     ran = specbench(*ARGUMENTS, "--dry-run", "--json", cwd=tiny)
     assert [cell["num_samples"] for cell in json.loads(ran.out)["cells"]] == [1, 1, N, N]

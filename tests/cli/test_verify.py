@@ -110,6 +110,9 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.jsonl").write_text((tiny / "prompts.jsonl").read_text())
     (tmp_path / "pairings.yaml").write_text((tiny / "pairings.yaml").read_text())
     (tmp_path / "target").symlink_to(tiny / "target")
+    (tmp_path / "draft").mkdir()
+    config = (tiny / "draft" / "config.json").read_text()
+    (tmp_path / "draft" / "config.json").write_text(config)
     ran = specbench("verify", "tiny/draft", *SMALL, "--temperature", "0", cwd=tmp_path)
     assert ran.code == 4
     assert "tiny/draft: not verified: builtin draft_model K=4 at T=0: " in ran.out

@@ -122,6 +122,7 @@ def test_garbage_behind_the_answer_does_not_count_as_agreed() -> None:
     answer = Answer([1, 2, 3, 4, 5, 6])
     answer.state.tokens_BC[0, len(PROMPT) :][:4] = torch.tensor([1, 2, 3, 4])
     assert answer.then([1]) == [[2, 3, 4]]
+    assert answer.then([5]) == [[6]]
 
 
 def test_rows_have_their_own_references_and_may_have_none() -> None:

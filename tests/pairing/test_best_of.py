@@ -114,6 +114,12 @@ def test_decoding_alone_lasts_until_the_last_sample_has_ended(
     assert paired_cpu(gathered[3]) is None, "nobody can tell whose the CPU seconds were"
 
 
+def test_requests_are_paired_sample_by_sample(gathered: tuple[CellData, ...]) -> None:
+    pairs = gathered[3].pairs
+    assert len(pairs) == 12
+    assert all((b.prompt_id, b.sample) == (s.prompt_id, s.sample) for b, s in pairs)
+
+
 def test_the_cost_is_over_one_answer_at_the_same_k(compared: tuple[BestOf, ...]) -> None:
     costs = [best.cost.estimate for best in compared if best.cost]
     assert costs == pytest.approx([2.6 / 1.3, 1.4 / 0.7])

@@ -1,10 +1,7 @@
-"""A tiny target, texts of its own and heads for it, made once and trained in seconds.
-
-Its eleven tokens and two layers are little to learn.
-"""
+"""A tiny target, texts of its own and heads for it, made once and trained in seconds."""
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -39,8 +36,9 @@ class Lab(NamedTuple):
 
 
 @cache
-def lab() -> Lab:
-    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
+def lab(say: float = 1.0) -> Lab:
+    """`say` is how much its layers add to the last token's embedding: of little, heads learn."""
+    model = _target(say)
     prompts = [random_prompt(length, seed, VOCAB_SIZE) for seed in range(24) for length in (5, 8)]
     texts = [
         Text((*prompt, *generated(model, prompt, 20)), len(prompt), is_held_out(prompt))
@@ -48,7 +46,13 @@ def lab() -> Lab:
     ]
     texts[0] = texts[0]._replace(is_held_out=True)
     kept, held_out = ([t for t in texts if t.is_held_out is flag] for flag in (False, True))
-    copy = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3).requires_grad_(False)
-    target = StockRunner(copy)
     batches = batches_of(kept, 256, 128, 0, CPU)
-    return Lab(target, texts, batches, batches_of(held_out, 256, 128, 0, CPU))
+    return Lab(StockRunner(_target(say)), texts, batches, batches_of(held_out, 256, 128, 0, CPU))
+
+
+def _target(say: float) -> Any:
+    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3).requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(say)
+        layer.mlp.down_proj.weight.mul_(say)
+    return model
