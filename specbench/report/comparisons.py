@@ -166,13 +166,13 @@ def best_of_grid(document: Document) -> Grid | None:
     settings = [setting_of(best.key) for best in found]
     counts = listed([str(n) for n in dict.fromkeys(best.key.num_samples for best in found)])
     return Grid(
-        title=f"Best of {counts}: times as fast as without drafts, seconds over those of one "
-        "answer, gain of the pick over the first answer in nats a token",
+        title=f"Best of {counts}: times as fast as without drafts, seconds / those of one answer, "
+        "gain of the pick over the first in nats a token",
         headers=(
             "",
             "drafter",
             "faster [95%]",
-            "of one [95%]",
+            "cost [95%]",
             "gain [95%]",
             "picked",
             "first",

@@ -4,6 +4,7 @@ The file is read as tensors and plain values; anything else in it is refused, ne
 """
 
 import pickle
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,7 +69,9 @@ def load_progress(
 ) -> Progress:
     """Put the weights back in place; StoreError where the file is another training's, or none."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unusual pickles, which are refused below
+            content = torch.load(path, map_location="cpu", weights_only=True)
         stored = content["settings"]
         if differing := [k for k, v in settings.items() if stored.get(k) != v]:
             what = ", ".join(f"{k} {stored.get(k)!r}, not {settings[k]!r}" for k in differing)

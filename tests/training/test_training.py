@@ -53,16 +53,19 @@ def weights(pupil: Pupil) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_trained_head_is_read_back_and_drafts_better_than_a_new_one(method, tmp_path):
-    bench, pupil = lab(), lab().pupil(method)
+    bench = lab(0.1)
+    pupil = bench.pupil(method)
     new = measure_acceptance(pupil, bench.teacher(pupil), bench.held_out, 3)
 
-    progress = trained(pupil, tmp_path / "state", steps=100)
+    progress = train(
+        pupil, bench.teacher(pupil), bench.batches, plan(80), tmp_path / "state", SETTINGS, silent
+    )
     write_head(tmp_path / "head", pupil.checkpoint())
     written = open_pupil(method, read_checkpoint(str(tmp_path / "head")), bench.target)
     after = measure_acceptance(written, bench.teacher(written), bench.held_out, 3)
 
-    assert progress.losses[-1] < 2.0 < progress.first_loss
-    assert after.per_position[0] > new.per_position[0] + 0.2
+    assert progress.losses[-1] < progress.first_loss - 0.2
+    assert after.per_position[0] > new.per_position[0] + 0.15
     assert sorted(after.per_position, reverse=True) == list(after.per_position)
     assert after.mean_length == pytest.approx(1 + sum(after.per_position))
 
