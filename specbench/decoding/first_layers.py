@@ -29,6 +29,14 @@ def cut_model(model: Any, num_layers: int) -> Any:
     return cut
 
 
+def layers_of(model: Any) -> list[nn.Module]:
+    """The decoder's layers in order; ModelError where they cannot be found."""
+    module = model
+    for name in _path_to_layers(model, model.config.get_text_config().num_hidden_layers):
+        module = module._modules[name]
+    return list(module)
+
+
 def _path_to_layers(model: Any, num_layers: int) -> list[str]:
     """The names from the model to the list of its decoder's layers."""
     decoder = model.get_decoder()

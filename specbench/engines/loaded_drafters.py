@@ -116,7 +116,12 @@ class LoadedDrafters:
     def bytes_read(self, name: str) -> int:
         """Of them, what a forward reads."""
         held = self._models.get(name)
-        return bytes_read(held.loaded) if held else self._head_bytes(name)
+        if held is not None:
+            return bytes_read(held.loaded)
+        first = self._methods[name].runner
+        if first is not None:  # the target's first layers
+            return bytes_read(self._target.loaded, first.num_layers)
+        return self._head_bytes(name)
 
     def _head_bytes(self, name: str) -> int:
         return sum(tensor.nbytes for tensor in self._methods[name].weights)

@@ -11,6 +11,7 @@ from torch import Tensor
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.checkpoint_files import WEIGHT_KINDS, has_tokenizer, read_checkpoint
 from specbench.decoding.digest import weights_sha256
+from specbench.decoding.first_layers import layers_of
 from specbench.decoding.loading import LoadedModel, ModelSource, load_model
 from specbench.decoding.tokenizer import Tokenizer
 from specbench.errors import ModelError
@@ -106,12 +107,17 @@ def model_source(spec: ModelSpec, dtype: str | None, *, dummy: bool = False) -> 
     )
 
 
-def bytes_read(loaded: LoadedModel) -> int:
-    """Weights that a forward reads: all but an input embedding that is not the head, too."""
+def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:
+    """Weights that a forward reads: all but an input embedding that is not the head, too.
+
+    `num_layers` says that it stops after so many.
+    """
     embedding = loaded.model.get_input_embeddings().weight
     head = loaded.model.get_output_embeddings().weight
     is_tied = embedding.data_ptr() == head.data_ptr()
-    return loaded.weights_bytes - (0 if is_tied else embedding.nbytes)
+    skipped = layers_of(loaded.model)[num_layers:] if num_layers is not None else []
+    unread = sum(weight.nbytes for layer in skipped for weight in layer.parameters())
+    return loaded.weights_bytes - unread - (0 if is_tied else embedding.nbytes)
 
 
 def identity(

@@ -137,3 +137,17 @@ def test_made_up_weights_make_up_the_head_too(pair: Target) -> None:
     assert identity.content_sha256.startswith("dummy:")
     wanted = engine.generate(REQUEST, engine.baseline).output_ids
     assert engine.generate(REQUEST, work(2)).output_ids == wanted
+
+
+def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Target) -> None:
+    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine.add_drafter(
+        Drafter(name="self", method="self_speculation", model=None, parameters={"num_layers": 1})
+    )
+    config = AutoConfig.from_pretrained(pair.model.folder)
+    layer = (engine.bytes_read("none") - engine.bytes_read("self")) / (config.num_hidden_layers - 1)
+
+    assert engine.weights_bytes("self") == engine.weights_bytes("none")
+    rest = 4 * (VOCAB * WIDTH + WIDTH)  # the head and the final norm
+    frequencies = 64  # of the rotary positions
+    assert engine.bytes_read("self") == layer + rest + frequencies
