@@ -42,7 +42,7 @@ RECIPES: Mapping[str, Recipe] = {
     "eagle": Recipe(
         muon_lr=4e-3,
         adamw_lr=2e-3,
-        passes=Passes(count=2, feature_weight=0.5, is_noisy=True),
+        passes=Passes(count=3, feature_weight=0.5, is_noisy=True),
     ),
     "eagle3": Recipe(muon_lr=4e-3, adamw_lr=4e-3, passes=Passes(count=3)),
     "mtp": Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=Passes(count=2)),

@@ -21,13 +21,20 @@ from specbench.lossless.evidence import Evidence
 from specbench.lossless.judge import Finding, judge
 from specbench.lossless.teacher import Teacher
 from specbench.records import Sampling
-from specbench.shipped import shipped
 from specbench.workloads import load_workload
 from tests.decoding.lossless import decode, law_model, make_drafter
 from tests.tiny_pair import make_pair, write_pair
 
 WARM = Sampling(temperature=0.7)
 NUM_TOKENS = 4096
+DEMO = """\
+targets:
+  demo:
+    model: demo:target
+    workloads: demo
+    drafters:
+      draft: {method: draft_model, model: demo:draft}
+"""
 K = 4
 
 
@@ -260,9 +267,10 @@ def test_the_number_of_tokens_is_the_one_asked_for(tiny: Bench) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["temperature applied twice", "one draft in fifty too many"])
 def test_the_embedded_pair_is_told_from_its_broken_self(
-    fault: str, plant: Callable[[str], None]
+    fault: str, plant: Callable[[str], None], tmp_path: Path
 ) -> None:
-    (pairing,) = load_pairings(shipped("pairings.yaml")).select(["demo/draft"])
+    (tmp_path / "pairings.yaml").write_text(DEMO)
+    (pairing,) = load_pairings(tmp_path / "pairings.yaml").all
     demo = Bench(pairing, "chat", num_prompts=20, length=128)
     sound = demo.sampled(num_tokens=16384)
     plant(fault)

@@ -1,4 +1,4 @@
-"""Heads learn, a killed training goes on to the same bits, and what is written can be drafted with."""
+"""Heads learn, a killed training goes on to the same bits, and what is written is read back."""
 
 import pickle
 from collections.abc import Callable
@@ -158,7 +158,7 @@ def test_a_file_that_cannot_be_gone_on_from_is_refused(kind, tmp_path, capsys):
     trained(lab().pupil("medusa"), path, steps=3)
     damage(path, kind)
 
-    with pytest.raises(StoreError, match="cannot be gone on from: .*; remove it to begin anew"):
+    with pytest.raises(StoreError, match=r"cannot be gone on from: .*; remove it to begin anew"):
         trained(lab().pupil("medusa"), path)
 
     assert "ran" not in capsys.readouterr().out
