@@ -96,9 +96,7 @@ class Pairings:
     def all(self) -> tuple[Pairing, ...]:
         return tuple(Pairing(target=t, drafter=d) for t in self.targets for d in t.drafters)
 
-    def select(
-        self, names: Sequence[str] = (), methods: Sequence[str] = ()
-    ) -> tuple[Pairing, ...]:
+    def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
         """The pairings named `target/drafter` or `target` (all its drafters), each once.
 
         No names mean the file's default, no methods every method. A name that is not there, and
@@ -122,6 +120,16 @@ class Pairings:
                 f"they have: {have}"
             )
         return kept
+
+    def target(self, name: str) -> Target:
+        """The target of that name; UsageError where there is none."""
+        for target in self.targets:
+            if target.name == name:
+                return target
+        raise UsageError(
+            f"no target {name!r} in {self.path}{nearest(name, [t.name for t in self.targets])}; "
+            "a hub id is owner/name, a folder begins with ./ ../ / or ~/"
+        )
 
 
 def load_pairings(path: Path | None = None) -> Pairings:

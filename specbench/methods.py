@@ -138,7 +138,8 @@ def _parameter(arg: ast.arg, default: ast.expr | None) -> Parameter:
         annotation, limits = annotation.slice.elts
         assert isinstance(limits, ast.Call), "Annotated[int, range(first, last + 1)]"
         allowed = range(*(ast.literal_eval(limit) for limit in limits.args))
-    assert annotation is not None and default is not None, f"{arg.arg}: a type and a default"
+    assert annotation is not None, f"{arg.arg} needs a type"
+    assert default is not None, f"{arg.arg} needs a default"
     return Parameter(
         name=arg.arg,
         type=ast.unparse(annotation),

@@ -172,7 +172,7 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     Typer reads options from a function's signature alone; so many are not written out twice.
     """
     hints = get_type_hints(command, include_extras=True)
-    taken = {name: cls for name, cls in hints.items() if is_dataclass(cls)}
+    taken: dict[str, Any] = {name: cls for name, cls in hints.items() if is_dataclass(cls)}
 
     def parameters() -> Iterator[inspect.Parameter]:
         for parameter in inspect.signature(command).parameters.values():

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench.cli import options
+from specbench.cli.measure import INTERRUPTED
 from specbench.cli.values import one_of, parse_seconds, parse_temperatures
-from specbench.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench.model_spec import ModelSpec
@@ -109,7 +109,16 @@ def train(
             budget_s=budget_s,
             resume=resume,
         )
-        card = train_head(settings, find_device(device), tuple(sys.argv), watch)
+        try:
+            card = train_head(settings, find_device(device), tuple(sys.argv), watch)
+        except KeyboardInterrupt:
+            watch.close()
+            typer.echo(
+                "interrupted; answers and every hundredth step are kept. Go on with the same "
+                "command and --resume",
+                err=True,
+            )
+            raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(card, indent=2))
     else:
@@ -120,18 +129,10 @@ def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
     """What the word itself says where it has a colon or a slash, else a target of the file."""
     from specbench.config import load_pairings
     from specbench.model_spec import model_spec
-    from specbench.strict_yaml import nearest
 
     if ":" in target or "/" in target:  # the file may name the head that is yet to be trained
         return model_spec(target)
-    file = load_pairings(pairings_file)
-    for one in file.targets:
-        if one.name == target:
-            return one.model
-    raise UsageError(
-        f"no target {target!r} in {file.path}{nearest(target, [t.name for t in file.targets])}; "
-        "a hub id is owner/name, a folder begins with ./ ../ / or ~/"
-    )
+    return load_pairings(pairings_file).target(target).model
 
 
 def _print(card: dict[str, Any], out: Path) -> None:

@@ -71,8 +71,9 @@ def slot_attention(
 
     Grouped-query heads are packed into the query axis, so keys and values are never repeated;
     the mask comes packed likewise. An empty mask says that the T tokens are the last of the S
-    slots and each sees all up to itself: kernels that take no mask can serve that. `softcap` (Gemma 2) and `s_aux` (attention sinks, GPT-OSS)
-    are not in torch's kernel and take the explicit path.
+    slots and each sees all up to itself: kernels that take no mask can serve that. `softcap`
+    (Gemma 2) and `s_aux` (attention sinks, GPT-OSS) are not in torch's kernel and take the
+    explicit path.
     """
     B, H, T, D = query.shape
     N = key.shape[1]

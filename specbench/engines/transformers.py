@@ -190,7 +190,7 @@ class TransformersEngine:
 
     def _add_lookup(self, drafter: Drafter) -> None:
         longest = drafter.parameters.get("max_ngram")
-        self._ngrams[drafter.name] = None if longest is None else int(longest)
+        self._ngrams[drafter.name] = longest if isinstance(longest, int) else None
         if "min_ngram" in drafter.parameters:
             self._note(f"{drafter.name}: prompt_lookup has no min_ngram and looks up single tokens")
 

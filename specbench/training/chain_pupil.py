@@ -45,7 +45,7 @@ class ChainPupil:
         self._initial, self._target, self._passes = checkpoint, target, passes
         self._head, self._module = self._open(checkpoint, target)
         self.features, self.num_tokens = self._head.features, self._head.num_tokens
-        self.parameters = leaves(self._module)
+        self.parameters: Mapping[str, Tensor] = leaves(self._module)
         d2t_D = checkpoint.tensors.get("d2t")
         self._ids_D: Tensor | None = None
         if d2t_D is not None:

@@ -3,6 +3,7 @@
 Shape suffixes: B rows, T tokens, N positions, H heads, F hidden size, V vocabulary, R ranks.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -24,9 +25,9 @@ class MedusaPupil:
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         self._initial, self._target = checkpoint, target
-        self.features = (target.num_layers,)
+        self.features: tuple[int, ...] = (target.num_layers,)
         self.num_tokens = target.vocab_size
-        self.parameters = {
+        self.parameters: Mapping[str, Tensor] = {
             name: tensor.to(target.device, torch.float32).clone().requires_grad_()
             for name, tensor in checkpoint.tensors.items()
         }

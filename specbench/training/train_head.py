@@ -1,7 +1,8 @@
 """One training from start to end: ask the target, train, measure, write."""
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,14 +17,15 @@ from specbench.decoding.self_test import make_checked_runner
 from specbench.decoding.tokenizer import Tokenizer
 from specbench.drafters.medusa import ACCURACIES
 from specbench.engines.shelf import Shelf
-from specbench.errors import UsageError
+from specbench.errors import ModelMemoryError, UsageError
 from specbench.model_spec import ModelSpec
 from specbench.training.acceptance import Acceptance, measure_acceptance
 from specbench.training.answering import answer, plan_answers
-from specbench.training.batches import batches_of
+from specbench.training.batches import Batch, batches_of
 from specbench.training.card import training_card
 from specbench.training.head_files import CARD, write_head, write_json
 from specbench.training.prompts import Asked, corpus_questions, workload_questions
+from specbench.training.pupil import Pupil
 from specbench.training.recipes import new_pupil, open_pupil, recipe_of
 from specbench.training.teacher import Teacher
 from specbench.training.texts import Text, TextFile
@@ -85,8 +87,22 @@ def train_head(
     """Write the head to `settings.out` and return its card.
 
     The folder has config.json and model.safetensors, which a pairing's `model:` names, the card
-    training.json, and in work/ what an interrupted training goes on from.
+    training.json, and in work/ what an interrupted training goes on from. ModelMemoryError
+    where the device is too small; the errors of `load_model`, workloads and stored texts.
     """
+    try:
+        with pinned_attention(device):
+            return _train_head(settings, device, command, watch)
+    except torch.OutOfMemoryError as error:
+        raise ModelMemoryError(
+            f"{settings.target.source} and the training of its head do not fit on {device}: choose "
+            "a smaller --tokens-per-batch or --rows, or a smaller target"
+        ) from error
+
+
+def _train_head(
+    settings: TrainSettings, device: torch.device, command: tuple[str, ...], watch: Watch
+) -> dict[str, Any]:
     began = time.monotonic()
     recipe = recipe_of(settings.method)
     _check_folder(settings)
@@ -98,35 +114,28 @@ def train_head(
         watch.warn(note)
     asked = _questions(settings, tokenizer, runner)
     texts = _texts(settings, loaded, runner, asked, watch)
-    config = loaded.model.config
-    count = settings.num_heads if settings.method == "medusa" else settings.mtp_layers
-    pupil = new_pupil(settings.method, runner, config, texts, settings.seed, count)
-    teacher = Teacher(runner, pupil.features, int(settings.keep_gib * 2**30))
-    kept = [text for text in texts if not text.is_held_out]
-    batches = batches_of(
-        kept, settings.tokens_per_batch, settings.max_tokens, settings.seed, device
-    )
+
     watch.stage(f"training {settings.method}")
-    left = None if settings.budget_s is None else settings.budget_s - (time.monotonic() - began)
+    count = settings.num_heads if settings.method == "medusa" else settings.mtp_layers
+    pupil = new_pupil(settings.method, runner, loaded.model.config, texts, settings.seed, count)
     plan = Plan(
         recipe.schedule(settings.steps, runner.hidden_size),
         settings.seed,
-        None if left is None else max(left, 1.0),
+        _seconds_left(settings, began),
         settings.save_every,
     )
-    told = _Told(watch)
-    facts = {**settings.asked, "target_sha256": loaded.content_sha256, "texts": len(texts)}
-    with pinned_attention(device):
-        progress = train(
-            pupil, teacher, batches, plan, settings.out / "work" / "state.ckpt", facts, told
-        )
-        watch.stage("measuring")
-        write_head(settings.out, pupil.checkpoint())
-        acceptance = _measured(settings, runner, texts, device)
-    if acceptance.ranks:
-        measured = pupil.checkpoint()
-        ranks = [list(head) for head in acceptance.ranks]
-        write_head(settings.out, replace(measured, config={**measured.config, ACCURACIES: ranks}))
+    progress = train(
+        pupil,
+        Teacher(runner, pupil.features, int(settings.keep_gib * 2**30)),
+        batches_for(settings, texts, device, held_out=False),
+        plan,
+        settings.out / "work" / "state.ckpt",
+        {**settings.asked, "target_sha256": loaded.content_sha256, "texts": len(texts)},
+        _Told(watch),
+    )
+
+    watch.stage("measuring")
+    acceptance = _write_and_measure(settings, pupil, runner, texts, device)
     card = training_card(
         settings,
         command,
@@ -142,6 +151,20 @@ def train_head(
     )
     write_json(settings.out / CARD, card)
     return card
+
+
+def batches_for(
+    settings: TrainSettings, texts: Sequence[Text], device: torch.device, *, held_out: bool
+) -> list[Batch]:
+    """The texts to train on, or those to measure on."""
+    chosen = [text for text in texts if text.is_held_out is held_out]
+    return batches_of(chosen, settings.tokens_per_batch, settings.max_tokens, settings.seed, device)
+
+
+def _seconds_left(settings: TrainSettings, began: float) -> float | None:
+    if settings.budget_s is None:
+        return None
+    return max(settings.budget_s - (time.monotonic() - began), 1.0)
 
 
 def _check_folder(settings: TrainSettings) -> None:
@@ -193,16 +216,19 @@ def _texts(
     return file.texts[: len(jobs)]
 
 
-def _measured(
-    settings: TrainSettings, runner: Runner, texts: list[Text], device: torch.device
+def _write_and_measure(
+    settings: TrainSettings, pupil: Pupil, runner: Runner, texts: list[Text], device: torch.device
 ) -> Acceptance:
-    """Of the head as it was written."""
-    held_out = [text for text in texts if text.is_held_out]
-    batches = batches_of(
-        held_out, settings.tokens_per_batch, settings.max_tokens, settings.seed, device
-    )
-    pupil = open_pupil(settings.method, read_checkpoint(str(settings.out)), runner)
-    return measure_acceptance(pupil, Teacher(runner, pupil.features, 0), batches)
+    """Of the head as it was written; Medusa's config then says what was measured."""
+    trained = pupil.checkpoint()
+    write_head(settings.out, trained)
+    written = open_pupil(settings.method, read_checkpoint(str(settings.out)), runner)
+    batches = batches_for(settings, texts, device, held_out=True)
+    acceptance = measure_acceptance(written, Teacher(runner, written.features, 0), batches)
+    if acceptance.ranks:
+        ranks = [list(head) for head in acceptance.ranks]
+        write_json(settings.out / "config.json", {**trained.config, ACCURACIES: ranks})
+    return acceptance
 
 
 class _Told:

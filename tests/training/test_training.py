@@ -8,15 +8,19 @@ import pytest
 import torch
 
 from specbench.decoding.checkpoint_files import read_checkpoint
+from specbench.decoding.runner import StockRunner
 from specbench.errors import StoreError
+from specbench.model_spec import ModelSpec
 from specbench.training.acceptance import measure_acceptance
 from specbench.training.head_files import write_head
 from specbench.training.optimizer import Schedule
 from specbench.training.progress import Progress
 from specbench.training.pupil import Pupil
 from specbench.training.recipes import open_pupil
+from specbench.training.train_head import TrainSettings, batches_for
 from specbench.training.trainer import Plan, Told, train
-from tests.training.tiny_target import METHODS, lab
+from tests.decoding.models import tiny_llama
+from tests.training.tiny_target import CPU, METHODS, VOCAB_SIZE, lab
 
 SETTINGS = {"method": "any", "seed": 0}
 
@@ -98,6 +102,39 @@ def test_a_killed_training_goes_on_to_the_same_bits(method, tmp_path):
     assert (parts.step, parts.losses) == (whole.step, whole.losses)
     for name, tensor in weights(at_once).items():
         assert torch.equal(tensor, resumed.parameters[name]), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_beside_a_target_in_bfloat16_weights_stay_in_float32(method, tmp_path):
+    half = StockRunner(
+        tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3).requires_grad_(False).bfloat16()
+    )
+    bench = lab()._replace(target=half)
+    pupil = bench.pupil(method)
+    path = tmp_path / "state"
+
+    train(pupil, bench.teacher(pupil), bench.batches, plan(3), path, SETTINGS, silent)
+
+    assert {tensor.dtype for tensor in pupil.parameters.values()} == {torch.float32}
+    is_rounded = [t.equal(t.bfloat16().float()) for t in pupil.parameters.values()]
+    assert not all(is_rounded)
+
+
+def test_what_is_measured_on_is_not_trained_on():
+    texts = lab().texts
+    settings = TrainSettings(method="eagle", target=ModelSpec(source="any"), out=Path("any"))
+    rows = [
+        {
+            tuple(row)
+            for b in batches_for(settings, texts, CPU, held_out=flag)
+            for row in b.ids_BT.tolist()
+        }
+        for flag in (False, True)
+    ]
+
+    assert not rows[0] & rows[1]
+    assert len(rows[0] | rows[1]) == len(set(texts))
+    assert rows[1]
 
 
 def test_another_seed_gives_other_weights(tmp_path):
