@@ -13,7 +13,7 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
 from specbench.drafters.medusa_heads import MedusaHeads
 from specbench.training.pupil import Agreement, distilled
-from specbench.training.teacher import Lesson
+from specbench.training.teacher import Lesson, head_rows
 
 _LATER = 0.8  # how much less each head counts than the one before: Cai et al. 2024, section 2.2.1
 _RANKS = 10
@@ -95,9 +95,7 @@ class MedusaPupil:
 
 def from_targets_head(checkpoint: Checkpoint, target: Runner) -> Checkpoint:
     """Heads that begin as the target's own, scaled down, with residual layers that do nothing."""
-    unit_1FF = torch.eye(target.hidden_size, dtype=target.dtype, device=target.device)[None]
-    with torch.no_grad():
-        own_VF = target.logits(unit_1FF)[0].T.float().cpu() * _START_SCALE
+    own_VF = head_rows(target) * _START_SCALE
     return replace(
         checkpoint,
         tensors={

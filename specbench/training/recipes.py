@@ -1,7 +1,7 @@
 """How each kind of head is trained: what it starts from, its losses, its learning rates."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from specbench.training.medusa_pupil import MedusaPupil, from_targets_head
 from specbench.training.mtp_pupil import MtpPupil
 from specbench.training.optimizer import Schedule
 from specbench.training.pupil import Pupil
+from specbench.training.teacher import head_rows
 from specbench.training.texts import Text
 
 _WIDTH = 128  # of the target that the rates were found on; wider ones take smaller steps
@@ -44,7 +45,8 @@ RECIPES: Mapping[str, Recipe] = {
         adamw_lr=2e-3,
         passes=Passes(count=3, feature_weight=0.5, is_noisy=True),
     ),
-    "eagle3": Recipe(muon_lr=4e-3, adamw_lr=4e-3, passes=Passes(count=3)),
+    # Without a loss on features, drafts deeper than the passes are lost.
+    "eagle3": Recipe(muon_lr=4e-3, adamw_lr=4e-3, passes=Passes(count=5)),
     "mtp": Recipe(muon_lr=4e-3, adamw_lr=2e-3, passes=Passes(count=2)),
     "medusa": Recipe(muon_lr=8e-3, adamw_lr=4e-3),
 }
@@ -71,6 +73,8 @@ def new_pupil(
     start: Checkpoint = drafter_class(method).new_checkpoint(config, seed, **options)
     if method == "medusa":
         start = from_targets_head(start, target)
+    elif method == "eagle3":
+        start = _with_targets_head(start, target, options["target_ids"])
     return open_pupil(method, start, target)
 
 
@@ -84,6 +88,12 @@ def open_pupil(method: str, checkpoint: Checkpoint, target: Runner) -> Pupil:
         return ChainPupil(checkpoint, target, passes)
     num_layers = num_mtp_layers(checkpoint)
     return MtpPupil(checkpoint, target, passes if num_layers == 1 else Passes(count=num_layers))
+
+
+def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, ...]) -> Checkpoint:
+    rows = head_rows(target)
+    said = {"lm_head.weight": rows[list(ids)] if ids else rows}
+    return replace(checkpoint, tensors={**checkpoint.tensors, **said})
 
 
 def _said(texts: Sequence[Text], vocab_size: int) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """What the target makes of texts: the states that a head reads, and those that it should expect.
 
-Shape suffixes: B rows, T tokens, F hidden size.
+Shape suffixes: B rows, T tokens, F hidden size, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -55,3 +55,10 @@ class Teacher:
         # Copies made outside of inference mode can be part of a graph.
         states = {i: state_BTF.clone() for i, state_BTF in zip(wanted, out.features, strict=True)}
         return tuple(states[i] for i in numbers)
+
+
+@torch.no_grad()
+def head_rows(runner: Runner) -> Tensor:
+    """What the target's head multiplies states with [V, F], in float32 on the host."""
+    unit_1FF = torch.eye(runner.hidden_size, dtype=runner.dtype, device=runner.device)[None]
+    return runner.logits(unit_1FF)[0].T.float().cpu().contiguous()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -55,9 +56,7 @@ def train(
             break
         loss = _step(pupil, teacher, batches[number], plan, progress)
         torch.nn.utils.clip_grad_norm_(tensors, 1.0)
-        schedule = plan.schedule
-        if progress.steps != schedule.steps:
-            schedule = _shortened(schedule, progress.steps)
+        schedule = replace(plan.schedule, steps=progress.steps)
         factor = schedule.factor(progress.step)
         optimizer.step(schedule.muon_lr * factor, schedule.adamw_lr * factor)
         _forget(tensors)
@@ -96,13 +95,3 @@ def _note(progress: Progress, loss: float, batch: Batch) -> None:
 def _forget(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         tensor.grad = None
-
-
-def _shortened(schedule: Schedule, steps: int) -> Schedule:
-    return Schedule(
-        steps=steps,
-        muon_lr=schedule.muon_lr,
-        adamw_lr=schedule.adamw_lr,
-        warm_up=schedule.warm_up,
-        decay_part=schedule.decay_part,
-    )

@@ -46,11 +46,11 @@ def test_a_pass_says_what_a_plain_head_says_after_as_many_drafts(method, plain):
             )
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_agreement_is_what_a_drafter_of_chains_keeps(method):
+@pytest.mark.parametrize(("method", "num_heads"), [*((m, None) for m in METHODS), ("mtp", 2)])
+def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
     """Round by round: from each token of an answer, how many drafts the target would keep."""
     bench = lab()
-    pupil = bench.pupil(method)
+    pupil = bench.pupil(method, num_heads)
     teacher = bench.teacher(pupil)
     found = [pupil.agreement(teacher.lesson(batch), 3) for batch in bench.held_out]
     right = torch.stack([one.right_D for one in found]).sum(0).tolist()
