@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 
 from specbench.errors import ConfigError, UsageError
-from specbench.methods import known_methods
+from specbench.methods import Method, Setting, all_methods
 from specbench.model_spec import (
     DTYPES,
     MODEL_KEYS,
@@ -41,8 +41,6 @@ from specbench.strict_yaml import Value, nearest, one_of, read_yaml, whole
 
 MAX_K = 64
 
-Scalar = str | int | float | bool
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drafter:
@@ -51,7 +49,7 @@ class Drafter:
     name: str
     method: str
     model: ModelSpec | None = None
-    parameters: Mapping[str, Scalar] = field(default_factory=dict)
+    parameters: Mapping[str, Setting] = field(default_factory=dict)
     num_speculative_tokens: int | None = None  # None: the file leaves it to the program
     note: str = ""
 
@@ -98,10 +96,11 @@ class Pairings:
     def all(self) -> tuple[Pairing, ...]:
         return tuple(Pairing(target=t, drafter=d) for t in self.targets for d in t.drafters)
 
-    def select(self, names: Sequence[str] = ()) -> tuple[Pairing, ...]:
+    def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
         """The pairings named `target/drafter` or `target` (all its drafters), each once.
 
-        No names mean the file's default. A name that is not there raises UsageError.
+        No names mean the file's default, no methods every method. A name that is not there, and
+        methods that none of the pairings has, raise UsageError.
         """
         chosen: dict[str, Pairing] = {}
         for name in names or self.default:
@@ -113,7 +112,24 @@ class Pairings:
                     "`specbench list pairings` shows them all"
                 )
             chosen |= found
-        return tuple(chosen.values())
+        kept = tuple(p for p in chosen.values() if not methods or p.drafter.method in methods)
+        if not kept:
+            have = ", ".join(dict.fromkeys(p.drafter.method for p in chosen.values()))
+            raise UsageError(
+                f"--method {', '.join(methods)}: none of {', '.join(chosen)} drafts so; "
+                f"they have: {have}"
+            )
+        return kept
+
+    def target(self, name: str) -> Target:
+        """The target of that name; UsageError where there is none."""
+        for target in self.targets:
+            if target.name == name:
+                return target
+        raise UsageError(
+            f"no target {name!r} in {self.path}{nearest(name, [t.name for t in self.targets])}; "
+            "a hub id is owner/name, a folder begins with ./ ../ / or ~/"
+        )
 
 
 def load_pairings(path: Path | None = None) -> Pairings:
@@ -186,15 +202,15 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
     if name == NO_DRAFTER:
         value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
     keys = value.section(allowed=_DRAFTER_KEYS)
-    method = keys.must("method", one_of(tuple(known_methods())))
-    wants = known_methods()[method].model
+    methods = {method.name: method for method in all_methods()}
+    method = methods[keys.must("method", one_of(tuple(methods)))]
     given = [key for key in MODEL_KEYS if key in keys.entries]
-    if wants == "refused" and given:
-        keys.entries[given[0]].fail(f"the method {method} takes no model; leave this key out")
-    takes_model = wants == "required" or bool(given)
+    if method.model == "refused" and given:
+        keys.entries[given[0]].fail(f"the method {method.name} takes no model; leave this key out")
+    takes_model = method.model == "required" or bool(given)
     return Drafter(
         name=name,
-        method=method,
+        method=method.name,
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
         parameters=keys.may("parameters", partial(_parameters, method=method), {}),
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
@@ -217,12 +233,10 @@ def _workloads(value: Value) -> Path:
     return PACKAGE / "demo" / "workloads" if is_embedded else read_folder(value)
 
 
-def _parameters(value: Value, method: str) -> Mapping[str, Scalar]:
-    allowed = known_methods()[method].parameters
-    if allowed is None:
-        return {name: entry.scalar() for name, entry in value.entries().items()}
-    keys = value.section(allowed=tuple(allowed))
-    return {
-        name: whole(allowed[name].start, allowed[name].stop - 1)(entry)
-        for name, entry in keys.entries.items()
-    }
+def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
+    keys = value.section(allowed=tuple(parameter.name for parameter in method.parameters))
+    settings = {name: entry.setting() for name, entry in keys.entries.items()}
+    for name, setting in settings.items():
+        if complaint := method.parameter(name).complaint(setting):
+            keys.entries[name].fail(complaint)
+    return settings

@@ -1,49 +1,148 @@
-"""The drafting methods that pairings.yaml may name; their code lives in drafters/.
+"""The drafting methods there are, read from their source: no torch is imported to list them.
 
-Some arrive later than others: a name is accepted here before its file is, and running it then
-says that it is not here yet.
+A drafter is one file `drafters/<name>.py` whose class carries `@drafter("name", ...)`. The class
+docstring is its summary; the keyword-only arguments of `__init__` are its parameters, and
+their annotations say what is allowed: int, float, bool, str, tuple[int, ...],
+Annotated[int, range(1, 33)], Literal["a", "b"].
 """
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from specbench.errors import UsageError
 from specbench.shipped import PACKAGE
+
+FOLDER = PACKAGE / "drafters"
+Setting = int | float | str | bool | tuple[int, ...]
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (float, int),
+    "bool": (bool,),
+    "str": (str,),
+    "tuple[int, ...]": (tuple,),
+}
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "tuple[int, ...]": "a list of whole numbers",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parameter:
+    """A setting of a drafter under `parameters:` in pairings.yaml."""
+
+    name: str
+    type: str
+    default: Setting
+    allowed: range | tuple[str, ...] | None = None
+
+    def complaint(self, value: object) -> str | None:
+        """What is wrong with a value; None where nothing is."""
+        right_type = isinstance(value, _TYPES[self.type])
+        if isinstance(value, bool) and self.type != "bool":
+            right_type = False
+        if right_type and (self.allowed is None or value in self.allowed):
+            return None
+        return f"is {value!r}; {self.wanted} is allowed"
+
+    @property
+    def wanted(self) -> str:
+        if isinstance(self.allowed, range):
+            return f"a whole number from {self.allowed.start} to {self.allowed.stop - 1}"
+        if self.allowed is not None:
+            return " or ".join(self.allowed)
+        return _WORDS[self.type]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """What a pairing of this method must and must not say."""
+    """A drafting method. `is_head`: its model is a head for one target, not a model by itself."""
 
+    name: str
+    module: str
+    summary: str
     model: Literal["required", "optional", "refused"]
-    parameters: Mapping[str, range] | None = None  # whole numbers; None: the drafter checks them
+    is_head: bool
+    parameters: tuple[Parameter, ...]
+
+    def parameter(self, name: str) -> Parameter:
+        """UsageError names those there are."""
+        for parameter in self.parameters:
+            if parameter.name == name:
+                return parameter
+        allowed = ", ".join(parameter.name for parameter in self.parameters) or "none"
+        raise UsageError(f"{self.name}: unknown parameter {name!r}; allowed: {allowed}")
 
 
-METHODS: Mapping[str, Method] = {
-    "draft_model": Method(model="required", parameters={}),
-    "ngram": Method(
-        model="refused", parameters={"max_ngram": range(1, 33), "min_ngram": range(1, 33)}
-    ),
-    "suffix": Method(model="refused"),
-    "previous_turn": Method(model="refused"),
-    "lookahead": Method(model="refused"),
-    "token_recycling": Method(model="refused"),
-    "medusa": Method(model="required"),
-    "eagle": Method(model="required"),
-    "eagle3": Method(model="required"),
-    "mtp": Method(model="optional"),  # the heads are often part of the target's checkpoint
-    "self_speculation": Method(model="refused"),
-    "dflash": Method(model="required"),
-}
+def all_methods(folder: Path = FOLDER) -> tuple[Method, ...]:
+    """Every drafter in the folder, by name."""
+    return tuple(sorted(_read_folder(folder), key=lambda method: method.name))
+
+
+def find_method(name: str) -> Method:
+    """The method of that name; UsageError names those there are."""
+    methods = {method.name: method for method in all_methods()}
+    if name not in methods:
+        raise UsageError(f"there is no method {name!r}; allowed: {', '.join(methods)}")
+    return methods[name]
 
 
 @cache
-def known_methods() -> Mapping[str, Method]:
-    """METHODS and every other file `drafters/<name>.py`: a new drafter needs no edit here."""
-    added = {
-        path.stem: Method(model="optional")
-        for path in sorted(PACKAGE.glob("drafters/*.py"))
-        if f'@drafter("{path.stem}"' in path.read_text(encoding="utf-8")
-    }
-    return {**added, **METHODS}
+def _read_folder(folder: Path) -> tuple[Method, ...]:
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                found += [
+                    _method(node, mark, path.stem)
+                    for mark in node.decorator_list
+                    if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "drafter"
+                ]
+    return tuple(found)
+
+
+def _method(node: ast.ClassDef, mark: ast.Call, stem: str) -> Method:
+    marks: dict[str | None, Any] = {kw.arg: ast.literal_eval(kw.value) for kw in mark.keywords}
+    return Method(
+        name=ast.literal_eval(mark.args[0]),
+        module=f"specbench.drafters.{stem}",
+        summary=" ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()),
+        model=marks.get("model", "refused"),
+        is_head=bool(marks.get("is_head", False)),
+        parameters=tuple(
+            _parameter(arg, default)
+            for item in node.body
+            if isinstance(item, ast.FunctionDef) and item.name == "__init__"
+            for arg, default in zip(item.args.kwonlyargs, item.args.kw_defaults, strict=True)
+        ),
+    )
+
+
+def _parameter(arg: ast.arg, default: ast.expr | None) -> Parameter:
+    allowed: range | tuple[str, ...] | None = None
+    annotation = arg.annotation
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Literal":
+        choices = ast.literal_eval(annotation.slice)
+        allowed = choices if isinstance(choices, tuple) else (choices,)
+        annotation = ast.Name("str")
+    elif isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        assert isinstance(annotation.slice, ast.Tuple)
+        annotation, limits = annotation.slice.elts
+        assert isinstance(limits, ast.Call), "Annotated[int, range(first, last + 1)]"
+        allowed = range(*(ast.literal_eval(limit) for limit in limits.args))
+    assert annotation is not None, f"{arg.arg} needs a type"
+    assert default is not None, f"{arg.arg} needs a default"
+    return Parameter(
+        name=arg.arg,
+        type=ast.unparse(annotation),
+        default=ast.literal_eval(default),
+        allowed=allowed,
+    )

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from specbench.errors import UsageError
 from specbench.shipped import PACKAGE
 from specbench.strict_yaml import Section, Value, nearest, number, one_of
 
@@ -55,6 +56,29 @@ class ModelSpec:
         A shape's text means nothing, and its vocabulary is larger than the borrowed one.
         """
         return str(_DEMO_MODELS / "target") if self.is_shape else self.location
+
+
+def model_spec(source: str) -> ModelSpec:
+    """The model that a word on the command line names; UsageError where it can be none."""
+    kind, _, name = source.partition(":")
+    if kind == "demo" and name:
+        known = sorted(path.parent.name for path in _DEMO_MODELS.glob("*/config.json"))
+        if name not in known:
+            raise UsageError(
+                f"no embedded model {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+            )
+        return ModelSpec(source=source, folder=_DEMO_MODELS / name)
+    if source.startswith(("./", "../", "/", "~/")):
+        folder = Path(source).expanduser()
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"the folder {source} has no config.json, so it holds no model")
+        return ModelSpec(source=source, folder=folder.absolute())
+    if not _HUB_ID.fullmatch(source):
+        raise UsageError(
+            f"{source!r} is no target of pairings.yaml, no Hugging Face id (owner/name), no folder "
+            "(./ ../ / ~/) and no embedded model (demo:NAME)"
+        )
+    return ModelSpec(source=source)
 
 
 def read_model_spec(keys: Section, dtype: str, device_map: str | None) -> ModelSpec:

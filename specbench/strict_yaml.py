@@ -105,6 +105,12 @@ class Value:
             case _:
                 return self.text()
 
+    def setting(self) -> str | int | float | bool | tuple[int, ...]:
+        """A single value, or a list of whole numbers."""
+        if isinstance(self.node, yaml.SequenceNode):
+            return tuple(whole(0, 10**9)(item) for item in self.items())
+        return self.scalar()
+
     @property
     def kind(self) -> str:
         """What is written here, in words."""

@@ -5,8 +5,10 @@
     {"conversations": [{"from": "human", "value": "..."}]} ShareGPT
     {"prompt": "..."}                                      HumanEval and plain lists
 
-Beside these: id (or question_id), category, tools, template_args. Where a line has several,
-the first of messages, conversations, turns, prompt counts.
+Beside these: id (or question_id), category, tools, template_args, prediction. Where a line has
+several, the first of messages, conversations, turns, prompt counts. A prediction is a text that
+the first answer may resemble, or a list of such texts or nulls, one a turn; the method
+`previous_turn` drafts from it.
 """
 
 import json
@@ -22,7 +24,7 @@ from specbench.records import Message, Prompt, Role
 from specbench.strict_yaml import nearest
 
 PROMPT_KEYS = ("messages", "conversations", "turns", "prompt")
-OWN_KEYS = ("id", "category", "system", "tools", "template_args", *PROMPT_KEYS)
+OWN_KEYS = ("id", "category", "system", "tools", "template_args", "prediction", *PROMPT_KEYS)
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -61,12 +63,14 @@ def read_prompt(content: bytes, line: Line, *, strict: bool) -> Prompt:
         )
     if strict:
         _refuse_unknown(entry, given, line)
+    turns = _turns(entry, given[0], line)
     return Prompt(
         id=_id(entry, line),
-        turns=_turns(entry, given[0], line),
+        turns=turns,
         tools=tuple(_objects(entry.get("tools", []), "tools", line)),
         template_args=_mapping(entry.get("template_args", {}), "template_args", line),
         category=_text(entry.get("category", ""), "category", line),
+        predictions=_predictions(entry.get("prediction"), len(turns), line),
     )
 
 
@@ -139,6 +143,17 @@ def _turns(entry: Mapping[str, Any], key: str, line: Line) -> tuple[tuple[Messag
         system = Message(role="system", content=_text(entry["system"], "system", line))
         turns[0] = (system, *turns[0])
     return tuple(turns)
+
+
+def _predictions(value: Any, num_turns: int, line: Line) -> tuple[str | None, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        value = [value] + [None] * (num_turns - 1)
+    texts = _list(value, "prediction", line)
+    if len(texts) != num_turns:
+        line.fail(f"prediction: {len(texts)} texts for {num_turns} turns; one a turn is needed")
+    return tuple(None if t is None else _filled(t, "prediction", line) for t in texts)
 
 
 def _history(items: Any, key: str, line: Line) -> tuple[Message, ...]:

@@ -250,7 +250,7 @@ BROKEN_PAIRINGS = [
     _drafter(
         "a parameter out of range",
         8,
-        "from 1 to 32 is needed, not 0",
+        "is 0; a whole number from 1 to 32 is allowed",
         "method: ngram\nparameters:\n  min_ngram: 0",
     ),
     _drafter(
@@ -259,8 +259,8 @@ BROKEN_PAIRINGS = [
     _drafter(
         "a parameter that is a list",
         7,
-        "text is needed, not a list",
-        "method: suffix\nparameters: {max_depth: [1]}",
+        "is (1,); a whole number from 1 to 32 is allowed",
+        "method: ngram\nparameters: {max_ngram: [1]}",
     ),
 ]
 
@@ -307,6 +307,14 @@ BROKEN_WORKLOADS = [
     _lines("tools that are text", 1, "tools: a list", '{"prompt": "a", "tools": "t"}\n'),
     _lines("tools in a list", 1, "a list of objects", '{"prompt": "a", "tools": ["t"]}\n'),
     _lines("template_args", 1, "an object is needed", '{"prompt": "a", "template_args": [1]}\n'),
+    _lines("a prediction", 1, "list of at least one item is", '{"prompt": "a", "prediction": 1}\n'),
+    _lines("an empty prediction", 1, "is empty", '{"prompt": "a", "prediction": " "}\n'),
+    _lines(
+        "a prediction too many",
+        1,
+        "2 texts for 1 turns; one a turn is needed",
+        '{"prompt": "a", "prediction": ["b", "c"]}\n',
+    ),
     _lines(
         "an id twice",
         3,

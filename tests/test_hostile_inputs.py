@@ -35,7 +35,7 @@ targets:
         model: 'owner/small'
         device_map: cuda:1
       copy: {method: ngram, parameters: {max_ngram: 4}}
-      "later": {method: suffix, parameters: {depth: 3, factor: 1.5, exact: true}}
+      "later": {method: suffix, parameters: {max_depth: 3, max_spec_factor: 1.5}}
 """
 SPLINTERS = (
     *(b"\0", b"\xff", b"\n", b"\t", b"  ", b'"', b"'", b"{", b"}", b"[", b"]", b":", b",", b"-"),

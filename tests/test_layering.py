@@ -38,12 +38,42 @@ MAY_IMPORT = {
     "engines": {*DECODING, "config", "model_spec"},
     "probes": BASE,
     "demo": {*DECODING, "engines", "config"},
-    "bench": {*ANALYSING, *DECODING, "engines", "probes", "lengthening"} - {"report"},
-    "cli": {*ANALYSING, *DECODING, "engines", "probes", "bench", "model_spec", "lengthening"},
+    "lossless": {*DECODING, "engines", "config"},
+    "training": {
+        *DECODING,
+        "engines",
+        "config",
+        "model_spec",
+        "workloads",
+        "probes",
+        "demo",
+    },
+    "bench": {*ANALYSING, *DECODING, "engines", "probes", "lossless", "lengthening"} - {"report"},
+    "cli": {
+        *ANALYSING,
+        *DECODING,
+        "engines",
+        "probes",
+        "lossless",
+        "training",
+        "bench",
+        "model_spec",
+        "lengthening",
+    },
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers"}
-MEASURING = {"decoding", "drafters", "engines", "probes", "demo", "bench", "cli"}
+MEASURING = {
+    "decoding",
+    "drafters",
+    "engines",
+    "probes",
+    "demo",
+    "lossless",
+    "training",
+    "bench",
+    "cli",
+}
 
 
 def room_of(path: Path) -> str:
@@ -111,6 +141,11 @@ HEAVY = {"torch", "transformers", "numpy", "pandas", "matplotlib", "scipy"}
 
 def test_help_imports_nothing_heavy(tmp_path):
     assert not modules_after("import specbench.cli", tmp_path) & HEAVY
+
+
+def test_evidence_is_judged_without_torch(tmp_path):
+    loaded = modules_after("import specbench.lossless.judge, specbench.lossless.answer", tmp_path)
+    assert not loaded & {"torch", "transformers"}
 
 
 @pytest.mark.parametrize(

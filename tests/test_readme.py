@@ -16,10 +16,10 @@ def test_generated_parts_are_what_the_program_would_write():
 
 
 def test_every_drafter_is_named():
-    from specbench.drafters.catalogue import catalogue
+    from specbench.methods import all_methods
 
     text = readme.README.read_text(encoding="utf-8")
-    assert all(method.name in text for method in catalogue())
+    assert all(method.name in text for method in all_methods())
 
 
 def test_every_link_into_the_project_leads_somewhere():

@@ -98,9 +98,11 @@ def run_benchmark(
         return load_run(writer.folder, root)
 
 
-def open_engines(target: Target, device: torch.device, settings: RunSettings) -> dict[str, Engine]:
-    """The engines of a run over one set of weights; ModelError."""
-    shelf = Shelf(device, settings.dtype, dummy=settings.dummy_weights)
+def open_engines(
+    target: Target, device: torch.device, settings: RunSettings, shelf: Shelf | None = None
+) -> dict[str, Engine]:
+    """The engines of a run over one set of weights, those of `shelf` if it is given; ModelError."""
+    shelf = shelf or Shelf(device, settings.dtype, dummy=settings.dummy_weights)
     options = BuiltinOptions(
         forward=settings.forward,
         graph=settings.graph,

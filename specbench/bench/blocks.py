@@ -17,6 +17,7 @@ class Setting:
     concurrency: int
     context: int | None
     request_rate: float | None
+    num_samples: int = 1
 
     @property
     def is_stream(self) -> bool:
@@ -89,7 +90,11 @@ def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> 
     )
 
 
-def request_seed(seed: int, prompt_id: str, repeat: int, turn: int) -> int:
-    """The seed of one request's noise, the same for every K."""
-    digest = hashlib.sha256(f"{seed}|{prompt_id}|{repeat}|{turn}".encode()).digest()
+def request_seed(seed: int, prompt_id: str, repeat: int, turn: int, sample: int = 0) -> int:
+    """The seed of one request's noise, the same for every K.
+
+    The first of several samples has that of a single one.
+    """
+    place = f"{seed}|{prompt_id}|{repeat}|{turn}" + (f"|{sample}" if sample else "")
+    digest = hashlib.sha256(place.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1

@@ -36,7 +36,7 @@ def measure_limits(
             cell_id=cell.key.id,
             device=str(device),
             copy_bytes_per_s=copy_bytes_per_s,
-            bytes_per_round=_bytes_per_round(engine, cell, context),
+            bytes_per_round=_bytes_per_round(engine, cell, context) or None,
         )
 
 
@@ -65,6 +65,7 @@ def count_launches(
 
 
 def _bytes_per_round(engine: Engine, cell: Cell, context: int) -> int:
+    """0 where the engine does not know all forwards of a round."""
     key = cell.key
     kv = engine.kv_bytes_per_token(NO_DRAFTER)
     sizes = {

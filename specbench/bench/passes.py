@@ -63,7 +63,7 @@ class Passes:
 
     def _measure_beside(self, engine: Engine, block: Block, record: BlockRecord) -> None:
         """What bounds one row's rounds, while the machine is as it was in them."""
-        if block.setting.is_stream:
+        if block.setting.is_stream or block.setting.num_samples > 1:
             return
         cells = tuple(c for c in block.cells if c.key.engine == BUILTIN and not c.key.adaptive)
         if not cells:
@@ -188,8 +188,11 @@ def block_seconds(block: BlockRecord) -> dict[str, float]:
     seconds = dict.fromkeys(block.order, 0.0)
     if block.prompt_id == ALL_PROMPTS:
         return seconds | {one.cell_id: one.seconds for one in block.passes}
-    for request in block.requests:
-        seconds[request.cell_id] += request.total_s or 0.0
+    for samples in block.samples:
+        seconds[samples.served.cell_id] += samples.seconds
+    if not block.samples:
+        for request in block.requests:
+            seconds[request.cell_id] += request.total_s or 0.0
     return seconds
 
 

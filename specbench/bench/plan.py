@@ -58,11 +58,13 @@ class TargetPlan:
                 concurrency=concurrency,
                 context=context,
                 request_rate=asked.request_rate,
+                num_samples=num_samples,
             )
             for workload in self.workloads
             for temperature in asked.temperatures
             for context in asked.contexts or (None,)
             for concurrency in asked.concurrency
+            for num_samples in dict.fromkeys((1, asked.num_samples))
         )
 
     def _turn(self, setting: Setting) -> tuple[int, ...]:
@@ -70,7 +72,8 @@ class TargetPlan:
         asked = self.settings
         context = asked.contexts.index(setting.context) if setting.context is not None else 0
         rows = asked.concurrency.index(setting.concurrency)
-        return asked.temperatures.index(setting.temperature), context, rows
+        temperature = asked.temperatures.index(setting.temperature)
+        return temperature, context, rows, setting.num_samples
 
     def repeats(self, setting: Setting) -> int:
         if self.settings.num_repeats is not None:
@@ -144,6 +147,7 @@ class TargetPlan:
             adaptive=adaptive,
             context=setting.context,
             request_rate=setting.request_rate,
+            num_samples=setting.num_samples,
         )
         top_k, top_p = self.settings.top_k, self.settings.top_p
         sampling = Sampling(temperature=setting.temperature, top_k=top_k, top_p=top_p)

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
+from specbench.decoding.scoring import likeliest
 from specbench.engines.engine import EngineRequest, ServedPass
-from specbench.records import DeviceSample, PassRecord, RequestRecord
+from specbench.metrics.setting import overlaps
+from specbench.records import DeviceSample, PassRecord, RequestRecord, SamplesRecord
 
 
 class Turn(NamedTuple):
@@ -16,6 +18,7 @@ class Turn(NamedTuple):
     repeat: int
     seed: int
     request: EngineRequest
+    sample: int = 0
 
 
 def first_line(error: Exception) -> str:
@@ -34,6 +37,21 @@ def make_pass(cell: Cell, served: ServedPass) -> PassRecord:
     )
 
 
+def make_samples(cell: Cell, turns: Sequence[Turn], served: ServedPass) -> SamplesRecord:
+    """The samples of one turn, and the likeliest of them, of equals the first."""
+    assert served.scores is not None, "the engine was asked to score"
+    first, log_probs = turns[0], served.scores.log_probs
+    return SamplesRecord(
+        prompt_id=first.prompt_id,
+        turn=first.turn,
+        repeat=first.repeat,
+        served=make_pass(cell, served),
+        log_probs=log_probs,
+        picked=likeliest(log_probs),
+        scoring_s=served.scores.seconds,
+    )
+
+
 def make_records(
     cell: Cell,
     turns: Sequence[Turn],
@@ -47,8 +65,8 @@ def make_records(
     Requests that follow one another also share the CPU seconds; of those that overlap, nobody
     can tell whose they were.
     """
-    is_stream = cell.key.concurrency > 1 or cell.key.request_rate is not None
-    sizes = [len(r.output_ids) if is_stream else r.total_s for r in served.results]
+    is_shared = overlaps(cell.key)
+    sizes = [len(r.output_ids) if is_shared else r.total_s for r in served.results]
     whole = sum(sizes) or 1
     records = []
     for i, (turn, result, size) in enumerate(zip(turns, served.results, sizes, strict=True)):
@@ -67,12 +85,13 @@ def make_records(
                 ttft_s=result.ttft_s,
                 decode_s=result.decode_s,
                 total_s=result.total_s,
-                cpu_s=None if is_stream else served.cpu_s * part,
+                cpu_s=None if is_shared else served.cpu_s * part,
                 rounds=result.rounds,
                 energy_j=None if energy_j is None else energy_j * part,
-                device=None if is_stream and i else device,  # of the whole pass, kept once
-                arrived_s=result.arrived_s if is_stream else None,
-                queue_s=result.queue_s if is_stream else None,
+                device=None if is_shared and i else device,  # of the whole pass, kept once
+                arrived_s=result.arrived_s if is_shared else None,
+                queue_s=result.queue_s if is_shared else None,
+                sample=turn.sample,
             )
         )
     return records
@@ -96,4 +115,5 @@ def failed_record(cell: Cell, turn: Turn, error: Exception) -> RequestRecord:
         cpu_s=None,
         rounds=None,
         error=first_line(error),
+        sample=turn.sample,
     )

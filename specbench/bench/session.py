@@ -1,13 +1,22 @@
 """A loaded target at work: references, single requests and whole blocks, each recorded."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import torch
 
 from specbench.bench.blocks import Block, Cell, request_seed
 from specbench.bench.plan import TargetPlan
-from specbench.bench.recording import Turn, failed_record, make_pass, make_records
+from specbench.bench.predictions import quoted_text
+from specbench.bench.recording import (
+    Turn,
+    failed_record,
+    make_pass,
+    make_records,
+    make_samples,
+)
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass, Work
 from specbench.errors import ModelError, UsageError, WorkloadError
 from specbench.lengthening import TextSource, lengthen
@@ -20,6 +29,7 @@ from specbench.records import (
     Prompt,
     ReferenceRecord,
     RequestRecord,
+    SamplesRecord,
     Sampling,
 )
 from specbench.store import RunWriter
@@ -27,6 +37,14 @@ from specbench.store import RunWriter
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 GREEDY = Sampling()
 _REFUSALS = (WorkloadError, ModelError, UsageError, torch.OutOfMemoryError)
+
+
+class _Share(NamedTuple):
+    """What a block holds of one cell."""
+
+    requests: list[RequestRecord]
+    passes: list[PassRecord]
+    samples: list[SamplesRecord]
 
 
 class Session:
@@ -62,12 +80,7 @@ class Session:
         """Measure every cell of the block, in its own order; saved before it returns."""
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
         order = block.order(self._seed)
-        requests: list[RequestRecord] = []
-        passes: list[PassRecord] = []
-        for cell in order:
-            done, served = self._run_cell(block, cell)
-            requests += done
-            passes += served
+        shares = [self._run_cell(block, cell) for cell in order]
         record = BlockRecord(
             block_id=block.id,
             workload=block.workload,
@@ -76,8 +89,9 @@ class Session:
             purpose=block.purpose,
             order=tuple(cell.key.id for cell in order),
             started_at=started_at,
-            requests=tuple(requests),
-            passes=tuple(passes),
+            requests=tuple(request for share in shares for request in share.requests),
+            passes=tuple(one for share in shares for one in share.passes),
+            samples=tuple(one for share in shares for one in share.samples),
         )
         self._writer.append(record)
         return record
@@ -146,29 +160,42 @@ class Session:
             )
         return self._lengthened[key]
 
-    def _run_cell(self, block: Block, cell: Cell) -> tuple[list[RequestRecord], list[PassRecord]]:
-        """The block's requests in one cell: together above one row, else one conversation.
+    def _run_cell(self, block: Block, cell: Cell) -> _Share:
+        """The block's requests in one cell: together above one row, else one conversation, or
+        turn by turn the samples of each.
 
         What cannot be decoded is recorded as failed.
         """
+        num_samples = cell.key.num_samples
+        done = _Share([], [], [])
         turns: list[Turn] = []
         try:
             for turn in self._asked(block, cell):
                 turns.append(turn)
-            served, device, energy_j = self._serve(cell, [turn.request for turn in turns], block)
+            at_once = len(turns) if num_samples == 1 else num_samples
+            for i in range(0, len(turns), at_once):
+                self._serve_together(block, cell, turns[i : i + at_once], done)
         except _REFUSALS as error:
             failed = turns or [Turn(block.prompts[0].id, 0, block.repeat, 0, _NOTHING)]
-            return [failed_record(cell, turn, error) for turn in failed], []
-        records = make_records(cell, turns, served, device=device, energy_j=energy_j)
-        keeps_pass = block.setting.is_stream or cell.key.adaptive
-        return records, [make_pass(cell, served)] if keeps_pass else []
+            return _Share([failed_record(cell, turn, error) for turn in failed], [], [])
+        return done
+
+    def _serve_together(
+        self, block: Block, cell: Cell, turns: Sequence[Turn], done: _Share
+    ) -> None:
+        served, device, energy_j = self._serve(cell, [turn.request for turn in turns], block)
+        done.requests.extend(make_records(cell, turns, served, device=device, energy_j=energy_j))
+        if cell.key.num_samples > 1:
+            done.samples.append(make_samples(cell, turns, served))
+        elif block.setting.is_stream or cell.key.adaptive:
+            done.passes.append(make_pass(cell, served))
 
     def _asked(self, block: Block, cell: Cell) -> Iterator[Turn]:
         """The requests of a block, in order; prompts that come again are further repeats."""
         # Greedy cells all emit as many tokens as the reference, so that seconds compare;
         # sampled ones end where they end, and are compared per token.
         is_greedy = cell.sampling.temperature == 0
-        context = block.setting.context
+        context, num_samples = block.setting.context, block.setting.num_samples
         cycles = -(-len(block.prompts) // len({prompt.id for prompt in block.prompts}))
         times_seen: dict[str, int] = {}
         for asked in block.prompts:
@@ -178,24 +205,39 @@ class Session:
             prompt = self._in_context(block.workload, asked, context)
             answers = self.reference(block.workload, prompt, context)
             for turn, ids in enumerate(self._turns(block.workload, prompt, answers)):
-                seed = request_seed(self._seed, prompt.id, repeat, turn)
+                # The samples of a turn are served by themselves, before those of the next.
+                is_chained = len(prompt.turns) > 1 and num_samples == 1
                 length = len(answers[turn].output_ids)
                 request = EngineRequest(
                     prompt_ids=ids,
                     max_new_tokens=length if is_greedy else self.max_new_tokens(block.workload),
                     sampling=cell.sampling,
-                    seed=seed,
+                    seed=0,
                     stop_at_eos=not is_greedy,
-                    conversation=f"{prompt.id}|{seen}" if len(prompt.turns) > 1 else None,
+                    conversation=f"{prompt.id}|{seen}" if is_chained else None,
+                    prediction_ids=self._prediction(asked, turn, answers),
                 )
-                yield Turn(prompt.id, turn, repeat, seed, request)
+                for sample in range(num_samples):
+                    seed = request_seed(self._seed, prompt.id, repeat, turn, sample)
+                    yield Turn(prompt.id, turn, repeat, seed, replace(request, seed=seed), sample)
+
+    def _prediction(
+        self, prompt: Prompt, turn: int, answers: Sequence[ReferenceRecord]
+    ) -> tuple[int, ...]:
+        """What the answer to a turn may resemble: what the workload says, or the answer before,
+        or what the first turn quotes."""
+        said = prompt.predictions[turn] if prompt.predictions else None
+        if said is None and turn:
+            return answers[turn - 1].output_ids
+        return self.engine.tokenizer.ids(quoted_text(prompt.turns[0]) if said is None else said)
 
     def _serve(
         self, cell: Cell, requests: Sequence[EngineRequest], block: Block
     ) -> tuple[ServedPass, DeviceSample | None, float | None]:
         key = cell.key
         load = Load(
-            concurrency=key.concurrency,
+            concurrency=key.concurrency * key.num_samples,
+            best_of=key.num_samples > 1,
             request_rate=key.request_rate,
             seed=request_seed(self._seed, block.prompt_id, block.repeat, 0),
         )

@@ -175,6 +175,7 @@ class TargetRun:
                 is_tried = True
                 if identity is not None:
                     self._writer.append(identity)
+                k = min(k, engine.max_k(drafter.name) or k)
                 _short(engine, prompt_ids, Work(drafter=drafter.name, method=methods[0], k=k))
 
     def _keep_records(self, engines: Mapping[str, Engine]) -> None:
@@ -194,9 +195,11 @@ class TargetRun:
         """Run every shape once before it counts, recording nothing; ids of cells that can run."""
         shapes: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self._plan.all_cells:
-            is_left_out = (cell.key.engine, cell.drafter) in self._left_out
-            if cell.drafter in drafters and not is_left_out:
-                shape = (cell.key.engine, work_of(cell), cell.key.concurrency, cell.sampling)
+            if cell.drafter not in drafters or (cell.key.engine, cell.drafter) in self._left_out:
+                continue
+            if not self._is_too_deep(cell, engines):
+                rows = cell.key.concurrency, cell.key.num_samples
+                shape = (cell.key.engine, work_of(cell), rows, cell.sampling)
                 shapes.setdefault(shape, []).append(cell)
         usable: list[Cell] = []
         for cell, *others in shapes.values():
@@ -207,10 +210,11 @@ class TargetRun:
                 seed=0,
                 stop_at_eos=cell.sampling.temperature > 0,  # as in the blocks
             )
-            load = Load(concurrency=cell.key.concurrency)
+            num_samples = cell.key.num_samples
+            load = Load(concurrency=cell.key.concurrency * num_samples, best_of=num_samples > 1)
             engine = engines[cell.key.engine]
             try:
-                for work in _warm_up_works(cell):
+                for work in _warm_up_works(cell, engine.max_k(cell.drafter)):
                     engine.serve([request] * load.concurrency, work, load)
             except REFUSALS as error:
                 k = cell.key.num_speculative_tokens
@@ -221,6 +225,12 @@ class TargetRun:
             else:
                 usable += [cell, *others]
         return frozenset(cell.key.id for cell in usable)
+
+    def _is_too_deep(self, cell: Cell, engines: Mapping[str, Engine]) -> bool:
+        """Whether nobody asked for this K and the drafter cannot draft so far ahead."""
+        key, most = cell.key, engines[cell.key.engine].max_k(cell.drafter)
+        is_asked_for = key.adaptive or not self._plan.settings.is_default_range
+        return not is_asked_for and most is not None and key.num_speculative_tokens > most
 
     def _count_launches(
         self, engine: Engine, prompt_ids: tuple[int, ...], usable: frozenset[str]
@@ -259,8 +269,8 @@ def _short(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:
     engine.generate(request, work)
 
 
-def _warm_up_works(cell: Cell) -> Iterator[Work]:
-    """What to run before a cell counts: itself, or every K that it may pick.
+def _warm_up_works(cell: Cell, max_k: int | None) -> Iterator[Work]:
+    """What to run before a cell counts: itself, or every K that it may pick, `max_k` at most.
 
     An adaptive cell's round costs are not measured here: that is part of its own time.
     """
@@ -268,7 +278,7 @@ def _warm_up_works(cell: Cell) -> Iterator[Work]:
     if not work.adaptive:
         yield work
         return
-    for k in default_ks(work.k):
+    for k in default_ks(min(work.k, max_k or work.k)):
         yield Work(drafter=work.drafter, method=work.method, k=k)
 
 

@@ -10,6 +10,8 @@ from specbench.cli.listing import list_things
 from specbench.cli.report import report
 from specbench.cli.run import run
 from specbench.cli.sweep_k import sweep_k
+from specbench.cli.train import train
+from specbench.cli.verify import verify
 from specbench.errors import SpecbenchError
 
 USER_ERROR = 2
@@ -26,6 +28,8 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("sweep-k")(sweep_k)
+app.command("verify")(verify)
+app.command("train")(train)
 app.command("report")(report)
 app.command("list")(list_things)
 app.command("doctor")(doctor)
@@ -50,7 +54,9 @@ def main() -> None:
 
 
 def _with_latest(arguments: list[str]) -> list[str]:
-    """`--resume` alone means the newest run."""
+    """`--resume` alone means the newest run; a training has a folder of its own."""
+    if arguments[:1] == ["train"]:
+        return arguments
     completed = []
     for this, following in pairwise([*arguments, "-"]):
         completed.append(this)

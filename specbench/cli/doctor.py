@@ -57,20 +57,17 @@ def doctor(
 
 
 def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
-    from specbench.drafters.catalogue import catalogue
+    from specbench.methods import find_method
 
     needs = pairing.needs_gib
-    known = {method.name for method in catalogue()}
     models = [pairing.target.model, *([pairing.drafter.model] if pairing.drafter.model else [])]
     is_here = all(_is_here(model) for model in models)
     problems = []
-    if pairing.drafter.method not in known:
-        problems.append(f"method {pairing.drafter.method} is not in this version")
     if needs is not None and needs * GIB > free_bytes:
         problems.append(f"needs {needs:g} GiB for weights alone")
     if not is_here:
         problems.append("not downloaded")
-    elif pairing.drafter.model is not None:
+    elif pairing.drafter.model is not None and not find_method(pairing.drafter.method).is_head:
         problems += _tokenizer_problems(pairing.target.model, pairing.drafter.model)
     return {
         "pairing": pairing.name,

@@ -39,7 +39,7 @@ _COLUMNS = {
     },
     Kind.DRAFTERS: {
         "method": "method",
-        "model": "needs_model",
+        "model": "model",
         "parameters": "parameters",
         "summary": "summary",
     },
@@ -118,16 +118,16 @@ def _workloads() -> list[dict[str, Any]]:
 
 
 def _drafters() -> list[dict[str, Any]]:
-    from specbench.drafters.catalogue import catalogue
+    from specbench.methods import all_methods
 
     return [
         {
             "method": method.name,
-            "needs_model": method.needs_model,
+            "model": method.model,
             "parameters": {p.name: p.default for p in method.parameters},
             "summary": method.summary,
         }
-        for method in catalogue()
+        for method in all_methods()
     ]
 
 
@@ -157,7 +157,7 @@ def _runs(out: Path) -> list[dict[str, Any]]:
 
 
 def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
-    """A column per key that fits 80 columns; the last one wraps. --json has every key."""
+    """A column per key that fits 80 columns; the wide ones wrap. --json has every key."""
     from rich.table import Table
 
     from specbench.cli.console import open_console
@@ -169,7 +169,7 @@ def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
     table = Table(box=None, pad_edge=False)
     *narrow, wide = _COLUMNS[kind]
     for header in (*narrow, wide):
-        table.add_column(header, no_wrap=header != wide, overflow="fold")
+        table.add_column(header, no_wrap=header not in (wide, "parameters"), overflow="fold")
     for row in rows:
         table.add_row(*(_text(row[key]) for key in _COLUMNS[kind].values()))
     console.print(table)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
+from specbench.cli.options import Asked
 from specbench.cli.values import (
     Ks,
     one_of,
@@ -34,85 +35,105 @@ INCOMPLETE = 4
 INTERRUPTED = 130
 
 
-def read_settings(
-    *,
-    command: Literal["run", "sweep-k"],
-    pairings: Sequence[str] | None,
-    workloads: Sequence[str] | None,
-    ks: str | None,
-    temperature: str,
-    top_k: int,
-    top_p: float,
-    max_new_tokens: int | None,
-    prompts: int | None,
-    repeats: int | None,
-    budget: str | None,
-    precision: str | None,
-    engine: str,
-    concurrency: str,
-    request_rate: float | None,
-    context: str | None,
-    forward: str,
-    graph: str,
-    compile_forward: bool,
-    acceptance: str | None,
-    dummy_weights: bool,
-    device: str,
-    dtype: str | None,
-    threads: int | None,
-    seed: int,
-    pairings_file: Path | None,
-) -> "RunSettings":
+def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSettings":
     """The user's words as settings; UsageError says which word is wrong."""
     from specbench.records import RunSettings
 
-    if dtype is not None and dtype not in DTYPES:
-        raise UsageError(f"--dtype {dtype!r}: allowed are {', '.join(DTYPES)}")
-    if top_p == 0:
+    if asked.dtype is not None and asked.dtype not in DTYPES:
+        raise UsageError(f"--dtype {asked.dtype!r}: allowed are {', '.join(DTYPES)}")
+    if asked.top_p == 0:
         raise UsageError("--top-p 0 leaves no token; above 0 and up to 1 is allowed")
+    ks = asked.num_speculative_tokens
     chosen = Ks(None, adaptive=False) if ks is None else parse_ks(ks)
-    engines = parse_names("--engine", engine, ENGINES)
+    engines = parse_names("--engine", asked.engine, ENGINES)
     if chosen.adaptive and "builtin" not in engines:
         raise UsageError("-k auto is the built-in decoder's; add --engine builtin")
-    if acceptance is not None and engines != ("builtin",):
+    if asked.acceptance is not None and engines != ("builtin",):
         raise UsageError(
             "--acceptance draws what the built-in decoder accepts, beside engines that test it; "
             "leave --engine transformers out"
         )
-    names = [name.strip() for item in workloads or () for name in item.split(",")]
+    temperatures = parse_temperatures(asked.temperature)
+    if asked.samples > 1:
+        require_samples(asked, temperatures, engines, adaptive=chosen.adaptive)
+    names = [name.strip() for item in asked.workload or () for name in item.split(",")]
     return RunSettings(
         command=command,
-        pairings=tuple(pairings or ()),
+        pairings=tuple(asked.pairings or ()),
         workloads=tuple(dict.fromkeys(names)) or DEFAULT_WORKLOADS,
-        pairings_file=str(pairings_file) if pairings_file else None,
+        pairings_file=str(asked.pairings_file) if asked.pairings_file else None,
         num_speculative_tokens=chosen.fixed,
         adaptive=chosen.adaptive,
         engines=engines,
-        concurrency=parse_concurrency(concurrency),
-        request_rate=request_rate,
-        contexts=parse_contexts(context) if context is not None else (),
-        forward=one_of("--forward", forward, "auto", "stock", "fused"),
-        graph=one_of("--graph", graph, "auto", "off", "step", "round"),
-        compile=compile_forward,
-        acceptance=parse_acceptance(acceptance) if acceptance is not None else None,
-        dummy_weights=dummy_weights,
-        temperatures=parse_temperatures(temperature),
-        top_k=top_k,
-        top_p=top_p,
-        max_new_tokens=max_new_tokens,
-        num_prompts=prompts,
-        num_repeats=repeats,
-        budget_s=parse_seconds(budget) if budget is not None else None,
-        precision=parse_precision(precision) if precision is not None else None,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-        seed=seed,
+        concurrency=parse_concurrency(asked.concurrency),
+        request_rate=asked.request_rate,
+        contexts=parse_contexts(asked.context) if asked.context is not None else (),
+        forward=one_of("--forward", asked.forward, "auto", "stock", "fused"),
+        graph=one_of("--graph", asked.graph, "auto", "off", "step", "round"),
+        compile=asked.compile_forward,
+        acceptance=parse_acceptance(asked.acceptance) if asked.acceptance is not None else None,
+        dummy_weights=asked.dummy_weights,
+        temperatures=temperatures,
+        num_samples=asked.samples,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        max_new_tokens=asked.max_new_tokens,
+        num_prompts=asked.prompts,
+        num_repeats=asked.repeats,
+        budget_s=parse_seconds(asked.budget) if asked.budget is not None else None,
+        precision=parse_precision(asked.precision) if asked.precision is not None else None,
+        device=asked.device,
+        dtype=asked.dtype,
+        threads=asked.threads,
+        seed=asked.seed,
     )
 
 
+def require_samples(
+    asked: Asked, temperatures: tuple[float, ...], engines: tuple[str, ...], *, adaptive: bool
+) -> None:
+    """UsageError where the best of several answers makes no sense."""
+    n = asked.samples
+    if 0 in temperatures:
+        raise UsageError(
+            f"--samples {n}: at temperature 0 all {n} are the same; use --temperature 0.7, or "
+            "another above 0"
+        )
+    if asked.concurrency != "1" or asked.request_rate is not None:
+        raise UsageError(
+            f"--samples {n} fills {n} rows with the answers to one prompt; leave --concurrency and "
+            "--request-rate out"
+        )
+    if adaptive:
+        raise UsageError(f"--samples {n} needs a fixed K; leave auto out of -k")
+    if engines != ("builtin",):
+        raise UsageError(
+            f"--samples {n} is the built-in decoder's; leave --engine transformers out"
+        )
+    if asked.acceptance is not None:
+        raise UsageError(
+            f"--samples {n} picks the likeliest text, and with --acceptance texts are made up; "
+            "leave one of them out"
+        )
+
+
+def read_methods(methods: str | None) -> tuple[str, ...]:
+    """The methods named; none of them where all are meant. UsageError for an unknown one."""
+    from specbench.methods import all_methods
+
+    if methods is None or methods.strip() == "all":
+        return ()
+    return parse_names("--method", methods, tuple(method.name for method in all_methods()))
+
+
 def measure(
-    settings: "RunSettings", *, out: Path, resume: str | None, dry_run: bool, as_json: bool
+    settings: "RunSettings",
+    methods: str | None = None,
+    *,
+    out: Path,
+    resume: str | None,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Plan, measure, report, answer. Exits 4 when something could not be measured."""
     from specbench.config import load_pairings
@@ -123,7 +144,7 @@ def measure(
         stored = load_run(resume, out)
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
     file = Path(settings.pairings_file) if settings.pairings_file else None
-    pairings = load_pairings(file).select(settings.pairings)
+    pairings = load_pairings(file).select(settings.pairings, read_methods(methods))
     if dry_run:
         _show_plan(settings, pairings, as_json=as_json)
         return

@@ -1,7 +1,11 @@
 """Options that several commands share, each declared once."""
 
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
@@ -20,6 +24,23 @@ Workloads = Annotated[
         help="A workload's name or a JSONL file; may be repeated or comma-separated.  "
         "[default: chat, code, creative]",
         show_default=False,
+    ),
+]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--method",
+        help="Only drafters of these methods: eagle,ngram or all.",
+        show_default="all that the pairings name",
+    ),
+]
+Ks = Annotated[
+    str | None,
+    typer.Option(
+        "-k",
+        "--num-speculative-tokens",
+        help="K: 4, 0..8, 1,2,4 or auto; with auto beside others 0..8,auto.",
+        show_default="run: the pairing's, else 4; sweep-k: 0..8",
     ),
 ]
 Temperature = Annotated[str, typer.Option(help="0 is greedy; a list such as 0,1 measures both.")]
@@ -51,6 +72,12 @@ Engines = Annotated[
     str, typer.Option("--engine", help="builtin, transformers, or both side by side.")
 ]
 Concurrency = Annotated[str, typer.Option(help="Rows in flight: 1 or a list such as 1,4,16.")]
+Samples = Annotated[
+    int,
+    typer.Option(
+        min=1, max=256, help="Best of N: N answers a prompt decoded together, beside one alone."
+    ),
+]
 RequestRate = Annotated[
     float | None,
     typer.Option(
@@ -104,3 +131,71 @@ PairingsFile = Annotated[
     Path | None,
     typer.Option("--pairings", help="A pairings.yaml.", show_default="./pairings.yaml, else ours"),
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What `run` and `sweep-k` let a user say about what is measured, and how."""
+
+    pairings: PairingNames = None
+    workload: Workloads = None
+    method: Methods = None
+    num_speculative_tokens: Ks = None
+    temperature: Temperature = "0"
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    max_new_tokens: MaxNewTokens = None
+    prompts: Prompts = None
+    repeats: Repeats = None
+    budget: Budget = None
+    precision: Precision = None
+    engine: Engines = "builtin"
+    concurrency: Concurrency = "1"
+    request_rate: RequestRate = None
+    samples: Samples = 1
+    context: Context = None
+    forward: Forward = "auto"
+    graph: Graph = "auto"
+    compile_forward: Compile = False
+    acceptance: Acceptance = None
+    dummy_weights: DummyWeights = False
+    device: Device = "auto"
+    dtype: Dtype = None
+    threads: Threads = None
+    seed: Seed = 0
+    pairings_file: PairingsFile = None
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the fields of its dataclass arguments as options of its own.
+
+    Typer reads options from a function's signature alone; so many are not written out twice.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    taken: dict[str, Any] = {name: cls for name, cls in hints.items() if is_dataclass(cls)}
+
+    def parameters() -> Iterator[inspect.Parameter]:
+        for parameter in inspect.signature(command).parameters.values():
+            cls = taken.get(parameter.name)
+            if cls is None:
+                yield parameter.replace(annotation=hints[parameter.name])
+                continue
+            types = get_type_hints(cls, include_extras=True)
+            for one in fields(cls):
+                kind = inspect.Parameter.KEYWORD_ONLY
+                yield inspect.Parameter(
+                    one.name, kind, default=one.default, annotation=types[one.name]
+                )
+
+    @wraps(command)
+    def spread_out(**values: Any) -> None:
+        for name, cls in taken.items():
+            values[name] = cls(**{one.name: values.pop(one.name) for one in fields(cls)})
+        command(**values)
+
+    signature = inspect.Signature(
+        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters()]
+    )
+    spread_out.__signature__ = signature  # type: ignore[attr-defined]
+    spread_out.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    return spread_out

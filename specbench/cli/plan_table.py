@@ -23,6 +23,7 @@ def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
                 "engine": cell.key.engine,
                 "concurrency": cell.key.concurrency,
                 "context": cell.key.context,
+                "num_samples": cell.key.num_samples,
                 "adaptive": cell.key.adaptive,
                 "num_prompts": cell.num_prompts,
                 "num_repeats": cell.num_repeats,
@@ -45,7 +46,8 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
         for cell in cells:
             key = cell.key
             context = "" if key.context is None else f"{key.context:,}"
-            setting = (f"{key.temperature:g}", str(key.concurrency), context)
+            rows_used = key.concurrency * key.num_samples
+            setting = (f"{key.temperature:g}", str(rows_used), context)
             row = (key.pairing, key.workload, key.method, *setting)
             k = "auto" if key.adaptive else str(key.num_speculative_tokens)
             rows.setdefault((*row, str(cell.num_prompts), str(cell.num_repeats)), []).append(k)

@@ -1,74 +1,25 @@
 """`specbench sweep-k`: measure pairings at every K of a range."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from specbench.cli import options
 from specbench.cli.measure import measure, read_settings
 
+DEFAULT_KS = "0..8"
 
+
+@options.spread
 def sweep_k(
-    pairings: options.PairingNames = None,
-    workload: options.Workloads = None,
-    num_speculative_tokens: Annotated[
-        str, typer.Option("-k", "--num-speculative-tokens", help="K: 0..8, 1,2,4 or 0..8,auto.")
-    ] = "0..8",
-    temperature: options.Temperature = "0",
-    top_k: options.TopK = 0,
-    top_p: options.TopP = 1.0,
-    max_new_tokens: options.MaxNewTokens = None,
-    prompts: options.Prompts = None,
-    repeats: options.Repeats = None,
-    budget: options.Budget = None,
-    precision: options.Precision = None,
-    engine: options.Engines = "builtin",
-    concurrency: options.Concurrency = "1",
-    request_rate: options.RequestRate = None,
-    context: options.Context = None,
-    forward: options.Forward = "auto",
-    graph: options.Graph = "auto",
-    compile_forward: options.Compile = False,
-    acceptance: options.Acceptance = None,
-    dummy_weights: options.DummyWeights = False,
-    device: options.Device = "auto",
-    dtype: options.Dtype = None,
-    threads: options.Threads = None,
-    seed: options.Seed = 0,
+    asked: options.Asked,
     out: options.Out = Path("reports"),
-    pairings_file: options.PairingsFile = None,
     resume: options.Resume = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure every K of a range and say per workload which is best, or none."""
-    settings = read_settings(
-        command="sweep-k",
-        pairings=pairings,
-        workloads=workload,
-        ks=num_speculative_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        max_new_tokens=max_new_tokens,
-        prompts=prompts,
-        repeats=repeats,
-        budget=budget,
-        precision=precision,
-        engine=engine,
-        concurrency=concurrency,
-        request_rate=request_rate,
-        context=context,
-        forward=forward,
-        graph=graph,
-        compile_forward=compile_forward,
-        acceptance=acceptance,
-        dummy_weights=dummy_weights,
-        device=device,
-        dtype=dtype,
-        threads=threads,
-        seed=seed,
-        pairings_file=pairings_file,
-    )
-    measure(settings, out=out, resume=resume, dry_run=dry_run, as_json=as_json)
+    is_default = asked.num_speculative_tokens is None
+    if is_default:
+        asked = replace(asked, num_speculative_tokens=DEFAULT_KS)
+    settings = replace(read_settings("sweep-k", asked), is_default_range=is_default)
+    measure(settings, asked.method, out=out, resume=resume, dry_run=dry_run, as_json=as_json)

@@ -1,6 +1,7 @@
 """Which of torch's attention kernels the decoder runs on, chosen by us and recorded.
 
-All of them take the additive mask that ragged rows need; flash attention takes none.
+Flash attention takes no mask and serves prefills; the others take the additive mask that
+ragged rows need.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -9,7 +10,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # The best first. Heads are packed (attention.py), so none is refused for unequal head counts.
-PREFERRED = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+PREFERRED = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 
 
 def pinned_attention(device: torch.device) -> AbstractContextManager[object]:

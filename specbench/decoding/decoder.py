@@ -66,7 +66,8 @@ class Decoder:
         """
         longest = max(request.num_tokens for request in requests)
         check_context(self.target.max_position, longest)
-        rows = self._open_rows(num_rows, longest + policy.max_k + 1)
+        num_drafts = self.drafter.num_drafts(policy.max_k) if policy.max_k else 0
+        rows = self._open_rows(num_rows, longest + num_drafts + 1)
         launcher = self.launcher = self._open_launcher(rows, sampler)
         with pinned_attention(self.target.device):
             return Serving(requests, rows, launcher, sampler, policy, self._clock).run()

@@ -1,27 +1,39 @@
 """The protocol of a drafter: what guesses tokens for the target to check.
 
-Shape suffixes: B rows, T tokens, K drafts, V the target's vocabulary.
+Shape suffixes: B rows, T tokens, K drafts, N = K + 1 nodes, F hidden size, V the target's
+vocabulary.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
+from specbench.decoding.tree import Tree
 
 
 class Proposal(NamedTuple):
-    """K guesses a row, of which the first `num_drafted_B` are meant.
+    """K guesses a row: a chain of which the first `num_drafted_B` are meant, or a tree.
 
-    `probs_BKV` is the law each guess was drawn from (draws at temperature > 0); None where
-    guesses have no law, and then the verifier matches them against the target's own tokens.
+    `probs` is the law that guesses were drawn from, draws at temperature > 0: [B, K, V] in a
+    chain; in a tree [B, N, V] for each node's children, which were drawn without putting back
+    and lie in the order of their draws. None where guesses have no law, and then the verifier
+    matches them against the target's own tokens.
     """
 
     tokens_BK: Tensor
     num_drafted_B: Tensor
-    probs_BKV: Tensor | None = None
+    probs: Tensor | None = None
+    tree: Tree | None = None
+
+    @property
+    def depth(self) -> int:
+        """The most drafts that can be kept."""
+        return self.tokens_BK.shape[1] if self.tree is None else self.tree.depth
 
 
 class BareForward(NamedTuple):
@@ -31,11 +43,63 @@ class BareForward(NamedTuple):
     times: int
 
 
+class Chunk(NamedTuple):
+    """A piece of the prompts of neighbouring rows, right-padded, as the target saw it."""
+
+    tokens_BT: Tensor
+    following_BT: Tensor  # the token after each; past a prompt's end anything
+    positions_BT: Tensor
+    span: int
+    features: tuple[Tensor, ...]  # [B, T, F] each
+    start: int | None = None  # the position of the first, where it is the same in every row
+
+
+class Outcome(NamedTuple):
+    """What the target made of a proposal, once it is committed to the state.
+
+    The target was fed N nodes; T of them, `depth` + 1, are the path whose first `num_emitted_B`
+    were kept. A row that was done emitted none, and keeps what it had. A prompt's last token is
+    a path of one.
+    """
+
+    num_emitted_B: Tensor
+    positions_BT: Tensor  # of the path's tokens
+    following_BT: Tensor  # the tokens emitted after each
+    features: tuple[Tensor, ...]  # [B, T, F] of the path
+    span: int
+    tokens_BN: Tensor  # what was fed
+    logits_BNV: Tensor
+
+    def last_kept(self, x_BTF: Tensor) -> Tensor:
+        """The entry of the last token kept [B, F]; of a row that was done, the first."""
+        last_B11 = (self.num_emitted_B - 1).clamp(min=0)[:, None, None]
+        return x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
+
+
 class Drafter(Protocol):
-    """Proposes inside the round: fixed shapes, no host sync, no branch on data."""
+    """Proposes inside the round: fixed shapes, no host sync, no branch on data.
+
+    Buffers by row are addressed from `state.first_row` on.
+    """
 
     features: tuple[int, ...]  # hidden states of the target that prefill and observe want
     needs_host: bool  # it proposes on the host, so that a graph cannot hold its half of a round
+    max_k: int | None  # the deepest it can draft
+
+    @property
+    def runner(self) -> Runner | None:
+        """Whose forwards `forwards` counts."""
+        ...
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """What it keeps besides `runner` and the target: the tensors of a head."""
+        ...
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that a token of one row takes in a cache of its own; 0 before the first forward."""
+        ...
 
     @property
     def buffers(self) -> tuple[object, ...]:
@@ -45,16 +109,18 @@ class Drafter(Protocol):
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Make room for `num_rows` rows of `max_len` tokens; forget what was seen."""
 
-    def prefill(
-        self,
-        tokens_BT: Tensor,
-        positions_BT: Tensor,
-        span: int,
-        features: tuple[Tensor, ...],
-        *,
-        first_row: int = 0,
-    ) -> None:
-        """See one chunk of the prompts of the rows from `first_row` on; every chunk, in order."""
+    def num_drafts(self, k: int) -> int:
+        """Tokens in a proposal that looks k tokens ahead: k in a chain, more in a tree."""
+        ...
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        """Requests come into the state's rows, which still hold those that were there before.
+
+        A prediction is a text that the row's answer may resemble, or nothing. Never in a round.
+        """
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
+        """See one chunk of the prompts of the state's rows; every chunk, in order."""
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         """Guess the tokens at positions length + 1 .. length + k of every row; k > 0."""
@@ -65,14 +131,18 @@ class Drafter(Protocol):
         without it; those it saw already may be among them."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Make what it keeps of one row, up to `num_tokens`, equal to another's."""
+        """Make what it keeps of one row, up to `num_tokens`, equal to another's.
+
+        For samples of one prompt it comes between the prompt's last chunk and `observe`, and
+        after `begin` of both rows.
+        """
 
     def forwards(self, k: int) -> tuple[BareForward, ...]:
         """The forwards of its own model that one proposal takes; the floor of its cost."""
         ...
 
-    def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
-        """See a round's outcome after it was committed to `state`."""
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """See the outcome of a prefill or a round, one at K = 0 too."""
 
 
 def no_proposal(state: State) -> Proposal:
@@ -82,24 +152,35 @@ def no_proposal(state: State) -> Proposal:
 
 
 class Memoryless:
-    """What a drafter that keeps nothing of its own does with a row: nothing."""
+    """What a drafter of chains that keeps nothing of its own does with a row: nothing."""
 
     features: tuple[int, ...] = ()
     needs_host: bool = False
-    buffers: tuple[object, ...] = ()
+    max_k: int | None = None
+    runner: Runner | None = None
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return ()
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return 0
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return ()
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Nothing to keep."""
 
-    def prefill(
-        self,
-        tokens_BT: Tensor,
-        positions_BT: Tensor,
-        span: int,
-        features: tuple[Tensor, ...],
-        *,
-        first_row: int = 0,
-    ) -> None:
+    def num_drafts(self, k: int) -> int:
+        return k
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        """A row begins with nothing anyhow."""
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
         """The prompt is in the state."""
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
@@ -111,7 +192,7 @@ class Memoryless:
     def forwards(self, k: int) -> tuple[BareForward, ...]:  # noqa: ARG002
         return ()
 
-    def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
+    def observe(self, state: State, outcome: Outcome) -> None:
         """The state already holds the new tokens."""
 
 

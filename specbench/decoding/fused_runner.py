@@ -7,16 +7,19 @@ V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from specbench.decoding.attention import additive_mask, causal_attention, visible
 from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
 from specbench.decoding.runner import Output, context_limit, refuse_unsupported
 from specbench.decoding.traced_forward import traced_states
-from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Workspace
+from specbench.decoding.tree import Branches
+from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Slots, Workspace
 from specbench.errors import ModelError
 
 _KEPT_TOKENS = 256  # a forward of more is a prefill; its tensors are not kept
@@ -40,10 +43,12 @@ class FusedRunner:
         self.model = model
         self.config = config
         self.vocab_size: int = model.lm_head.weight.shape[0]
+        self.hidden_size: int = config.hidden_size
+        self.num_layers: int = config.num_hidden_layers
         self.max_position = context_limit(config)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.cache = JoinedCache(0, 0, ())
+        self._slots = Slots(JoinedCache(0, 0, ()), torch.empty(0))
         # torch has one kernel for an RMS norm on a GPU and ten on a CPU, see _norm.
         self._mirrored = self.device.type == "cpu"
         self._weights = fuse(model, mirrored=self._mirrored)
@@ -64,25 +69,44 @@ class FusedRunner:
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         self._reaches: dict[tuple[int, int, int], Reach] = {}
 
+    @property
+    def cache(self) -> JoinedCache:
+        return self._slots.cache
+
     def allocate(self, num_rows: int, max_len: int) -> None:
-        cache = self.cache
-        if num_rows <= cache.num_rows and max_len <= cache.max_len:
+        has, had = self.cache.num_rows, self.cache.max_len
+        if num_rows <= has and max_len <= had:
             return
-        rows, length = max(num_rows, cache.num_rows), max(max_len, cache.max_len)
+        rows, length = max(num_rows, has), max(max_len, had)
         self._reaches.clear()
-        self.cache = cache = JoinedCache(0, 0, ())  # give back before taking
+        self._slots.cache = JoinedCache(0, 0, ())  # give back before taking
         width = 2 * self._sizes.kv_heads * self._sizes.head
         # Tensors made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
             layers = [
                 torch.zeros(rows * length, width, dtype=self.dtype, device=self.device)
-                for _ in self._weights.layers
+                for _ in range(self.config.num_hidden_layers)
             ]
-            self.cache = JoinedCache(rows, length, layers)
-            self._rope = self._rope_table(length)
+            self._slots.cache = JoinedCache(rows, length, layers)
+            self._slots.rope = self._rope_table(length)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
+        self.cache.move_slots(sources_BT, destinations_BT)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(tokens_BT, self._weights.embedding)
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        return states_BTF @ self._weights.head
+
+    def first_layers(self, num_layers: int) -> Self:
+        first = copy(self)
+        first._weights = self._weights._replace(layers=self._weights.layers[:num_layers])
+        first.num_layers = num_layers
+        return first
 
     def forward(
         self,
@@ -93,14 +117,19 @@ class FusedRunner:
         first_row: int = 0,
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
+        branches: Branches | None = None,
+        start: int | None = None,
     ) -> Output:
         B, T = tokens_BT.shape
+        span = span if start is None else start + T
         if torch.compiler.is_compiling():
             reach = self.cache.reach(B, span, first_row, self._sizes)
-            inputs = (reach, self._rope, tokens_BT, positions_BT)
+            inputs = (reach, self._slots.rope, tokens_BT, positions_BT, branches)
             states = dict(enumerate(traced_states(self._weights, self._sizes, self._eps, *inputs)))
         else:
-            states = self._states(tokens_BT, positions_BT, span, first_row, features)
+            states = self._states(
+                tokens_BT, positions_BT, span, first_row, features, branches, start is not None
+            )
         normed = states[len(self._weights.layers)]
         if last_B is not None:
             rows_B = torch.arange(B, device=self.device)
@@ -115,24 +144,29 @@ class FusedRunner:
         span: int,
         first_row: int,
         features: Sequence[int],
+        branches: Branches | None,
+        is_plain: bool,
     ) -> dict[int, Tensor]:
         """The hidden states [N, F] asked for and the last, by number as `forward` has them."""
         B, T = tokens_BT.shape
         work, reach = self._workspace(B, T), self._reach(B, span, first_row)
-        positions_N = slots_N = positions_BT.reshape(-1)
+        slots_BT = positions_BT if branches is None else branches.slots_BT
         if B > 1 or first_row:
-            slots_N = (positions_BT + reach.first_slot_B1).reshape(-1)
-        rope = self._rope.index_select(0, positions_N).unbind(1)
-        masks = {window: self._mask(positions_BT, reach, window) for window in self._windows}
+            slots_BT = slots_BT + reach.first_slot_B1
+        slots_N = slots_BT.reshape(-1)
+        rope = self._slots.rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
+        masked = self._windows - {None} if is_plain else self._windows
+        masks = {window: self._mask(positions_BT, reach, window, branches) for window in masked}
         torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
 
         states: dict[int, Tensor] = {}
-        for i, (layer, kept) in enumerate(zip(self._weights.layers, reach.layers, strict=True)):
+        layers = self._weights.layers  # the cache may have more
+        for i, (layer, kept) in enumerate(zip(layers, reach.layers, strict=False)):
             if i in features:
                 states[i] = work.hidden.clone()
-            self._attend(layer, work, kept, slots_N, rope, masks[layer.window])
+            self._attend(layer, work, kept, slots_N, rope, masks.get(layer.window))
             self._mix(layer, work)
-        states[len(reach.layers)] = self._norm(work, self._weights.final_norm)
+        states[len(layers)] = self._norm(work, self._weights.final_norm)
         return states
 
     def _attend(
@@ -142,9 +176,9 @@ class FusedRunner:
         kept: Kept,
         slots_N: Tensor,
         rope: Sequence[Tensor],
-        mask: Tensor,
+        mask: Tensor | None,
     ) -> None:
-        """Add a layer's attention to the hidden state."""
+        """Add a layer's attention to the hidden state; without a mask it is plainly causal."""
         _product(self._norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
         if layer.head_norm is not None:
             torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
@@ -152,10 +186,14 @@ class FusedRunner:
         swapped = work.halves.flip(2)
         work.halves.mul_(cos).addcmul_(swapped, sin)
         kept.buffer.index_copy_(0, slots_N, work.new_kv)
-        if work.packs:
-            work.packed.copy_(work.unpacked)
-        out = scaled_dot_product_attention(work.query, kept.keys, kept.values, mask)
-        work.spread.copy_(out.view_as(work.spread) if work.packs else out)
+        if mask is None:
+            out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
+            work.spread.copy_(out.reshape(work.spread.shape))
+        else:
+            if work.packs:
+                work.packed.copy_(work.unpacked)
+            out = scaled_dot_product_attention(work.query, kept.keys, kept.values, mask)
+            work.spread.copy_(out.view_as(work.spread) if work.packs else out)
         _add_product(work.joined, layer.output, layer.output_bias, work.hidden)
 
     def _mix(self, layer: FusedLayer, work: Workspace) -> None:
@@ -186,11 +224,15 @@ class FusedRunner:
         pair = torch.cat((heads, -heads), -1)
         return torch.layer_norm(pair, (2 * D,), None, None, self._eps)[..., :D]
 
-    def _mask(self, positions_BT: Tensor, reach: Reach, window: int | None) -> Tensor:
-        """Additive mask [B, 1, group * T, S], as attention.causal_mask in fewer operations."""
+    def _mask(
+        self, positions_BT: Tensor, reach: Reach, window: int | None, branches: Branches | None
+    ) -> Tensor:
+        """Additive mask [B, 1, group * T, S]; that of a chain in as few operations as it takes."""
+        if branches is not None:
+            seen_BTS = visible(positions_BT, reach.slots_S, window=window, branches=branches)
+            return additive_mask(seen_BTS, self.dtype, pack=self._sizes.group)
         B, T = positions_BT.shape
-        packed = positions_BT[:, None].expand(B, self._sizes.group, T)
-        places = packed.reshape(B, 1, -1, 1)
+        places = positions_BT[:, None].expand(B, self._sizes.group, T).reshape(B, 1, -1, 1)
         seen = reach.slots_S <= places
         if window is not None:
             seen &= reach.slots_S > places - window
@@ -206,9 +248,9 @@ class FusedRunner:
         if self.max_position is not None:
             positions_1P = positions_1P.clamp(max=self.max_position - 1)
         cos, sin = self.model.model.rotary_emb(self._weights.embedding, positions_1P)
-        half = self._sizes.head // 2
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
-        return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, half)
+        first, second = sin.chunk(2, -1)
+        sin = torch.cat((-first, second), -1)
+        return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, -1)
 
     def _workspace(self, B: int, T: int) -> Workspace:
         known = self._workspaces.get((B, T))

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from specbench.decoding.clock import Clock
 from specbench.decoding.compiled_rounds import CompiledRounds
@@ -163,12 +164,11 @@ class GraphLauncher:
         if not self._rows.drafter.needs_host:
             captured = self._graphs.capture(run)
             return captured.replay, captured.output
-        proposal = _copy(run())
+        proposal = _cloned(run())
 
         def draft() -> None:
-            for held, new in zip(proposal, run(), strict=True):
-                if held is not None and new is not None:
-                    held.copy_(new)
+            for held, new in zip(_tensors(proposal), _tensors(run()), strict=True):
+                held.copy_(new)
 
         return draft, proposal
 
@@ -220,13 +220,13 @@ def _first_line(error: RuntimeError) -> str:
     return str(error).partition("\n")[0]
 
 
-def _copy(proposal: Proposal) -> Proposal:
-    tokens_BK, num_drafted_B, probs_BKV = proposal
-    return Proposal(
-        tokens_BK.clone(),
-        num_drafted_B.clone(),
-        None if probs_BKV is None else probs_BKV.clone(),
-    )
+def _cloned(proposal: Proposal) -> Proposal:
+    copy: Proposal = tree_map_only(Tensor, Tensor.clone, proposal)
+    return copy
+
+
+def _tensors(proposal: Proposal) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(proposal) if isinstance(leaf, Tensor)]
 
 
 def _devices(buffers: tuple[object, ...]) -> set[torch.device]:

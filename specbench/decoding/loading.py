@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
+from specbench.decoding.digest import weights_sha256
 from specbench.decoding.dummy import fill, make_skeleton
 from specbench.decoding.quantization import (
     inner_tensors,
@@ -34,8 +34,6 @@ _DTYPES = {
     "float16": torch.float16,
     "float64": torch.float64,
 }
-_HASHED_WHOLE = 4 * 2**30  # larger checkpoints are known by their shape, see _weights_sha256
-_EDGE = 2**20
 _NOT_SHAPE = ("_name_or_path", "_commit_hash", "transformers_version")
 _REFUSALS = (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError)
 
@@ -107,7 +105,7 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
         if stored_format(model.config) is not None and not is_read:
             raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")
     commit = getattr(config, "_commit_hash", None)
-    return _loaded(model, source, config, _weights_sha256(source, commit))
+    return _loaded(model, source, config, weights_sha256(source.location, commit))
 
 
 def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> LoadedModel:
@@ -257,29 +255,3 @@ def _config_sha256(config: PretrainedConfig, seed: int) -> str:
     facts = {k: value for k, value in config.to_dict().items() if k not in _NOT_SHAPE}
     text = json.dumps({**facts, "seed": seed}, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _weights_sha256(source: ModelSource, commit: str | None) -> str:
-    """A hash that changes with the weights.
-
-    Local folder: of all safetensors files; above 4 GiB of each file's name, size and its first
-    and last MiB, marked `edges:`. Hub: of the id and commit, marked `commit:`.
-    """
-    folder = Path(source.location)
-    if not folder.is_dir():
-        return "commit:" + hashlib.sha256(f"{source.location}@{commit}".encode()).hexdigest()
-    files = sorted(folder.glob("*.safetensors"))
-    is_whole = sum(file.stat().st_size for file in files) <= _HASHED_WHOLE
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}\n".encode())
-        with file.open("rb") as stream:
-            if is_whole:
-                while chunk := stream.read(_EDGE):
-                    digest.update(chunk)
-            else:
-                digest.update(stream.read(_EDGE))
-                stream.seek(max(size - _EDGE, 0))
-                digest.update(stream.read())
-    return ("" if is_whole else "edges:") + digest.hexdigest()

@@ -9,12 +9,18 @@ from specbench.records import RoundLog, RoundTimeline
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """A prompt as token ids, how many tokens to emit at most, the seed of its noise, and when."""
+    """A prompt as token ids, how many tokens to emit at most, the seed of its noise, and when.
+
+    `prediction_ids` is a text that the answer may resemble, for drafters that copy from one.
+    Samples of one prompt that start together share its prefill.
+    """
 
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     seed: int = 0
     arrival: Arrival = field(default_factory=Arrival)
+    prediction_ids: tuple[int, ...] = ()
+    is_sample: bool = False  # one of several answers to its prompt
 
     @property
     def num_tokens(self) -> int:

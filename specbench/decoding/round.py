@@ -2,7 +2,8 @@
 
 Fixed shapes, no host sync, no Python branch on data, so that the same function runs eagerly
 on a CPU and is captured as one graph on a GPU. K = 0 is the baseline, the same program.
-Shape suffixes: B rows, K drafts, T = K + 1 checked positions, N = 4 + T numbers reported.
+Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path (N in a
+chain), R = 4 + T numbers reported.
 """
 
 from typing import Protocol
@@ -10,10 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Drafter, Proposal, no_proposal
+from specbench.decoding.drafter import Drafter, Outcome, Proposal, no_proposal
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
+from specbench.decoding.tree import branches_of
 from specbench.decoding.verifier import Verdict, verify
 
 
@@ -23,10 +25,10 @@ class Verifier(Protocol):
     def __call__(
         self,
         proposal: Proposal,
-        logits_BTV: Tensor,
+        logits_BNV: Tensor,
         sampler: Sampler,
         seed_B: Tensor,
-        positions_BT: Tensor,
+        positions_BN: Tensor,
     ) -> Verdict: ...
 
 
@@ -40,9 +42,9 @@ def run_round(
     span: int,
     verifier: Verifier = verify,
 ) -> Tensor:
-    """Advance every row by its own number of tokens; `span` > every length + k.
+    """Advance every row by its own number of tokens; `span` > every length + drafts.
 
-    Returns report_BN: num_drafted, num_accepted, num_emitted, budget left (0: the row is
+    Returns report_BR: num_drafted, num_accepted, num_emitted, budget left (0: the row is
     done), and the T tokens of which the first num_emitted count. A row that was done before
     reports zeros.
     """
@@ -56,7 +58,10 @@ def propose(drafter: Drafter, state: State, sampler: Sampler, k: int, span: int)
         return no_proposal(state)
     proposal = drafter.propose(state, k, span, sampler)
     room_B = (state.budget_B - 1).clamp(min=0)
-    return proposal._replace(num_drafted_B=proposal.num_drafted_B.minimum(room_B))
+    if proposal.tree is None:
+        return proposal._replace(num_drafted_B=proposal.num_drafted_B.minimum(room_B))
+    tree = proposal.tree.meant_within(room_B)
+    return proposal._replace(tree=tree, num_drafted_B=tree.is_meant_BK.sum(1))
 
 
 def finish_round(
@@ -69,20 +74,42 @@ def finish_round(
     verifier: Verifier = verify,
 ) -> Tensor:
     """The target's half: one forward over the drafts, the verdict, the commit."""
-    T = proposal.tokens_BK.shape[1] + 1
+    T = proposal.depth + 1
     positions_BT, next_BT = state.positions(0, T), state.positions(1, T)
-    tokens_BT = torch.cat([state.tokens_at(state.length_B1), proposal.tokens_BK], 1)
-    out = target.forward(tokens_BT, positions_BT, span, features=drafter.features)
-    verdict = verifier(proposal, out.logits, sampler, state.seed_B, next_BT)
-    report_BN = commit(state, proposal, verdict, next_BT)
-    drafter.observe(state, report_BN[:, 2], out.features)
-    return report_BN
+    tokens_BN = torch.cat([state.tokens_at(state.length_B1), proposal.tokens_BK], 1)
+    positions_BN, next_BN, branches = positions_BT, next_BT, None
+    if proposal.tree is not None:
+        positions_BN, branches = branches_of(proposal.tree, state.length_B1)
+        next_BN = positions_BN + 1
+    out = target.forward(
+        tokens_BN, positions_BN, span, features=drafter.features, branches=branches
+    )
+    verdict = verifier(proposal, out.logits, sampler, state.seed_B, next_BN)
+    features = out.features
+    if verdict.path_BT is not None:
+        # Before the lengths move on: the path's slots become those of its positions.
+        target.move_slots(state.length_B1 + verdict.path_BT[:, 1:], positions_BT[:, 1:])
+        features = tuple(_along(verdict.path_BT, feature) for feature in features)
+    report_BR = commit(state, proposal, verdict, next_BT)
+    drafter.observe(
+        state,
+        Outcome(
+            num_emitted_B=report_BR[:, 2],
+            positions_BT=positions_BT,
+            following_BT=verdict.tokens_BT,
+            features=features,
+            span=span,
+            tokens_BN=tokens_BN,
+            logits_BNV=out.logits,
+        ),
+    )
+    return report_BR
 
 
 def commit(state: State, proposal: Proposal, verdict: Verdict, next_BT: Tensor) -> Tensor:
     """Write the verdict's tokens at `next_BT`, up to and including the first end of text.
 
-    Returns report_BN as `run_round` does. A draft past an end-of-text token is not counted as
+    Returns report_BR as `run_round` does. A draft past an end-of-text token is not counted as
     accepted.
     """
     T = verdict.tokens_BT.shape[1]
@@ -105,3 +132,7 @@ def commit(state: State, proposal: Proposal, verdict: Verdict, next_BT: Tensor) 
     state.length_B1.add_(num_emitted_B1)
     counts = (proposal.num_drafted_B[:, None], num_accepted_B[:, None], num_emitted_B1)
     return torch.cat([*counts, state.budget_B[:, None], verdict.tokens_BT], 1)
+
+
+def _along(path_BT: Tensor, x_BNF: Tensor) -> Tensor:
+    return x_BNF.gather(1, path_BT[..., None].expand(-1, -1, x_BNF.shape[2]))

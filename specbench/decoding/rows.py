@@ -6,12 +6,13 @@ Shape suffixes: B rows, T tokens, V vocabulary.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.runner import Runner
+from specbench.decoding.drafter import Chunk, Drafter, Outcome
+from specbench.decoding.runner import Output, Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 
@@ -29,6 +30,8 @@ class Fill:
     max_new_tokens: int
     seed: int
     num_kept: int = 0
+    prediction_ids: tuple[int, ...] = ()
+    is_sample: bool = False  # one of several answers to its prompt
 
 
 class Rows:
@@ -82,15 +85,21 @@ class Rows:
     def fill(self, fills: Sequence[Fill], sampler: Sampler) -> list[tuple[int, bool]]:
         """Prefill requests into their rows; the first token of each, and whether it is the last.
 
-        Waits for the device. Neighbouring rows that start alike are prefilled together.
+        Waits for the device. Neighbouring rows that start alike are prefilled together, and the
+        samples of one prompt once: the others get a copy of the row.
         """
         first: dict[int, tuple[int, bool]] = {}
         most = max(isqrt(PREFILL_LOGITS // self.target.vocab_size), 1)
-        for group in _together(fills, most):
-            state = self._load(group)
-            tokens_B = self._prefill(group, state, sampler)
-            seen = torch.stack([tokens_B, state.budget_B], 1).tolist()
-            first |= {fill.row: (t, left == 0) for fill, (t, left) in zip(group, seen, strict=True)}
+        fed, copies = _split(fills)
+        for group in _together(fed, most):
+            prefilled = self._prefill(group)
+            starts = [prefilled]
+            for i, fill in enumerate(group):
+                # Before the row has a first token of its own, which its copies do not share.
+                for same in _together(copies.get(fill.row, ()), most):
+                    starts.append(self._copy(prefilled, i, same))
+            for start in starts:
+                first |= self._start(start, sampler)
         return [first[fill.row] for fill in fills]
 
     def move_row(self, source: int, destination: int, num_tokens: int) -> None:
@@ -101,6 +110,7 @@ class Rows:
 
     def _load(self, group: Sequence[Fill]) -> State:
         state = self.state.rows(group[0].row, len(group))
+        self.drafter.begin(state, [fill.prediction_ids for fill in group])
         longest = max(len(fill.prompt_ids) for fill in group)
         padded = [[*f.prompt_ids, *[0] * (longest - len(f.prompt_ids))] for f in group]
         state.tokens_BC[:, :longest].copy_(torch.tensor(padded))
@@ -112,35 +122,111 @@ class Rows:
         state.seed_B.copy_(torch.tensor(seeds))
         return state
 
-    def _prefill(self, group: Sequence[Fill], state: State, sampler: Sampler) -> Tensor:
-        """Feed the prompts, right-padded and in chunks; commit and return each first token."""
+    def _prefill(self, group: Sequence[Fill]) -> "_Prefilled":
+        """Feed the prompts, right-padded and in chunks."""
+        state = self._load(group)
         first_row, begin = group[0].row, group[0].num_kept
         end = max(len(fill.prompt_ids) for fill in group)
         last_B = state.length_B - 1
-        logits_BV: Tensor | None = None
+        last: Output | None = None  # each row's last token
         for start in range(begin, end, self._chunk):
             stop = min(start + self._chunk, end)
             positions_BT = torch.arange(start, stop, device=last_B.device).expand(len(last_B), -1)
             tokens_BT, span = state.tokens_BC[:, start:stop], rounded_up(stop)
+            at_B = (last_B - start).clamp(0, stop - start - 1)
             out = self.target.forward(
                 tokens_BT,
                 positions_BT,
                 span,
                 first_row=first_row,
-                last_B=(last_B - start).clamp(0, stop - start - 1),
+                last_B=at_B,
                 features=self.drafter.features,
+                start=start,
             )
-            self.drafter.prefill(tokens_BT, positions_BT, span, out.features, first_row=first_row)
-            chunk_BV = out.logits[:, 0]
-            if logits_BV is None:
-                logits_BV = chunk_BV
-            else:  # rows that ended in an earlier chunk keep theirs
-                logits_BV = torch.where((last_B >= start)[:, None], chunk_BV, logits_BV)
-        assert logits_BV is not None, "a prompt has at least one token that is not kept"
-        first_B1 = sampler.pick(logits_BV[:, None], state.seed_B, state.length_B1)
+            following_BT = state.tokens_BC[:, start + 1 : stop + 1]
+            self.drafter.prefill(
+                state, Chunk(tokens_BT, following_BT, positions_BT, span, out.features, start)
+            )
+            here = Output(out.logits, tuple(_entry(f_BTF, at_B) for f_BTF in out.features))
+            last = here if last is None else _later(last_B >= start, here, last)
+        assert last is not None, "a prompt has at least one token that is not kept"
+        return _Prefilled(group, state, last, span)
+
+    def _copy(self, of: "_Prefilled", i: int, copies: Sequence[Fill]) -> "_Prefilled":
+        """Make neighbouring rows equal to the i-th that was prefilled."""
+        source, state = of.group[i], self._load(copies)
+        for copy in copies:
+            self.target.copy_row(source.row, copy.row, len(source.prompt_ids))
+            self.drafter.copy_row(source.row, copy.row, len(source.prompt_ids))
+
+        def repeated(x_B1F: Tensor) -> Tensor:
+            return x_B1F[i : i + 1].expand(len(copies), -1, -1)
+
+        last = Output(repeated(of.last.logits), tuple(map(repeated, of.last.features)))
+        return _Prefilled(copies, state, last, of.span)
+
+    def _start(self, start: "_Prefilled", sampler: Sampler) -> dict[int, tuple[int, bool]]:
+        """Commit each row's first token; by row, the token and whether it is the last."""
+        state, last = start.state, start.last
+        last_B = state.length_B - 1
+        first_B1 = sampler.pick(last.logits, state.seed_B, state.length_B1)
         state.tokens_BC.scatter_(1, state.length_B1, first_B1)
         state.budget_B.sub_(1).masked_fill_((first_B1 == state.eos_E).any(1), 0)
-        return first_B1[:, 0]
+        self.drafter.observe(
+            state,
+            Outcome(
+                num_emitted_B=torch.ones_like(last_B),
+                positions_BT=last_B[:, None],
+                following_BT=first_B1,
+                features=last.features,
+                span=start.span,
+                tokens_BN=state.tokens_at(last_B[:, None]),
+                logits_BNV=last.logits,
+            ),
+        )
+        seen = torch.cat([first_B1, state.budget_B[:, None]], 1).tolist()
+        return {
+            fill.row: (token, left == 0)
+            for fill, (token, left) in zip(start.group, seen, strict=True)
+        }
+
+
+class _Prefilled(NamedTuple):
+    """Neighbouring rows whose prompts are in the KV, before their first tokens."""
+
+    group: Sequence[Fill]
+    state: State
+    last: Output  # of each row's last token
+    span: int
+
+
+def _split(fills: Sequence[Fill]) -> tuple[list[Fill], dict[int, list[Fill]]]:
+    """What is to be prefilled, and by its row what starts as a copy of it."""
+    fed: list[Fill] = []
+    copies: dict[int, list[Fill]] = {}
+    rows: dict[tuple[int, ...], int] = {}
+    for fill in fills:
+        can_share = fill.is_sample and not fill.num_kept
+        row = rows.setdefault(fill.prompt_ids, fill.row) if can_share else fill.row
+        if row == fill.row:
+            fed.append(fill)
+        else:
+            copies.setdefault(row, []).append(fill)
+    return fed, copies
+
+
+def _entry(x_BTF: Tensor, at_B: Tensor) -> Tensor:
+    return x_BTF.gather(1, at_B[:, None, None].expand(-1, 1, x_BTF.shape[2]))
+
+
+def _later(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
+    """Rows that ended in an earlier chunk keep theirs."""
+
+    def choose(new_B1F: Tensor, old_B1F: Tensor) -> Tensor:
+        return torch.where(is_later_B[:, None, None], new_B1F, old_B1F)
+
+    features = zip(later.features, earlier.features, strict=True)
+    return Output(choose(later.logits, earlier.logits), tuple(choose(*pair) for pair in features))
 
 
 def _together(fills: Sequence[Fill], most: int) -> list[list[Fill]]:

@@ -4,13 +4,17 @@ Shape suffixes: B rows, T new tokens, V vocabulary, F features.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from specbench.decoding import attention
+from specbench.decoding.first_layers import cut_model
 from specbench.decoding.slot_cache import SlotCache
+from specbench.decoding.tree import Branches
 from specbench.errors import ModelError
 
 _KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -37,8 +41,11 @@ class Runner(Protocol):
 
     kind: str  # "stock" or "fused": whose code runs
     vocab_size: int
+    hidden_size: int
+    num_layers: int  # the number of the feature after the final norm
     max_position: int | None  # tokens of context the model was made for
     device: torch.device
+    dtype: torch.dtype
 
     @property
     def cache(self) -> KvCache:
@@ -57,18 +64,48 @@ class Runner(Protocol):
         first_row: int = 0,
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
+        branches: Branches | None = None,
+        start: int | None = None,
     ) -> Output:
         """Feed tokens at positions, writing each to the slot of its position.
 
         Row i of the batch is row `first_row + i` of the cache; every position must be below
         `span`, the number of slots attended to. `last_B` asks for one position's logits a row.
         `last_B` of one entry holds for all rows. `features` names hidden states: 0 is the
-        embedding, i the output of layer i - 1, the last one after the final norm.
+        embedding, i the output of layer i - 1, the last one after the final norm. `branches`
+        say where tokens are written and what they see when they form no chain. `start` says
+        that every row's tokens stand at start .. start + T - 1: no mask is needed then.
         """
         ...
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy what is kept of a row's first `num_tokens` tokens to another row."""
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
+        """Copy slots of rows 0 .. B - 1 within their row; they may overlap."""
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """The model's own embedding of tokens [B, T, F], before any scaling of its forward."""
+        ...
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        """The model's own head over states that had its final norm [B, T, V]."""
+        ...
+
+    def first_layers(self, num_layers: int) -> "Runner":
+        """The model's first layers with its final norm and head, over the same weights and slots.
+
+        What it writes for a token are the keys and values that the whole model has there.
+        Raises ModelError where they cannot be taken alone.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Slots:
+    """The cache of a runner and of those of its first layers."""
+
+    cache: SlotCache
 
 
 class StockRunner:
@@ -81,24 +118,48 @@ class StockRunner:
         self.model = model
         self.config = model.config.get_text_config()
         self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden_size: int = self.config.hidden_size
+        self.num_layers: int = self.config.num_hidden_layers
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self.cache = SlotCache(0, 0, 0)
+        self._slots = _Slots(SlotCache(self.num_layers, 0, 0))
         self._pack = _query_heads_per_kv_head(self.config)
         self._windows = _windows(self.config)
         self.max_position = context_limit(self.config)
         model.set_attn_implementation(attention.NAME)
 
+    @property
+    def cache(self) -> SlotCache:
+        return self._slots.cache
+
     def allocate(self, num_rows: int, max_len: int) -> None:
         # A larger cache is kept: stale slots are masked, and memory is that of the largest.
-        index = self.cache.index
+        index, num_layers = self.cache.index, len(self.cache.layers)
         if num_rows > index.num_rows or max_len > index.max_len:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
-            self.cache = SlotCache(self.config.num_hidden_layers, 0, 0)  # give back before taking
-            self.cache = SlotCache(self.config.num_hidden_layers, rows, length)
+            self._slots.cache = SlotCache(num_layers, 0, 0)  # give back before taking
+            self._slots.cache = SlotCache(num_layers, rows, length)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
+        self.cache.move_slots(sources_BT, destinations_BT)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        states_BTF: Tensor = self.model.get_input_embeddings()(tokens_BT)
+        return states_BTF
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        logits_BTV: Tensor = self.model.get_output_embeddings()(states_BTF)
+        return logits_BTV
+
+    def first_layers(self, num_layers: int) -> Self:
+        first = copy(self)
+        first.model = cut_model(self.model, num_layers)
+        first.config = first.model.config.get_text_config()
+        first.num_layers = num_layers
+        return first
 
     def forward(
         self,
@@ -109,8 +170,13 @@ class StockRunner:
         first_row: int = 0,
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
+        branches: Branches | None = None,
+        start: int | None = None,
     ) -> Output:
-        self.cache.index.point(positions_BT, span, first_row)
+        slots_BT = positions_BT if branches is None else branches.slots_BT
+        if start is not None:
+            span = start + tokens_BT.shape[1]
+        self.cache.index.point(slots_BT, span, first_row)
         # Drafts past the budget may lie beyond the model's last position; they are discarded.
         model_positions = positions_BT
         if self.max_position is not None:
@@ -118,7 +184,7 @@ class StockRunner:
         out = self.model(
             input_ids=tokens_BT,
             position_ids=model_positions,
-            attention_mask=self._masks(positions_BT, span),
+            attention_mask=self._masks(positions_BT, span, branches, is_plain=start is not None),
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=0 if last_B is None else last_B,
@@ -131,13 +197,17 @@ class StockRunner:
             logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
         return Output(logits, tuple(out.hidden_states[i] for i in features))
 
-    def _masks(self, positions_BT: Tensor, span: int) -> Tensor | dict[str, Tensor]:
-        masks = {
-            kind: attention.causal_mask(
-                positions_BT, span, self.dtype, window=window, pack=self._pack
-            )
-            for kind, window in self._windows.items()
-        }
+    def _masks(
+        self, positions_BT: Tensor, span: int, branches: Branches | None, *, is_plain: bool
+    ) -> Tensor | dict[str, Tensor]:
+        slots_S = torch.arange(span, device=positions_BT.device)
+        masks = {}
+        for kind, window in self._windows.items():
+            if is_plain and window is None:
+                masks[kind] = torch.empty(1, 1, 0, 0, dtype=self.dtype, device=slots_S.device)
+                continue
+            seen_BTS = attention.visible(positions_BT, slots_S, window=window, branches=branches)
+            masks[kind] = attention.additive_mask(seen_BTS, self.dtype, pack=self._pack)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 

@@ -93,7 +93,8 @@ def _over_slots(runner: Runner, tokens_BT: Tensor) -> Tensor:
     def feed(tokens: Tensor, first: int, first_row: int = 0) -> Tensor:
         B, T = tokens.shape
         positions_BT = places_T[first : first + T].expand(B, -1)
-        return runner.forward(tokens, positions_BT, _SPAN, first_row=first_row).logits
+        start = None if first else 0  # with a mask and without
+        return runner.forward(tokens, positions_BT, _SPAN, first_row=first_row, start=start).logits
 
     heads = [feed(tokens_BT[row : row + 1, :_HEAD], 0, row) for row in range(len(tokens_BT))]
     feed(tokens_BT[:, _HEAD : _HEAD + 1] + 1, _HEAD)

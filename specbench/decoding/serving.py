@@ -119,6 +119,8 @@ class Serving:
             prompt_ids=request.prompt_ids,
             max_new_tokens=request.max_new_tokens,
             seed=request.seed,
+            prediction_ids=request.prediction_ids,
+            is_sample=request.is_sample,
             num_kept=min(
                 _shared(kept.tokens, request.prompt_ids),
                 kept.num_tokens,
@@ -140,7 +142,8 @@ class Serving:
         num_rows = self._launcher.rows_for(len(running))
         behind = min(self._behind, max(map(self._num_emitted_bound, running)))
         k = self._policy.choose(num_rows, len(running), behind)
-        span = self._launcher.span_for(max(map(self._length_bound, running)) + k + 1)
+        num_drafts = self._rows.drafter.num_drafts(k) if k else 0
+        span = self._launcher.span_for(max(map(self._length_bound, running)) + num_drafts + 1)
         launch = self._launcher.launch(num_rows, k, span, behind if k else 0)
         self._behind = 0 if k or not self._policy.max_k else self._behind + 1
         self._flights.append(_Flight(launch, k, num_rows, running))

@@ -92,6 +92,17 @@ class SlotCache(Cache):  # type: ignore[misc]
                 for buffer in (layer.keys, layer.values):
                     buffer[destination, :num_tokens].copy_(buffer[source, :num_tokens])
 
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
+        """Copy slots of rows 0 .. B - 1 within their row, in all layers; they may overlap."""
+        rows_B1 = torch.arange(len(sources_BT), device=sources_BT.device)[:, None]
+        first_B1 = rows_B1 * self.index.max_len
+        from_N, to_N = (first_B1 + sources_BT).flatten(), (first_B1 + destinations_BT).flatten()
+        for layer in self.layers:
+            for buffer in (layer.keys, layer.values):
+                flat = buffer.view(-1, *buffer.shape[2:])
+                here_N = to_N.to(buffer.device)
+                flat.index_copy_(0, here_N, flat.index_select(0, from_N.to(buffer.device)))
+
     @property
     def nbytes(self) -> int:
         """Bytes allocated for all rows; 0 before the first forward."""

@@ -26,6 +26,7 @@ class State:
     seed_B: Tensor
     eos_E: Tensor
     offsets_O: Tensor  # made once: a round does not spend an operation on counting
+    first_row: int = 0  # where these rows begin among all rows
 
     @classmethod
     def allocate(
@@ -67,6 +68,7 @@ class State:
             seed_B=self.seed_B[chosen],
             eos_E=self.eos_E,
             offsets_O=self.offsets_O,
+            first_row=self.first_row + first,
         )
 
     def move_row(self, source: int, destination: int) -> None:

@@ -1,7 +1,7 @@
 """Acceptance drawn instead of judged: what a pairing would cost if so many drafts were kept.
 
 The text is no text and only the times mean something: a round does the work of a real one.
-Shape suffixes: B rows, K drafts, T = K + 1 checked positions, V vocabulary.
+Shape suffixes: B rows, K drafts of a path, N nodes, T = K + 1 tokens of a path, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 from specbench.costs import conditional_rates
 from specbench.decoding.drafter import Proposal
 from specbench.decoding.sampling import Purpose, Sampler, uniform
+from specbench.decoding.tree import Tree
 from specbench.decoding.verifier import Verdict
 from specbench.errors import UsageError
 
@@ -48,27 +49,49 @@ class SyntheticVerifier:
     def __call__(
         self,
         proposal: Proposal,
-        logits_BTV: Tensor,
+        logits_BNV: Tensor,
         sampler: Sampler,
         seed_B: Tensor,
-        positions_BT: Tensor,
+        positions_BN: Tensor,
     ) -> Verdict:
         """Keep draft i with a_i / a_(i-1) after those before it; then the target's own token.
 
         The target's tokens are picked at every position, as a real round does it.
         """
-        drafts_BK = proposal.tokens_BK
-        target_BT = sampler.pick(logits_BTV, seed_B, positions_BT)
-        K = drafts_BK.shape[1]
+        target_BT = sampler.pick(logits_BNV, seed_B, positions_BN)
+        K = proposal.depth
         if K == 0:
             return Verdict(torch.zeros_like(proposal.num_drafted_B), target_BT)
+        drafts_BK, most_B, path_BT = proposal.tokens_BK, proposal.num_drafted_B, None
+        positions_BT = positions_BN
+        if proposal.tree is not None:
+            path_BT, most_B = _first_children(proposal.tree)
+            drafts_BK = drafts_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
+            target_BT = target_BT.gather(1, path_BT)
+            positions_BT = positions_BN.gather(1, path_BT)
         chance_BK = uniform(seed_B, positions_BT[:, :-1], Purpose.SYNTHETIC)
         # A comparison a position: a tensor of the rates would be a copy from the host.
         rates = conditional_rates(acceptance_rates(self._acceptance, K))
         kept = [chance_BK[:, i] <= rate for i, rate in enumerate(rates)]
         num_kept_B = torch.stack(kept, 1).long().cumprod(1).sum(1)
-        num_accepted_B = num_kept_B.minimum(proposal.num_drafted_B)
+        num_accepted_B = num_kept_B.minimum(most_B)
         places_T = torch.arange(K + 1, device=target_BT.device)
         is_draft_BT = places_T < num_accepted_B[:, None]
         padded_BT = torch.cat([drafts_BK, target_BT[:, -1:]], 1)
-        return Verdict(num_accepted_B, torch.where(is_draft_BT, padded_BT, target_BT))
+        tokens_BT = torch.where(is_draft_BT, padded_BT, target_BT)
+        return Verdict(num_accepted_B, tokens_BT, path_BT)
+
+
+def _first_children(tree: Tree) -> tuple[Tensor, Tensor]:
+    """The path [B, T] that always takes the first draft that is meant, and its length [B]."""
+    node_B1 = torch.zeros_like(tree.parents_BK[:, :1])
+    path, num_B = [node_B1], torch.zeros_like(node_B1[:, 0])
+    for _ in range(tree.depth):
+        is_child_BK = (tree.parents_BK == node_B1) & tree.is_meant_BK
+        has_child_B1 = is_child_BK.any(1, keepdim=True)
+        first_B1 = is_child_BK.int().argmax(1, keepdim=True) + 1
+        # Past the end: the current token again, as in Tree.path_to; it is nobody's child.
+        node_B1 = torch.where(has_child_B1, first_B1, -1)
+        num_B = num_B + has_child_B1[:, 0]
+        path.append(node_B1)
+    return torch.cat(path, 1).clamp(min=0), num_B

@@ -71,6 +71,10 @@ class Tokenizer:
             ) from error
         return tuple(ids)
 
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text within an answer: nothing is put before or after it."""
+        return tuple(self._inner(text, add_special_tokens=False)["input_ids"])
+
     def text(self, ids: Sequence[int]) -> str:
         """Decoded text without special tokens."""
         decoded: str = self._inner.decode(list(ids), skip_special_tokens=True)

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
+from specbench.decoding.attention import additive_mask, visible
 from specbench.decoding.fused_weights import FusedLayer, FusedWeights
+from specbench.decoding.tree import Branches
 from specbench.decoding.workspace import Kept, Reach, Sizes
 
 
@@ -23,17 +25,23 @@ def traced_states(
     rope: Tensor,
     tokens_BT: Tensor,
     positions_BT: Tensor,
+    branches: Branches | None = None,
 ) -> list[Tensor]:
     """All hidden states [N, F], numbered as Runner.forward has them."""
     B, T = tokens_BT.shape
-    slots_N = (positions_BT + reach.first_slot_B1).reshape(-1)
+    slots_BT = positions_BT if branches is None else branches.slots_BT
+    slots_N = (slots_BT + reach.first_slot_B1).reshape(-1)
     cos, sin = rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
     masks = {
-        layer.window: _mask(positions_BT, reach.slots_S, layer.window, sizes.group, rope.dtype)
-        for layer in weights.layers
+        window: additive_mask(
+            visible(positions_BT, reach.slots_S, window=window, branches=branches),
+            rope.dtype,
+            pack=sizes.group,
+        )
+        for window in {layer.window for layer in weights.layers}
     }
     states = [embedding(tokens_BT.reshape(-1), weights.embedding)]
-    for layer, kept in zip(weights.layers, reach.layers, strict=True):
+    for layer, kept in zip(weights.layers, reach.layers, strict=False):  # the cache may have more
         qkv_NW = _product(_norm(states[-1], layer.input_norm, eps), layer.qkv, layer.qkv_bias)
         query, new_kv = _heads(layer, sizes, eps, qkv_NW, cos, sin)
         heads_NW = _attend(query, new_kv, kept, slots_N, masks[layer.window], (B, T), sizes)
@@ -84,14 +92,3 @@ def _norm(x_NF: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _product(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     return linear(x, matrix.t(), bias)
-
-
-def _mask(
-    positions_BT: Tensor, slots_S: Tensor, window: int | None, group: int, dtype: torch.dtype
-) -> Tensor:
-    B, T = positions_BT.shape
-    places = positions_BT[:, None].expand(B, group, T).reshape(B, 1, -1, 1)
-    seen = slots_S <= places
-    if window is not None:
-        seen = seen & (slots_S > places - window)
-    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)

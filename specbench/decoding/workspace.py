@@ -6,6 +6,7 @@ query heads as B, key/value heads, group, T, D.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -118,6 +119,13 @@ class JoinedCache:
             rows = layer.view(self.num_rows, self.max_len, -1)
             rows[destination, :num_tokens].copy_(rows[source, :num_tokens])
 
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
+        """Copy slots of rows 0 .. B - 1 within their row, in all layers; they may overlap."""
+        first_B1 = self._first_slots_B1[: len(sources_BT)]
+        from_N, to_N = (first_B1 + sources_BT).flatten(), (first_B1 + destinations_BT).flatten()
+        for layer in self.layers:
+            layer.index_copy_(0, to_N, layer.index_select(0, from_N))
+
     def reach(self, B: int, span: int, first_row: int, sizes: Sizes) -> Reach:
         """The first `span` slots of rows first_row .. first_row + B - 1."""
         shape = (self.num_rows, self.max_len, 2, sizes.kv_heads, sizes.head)
@@ -127,3 +135,11 @@ class JoinedCache:
             for layer in self.layers
         )
         return Reach(tuple(kept), self._first_slots_B1[chosen], self._slots_S[:span])
+
+
+@dataclass(slots=True)
+class Slots:
+    """What `allocate` replaces, of a runner and of those of its first layers."""
+
+    cache: JoinedCache
+    rope: Tensor

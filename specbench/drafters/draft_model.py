@@ -1,94 +1,140 @@
-"""A small model of the same vocabulary guesses the next K tokens, one after the other.
+"""A small model of the same vocabulary guesses the next tokens, one after the other or as a tree.
 
-Shape suffixes: B rows, K drafts, V the target's vocabulary.
+Shape suffixes: B rows, T tokens, K drafts, W nodes of a level, V the target's vocabulary.
 """
+
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from specbench.decoding.drafter import BareForward, Proposal
+from specbench.decoding.drafter import BareForward, Chunk, Outcome, Proposal
+from specbench.decoding.growth import Frontier, grow_chain, grow_static
 from specbench.decoding.runner import Runner
-from specbench.decoding.sampling import Purpose, Sampler, draw
+from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
+from specbench.decoding.topology import StaticTrees, Topology
+from specbench.decoding.tree import Branches
 from specbench.drafters.registry import Parts, drafter
 
 
-@drafter("draft_model", needs_model=True)
+@drafter("draft_model", model="required")
 class DraftModel:
-    """Chain drafting with a KV cache of its own (Leviathan et al. 2023, arXiv:2211.17192)."""
+    """Chain or tree drafting with a KV cache of its own (Leviathan et al. 2023, arXiv:2211.17192).
+
+    `tree` says how many children the nodes of each level have, 1 past its end; K is its depth.
+    """
 
     features: tuple[int, ...] = ()
     needs_host = False
+    max_k: int | None = None
+    weights: tuple[Tensor, ...] = ()
 
-    def __init__(self, parts: Parts) -> None:
-        self._runner: Runner = parts.draft_runner()
+    def __init__(self, parts: Parts, *, tree: tuple[int, ...] = ()) -> None:
+        self.runner: Runner = parts.draft_runner()
         self._target_vocab_size = parts.target.vocab_size
+        self._trees = StaticTrees(partial(Topology.of_widths, tree), parts.target.device)
+        self._is_tree = bool(tree)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.runner.cache.bytes_per_token
 
     @property
     def buffers(self) -> tuple[object, ...]:
-        return (self._runner.cache,)
+        return (self.runner.cache,)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        self._runner.allocate(num_rows, max_len)
+        self.runner.allocate(num_rows, max_len)
 
-    def prefill(
+    def num_drafts(self, k: int) -> int:
+        return self._trees[k].topology.num_drafts if self._is_tree else k
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        """A prompt overwrites what was in its row's cache."""
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
+        self._see(chunk.tokens_BT, chunk.positions_BT, chunk.span, state.first_row, chunk.start)
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        if self._is_tree:
+            return self._propose_tree(state, k, span, sampler)
+        # The token before the current one is fed again: after a round in which every draft
+        # was accepted it is the one the draft model has not seen, and else it costs nothing.
+        positions_B2 = state.positions(-1, 2)
+        logits_BV = self._logits(state.tokens_at(positions_B2), positions_B2, span)[:, -1]
+
+        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
+            return self._logits(tokens_B1, positions_B1, span)
+
+        return grow_chain(state, logits_BV, follow, k, sampler)
+
+    def _propose_tree(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        # A round leaves the tokens it kept in the slots of their nodes: they are fed again.
+        positions_BT, tokens_BT = state.last(k)
+        tokens_BT = torch.cat([tokens_BT, state.tokens_at(state.length_B1)], 1)
+        positions_BT = torch.cat([positions_BT, state.length_B1], 1)
+        logits_BV = self._logits(tokens_BT, positions_BT, span)[:, -1]
+
+        def feed(nodes: Frontier) -> Tensor:
+            return self._logits(nodes.tokens_BW, nodes.positions_BW, span, nodes.branches)
+
+        return grow_static(self._trees[k], state, logits_BV, feed, sampler)
+
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
+        positions_BT, tokens_BT = state.last(num_tokens)
+        self._see(tokens_BT, positions_BT, span, state.first_row)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self.runner.copy_row(source, destination, num_tokens)
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:
+        if self._is_tree:
+            inner = [len(level.inner) for level in self._trees[k].topology.levels[:-1]]
+            return (BareForward(k + 1, 1), *(BareForward(width, 1) for width in inner))
+        return (BareForward(2, 1), BareForward(1, k - 1)) if k > 1 else (BareForward(2, 1),)
+
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """What was rejected is overwritten by the next proposal: nothing to do."""
+
+    def _see(
         self,
         tokens_BT: Tensor,
         positions_BT: Tensor,
         span: int,
-        features: tuple[Tensor, ...],  # noqa: ARG002
-        *,
-        first_row: int = 0,
+        first_row: int,
+        start: int | None = None,
     ) -> None:
         last_1 = torch.full_like(tokens_BT[0, :1], tokens_BT.shape[1] - 1)
-        self._runner.forward(
-            self._known(tokens_BT), positions_BT, span, first_row=first_row, last_B=last_1
+        self.runner.forward(
+            self._known(tokens_BT),
+            positions_BT,
+            span,
+            first_row=first_row,
+            last_B=last_1,
+            start=start,
         )
 
-    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        # The token before the current one is fed again: after a round in which every draft
-        # was accepted it is the one the draft model has not seen, and else it costs nothing.
-        positions_BT, next_BK = state.positions(-1, 2), state.positions(1, k)
-        tokens_BT = state.tokens_at(positions_BT)
-        drafts, laws = [], []
-        for i in range(k):
-            logits_BTV = self._runner.forward(self._known(tokens_BT), positions_BT, span).logits
-            positions_BT = next_BK[:, i : i + 1]
-            tokens_BT, law_BV = self._guess(logits_BTV, state.seed_B, positions_BT, sampler)
-            drafts.append(tokens_BT)
-            laws.append(law_BV)
-        probs = None if sampler.is_greedy else torch.stack(laws, 1)
-        return Proposal(torch.cat(drafts, 1), torch.full_like(state.budget_B, k), probs)
-
-    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        positions_BT, tokens_BT = state.last(num_tokens)
-        self.prefill(tokens_BT, positions_BT, span, ())
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self._runner.copy_row(source, destination, num_tokens)
-
-    def forwards(self, k: int) -> tuple[BareForward, ...]:
-        return (BareForward(2, 1), BareForward(1, k - 1)) if k > 1 else (BareForward(2, 1),)
-
-    def observe(self, state: State, num_emitted_B: Tensor, features: tuple[Tensor, ...]) -> None:
-        """Rejected slots are overwritten by the next proposal: nothing to do."""
-
-    def _guess(
-        self, logits_BTV: Tensor, seed_B: Tensor, positions_B1: Tensor, sampler: Sampler
-    ) -> tuple[Tensor, Tensor]:
-        """A token [B, 1] and the law [B, V] it was drawn from, over the target's vocabulary."""
-        if logits_BTV.shape[1] > 1:
-            logits_BTV = logits_BTV[:, -1:]
-        missing = self._target_vocab_size - logits_BTV.shape[-1]
+    def _logits(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        branches: Branches | None = None,
+    ) -> Tensor:
+        """Over the target's vocabulary [B, T, V]; tokens the draft model lacks are impossible."""
+        out = self.runner.forward(self._known(tokens_BT), positions_BT, span, branches=branches)
+        missing = self._target_vocab_size - out.logits.shape[-1]
         if missing < 0:
-            logits_BTV = logits_BTV[..., :missing]
-        if sampler.is_greedy:
-            return logits_BTV.argmax(-1), logits_BTV[:, 0]
-        law_B1V = torch.nn.functional.pad(sampler.probs(logits_BTV), (0, max(missing, 0)))
-        return draw(law_B1V, seed_B, positions_B1, Purpose.DRAFT), law_B1V[:, 0]
+            return out.logits[..., :missing]
+        if missing > 0:
+            return pad(out.logits, (0, missing), value=-torch.inf)
+        return out.logits
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Ids past the draft's vocabulary are padding of the target's; any id will do."""
-        if self._runner.vocab_size >= self._target_vocab_size:
+        if self.runner.vocab_size >= self._target_vocab_size:
             return tokens
-        return tokens.clamp(max=self._runner.vocab_size - 1)
+        return tokens.clamp(max=self.runner.vocab_size - 1)

@@ -3,6 +3,8 @@
 Shape suffixes: B rows, S positions, K drafts, N n-gram length.
 """
 
+from typing import Annotated
+
 import torch
 
 from specbench.decoding.drafter import Memoryless, Proposal
@@ -16,7 +18,13 @@ from specbench.errors import UsageError
 class Ngram(Memoryless):
     """Prompt lookup without a model; a suffix that never occurred before drafts nothing."""
 
-    def __init__(self, parts: Parts, *, max_ngram: int = 3, min_ngram: int = 1) -> None:  # noqa: ARG002
+    def __init__(
+        self,
+        parts: Parts,  # noqa: ARG002
+        *,
+        max_ngram: Annotated[int, range(1, 33)] = 3,
+        min_ngram: Annotated[int, range(1, 33)] = 1,
+    ) -> None:
         if not 1 <= min_ngram <= max_ngram:
             raise UsageError(
                 f"ngram: min_ngram {min_ngram}, max_ngram {max_ngram}; 1 <= min <= max is allowed"

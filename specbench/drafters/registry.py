@@ -1,31 +1,42 @@
-"""Finds drafters: one file of this folder each, marked with `@drafter("name")`."""
+"""Builds drafters: one file of this folder each, marked with `@drafter("name")`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.runner import Runner
-from specbench.drafters.catalogue import find_method
 from specbench.errors import UsageError
+from specbench.methods import find_method
 
 D = TypeVar("D", bound=Callable[..., Drafter])
 _CLASSES: dict[str, Callable[..., Drafter]] = {}
 
 
+def _not_given() -> Any:
+    raise UsageError("the drafter needs a model and was given none")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a drafter is built from; `draft_runner` loads its model when first called."""
+    """What a drafter is built from; what it does not ask for is not loaded."""
 
     target: Runner
-    draft_runner: Callable[[], Runner]
+    draft_runner: Callable[[], Runner] = _not_given  # the draft model, checked
+    checkpoint: Callable[[], Checkpoint] = _not_given  # the files of a head, as they are
 
 
-def drafter(name: str, *, needs_model: bool = False) -> Callable[[D], D]:  # noqa: ARG001
+def drafter(
+    name: str,
+    *,
+    model: Literal["required", "optional", "refused"] = "refused",  # noqa: ARG001
+    is_head: bool = False,  # noqa: ARG001
+) -> Callable[[D], D]:
     """Register a drafter class; its keyword-only parameters are what pairings.yaml may set.
 
-    `needs_model` is read by catalogue.py, without importing the file.
+    `model` and `is_head` are read by methods.py, without importing the file.
     """
 
     def register(cls: D) -> D:
@@ -35,21 +46,20 @@ def drafter(name: str, *, needs_model: bool = False) -> Callable[[D], D]:  # noq
     return register
 
 
+def drafter_class(name: str) -> Any:
+    """The class of that name; UsageError names the methods there are."""
+    import_module(find_method(name).module)
+    return _CLASSES[name]
+
+
 def build_drafter(name: str, parts: Parts, parameters: dict[str, Any]) -> Drafter:
     """The named drafter with the given parameters.
 
     Raises UsageError for an unknown name or parameter, or a value the drafter refuses.
     """
     method = find_method(name)
-    allowed = {p.name: p.type for p in method.parameters}
     for key, value in parameters.items():
-        if key not in allowed:
-            raise UsageError(
-                f"{name}: unknown parameter {key!r}; allowed: {', '.join(allowed) or 'none'}"
-            )
-        if type(value).__name__ != allowed[key]:
-            raise UsageError(
-                f"{name}: {key} is {value!r}; a value of type {allowed[key]} is needed"
-            )
-    import_module(method.module)
-    return _CLASSES[name](parts, **parameters)
+        if complaint := method.parameter(key).complaint(value):
+            raise UsageError(f"{name}: {key} {complaint}")
+    drafter: Drafter = drafter_class(name)(parts, **parameters)
+    return drafter

@@ -5,31 +5,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-import torch
-
 from specbench.config import Drafter, Target
 from specbench.decoding.backends import attention_backend
 from specbench.decoding.calibration import measure_round_costs
 from specbench.decoding.clock import make_clock
 from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter as DraftingMethod
-from specbench.decoding.drafter import NoDrafter
 from specbench.decoding.graphs import Launchers
-from specbench.decoding.loading import LoadedModel, eos_ids
+from specbench.decoding.loading import eos_ids
 from specbench.decoding.policy import FixedK, Policy
 from specbench.decoding.request import Request, Result
 from specbench.decoding.round import Verifier
 from specbench.decoding.round_costs import RoundCosts
 from specbench.decoding.rows import rounded_up
-from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
-from specbench.decoding.self_test import Forward, make_checked_runner
+from specbench.decoding.scoring import mean_log_probs
+from specbench.decoding.self_test import Forward
 from specbench.decoding.synthetic import SyntheticVerifier
-from specbench.decoding.tokenizer import require_same_vocabulary
 from specbench.decoding.verifier import verify
-from specbench.drafters.catalogue import find_method
-from specbench.drafters.registry import Parts, build_drafter
 from specbench.engines.arrivals import arrivals
 from specbench.engines.bare_forwards import BareForwards
 from specbench.engines.engine import (
@@ -37,12 +30,12 @@ from specbench.engines.engine import (
     EngineResult,
     Load,
     RoundForward,
+    Scores,
     ServedPass,
     Work,
 )
+from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.shelf import Shelf, bytes_read, identity
-from specbench.errors import ModelError, UsageError
-from specbench.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Sampling
 
 MOST_CAPTURING_PASSES = 3
@@ -80,18 +73,16 @@ class BuiltinEngine:
         self._shelf = shelf
         self._options = options
         self._clock = make_clock(shelf.device)
-        self._spec = target.model
         self.tokenizer = shelf.tokenizer(target.model)
-        self._target, self._runner, notes = self._load(target.model)
+        held = take(shelf, target.model, options.forward)
+        self._target, self._runner = held.loaded, held.runner
         self.dtype = self._target.dtype
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
-        self._notes = notes
         self._name = target.name
         self._launchers = Launchers(options.graph, shelf.device, compiled=options.compile)
         self._bare_forwards = BareForwards(self._launchers.graphs, self._clock)
-        self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
-        self._draft_models: dict[str, tuple[ModelSpec, LoadedModel, Runner]] = {}
+        self._drafters = LoadedDrafters(held, self.tokenizer, shelf, options.forward)
         self._decoders: dict[tuple[str, bool], Decoder] = {}
         self._costs: dict[_Setting, RoundCosts] = {}
         self._controllers: dict[tuple[str, _Setting], Controller] = {}
@@ -118,35 +109,18 @@ class BuiltinEngine:
                 or config.hidden_size // config.num_attention_heads,
             ),
             quantization=self._target.quantization,
-            notes=(*self._notes, *(f"graphs: {reason}" for reason in reasons)),
+            notes=(*self._drafters.notes, *(f"graphs: {reason}" for reason in reasons)),
+            max_k=dict(self._drafters.max_ks),
         )
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
-        find_method(drafter.method)  # a method that arrives later has files of another kind
-        if drafter.model is not None:
-            # Vocabularies are compared before the weights go anywhere near the device.
-            tokenizer = self._shelf.tokenizer(drafter.model)
-            if renamed := require_same_vocabulary(self.tokenizer, tokenizer):
-                self._note(
-                    f"{drafter.name}: {len(renamed)} special tokens have other names than the "
-                    f"target's, the first is id {renamed[0]}"
-                )
-        parts = Parts(target=self._runner, draft_runner=lambda: self._draft_runner(drafter))
-        self._methods[drafter.name] = build_drafter(drafter.method, parts, dict(drafter.parameters))
-        if drafter.model is None:
-            return None
-        _, loaded, _ = self._draft_models[drafter.name]
-        return identity(drafter.name, drafter.model, loaded, tokenizer)
+        return self._drafters.add(drafter)
 
     def remove_drafter(self, name: str) -> None:
-        self._methods.pop(name, None)
         self._costs = {key: costs for key, costs in self._costs.items() if key[0] != name}
         self._controllers = {k: c for k, c in self._controllers.items() if k[1][0] != name}
         self._decoders = {key: value for key, value in self._decoders.items() if key[0] != name}
-        if held := self._draft_models.pop(name, None):
-            spec = held[0]
-            del held
-            self._shelf.release(spec)
+        self._drafters.remove(name)
 
     def generate(self, request: EngineRequest, work: Work) -> EngineResult:
         served = self.serve([request], work, Load())
@@ -155,7 +129,8 @@ class BuiltinEngine:
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
         sampler, calibration_s = Sampler(requests[0].sampling), 0.0
         decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
-        policy: Policy = FixedK(work.k)
+        k = self._drafters.depth(work)
+        policy: Policy = FixedK(k)
         cpu_s = time.process_time()
         if work.adaptive:
             policy, calibration_s = self._controller(requests[0], work, load)
@@ -165,6 +140,8 @@ class BuiltinEngine:
                 max_new_tokens=request.max_new_tokens,
                 seed=request.seed,
                 arrival=arrival,
+                prediction_ids=request.prediction_ids,
+                is_sample=load.best_of,
             )
             for request, arrival in zip(requests, arrivals(requests, load), strict=True)
         ]
@@ -174,8 +151,10 @@ class BuiltinEngine:
             if decoder.num_captures == num_captures:
                 break  # else the time of capturing is in it: the same texts once more
         finished_s = max(result.finished_s for result in served.results)
-        longest = rounded_up(max(request.num_tokens for request in asked) + work.k + 1)
+        num_drafts = self._drafters[work.drafter].num_drafts(k) if k else 0
+        longest = rounded_up(max(request.num_tokens for request in asked) + num_drafts + 1)
         kv_bytes = self.kv_bytes_per_token(work.drafter) * longest * load.concurrency
+        scores = self._score(requests[0].prompt_ids, served.results) if load.best_of else None
         return ServedPass(
             results=tuple(self._result(result) for result in served.results),
             seconds=calibration_s + finished_s,
@@ -183,35 +162,45 @@ class BuiltinEngine:
             cpu_s=time.process_time() - cpu_s,
             calibration_s=calibration_s,
             kv_bytes=kv_bytes,
+            scores=scores,
         )
 
+    def _score(self, prompt_ids: Sequence[int], results: Sequence[Result]) -> Scores:
+        self._clock.start()
+        outputs = [result.output_ids for result in results]
+        log_probs = mean_log_probs(self._runner, prompt_ids, outputs)
+        return Scores(log_probs=log_probs, seconds=self._clock.now())
+
     def weights_bytes(self, drafter: str) -> int:
-        held = self._draft_models.get(drafter)
-        return self._target.weights_bytes + (held[1].weights_bytes if held else 0)
+        return self._target.weights_bytes + self._drafters.weights_bytes(drafter)
 
     def bytes_read(self, drafter: str) -> int:
         if drafter == NO_DRAFTER:
             return bytes_read(self._target)
-        held = self._draft_models.get(drafter)
-        return bytes_read(held[1]) if held else 0
+        return self._drafters.bytes_read(drafter)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        held = self._draft_models.get(drafter)
-        own = self._runner.cache.bytes_per_token
-        return own + (held[2].cache.bytes_per_token if held else 0)
+        return self._runner.cache.bytes_per_token + self._drafters[drafter].kv_bytes_per_token
+
+    def max_k(self, drafter: str) -> int | None:
+        return self._drafters[drafter].max_k
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
+        method = self._drafters[drafter]
         own = tuple(
             RoundForward(role="drafter", num_tokens=forward.num_tokens, times=forward.times)
-            for forward in (self._methods[drafter].forwards(k) if k else ())
+            for forward in (method.forwards(k) if k else ())
         )
-        return (RoundForward(role="target", num_tokens=k + 1, times=1), *own)
+        if k and method.weights and not own:
+            return ()  # a head's are not told, and without them a floor would be too low
+        num_nodes = method.num_drafts(k) + 1 if k else 1
+        return (RoundForward(role="target", num_tokens=num_nodes, times=1), *own)
 
     def forward_seconds(
         self, drafter: str, forward: RoundForward, context: int, num_samples: int
     ) -> tuple[float, ...]:
-        is_target = forward.role == "target"
-        runner = self._runner if is_target else self._draft_models[drafter][2]
+        runner = self._drafters[drafter].runner if forward.role == "drafter" else self._runner
+        assert runner is not None, f"{drafter} counts forwards and names no runner"
         return self._bare_forwards.seconds(runner, forward.num_tokens, context, num_samples)
 
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
@@ -221,7 +210,7 @@ class BuiltinEngine:
             verifier: Verifier = verify if acceptance is None else SyntheticVerifier(acceptance)
             known = self._decoders[drafter, stop_at_eos] = Decoder(
                 self._runner,
-                self._methods[drafter],
+                self._drafters[drafter],
                 eos_ids=self.eos_ids if stop_at_eos else (),
                 clock=self._clock,
                 verifier=verifier,
@@ -236,8 +225,9 @@ class BuiltinEngine:
 
         They are measured once for all workloads, and followed from then on.
         """
-        setting = _Setting(work.drafter, work.k, work.context, load.concurrency, request.sampling)
-        ks, seconds = default_ks(work.k), 0.0
+        k = self._drafters.depth(work)
+        setting = _Setting(work.drafter, k, work.context, load.concurrency, request.sampling)
+        ks, seconds = default_ks(k), 0.0
         if setting not in self._costs:
             decoder = self._decoder(work.drafter, False)  # a short answer shows few rounds
             self._costs[setting], seconds = measure_round_costs(
@@ -261,23 +251,3 @@ class BuiltinEngine:
             arrived_s=result.arrived_s,
             queue_s=result.started_s - result.arrived_s,
         )
-
-    def _draft_runner(self, drafter: Drafter) -> Runner:
-        if drafter.model is None:
-            raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
-        loaded, runner, notes = self._load(drafter.model)
-        self._note(*notes)
-        self._draft_models[drafter.name] = (drafter.model, loaded, runner)
-        return runner
-
-    def _load(self, spec: ModelSpec) -> tuple[LoadedModel, Runner, tuple[str, ...]]:
-        loaded = self._shelf.load(spec)
-        try:
-            runner, notes = make_checked_runner(loaded.model, self._options.forward)
-        except (ModelError, torch.OutOfMemoryError):
-            self._shelf.release(spec)
-            raise
-        return loaded, runner, tuple(f"{spec.source}: {note}" for note in notes)
-
-    def _note(self, *notes: str) -> None:
-        self._notes = (*self._notes, *(note for note in notes if note not in self._notes))

@@ -19,6 +19,7 @@ class EngineRequest:
     seed: int
     stop_at_eos: bool = True
     conversation: str | None = None  # a later request of the same one waits for the earlier
+    prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +48,15 @@ class Load:
     concurrency: int = 1
     request_rate: float | None = None  # open loop: Poisson arrivals a second, of first turns
     seed: int = 0  # of the arrivals
+    best_of: bool = False  # samples of one prompt: they share its prefill, and are scored
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scores:
+    """How likely the target finds each of a pass's answers, and the seconds it took to say so."""
+
+    log_probs: tuple[float, ...]  # mean of an answer's tokens, nats, at temperature 1
+    seconds: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +69,7 @@ class ServedPass:
     cpu_s: float
     calibration_s: float = 0.0
     kv_bytes: int | None = None
+    scores: Scores | None = None  # of `best_of`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +142,12 @@ class Engine(Protocol):
         """KV-cache bytes a token of context takes in target and drafter, after a request."""
         ...
 
+    def max_k(self, drafter: str) -> int | None:
+        """The most tokens ahead that the drafter can draft; None: as many as one likes."""
+        ...
+
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
-        """The bare forwards that one round at K = k contains."""
+        """The bare forwards that one round at K = k contains; none where not all are known."""
         ...
 
     def forward_seconds(

@@ -1,11 +1,20 @@
 """The models of a run, each loaded once: engines measured side by side share their weights."""
 
 import gc
+import hashlib
+import json
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.checkpoint_files import WEIGHT_KINDS, has_tokenizer, read_checkpoint
+from specbench.decoding.digest import weights_sha256
+from specbench.decoding.first_layers import layers_of
 from specbench.decoding.loading import LoadedModel, ModelSource, load_model
 from specbench.decoding.tokenizer import Tokenizer
+from specbench.errors import ModelError
 from specbench.model_spec import ModelSpec
 from specbench.records import ModelIdentity
 
@@ -42,9 +51,37 @@ class Shelf:
         self._num_holders[spec] -= 1
         if self._num_holders[spec] == 0:
             del self._models[spec], self._num_holders[spec]
-            gc.collect()
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+            self.give_back()
+
+    def give_back(self) -> None:
+        """What nobody holds any more to the device's other users."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def is_dummy(self, spec: ModelSpec) -> bool:
+        """Whether its weights are to be made up."""
+        return self._dummy or spec.is_shape
+
+    def checkpoint(self, spec: ModelSpec) -> Checkpoint:
+        """The files of a head; ModelError."""
+        if spec.quantization is not None:
+            raise ModelError(
+                f"{spec.source}: heads run as they are stored; leave out `quantization: "
+                f"{spec.quantization}`"
+            )
+        return read_checkpoint(spec.location, spec.revision)
+
+    def checkpoint_sha256(self, spec: ModelSpec, checkpoint: Checkpoint) -> str:
+        """A hash that changes with a head's weights; of made-up ones with what they follow from."""
+        if self.is_dummy(spec):
+            facts = json.dumps(dict(checkpoint.config), sort_keys=True, default=str)
+            return "dummy:" + hashlib.sha256(facts.encode()).hexdigest()
+        return weights_sha256(spec.location, checkpoint.revision, WEIGHT_KINDS)
+
+    def has_tokenizer(self, spec: ModelSpec) -> bool:
+        """Whether a head has a tokenizer of its own; else it speaks its target's tokens."""
+        return not self.is_dummy(spec) and has_tokenizer(spec.location, spec.revision)
 
     def tokenizer(self, spec: ModelSpec) -> Tokenizer:
         """The model's tokenizer; its weights need not be loaded. ModelError."""
@@ -70,12 +107,17 @@ def model_source(spec: ModelSpec, dtype: str | None, *, dummy: bool = False) -> 
     )
 
 
-def bytes_read(loaded: LoadedModel) -> int:
-    """Weights that a forward reads: all but an input embedding that is not the head, too."""
+def bytes_read(loaded: LoadedModel, num_layers: int | None = None) -> int:
+    """Weights that a forward reads: all but an input embedding that is not the head, too.
+
+    `num_layers` says that it stops after so many.
+    """
     embedding = loaded.model.get_input_embeddings().weight
     head = loaded.model.get_output_embeddings().weight
     is_tied = embedding.data_ptr() == head.data_ptr()
-    return loaded.weights_bytes - (0 if is_tied else embedding.nbytes)
+    skipped = layers_of(loaded.model)[num_layers:] if num_layers is not None else []
+    unread = sum(weight.nbytes for layer in skipped for weight in layer.parameters())
+    return loaded.weights_bytes - unread - (0 if is_tied else embedding.nbytes)
 
 
 def identity(
@@ -84,10 +126,35 @@ def identity(
     """Which weights and tokenizer a result belongs to."""
     return ModelIdentity(
         name=name,
-        source=spec.folder.name if spec.folder else spec.source,
+        source=_shown(spec),
         revision=loaded.revision,
         content_sha256=loaded.content_sha256,
         tokenizer_sha256=tokenizer.sha256,
         dtype=loaded.dtype,
         num_parameters=loaded.num_parameters,
     )
+
+
+def head_identity(
+    name: str,
+    spec: ModelSpec,
+    checkpoint: Checkpoint,
+    checkpoint_sha256: str,
+    weights: Sequence[Tensor],
+    tokenizer: Tokenizer,
+) -> ModelIdentity:
+    """Which head a result belongs to; `weights` are those of its tensors that are used."""
+    return ModelIdentity(
+        name=name,
+        source=_shown(spec),
+        revision=checkpoint.revision,
+        content_sha256=checkpoint_sha256,
+        tokenizer_sha256=tokenizer.sha256,
+        dtype=str(weights[0].dtype).removeprefix("torch."),
+        num_parameters=sum(tensor.numel() for tensor in weights),
+    )
+
+
+def _shown(spec: ModelSpec) -> str:
+    """Never a folder above the model's own."""
+    return spec.folder.name if spec.folder else spec.source

@@ -172,6 +172,9 @@ class TransformersEngine:
     def kv_bytes_per_token(self, drafter: str) -> int:
         return sum(_kv_bytes_per_token(loaded.model) for loaded in self._loaded(drafter))
 
+    def max_k(self, drafter: str) -> int | None:  # noqa: ARG002
+        return None
+
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:  # noqa: ARG002
         """None: the built-in decoder measures the bare forwards of these weights."""
         return ()
@@ -187,7 +190,7 @@ class TransformersEngine:
 
     def _add_lookup(self, drafter: Drafter) -> None:
         longest = drafter.parameters.get("max_ngram")
-        self._ngrams[drafter.name] = None if longest is None else int(longest)
+        self._ngrams[drafter.name] = longest if isinstance(longest, int) else None
         if "min_ngram" in drafter.parameters:
             self._note(f"{drafter.name}: prompt_lookup has no min_ngram and looks up single tokens")
 

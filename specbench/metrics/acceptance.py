@@ -44,12 +44,20 @@ def mean_acceptance_length_when_drafted(cell: CellData) -> float | None:
 def acceptance_rate(cell: CellData) -> float | None:
     """sum(a) / sum(d): vLLM's draft acceptance rate.
 
-    Drafts after the first rejection count as drafted, so it is lower than alpha.
+    Drafts after the first rejection count as drafted, so it is lower than alpha. Of a tree at
+    most one node a level can be kept: compare trees by mean_acceptance_length.
     """
     rounds = cell.speculative_rounds
     if rounds is None or not any(rounds.num_drafted):
         return None
     return sum(rounds.num_accepted) / sum(rounds.num_drafted)
+
+
+@metric(unit="tokens/round", better=None)
+def num_draft_nodes(cell: CellData) -> int | None:
+    """max(d): the drafts of a whole proposal; K in a chain, more in a tree."""
+    rounds = cell.speculative_rounds
+    return None if rounds is None else max(rounds.num_drafted)
 
 
 @metric(unit="fraction", better="higher")
@@ -85,10 +93,11 @@ def alpha(cell: CellData) -> float | None:
     """sum(a) / (sum(a) + rounds with a < d): the chance that one draft token is kept.
 
     Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition
-    3.1, where drafting stops at the first rejection; not accepted / drafted.
+    3.1, where drafting stops at the first rejection; not accepted / drafted. Absent for trees,
+    where a rejected token may have siblings.
     """
     rounds = cell.speculative_rounds
-    if rounds is None or not any(rounds.num_drafted):
+    if rounds is None or not any(rounds.num_drafted) or max(rounds.num_drafted) > cell.k:
         return None
     accepted = sum(rounds.num_accepted)
     rejections = sum(a < d for a, d in zip(rounds.num_accepted, rounds.num_drafted, strict=True))

@@ -17,11 +17,12 @@ from specbench.records import (
     PassRecord,
     RequestRecord,
     RoundLog,
+    SamplesRecord,
 )
 
 
 class RequestPair(NamedTuple):
-    """The same prompt, turn and repeat of one block, decoded at K = 0 and at the cell's K."""
+    """The same prompt, turn, repeat and sample, decoded at K = 0 and at the cell's K."""
 
     base: RequestRecord
     spec: RequestRecord
@@ -42,6 +43,20 @@ class PassPair(NamedTuple):
     spec: Pass
 
 
+class Samples(NamedTuple):
+    """The samples of one turn, which were decoded together."""
+
+    record: SamplesRecord
+    requests: tuple[RequestRecord, ...]
+
+
+class SamplesPair(NamedTuple):
+    """The samples of the same turn, at K = 0 and at the cell's K."""
+
+    base: Samples
+    spec: Samples
+
+
 @dataclass(frozen=True, kw_only=True)
 class CellData:
     """One cell's requests with the baseline's of the same blocks (none for the baseline itself).
@@ -55,6 +70,8 @@ class CellData:
     baseline: tuple[RequestRecord, ...] = ()
     passes: tuple[Pass, ...] = ()  # where rows were in flight together, or K is adaptive
     baseline_passes: tuple[Pass, ...] = ()
+    samples: tuple[Samples, ...] = ()  # where the best of several is picked
+    baseline_samples: tuple[Samples, ...] = ()
     memory_target: MemoryRecord | None = None
     memory_pair: MemoryRecord | None = None
     forwards: tuple[ForwardCost, ...] = ()
@@ -96,6 +113,16 @@ class CellData:
             PassPair(base[spec.block_id], spec) for spec in self.passes if spec.block_id in base
         )
 
+    @cached_property
+    def samples_pairs(self) -> tuple[SamplesPair, ...]:
+        """Samples of the same turn on both sides, in the order of `samples`."""
+        base = {turn_of(own.record): own for own in self.baseline_samples}
+        return tuple(
+            SamplesPair(base[turn_of(spec.record)], spec)
+            for spec in self.samples
+            if turn_of(spec.record) in base
+        )
+
     @property
     def memory(self) -> MemoryRecord | None:
         """What this cell needs: the pair's memory, or the target's alone at K = 0."""
@@ -104,7 +131,12 @@ class CellData:
 
 def against(cell: CellData, other: CellData) -> CellData:
     """The cell with another one in the place of its baseline."""
-    return replace(cell, baseline=other.requests, baseline_passes=other.passes)
+    return replace(
+        cell,
+        baseline=other.requests,
+        baseline_passes=other.passes,
+        baseline_samples=other.samples,
+    )
 
 
 def paired_requests(
@@ -166,6 +198,7 @@ class _Share(NamedTuple):
 
     requests: tuple[RequestRecord, ...]
     served: Pass | None
+    samples: tuple[Samples, ...] = ()
 
 
 _NOTHING = _Share((), None)
@@ -176,11 +209,16 @@ def _by_cell(block: BlockRecord) -> dict[str, _Share]:
     for request in block.requests:
         requests.setdefault(request.cell_id, []).append(request)
     passes = {record.cell_id: record for record in block.passes}
+    samples: dict[str, list[Samples]] = {}
+    for found in block.samples:
+        cell_id = found.served.cell_id
+        own_turn = tuple(r for r in requests[cell_id] if turn_of(r) == turn_of(found))
+        samples.setdefault(cell_id, []).append(Samples(found, own_turn))
     shares = {}
     for cell_id, own in requests.items():
         record = passes.get(cell_id)
         served = Pass(block.block_id, record, tuple(own)) if record else None
-        shares[cell_id] = _Share(tuple(own), served)
+        shares[cell_id] = _Share(tuple(own), served, tuple(samples.get(cell_id, ())))
     return shares
 
 
@@ -202,6 +240,8 @@ def _gather(
         baseline=tuple(request for share in base for request in share.requests),
         passes=tuple(share.served for share in own if share.served),
         baseline_passes=tuple(share.served for share in base if share.served),
+        samples=tuple(one for share in own for one in share.samples),
+        baseline_samples=tuple(one for share in base for one in share.samples),
         memory_target=memory.get(NO_DRAFTER),
         memory_pair=memory.get(key.drafter) if key.drafter != NO_DRAFTER else None,
         forwards=tuple(cost for cost in forwards if cost.cell_id == cell_id),
@@ -216,5 +256,10 @@ def _baseline_of(key: CellKey, keys: Sequence[CellKey]) -> CellKey | None:
     return next((k for k in keys if is_baseline(k) and setting_of(k) == setting_of(key)), None)
 
 
-def _unit(request: RequestRecord) -> tuple[str, int, int]:
-    return request.prompt_id, request.turn, request.repeat
+def turn_of(record: RequestRecord | SamplesRecord) -> tuple[str, int, int]:
+    """Prompt, turn and repeat: what samples of one turn have in common."""
+    return record.prompt_id, record.turn, record.repeat
+
+
+def _unit(request: RequestRecord) -> tuple[str, int, int, int]:
+    return *turn_of(request), request.sample

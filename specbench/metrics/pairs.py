@@ -6,9 +6,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.metrics.cell import CellData, Pass, paired_requests
-from specbench.metrics.passes import Span, busy_span, whole_span
-from specbench.metrics.setting import is_stream
+from specbench.metrics.cell import CellData, Pass, Samples, paired_requests
+from specbench.metrics.passes import (
+    Span,
+    busy_span,
+    samples_decode_span,
+    samples_span,
+    whole_span,
+)
+from specbench.metrics.setting import is_stream, overlaps
 from specbench.records import RequestRecord
 
 
@@ -40,7 +46,10 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
 
     With many rows in flight: seconds while all rows are busy, with the tokens emitted in them.
     With arrivals in open loop, which fix the throughput: the requests' own seconds again.
+    Of several samples: seconds until the last one has ended, with the tokens of all.
     """
+    if cell.key.num_samples > 1:
+        return _summed(_samples(cell, samples_decode_span))
     if is_stream(cell.key) and cell.key.request_rate is None:
         return _summed(_passes(cell, lambda served: busy_span(served, cell.key.concurrency)))
     return _summed(_requests(cell, _decode_span))
@@ -50,8 +59,10 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     """Seconds of whole requests, prefill of target and drafter included.
 
     With many rows in flight: seconds of whole passes; in open loop of whole requests again,
-    from arrival on.
+    from arrival on. Of several samples: until one is picked.
     """
+    if cell.key.num_samples > 1:
+        return _summed(_samples(cell, samples_span))
     if is_stream(cell.key) and cell.key.request_rate is None:
         return _summed(_passes(cell, whole_span))
     return _summed(_requests(cell, lambda r: _span(r.total_s, r.num_output_tokens)))
@@ -59,7 +70,7 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
 
 def paired_cpu(cell: CellData) -> PairedSeconds | None:
     """Process CPU seconds of whole requests; None where requests overlap."""
-    if is_stream(cell.key):
+    if overlaps(cell.key):
         return None
     return _summed(_requests(cell, lambda r: _span(r.cpu_s, r.num_output_tokens)))
 
@@ -78,6 +89,12 @@ def _requests(cell: CellData, span: Callable[[RequestRecord], Span | None]) -> I
 def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> Iterator[_Row]:
     for base, spec in cell.pass_pairs:
         yield _Row(spec.block_id, span(base), span(spec))
+
+
+def _samples(cell: CellData, span: Callable[[Samples], Span]) -> Iterator[_Row]:
+    for base, spec in cell.samples_pairs:
+        spans = (span(base), span(spec))
+        yield _Row(spec.record.prompt_id, *(s if s.seconds and s.tokens else None for s in spans))
 
 
 def _summed(rows: Iterable[_Row]) -> PairedSeconds | None:

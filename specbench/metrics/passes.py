@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from specbench.metrics.cell import Pass, finished
+from specbench.metrics.cell import Pass, Samples, finished
 from specbench.records import RequestRecord, RoundTimeline
 
 
@@ -35,6 +35,18 @@ def whole_span(served: Pass) -> Span:
     """The pass from its first arrival to its last token, calibration included."""
     tokens = sum(request.num_output_tokens for request in finished(served.requests))
     return Span(served.record.seconds, tokens)
+
+
+def samples_decode_span(samples: Samples) -> Span:
+    """From the first tokens, which come together, to the last of the last sample."""
+    decode_s = [request.decode_s or 0.0 for request in samples.requests]
+    return Span(max(decode_s), sum(r.num_output_tokens - 1 for r in samples.requests))
+
+
+def samples_span(samples: Samples) -> Span:
+    """From the shared prefill until the answer is picked."""
+    tokens = sum(request.num_output_tokens for request in samples.requests)
+    return Span(samples.record.seconds, tokens)
 
 
 def _first_token_s(request: RequestRecord) -> float | None:

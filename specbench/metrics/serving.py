@@ -9,7 +9,7 @@ from statistics import fmean, median, quantiles
 from specbench.metrics.cell import CellData
 from specbench.metrics.passes import Span, busy_span, whole_span
 from specbench.metrics.registry import metric
-from specbench.metrics.setting import is_stream
+from specbench.metrics.setting import is_stream, overlaps
 
 _ENOUGH_FOR_P95 = 20  # values
 
@@ -106,8 +106,10 @@ def kv_bytes(cell: CellData) -> float | None:
     """Bytes of KV cache, target and drafter: with many rows in flight as the largest pass
     allocated it, else kv_bytes_per_token * tokens of the longest request.
     """
-    if is_stream(cell.key):
-        allocated = [p.record.kv_bytes for p in cell.passes if p.record.kv_bytes is not None]
+    if overlaps(cell.key):
+        passes = [served.record for served in cell.passes]
+        passes += [samples.record.served for samples in cell.samples]
+        allocated = [one.kv_bytes for one in passes if one.kv_bytes is not None]
         return max(allocated, default=None)
     if cell.memory is None or not cell.finished:
         return None

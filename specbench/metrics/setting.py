@@ -19,6 +19,7 @@ class Setting(NamedTuple):
     dtype: str
     context: int | None
     request_rate: float | None
+    num_samples: int = 1
 
 
 def setting_of(key: CellKey) -> Setting:
@@ -32,6 +33,7 @@ def setting_of(key: CellKey) -> Setting:
         dtype=key.dtype,
         context=key.context,
         request_rate=key.request_rate,
+        num_samples=key.num_samples,
     )
 
 
@@ -43,3 +45,8 @@ def is_baseline(key: CellKey) -> bool:
 def is_stream(key: CellKey) -> bool:
     """Whether requests overlap, so that passes are measured and not single requests."""
     return key.concurrency > 1 or key.request_rate is not None
+
+
+def overlaps(key: CellKey) -> bool:
+    """Whether requests run side by side: those of a stream, or the samples of one prompt."""
+    return is_stream(key) or key.num_samples > 1

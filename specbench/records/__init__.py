@@ -22,6 +22,7 @@ from specbench.records.measured import (
     RequestRecord,
     RoundLog,
     RoundTimeline,
+    SamplesRecord,
 )
 from specbench.records.prompts import Message, Prompt, Role, Sampling
 from specbench.records.provenance import (
@@ -60,5 +61,6 @@ __all__ = [
     "RoundTimeline",
     "RunRecord",
     "RunSettings",
+    "SamplesRecord",
     "Sampling",
 ]

@@ -1,6 +1,7 @@
 """What was measured: cells, blocks, requests, rounds, memory."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
@@ -24,6 +25,7 @@ class CellKey:
     adaptive: bool = False  # K is chosen round by round, up to num_speculative_tokens
     context: int | None = None  # prompts lengthened to so many tokens; None: as they are
     request_rate: float | None = None  # arrivals a second; None: the next one when a row is free
+    num_samples: int = 1  # answers to a prompt, decoded together; the likeliest is picked
 
     @property
     def id(self) -> str:
@@ -41,6 +43,8 @@ class CellKey:
             parts.append(f"x{self.context}")
         if self.request_rate is not None:
             parts.append(f"r{self.request_rate:g}")
+        if self.num_samples > 1:
+            parts.append(f"n{self.num_samples}")
         return "|".join(parts)
 
 
@@ -48,7 +52,8 @@ class CellKey:
 class RoundLog:
     """The rounds of one request, a column per quantity; all columns have equal length.
 
-    num_drafted <= K (a lookup can miss); num_accepted excludes the bonus / recovered token;
+    num_drafted counts a tree's nodes; in a chain it is <= K (a lookup can miss). num_accepted is
+    at most K, and excludes the bonus / recovered token;
     num_emitted = num_accepted + 1, fewer where EOS or the budget cut the round. Prefill is
     not a round. draft_s and verify_s are None where they cannot be told apart.
     """
@@ -102,6 +107,7 @@ class RequestRecord:
     error: str | None = None  # set exactly when finish_reason is "failed"
     arrived_s: float | None = None  # since its pass began; ttft_s and total_s count from here
     queue_s: float | None = None  # arrival to the start of its prefill
+    sample: int = 0  # which of several answers to the same turn
 
     @property
     def num_output_tokens(self) -> int:
@@ -137,6 +143,27 @@ class PassRecord:
     kv_bytes: int | None = None  # allocated for all rows, target and drafter
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplesRecord:
+    """Several answers of one cell to one turn, decoded together: how likely each is, and the pick.
+
+    The requests of its cell, prompt, turn and repeat are the samples, in order of `sample`.
+    """
+
+    prompt_id: str
+    turn: int
+    repeat: int
+    served: PassRecord  # the decoding
+    log_probs: tuple[float, ...]  # of each sample: mean of its tokens, nats, at temperature 1
+    picked: int  # the sample of the highest one
+    scoring_s: float  # spent on `log_probs`, after the decoding
+
+    @property
+    def seconds(self) -> float:
+        """Until the answer is picked."""
+        return self.served.seconds + self.scoring_s
+
+
 BlockPurpose = Literal["explore", "confirm"]
 
 
@@ -156,6 +183,7 @@ class BlockRecord:
     started_at: str  # ISO 8601, UTC
     requests: tuple[RequestRecord, ...]
     passes: tuple[PassRecord, ...] = ()
+    samples: tuple[SamplesRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,6 +250,7 @@ class EngineRecord:
     compile_s: float | None = None  # spent on compiling; None: not compiled
     quantization: str | None = None
     notes: tuple[str, ...] = ()
+    max_k: Mapping[str, int] = field(default_factory=dict)  # of drafters that have a deepest K
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

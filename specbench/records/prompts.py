@@ -21,7 +21,8 @@ class Prompt:
     """One unit of a workload: a conversation of one or more turns.
 
     Each turn is the messages appended before the model answers; the next turn follows the
-    model's own answer. Intervals resample prompts, never turns or rounds.
+    model's own answer. Intervals resample prompts, never turns or rounds. `predictions` are
+    texts that the answers may resemble, one a turn where there are any, None where unknown.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Prompt:
     tools: tuple[Mapping[str, Any], ...] = ()
     template_args: Mapping[str, Any] = field(default_factory=dict)
     category: str = ""
+    predictions: tuple[str | None, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

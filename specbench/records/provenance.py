@@ -65,6 +65,7 @@ class RunSettings:
     threads: int | None = None
     seed: int = 0
     engines: tuple[str, ...] = ("builtin",)
+    is_default_range: bool = False  # nobody asked for each of these K
     adaptive: bool = False  # also a cell whose K the controller picks
     concurrency: tuple[int, ...] = (1,)
     request_rate: float | None = None  # Poisson arrivals a second; None: closed loop
@@ -74,6 +75,7 @@ class RunSettings:
     compile: bool = False
     acceptance: tuple[float, ...] | None = None  # drawn, per position: the text is no text
     dummy_weights: bool = False
+    num_samples: int = 1  # above 1: also a cell with so many answers to a prompt, the best picked
 
     @property
     def is_synthetic(self) -> bool:

@@ -21,6 +21,7 @@ def comparison_grids(document: Document) -> tuple[Grid, ...]:
         adaptive_grid(document),
         crossover_grid(document),
         context_grid(document),
+        best_of_grid(document),
     )
     return tuple(grid for grid in grids if grid is not None)
 
@@ -157,6 +158,49 @@ def context_grid(document: Document) -> Grid | None:
     )
 
 
+def best_of_grid(document: Document) -> Grid | None:
+    """What several samples of a prompt cost and gain, a row a cell."""
+    found = document.best_of
+    if not found:
+        return None
+    settings = [setting_of(best.key) for best in found]
+    counts = listed([str(n) for n in dict.fromkeys(best.key.num_samples for best in found)])
+    return Grid(
+        title=f"Best of {counts}: times as fast as without drafts, seconds / those of one answer, "
+        "gain of the pick over the first in nats a token",
+        headers=(
+            "",
+            "drafter",
+            "faster [95%]",
+            "cost [95%]",
+            "gain [95%]",
+            "picked",
+            "first",
+            "scoring",
+            "prompts",
+            "",
+        ),
+        rows=tuple(
+            (
+                _where(setting, settings),
+                work_of(best.key),
+                _interval(best.speedup),
+                _interval(best.cost),
+                _difference(best.gain),
+                f"{best.picked_log_prob:.3f}",
+                f"{best.first_log_prob:.3f}",
+                f"{best.scoring_share:.0%}",
+                str(best.num_prompts),
+                "" if best.valid else "invalid",
+            )
+            for setting, best in zip(settings, found, strict=True)
+        ),
+        num_names=2,
+        num_brief=5,
+        marks=tuple("" if best.valid else "invalid" for best in found),
+    )
+
+
 def work_of(key: CellKey) -> str:
     """Such as `K=0`, `draft K=4`, `draft auto`; of a peer `generate`, `assisted K=4`."""
     k = "auto" if key.adaptive else f"K={key.num_speculative_tokens}"
@@ -199,6 +243,12 @@ def _stops(crossover: Crossover) -> str:
 
 def _interval(interval: Interval | None) -> str:
     return ABSENT if interval is None else speedup_text(interval)
+
+
+def _difference(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return f"{interval.estimate:+.3f}"
+    return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
 
 
 def _text(value: float | None, form: str) -> str:

@@ -9,6 +9,7 @@ from pydantic_core import to_jsonable_python
 from specbench.metrics.cell import CellData, gather_cells
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.pairing.adaptive import AdaptiveComparison, compare_adaptive
+from specbench.pairing.best_of import BestOf, compare_best_of
 from specbench.pairing.compromise import find_compromise
 from specbench.pairing.peers import SideBySide, side_by_side
 from specbench.pairing.recommend import Recommendation, by_question, choose, decide
@@ -41,6 +42,7 @@ _SHARED_K_KEY = (
     "dtype",
     "context",
     "request_rate",
+    "num_samples",
 )
 
 
@@ -67,6 +69,7 @@ class Document:
     adaptive: tuple[AdaptiveComparison, ...]  # where K = auto ran beside fixed ones
     crossovers: tuple[Crossover, ...]  # where several concurrencies ran
     context_curves: tuple[ContextCurve, ...]  # where several context lengths ran
+    best_of: tuple[BestOf, ...]  # where the best of several samples was picked
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
@@ -95,7 +98,9 @@ def build_document(stored: StoredRun) -> Document:
         for choice in choices
     ]
     measured = {cell.key for cell in cells}
-    missing = tuple(p.key for p in stored.run.cells if p.key not in measured)
+    missing = tuple(
+        p.key for p in stored.run.cells if p.key not in measured and not _is_too_deep(p.key, stored)
+    )
     return Document(
         run=stored.run,
         is_complete=stored.is_complete,
@@ -110,6 +115,7 @@ def build_document(stored: StoredRun) -> Document:
         adaptive=compare_adaptive(explored, repeated),
         crossovers=crossovers(cells),
         context_curves=context_curves(cells),
+        best_of=compare_best_of(explored),
         time_lines={c.key: c.passes[0].record for c in explored if c.key.adaptive and c.passes},
         engines=_newest_engines(stored.engines),
         failures=stored.failures,
@@ -144,6 +150,7 @@ def to_json(document: Document) -> dict[str, Any]:
         "adaptive_comparisons": to_jsonable_python(document.adaptive),
         "crossovers": to_jsonable_python(document.crossovers),
         "context_curves": to_jsonable_python(document.context_curves),
+        "best_of": to_jsonable_python(document.best_of),
         "engines": to_jsonable_python(document.engines),
         "failures": to_jsonable_python(document.failures),
         "warnings": list(document.warnings),
@@ -167,6 +174,7 @@ def _decision_json(decision: Recommendation) -> dict[str, Any]:
         "adaptive": leader.adaptive and decision.num_speculative_tokens > 0,
         "context": leader.context,
         "request_rate": leader.request_rate,
+        "num_samples": leader.num_samples,
     }
 
 
@@ -241,6 +249,10 @@ def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
             "interrupted or still running: this is what was measured so far; "
             f"an interrupted run goes on with --resume {stored.run.run_id}"
         )
+    too_deep = [p.key for p in stored.run.cells if _is_too_deep(p.key, stored)]
+    for pairing in dict.fromkeys(key.pairing for key in too_deep):
+        least = min(key.num_speculative_tokens for key in too_deep if key.pairing == pairing)
+        yield f"{pairing} cannot draft K = {least} or more tokens ahead: these K were left out"
     if missing:
         names = ", ".join(dict.fromkeys(f"{key.pairing} on {key.workload}" for key in missing))
         yield f"{len(missing)} of {len(stored.run.cells)} planned cells were not measured: {names}"
@@ -249,6 +261,15 @@ def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
         changed = ", ".join(_changes(first, session))
         if changed:
             yield f"resumed {session.created_at} under other conditions: {changed}"
+
+
+def _is_too_deep(key: CellKey, stored: StoredRun) -> bool:
+    """Whether a K of a default range is more than the drafter can draft."""
+    if key.adaptive or not stored.run.settings.is_default_range:
+        return False
+    known = (e.max_k for e in stored.engines if (e.target, e.engine) == (key.target, key.engine))
+    limits = [limit for max_k in known if (limit := max_k.get(key.drafter)) is not None]
+    return bool(limits) and key.num_speculative_tokens > limits[-1]
 
 
 def _changes(first: Environment, later: Environment) -> Iterator[str]:

@@ -124,6 +124,8 @@ def requests_at_once(setting: Setting | CellKey) -> str:
     """The batch size in words, and the arrivals where they set the pace."""
     if setting.request_rate is not None:
         return f"up to {setting.concurrency} at once, {setting.request_rate:g} requests a second"
+    if setting.num_samples > 1:
+        return f"best of {setting.num_samples} samples"
     if setting.concurrency == 1:
         return "one request at a time"
     return f"{setting.concurrency} requests at once"
@@ -138,6 +140,7 @@ def parts_told_apart(
         "workload": setting.workload,
         "temperature": f"temperature {setting.temperature:g}",
         "concurrency": requests_at_once(setting),
+        "num_samples": _samples(setting),
         "context": _context(setting),
         "dtype": setting.dtype,
         "engine": setting.engine,
@@ -168,6 +171,11 @@ def verdict_of(decision: Decision) -> Verdict:
 
 def _context(setting: Setting) -> str:
     return "prompts as they are" if setting.context is None else f"context {setting.context:,}"
+
+
+def _samples(setting: Setting) -> str:
+    n = setting.num_samples
+    return "one sample" if n == 1 else f"best of {n}"
 
 
 def _lower_bound(decision: Decision) -> float:

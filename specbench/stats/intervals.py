@@ -70,6 +70,16 @@ def interval(ratio: LogRatio, *, confidence: float = CONFIDENCE) -> Interval:
     )
 
 
+def mean_interval(values: ArrayLike) -> Interval:
+    """The mean of one value a prompt with its 95 % interval by Student's t, as for differences."""
+    array = np.asarray(values, dtype=np.float64)
+    n, mean = len(array), float(array.mean())
+    if n < MIN_PROMPTS:
+        return Interval(estimate=mean, low=None, high=None)
+    half = student_t(n - 1, (1 + CONFIDENCE) / 2) * float(array.std(ddof=1)) / math.sqrt(n)
+    return Interval(estimate=mean, low=mean - half, high=mean + half)
+
+
 def minimum_detectable_effect(ratio: LogRatio, *, power: float = POWER) -> float | None:
     """The relative effect (0.03 = 3 %) whose interval would exclude 1 in `power` of the runs."""
     if ratio.standard_error is None or ratio.degrees_of_freedom is None:

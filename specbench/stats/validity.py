@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from specbench.metrics.acceptance import acceptance_histogram, acceptance_rate_per_position
-from specbench.metrics.cell import CellData, Pass, finished
-from specbench.metrics.setting import is_stream
+from specbench.metrics.cell import CellData, Pass, Samples, finished
+from specbench.metrics.setting import overlaps
 from specbench.records import DeviceSample, RequestRecord, RoundLog, RoundTimeline
 
 MIN_ROUNDS = 30
@@ -25,9 +25,9 @@ class _Identity(NamedTuple):
 
 _IDENTITIES = (
     _Identity(
-        "num_accepted > num_drafted or num_drafted > K",
+        "num_accepted > num_drafted or num_accepted > K",
         lambda _, log, k: all(
-            0 <= a <= d <= k for a, d in zip(log.num_accepted, log.num_drafted, strict=True)
+            0 <= a <= min(d, k) for a, d in zip(log.num_accepted, log.num_drafted, strict=True)
         ),
     ),
     _Identity(
@@ -84,8 +84,8 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *_too_few_rounds(cell),
         *_device_reasons((*cell.finished, *base)),
         *_broken_identities(cell.finished, cell.k),
-        *_broken_passes(cell.passes, cell.k),
-        *_broken_times(cell.finished, overlapping=is_stream(cell.key)),
+        *_broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
+        *_broken_times(cell.finished, overlapping=overlaps(cell.key)),
         *(f"baseline: {reason}" for reason in _broken_baseline(cell, base)),
         *_broken_totals(cell),
     )
@@ -141,6 +141,10 @@ def _broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[
             yield f"identity broken: {text} ({where})"
 
 
+def _all_passes(passes: tuple[Pass, ...], samples: tuple[Samples, ...]) -> tuple[Pass, ...]:
+    return (*passes, *(Pass("", one.record.served, one.requests) for one in samples))
+
+
 def _broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
     whole = [p for p in passes if len(finished(p.requests)) == len(p.requests)]
     for text, holds in _PASS_IDENTITIES:
@@ -161,8 +165,8 @@ def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> 
 
 def _broken_baseline(cell: CellData, base: tuple[RequestRecord, ...]) -> Iterator[str]:
     yield from _broken_identities(base, 0)
-    yield from _broken_passes(cell.baseline_passes, 0)
-    yield from _broken_times(base, overlapping=is_stream(cell.key))
+    yield from _broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0)
+    yield from _broken_times(base, overlapping=overlaps(cell.key))
 
 
 def _broken_totals(cell: CellData) -> Iterator[str]:
@@ -204,10 +208,10 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
 def _few_seeds(cell: CellData) -> Iterator[str]:
     if cell.key.temperature == 0:
         return
-    repeats: dict[str, set[int]] = {}  # each repeat has seeds of its own
+    seeds: dict[str, set[tuple[int, int]]] = {}
     for request in cell.finished:
-        repeats.setdefault(request.prompt_id, set()).add(request.repeat)
-    fewest = min(map(len, repeats.values()), default=MIN_SEEDS)
+        seeds.setdefault(request.prompt_id, set()).add((request.repeat, request.sample))
+    fewest = min(map(len, seeds.values()), default=MIN_SEEDS)
     if fewest < MIN_SEEDS:
         temperature = f"temperature {cell.key.temperature:g}"
         yield f"{MIN_SEEDS} seeds a prompt are needed at {temperature}, one has {fewest}"

@@ -80,6 +80,9 @@ class BytesTokenizer:
             raise WorkloadError("the chat template of fake refuses the conversation: no")
         return tuple(text.encode())
 
+    def ids(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
     def text(self, ids: Sequence[int]) -> str:
         return bytes(token for token in ids if token != END).decode()
 
@@ -111,6 +114,7 @@ class FakeEngine:
     breaks: Callable[[Call], Exception | None] = lambda _: None  # when it generates
     calls: list[Call] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
+    max_ks: Mapping[str, int] = field(default_factory=dict)  # by drafter
 
     name = "builtin"
     dtype = "float32"
@@ -214,6 +218,9 @@ class FakeEngine:
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return 64 if drafter == "none" else 72
+
+    def max_k(self, drafter: str) -> int | None:
+        return self.max_ks.get(drafter)
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         target = RoundForward(role="target", num_tokens=k + 1, times=1)

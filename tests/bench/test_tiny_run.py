@@ -193,7 +193,7 @@ targets:
       foreign: {method: draft_model, model: ./foreign}
       gone: {method: draft_model, model: ./gone-draft}
       mamba: {method: draft_model, model: ./mamba}
-      head: {method: eagle3, model: owner/head}
+      head: {method: medusa, model: ./draft}
       range: {method: ngram, parameters: {min_ngram: 5, max_ngram: 2}}
       ngram: {method: ngram}
 """
@@ -212,7 +212,7 @@ targets:
         ("tiny/foreign", "load", "2 token ids mean something else (35: 'A' against 'B', 36:"),
         ("tiny/gone", "load", "gone-draft"),
         ("tiny/mamba", "load", "Mamba2ForCausalLM keeps recurrent state that cannot be rolled"),
-        ("tiny/head", "load", "the built-in decoder has no method 'eagle3' in this version; it"),
+        ("tiny/head", "load", "draft holds no Medusa heads; their tensors are named like"),
         ("tiny/range", "load", "ngram: min_ngram 5, max_ngram 2; 1 <= min <= max is allowed"),
     ],
 )

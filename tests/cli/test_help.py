@@ -2,7 +2,7 @@ import pytest
 
 from tests.cli.calls import specbench
 
-COMMANDS = ("run", "sweep-k", "report", "list", "doctor")
+COMMANDS = ("run", "sweep-k", "verify", "report", "list", "doctor")
 
 
 def test_help_names_every_command(tmp_path):

@@ -37,7 +37,7 @@ def test_drafters_are_listed_with_their_parameters(tmp_path):
     rows = json.loads(specbench("list", "drafters", "--json", cwd=tmp_path).out)
     ngram = next(row for row in rows if row["method"] == "ngram")
     assert ngram["parameters"] == {"max_ngram": 3, "min_ngram": 1}
-    assert ngram["needs_model"] is False
+    assert ngram["model"] == "refused"
 
 
 def test_runs_say_how_far_they_came(tiny, finished):
@@ -101,7 +101,7 @@ targets:
     assert problems["tiny/draft"][0] == "needs 900001 GiB for weights alone"
     assert "cannot draft for" in problems["tiny/draft"][1]
     assert problems["tiny/far"] == ["not downloaded"]
-    assert problems["tiny/head"] == ["method eagle3 is not in this version", "not downloaded"]
+    assert problems["tiny/head"] == ["not downloaded"]
     assert problems["tiny/ngram"] == ["needs 900000 GiB for weights alone"]
 
     # Brackets in a token are no markup, and the table fits.

@@ -84,12 +84,15 @@ def test_without_defaults_the_choice_is_left_to_the_program(tmp_path: Path) -> N
 def test_parameters_reach_the_drafter_as_they_are_written(tmp_path: Path) -> None:
     copy = read(tmp_path, TWO_TARGETS).select(["big/copy"])[0].drafter
     assert copy.parameters == {"max_ngram": 4, "min_ngram": 2}
-    later = "{depth: 24, factor: 1.5, cache: 'yes', exact: yes}"
-    text = (
-        f"targets: {{b: {{model: o/b, drafters: {{s: {{method: suffix, parameters: {later}}}}}}}}}"
-    )
-    parameters = read(tmp_path, text).targets[0].drafters[0].parameters
-    assert parameters == {"depth": 24, "factor": 1.5, "cache": "yes", "exact": True}
+
+    def parameters(drafter: str) -> object:
+        text = f"targets: {{b: {{model: o/b, drafters: {{s: {drafter}}}}}}}"
+        return read(tmp_path, text).targets[0].drafters[0].parameters
+
+    assert parameters("{method: suffix, parameters: {max_spec_factor: 1.5}}") == {
+        "max_spec_factor": 1.5
+    }
+    assert parameters("{method: self_speculation, parameters: {tree: [4, 2]}}") == {"tree": (4, 2)}
 
 
 def test_a_pairing_needs_the_memory_of_both_models_if_both_are_known(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from specbench.decoding.drafter import Drafter, Memoryless, Proposal
 from specbench.decoding.runner import Output
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
+from specbench.decoding.tree import Branches
 
 
 class CountingClock:
@@ -39,8 +40,13 @@ class CountingRunner:
     It has no cache, and remembers the positions it was fed.
     """
 
+    kind = "counting"
+    hidden_size = 1
+    num_layers = 1
     max_position: int | None
     device = torch.device("cpu")
+    dtype = torch.float32
+    cache = None
 
     def __init__(self, vocab_size: int = 100, max_position: int | None = None) -> None:
         self.vocab_size = vocab_size
@@ -59,6 +65,8 @@ class CountingRunner:
         first_row: int = 0,  # noqa: ARG002
         last_B: Tensor | None = None,
         features: Sequence[int] = (),  # noqa: ARG002
+        branches: Branches | None = None,  # noqa: ARG002
+        start: int | None = None,  # noqa: ARG002
     ) -> Output:
         assert int(positions_BT.max()) < span
         self.fed.append(positions_BT)
@@ -68,6 +76,18 @@ class CountingRunner:
         return Output(torch.nn.functional.one_hot(next_BT, self.vocab_size).float())
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None: ...
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None: ...
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        return tokens_BT[..., None].float()
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        next_BT = (states_BTF[..., 0].long() + 1) % self.vocab_size
+        return torch.nn.functional.one_hot(next_BT, self.vocab_size).float()
+
+    def first_layers(self, num_layers: int) -> "CountingRunner":  # noqa: ARG002
+        return self
 
 
 class ScriptedDrafter(Memoryless):
@@ -90,10 +110,16 @@ class Wrapped:
         self.inner = inner
         self.features = inner.features
         self.allocate = inner.allocate
+        self.begin = inner.begin
         self.prefill = inner.prefill
         self.catch_up = inner.catch_up
         self.copy_row = inner.copy_row
         self.forwards = inner.forwards
+        self.num_drafts = inner.num_drafts
+        self.needs_host = inner.needs_host
+        self.max_k = inner.max_k
+        self.runner = inner.runner
+        self.buffers = inner.buffers
         self.observe = inner.observe
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
@@ -107,16 +133,16 @@ class Unlawful(Wrapped):
     """Keeps the guesses' law to itself, so that the verifier has to match them."""
 
     def change(self, proposal: Proposal) -> Proposal:
-        return proposal._replace(probs_BKV=None)
+        return proposal._replace(probs=None)
 
 
 class Flattened(Wrapped):
     """Lies that its guesses were drawn from the uniform law."""
 
     def change(self, proposal: Proposal) -> Proposal:
-        assert proposal.probs_BKV is not None
-        uniform_BKV = torch.full_like(proposal.probs_BKV, 1 / proposal.probs_BKV.shape[-1])
-        return proposal._replace(probs_BKV=uniform_BKV)
+        assert proposal.probs is not None
+        uniform_BKV = torch.full_like(proposal.probs, 1 / proposal.probs.shape[-1])
+        return proposal._replace(probs=uniform_BKV)
 
 
 class Perturbed(Wrapped):

@@ -13,13 +13,15 @@ from scipy.stats import chi2
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter, NoDrafter, Proposal
 from specbench.decoding.request import Request, Result
 from specbench.decoding.runner import Runner, StockRunner
 from specbench.decoding.sampling import Purpose, Sampler, draw
 from specbench.decoding.verifier import verify
-from specbench.drafters.registry import Parts, build_drafter
+from specbench.drafters.registry import Parts, build_drafter, drafter_class
+from specbench.methods import find_method
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingClock
 from tests.decoding.models import plain_logits, tiny_llama
@@ -51,11 +53,36 @@ def make_drafter(
     if method == "none":
         return NoDrafter()
 
+    head = new_head(method, target) if find_method(method).is_head else None
+    return build_drafter(method, parts_of(target, draft, head), parameters)
+
+
+def new_head(method: str, target: Any, seed: int = 0) -> Checkpoint:
+    """A head of random weights for the model of a runner, on whose device it is made."""
+    with target.device:
+        head: Checkpoint = drafter_class(method).new_checkpoint(target.model.config, seed)
+    return head
+
+
+def deepest(drafter: Drafter, k: int) -> int:
+    """K, or the most that the drafter can draft."""
+    return min(k, drafter.max_k or k)
+
+
+def parts_of(
+    target: Runner, draft: Runner | None = None, checkpoint: Checkpoint | None = None
+) -> Parts:
+    """Parts of what a test has; a drafter that asks for another fails the test."""
+
     def draft_runner() -> Runner:
-        assert draft is not None, f"{method} asked for a draft model and the test has none"
+        assert draft is not None, "the drafter asked for a draft model and the test has none"
         return draft
 
-    return build_drafter(method, Parts(target=target, draft_runner=draft_runner), parameters)
+    def files() -> Checkpoint:
+        assert checkpoint is not None, "the drafter asked for a head and the test has none"
+        return checkpoint
+
+    return Parts(target=target, draft_runner=draft_runner, checkpoint=files)
 
 
 def acceptance_rate(results: Sequence[Result]) -> float:
@@ -83,18 +110,19 @@ NUM_LAW_TOKENS = 6
 NUM_SAMPLES = 10_240
 NUM_ROWS = 256
 LAW_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
+LAW_PREDICTION = (0, 2, 1, 5, 0, 2)  # the likeliest text
 WARM = Sampling(temperature=0.7)
 FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint laws are tested
 
 
-def law_model(seed: int) -> Any:
+def law_model(seed: int, num_layers: int = 1) -> Any:
     """A seven-token Llama, wide enough in its opinions that drafts are kept and refused."""
     return tiny_llama(
         seed,
         vocab_size=LAW_VOCAB_SIZE,
         hidden_size=16,
         intermediate_size=16,
-        num_hidden_layers=1,
+        num_hidden_layers=num_layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         initializer_range=0.15,
@@ -135,7 +163,13 @@ def sample_texts(
     for batch in range(num_samples // NUM_ROWS):
         seeds = range(first_seed + batch * NUM_ROWS, first_seed + (batch + 1) * NUM_ROWS)
         requests = [
-            Request(prompt_ids=LAW_PROMPT, max_new_tokens=NUM_LAW_TOKENS, seed=s) for s in seeds
+            Request(
+                prompt_ids=LAW_PROMPT,
+                max_new_tokens=NUM_LAW_TOKENS,
+                seed=s,
+                prediction_ids=LAW_PREDICTION,
+            )
+            for s in seeds
         ]
         results += decode(target, drafter, requests, k=k, sampling=sampling)
     texts = torch.tensor([r.output_ids for r in results])
@@ -190,8 +224,8 @@ def one_draft_p_value(num_rows: int = 100_000) -> float:
 class LawBench:
     """One target and one draft model of the seven-token language, with the exact law."""
 
-    def __init__(self, sampling: Sampling = WARM) -> None:
-        model = law_model(seed=0)
+    def __init__(self, sampling: Sampling = WARM, num_layers: int = 1) -> None:
+        model = law_model(seed=0, num_layers=num_layers)
         self.sampling = sampling
         self.law = exact_law(model, sampling)
         self.target = StockRunner(model)

@@ -12,6 +12,7 @@ from specbench.decoding.drafter import Proposal
 from specbench.decoding.runner import Output
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
+from specbench.decoding.tree import Branches
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 
@@ -71,6 +72,8 @@ class TimedRunner(CountingRunner):
         first_row: int = 0,
         last_B: Tensor | None = None,
         features: Sequence[int] = (),
+        branches: Branches | None = None,
+        start: int | None = None,
     ) -> Output:
         if last_B is not None:
             self._clock.spend(self._cost.prefill)
@@ -79,7 +82,14 @@ class TimedRunner(CountingRunner):
             self._clock.spend(len(tokens_BT) + slower)
             self._clock.num_rounds += 1
         return super().forward(
-            tokens_BT, positions_BT, span, first_row=first_row, last_B=last_B, features=features
+            tokens_BT,
+            positions_BT,
+            span,
+            first_row=first_row,
+            last_B=last_B,
+            features=features,
+            branches=branches,
+            start=start,
         )
 
 

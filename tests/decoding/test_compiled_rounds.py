@@ -43,18 +43,21 @@ def check_text(rounds: CompiledRounds, method: str, k: int, runner_class: type[R
     assert decoder.launcher is not None
     assert decoder.launcher.reason is None
     assert rounds.compile_s > 0
-    if method == "draft_model":
+    if method in ("draft_model", "self_speculation"):
         assert acceptance_rate(results) == 1
 
 
 # aot_eager traces and rewrites a round as inductor gets it, but generates no code.
-@pytest.mark.parametrize(("method", "k"), [("none", 0), ("draft_model", 3), ("ngram", 3)])
+@pytest.mark.parametrize(
+    ("method", "k"), [("none", 0), ("draft_model", 3), ("ngram", 3), ("self_speculation", 3)]
+)
 def test_the_text_of_traced_rounds_is_that_of_generate(method: str, k: int) -> None:
     check_text(CompiledRounds(backend="aot_eager"), method, k, FusedRunner)
 
 
 def test_the_stock_forward_can_be_traced_too() -> None:
     check_text(CompiledRounds(backend="aot_eager"), "none", 0, StockRunner)
+    check_text(CompiledRounds(backend="aot_eager"), "self_speculation", 2, StockRunner)
 
 
 @pytest.mark.slow

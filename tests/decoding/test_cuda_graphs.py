@@ -14,9 +14,8 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.ngram import Ngram
-from specbench.drafters.registry import Parts
 from specbench.records import Sampling
-from tests.decoding.lossless import make_drafter
+from tests.decoding.lossless import make_drafter, parts_of
 from tests.decoding.models import random_prompt, tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -84,7 +83,7 @@ class ReadsAnItem(Ngram):
 def test_a_round_that_waits_for_the_device_runs_eagerly_and_says_why(
     target: StockRunner, draft: StockRunner
 ) -> None:
-    drafter = ReadsAnItem(Parts(target=target, draft_runner=lambda: draft))
+    drafter = ReadsAnItem(parts_of(target, draft))
     expected = texts(make_decoder(target, drafter, "off"), 3)
     decoder = make_decoder(target, drafter, "round")
 

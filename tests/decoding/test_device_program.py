@@ -13,16 +13,16 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from specbench.decoding.drafter import Drafter, Proposal
-from specbench.decoding.round import run_round
+from specbench.decoding.round import finish_round, run_round
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.drafters.catalogue import catalogue
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.fakes import Wrapped
-from tests.decoding.lossless import make_drafter
+from tests.decoding.lossless import deepest, make_drafter
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
+from tests.drafters.variants import VARIANTS, Variant
 
 GREEDY, WARM = Sampling(), Sampling(temperature=0.7)
 CUT = Sampling(temperature=0.7, top_k=5, top_p=0.9)
@@ -41,11 +41,19 @@ class Device(NamedTuple):
     state: State
 
     def run(self, drafter: Drafter, sampling: Sampling, k: int) -> None:
-        """One round, watched."""
+        """What a graph holds of a round, watched: all, or the half after a host's drafts."""
         for runner in (self.target, self.draft):
             runner.allocate(3, SPAN)
+        drafter.allocate(3, SPAN)
+        sampler = Sampler(sampling)
+        if not drafter.needs_host:
+            with HostWatch():
+                run_round(self.target, drafter, self.state, sampler, k=k, span=SPAN)
+            return
+        tokens_BK = torch.zeros(3, k, dtype=torch.long, device=DEVICE)
+        proposal = Proposal(tokens_BK, torch.full_like(self.state.budget_B, k))
         with HostWatch():
-            run_round(self.target, drafter, self.state, Sampler(sampling), k=k, span=SPAN)
+            finish_round(self.target, drafter, self.state, sampler, proposal, SPAN)
 
 
 @pytest.fixture
@@ -61,11 +69,14 @@ def rows() -> State:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, CUT], ids=["greedy", "sampled", "cut"])
-@pytest.mark.parametrize("method", [method.name for method in catalogue()])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_round_with_drafts_neither_syncs_nor_copies(
-    device: Device, method: str, sampling: Sampling
+    device: Device, variant: Variant, sampling: Sampling
 ) -> None:
-    device.run(make_drafter(method, device.target, device.draft), sampling, k=4)
+    drafter = make_drafter(variant.method, device.target, device.draft, **variant.parameters)
+    k = deepest(drafter, 4)
+    drafter.num_drafts(k)  # asked before any round, as the decoder does
+    device.run(drafter, sampling, k=k)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, WARM, CUT], ids=["greedy", "sampled", "cut"])

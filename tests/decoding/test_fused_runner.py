@@ -127,7 +127,7 @@ def test_the_forward_for_compilers_gives_the_same_states(name: str) -> None:
     out = runner.forward(TOKENS_2T, places, 64, first_row=1, features=range(last + 1))
     reach = runner.cache.reach(2, 64, 1, runner._sizes)
     traced = traced_states(
-        runner._weights, runner._sizes, runner._eps, reach, runner._rope, TOKENS_2T, places
+        runner._weights, runner._sizes, runner._eps, reach, runner._slots.rope, TOKENS_2T, places
     )
 
     assert len(traced) == last + 1

@@ -18,7 +18,6 @@ from specbench.decoding.sampling import Sampler
 from specbench.decoding.scheduler import Arrival
 from specbench.decoding.verifier import verify
 from specbench.drafters.ngram import Ngram
-from specbench.drafters.registry import Parts
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fake_graphs import FailingGraphs, InertGraphs, LateClock, graphed
@@ -33,7 +32,7 @@ from tests.decoding.graph_bench import (
     one_request,
     some_requests,
 )
-from tests.decoding.lossless import acceptance_rate, assert_texts, make_drafter
+from tests.decoding.lossless import acceptance_rate, assert_texts, make_drafter, parts_of
 from tests.decoding.models import random_prompt, tiny_llama
 
 
@@ -138,7 +137,7 @@ class OnTheHost(Ngram):
 
 
 def test_a_drafter_on_the_host_drafts_outside_and_the_rest_is_one_graph(llama: Subject) -> None:
-    drafter = OnTheHost(Parts(target=llama.target, draft_runner=lambda: llama.own_draft))
+    drafter = OnTheHost(parts_of(llama.target, llama.own_draft))
     texts = eager_texts(llama, drafter, some_requests(), FixedK(3), 1)
     bench = Bench(llama, drafter)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.decoding import loading
+from specbench.decoding import digest
 from specbench.decoding.loading import ModelSource, eos_ids, load_model, planned_dtype
 from specbench.errors import ModelError
 from tests.decoding.models import tiny_llama
@@ -135,12 +135,12 @@ def test_the_content_hash_follows_the_weights_and_nothing_else(saved, folder):
 
 
 def test_a_large_checkpoint_is_known_by_its_edges(folder, monkeypatch):
-    monkeypatch.setattr(loading, "_HASHED_WHOLE", 100)
-    monkeypatch.setattr(loading, "_EDGE", 1000)
+    monkeypatch.setattr(digest, "_HASHED_WHOLE", 100)
+    monkeypatch.setattr(digest, "_EDGE", 1000)
     (folder / "small.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:10])
 
     def hashed() -> str:
-        return loading._weights_sha256(source(folder), None)
+        return digest.weights_sha256(str(folder), None)
 
     weights = bytearray((folder / "model.safetensors").read_bytes())
     first = hashed()
@@ -153,7 +153,7 @@ def test_a_large_checkpoint_is_known_by_its_edges(folder, monkeypatch):
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit():
-    one, other = (loading._weights_sha256(source(Path("owner/name")), c) for c in ("abc", "abd"))
+    one, other = (digest.weights_sha256("owner/name", c) for c in ("abc", "abd"))
     assert one.startswith("commit:")
     assert one != other
 

@@ -1,15 +1,9 @@
 """The lossless checks are worth something: each fails for a decoder that is broken on purpose.
 
-A bug is planted by changing one line of a function's source for the length of a test. The
-line must occur exactly once, so a bug that no longer fits its function is noticed.
+How a bug is planted: conftest.py. Those of trees are in test_planted_tree_bugs.py.
 """
 
-import inspect
-import textwrap
-from collections.abc import Callable
 from functools import cache
-from types import FunctionType
-from typing import Any
 
 import pytest
 import torch
@@ -21,6 +15,7 @@ from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Purpose, exponential
 from specbench.drafters.draft_model import DraftModel
+from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Perturbed
 from tests.decoding.lossless import (
     FIRST,
@@ -40,23 +35,6 @@ from tests.decoding.lossless import (
 from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
 
 pytestmark = pytest.mark.slow
-
-Plant = Callable[[Any, str, str], None]
-
-
-@pytest.fixture
-def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
-    """plant(function, right, wrong): the function with `wrong` where its source says `right`."""
-
-    def plant(function: FunctionType, right: str, wrong: str) -> None:
-        source = textwrap.dedent(inspect.getsource(function))
-        assert source.count(right) == 1, f"{function.__name__} no longer says {right!r} once"
-        scope: dict[str, Any] = {}
-        exec(source.replace(right, wrong), function.__globals__, scope)
-        monkeypatch.setattr(function, "__code__", scope[function.__name__].__code__)
-
-    return plant
-
 
 # Windowed layers, ragged rows, an end of text in the middle of one row, and drafts of which
 # the second of each round is wrong and those after it are right.
@@ -120,19 +98,19 @@ GREEDY_BUGS = {
         "state.length_B1.add_(num_emitted_B1 - (num_emitted_B1 > 1).long())",
     ),
     "mask off by one, seeing the next slot": (
-        attention.causal_mask,
-        "slots_S <= positions_BT[..., None]",
-        "slots_S <= positions_BT[..., None] + 1",
+        attention.visible,
+        "slots_S <= places_BT1",
+        "slots_S <= places_BT1 + 1",
     ),
     "mask off by one, not seeing itself": (
-        attention.causal_mask,
-        "slots_S <= positions_BT[..., None]",
-        "slots_S < positions_BT[..., None]",
+        attention.visible,
+        "slots_S <= places_BT1",
+        "slots_S < places_BT1",
     ),
     "window off by one": (
-        attention.causal_mask,
-        "slots_S > positions_BT[..., None] - window",
-        "slots_S >= positions_BT[..., None] - window",
+        attention.visible,
+        "slots_S > places_BT1 - window",
+        "slots_S >= places_BT1 - window",
     ),
     "heads of a group in the wrong order": (
         attention.slot_attention,
@@ -191,7 +169,7 @@ def _shared_noise(seed_B: Tensor, positions_BK: Tensor, drafts_BK: Tensor) -> Te
 
 LAW_BUGS = {
     "no residual": (
-        verifier._reject,
+        verifier._residual,
         "residual_BV = (p_BV - q_BV).clamp(min=0)",
         "residual_BV = p_BV",
     ),
@@ -205,8 +183,8 @@ LAW_BUGS = {
     "sum for cumprod": (verifier._leading, ".cumprod(1).sum(1)", ".sum(1)"),
     "the bonus drawn from the residual of nothing drafted": (
         verifier._reject,
-        "[:, None]\n    p_BV, q_BV",
-        "[:, None] | True\n    p_BV, q_BV",
+        "proposal.num_drafted_B)[:, None]",
+        "proposal.num_drafted_B)[:, None] | True",
     ),
     "acceptance decided by the draft's noise": (
         verifier._reject,
@@ -215,8 +193,8 @@ LAW_BUGS = {
     ),
     "the first round repeats the prefill's noise": (
         one_round.finish_round,
-        "state.seed_B, next_BT)",
-        "state.seed_B, positions_BT)",
+        "state.seed_B, next_BN)",
+        "state.seed_B, positions_BN)",
     ),
     "noise that forgets the position": (
         sampling._key,

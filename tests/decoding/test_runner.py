@@ -8,7 +8,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from specbench.decoding.attention import causal_mask
+from specbench.decoding.attention import additive_mask, visible
+from specbench.decoding.fused_runner import FusedRunner
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner, refuse_unsupported
 from specbench.decoding.slot_cache import SlotCache
@@ -125,8 +126,13 @@ def seen(mask: Tensor, row: int, query: int) -> list[int]:
     return slots
 
 
+def mask_of(places: list[list[int]], *, window: int | None, pack: int) -> Tensor:
+    seen_BTS = visible(torch.tensor(places), torch.arange(6), window=window)
+    return additive_mask(seen_BTS, torch.float32, pack=pack)
+
+
 def test_a_position_sees_itself_and_all_before_it() -> None:
-    mask = causal_mask(torch.tensor([[2, 3], [0, 1]]), 6, torch.float32, window=None, pack=1)
+    mask = mask_of([[2, 3], [0, 1]], window=None, pack=1)
 
     assert mask.shape == (2, 1, 2, 6)
     assert seen(mask, 0, 0) == [0, 1, 2]
@@ -136,14 +142,14 @@ def test_a_position_sees_itself_and_all_before_it() -> None:
 
 
 def test_a_window_of_3_shows_a_position_and_the_two_before_it() -> None:
-    mask = causal_mask(torch.tensor([[4, 1]]), 6, torch.float32, window=3, pack=1)
+    mask = mask_of([[4, 1]], window=3, pack=1)
 
     assert seen(mask, 0, 0) == [2, 3, 4]
     assert seen(mask, 0, 1) == [0, 1]
 
 
 def test_a_packed_mask_repeats_its_queries_once_a_head_of_the_group() -> None:
-    mask = causal_mask(torch.tensor([[2, 3]]), 6, torch.float32, window=None, pack=3)
+    mask = mask_of([[2, 3]], window=None, pack=3)
 
     assert mask.shape == (1, 1, 6, 6)
     assert [seen(mask, 0, query)[-1] for query in range(6)] == [2, 3, 2, 3, 2, 3]
@@ -215,3 +221,22 @@ def test_an_unknown_kind_of_layer_is_refused_with_what_is_known() -> None:
 
     with pytest.raises(ModelError, match="layers of type chunked_attention; supported: full_att"):
         refuse_unsupported(model)
+
+
+@pytest.mark.parametrize("make", [StockRunner, FusedRunner])
+@torch.no_grad()
+def test_a_prompt_in_chunks_without_masks_has_the_logits_of_one_forward(make: Any) -> None:
+    """Chunks of 5, 6 and 1 tokens: from the start, behind others, and a single one."""
+    expected_1TV = plain_logits(tiny_llama(), TOKENS_1T)
+    runner = make(tiny_llama())
+    runner.allocate(2, 64)
+    chunks = [(0, 5), (5, 11), (11, 12)]
+
+    logits = [
+        runner.forward(
+            TOKENS_1T[:, start:stop], positions(start, stop), 64, first_row=1, start=start
+        ).logits
+        for start, stop in chunks
+    ]
+
+    torch.testing.assert_close(torch.cat(logits, 1), expected_1TV, atol=2e-4, rtol=1e-3)

@@ -12,13 +12,13 @@ from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 
 
 class SeesTheFuture(StockRunner):
-    def _masks(self, positions_BT, span):
-        return super()._masks(positions_BT + 1, span)
+    def _masks(self, positions_BT, *others, **named):
+        return super()._masks(positions_BT + 1, *others, **named)
 
 
 class ForgetsItsOwnToken(StockRunner):
-    def _masks(self, positions_BT, span):
-        return super()._masks((positions_BT - 1).clamp(min=0), span)
+    def _masks(self, positions_BT, *others, **named):
+        return super()._masks((positions_BT - 1).clamp(min=0), *others, **named)
 
 
 class KeepsRejectedTokens(StockRunner):
@@ -98,8 +98,8 @@ class ForgetsTheWindow(ChangesLayers):
 
 
 class SeesTooMuch(FusedRunner):
-    def _mask(self, positions_BT, reach, window):
-        return super()._mask(positions_BT + 1, reach, window)
+    def _mask(self, positions_BT, *others):
+        return super()._mask(positions_BT + 1, *others)
 
 
 class WritesToTheFirstRows(FusedRunner):

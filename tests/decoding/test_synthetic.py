@@ -18,6 +18,7 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Purpose, Sampler, uniform
 from specbench.decoding.state import State
 from specbench.decoding.synthetic import SyntheticVerifier, acceptance_rates
+from specbench.decoding.topology import StaticTree, Topology
 from specbench.decoding.verifier import Verdict
 from specbench.errors import UsageError
 from specbench.records import Sampling
@@ -225,3 +226,24 @@ def test_a_planted_sync_or_copy_is_found(
 ) -> None:
     with pytest.raises(found):
         traced(planted((0.7,)), "ngram", k=4)
+
+
+def test_a_tree_keeps_its_first_children_down_to_what_was_drawn() -> None:
+    """0 - 1 2, 1 - 3 4, 2 - 5, 3 - 6; the row with no room for depth 3 stops at 2."""
+    paths = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+    tree = StaticTree(Topology.of_paths(paths), torch.device("cpu")).of_rows(2)
+    tree = tree.meant_within(torch.tensor([3, 2]))
+    drafts_BK = torch.tensor([[11, 12, 13, 14, 15, 16]] * 2)
+    proposal = Proposal(drafts_BK, tree.is_meant_BK.sum(1), None, tree)
+    logits_BNV = torch.zeros(2, 7, 20)
+    logits_BNV[..., 7] = 100.0
+
+    verdict = SyntheticVerifier((1.0, 1.0, 1.0))(
+        proposal, logits_BNV, Sampler(Sampling()), torch.tensor([1, 2]), 5 + tree.depths_BN
+    )
+
+    assert verdict.num_accepted_B.tolist() == [3, 2]
+    assert verdict.tokens_BT[0].tolist() == [11, 13, 16, 7]
+    assert verdict.tokens_BT[1, :3].tolist() == [11, 13, 7]
+    assert verdict.path_BT is not None
+    assert verdict.path_BT.tolist() == [[0, 1, 3, 6], [0, 1, 3, 0]]

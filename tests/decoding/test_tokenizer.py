@@ -84,6 +84,11 @@ def test_without_a_template_the_text_itself_is_the_prompt(tmp_path):
     assert PLAIN.decode(ids) == "Be kind.\n\nHello"
 
 
+def test_a_text_within_an_answer_gets_no_token_before_or_after_it(tokenizer):
+    assert tokenizer.ids("A b.") == tuple(PLAIN("A b.", add_special_tokens=False)["input_ids"])
+    assert tokenizer.text(tokenizer.ids("A b.")) == "A b."
+
+
 def test_text_leaves_special_tokens_out(tokenizer):
     ids = PLAIN("Hello<|im_end|>")["input_ids"]
     assert tokenizer.text(ids) == "Hello"

@@ -9,21 +9,20 @@ from typing import Any
 
 import pytest
 
-from specbench.drafters.catalogue import Method, Parameter, catalogue, find_method
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.errors import UsageError
-from specbench.methods import known_methods
+from specbench.methods import Method, Parameter, all_methods, find_method
 from tests.decoding.fakes import CountingRunner
 
 LIST_METHODS = """
 import json, sys
 from pathlib import Path
-from specbench.drafters.catalogue import catalogue
+from specbench.methods import all_methods
 
 print(json.dumps({
     "methods": [
-        [method.name, method.summary, method.needs_model, [p.name for p in method.parameters]]
-        for method in catalogue(*[Path(folder) for folder in sys.argv[1:]])
+        [method.name, method.summary, method.model, [p.name for p in method.parameters]]
+        for method in all_methods(*[Path(folder) for folder in sys.argv[1:]])
     ],
     "heavy": [name for name in ("torch", "transformers", "numpy") if name in sys.modules],
 }))
@@ -44,7 +43,7 @@ def test_the_drafters_are_listed_without_torch() -> None:
     listed = listed_in_a_fresh_process()
 
     assert listed["heavy"] == []
-    assert [name for name, *_ in listed["methods"]] == [m.name for m in catalogue()]
+    assert [name for name, *_ in listed["methods"]] == [m.name for m in all_methods()]
 
 
 def test_a_drafter_is_listed_once_its_file_is_there(tmp_path: Path) -> None:
@@ -54,7 +53,7 @@ def test_a_drafter_is_listed_once_its_file_is_there(tmp_path: Path) -> None:
             import torch
             from specbench.drafters.registry import drafter
 
-            @drafter("echo", needs_model=True)
+            @drafter("echo", model="required")
             class Echo:
                 """Repeats the newest token.
 
@@ -71,56 +70,57 @@ def test_a_drafter_is_listed_once_its_file_is_there(tmp_path: Path) -> None:
     listed = listed_in_a_fresh_process(tmp_path)
 
     assert listed["heavy"] == []
-    assert listed["methods"] == [["echo", "Repeats the newest token.", True, ["times", "loud"]]]
+    assert listed["methods"] == [
+        ["echo", "Repeats the newest token.", "required", ["times", "loud"]]
+    ]
 
 
-@pytest.mark.parametrize("method", catalogue(), ids=lambda method: method.name)
-def test_every_drafter_has_a_summary_and_a_pairing_may_name_it(method: Method) -> None:
+@pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)
+def test_every_drafter_has_a_summary(method: Method) -> None:
     assert method.summary
-    assert (known_methods()[method.name].model == "required") == method.needs_model
 
 
 def test_a_drafters_parameters_are_its_keyword_only_arguments() -> None:
     assert find_method("ngram").parameters == (
-        Parameter(name="max_ngram", type="int", default=3),
-        Parameter(name="min_ngram", type="int", default=1),
+        Parameter(name="max_ngram", type="int", default=3, allowed=range(1, 33)),
+        Parameter(name="min_ngram", type="int", default=1, allowed=range(1, 33)),
     )
-    assert not find_method("ngram").needs_model
-    assert find_method("draft_model").needs_model
+    assert find_method("ngram").model == "refused"
+    assert find_method("draft_model").model == "required"
 
 
 def test_an_unknown_method_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match=r"no method 'eagle9'.*draft_model, ngram"):
+    with pytest.raises(UsageError, match=r"no method 'eagle9'.*draft_model.*ngram"):
         find_method("eagle9")
 
 
-def no_draft_model() -> Any:
-    raise AssertionError("ngram must not load a model")
+def refused() -> Any:
+    raise AssertionError("nothing may be loaded")
 
 
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [
         ({"max_ngrams": 3}, "unknown parameter 'max_ngrams'; allowed: max_ngram, min_ngram"),
-        ({"max_ngram": "3"}, "max_ngram is '3'; a value of type int is needed"),
-        ({"max_ngram": 3.0}, "max_ngram is 3.0; a value of type int is needed"),
-        ({"max_ngram": True}, "max_ngram is True; a value of type int is needed"),
+        ({"max_ngram": "3"}, "max_ngram is '3'; a whole number from 1 to 32 is allowed"),
+        ({"max_ngram": 3.0}, "max_ngram is 3.0; a whole number from 1 to 32 is allowed"),
+        ({"max_ngram": True}, "max_ngram is True; a whole number from 1 to 32 is allowed"),
         ({"max_ngram": 1, "min_ngram": 2}, "1 <= min <= max is allowed"),
     ],
 )
 def test_a_bad_parameter_is_refused_with_what_is_allowed(
     parameters: dict[str, Any], complaint: str
 ) -> None:
-    parts = Parts(target=CountingRunner(), draft_runner=no_draft_model)
+    parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
 
     with pytest.raises(UsageError, match=complaint):
         build_drafter("ngram", parts, parameters)
 
 
-def test_a_drafter_without_parameters_says_so() -> None:
-    parts = Parts(target=CountingRunner(), draft_runner=no_draft_model)
+def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
+    parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
 
-    with pytest.raises(UsageError, match="unknown parameter 'depth'; allowed: none"):
+    with pytest.raises(UsageError, match="unknown parameter 'depth'; allowed: tree"):
         build_drafter("draft_model", parts, {"depth": 2})
 
 
@@ -131,7 +131,7 @@ def test_a_draft_model_is_loaded_only_when_its_drafter_is_built() -> None:
         loaded.append(True)
         return CountingRunner()
 
-    parts = Parts(target=CountingRunner(), draft_runner=load)
+    parts = Parts(target=CountingRunner(), draft_runner=load, checkpoint=refused)
     build_drafter("ngram", parts, {})
     assert loaded == []
     build_drafter("draft_model", parts, {})

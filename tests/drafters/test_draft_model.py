@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import BareForward, Drafter
+from specbench.decoding.drafter import BareForward, Chunk, Drafter
 from specbench.decoding.request import Request
 from specbench.decoding.runner import Output, StockRunner
 from specbench.decoding.sampling import Sampler
@@ -67,8 +67,10 @@ def proposed(drafter: Drafter, prompt: tuple[int, ...], sampling: Sampling, k: i
     state.tokens_BC[0, : len(prompt)] = torch.tensor(prompt)
     state.length_B1[0] = len(prompt) - 1
     drafter.allocate(1, 64)
-    positions_1T = torch.arange(len(prompt) - 1)[None]
-    drafter.prefill(state.tokens_BC[:, : len(prompt) - 1], positions_1T, 64, ())
+    T = len(prompt) - 1
+    tokens_BC = state.tokens_BC
+    positions_1T = torch.arange(T)[None]
+    drafter.prefill(state, Chunk(tokens_BC[:, :T], tokens_BC[:, 1 : T + 1], positions_1T, 64, ()))
     return drafter.propose(state, k, 64, Sampler(sampling))
 
 
@@ -88,7 +90,7 @@ def test_the_law_of_each_draft_is_the_draft_models_own_after_the_drafts_before_i
 
     text = list(prompt)
     for i in range(3):
-        torch.testing.assert_close(proposal.probs_BKV[0, i], law_after(tiny_llama(), text))
+        torch.testing.assert_close(proposal.probs[0, i], law_after(tiny_llama(), text))
         text.append(int(proposal.tokens_BK[0, i]))
 
 
@@ -105,9 +107,9 @@ def test_a_law_covers_the_targets_vocabulary_and_no_other(draft_vocab_size: int)
         4,
     )
 
-    assert proposal.probs_BKV.shape == (1, 4, VOCAB_SIZE)
-    torch.testing.assert_close(proposal.probs_BKV.sum(-1), torch.ones(1, 4))
-    assert float(proposal.probs_BKV[..., draft_vocab_size:].sum()) == 0
+    assert proposal.probs.shape == (1, 4, VOCAB_SIZE)
+    torch.testing.assert_close(proposal.probs.sum(-1), torch.ones(1, 4))
+    assert float(proposal.probs[..., draft_vocab_size:].sum()) == 0
     assert int(proposal.tokens_BK.max()) < min(draft_vocab_size, VOCAB_SIZE)
 
 
@@ -128,7 +130,7 @@ def test_greedy_drafts_have_no_law() -> None:
 
     proposal = proposed(make_drafter("draft_model", runner, runner), (5, 6, 7), Sampling(), 2)
 
-    assert proposal.probs_BKV is None
+    assert proposal.probs is None
     assert proposal.num_drafted_B.tolist() == [2]
 
 

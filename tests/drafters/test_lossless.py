@@ -11,11 +11,10 @@ import pytest
 
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
-from specbench.drafters.catalogue import catalogue
-from tests.decoding.lossless import assert_texts, decode, make_drafter, until_eos
+from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos
 from tests.decoding.models import generated, ragged_prompts, random_prompt, tiny_llama
+from tests.drafters.variants import VARIANTS, Variant
 
-METHODS = [method.name for method in catalogue()]
 BUDGETS = (24, 3, 17, 24)
 
 
@@ -38,17 +37,22 @@ def subject() -> Subject:
 
 
 def requests() -> list[Request]:
+    """Each with a prediction that is right for a while."""
     return [
-        Request(prompt_ids=p, max_new_tokens=n) for p, n in zip(prompts(), BUDGETS, strict=True)
+        Request(prompt_ids=p, max_new_tokens=n, prediction_ids=(*text[:8], 0, *text[10:]))
+        for p, n, text in zip(prompts(), BUDGETS, subject().texts, strict=True)
     ]
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])
-@pytest.mark.parametrize("method", METHODS)
-def test_greedy_text_is_that_of_generate_and_rounds_add_up(method: str, k: int) -> None:
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: int) -> None:
     target, draft, texts = subject()
 
-    results = decode(target, make_drafter(method, target, draft), requests(), k=k)
+    drafter = make_drafter(variant.method, target, draft, **variant.parameters)
+    k = deepest(drafter, k)
+
+    results = decode(target, drafter, requests(), k=k)
 
     assert_texts(results, texts)
     for result, budget in zip(results, BUDGETS, strict=True):
@@ -56,17 +60,20 @@ def test_greedy_text_is_that_of_generate_and_rounds_add_up(method: str, k: int) 
         for drafted, accepted, emitted in zip(
             log.num_drafted, log.num_accepted, log.num_emitted, strict=True
         ):
-            assert 0 <= accepted <= drafted <= min(k, left - 1)
+            assert 0 <= accepted <= min(k, left - 1)
+            assert accepted <= drafted <= drafter.num_drafts(k)
+            assert drafted <= left - 1 or drafter.num_drafts(k) > k, "a chain drafts within budget"
             assert emitted == accepted + 1
             left -= emitted
         assert left == 0
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_an_end_of_text_ends_every_drafters_text_at_the_same_token(method: str) -> None:
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_an_end_of_text_ends_every_drafters_text_at_the_same_token(variant: Variant) -> None:
     target, draft, texts = subject()
     eos_ids = (texts[0][7], texts[3][12])
 
-    results = decode(target, make_drafter(method, target, draft), requests(), k=4, eos_ids=eos_ids)
+    drafter = make_drafter(variant.method, target, draft, **variant.parameters)
+    results = decode(target, drafter, requests(), k=deepest(drafter, 4), eos_ids=eos_ids)
 
     assert_texts(results, [until_eos(text, eos_ids) for text in texts])

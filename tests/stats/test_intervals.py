@@ -9,6 +9,7 @@ from specbench.stats.intervals import (
     acceptance_length_interval,
     interval,
     log_ratio,
+    mean_interval,
     minimum_detectable_effect,
     speedup_interval,
     speedup_ratio,
@@ -112,3 +113,12 @@ def test_more_prompts_narrow_the_interval_and_the_detectable_effect():
     assert effects[0] is not None
     assert effects[1] is not None
     assert effects[1] < effects[0] / 2
+
+
+def test_the_mean_of_differences_follows_students_t_by_hand():
+    # Mean 2, standard deviation sqrt(10 / 4), t(4) = 2.7764.
+    measured = mean_interval([0, 1, 2, 3, 4])
+    assert measured.estimate == pytest.approx(2)
+    assert measured.high == pytest.approx(2 + 2.7764 * math.sqrt(10 / 4 / 5), rel=1e-4)
+    assert measured.low == pytest.approx(4 - measured.high)
+    assert mean_interval([1, 2, 3, 6]) == Interval(estimate=3, low=None, high=None)

@@ -101,8 +101,13 @@ def test_more_accepted_than_drafted_breaks_an_identity(steady):
     assert reason.endswith("(1 of 6 requests, first p0)")
 
 
-def test_more_drafted_than_k_breaks_an_identity(steady):
-    assert "num_drafted > K" in only_reason(with_rounds(steady, num_drafted=(3, 2, 2, 2, 2, 2)))
+def test_more_drafted_than_k_is_a_tree(steady):
+    assert judge_cell(with_rounds(steady, num_drafted=(9, 9, 9, 9, 9, 9))) == ()
+
+
+def test_more_accepted_than_k_breaks_an_identity(steady):
+    wrong = with_rounds(steady, num_drafted=(9,) * 6, num_accepted=(3, 2, 2, 2, 2, 2))
+    assert any("num_accepted > K" in reason for reason in judge_cell(wrong))
 
 
 @pytest.mark.parametrize("emitted", [(3, 3, 2, 2, 1, 1), (3, 3, 3, 1, 1, 0)])

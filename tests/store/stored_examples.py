@@ -10,11 +10,14 @@ from specbench.records import (
     ForwardCost,
     MemoryRecord,
     ModelIdentity,
+    PassRecord,
     ReferenceRecord,
     RequestRecord,
     RoundLog,
+    RoundTimeline,
     RunRecord,
     RunSettings,
+    SamplesRecord,
 )
 from specbench.store import SCHEMA_VERSION
 from specbench.store.codec import Done
@@ -151,6 +154,27 @@ MODEL = ModelIdentity(
     dtype="float32",
     num_parameters=3_000_000,
 )
+SAMPLES = SamplesRecord(
+    prompt_id="chat-1",
+    turn=0,
+    repeat=2,
+    served=PassRecord(
+        cell_id=KEY.id,
+        seconds=1.5,
+        rounds=RoundTimeline(
+            at_s=(0.5,),
+            seconds=(1.0,),
+            num_speculative_tokens=(4,),
+            num_live=(2,),
+            num_rows=(2,),
+            num_emitted=(7,),
+        ),
+        kv_bytes=2**40,
+    ),
+    log_probs=(-1.25, -0.75),
+    picked=1,
+    scoring_s=0.25,
+)
 BLOCK = BlockRecord(
     block_id="chat/chat-1/2",
     workload="chat",
@@ -160,6 +184,7 @@ BLOCK = BlockRecord(
     order=(KEY.id, "other"),
     started_at="2026-11-21T01:02:04+00:00",
     requests=(REQUEST, FAILED_REQUEST),
+    samples=(SAMPLES,),
 )
 REFERENCE = ReferenceRecord(
     target="demo",

@@ -92,6 +92,17 @@ def test_tool_calls_and_their_results_stay_in_the_history(tmp_path: Path) -> Non
     assert prompt.template_args == {"enable_thinking": False}
 
 
+@pytest.mark.parametrize(
+    ("said", "predictions"),
+    [("x", ("x", None)), (["x", "y"], ("x", "y")), ([None, "y"], (None, "y")), (None, ())],
+)
+def test_a_prediction_is_of_the_first_turn_or_one_a_turn(
+    tmp_path: Path, said: object, predictions: tuple[str | None, ...]
+) -> None:
+    (prompt,) = read(tmp_path, {"turns": ["A", "B"], "prediction": said})
+    assert prompt.predictions == predictions
+
+
 def test_ids_come_from_the_file_else_from_the_line(tmp_path: Path) -> None:
     prompts = read(
         tmp_path, {"id": "a", "prompt": "A"}, {"question_id": 81, "turns": ["B"]}, {"prompt": "C"}

@@ -1,0 +1,109 @@
+"""Evidence for a whole `verify`: target after target, through the engines that a run has."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from specbench.bench.benchmark import default_threads, find_device, open_engines
+from specbench.bench.blocks import Setting
+from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
+from specbench.bench.recording import first_line
+from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS, work_of
+from specbench.bench.target import REFUSALS
+from specbench.bench.watch import Watch
+from specbench.config import Pairing
+from specbench.engines.engine import Engine, Work
+from specbench.engines.peers import BASELINES
+from specbench.engines.shelf import Shelf
+from specbench.lossless.collect import Collector, Question
+from specbench.lossless.evidence import Evidence, Refused, Subject
+from specbench.lossless.examine import Amount, Job, examine
+from specbench.lossless.teacher import Teacher
+from specbench.records import RunSettings
+
+
+def collect_evidence(
+    settings: RunSettings,
+    pairings: Sequence[Pairing],
+    watch: Watch,
+    *,
+    num_tokens: int,
+    num_rows: int,
+) -> list[Evidence]:
+    """Every pairing at every K and temperature, K = 0 of its target before it.
+
+    `num_tokens` are sampled for each, by the built-in decoder `num_rows` texts at once. Raises
+    UsageError and WorkloadError before anything is loaded; a model that cannot run is evidence.
+    """
+    device = find_device(settings.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    torch.set_num_threads(settings.threads or default_threads(pairings))
+    evidence: list[Evidence] = []
+    for plan in plan_targets(settings, pairings, lambda _: ""):
+        jobs = list(_jobs(plan))
+        watch.stage(f"{plan.target.name}: loading")
+        shelf = Shelf(device, settings.dtype)
+        try:
+            engines = open_engines(plan.target, device, settings, shelf)
+            teacher = Teacher(shelf.load(plan.target.model).model)
+            questions = list(_questions(plan, next(iter(engines.values()))))
+        except REFUSALS as error:
+            evidence += [_refused(job, error) for job in jobs]
+            continue
+        collector = Collector(teacher, questions, seed=settings.seed)
+        rows = {name: num_rows if name == BUILTIN else 1 for name in engines}
+        evidence += examine(engines, collector, jobs, Amount(num_tokens, rows), watch.stage)
+        for note in dict.fromkeys(note for e in engines.values() for note in e.record.notes):
+            watch.warn(note)
+    return evidence
+
+
+def _jobs(plan: TargetPlan) -> Iterator[Job]:
+    """The cells that a run of these settings has, a pairing's together and K = 0 first."""
+    drafters = {pairing.name: pairing.drafter for pairing in plan.pairings}
+    cells = [
+        cell
+        for temperature in plan.settings.temperatures
+        for cell in plan.cells(
+            Setting(
+                workload="",
+                temperature=temperature,
+                concurrency=1,
+                context=None,
+                request_rate=None,
+            )
+        )
+        if cell.key.method not in BASELINES[1:]
+    ]
+    for pairing in (plan.target.name, *drafters):
+        for cell in cells:
+            if cell.key.pairing == pairing:
+                drafter = drafters.get(pairing)
+                yield Job(pairing, drafter, cell.key.engine, work_of(cell), cell.sampling)
+
+
+def _questions(plan: TargetPlan, engine: Engine) -> Iterator[Question]:
+    """The first turn of every prompt."""
+    for workload in plan.workloads:
+        length = plan.settings.max_new_tokens or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        for prompt in plan.prompts(workload):
+            yield Question(
+                id=f"{workload.name}/{prompt.id}",
+                prompt_ids=engine.tokenizer.prompt_ids(
+                    prompt.turns[0], prompt.tools, prompt.template_args
+                ),
+                max_new_tokens=length,
+            )
+
+
+def _refused(job: Job, error: Exception) -> Refused:
+    work: Work = job.work
+    subject = Subject(
+        pairing=job.pairing,
+        engine=job.engine,
+        method=work.method,
+        num_speculative_tokens=work.k,
+        temperature=job.sampling.temperature,
+    )
+    return Refused(subject=subject, reason=first_line(error))

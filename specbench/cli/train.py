@@ -1,0 +1,148 @@
+"""`specbench train`: a first draft head for a target."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbench.cli import options
+from specbench.cli.measure import INTERRUPTED
+from specbench.cli.values import one_of, parse_seconds, parse_temperatures
+
+if TYPE_CHECKING:
+    from specbench.model_spec import ModelSpec
+
+METHODS = ("eagle", "eagle3", "medusa", "mtp")
+DTYPES = ("float32", "bfloat16", "float16")
+
+_Method = Annotated[str, typer.Argument(help="eagle, eagle3, medusa or mtp.", metavar="METHOD")]
+_Target = Annotated[
+    str,
+    typer.Option(help="A target of pairings.yaml, a hub id, a folder or demo:target."),
+]
+_Out = Annotated[Path, typer.Option(help="Folder for the head; `model:` of a pairing names it.")]
+_Prompts = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Workloads or JSONL files with prompts; may be repeated.",
+        show_default="demo:target: its corpus; else all shipped workloads",
+    ),
+]
+_Texts = Annotated[
+    Path | None,
+    typer.Option(help="A file of the target's answers, shared by heads.", show_default=False),
+]
+_NumTexts = Annotated[int, typer.Option(min=20, max=10**7, help="Answers to train on.")]
+_Temperature = Annotated[str, typer.Option(help="Of the answers, mixed: 0 is greedy.")]
+_Tokens = Annotated[int, typer.Option(min=2, max=131072, help="Tokens per answer at most.")]
+_Steps = Annotated[int, typer.Option(min=1, max=10**7, help="Batches to train on.")]
+_Batch = Annotated[int, typer.Option(min=32, max=10**7, help="Tokens per batch, about.")]
+_Heads = Annotated[int, typer.Option(min=1, max=16, help="Heads of medusa.")]
+_Layers = Annotated[int, typer.Option(min=1, max=8, help="Layers of mtp.")]
+_Rows = Annotated[int, typer.Option(min=1, max=1024, help="Answers decoded at once.")]
+_Budget = Annotated[
+    str | None, typer.Option(help="Time to spend, such as 5m: fewer steps.", show_default=False)
+]
+_Resume = Annotated[bool, typer.Option("--resume", help="Go on with a training in --out.")]
+
+
+def train(
+    method: _Method,
+    target: _Target,
+    out: _Out,
+    prompts: _Prompts = None,
+    texts: _Texts = None,
+    num_texts: _NumTexts = 2000,
+    temperature: _Temperature = "0,0.7",
+    max_new_tokens: _Tokens = 192,
+    steps: _Steps = 800,
+    tokens_per_batch: _Batch = 2048,
+    num_heads: _Heads = 4,
+    mtp_layers: _Layers = 1,
+    rows: _Rows = 32,
+    device: options.Device = "auto",
+    dtype: options.Dtype = None,
+    threads: options.Threads = None,
+    seed: options.Seed = 0,
+    budget: _Budget = None,
+    resume: _Resume = False,
+    as_json: options.AsJson = False,
+    pairings_file: options.PairingsFile = None,
+) -> None:
+    """Train a first draft head on what a target itself says, and measure it."""
+    one_of("METHOD", method, *METHODS)
+    if dtype is not None:
+        one_of("--dtype", dtype, *DTYPES)
+    temperatures = parse_temperatures(temperature)
+    budget_s = parse_seconds(budget) if budget is not None else None
+    spec = _spec(target, pairings_file)
+
+    from specbench.cli.progress import ProgressWatch
+
+    with ProgressWatch() as watch:
+        watch.stage("starting")
+        import torch
+
+        from specbench.bench.benchmark import find_device
+        from specbench.training.train_head import TrainSettings, train_head
+
+        if threads is not None or spec.source.startswith("demo:"):
+            torch.set_num_threads(threads or 1)
+        settings = TrainSettings(
+            method=method,
+            target=spec,
+            out=out,
+            prompts=tuple(name.strip() for item in prompts or () for name in item.split(",")),
+            texts=texts,
+            num_texts=num_texts,
+            temperatures=temperatures,
+            max_new_tokens=max_new_tokens,
+            steps=steps,
+            tokens_per_batch=tokens_per_batch,
+            num_heads=num_heads,
+            mtp_layers=mtp_layers,
+            rows=rows,
+            dtype=dtype,
+            seed=seed,
+            budget_s=budget_s,
+            resume=resume,
+        )
+        try:
+            card = train_head(settings, find_device(device), tuple(sys.argv), watch)
+        except KeyboardInterrupt:
+            watch.close()
+            typer.echo(
+                "interrupted; answers and every hundredth step are kept. Go on with the same "
+                "command and --resume",
+                err=True,
+            )
+            raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(card, indent=2))
+    else:
+        _print(card, out)
+
+
+def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
+    """What the word itself says where it has a colon or a slash, else a target of the file."""
+    from specbench.config import load_pairings
+    from specbench.model_spec import model_spec
+
+    if ":" in target or "/" in target:  # the file may name the head that is yet to be trained
+        return model_spec(target)
+    return load_pairings(pairings_file).target(target).model
+
+
+def _print(card: dict[str, Any], out: Path) -> None:
+    """A line a position, then where the head is and how to measure it."""
+    held_out = card["held_out"]
+    typer.echo("position  kept with all before it (held-out prompts, greedy chain)")
+    for position, share in enumerate(held_out["acceptance_per_position"], 1):
+        typer.echo(f"{position:8}  {share:.1%}")
+    typer.echo(
+        f"\n{held_out['mean_length_of_the_chain']:.2f} tokens a round of such a chain; "
+        f"{card['head']['parameters']:,} parameters in {out}"
+    )
+    typer.echo(f"Measure it: a drafter with method: {card['method']}, model: ./{out.name}")

@@ -1,0 +1,217 @@
+"""Reads a draft head's folder: its config at once, a tensor when it is asked for.
+
+Nothing in the files is trusted: pickles may hold tensors only, an index may name no file outside
+of its folder, and a link may not lead out of it.
+"""
+
+import json
+import pickle
+import re
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers.utils import cached_file
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.errors import ModelError
+
+WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
+_INDEX = "model.safetensors.index.json"
+# A head's own file goes first: a target may lie beside it.
+_WEIGHTS = (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "model.safetensors",
+    _INDEX,
+    "pytorch_model.bin",
+)
+_TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
+_LARGEST_JSON = 2**26
+_SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
+_COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
+# What torch's reader of pickles raises for bytes that nobody meant it to read.
+_UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    MemoryError,
+    ImportError,
+    struct.error,
+)
+
+
+Find = Callable[[str], Path | None]
+
+
+def read_checkpoint(location: str, revision: str | None = None) -> Checkpoint:
+    """The head in a local folder or of a hub id, which transformers downloads or has kept.
+
+    Raises ModelError for what is not there or cannot be trusted. Safetensors are read lazily.
+    """
+    config_file = _find(location, revision, "config.json")
+    if config_file is None:
+        raise ModelError(
+            f"{location}: there is no config.json; download it once with `hf download`, or give a "
+            "folder (./my-head)"
+        )
+    commit = _COMMIT.search(config_file.as_posix())
+    revision = commit[1] if commit else revision  # all files are those of one commit
+    file = _find(location, revision, *_WEIGHTS)
+    if file is None:
+        raise ModelError(f"{location}: no weights; one of {', '.join(_WEIGHTS)} is read")
+    return Checkpoint(
+        source=location,
+        config=_read_json(config_file),
+        tensors=_read_tensors(file, partial(_find, location, revision)),
+        revision=revision,
+    )
+
+
+def has_tokenizer(location: str, revision: str | None = None) -> bool:
+    """Whether a head comes with a tokenizer of its own."""
+    return _find(location, revision, *_TOKENIZERS) is not None
+
+
+def _find(location: str, revision: str | None, *names: str) -> Path | None:
+    """The first of the files that is on this machine, else the first that can be downloaded.
+
+    None where there is none; ModelError.
+    """
+    folder = Path(location)
+    found = (
+        (_local_file(folder, name) for name in names)
+        if folder.is_dir()
+        else (_hub_file(location, revision, name, off) for off in (True, False) for name in names)
+    )
+    return next((file for file in found if file is not None), None)
+
+
+def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) -> Path | None:
+    try:
+        path = cached_file(location, name, revision=revision, local_files_only=is_offline)
+    except (OSError, ValueError):  # not there, or not to be had without a connection
+        return None
+    return None if path is None else Path(path)
+
+
+def _local_file(folder: Path, name: str) -> Path | None:
+    path = folder / name
+    try:
+        if not path.exists():
+            if path.is_symlink():
+                raise ModelError(f"{path} is a link that leads nowhere")
+            return None
+        real, home = path.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    homes = [home]
+    if home.parent.name == "snapshots":  # the hub's cache keeps files beside its snapshots
+        homes.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(home) for home in homes):
+        raise ModelError(f"{path} is a link out of its folder; put the file itself there")
+    if not real.is_file():
+        raise ModelError(f"{path} is no file")
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise ModelError(f"{path} has more than {_LARGEST_JSON} bytes; that is no config")
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no mapping of settings")
+    return content
+
+
+def _read_tensors(file: Path, find: Find) -> Mapping[str, Tensor]:
+    if file.name == _INDEX:
+        return _Safetensors(_shards(file), find)
+    if file.suffix == ".safetensors":
+        return _Safetensors(dict.fromkeys(_open(file).keys(), file.name), find)
+    return _read_pickle(file)
+
+
+def _shards(index: Path) -> dict[str, str]:
+    """Tensor names and the files they are in; the files need not be there yet."""
+    files = _read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ModelError(f"{index} has no weight_map")
+    for file in set(map(str, files.values())):
+        if not _SHARD.fullmatch(file):
+            raise ModelError(f"{index} names the file {file[:80]!r}; only NAME.safetensors is read")
+    return {name: str(file) for name, file in files.items()}
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(str(file), framework="pt", device="cpu")
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+class _Safetensors(Mapping[str, Tensor]):
+    """Tensors of one file or several, each read when it is asked for."""
+
+    def __init__(self, files: Mapping[str, str], find: Find) -> None:
+        self._files = files
+        self._find = find
+        self._opened: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        file = self._files[name]
+        if file not in self._opened:
+            path = self._find(file)
+            if path is None:
+                raise ModelError(f"the file {file}, which has {name}, is not there")
+            self._opened[file] = _open(path)
+        try:
+            tensor: Tensor = self._opened[file].get_tensor(name)
+        except (SafetensorError, RuntimeError, ValueError, TypeError) as error:
+            raise ModelError(f"{file}: {name} cannot be read: {error}") from error
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _read_pickle(file: Path) -> dict[str, Tensor]:
+    """ModelError where it holds anything but tensors by name: nothing else is ever run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{file} is damaged or holds more than tensors, and a pickle may run any code: it is "
+            "not read; convert it to safetensors where you trust it"
+        ) from error
+    except _UNREADABLE as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{file} cannot be read: {first}") from error
+    if not isinstance(content, dict) or not all(map(_is_named_tensor, content.items())):
+        raise ModelError(f"{file} is no mapping from names to tensors")
+    return content
+
+
+def _is_named_tensor(item: tuple[object, object]) -> bool:
+    name, tensor = item
+    return isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout is torch.strided

@@ -1,0 +1,76 @@
+"""Token trees: who follows whom among the nodes of a round.
+
+A chain is the tree without branches, and rounds that draft chains need none of this.
+Shape suffixes: B rows, K drafts, N = K + 1 nodes (node 0 is the current token, node i is
+draft i), T = depth + 1 nodes on a path.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tree(NamedTuple):
+    """The shape of a round's drafts; the same number of nodes in every round.
+
+    A draft that is meant sees its ancestors and itself, nothing else. Nodes that are not
+    meant are computed and never kept: what they see is up to the drafter.
+    """
+
+    parents_BK: Tensor  # the node that each draft follows, below its own number
+    depths_BN: Tensor  # tokens after the current one; 0 for node 0
+    seen_BNN: Tensor  # bool: node i attends to node j
+    is_meant_BK: Tensor  # bool
+    depth: int  # of the deepest draft that may be kept
+
+    def meant_within(self, room_B: Tensor) -> "Tree":
+        """Without the drafts that lie deeper than a row has room for."""
+        fits_BK = self.depths_BN[:, 1:] <= room_B[:, None]
+        return self._replace(is_meant_BK=self.is_meant_BK & fits_BK)
+
+    def path_to(self, node_B: Tensor) -> Tensor:
+        """The nodes from node 0 to the given one [B, T], by depth; 0 past its end."""
+        index_B1N = node_B[:, None, None].expand(-1, 1, self.seen_BNN.shape[2])
+        is_above_B1N = self.seen_BNN.gather(1, index_B1N)
+        places_T1 = torch.arange(self.depth + 1, device=node_B.device)[:, None]
+        is_here_BTN = is_above_B1N & (self.depths_BN[:, None] == places_T1)
+        return is_here_BTN.int().argmax(-1)
+
+    def depth_of(self, node_B: Tensor) -> Tensor:
+        """Tokens after the current one [B]."""
+        return self.depths_BN.gather(1, node_B[:, None])[:, 0]
+
+
+class Branches(NamedTuple):
+    """For a forward whose tokens do not each follow the one before.
+
+    They lie past the `base_B1` committed slots of a row, all of which they see. Of the M slots
+    from there on token t sees those of `seen_BTM`, itself among them, whose tokens have the
+    positions `positions_BM`.
+    """
+
+    base_B1: Tensor
+    slots_BT: Tensor  # where each token's keys and values are written
+    seen_BTM: Tensor
+    positions_BM: Tensor
+
+
+def branches_of(tree: Tree, length_B1: Tensor) -> tuple[Tensor, Branches]:
+    """Positions [B, N] of a tree's nodes, and how a forward over all of them lies."""
+    N = tree.depths_BN.shape[1]
+    positions_BN = length_B1 + tree.depths_BN
+    slots_BN = length_B1 + torch.arange(N, device=length_B1.device)
+    return positions_BN, Branches(length_B1, slots_BN, tree.seen_BNN, positions_BN)
+
+
+def ancestors_of(parents_BK: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """seen_BNN and depths_BN of a tree given by its parents; `depth` at least the tree's own."""
+    B, K = parents_BK.shape
+    device = parents_BK.device
+    root_B1 = torch.zeros(B, 1, dtype=parents_BK.dtype, device=device)
+    above_BNN = torch.cat([root_B1, parents_BK], 1)[..., None].expand(-1, -1, K + 1)
+    seen_BNN = torch.eye(K + 1, dtype=torch.bool, device=device).expand(B, -1, -1)
+    for _ in range(depth):  # each turn adds the ancestors one level further up
+        seen_BNN = seen_BNN | seen_BNN.gather(1, above_BNN)
+    return seen_BNN, seen_BNN.sum(-1) - 1

@@ -1,0 +1,73 @@
+"""All drafts of a round from one forward over a block of masks.
+
+Shape suffixes: B rows, K drafts, N = K + 1 tokens of a block, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.sampling import Purpose, Sampler, draw
+from specbench.decoding.state import State
+from specbench.drafters.dflash_head import DFlashHead, new_dflash_checkpoint
+from specbench.drafters.registry import Parts, drafter
+
+
+@drafter("dflash", model="required", is_head=True)
+class DFlash(Memoryless):
+    """A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036).
+
+    The block is the current token and K masks, K below the head's block size; the head sees the
+    target's hidden states at all tokens before. Drafts do not know of each other, so above
+    temperature 0 each is drawn from a law of its own, whatever the others are.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.head = DFlashHead(parts.checkpoint(), parts.target)
+        self.features = self.head.features
+        self.max_k = self.head.block_size - 1
+
+    @staticmethod
+    def new_checkpoint(
+        config: Any, seed: int, *, num_layers: int = 5, block_size: int = 16
+    ) -> Checkpoint:
+        """A head with random weights for a target with this transformers config."""
+        return new_dflash_checkpoint(config, seed, num_layers=num_layers, block_size=block_size)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return self.head.weights
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return (self.head.layers.cache,)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.head.layers.cache.bytes_per_token
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        self.head.layers.allocate(num_rows, max_len)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self.head.layers.cache.copy_row(source, destination, num_tokens)
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
+        self.head.see(chunk.features, chunk.positions_BT, chunk.span, state.first_row)
+
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """What follows the tokens kept is overwritten by the next block."""
+        self.head.see(outcome.features, outcome.positions_BT, outcome.span, state.first_row)
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        current_B1 = state.tokens_at(state.length_B1)
+        logits_BKV = self.head.logits(current_B1, state.positions(0, k + 1), span)
+        num_drafted_B = torch.full_like(state.budget_B, k)
+        if sampler.is_greedy:
+            return Proposal(logits_BKV.argmax(-1), num_drafted_B)
+        laws_BKV = sampler.probs(logits_BKV)
+        tokens_BK = draw(laws_BKV, state.seed_B, state.positions(1, k), Purpose.DRAFT)
+        return Proposal(tokens_BK, num_drafted_B, laws_BKV)

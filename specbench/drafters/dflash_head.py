@@ -1,0 +1,169 @@
+"""A block of masked tokens filled in by one forward that looks at the target's hidden states.
+
+Shape suffixes: B rows, T tokens, K drafts, N = K + 1 tokens of a block, F hidden size,
+V vocabulary.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import Runner
+from specbench.decoding.tree import Branches
+from specbench.drafters.head_layers import (
+    decoder_layer,
+    drawn,
+    layer_config,
+    layer_stack,
+    load,
+    new_layer_fields,
+    require_fit,
+)
+from specbench.errors import ModelError
+
+ARCHITECTURE = "DFlashDraftModel"
+_NEEDED = ("target_layer_ids", "mask_token_id", "num_hidden_layers")
+
+
+class _Layers(nn.Module):
+    """The tensors of a head, named as in its files."""
+
+    def __init__(self, config: Any, num_features: int) -> None:
+        super().__init__()
+        F, count = config.hidden_size, config.num_hidden_layers
+        self.fc = nn.Linear(num_features * F, F, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(F, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(decoder_layer(config, i, ()) for i in range(count))
+        self.norm = Qwen3RMSNorm(F, eps=config.rms_norm_eps)
+
+
+class DFlashHead:
+    """Layers like those of Qwen 3 with the target's embedding and head.
+
+    A committed token gives every layer its keys and values through the target's states alone;
+    those of a block, whose tokens all see each other, are forgotten after its forward.
+    Facts: z-lab/dflash, dflash/model.py.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        """ModelError says what is missing, does not fit the target or cannot be run."""
+        given = {**checkpoint.config, **(checkpoint.config.get("dflash_config") or {})}
+        _refuse_others(checkpoint.source, given)
+        require_fit(
+            checkpoint,
+            hidden_size=(given.get("hidden_size"), target.hidden_size),
+            vocab_size=(given.get("vocab_size"), target.vocab_size),
+            num_target_layers=(
+                given.get("num_target_layers", target.num_layers),
+                target.num_layers,
+            ),
+        )
+        self.features = tuple(int(i) + 1 for i in given["target_layer_ids"])
+        self.block_size = int(given.get("block_size", 16))
+        self._mask_id = int(given["mask_token_id"])
+        if max(self.features) > target.num_layers or self._mask_id >= target.vocab_size:
+            raise ModelError(
+                f"{checkpoint.source}: target_layer_ids {list(given['target_layer_ids'])} and "
+                f"mask_token_id {self._mask_id} must lie within the target's {target.num_layers} "
+                f"layers and {target.vocab_size} tokens"
+            )
+        self._embedding_scale = float(given.get("input_embedding_scale", 1))
+        self._logit_scale = float(given.get("output_multiplier", 1))
+        self._softcap = float(given.get("final_logit_softcapping") or 0)
+        self._target = target
+        config = make_config(checkpoint, target.max_position)
+        self.model = make_layers(config, len(self.features))
+        load(self.model, checkpoint, target, {})
+        self.layers = layer_stack(config, self.model.layers, target.device)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return tuple(self.model.parameters())
+
+    def see(
+        self, features: tuple[Tensor, ...], positions_BT: Tensor, span: int, first_row: int
+    ) -> None:
+        """Write the keys and values of committed tokens from the target's states at them."""
+        model, cache = self.model, self.layers.cache
+        context_BTF = model.hidden_norm(model.fc(torch.cat(features, -1)))
+        cache.index.point(positions_BT, span, first_row)
+        turn = self.layers.rotary(context_BTF, positions_BT)
+        for i, layer in enumerate(self.layers.layers):
+            attention: Any = layer.self_attn
+            shape = (*positions_BT.shape, -1, attention.head_dim)
+            keys = attention.k_norm(attention.k_proj(context_BTF).view(shape)).transpose(1, 2)
+            values = attention.v_proj(context_BTF).view(shape).transpose(1, 2)
+            cache.update(apply_rotary_pos_emb(keys, keys, *turn)[1], values, i)
+
+    def logits(self, current_B1: Tensor, places_BN: Tensor, span: int) -> Tensor:
+        """For each of the K tokens after the current one, of which none is known [B, K, V]."""
+        B, N = places_BN.shape
+        masks_BK = torch.full_like(places_BN[:, 1:], self._mask_id)
+        embedded = self._target.embed(torch.cat([current_B1, masks_BK], 1))
+        everything = torch.ones(B, N, N, dtype=torch.bool, device=places_BN.device)
+        branches = Branches(places_BN[:, :1], places_BN, everything, places_BN)
+        embedded = embedded * self._embedding_scale
+        states_BNF = self.layers.forward(embedded, places_BN, span, branches=branches)
+        logits_BKV = self._target.logits(self.model.norm(states_BNF[:, 1:])) * self._logit_scale
+        if self._softcap:
+            logits_BKV = (logits_BKV / self._softcap).tanh() * self._softcap
+        return logits_BKV
+
+
+def _refuse_others(source: str, given: dict[str, Any]) -> None:
+    """ModelError for the relatives that this code does not run, and for fields that are missing."""
+    if others := [name for name in given.get("architectures") or () if name != ARCHITECTURE]:
+        raise ModelError(f"{source}: architecture {others[0]}; {ARCHITECTURE} is supported")
+    if lacking := [name for name in _NEEDED if given.get(name) is None]:
+        raise ModelError(f"{source}: its config lacks {', '.join(lacking)}")
+    if given.get("is_causal"):
+        raise ModelError(f"{source}: is_causal is true; blocks that see themselves whole are run")
+
+
+def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
+    """Of the layers, which are Qwen 3's whatever the target is."""
+    return layer_config(
+        replace(checkpoint, config={**checkpoint.config, "model_type": "qwen3"}), num_positions
+    )
+
+
+def make_layers(config: Any, num_features: int) -> _Layers:
+    """Without weights."""
+    with torch.device("meta"):
+        return _Layers(config, num_features)
+
+
+def spread_layers(num_layers: int, count: int) -> list[int]:
+    """Which of the target's layers a head fuses: `count` of them, from the second on, the last
+    three left out where there are more."""
+    first = min(1, num_layers - 1)
+    last = max(num_layers - 3, first)
+    if count == 1:
+        return [num_layers // 2]
+    return sorted({round(first + i * (last - first) / (count - 1)) for i in range(count)})
+
+
+def new_dflash_checkpoint(
+    config: Any, seed: int, *, num_layers: int, block_size: int
+) -> Checkpoint:
+    """Random layers for a target with this config; its last token is taken for the mask."""
+    text = config.get_text_config()
+    target_layer_ids = spread_layers(text.num_hidden_layers, num_layers)
+    fields = new_layer_fields(config) | {
+        "architectures": [ARCHITECTURE],
+        "model_type": "qwen3",
+        "num_hidden_layers": num_layers,
+        "num_target_layers": text.num_hidden_layers,
+        "block_size": block_size,
+        "dflash_config": {
+            "target_layer_ids": target_layer_ids,
+            "mask_token_id": text.vocab_size - 1,
+        },
+    }
+    empty = Checkpoint(source="a new DFlash head", config=fields, tensors={})
+    layers = make_layers(make_config(empty, None), len(target_layer_ids))
+    return replace(empty, tensors=drawn(layers, seed, fields["initializer_range"]))

@@ -1,0 +1,69 @@
+"""EAGLE-3: a decoder layer over the target's low, middle and high states guesses tokens."""
+
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+import torch
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.drafters.eagle import STATIC_TREE
+from specbench.drafters.eagle3_head import Eagle3Head, Eagle3Weights, Style, default_layer_ids
+from specbench.drafters.feature_drafter import FeatureDrafter, TreePlan
+from specbench.drafters.head_layers import drawn, layer_config, new_layer_fields
+from specbench.drafters.registry import Parts, drafter
+
+
+@drafter("eagle3", model="required", is_head=True)
+class Eagle3(FeatureDrafter):
+    """A head over three of the target's hidden states, trained on its own drafts.
+
+    Li et al. 2025 (arXiv:2503.01840). `tree`: `dynamic` keeps the `max_drafts` likeliest of
+    the paths that a beam of `top_k` finds (EAGLE-2, arXiv:2406.16858), `static` drafts the
+    published tree of EAGLE-1, which is 5 deep, `chain` drafts one token after the other.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        tree: Literal["chain", "static", "dynamic"] = "dynamic",
+        top_k: Annotated[int, range(1, 65)] = 10,
+        max_drafts: Annotated[int, range(1, 257)] = 59,
+    ) -> None:
+        plan = TreePlan(kind=tree, topology=STATIC_TREE, top_k=top_k, max_drafts=max_drafts)
+        super().__init__(Eagle3Head(parts.checkpoint(), parts.target), plan)
+
+    @staticmethod
+    def new_checkpoint(
+        config: Any,
+        seed: int,
+        *,
+        target_ids: tuple[int, ...] = (),
+        layer_ids: tuple[int, ...] = (),
+        **changes: Any,
+    ) -> Checkpoint:
+        """A head that knows nothing yet, for a target of this config.
+
+        It can say `target_ids`, in rising order; none means all. `layer_ids` are the states
+        that it fuses, as the paper has them if none are given; `changes` go to its config.
+        """
+        text = config.get_text_config()
+        fields = {
+            **new_layer_fields(config),
+            "draft_vocab_size": len(target_ids) or text.vocab_size,
+            "eagle_aux_hidden_state_layer_ids": list(
+                layer_ids or default_layer_ids(text.num_hidden_layers)
+            ),
+            **changes,
+        }
+        bare = Checkpoint(source="a new EAGLE-3 head", config=fields, tensors={})
+        style = Style.of(bare, text.num_hidden_layers)
+        with torch.device("meta"):
+            weights = Eagle3Weights(layer_config(bare), style, frozenset(), text.hidden_size)
+        tensors = drawn(weights, seed, fields["initializer_range"])
+        if target_ids:
+            ids_D = torch.tensor(target_ids)
+            tensors["d2t"] = ids_D - torch.arange(len(ids_D))
+            says_V = torch.zeros(text.vocab_size, dtype=torch.bool)
+            tensors["t2d"] = says_V.index_fill(0, ids_D, True)
+        return replace(bare, tensors=tensors)

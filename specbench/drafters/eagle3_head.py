@@ -1,0 +1,239 @@
+"""EAGLE-3's head over the target's low, middle and high states, in the layouts that there are.
+
+Shape suffixes: B rows, T tokens, F the head's hidden size, D the tokens that it can say,
+V the target's vocabulary.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import Runner
+from specbench.decoding.tree import Branches
+from specbench.drafters.head_layers import (
+    decoder_layer,
+    layer_config,
+    layer_stack,
+    load,
+    require_fit,
+    token_embedding,
+    weights_of,
+    wide_attention,
+)
+from specbench.errors import ModelError
+
+# SafeAILab and SpecForge, speculators, and the first form of one norm a captured state.
+_NAMES = {
+    "model.midlayer.": "layers.0.",
+    "midlayer.": "layers.0.",
+    "model.": "",
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+}
+
+
+def default_layer_ids(num_layers: int) -> tuple[int, ...]:
+    """The states that a head fuses if its config is silent; layer i's input has number i."""
+    ids = (2, num_layers // 2, num_layers - 3)
+    return tuple(sorted(min(max(i, 0), num_layers - 1) for i in ids))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Style:
+    """What differs between heads, as their configs say it."""
+
+    num_tokens: int
+    layer_ids: tuple[int, ...]
+    norm_before_residual: bool  # the residual is the normalised state
+    norm_before_fc: bool  # one norm over all captured states
+    fc_norm: bool  # one norm each
+    norm_output: bool  # what is fed back went through the last norm (EAGLE-3.1)
+    logit_scale: float
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, num_layers: int) -> "Style":
+        """ModelError where the head is of another kind, or of layers that the target lacks."""
+        config, source = checkpoint.config, checkpoint.source
+        inner = config.get("eagle_config") or {}
+        kind = config.get("speculators_model_type") or "eagle3"
+        if kind != "eagle3" or inner.get("use_aux_hidden_state") is False:
+            what = f"speculators_model_type {kind}" if kind != "eagle3" else "use_aux_hidden_state"
+            raise ModelError(f"{source} is no EAGLE-3 head ({what}); choose its own method for it")
+        name = "eagle_aux_hidden_state_layer_ids"
+        given = inner.get(name) or config.get(name)
+        layer_ids = tuple(given or default_layer_ids(num_layers))
+        count = config.get("num_aux_hidden_states") or len(layer_ids)
+        if count != len(layer_ids):
+            raise ModelError(
+                f"{source}: num_aux_hidden_states is {count}, and {name} are {list(layer_ids)}"
+            )
+        if not all(0 <= i < num_layers for i in layer_ids):
+            raise ModelError(
+                f"{source} was not made for this target: {name} are {list(layer_ids)}, the "
+                f"target's layers go from 0 to {num_layers - 1}"
+            )
+        layer = config.get("transformer_layer_config") or config
+        return cls(
+            num_tokens=config.get("draft_vocab_size") or layer["vocab_size"],
+            layer_ids=layer_ids,
+            norm_before_residual=bool(config.get("norm_before_residual")),
+            norm_before_fc=bool(config.get("norm_before_fc")),
+            fc_norm=bool(config.get("fc_norm")),
+            norm_output=bool(config.get("norm_output")),
+            logit_scale=config.get("logit_scale") or 1.0,
+        )
+
+
+class Eagle3Head:
+    """A checkpoint of EAGLE-3 in any of its layouts, bound to its target.
+
+    ModelError says what does not fit.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        checkpoint = checkpoint.renamed(_NAMES)
+        names = checkpoint.tensors.keys()
+        config = layer_config(checkpoint, target.max_position)
+        self._style = style = Style.of(checkpoint, target.num_layers)
+        F, D, V = config.hidden_size, style.num_tokens, target.vocab_size
+        needs_targets = not {"embed_tokens.weight", "lm_head.weight"} <= names
+        of_target = checkpoint.config.get("target_hidden_size") or F
+        require_fit(
+            checkpoint,
+            vocab_size=(config.vocab_size, V),
+            target_hidden_size=(of_target, target.hidden_size),
+            hidden_size=(F if needs_targets else target.hidden_size, target.hidden_size),
+            draft_vocab_size=(D if "lm_head.weight" not in names else V, V),
+        )
+        with torch.device("meta"):
+            self._weights = Eagle3Weights(config, style, names, target.hidden_size)
+            if "lm_head.weight" not in names:
+                del self._weights.lm_head
+        beside = load(
+            self._weights,
+            checkpoint,
+            target,
+            {"embed_tokens.weight": (V, F), "d2t": (D,), "t2d": (V,)},
+        )
+        self._target_ids_D = _target_ids(checkpoint, beside.get("d2t"), D, V)
+        self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
+        self._target = target
+        self.features = style.layer_ids
+        self.state_size: int = F
+        self.num_tokens = D
+        self.device, self.dtype = target.device, target.dtype
+        self.layers = layer_stack(config, self._weights.layers, target.device)
+
+    @property
+    def module(self) -> nn.Module:
+        """Its own weights, which training replaces."""
+        return self._weights
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return weights_of(self._weights, self._embed)
+
+    def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
+        weights = self._weights
+        if self._style.fc_norm:
+            features = tuple(
+                norm(x_BTF) for norm, x_BTF in zip(weights.fc_norm, features, strict=True)
+            )
+        joined = torch.cat(features, -1)
+        if self._style.norm_before_fc:
+            joined = weights.input_norm(joined)
+        fused_BTF: Tensor = weights.fc(joined)
+        return fused_BTF
+
+    def step(
+        self,
+        tokens_BT: Tensor,
+        states_BTF: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        branches: Branches | None = None,
+        depth: int = 0,  # noqa: ARG002
+    ) -> Tensor:
+        joined = torch.cat([self._embed(tokens_BT), states_BTF], -1)
+        states_BTF = self.layers.forward(
+            joined, positions_BT, span, first_row=first_row, branches=branches
+        )
+        return self._weights.norm(states_BTF) if self._style.norm_output else states_BTF
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        weights = self._weights
+        if not self._style.norm_output:
+            states_BTF = weights.norm(states_BTF)
+        if not hasattr(weights, "lm_head"):
+            return self._target.logits(states_BTF)
+        logits_BTD: Tensor = weights.lm_head(states_BTF) * self._style.logit_scale
+        if self._target_ids_D is None:
+            return logits_BTD
+        shape = (*logits_BTD.shape[:2], self._target.vocab_size)
+        unsaid_BTV = logits_BTD.new_full(shape, -torch.inf)
+        return unsaid_BTV.index_copy(-1, self._target_ids_D, logits_BTD)
+
+
+def _target_ids(checkpoint: Checkpoint, d2t_D: Tensor | None, D: int, V: int) -> Tensor | None:
+    """The target's id of each token the head can say; d2t holds differences, not ids."""
+    if d2t_D is None:
+        if D != V:
+            raise ModelError(
+                f"{checkpoint.source} does not fit: missing: d2t, for draft_vocab_size is {D} and "
+                f"vocab_size {V}"
+            )
+        return None
+    ids_D = torch.arange(D, device=d2t_D.device) + d2t_D
+    ids = set(ids_D.tolist())
+    if min(ids) < 0 or max(ids) >= V or len(ids) != D:
+        raise ModelError(
+            f"{checkpoint.source}: d2t does not lead to {D} different tokens of the target's {V}"
+        )
+    return ids_D
+
+
+class Eagle3Weights(nn.Module):
+    def __init__(self, config: Any, style: Style, names: Collection[str], target_size: int) -> None:
+        super().__init__()
+        F, num_states, eps = config.hidden_size, len(style.layer_ids), config.rms_norm_eps
+        if style.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(num_states * target_size, eps)
+        if style.fc_norm:
+            self.fc_norm = nn.ModuleList(LlamaRMSNorm(target_size, eps) for _ in range(num_states))
+        self.fc = nn.Linear(num_states * target_size, F, bias="fc.bias" in names)
+        self.layers = nn.ModuleList([_FusingLayer(config, style, names)])
+        for i in range(1, config.num_hidden_layers):
+            self.layers.append(decoder_layer(config, i, names))
+        self.norm = LlamaRMSNorm(F, eps)
+        self.lm_head = nn.Linear(F, style.num_tokens, bias=False)
+
+
+class _FusingLayer(nn.Module):
+    """A decoder layer that attends with a token's embedding and a state side by side."""
+
+    def __init__(self, config: Any, style: Style, names: Collection[str]) -> None:
+        super().__init__()
+        plain = decoder_layer(config, 0, names)
+        self.input_layernorm = plain.input_layernorm
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = wide_attention(config, 2 * config.hidden_size, names)
+        self.post_attention_layernorm = plain.post_attention_layernorm
+        self.mlp = plain.mlp
+        self._norm_before_residual = style.norm_before_residual
+
+    def forward(self, joined: Tensor, **attention_args: Any) -> Tensor:
+        embedded_BTF, states_BTF = joined.chunk(2, -1)
+        normed_BTF = self.hidden_norm(states_BTF)
+        residual_BTF = normed_BTF if self._norm_before_residual else states_BTF
+        joined = torch.cat([self.input_layernorm(embedded_BTF), normed_BTF], -1)
+        states_BTF = residual_BTF + self.self_attn(joined, **attention_args)[0]
+        out_BTF: Tensor = states_BTF + self.mlp(self.post_attention_layernorm(states_BTF))
+        return out_BTF

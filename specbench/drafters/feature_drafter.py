@@ -1,0 +1,208 @@
+"""What EAGLE and its relatives share: a head that goes on from the target's hidden states.
+
+The head's input at position t is the token at t + 1 and the state at t: the target's own where
+it is known, else what the head made of it. Shape suffixes: B rows, T tokens, W nodes of a
+level, F the head's state size, V the target's vocabulary.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.growth import (
+    Frontier,
+    grow_chain,
+    grow_dynamic,
+    grow_static,
+    num_dynamic_drafts,
+    num_dynamic_slots,
+)
+from specbench.decoding.layer_stack import LayerStack
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.decoding.topology import StaticTrees, Topology
+from specbench.decoding.tree import Branches
+
+
+class FeatureHead(Protocol):
+    """One head's model code."""
+
+    features: tuple[int, ...]  # hidden states of the target that it fuses
+    state_size: int
+    num_tokens: int  # that it can say
+    device: torch.device
+    dtype: torch.dtype
+    layers: LayerStack
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        """Its own; what it shares with the target is not among them."""
+        ...
+
+    def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
+        """The target's hidden states as the head's [B, T, F]."""
+        ...
+
+    def step(
+        self,
+        tokens_BT: Tensor,
+        states_BTF: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        branches: Branches | None = None,
+        depth: int = 0,
+    ) -> Tensor:
+        """What the head makes of the next position's state [B, T, F].
+
+        `tokens_BT` are those after each state; `depth` is 0 where the states are the target's.
+        """
+        ...
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        """Over the target's vocabulary [B, T, V]; what it cannot say is -inf."""
+        ...
+
+
+_DEEPEST_BEAM = 16  # levels of a dynamic tree; its authors go to 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreePlan:
+    """How drafts branch: not at all, as a topology says, or as the head's own scores say."""
+
+    kind: Literal["chain", "static", "dynamic"] = "chain"
+    topology: Topology | None = None  # of a static tree, as deep as it goes
+    top_k: int = 10  # of a dynamic tree: the beam's width
+    max_drafts: int = 59  # of a dynamic tree
+
+    def num_drafts(self, k: int) -> int:
+        """Of a dynamic tree k levels deep."""
+        return num_dynamic_drafts(k, self.top_k, self.max_drafts)
+
+    def spare_slots(self, k: int) -> int:
+        """Slots that a beam takes beyond those of the drafts chosen from it."""
+        if self.kind != "dynamic":
+            return 0
+        return max(num_dynamic_slots(k, self.top_k) - self.num_drafts(k), 0)
+
+
+class FeatureDrafter(Memoryless):
+    """Keeps the state after each row's last token, from which the first draft comes for free."""
+
+    def __init__(self, head: FeatureHead, plan: TreePlan, *, max_k: int | None = None) -> None:
+        self.head = head
+        self.features = head.features
+        self.max_k = max_k
+        self._plan = plan = replace(plan, top_k=min(plan.top_k, head.num_tokens))
+        if plan.kind == "static" and plan.topology is not None:
+            deepest = plan.topology.depth
+            self._trees = StaticTrees(plan.topology.cut, head.device)
+            self.max_k = min(deepest, max_k or deepest)
+        elif plan.kind == "dynamic":
+            self.max_k = min(_DEEPEST_BEAM, max_k or _DEEPEST_BEAM)
+        self._last_RF = torch.empty(0, head.state_size)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return self.head.weights
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self.head.layers.cache.bytes_per_token
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return (self.head.layers.cache, self._last_RF)
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        spare = max(self._plan.spare_slots(k) for k in range(1, _DEEPEST_BEAM + 1))
+        self.head.layers.allocate(num_rows, max_len + spare)
+        if num_rows > len(self._last_RF):
+            self._last_RF = torch.zeros(
+                num_rows, self.head.state_size, dtype=self.head.dtype, device=self.head.device
+            )
+
+    def num_drafts(self, k: int) -> int:
+        if self._plan.kind == "static":
+            return self._trees[k].topology.num_drafts
+        if self._plan.kind == "dynamic":
+            return self._plan.num_drafts(min(k, _DEEPEST_BEAM))
+        return k
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
+        self.head.step(
+            chunk.following_BT,
+            self.head.fuse(chunk.features),
+            chunk.positions_BT,
+            chunk.span,
+            first_row=state.first_row,
+        )
+
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """The tokens kept, once more and with the target's own states."""
+        states_BTF = self.head.step(
+            outcome.following_BT,
+            self.head.fuse(outcome.features),
+            outcome.positions_BT,
+            outcome.span,
+            first_row=state.first_row,
+        )
+        kept_BF = self._rows(state)
+        is_live_B1 = outcome.num_emitted_B[:, None] > 0
+        kept_BF.copy_(torch.where(is_live_B1, outcome.last_kept(states_BTF), kept_BF))
+
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
+        """Nothing is missing: rounds at K = 0 are observed, too."""
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self.head.layers.cache.copy_row(source, destination, num_tokens)
+        self._last_RF[destination].copy_(self._last_RF[source])
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        head, plan = self.head, self._plan
+        if plan.kind == "dynamic":
+            k = min(k, _DEEPEST_BEAM)
+            span += plan.spare_slots(k)
+        states_BWF = self._rows(state)[:, None]
+        logits_BV = head.logits(states_BWF)[:, 0]
+        depth = 0
+
+        def step(tokens_BW: Tensor, places_BW: Tensor, branches: Branches | None) -> Tensor:
+            nonlocal states_BWF, depth
+            depth += 1
+            states_BWF = head.step(
+                tokens_BW, states_BWF, places_BW, span, branches=branches, depth=depth
+            )
+            return head.logits(states_BWF)
+
+        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
+            return step(tokens_B1, positions_B1 - 1, None)
+
+        def feed(nodes: Frontier) -> Tensor:
+            nonlocal states_BWF
+            index_BWF = nodes.parents_BW[..., None].expand(-1, -1, head.state_size)
+            states_BWF = states_BWF.gather(1, index_BWF)
+            return step(nodes.tokens_BW, nodes.positions_BW - 1, _one_back(nodes.branches))
+
+        if plan.kind == "static":
+            return grow_static(self._trees[k], state, logits_BV, feed, sampler)
+        if plan.kind == "dynamic":
+            return grow_dynamic(
+                state, logits_BV, feed, depth=k, top_k=plan.top_k, num_drafts=plan.num_drafts(k)
+            )
+        return grow_chain(state, logits_BV, follow, k, sampler)
+
+    def _rows(self, state: State) -> Tensor:
+        return self._last_RF[state.first_row : state.first_row + state.num_rows]
+
+
+def _one_back(branches: Branches) -> Branches:
+    """The head's positions are one below the target's, and the current token is committed."""
+    seen_BTM = branches.seen_BTM.clone()
+    seen_BTM[..., 0].fill_(False)
+    return branches._replace(seen_BTM=seen_BTM, positions_BM=branches.positions_BM - 1)

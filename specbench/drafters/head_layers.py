@@ -1,0 +1,195 @@
+"""What heads made of decoder layers share: their config, modules, weights and embedding.
+
+The layers are transformers' own Llama or Qwen 3, whatever the target is. Shape suffixes:
+B rows, T tokens, F hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaRotaryEmbedding,
+)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.layer_stack import LayerStack
+from specbench.decoding.runner import Runner
+from specbench.errors import ModelError
+
+Embed = Callable[[Tensor], Tensor]
+
+_NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+_OPTIONAL = (
+    *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "num_hidden_layers"),
+    *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "mlp_bias"),
+)
+
+
+def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> Any:
+    """The config of a head's layers, its own or that of a speculators checkpoint.
+
+    Rotary positions have no end of their own: a head's are at least the target's, for some
+    heads state the length that they were trained on. ModelError where the config lacks
+    something or has what cannot be run.
+    """
+    given = checkpoint.config.get("transformer_layer_config") or checkpoint.config
+    if lacking := [name for name in _NEEDED if given.get(name) is None]:
+        raise ModelError(f"{checkpoint.source}: its config lacks {', '.join(lacking)}")
+    if "sliding_attention" in (given.get("layer_types") or ()):
+        raise ModelError(
+            f"{checkpoint.source}: layer_types has sliding_attention, which heads cannot run; "
+            "choose a head whose layers attend to everything"
+        )
+    fields = {name: given[name] for name in (*_NEEDED, *_OPTIONAL) if given.get(name) is not None}
+    own = fields.pop("max_position_embeddings", 0)
+    if most := max(own, num_positions or 0):
+        fields["max_position_embeddings"] = most
+    make = Qwen3Config if given.get("model_type") == "qwen3" else LlamaConfig
+    try:
+        config = make(**{"num_hidden_layers": 1, **fields})
+    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ModelError(f"{checkpoint.source}: its config is wrong: {first}") from error
+    if config.rope_parameters["rope_type"] == "dynamic":
+        raise ModelError(
+            f"{checkpoint.source}: rope_type dynamic rescales positions by the current length; "
+            "set it to default in the head's config"
+        )
+    return config
+
+
+def require_fit(checkpoint: Checkpoint, **fields: tuple[object, object]) -> None:
+    """ModelError names every field in which the head's value is not the target's."""
+    if differing := {name: pair for name, pair in fields.items() if pair[0] != pair[1]}:
+        what = "; ".join(
+            f"{name} is {own}, the target's is {wanted}"
+            for name, (own, wanted) in differing.items()
+        )
+        raise ModelError(
+            f"{checkpoint.source} was not made for this target: {what}; choose the head that its "
+            "authors trained for it"
+        )
+
+
+def decoder_layer(config: Any, i: int, names: Collection[str]) -> Any:
+    """Layer i as transformers has it, its attention with the biases that `names` has."""
+    layer = (Qwen3DecoderLayer if config.model_type == "qwen3" else LlamaDecoderLayer)(config, i)
+    _fit_biases(layer.self_attn, f"layers.{i}.self_attn.", names)
+    return layer
+
+
+def wide_attention(config: Any, width: int, names: Collection[str]) -> Any:
+    """The attention of layer 0 whose queries, keys and values are made from `width` numbers."""
+    attention = (Qwen3Attention if config.model_type == "qwen3" else LlamaAttention)(config, 0)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(attention, name, nn.Linear(width, getattr(attention, name).out_features))
+    _fit_biases(attention, "layers.0.self_attn.", names)
+    return attention
+
+
+def _fit_biases(attention: nn.Module, prefix: str, names: Collection[str]) -> None:
+    """Configs of heads tell it under many names; the files know."""
+    for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+        linear = getattr(attention, name)
+        has_bias = f"{prefix}{name}.bias" in names
+        setattr(attention, name, nn.Linear(linear.in_features, linear.out_features, bias=has_bias))
+
+
+def layer_stack(config: Any, layers: nn.ModuleList, device: torch.device) -> LayerStack:
+    """The layers over slots of their own, at the positions that the config's rotary gives."""
+    return LayerStack(config, list(layers), LlamaRotaryEmbedding(config).to(device))
+
+
+def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def load(
+    module: nn.Module,
+    checkpoint: Checkpoint,
+    target: Runner,
+    beside: Mapping[str, tuple[int, ...]],
+) -> dict[str, Tensor]:
+    """Put the checkpoint's tensors into a module without weights; return those `beside` it.
+
+    They are used as they are where device and dtype are the target's already. The module
+    needs all of its own; ModelError lists what is missing, not known or of another shape.
+    """
+    # Old transformers stored the rotary frequencies, which follow from the config.
+    given = {n: t for n, t in checkpoint.tensors.items() if not n.endswith("rotary_emb.inv_freq")}
+    checkpoint = replace(checkpoint, tensors=given)
+    checkpoint.require(shapes_of(module) | dict(beside), frozenset(beside))
+    tensors = {
+        name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
+        for name, tensor in given.items()
+    }
+    others = {name: tensors.pop(name) for name in beside if name in tensors}
+    module.load_state_dict(tensors, assign=True)
+    module.requires_grad_(False).eval()
+    return others
+
+
+def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:
+    """The head's own embedding, or the target's where that is the same: copies are not kept."""
+    if weight_VF is None or _is_targets(target, weight_VF):
+        return target.embed
+    return partial(embedding, weight=weight_VF)
+
+
+def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
+    """What a head keeps of its own: its module's tensors, and the embedding if that is its."""
+    own = (embed.keywords["weight"],) if isinstance(embed, partial) else ()
+    return (*module.parameters(), *module.buffers(), *own)
+
+
+@torch.no_grad()
+def _is_targets(target: Runner, weight_VF: Tensor) -> bool:
+    if weight_VF.shape[1] != target.hidden_size:
+        return False
+    ids_1V = torch.arange(len(weight_VF), device=weight_VF.device)[None]
+    pieces = (slice(start, start + 4096) for start in range(0, len(weight_VF), 4096))
+    return all(torch.equal(target.embed(ids_1V[:, p])[0], weight_VF[p]) for p in pieces)
+
+
+def new_layer_fields(config: Any) -> dict[str, Any]:
+    """The config of a new head's layer, as wide as those of the target with this config."""
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    rope = getattr(text, "rope_parameters", None) or {}
+    return {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "vocab_size": text.vocab_size,
+        "hidden_size": text.hidden_size,
+        "intermediate_size": getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": getattr(text, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(text, "head_dim", None) or text.hidden_size // heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": getattr(text, "rms_norm_eps", None) or 1e-5,
+        "max_position_embeddings": getattr(text, "max_position_embeddings", None) or 2048,
+        "rope_theta": rope.get("rope_theta") or 10_000.0,
+        "tie_word_embeddings": False,
+        "initializer_range": getattr(text, "initializer_range", None) or 0.02,
+    }
+
+
+def drawn(module: nn.Module, seed: int, deviation: float) -> dict[str, Tensor]:
+    """Normal weights for a module that has none; those of its norms are 1."""
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return {
+        name: torch.ones(shape, device="cpu")
+        if "norm" in name
+        else torch.randn(shape, generator=generator, device="cpu") * deviation
+        for name, shape in shapes_of(module).items()
+    }

@@ -1,0 +1,191 @@
+"""Guess the coming tokens in parallel, collect the n-grams that turn up, and try them. No model.
+
+Shape suffixes: B rows, R all rows, N = the n-gram's tokens, L = N - 1 levels, W columns of the
+window, G guesses, D tokens of a guess, K drafts, T tokens, V vocabulary.
+"""
+
+from typing import Annotated
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.sampling import Purpose, Sampler, uniform
+from specbench.decoding.state import State
+from specbench.decoding.tree import Tree
+from specbench.drafters.ngram_pool import NgramPool
+from specbench.drafters.registry import Parts, drafter
+
+_ADDED_AT_ONCE = 128  # n-grams of a prompt; each is compared with each
+
+
+@drafter("lookahead")
+class Lookahead(Memoryless):
+    """Jacobi iterations beside the text yield n-grams to try (Fu et al. 2024, arXiv:2402.02057).
+
+    A round feeds ngram - 1 levels of `window` tokens, of which each level is what the target
+    said after the one above it in the round before, and up to `guesses` n-grams that begin with
+    the current token. What the target says after the last level completes `window` n-grams, and
+    the levels move up. K is at most ngram - 1, and a guess that is right to its end yields
+    `ngram` tokens. The paper has window = guesses = 15 for a 7B model on an A100, its code's
+    examples 7; the default of 5 feeds 40 tokens a round, which a CPU can bear.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        window: Annotated[int, range(1, 65)] = 5,
+        ngram: Annotated[int, range(2, 17)] = 5,
+        guesses: Annotated[int, range(1, 65)] = 5,
+        pool_from_prompt: bool = True,
+    ) -> None:
+        device = parts.target.device
+        self.max_k = ngram - 1
+        self._window, self._ngram, self._num_levels = window, ngram, ngram - 1
+        self._pool_from_prompt = pool_from_prompt
+        self._pool = NgramPool(ngram, guesses, parts.target.vocab_size, device)
+        self._shapes = _Shapes(ngram - 1, window, guesses, device)
+        zeros = torch.zeros(0, ngram - 1, window, dtype=torch.long, device=device)
+        self._levels_RLW = zeros
+        self._num_filled_R = zeros[:, 0, 0]  # levels that hold what the target said
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return (self._levels_RLW, self._num_filled_R, *self._pool.buffers)
+
+    def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
+        self._pool.allocate(num_rows)
+        if num_rows > len(self._num_filled_R):
+            self._levels_RLW = self._levels_RLW.new_zeros(num_rows, self._num_levels, self._window)
+            self._num_filled_R = self._num_filled_R.new_ones(num_rows)
+
+    def num_drafts(self, k: int) -> int:
+        return self._shapes[min(k, self._num_levels)].parents_BK.shape[1]
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
+        """A prompt's beginning empties its row, and fills level 0 with tokens of the prompt.
+
+        The next turn of a conversation begins past it, and keeps what the row has found.
+        """
+        levels_BLW, num_filled_B = self._rows(state)
+        begins_B1 = chunk.positions_BT[:, :1] == 0
+        places_BW = state.places(self._window).expand(state.num_rows, -1)
+        chance_BW = uniform(state.seed_B, places_BW, Purpose.DRAFT)
+        drawn_BW = (chance_BW * state.length_B1).long().minimum(state.length_B1 - 1)
+        seeds_B1W = state.tokens_at(drawn_BW)[:, None]
+        levels_BLW.copy_(torch.where(begins_B1[..., None], seeds_B1W, levels_BLW))
+        num_filled_B.masked_fill_(begins_B1[:, 0], 1)
+        self._pool.clear(state.first_row, begins_B1)
+        if self._pool_from_prompt:
+            self._collect(state, chunk.positions_BT)
+
+    def _collect(self, state: State, positions_BT: Tensor) -> None:
+        """The prompt's own n-grams that end at those positions."""
+        for first in range(0, positions_BT.shape[1], _ADDED_AT_ONCE):
+            ends_BT = positions_BT[:, first : first + _ADDED_AT_ONCE]
+            begins_BT1 = ends_BT[..., None] - self._num_levels
+            is_whole_BT = (begins_BT1[..., 0] >= 0) & (ends_BT < state.length_B1)
+            places_BTN = (begins_BT1 + state.places(self._ngram)).clamp(min=0)
+            grams_BTN = state.tokens_at(places_BTN.flatten(1)).view_as(places_BTN)
+            self._pool.add(state.first_row, grams_BTN, is_whole_BT)
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        B, depth = state.num_rows, min(k, self._num_levels)
+        levels_BLW, _ = self._rows(state)
+        window_BK = levels_BLW.flatten(1)[:, 1:]  # the current token is its first
+        grams_BGN, is_found_BG = self._pool.find(state.first_row, state.tokens_at(state.length_B1))
+        guesses_BGD = grams_BGN[..., 1 : 1 + depth].clamp(min=0)
+        is_meant_BGD = is_found_BG[..., None].expand_as(guesses_BGD)
+        is_meant_BK = torch.cat(
+            [torch.zeros_like(window_BK, dtype=torch.bool), is_meant_BGD.flatten(1)], 1
+        )
+        shape = self._shapes[depth]
+        tree = Tree(
+            parents_BK=shape.parents_BK.expand(B, -1),
+            depths_BN=shape.depths_BN.expand(B, -1),
+            seen_BNN=shape.seen_BNN.expand(B, -1, -1),
+            is_meant_BK=is_meant_BK,
+            depth=depth,
+        )
+        tokens_BK = torch.cat([window_BK, guesses_BGD.flatten(1)], 1)
+        return Proposal(tokens_BK, is_meant_BK.sum(1), tree=tree)
+
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """The n-grams that the last level completes, and the levels of the next round.
+
+        Until all levels are filled each round fills one more, and completes nothing.
+        """
+        if outcome.tokens_BN.shape[1] == 1:  # a prefill or a round at K = 0: no window was fed
+            return
+        L, W = self._num_levels, self._window
+        levels_BLW, num_filled_B = self._rows(state)
+        is_live_B = outcome.num_emitted_B > 0
+        fed_BLW = outcome.tokens_BN[:, : L * W].reshape(-1, L, W)
+        rows_B1 = torch.arange(state.num_rows, device=num_filled_B.device)[:, None]
+        newest_BW = (num_filled_B[:, None] - 1) * W + state.places(W)
+        said_B1W = outcome.logits_BNV[rows_B1, newest_BW].argmax(-1)[:, None]
+
+        is_full_B = num_filled_B == L
+        grams_BWN = torch.cat([fed_BLW, said_B1W], 1).transpose(1, 2)
+        is_added_BW = (is_live_B & is_full_B)[:, None].expand(-1, W)
+        self._pool.add(state.first_row, grams_BWN, is_added_BW)
+
+        is_next_BL1 = (state.places(L) == num_filled_B[:, None])[..., None]
+        longer_BLW = torch.where(is_next_BL1, said_B1W, levels_BLW)
+        moved_BLW = torch.cat([levels_BLW[:, 1:], said_B1W], 1)
+        next_BLW = torch.where(is_full_B[:, None, None], moved_BLW, longer_BLW)
+        levels_BLW.copy_(torch.where(is_live_B[:, None, None], next_BLW, levels_BLW))
+        num_filled_B.add_(is_live_B & ~is_full_B)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
+        self._levels_RLW[destination].copy_(self._levels_RLW[source])
+        self._num_filled_R[destination].copy_(self._num_filled_R[source])
+        self._pool.copy_row(source, destination)
+
+    def _rows(self, state: State) -> tuple[Tensor, Tensor]:
+        rows = slice(state.first_row, state.first_row + state.num_rows)
+        return self._levels_RLW[rows], self._num_filled_R[rows]
+
+
+def round_shape(
+    num_levels: int, window: int, num_guesses: int, depth: int, device: torch.device
+) -> Tree:
+    """The tree of one row: the window level by level, the current token first, then the guesses.
+
+    A token of level 0 sees those before it. One further down sees what its column's token of
+    level 0 sees, and its own column. A guess sees the current token and itself.
+    """
+    seen = [
+        [*range(column + 1), *(column + i * window for i in range(1, level + 1))]
+        for level in range(num_levels)
+        for column in range(window)
+    ]
+    for first in range(num_levels * window, num_levels * window + num_guesses * depth, depth):
+        seen += [[0, *range(first, first + i)] for i in range(1, depth + 1)]
+    num_window = num_levels * window - 1
+    seen_1NN = torch.zeros(1, len(seen), len(seen), dtype=torch.bool)
+    for node, row in enumerate(seen):
+        seen_1NN[0, node, row] = True
+    return Tree(
+        parents_BK=torch.tensor([[row[-2] for row in seen[1:]]], device=device),
+        depths_BN=torch.tensor([[len(row) - 1 for row in seen]], device=device),
+        seen_BNN=seen_1NN.to(device),
+        is_meant_BK=torch.tensor([[i >= num_window for i in range(len(seen) - 1)]], device=device),
+        depth=depth,
+    )
+
+
+class _Shapes(dict[int, Tree]):
+    """The tree of each depth, made when it is first asked for; that must not be in a round."""
+
+    def __init__(
+        self, num_levels: int, window: int, num_guesses: int, device: torch.device
+    ) -> None:
+        super().__init__()
+        self._sizes = (num_levels, window, num_guesses)
+        self._device = device
+
+    def __missing__(self, depth: int) -> Tree:
+        self[depth] = round_shape(*self._sizes, depth, self._device)
+        return self[depth]

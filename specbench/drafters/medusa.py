@@ -1,0 +1,154 @@
+"""Several heads over the target's last hidden state, each guessing one token further ahead.
+
+Shape suffixes: B rows, R rows that there is room for, F hidden size, H heads, V the heads'
+vocabulary, K drafts, W the likeliest tokens of a head.
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.drafter import Memoryless, Outcome, Proposal
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.decoding.topology import StaticTrees, Topology
+from specbench.drafters.medusa_heads import MedusaHeads
+from specbench.drafters.medusa_trees import MC_SIM_7B_63, VICUNA_7B_STAGE2
+from specbench.drafters.registry import Parts, drafter
+from specbench.errors import ModelError, UsageError
+
+# In the head's config, of our own: how often the token of each rank of each head is right.
+ACCURACIES = "medusa_head_accuracies"
+
+
+@drafter("medusa", model="required", is_head=True)
+class Medusa(Memoryless):
+    """Heads that each guess one token further ahead (Cai et al. 2024, arXiv:2401.10774).
+
+    They see the target's state, after its final norm, at the last token of its cache; the
+    current token follows that one, and head i guesses the i-th after it, counted from 0. Heads
+    do not know of each other's guesses, so a tree's level offers every parent the same tokens.
+    `tree: auto` is one fitted to the heads' measured accuracies where their config has them,
+    else the published one, either cut to `max_drafts` nodes and to K levels. Guesses are
+    matched with the target's own tokens; the paper's typical acceptance would not be lossless.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        tree: Literal["auto", "chain", "published", "stage2", "fitted"] = "auto",
+        max_drafts: Annotated[int, range(1, 257)] = 63,
+    ) -> None:
+        target, checkpoint = parts.target, parts.checkpoint()
+        self.features = (target.num_layers,)
+        self.heads = MedusaHeads(checkpoint, target)
+        self.max_k = self.heads.num_heads
+        self._last_RF = torch.empty(0, target.hidden_size)
+        self._max_drafts = max_drafts
+        self._paths = VICUNA_7B_STAGE2 if tree == "stage2" else MC_SIM_7B_63
+        is_fitted = tree == "fitted" or (tree == "auto" and ACCURACIES in checkpoint.config)
+        self._rates = _accuracies(checkpoint) if is_fitted else []
+        self.trees: StaticTrees | None = None
+        if tree != "chain":
+            self.trees = StaticTrees(self._topology, target.device)
+            self.max_k = self._topology(self.heads.num_heads).depth
+
+    def _topology(self, depth: int) -> Topology:
+        """The tree of the first `depth` heads; none has more ranks than it knows tokens."""
+        most = self.heads.vocab_size
+        if self._rates:
+            rates = [of_head[:most] for of_head in self._rates[:depth]]
+            return Topology.of_accuracies(rates, self._max_drafts)
+        paths = [path for path in self._paths if len(path) <= depth and max(path) < most]
+        return Topology.of_paths(paths[: self._max_drafts])
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return (self._last_RF,)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return self.heads.weights
+
+    def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
+        have, F = self._last_RF.shape
+        if num_rows > have:
+            heads = self.heads
+            self._last_RF = torch.zeros(num_rows, F, dtype=heads.dtype, device=heads.device)
+
+    def num_drafts(self, k: int) -> int:
+        return k if self.trees is None else self.trees[k].topology.num_drafts
+
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """Keep the state at the last token of the kept path: the current one comes after it."""
+        kept_BF = self._rows(state)
+        is_live_B1 = outcome.num_emitted_B[:, None] > 0
+        kept_BF.copy_(torch.where(is_live_B1, outcome.last_kept(outcome.features[0]), kept_BF))
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
+        self._last_RF[destination].copy_(self._last_RF[source])
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        """The heads' likeliest tokens at any temperature: guesses without a law."""
+        tree = None if self.trees is None else self.trees[k]
+        logits_HBV = self.heads.logits(self._rows(state), len(tree.levels) if tree else k)
+        if tree is None:
+            tokens_BK = self.heads.target_ids(logits_HBV.argmax(-1).T)
+            return Proposal(tokens_BK, torch.full_like(state.budget_B, k))
+        num_ranks = max(level.num_ranks for level in tree.levels)
+        best_HBW = logits_HBV.topk(num_ranks, dim=-1).indices
+        levels = zip(best_HBW, tree.levels, strict=True)
+        tokens_BK = torch.cat([best_BW[:, level.ranks_W] for best_BW, level in levels], 1)
+        num_drafted_B = torch.full_like(state.budget_B, tokens_BK.shape[1])
+        tokens_BK = self.heads.target_ids(tokens_BK)
+        return Proposal(tokens_BK, num_drafted_B, None, tree.of_rows(state.num_rows))
+
+    def _rows(self, state: State) -> Tensor:
+        return self._last_RF[state.first_row : state.first_row + state.num_rows]
+
+    @staticmethod
+    def new_checkpoint(
+        config: Any, seed: int, *, num_heads: int = 4, num_layers: int = 1
+    ) -> Checkpoint:
+        """Heads of random weights for a target of that config, named as Medusa's authors do."""
+        text, generator = config.get_text_config(), torch.Generator().manual_seed(seed)
+        F, V = text.hidden_size, text.vocab_size
+
+        def draw(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device="cpu") / math.sqrt(F)
+
+        tensors = {}
+        for i in range(num_heads):
+            for j in range(num_layers):
+                tensors[f"{i}.{j}.linear.weight"] = draw(F, F)
+                tensors[f"{i}.{j}.linear.bias"] = draw(F)
+            tensors[f"{i}.{num_layers}.weight"] = draw(V, F)
+        sizes = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers}
+        return Checkpoint(source="new medusa heads", config=sizes, tensors=tensors)
+
+
+def _accuracies(checkpoint: Checkpoint) -> list[list[float]]:
+    """Per head, how often its token of each rank is right; UsageError, ModelError."""
+    rates = checkpoint.config.get(ACCURACIES)
+    if rates is None:
+        raise UsageError(
+            f"medusa: tree fitted needs {ACCURACIES} in the config of {checkpoint.source}; "
+            "published, stage2 and chain are allowed without"
+        )
+    if not isinstance(rates, list) or not all(map(_are_shares, rates)):
+        raise ModelError(
+            f"{checkpoint.source}: {ACCURACIES} has to list shares from 0 to 1 for every head"
+        )
+    if not rates or not any(rates[0]):
+        raise ModelError(f"{checkpoint.source}: by its {ACCURACIES} the first head is never right")
+    return rates
+
+
+def _are_shares(rates: object) -> bool:
+    return isinstance(rates, list) and all(
+        isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates
+    )

@@ -1,0 +1,139 @@
+"""Medusa's heads: residual layers and a head of its own each, all run in one batched product.
+
+Shape suffixes: B rows, F hidden size, H heads, L residual layers of a head, V rows of a head's
+vocabulary.
+"""
+
+import re
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import Runner
+from specbench.errors import ModelError
+
+_PREFIXES = ("medusa_head.", "medusa_heads.")
+_TOKEN_MAP, _SHARED = "token_map", "lm_head.weight"
+
+
+class _Layout(NamedTuple):
+    """How files name the tensors of head i."""
+
+    numbers: re.Pattern[str]  # of head and layer, in a layer's name
+    layer: str
+    out: str
+
+
+# Medusa's own: layers and the final product are numbered in one list.
+_OWN = _Layout(
+    numbers=re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.weight"),
+    layer="{i}.{j}.linear.{kind}",
+    out="{i}.{num_layers}.weight",
+)
+_VLLM = _Layout(
+    numbers=re.compile(r"blocks\.(\d{1,3})\.layers\.(\d{1,3})\.weight"),
+    layer="blocks.{i}.layers.{j}.{kind}",
+    out="lm_heads.{i}.weight",
+)
+
+
+class MedusaHeads:
+    """Every head's weights on the target's device, in its dtype.
+
+    Head i: x + silu(W x + b), once or several times, then a product over the vocabulary.
+    Source: Cai et al. 2024 (arXiv:2401.10774), section 2.1.1.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        """How many heads and layers there are follows from the tensors: configs say otherwise.
+
+        ModelError names what is missing, unknown or of another shape than the target's.
+        """
+        for prefix in _PREFIXES:  # the heads lie within a whole model
+            if any(name.startswith(prefix) for name in checkpoint.tensors):
+                checkpoint = checkpoint.under(prefix)
+        tensors = checkpoint.tensors
+        layout = _VLLM if any(_VLLM.numbers.fullmatch(name) for name in tensors) else _OWN
+        found = [layout.numbers.fullmatch(name) for name in tensors]
+        numbers = {(int(match[1]), int(match[2])) for match in found if match}
+        if not numbers:
+            raise ModelError(
+                f"{checkpoint.source} holds no Medusa heads; their tensors are named like "
+                "0.0.linear.weight or blocks.0.layers.0.weight"
+            )
+        self.num_heads = len({i for i, _ in numbers})
+        num_layers = len({j for _, j in numbers})
+        F = target.hidden_size
+
+        def layer(i: int, j: int, kind: str) -> str:
+            return layout.layer.format(i=i, j=j, kind=kind)
+
+        weights = [[layer(i, j, "weight") for i in self._heads] for j in range(num_layers)]
+        biases = [[layer(i, j, "bias") for i in self._heads] for j in range(num_layers)]
+        outs = [layout.out.format(i=i, num_layers=num_layers) for i in self._heads]
+        if _SHARED in tensors:  # one for all heads
+            outs = [_SHARED]
+        token_map_V = _token_map(checkpoint, target.vocab_size)
+        rows = target.vocab_size if token_map_V is None else len(token_map_V)
+        shapes: dict[str, tuple[int, ...]] = {name: (F, F) for names in weights for name in names}
+        shapes |= {name: (F,) for names in biases for name in names}
+        shapes |= {name: (rows, F) for name in outs}
+        if token_map_V is not None:
+            shapes[_TOKEN_MAP] = (rows,)
+        checkpoint.require(shapes, frozenset(name for names in biases for name in names))
+
+        def stacked(names: list[str]) -> Tensor:
+            held = [tensors[n] if n in tensors else torch.zeros(shapes[n]) for n in names]
+            together = torch.stack([tensor.to(target.dtype) for tensor in held])
+            return together.to(target.device)
+
+        self._layers = [
+            (stacked(of_weights).transpose(1, 2), stacked(of_biases)[:, None])
+            for of_weights, of_biases in zip(weights, biases, strict=True)
+        ]
+        self._out_HFV = stacked(outs).transpose(1, 2)
+        self._token_map_V = None if token_map_V is None else token_map_V.to(target.device)
+        self.vocab_size = rows
+        self.device, self.dtype = target.device, target.dtype
+
+    @property
+    def _heads(self) -> range:
+        return range(self.num_heads)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (self._out_HFV, *(tensor for layer in self._layers for tensor in layer))
+
+    def logits(self, states_BF: Tensor, num_heads: int) -> Tensor:
+        """Of the first heads over their own vocabulary [H, B, V]."""
+        x_HBF = states_BF.expand(num_heads, -1, -1)
+        for weight_HFF, bias_H1F in self._layers:
+            inner_HBF = torch.baddbmm(bias_H1F[:num_heads], x_HBF, weight_HFF[:num_heads])
+            x_HBF = x_HBF + silu(inner_HBF)
+        if len(self._out_HFV) == 1:
+            return x_HBF @ self._out_HFV[0]
+        return torch.bmm(x_HBF, self._out_HFV[:num_heads])
+
+    def target_ids(self, tokens: Tensor) -> Tensor:
+        """The target's ids of the heads' own."""
+        return tokens if self._token_map_V is None else self._token_map_V[tokens]
+
+
+def _token_map(checkpoint: Checkpoint, vocab_size: int) -> Tensor | None:
+    """The target's id of each token that the heads know; ModelError where it has none such."""
+    if _TOKEN_MAP not in checkpoint.tensors:
+        return None
+    ids = checkpoint.tensors[_TOKEN_MAP]
+    is_integer = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    if ids.dim() != 1 or not is_integer or not len(ids):
+        raise ModelError(f"{checkpoint.source}: {_TOKEN_MAP} is no list of token ids")
+    ids = ids.long()
+    if wrong := [i for i in ids.tolist() if not 0 <= i < vocab_size]:
+        raise ModelError(
+            f"{checkpoint.source}: {_TOKEN_MAP} names the id {wrong[0]}; the target has "
+            f"{vocab_size} ids"
+        )
+    return ids

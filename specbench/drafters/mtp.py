@@ -1,0 +1,107 @@
+"""The layers that a target was trained with to look further ahead than one token.
+
+Shape suffixes: B rows, T tokens, W tokens of one step, L MTP layers, F hidden size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.drafter import Chunk, Outcome, Proposal
+from specbench.decoding.growth import grow_chain
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.drafters.feature_drafter import FeatureDrafter, TreePlan
+from specbench.drafters.mtp_head import MtpHead, new_mtp_checkpoint
+from specbench.drafters.registry import Parts, drafter
+
+
+@drafter("mtp", model="optional", is_head=True)
+class Mtp(FeatureDrafter):
+    """The multi-token prediction layers of the target (DeepSeek-AI 2024, arXiv:2412.19437, 2.2).
+
+    They come from the target's own files, or from those of `model:`. Layer i makes its state at
+    a position from the token after it and the state that the layer before it (the target
+    before the first) had one position back (at the same position), over keys and values of its
+    own. Each layer sees every known token once, with the states that training would have
+    given it there; drafts are seen anew in each round, by layer i the first i of them. Deeper
+    than there are layers the first layer goes on from the last one's states, and so on.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        head = MtpHead(parts.checkpoint(), parts.target)
+        super().__init__(head, TreePlan())
+        self._mtp = head
+
+    @staticmethod
+    def new_checkpoint(config: Any, seed: int, *, num_layers: int = 1) -> Checkpoint:
+        """Random MTP layers for a target with this transformers config, named as in its files."""
+        return new_mtp_checkpoint(config, seed, num_layers=num_layers)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return self._mtp.weights
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
+        states_BTF = self._see(
+            state, chunk.following_BT, chunk.features, chunk.positions_BT, chunk.span
+        )
+        # What `observe` goes on from: the states before the prompt's last token.
+        at_B1 = state.length_B1 - 2 - chunk.positions_BT[:, :1]
+        index_B1F = at_B1.clamp(0, states_BTF.shape[1] - 1)[..., None].expand(
+            -1, 1, states_BTF.shape[2]
+        )
+        kept_BF = self._rows(state)
+        kept_BF.copy_(torch.where(at_B1 >= 0, states_BTF.gather(1, index_B1F)[:, 0], kept_BF))
+
+    def observe(self, state: State, outcome: Outcome) -> None:
+        states_BTF = self._see(
+            state, outcome.following_BT, outcome.features, outcome.positions_BT, outcome.span
+        )
+        kept_BF = self._rows(state)
+        is_live_B1 = outcome.num_emitted_B[:, None] > 0
+        kept_BF.copy_(torch.where(is_live_B1, outcome.last_kept(states_BTF), kept_BF))
+
+    def _see(
+        self,
+        state: State,
+        tokens_BT: Tensor,
+        features: tuple[Tensor, ...],
+        positions_BT: Tensor,
+        span: int,
+    ) -> Tensor:
+        """All layers' states after known tokens [B, T, L * F]; they follow those kept."""
+        head, before_BLF = self._mtp, self._kept(state)
+        states_BTF, made = head.fuse(features), []
+        for i in range(head.num_layers):
+            states_BTF = head.step(
+                tokens_BT, states_BTF, positions_BT, span, first_row=state.first_row, depth=i
+            )
+            made.append(states_BTF)
+            states_BTF = torch.cat([before_BLF[:, i : i + 1], states_BTF[:, :-1]], 1)
+        return torch.cat(made, -1)
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        head, kept_BLF = self._mtp, self._kept(state)
+        depth, tokens_BW, states_BWF = 0, state.tokens_BC[:, :0], kept_BLF[:, :0]
+
+        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:  # noqa: ARG001
+            """The drafts that this depth's layer has not seen since its last known token."""
+            nonlocal depth, tokens_BW, states_BWF
+            if depth < head.num_layers:
+                states_BWF = torch.cat([kept_BLF[:, depth : depth + 1], states_BWF], 1)
+            depth += 1
+            W = min(depth, head.num_layers)
+            tokens_BW = torch.cat([tokens_BW, tokens_B1], 1)[:, -W:]
+            places_BW = state.positions(depth - W, W)
+            states_BWF = head.step(tokens_BW, states_BWF, places_BW, span, depth=depth)
+            return head.logits(states_BWF[:, -1:], depth)
+
+        logits_BV = head.logits(kept_BLF[:, :1])[:, 0]
+        return grow_chain(state, logits_BV, follow, k, sampler)
+
+    def _kept(self, state: State) -> Tensor:
+        """Each layer's state after the row's last token [B, L, F]."""
+        return self._rows(state).view(state.num_rows, self._mtp.num_layers, -1)

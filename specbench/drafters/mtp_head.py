@@ -1,0 +1,221 @@
+"""The MTP layers of a target: each joins a token with a state and runs one decoder layer.
+
+Shape suffixes: B rows, T tokens, F hidden size, V vocabulary.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.layer_stack import LayerStack
+from specbench.decoding.runner import Runner
+from specbench.decoding.tree import Branches
+from specbench.drafters.head_layers import drawn, new_layer_fields, require_fit, shapes_of
+from specbench.drafters.mtp_layouts import (
+    FAMILIES,
+    Family,
+    by_expert,
+    copies,
+    family_name,
+    family_of,
+    file_name,
+    joined_experts,
+    layer_tensors,
+    num_mtp_layers,
+    split_experts,
+    text_fields,
+)
+
+_LEFT_OUT = ("model_type", "quantization_config", "auto_map", "dtype", "torch_dtype")
+_ALWAYS_FLOAT32 = "e_score_correction_bias"  # as transformers has it: it only picks experts
+
+
+class MtpLayer(nn.Module):
+    """join([norm(token), norm(state)]), then a decoder layer, then a norm."""
+
+    def __init__(self, block: Any, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        make_norm = type(block.input_layernorm)  # Qwen's adds 1 to its weights
+        self.token_norm = make_norm(hidden_size, eps=eps)
+        self.state_norm = make_norm(hidden_size, eps=eps)
+        self.join = nn.Linear(2 * hidden_size, hidden_size, bias=False)
+        self.block: nn.Module = block
+        self.out_norm = make_norm(hidden_size, eps=eps)
+        self.head: nn.Linear | None = None
+
+    def input(self, tokens_BTF: Tensor, states_BTF: Tensor, *, is_state_first: bool) -> Tensor:
+        """What the decoder layer is fed [B, T, F]."""
+        pair = self.token_norm(tokens_BTF), self.state_norm(states_BTF)
+        joined_BTF: Tensor = self.join(torch.cat(pair[::-1] if is_state_first else pair, -1))
+        return joined_BTF
+
+
+class Rotary(nn.Module):
+    """Cosines and sines for positions in a text."""
+
+    def __init__(self, decoder: Any, num_axes: int) -> None:
+        super().__init__()
+        self.rotary = type(decoder.rotary_emb)(decoder.config)
+        self.num_axes = num_axes
+
+    def forward(self, states_BTF: Tensor, positions_BT: Tensor) -> Any:
+        if self.num_axes > 1:
+            return self.rotary(states_BTF, positions_BT.expand(self.num_axes, -1, -1))
+        return self.rotary(states_BTF, positions_BT)
+
+
+class MtpHead:
+    """A FeatureHead whose step at depth d runs MTP layer d, and goes round where there are fewer.
+
+    It starts from the target's state after its final norm. vLLM blanks the embedding at
+    position 0 for some families; training and transformers do not, and neither does this.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        """ModelError says what does not fit the target, or which tensors are wrong."""
+        fields = text_fields(checkpoint)
+        require_fit(
+            checkpoint,
+            hidden_size=(fields.get("hidden_size"), target.hidden_size),
+            num_hidden_layers=(fields.get("num_hidden_layers"), target.num_layers),
+            vocab_size=(fields.get("vocab_size"), target.vocab_size),
+        )
+        self.family = family_of(checkpoint)
+        self.num_layers = num_mtp_layers(checkpoint)
+        self.features: tuple[int, ...] = (target.num_layers,)
+        self.state_size = self.num_layers * target.hidden_size  # what a row keeps: one a layer
+        self.num_tokens = target.vocab_size
+        self.device, self.dtype = target.device, target.dtype
+        self._target = target
+        self.modules, decoder = make_layers(checkpoint)
+        load_layers(self.modules, checkpoint, target)
+        self.layers = LayerStack(
+            decoder.config,
+            [self._layer(i).block for i in range(self.num_layers)],
+            Rotary(decoder, self.family.num_axes).to(target.device),
+        )
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (*self.modules.parameters(), *self.modules.buffers())
+
+    def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
+        return features[0]
+
+    def step(
+        self,
+        tokens_BT: Tensor,
+        states_BTF: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        branches: Branches | None = None,
+        depth: int = 0,
+    ) -> Tensor:
+        i = depth % self.num_layers
+        layer, embedded_BTF = self._layer(i), self._target.embed(tokens_BT)
+        states_BTF = self.layers.forward(
+            layer.input(embedded_BTF, states_BTF, is_state_first=self.family.is_state_first),
+            positions_BT,
+            span,
+            first_row=first_row,
+            branches=branches,
+            only=i,
+            first_slot=i,  # its state is one that the layers before it made of earlier tokens
+        )
+        return layer.out_norm(states_BTF) if self.family.recycles_normed else states_BTF
+
+    def logits(self, states_BTF: Tensor, depth: int = 0) -> Tensor:
+        layer = self._layer(depth % self.num_layers)
+        if not self.family.recycles_normed:
+            states_BTF = layer.out_norm(states_BTF)
+        return self._target.logits(states_BTF) if layer.head is None else layer.head(states_BTF)
+
+    def _layer(self, i: int) -> MtpLayer:
+        layer = self.modules[i]
+        assert isinstance(layer, MtpLayer)
+        return layer
+
+
+def make_layers(checkpoint: Checkpoint) -> tuple[nn.ModuleList, Any]:
+    """The MTP layers without weights, and the model that their decoder layers come from."""
+    family, count = family_of(checkpoint), num_mtp_layers(checkpoint)
+    fields = {k: v for k, v in text_fields(checkpoint).items() if k not in _LEFT_OUT}
+    fields |= family.fields
+    fields |= {"num_hidden_layers": count, "layer_types": ["full_attention"] * count}
+    with torch.device("meta"):
+        decoder = AutoModel.from_config(AutoConfig.for_model(family.decoder, **fields))
+        F, eps = decoder.config.hidden_size, decoder.config.rms_norm_eps
+        layers = nn.ModuleList(MtpLayer(block, F, eps) for block in decoder.layers)
+    for layer in layers[1:]:
+        for name in family.shared:
+            setattr(layer, name, getattr(layers[0], name))
+    return layers, decoder
+
+
+def layer_shapes(layers: nn.ModuleList, family: Family) -> dict[str, tuple[int, ...]]:
+    """Of every tensor that the layers must have; what they share is the first one's."""
+    return {
+        name: shape
+        for name, shape in shapes_of(layers).items()
+        if name.startswith("0.") or name.split(".")[1] not in family.shared
+    }
+
+
+@torch.no_grad()
+def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -> None:
+    """Put the checkpoint's tensors on the target's device.
+
+    The embedding is the target's. So is the head, unless the files have another one.
+    """
+    found, V, F = layer_tensors(checkpoint), target.vocab_size, target.hidden_size
+    files = {
+        name: (file_name(checkpoint, name), shape)
+        for name, shape in layer_shapes(layers, family_of(checkpoint)).items()
+    }
+    needed: dict[str, tuple[int, ...]] = {}
+    for file, shape in files.values():
+        needed |= by_expert(file, shape)
+    heads = copies(checkpoint, "head")
+    beside = frozenset([*heads, *copies(checkpoint, "embedding")])
+    found.require(needed | dict.fromkeys(beside, (V, F)), beside)
+
+    def placed(name: str, tensor: Tensor) -> Tensor:
+        dtype = torch.float32 if name.endswith(_ALWAYS_FLOAT32) else target.dtype
+        return tensor.to(target.device, dtype)
+
+    for name, (file, shape) in files.items():
+        tensor = placed(name, joined_experts(file, shape, found.tensors.__getitem__))
+        layers.load_state_dict({name: tensor}, strict=False, assign=True)
+    for layer, file in zip(layers, heads, strict=False):
+        head_VF = found.tensors.get(file)
+        if head_VF is not None and not _is_same(head_VF, checkpoint.tensors.get("lm_head.weight")):
+            layer.head = nn.Linear(F, V, bias=False, device="meta")
+            layer.head.weight = nn.Parameter(placed(file, head_VF))
+    layers.requires_grad_(False).eval()
+
+
+def _is_same(one: Tensor, other: Tensor | None) -> bool:
+    return other is not None and one.shape == other.shape and torch.equal(one, other)
+
+
+def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint:
+    """Random MTP layers for a target with this config; in MiMo's layout where it has none."""
+    text = config.get_text_config()
+    family = family_name(config.model_type)
+    fields = text.to_dict() if family in FAMILIES else new_layer_fields(config)
+    family = family if family in FAMILIES else "mimo"
+    fields |= {"model_type": family, "num_hidden_layers": text.num_hidden_layers}
+    fields |= {"num_nextn_predict_layers": num_layers}
+    empty = Checkpoint(source=f"new {family} MTP layers", config=fields, tensors={})
+    layers, _ = make_layers(empty)
+    weights = drawn(layers, seed, fields.get("initializer_range") or 0.02)
+    tensors: dict[str, Tensor] = {}
+    for name in layer_shapes(layers, FAMILIES[family]):
+        tensors |= split_experts(file_name(empty, name), weights[name])
+    return replace(empty, tensors=tensors)

@@ -1,0 +1,123 @@
+"""Drafts from a text that the answer is expected to resemble: predicted outputs.
+
+Shape suffixes: B rows, K drafts, W new tokens looked at, P places in a reference, R all rows.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specbench.decoding.drafter import Chunk, Memoryless, Proposal
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.drafters.registry import Parts, drafter
+
+
+@drafter("previous_turn")
+class PreviousTurn(Memoryless):
+    """Copies the earlier answer, or the text to be edited, from where the new answer is in it.
+
+    A place in the reference advances with the tokens that agree. Where one does not, it is
+    looked for anew: what the last `max_ngram` tokens of the answer occur in, if not fewer, first
+    ahead of the place, then behind. A token that occurs nowhere is taken to replace one.
+    """
+
+    def __init__(self, parts: Parts, *, max_ngram: Annotated[int, range(1, 33)] = 3) -> None:
+        self._max_ngram = max_ngram
+        self._device = parts.target.device
+        self._make_buffers(0, 0)
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return (self._reference_RP, self._size_R1, self._place_R1, self._position_R1)
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        R, P = self._reference_RP.shape
+        if num_rows > R or max_len > P:
+            self._make_buffers(max(num_rows, R), max(max_len, P))
+        self._size_R1.zero_()
+
+    def _make_buffers(self, num_rows: int, num_places: int) -> None:
+        def zeros(width: int) -> Tensor:
+            return torch.zeros(num_rows, width, dtype=torch.long, device=self._device)
+
+        self._reference_RP = zeros(num_places)
+        self._size_R1 = zeros(1)
+        # The reference's token at the place is what is expected at the position, the first that
+        # was not found in it.
+        self._place_R1, self._position_R1 = zeros(1), zeros(1)
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        num_places = self._reference_RP.shape[1]
+        cut = [list(tokens[:num_places]) for tokens in predictions]
+        longest = max(map(len, cut))
+        padded = [[*tokens, *[0] * (longest - len(tokens))] for tokens in cut]
+        self._rows(state, self._reference_RP)[:, :longest].copy_(torch.tensor(padded))
+        self._rows(state, self._size_R1).copy_(torch.tensor([[len(tokens)] for tokens in cut]))
+
+    def prefill(self, state: State, chunk: Chunk) -> None:  # noqa: ARG002
+        self._rows(state, self._place_R1).zero_()
+        self._rows(state, self._position_R1).copy_(state.length_B1)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
+        for buffer in (self._reference_RP, self._size_R1, self._place_R1, self._position_R1):
+            buffer[destination].copy_(buffer[source])
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        reference_BP = self._rows(state, self._reference_RP)
+        size_B1 = self._rows(state, self._size_R1)
+        place_B1 = self._rows(state, self._place_R1)
+        position_B1 = self._rows(state, self._position_R1)
+
+        num_equal_B1 = self._num_equal(state, k + 1)
+        place_B1.add_(num_equal_B1)
+        position_B1.add_(num_equal_B1)
+        next_B1 = state.length_B1 + 1
+        found_B1 = self._find(state, reference_BP, size_B1, place_B1)
+        is_lost_B1 = position_B1 < next_B1
+        is_found_B1 = is_lost_B1 & (found_B1 > 0)
+        place_B1.copy_(torch.where(is_found_B1, found_B1, place_B1))
+        position_B1.copy_(torch.where(is_found_B1, next_B1, position_B1))
+
+        begin_B1 = place_B1 + next_B1 - position_B1
+        num_left_B1 = (size_B1 - begin_B1).clamp(0, k)
+        places_BK = (begin_B1 + state.places(k)).clamp(max=reference_BP.shape[1] - 1)
+        return Proposal(reference_BP.gather(1, places_BK), num_left_B1[:, 0])
+
+    def _num_equal(self, state: State, num_tokens: int) -> Tensor:
+        """How many of the answer's next tokens agree with the reference [B, 1]."""
+        places_BW = self._rows(state, self._place_R1) + state.places(num_tokens)
+        positions_BW = self._rows(state, self._position_R1) + state.places(num_tokens)
+        reference_BP = self._rows(state, self._reference_RP)
+        expected_BW = reference_BP.gather(1, places_BW.clamp(max=reference_BP.shape[1] - 1))
+        tokens_BW = state.tokens_at(positions_BW.clamp(max=state.capacity - 1))
+        is_equal_BW = (
+            (tokens_BW == expected_BW)
+            & (places_BW < self._rows(state, self._size_R1))
+            & (positions_BW <= state.length_B1)
+        )
+        return is_equal_BW.cumprod(1).sum(1, keepdim=True)
+
+    def _find(
+        self, state: State, reference_BP: Tensor, size_B1: Tensor, place_B1: Tensor
+    ) -> Tensor:
+        """The place behind the longest and nearest match of the text's end [B, 1]; 0: none."""
+        P = reference_BP.shape[1]
+        ends_P = torch.arange(1, P + 1, device=reference_BP.device)
+        matched_BP = torch.zeros_like(reference_BP)
+        still_BP = ends_P <= size_B1
+        for j in range(self._max_ngram):
+            token_B1 = state.tokens_at((state.length_B1 - j).clamp(min=0))
+            shifted_BP = pad(reference_BP, (j, 0), value=-1)[:, :P]
+            still_BP = still_BP & (shifted_BP == token_B1)
+            matched_BP = matched_BP + still_BP
+        ahead_BP = ends_P - place_B1
+        distance_BP = torch.where(ahead_BP > 0, ahead_BP, P - ahead_BP)
+        best_B1 = (matched_BP * (2 * P + 1) - distance_BP).argmax(1, keepdim=True)
+        return torch.where(matched_BP.gather(1, best_B1) > 0, best_B1 + 1, 0)
+
+    def _rows(self, state: State, buffer: Tensor) -> Tensor:
+        return buffer[state.first_row : state.first_row + state.num_rows]

@@ -1,0 +1,104 @@
+"""Draft from the target's own runners-up: the successors it last gave each token. No model.
+
+Shape suffixes: B rows, N nodes fed, M = B * N, K drafts, W drafts of a level, I of them with
+children, R ranks, V vocabulary, X = V + 1 tokens with the unknown one.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+
+from specbench.decoding.drafter import Memoryless, Outcome, Proposal
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.decoding.topology import StaticTrees, Topology
+from specbench.drafters.registry import Parts, drafter
+
+# How often the token that follows is the one of that rank the last time: shapes the tree alone.
+_RANK_PROBS = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
+
+
+@drafter("token_recycling")
+class TokenRecycling(Memoryless):
+    """A tree of the successors each token had last time (Luo et al. 2024, arXiv:2408.08696).
+
+    All rows share one table of the 8 likeliest successors of every token. A round renews it for
+    all tokens fed, rejected drafts among them, so it learns from request to request. Each pass
+    begins with an empty table, at one row so does each prompt, which shows the method at its
+    worst. With `warm_start` the table goes on to the next pass, as in a server; but a benchmark
+    decodes the same prompts again, and that flatters it. K cuts the tree of `max_drafts`.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        max_drafts: Annotated[int, range(1, 257)] = 80,
+        warm_start: bool = False,
+    ) -> None:
+        device, V = parts.target.device, parts.target.vocab_size
+        rank_probs = _RANK_PROBS[:V]
+        topology = likeliest_tree(rank_probs, max_drafts)
+        self.max_k = topology.depth
+        self._warm_start = warm_start
+        self._trees = StaticTrees(topology.cut, device)
+        # Token V is the unknown one, which only itself can follow.
+        self._unknown = V
+        self._successors_XR = torch.full((V + 1, len(rank_probs)), V, device=device)
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        return (self._successors_XR,)
+
+    def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
+        if not self._warm_start:
+            self._successors_XR.fill_(self._unknown)
+
+    def num_drafts(self, k: int) -> int:
+        return self._trees[k].topology.num_drafts
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        tree, drafts = self._trees[k], []
+        tokens_BI = state.tokens_at(state.length_B1)
+        for level in tree.levels:
+            tokens_BW = self._successors_XR[tokens_BI][:, level.parents_W, level.ranks_W]
+            tokens_BI = tokens_BW[:, level.inner_I]
+            drafts.append(tokens_BW)
+        tokens_BK = torch.cat(drafts, 1)
+        is_known_BK = tokens_BK < self._unknown
+        return Proposal(
+            tokens_BK.clamp(max=self._unknown - 1),
+            is_known_BK.sum(1),
+            tree=tree.of_rows(state.num_rows)._replace(is_meant_BK=is_known_BK),
+        )
+
+    def observe(self, state: State, outcome: Outcome) -> None:  # noqa: ARG002
+        """Renew the successors of every token fed; of one fed more than once, by its last node.
+
+        The last is the deepest: on text its context is the nearest to what comes, and more was
+        kept with it than with the first.
+        """
+        tokens_M = outcome.tokens_BN.flatten()
+        nodes_BN = torch.arange(len(tokens_M), device=tokens_M.device).view_as(outcome.tokens_BN)
+        nodes_BN = torch.where(outcome.num_emitted_B[:, None] > 0, nodes_BN, -1)
+        none_X = torch.full_like(self._successors_XR[:, 0], -1)
+        last_M = none_X.scatter_reduce(0, tokens_M, nodes_BN.flatten(), "amax")[tokens_M]
+        # All nodes of a token write the same, so it does not matter which of them is written.
+        best_MR = outcome.logits_BNV.topk(self._successors_XR.shape[1]).indices.flatten(0, 1)
+        self._successors_XR[tokens_M] = torch.where(
+            last_M[:, None] >= 0, best_MR[last_M.clamp(min=0)], self._successors_XR[tokens_M]
+        )
+
+
+def likeliest_tree(rank_probs: Sequence[float], num_drafts: int) -> Topology:
+    """The `num_drafts` paths whose ranks' probabilities have the largest products."""
+    waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
+    paths: list[tuple[int, ...]] = []
+    while len(paths) <= num_drafts:  # the first is the current token's, which is no draft
+        chance, path = heapq.heappop(waiting)
+        paths.append(path)
+        for rank, prob in enumerate(rank_probs):
+            heapq.heappush(waiting, (chance * prob, (*path, rank)))
+    return Topology.of_paths(paths[1:])

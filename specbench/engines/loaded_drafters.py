@@ -1,0 +1,147 @@
+"""The drafters of one target, each with the model or the head that was loaded for it."""
+
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+
+from specbench.config import Drafter
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.drafter import Drafter as DraftingMethod
+from specbench.decoding.drafter import NoDrafter
+from specbench.decoding.loading import LoadedModel
+from specbench.decoding.runner import Runner
+from specbench.decoding.self_test import Forward, make_checked_runner
+from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
+from specbench.drafters.registry import Parts, build_drafter, drafter_class
+from specbench.engines.engine import Work
+from specbench.engines.shelf import Shelf, bytes_read, head_identity, identity
+from specbench.errors import ModelError, UsageError
+from specbench.methods import find_method
+from specbench.model_spec import ModelSpec
+from specbench.records import NO_DRAFTER, ModelIdentity
+
+
+class Held(NamedTuple):
+    """A model of the shelf that is in use, with the runner over it."""
+
+    spec: ModelSpec
+    loaded: LoadedModel
+    runner: Runner
+    notes: tuple[str, ...]
+
+
+def take(shelf: Shelf, spec: ModelSpec, forward: Forward) -> Held:
+    """The model from the shelf, its runner checked; ModelError."""
+    loaded = shelf.load(spec)
+    try:
+        runner, notes = make_checked_runner(loaded.model, forward)
+    except (ModelError, torch.OutOfMemoryError):
+        shelf.release(spec)
+        raise
+    return Held(spec, loaded, runner, tuple(f"{spec.source}: {note}" for note in notes))
+
+
+class LoadedDrafters:
+    """Adds and removes drafters by name; the baseline's is always there."""
+
+    def __init__(self, target: Held, tokenizer: Tokenizer, shelf: Shelf, forward: Forward) -> None:
+        self._target = target
+        self._tokenizer = tokenizer
+        self._shelf = shelf
+        self._forward = forward
+        self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
+        self._models: dict[str, Held] = {}
+        self.max_ks: dict[str, int] = {}  # of every drafter that ever was here and has a limit
+        self.notes = target.notes
+
+    def __getitem__(self, name: str) -> DraftingMethod:
+        return self._methods[name]
+
+    def add(self, drafter: Drafter) -> ModelIdentity | None:
+        """Load it; the identity of its own model. UsageError, ModelError, CompatibilityError."""
+        # A method that arrives later has files of another kind.
+        is_head, spec = find_method(drafter.method).is_head, drafter.model
+        tokenizer, head = self._tokenizer, cache(partial(self._head, drafter))
+        if is_head:
+            head()
+        if spec is not None and (not is_head or self._shelf.has_tokenizer(spec)):
+            # Vocabularies are compared before the weights go anywhere near the device.
+            tokenizer = self._shelf.tokenizer(spec)
+            if renamed := require_same_vocabulary(self._tokenizer, tokenizer):
+                self._note(
+                    f"{drafter.name}: {len(renamed)} special tokens have other names than the "
+                    f"target's, the first is id {renamed[0]}"
+                )
+        parts = Parts(
+            target=self._target.runner,
+            draft_runner=partial(self._draft_runner, drafter),
+            checkpoint=head,
+        )
+        method = build_drafter(drafter.method, parts, dict(drafter.parameters))
+        self._methods[drafter.name] = method
+        if method.max_k is not None:
+            self.max_ks[drafter.name] = method.max_k
+        if spec is None:
+            return None
+        if is_head:
+            sha256 = self._shelf.checkpoint_sha256(spec, head())
+            return head_identity(drafter.name, spec, head(), sha256, method.weights, tokenizer)
+        return identity(drafter.name, spec, self._models[drafter.name].loaded, tokenizer)
+
+    def remove(self, name: str) -> None:
+        """Give its memory back once nobody else has the drafter any more."""
+        self._methods.pop(name, None)
+        if held := self._models.pop(name, None):
+            spec = held.spec
+            del held
+            self._shelf.release(spec)
+        else:
+            self._shelf.give_back()
+
+    def depth(self, work: Work) -> int:
+        """The work's K; an adaptive one picks at most what the drafter can. UsageError."""
+        most = self._methods[work.drafter].max_k
+        if most is None or work.k <= most:
+            return work.k
+        if not work.adaptive:
+            raise UsageError(f"{work.drafter} drafts at most {most} tokens ahead; choose -k {most}")
+        return most
+
+    def weights_bytes(self, name: str) -> int:
+        """Of its own model or head."""
+        held = self._models.get(name)
+        return held.loaded.weights_bytes if held else self._head_bytes(name)
+
+    def bytes_read(self, name: str) -> int:
+        """Of them, what a forward reads."""
+        held = self._models.get(name)
+        if held is not None:
+            return bytes_read(held.loaded)
+        first = self._methods[name].runner
+        if first is not None:  # the target's first layers
+            return bytes_read(self._target.loaded, first.num_layers)
+        return self._head_bytes(name)
+
+    def _head_bytes(self, name: str) -> int:
+        return sum(tensor.nbytes for tensor in self._methods[name].weights)
+
+    def _head(self, drafter: Drafter) -> Checkpoint:
+        """A head's files, which may be the target's own; made up where weights are."""
+        spec = drafter.model or self._target.spec
+        if not self._shelf.is_dummy(spec):
+            return self._shelf.checkpoint(spec)
+        config = self._target.loaded.model.config
+        made: Checkpoint = drafter_class(drafter.method).new_checkpoint(config, seed=0)
+        return made
+
+    def _draft_runner(self, drafter: Drafter) -> Runner:
+        if drafter.model is None:
+            raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
+        held = take(self._shelf, drafter.model, self._forward)
+        self._note(*held.notes)
+        self._models[drafter.name] = held
+        return held.runner
+
+    def _note(self, *notes: str) -> None:
+        self.notes = (*self.notes, *(note for note in notes if note not in self.notes))

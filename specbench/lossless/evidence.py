@@ -1,0 +1,95 @@
+"""What was collected about one pairing at one K and temperature; numbers only, no torch.
+
+Shape suffixes: N tokens, C cells of a joint law.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """Whose output it is. `lossy` names an option that changes the law on purpose."""
+
+    pairing: str  # the bare target for K = 0
+    engine: str
+    method: str
+    num_speculative_tokens: int
+    temperature: float
+    lossy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Divergence:
+    """Where a greedy text leaves the expected one; a token is None where a text has ended.
+
+    `gap` lies between the target's two best logits. `steps` lie between the best and the worse
+    of the two tokens, counted in units in the last place of the logits' dtype at their
+    magnitude; `tie_steps` is what other shapes of the same sums may be off by.
+    """
+
+    prompt_id: str
+    position: int  # in the output, from 0
+    expected: int | None
+    found: int | None
+    gap: float
+    steps: float | None  # None where one text has ended
+    tie_steps: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GreedyEvidence:
+    """Greedy texts beside the expected ones; at most one divergence a prompt, the first."""
+
+    subject: Subject
+    num_prompts: int
+    num_tokens: int
+    divergences: tuple[Divergence, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JointCounts:
+    """How often each short text came, beside its exact probability."""
+
+    observed_C: Floats
+    probability_C: Floats
+    num_tokens: int  # of each text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledEvidence:
+    """Sampled tokens placed in the target's law given what precedes them.
+
+    Each column has one number in [0, 1] a token: randomised probability integral transforms,
+    independent and uniform where, and only where, every token was drawn from the target's law.
+    `surprise_N` is the mass of the tokens that are less likely than the one drawn,
+    `identity_N` that of the tokens with smaller ids.
+    `log_likelihoods` are of all tokens together, under the law at other temperatures: by the
+    factor they are colder (below 1) or hotter, 1 being the law itself.
+    """
+
+    subject: Subject
+    surprise_N: Floats
+    identity_N: Floats
+    log_likelihoods: Mapping[float, float]
+    num_texts: int
+    num_outside: int  # tokens that top-k or top-p exclude
+    num_at_edge: int  # excluded by no more than rounding; they are in no column
+    misshapen: tuple[str, ...] = ()  # prompts whose text goes on after its end, or has none
+    joint: JointCounts | None = None  # of a small vocabulary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Refused:
+    """What could not be decoded, and why."""
+
+    subject: Subject
+    reason: str
+
+
+Evidence = GreedyEvidence | SampledEvidence | Refused

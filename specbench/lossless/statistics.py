@@ -1,0 +1,123 @@
+"""Tests of uniform, independent numbers, each with a p-value; no torch.
+
+Shape suffixes: N tokens, C cells.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import logsumexp
+from scipy.stats import binom, chi2, kstwo, norm
+
+from specbench.lossless.evidence import Floats, JointCounts
+
+POWER = 0.80
+NUM_TAILS = 20  # shares of 1/2, 1/4 .. 2**-20
+TAIL = 2.0**-10  # the one whose detectable excess is told
+
+
+class Detectable(NamedTuple):
+    """Shares of all tokens that, moved, are found in 80 % of calls.
+
+    `shift`: from the target's likelier half to the less likely one, or back; no law closer
+    than this in total variation can do more. `tail`: to its least likely 2**-10.
+    """
+
+    shift: float
+    tail: float
+
+
+def tail_p_value(surprise_N: Floats) -> float:
+    """Are there too many or too few tokens in the least likely 1/2, 1/4 .. of the target's law?
+
+    A two-sided binomial test a share, the smallest p-value times their number (Bonferroni). The
+    first shares see a law that is too flat or too steep. The far ones see drafts that were kept
+    although the target finds them unlikely: few, but a thousand times as many as there should
+    be, which a Kolmogorov-Smirnov distance would not notice.
+    """
+    n = len(surprise_N)
+    shares = 0.5 ** np.arange(1, NUM_TAILS + 1)
+    counts = np.array([(surprise_N < share).sum() for share in shares])
+    above, below = binom.sf(counts - 1, n, shares), binom.cdf(counts, n, shares)
+    return float(min(1.0, 2 * NUM_TAILS * np.minimum(above, below).min()))
+
+
+def temperature_p_value(log_likelihoods: Mapping[float, float], null: float = 1.0) -> float:
+    """Was the temperature another one than `null` times what was asked for?
+
+    The mean of the likelihood ratios to the null is 1 on the mean if the null holds, for any
+    number of tokens, so that by Markov's inequality 1 / it is a p-value: exact, without large
+    numbers. Source: Shafer et al. 2011 (arXiv:0912.4269), test martingales.
+    """
+    ratios = [value - log_likelihoods[null] for f, value in log_likelihoods.items() if f != null]
+    return float(np.exp(min(0.0, math.log(len(ratios)) - logsumexp(ratios))))
+
+
+def uniform_p_value(identity_N: Floats) -> float:
+    """Kolmogorov-Smirnov: tokens that are preferred for what they are, likely or not.
+
+    Tokens lie in the order of their ids, as what prefers some of them does: a draft's smaller
+    vocabulary, padding, a head that is split over devices.
+    """
+    n = len(identity_N)
+    ordered_N = np.sort(identity_N)
+    steps_N = np.arange(n + 1) / n
+    distance = max((steps_N[1:] - ordered_N).max(), (ordered_N - steps_N[:-1]).max())
+    return float(kstwo.sf(distance, n))
+
+
+def serial_p_value(identity_N: Floats) -> float:
+    """Does a token tell what the next one is, beyond what the target says of it?
+
+    The normal test of the correlation at lag 1: it sees noise that is used twice.
+    """
+    centred_N = identity_N - 0.5
+    products_N = centred_N[1:] * centred_N[:-1]
+    z = 12 * products_N.sum() / math.sqrt(len(products_N))
+    return float(2 * norm.sf(abs(z)))
+
+
+def joint_p_value(counts: JointCounts) -> float:
+    """Chi-square of whole short texts; cells expected less than 5 times are pooled."""
+    expected_C = counts.probability_C * counts.observed_C.sum()
+    order = expected_C.argsort()
+    expected_C, observed_C = expected_C[order], counts.observed_C[order]
+    if observed_C[expected_C == 0].any():
+        return 0.0
+    num_rare = int((expected_C < 5).sum())
+    while num_rare < len(expected_C) and 0 < expected_C[:num_rare].sum() < 5:
+        num_rare += 1
+    pools = [0, *range(num_rare, len(expected_C))] if num_rare else range(len(expected_C))
+    expected = np.add.reduceat(expected_C, pools)
+    observed = np.add.reduceat(observed_C, pools)
+    if len(expected) < 2:
+        return 1.0
+    return float(chi2.sf(((observed - expected) ** 2 / expected).sum(), len(expected) - 1))
+
+
+def holm(p_values: Floats) -> Floats:
+    """p-values of which one below alpha in any place is a false alarm of alpha in all.
+
+    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
+    """
+    m = len(p_values)
+    order = np.argsort(p_values)
+    adjusted = np.empty(m)
+    adjusted[order] = np.maximum.accumulate(p_values[order] * (m - np.arange(m)))
+    return np.minimum(adjusted, 1.0)
+
+
+def detectable(num_tokens: int, alpha: float) -> Detectable:
+    """What `tail_p_value` finds below `alpha`, in 80 % of calls, among so many tokens."""
+    return Detectable(*(_excess(num_tokens, share, alpha) for share in (0.5, TAIL)))
+
+
+def _excess(n: int, share: float, alpha: float) -> float:
+    """How much more likely than `share` it must be to fall there."""
+    least = binom.isf(alpha / (2 * NUM_TAILS), n, share) + 1
+    if least > n:
+        return 1.0 - share
+    return float(brentq(lambda p: binom.sf(least - 1, n, p) - POWER, share, 1.0) - share)

@@ -1,0 +1,65 @@
+"""Several answers to a prompt, of which the likeliest is picked: what it costs, what it gains.
+
+How likely an answer is says the target alone: the mean over its tokens of their natural log
+probability at temperature 1. Absent where a prompt has one answer.
+"""
+
+from collections.abc import Callable
+from statistics import fmean, median
+
+from specbench.metrics.cell import CellData
+from specbench.metrics.registry import metric
+from specbench.records import SamplesRecord
+
+
+@metric(unit="s", better="lower")
+def best_of_s(cell: CellData) -> float | None:
+    """Median over turns of the seconds from the prefill that all samples share until one of them
+    is picked, scoring included.
+    """
+    seconds = [samples.record.seconds for samples in cell.samples]
+    return median(seconds) if seconds else None
+
+
+@metric(unit="s", better="lower")
+def scoring_s(cell: CellData) -> float | None:
+    """Median over turns of the seconds spent on the log-probabilities that the pick goes by."""
+    seconds = [samples.record.scoring_s for samples in cell.samples]
+    return median(seconds) if seconds else None
+
+
+@metric(unit="nats/token", better="higher")
+def first_log_prob(cell: CellData) -> float | None:
+    """Mean over prompts of the first sample's mean log-probability per token: what one sample
+    alone would have had.
+    """
+    return _mean(by_prompt(cell, lambda samples: samples.log_probs[0]))
+
+
+@metric(unit="nats/token", better="higher")
+def picked_log_prob(cell: CellData) -> float | None:
+    """Mean over prompts of the picked sample's mean log-probability per token."""
+    return _mean(by_prompt(cell, lambda samples: samples.log_probs[samples.picked]))
+
+
+@metric(unit="nats/token", better="higher")
+def best_of_gain(cell: CellData) -> float | None:
+    """picked_log_prob - first_log_prob; never below 0, since this is what the pick goes by."""
+    return _mean(by_prompt(cell, gain))
+
+
+def gain(samples: SamplesRecord) -> float:
+    """How much likelier the picked sample is than the first, nats a token."""
+    return samples.log_probs[samples.picked] - samples.log_probs[0]
+
+
+def by_prompt(cell: CellData, value: Callable[[SamplesRecord], float]) -> tuple[float, ...]:
+    """One value a prompt, the mean over its turns and repeats."""
+    values: dict[str, list[float]] = {}
+    for samples in cell.samples:
+        values.setdefault(samples.record.prompt_id, []).append(value(samples.record))
+    return tuple(map(fmean, values.values()))
+
+
+def _mean(values: tuple[float, ...]) -> float | None:
+    return fmean(values) if values else None

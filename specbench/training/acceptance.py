@@ -1,0 +1,53 @@
+"""Held-out acceptance: how far a head's greedy chains follow the target's own greedy answers.
+
+Shape suffixes: D positions of a draft.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specbench.training.batches import Batch
+from specbench.training.pupil import Pupil
+from specbench.training.teacher import Teacher
+
+DEPTH = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Acceptance:
+    """`per_position[d]`: share of contexts whose first d + 1 drafts are all kept.
+
+    Drafts are the head's own, one after the other; contexts are all tokens of the answers that
+    so many more tokens follow. `ranks` of Medusa: how often each rank of each head is right.
+    """
+
+    per_position: tuple[float, ...]
+    contexts: int
+    ranks: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens a round of such a chain emits: 1 + the sum over its positions."""
+        return 1 + sum(self.per_position)
+
+
+def measure_acceptance(
+    pupil: Pupil, teacher: Teacher, batches: Sequence[Batch], depth: int = DEPTH
+) -> Acceptance:
+    """Over all batches alike, token by token."""
+    found = [pupil.agreement(teacher.lesson(batch), depth) for batch in batches]
+    contexts_D = torch.stack([one.contexts_D for one in found]).sum(0)
+    right_D = torch.stack([one.right_D for one in found]).sum(0)
+    shares_D = right_D / contexts_D.clamp(min=1)
+    counts = [one.ranks for one in found if one.ranks is not None]
+    ranks: tuple[tuple[float, ...], ...] = ()
+    if counts:
+        rates = torch.stack(counts).sum(0) / contexts_D.clamp(min=1)[:, None]
+        ranks = tuple(tuple(round(rate, 4) for rate in head) for head in rates.tolist())
+    return Acceptance(
+        per_position=tuple(round(share, 4) for share in shares_D.tolist()),
+        contexts=int(contexts_D[0]),
+        ranks=ranks,
+    )

@@ -1,0 +1,34 @@
+"""Writes a head as the loader reads it: config.json and model.safetensors, each at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specbench.decoding.checkpoint import Checkpoint
+
+CARD = "training.json"
+
+
+def write_head(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Whole numbers and flags stay as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def stored(tensor: Tensor) -> Tensor:
+        kept = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        return kept.detach().cpu().contiguous()
+
+    tensors = {name: stored(tensor) for name, tensor in checkpoint.tensors.items()}
+    temporary = folder / "model.safetensors.tmp"
+    save_file(tensors, temporary, metadata={"format": "pt"})
+    temporary.replace(folder / "model.safetensors")
+    write_json(folder / "config.json", dict(checkpoint.config))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)

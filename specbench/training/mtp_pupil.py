@@ -1,0 +1,32 @@
+"""MTP layers as pupils: pass i trains layer i, and goes round where there are fewer.
+
+Shape suffixes: B rows, T tokens, F the head's states.
+"""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import Runner
+from specbench.drafters.feature_drafter import FeatureHead
+from specbench.drafters.mtp_head import MtpHead
+from specbench.drafters.mtp_layouts import file_name, split_experts
+from specbench.training.chain_pupil import ChainPupil
+
+
+class MtpPupil(ChainPupil):
+    """As DeepSeek-AI 2024 (arXiv:2412.19437), 2.2, beside a target that stays as it is."""
+
+    def _open(self, checkpoint: Checkpoint, target: Runner) -> tuple[FeatureHead, nn.Module]:
+        self._mtp = MtpHead(checkpoint, target)
+        return self._mtp, self._mtp.modules
+
+    def _files(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        files: dict[str, Tensor] = {}
+        for name, tensor in trained.items():
+            files |= split_experts(file_name(self._initial, name), tensor)
+        return files
+
+    def _logits(self, states_BTF: Tensor, depth: int) -> Tensor:
+        return self._mtp.logits(states_BTF, depth)

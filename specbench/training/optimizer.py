@@ -1,0 +1,79 @@
+"""Muon for matrices and AdamW for the rest, over named tensors on any device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.demo.optimizer import orthogonalised
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """Learning rates: a linear warm-up, then constant, then a linear decay to 2 %."""
+
+    steps: int
+    muon_lr: float
+    adamw_lr: float
+    warm_up: int = 30
+    decay_part: float = 0.6
+
+    def factor(self, step: int) -> float:
+        """Of both rates at a step counted from 0."""
+        left = (self.steps - step) / (self.steps * self.decay_part)
+        return min(1.0, (step + 1) / self.warm_up, 0.02 + 0.98 * left)
+
+
+class MuonAdamW:
+    """`rows_of_tokens`: matrices with so many rows are vocabularies, which AdamW takes.
+
+    Source: Jordan et al. 2024, "Muon"; Liu et al. 2025 (arXiv:2502.16982), eq. 4.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        rows_of_tokens: int,
+        *,
+        momentum: float = 0.95,
+        decay: float = 0.01,
+    ) -> None:
+        self._momentum, self._decay = momentum, decay
+        self._matrices = {
+            name: tensor
+            for name, tensor in parameters.items()
+            if tensor.ndim == 2 and tensor.shape[0] != rows_of_tokens
+        }
+        self._velocity = {name: torch.zeros_like(m) for name, m in self._matrices.items()}
+        others = [tensor for name, tensor in parameters.items() if name not in self._matrices]
+        self._adamw = torch.optim.AdamW(
+            others or [torch.zeros(1)], betas=(0.9, 0.98), weight_decay=0.0
+        )
+
+    @torch.no_grad()
+    def step(self, muon_lr: float, adamw_lr: float) -> None:
+        """Once over everything that has a gradient."""
+        for name, matrix in self._matrices.items():
+            if matrix.grad is None:
+                continue
+            velocity = self._velocity[name].lerp_(matrix.grad, 1 - self._momentum)
+            change = orthogonalised(torch.lerp(matrix.grad, velocity, self._momentum)[None])[0]
+            scale = 0.2 * max(matrix.shape) ** 0.5  # the size of an AdamW step
+            matrix.mul_(1 - muon_lr * self._decay).add_(change, alpha=-muon_lr * scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = adamw_lr
+        self._adamw.step()
+
+    def state(self) -> dict[str, Any]:
+        """What `load` goes on from."""
+        return {"velocity": dict(self._velocity), "adamw": self._adamw.state_dict()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """KeyError, ValueError, TypeError, RuntimeError where it is of other tensors."""
+        if state["velocity"].keys() != self._velocity.keys():
+            raise ValueError("it is about other tensors")
+        for name, velocity in self._velocity.items():
+            velocity.copy_(state["velocity"][name])
+        self._adamw.load_state_dict(state["adamw"])

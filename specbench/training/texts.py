@@ -1,0 +1,91 @@
+"""The target's own texts, kept in a file that grows answer by answer.
+
+The first line says what they follow from; every other line is one text. What a killed run left
+of a line is dropped.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specbench.errors import StoreError
+
+_LARGEST_LINE = 2**24
+
+
+class Text(NamedTuple):
+    """Token ids of a prompt and its answer; heads learn to foresee the answer."""
+
+    ids: tuple[int, ...]
+    num_prompt: int
+    is_held_out: bool
+
+
+class TextFile:
+    """Texts of one target, in the order of their questions."""
+
+    def __init__(self, path: Path, origin: dict[str, Any], vocab_size: int) -> None:
+        """Read what is there; StoreError where it follows from something else or is damaged."""
+        self.path = path
+        self.texts: list[Text] = []
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._append([json.dumps(origin)])
+            return
+        self._drop_unfinished_line()
+        lines = self._lines()
+        if not lines:
+            self._append([json.dumps(origin)])
+            return
+        stored, *texts = lines
+        if stored != origin:
+            differing = [
+                k for k in origin if not isinstance(stored, dict) or stored.get(k) != origin[k]
+            ]
+            raise StoreError(
+                f"{path} holds texts of another training: {', '.join(differing)} differ; choose "
+                "another --out or --texts"
+            )
+        self.texts = [self._text(i, line, vocab_size) for i, line in enumerate(texts, 2)]
+
+    def add(self, texts: Sequence[Text]) -> None:
+        """On disk once it returns."""
+        self._append([json.dumps([list(t.ids), t.num_prompt, t.is_held_out]) for t in texts])
+        self.texts += texts
+
+    def _append(self, lines: list[str]) -> None:
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write("".join(f"{line}\n" for line in lines))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def _drop_unfinished_line(self) -> None:
+        with self.path.open("rb+") as stream:
+            content = stream.read()
+            if not content.endswith(b"\n"):
+                stream.truncate(content.rfind(b"\n") + 1)
+
+    def _lines(self) -> list[Any]:
+        found = []
+        with self.path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                try:
+                    if len(line) > _LARGEST_LINE:
+                        raise ValueError(f"longer than {_LARGEST_LINE} bytes")
+                    found.append(json.loads(line))
+                except (ValueError, RecursionError) as error:
+                    raise StoreError(
+                        f"{self.path}:{number}: {error}; remove the file to begin anew"
+                    ) from error
+        return found
+
+    def _text(self, number: int, line: Any, vocab_size: int) -> Text:
+        match line:
+            case [list() as ids, int() as num_prompt, bool() as is_held_out] if (
+                0 < num_prompt < len(ids)
+                and all(type(i) is int and 0 <= i < vocab_size for i in ids)
+            ):
+                return Text(tuple(ids), num_prompt, is_held_out)
+        raise StoreError(f"{self.path}:{number}: no text of this target; remove the file")

@@ -1,0 +1,243 @@
+"""One training from start to end: ask the target, train, measure, write."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from specbench.decoding.backends import pinned_attention
+from specbench.decoding.checkpoint_files import read_checkpoint
+from specbench.decoding.digest import weights_sha256
+from specbench.decoding.loading import LoadedModel, eos_ids
+from specbench.decoding.runner import Runner
+from specbench.decoding.self_test import make_checked_runner
+from specbench.decoding.tokenizer import Tokenizer
+from specbench.drafters.medusa import ACCURACIES
+from specbench.engines.shelf import Shelf
+from specbench.errors import ModelMemoryError, UsageError
+from specbench.model_spec import ModelSpec
+from specbench.training.acceptance import Acceptance, measure_acceptance
+from specbench.training.answering import answer, plan_answers
+from specbench.training.batches import Batch, batches_of
+from specbench.training.card import training_card
+from specbench.training.head_files import CARD, write_head, write_json
+from specbench.training.prompts import Asked, corpus_questions, workload_questions
+from specbench.training.pupil import Pupil
+from specbench.training.recipes import new_pupil, open_pupil, recipe_of
+from specbench.training.teacher import Teacher
+from specbench.training.texts import Text, TextFile
+from specbench.training.trainer import Plan, train
+
+
+class Watch(Protocol):
+    """Told of stages, of what is done of them, and of what a user should know."""
+
+    def stage(self, text: str) -> None: ...
+
+    def advance(self, done: int, total: int, seconds_left: float | None) -> None: ...
+
+    def warn(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """What a user may say of a training."""
+
+    method: str
+    target: ModelSpec
+    out: Path
+    prompts: tuple[str, ...] = ()
+    texts: Path | None = None  # a file of texts to share between heads of one target
+    num_texts: int = 2000
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    max_new_tokens: int = 192
+    max_tokens: int = 1024  # of a text
+    steps: int = 800
+    tokens_per_batch: int = 2048
+    num_heads: int = 4  # of Medusa
+    mtp_layers: int = 1
+    rows: int = 32
+    dtype: str | None = None
+    seed: int = 0
+    budget_s: float | None = None
+    resume: bool = False
+    keep_gib: float = 4.0  # of the target's states, between epochs
+    save_every: int = 100
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What weights follow from, beside the texts: a resumed training must repeat it."""
+        return {
+            "method": self.method,
+            "steps": self.steps,
+            "tokens_per_batch": self.tokens_per_batch,
+            "num_heads": self.num_heads,
+            "mtp_layers": self.mtp_layers,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+        }
+
+
+def train_head(
+    settings: TrainSettings, device: torch.device, command: tuple[str, ...], watch: Watch
+) -> dict[str, Any]:
+    """Write the head to `settings.out` and return its card.
+
+    The folder has config.json and model.safetensors, which a pairing's `model:` names, the card
+    training.json, and in work/ what an interrupted training goes on from. ModelMemoryError
+    where the device is too small; the errors of `load_model`, workloads and stored texts.
+    """
+    try:
+        with pinned_attention(device):
+            return _train_head(settings, device, command, watch)
+    except torch.OutOfMemoryError as error:
+        raise ModelMemoryError(
+            f"{settings.target.source} and the training of its head do not fit on {device}: choose "
+            "a smaller --tokens-per-batch or --rows, or a smaller target"
+        ) from error
+
+
+def _train_head(
+    settings: TrainSettings, device: torch.device, command: tuple[str, ...], watch: Watch
+) -> dict[str, Any]:
+    began = time.monotonic()
+    recipe = recipe_of(settings.method)
+    _check_folder(settings)
+    watch.stage("loading the target")
+    shelf = Shelf(device, settings.dtype)
+    loaded, tokenizer = shelf.load(settings.target), shelf.tokenizer(settings.target)
+    runner, notes = make_checked_runner(loaded.model)
+    for note in notes:
+        watch.warn(note)
+    asked = _questions(settings, tokenizer, runner)
+    texts = _texts(settings, loaded, runner, asked, watch)
+
+    watch.stage(f"training {settings.method}")
+    count = settings.num_heads if settings.method == "medusa" else settings.mtp_layers
+    pupil = new_pupil(settings.method, runner, loaded.model.config, texts, settings.seed, count)
+    plan = Plan(
+        recipe.schedule(settings.steps, runner.hidden_size),
+        settings.seed,
+        _seconds_left(settings, began),
+        settings.save_every,
+    )
+    progress = train(
+        pupil,
+        Teacher(runner, pupil.features, int(settings.keep_gib * 2**30)),
+        batches_for(settings, texts, device, held_out=False),
+        plan,
+        settings.out / "work" / "state.ckpt",
+        {**settings.asked, "target_sha256": loaded.content_sha256, "texts": len(texts)},
+        _Told(watch),
+    )
+
+    watch.stage("measuring")
+    acceptance = _write_and_measure(settings, pupil, runner, texts, device)
+    card = training_card(
+        settings,
+        command,
+        loaded=loaded,
+        progress=progress,
+        acceptance=acceptance,
+        texts=texts,
+        sources=asked.sources,
+        num_parameters=sum(tensor.numel() for tensor in pupil.parameters.values()),
+        device=device,
+        seconds=time.monotonic() - began,
+        weights_sha256=weights_sha256(str(settings.out), None),
+    )
+    write_json(settings.out / CARD, card)
+    return card
+
+
+def batches_for(
+    settings: TrainSettings, texts: Sequence[Text], device: torch.device, *, held_out: bool
+) -> list[Batch]:
+    """The texts to train on, or those to measure on."""
+    chosen = [text for text in texts if text.is_held_out is held_out]
+    return batches_of(chosen, settings.tokens_per_batch, settings.max_tokens, settings.seed, device)
+
+
+def _seconds_left(settings: TrainSettings, began: float) -> float | None:
+    if settings.budget_s is None:
+        return None
+    return max(settings.budget_s - (time.monotonic() - began), 1.0)
+
+
+def _check_folder(settings: TrainSettings) -> None:
+    work = settings.out / "work"
+    if settings.resume and not work.is_dir():
+        raise UsageError(f"{settings.out} holds no training to go on with; leave --resume out")
+    if not settings.resume and settings.out.exists() and any(settings.out.iterdir()):
+        raise UsageError(
+            f"{settings.out} is not empty; --resume goes on with its training, or choose another "
+            "--out"
+        )
+    work.mkdir(parents=True, exist_ok=True)
+
+
+def _questions(settings: TrainSettings, tokenizer: Tokenizer, runner: Runner) -> Asked:
+    most = settings.max_tokens
+    if runner.max_position is not None:
+        most = min(most, runner.max_position)
+    most -= min(settings.max_new_tokens, most // 2)
+    if settings.prompts or settings.target.source != "demo:target":
+        return workload_questions(settings.prompts, tokenizer, most, settings.seed)
+    return corpus_questions(tokenizer, most, settings.seed)
+
+
+def _texts(
+    settings: TrainSettings, loaded: LoadedModel, runner: Runner, asked: Asked, watch: Watch
+) -> list[Text]:
+    """The target's answers, those of an earlier training where they are given."""
+    jobs = plan_answers(asked.questions, settings.temperatures, settings.num_texts, settings.seed)
+    origin = {
+        "target_sha256": loaded.content_sha256,
+        "sources": asked.sources,
+        "temperatures": list(settings.temperatures),
+        "max_new_tokens": settings.max_new_tokens,
+        "seed": settings.seed,
+    }
+    path = settings.texts or settings.out / "work" / "texts.jsonl"
+    file = TextFile(path, origin, runner.vocab_size)
+    watch.stage("asking the target")
+    answer(
+        runner,
+        eos_ids(loaded.model),
+        jobs,
+        file,
+        max_new_tokens=settings.max_new_tokens,
+        num_rows=settings.rows,
+        told=lambda done, total: watch.advance(done, total, None),
+    )
+    return file.texts[: len(jobs)]
+
+
+def _write_and_measure(
+    settings: TrainSettings, pupil: Pupil, runner: Runner, texts: list[Text], device: torch.device
+) -> Acceptance:
+    """Of the head as it was written; Medusa's config then says what was measured."""
+    trained = pupil.checkpoint()
+    write_head(settings.out, trained)
+    written = open_pupil(settings.method, read_checkpoint(str(settings.out)), runner)
+    batches = batches_for(settings, texts, device, held_out=True)
+    acceptance = measure_acceptance(written, Teacher(runner, written.features, 0), batches)
+    if acceptance.ranks:
+        ranks = [list(head) for head in acceptance.ranks]
+        write_json(settings.out / "config.json", {**trained.config, ACCURACIES: ranks})
+    return acceptance
+
+
+class _Told:
+    """Passes on how a training goes, now and then in words."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __call__(self, step: int, steps: int, loss: float) -> None:
+        self._watch.advance(step, steps, None)
+        if step % 50 == 0 or step == steps:
+            self._watch.stage(f"step {step} of {steps}: loss {loss:.3f}")

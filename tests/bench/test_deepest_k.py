@@ -1,0 +1,58 @@
+"""A K that a drafter cannot draft: left out of a range that nobody asked for, else a failure."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from specbench.errors import UsageError
+from specbench.records import RunSettings
+from specbench.report.document import Document, build_document
+from tests.bench.fake_runs import SETTINGS, make_plan, measure
+from tests.bench.fakes import Call, FakeClock, FakeEngine
+
+KS = replace(SETTINGS, num_speculative_tokens=(0, 2, 4, 6))
+
+
+def too_deep(call: Call) -> Exception | None:
+    """What the built-in engine says."""
+    is_too_deep = call.drafter == "good" and call.k > 4
+    return UsageError("good drafts at most 4 tokens ahead") if is_too_deep else None
+
+
+def measured(settings: RunSettings, folder: Path) -> Document:
+    engine = FakeEngine(FakeClock(), max_ks={"good": 4}, breaks=too_deep)
+    engine.record = replace(engine.record, max_k={"good": 4})
+    return build_document(measure(make_plan(folder, settings), engine, folder))
+
+
+def ks_of(document: Document, drafter: str) -> set[int]:
+    cells = (cell for cell in document.cells if cell.key.drafter == drafter)
+    return {cell.key.num_speculative_tokens for cell in cells}
+
+
+def test_of_a_default_range_only_what_can_be_drafted_is_measured(tmp_path: Path) -> None:
+    document = measured(replace(KS, is_default_range=True), tmp_path)
+
+    assert ks_of(document, "good") == {2, 4}
+    assert ks_of(document, "bad") == {2, 4, 6}
+    assert document.failures == ()
+    assert document.missing == ()
+    (note,) = document.warnings
+    assert note == "big/good cannot draft K = 6 or more tokens ahead: these K were left out"
+
+
+def test_a_k_that_was_asked_for_is_a_failure_and_the_others_are_measured(tmp_path: Path) -> None:
+    document = measured(KS, tmp_path)
+
+    assert ks_of(document, "good") == {2, 4}
+    (failure,) = document.failures
+    assert (failure.pairing, failure.stage) == ("big/good", "warm_up")
+    assert failure.reason == "ngram K=6: good drafts at most 4 tokens ahead"
+    assert [key.num_speculative_tokens for key in document.missing] == [6]
+
+
+def test_an_adaptive_k_is_warmed_up_as_deep_as_it_goes(tmp_path: Path) -> None:
+    settings = replace(KS, num_speculative_tokens=(0,), adaptive=True, pairings=("big/good",))
+    engine = FakeEngine(FakeClock(), max_ks={"good": 2})
+    measure(make_plan(tmp_path, settings), engine, tmp_path)
+    warmed_up = {call.k for call in engine.calls if call.request.max_new_tokens == 12}
+    assert warmed_up == {0, 1, 2}

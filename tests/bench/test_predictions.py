@@ -1,0 +1,72 @@
+"""What an answer may resemble reaches the engine: said, quoted, or the answer before."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.bench.predictions import quoted_text
+from specbench.records import Message, Role
+from tests.bench.fake_runs import SETTINGS, make_plan, measure
+from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine
+
+SMALL, LARGE = "```\na = 1\n```", "```python\ndef f():\n    return 1\n```"
+
+
+def said(content: str, role: Role = "user") -> Message:
+    return Message(role=role, content=content)
+
+
+@pytest.mark.parametrize(
+    ("content", "quoted"),
+    [
+        ("Shorten this: one two.", "Shorten this: one two."),
+        (f"Rename f.\n\n{LARGE}\n", LARGE),
+        (f"{SMALL}\nand\n{LARGE}\nare given.", LARGE),
+        ("~~~\n```\nx\n```\n~~~", "~~~\n```\nx\n```\n~~~"),
+        ("````\n```\nx\n```\n````", "````\n```\nx\n```\n````"),
+        ("```\nnever closed", "```\nnever closed"),
+        ("say ```x``` here", "say ```x``` here"),
+    ],
+)
+def test_the_largest_fenced_block_is_quoted_else_the_whole_message(
+    content: str, quoted: str
+) -> None:
+    assert quoted_text([said("Be brief.", "system"), said(content)]) == quoted
+
+
+def test_the_last_user_message_counts_and_without_one_there_is_nothing() -> None:
+    assert quoted_text([said("A"), said("B", "assistant"), said("C")]) == "C"
+    assert quoted_text([said("A", "system")]) == ""
+
+
+def predictions(folder: Path, entry: Mapping[str, Any], **changes: Any) -> list[bytes]:
+    """What the engine was told of the turns of the only prompt, the same in every cell."""
+    prompts = folder / "own.jsonl"
+    prompts.write_text(json.dumps({"id": "p0", **entry}) + "\n")
+    engine = FakeEngine(FakeClock())
+    settings = replace(SETTINGS, workloads=(str(prompts),), **changes)
+    measure(make_plan(folder, settings), engine, folder)
+    told = [bytes(call.request.prediction_ids) for call in engine.calls]
+    return list(dict.fromkeys(filter(None, told)))
+
+
+def test_a_first_turn_quotes_and_a_later_one_has_the_answer_before(tmp_path: Path) -> None:
+    quoted, before = predictions(tmp_path, {"turns": [f"Rename f.\n{LARGE}", "And x."]})
+    assert quoted == LARGE.encode()
+    assert len(before) == ANSWER_TOKENS
+
+
+def test_a_workload_may_say_it_for_every_turn_or_for_some(tmp_path: Path) -> None:
+    turns = ["One", "Two", "Three"]
+    first, _, third = predictions(
+        tmp_path, {"turns": turns, "prediction": ["said", None, "said last"]}
+    )
+    assert (first, third) == (b"said", b"said last")
+
+
+def test_a_lengthened_prompt_is_quoted_as_it_was(tmp_path: Path) -> None:
+    assert predictions(tmp_path, {"prompt": "Shorten this."}, contexts=(200,)) == [b"Shorten this."]

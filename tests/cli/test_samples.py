@@ -1,0 +1,159 @@
+"""`run --samples N`: the best of N answers beside one alone, from the command to its records."""
+
+import json
+import re
+
+import jsonschema
+import pytest
+
+from specbench.bench.passes import block_seconds
+from specbench.metrics.cell import turn_of
+from specbench.shipped import PACKAGE
+from specbench.store import load_run
+from tests.cli.calls import specbench
+
+N = 3
+ARGUMENTS = (
+    *("run", "tiny/draft", "-w", "talk.jsonl", "-k", "0,2", "--temperature", "0.8"),
+    *("--samples", str(N), "--max-new-tokens", "10", "--repeats", "2"),
+    *("--threads", "1", "--device", "cpu"),
+)
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny, tmp_path_factory):
+    out = tmp_path_factory.mktemp("samples")
+    return specbench(*ARGUMENTS, "--out", out, cwd=tiny), out
+
+
+@pytest.fixture(scope="module")
+def stored(sampled):
+    _, out = sampled
+    (folder,) = out.iterdir()
+    return load_run(folder, out)
+
+
+@pytest.fixture(scope="module")
+def document(sampled, stored, tiny):
+    _, out = sampled
+    ran = specbench("report", stored.run.run_id, "--out", out, "--json", cwd=tiny)
+    return json.loads(ran.out)
+
+
+def blocks_of(stored, num_samples):
+    ids = {plan.key.id for plan in stored.run.cells if plan.key.num_samples == num_samples}
+    return [block for block in stored.blocks if set(block.order) <= ids]
+
+
+def test_each_prompt_is_answered_once_and_n_times_at_every_k(stored):
+    keys = [plan.key for plan in stored.run.cells]
+    assert sorted((key.num_samples, key.num_speculative_tokens) for key in keys) == [
+        *((1, 0), (1, 2)),
+        *((N, 0), (N, 2)),
+    ]
+    assert all(block.samples == () for block in blocks_of(stored, 1))
+    for block in blocks_of(stored, N):
+        for samples in block.samples:
+            own = [
+                r
+                for r in block.requests
+                if r.cell_id == samples.served.cell_id and turn_of(r) == turn_of(samples)
+            ]
+            assert [r.sample for r in own] == list(range(N))
+            assert len({r.seed for r in own}) == N
+            assert len(samples.log_probs) == N
+            assert samples.picked == samples.log_probs.index(max(samples.log_probs))
+            assert samples.scoring_s > 0
+            assert samples.served.kv_bytes > 0
+            emitted = sum(sum(r.rounds.num_emitted) for r in own)
+            assert sum(samples.served.rounds.num_emitted) == emitted
+    turns = {turn_of(samples) for block in blocks_of(stored, N) for samples in block.samples}
+    assert {turn for _, turn, _ in turns} == {0, 1}, "a conversation is sampled turn by turn"
+
+
+def test_a_block_takes_the_seconds_of_its_passes_and_not_the_sum_of_its_requests(stored):
+    for block in blocks_of(stored, N):
+        passes = {cell_id: 0.0 for cell_id in block.order}
+        for samples in block.samples:
+            passes[samples.served.cell_id] += samples.served.seconds + samples.scoring_s
+        assert block_seconds(block) == pytest.approx(passes)
+
+
+def test_the_first_sample_is_the_answer_of_one_alone(stored):
+    """The noise is the same, so without drafts the text is, too; its cost is what is compared."""
+
+    def texts(num_samples):
+        return {
+            turn_of(request): request.output_ids
+            for block in blocks_of(stored, num_samples)
+            for request in block.requests
+            if request.sample == 0 and "|k0|" in request.cell_id
+        }
+
+    assert texts(1) == texts(N) != {}
+
+
+def test_the_document_tells_cost_and_gain_and_keeps_its_schema(document):
+    schema = json.loads((PACKAGE / "report" / "schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(document)
+    base, speculative = document["best_of"]
+    assert base["speedup"] is None
+    assert speculative["speedup"]["estimate"] > 0
+    for best in (base, speculative):
+        assert best["key"]["num_samples"] == N
+        assert best["cost"]["estimate"] > 0
+        assert 0 < best["scoring_share"] < 1
+        assert best["gain"]["estimate"] == pytest.approx(
+            best["picked_log_prob"] - best["first_log_prob"]
+        )
+        assert best["gain"]["estimate"] >= 0
+    metrics = [c["metrics"] for c in document["cells"] if c["num_samples"] == N]
+    names = {"best_of_s", "scoring_s", "first_log_prob", "picked_log_prob", "best_of_gain"}
+    assert all(names <= found.keys() for found in metrics)
+    alone = [c["metrics"] for c in document["cells"] if c["num_samples"] == 1]
+    assert not any(names & found.keys() for found in alone)
+
+
+def test_the_terminal_shows_a_line_a_cell_in_80_columns(sampled):
+    ran, _ = sampled
+    assert ran.code == 0
+    assert max(map(len, ran.out.partition("report: ")[0].splitlines())) <= 80
+    table = ran.out[ran.out.index(f"Best of {N}") :].partition("\n\n")[0]
+    assert len(re.findall(r"\bK=[02]\b", table)) == 2
+    assert re.search(r"draft K=2 .*x .*x .*\+\d\.\d{3}", table)
+    answers = ran.out.splitlines()[-2:]
+    assert answers[0].startswith("talk.jsonl, one sample: ")
+    assert answers[1].startswith(f"talk.jsonl, best of {N}: ")
+
+
+def test_single_answers_share_no_prefill_and_are_not_scored(tiny, tmp_path, monkeypatch):
+    scored = []
+    monkeypatch.setattr("specbench.engines.builtin.mean_log_probs", lambda *a: scored.append(a))
+    monkeypatch.setattr("specbench.decoding.rows.Rows._copy", lambda *a: scored.append(a))
+    arguments = ("-w", "talk.jsonl", "-k", "1", "--concurrency", "3", "--prompts", "6")
+    sizes = ("--max-new-tokens", "4", "--repeats", "1", "--device", "cpu", "--threads", "1")
+    ran = specbench("run", "tiny/ngram", *arguments, *sizes, "--out", tmp_path, cwd=tiny)
+    assert (ran.code, scored) == (0, [])
+
+
+def test_a_dry_run_shows_the_rows(tiny):
+    ran = specbench(*ARGUMENTS, "--dry-run", "--json", cwd=tiny)
+    assert [cell["num_samples"] for cell in json.loads(ran.out)["cells"]] == [1, 1, N, N]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--samples 3: at temperature 0 all 3 are the same; use --temperature 0.7"),
+        (["--temperature", "0,1"], "at temperature 0 all 3 are the same"),
+        (["--temperature", "1", "--concurrency", "2"], "leave --concurrency and --request-rate"),
+        (["--temperature", "1", "--request-rate", "3"], "leave --concurrency and --request-rate"),
+        (["--temperature", "1", "-k", "auto"], "--samples 3 needs a fixed K; leave auto out of -k"),
+        (["--temperature", "1", "--engine", "builtin,transformers"], "is the built-in decoder's"),
+        (["--temperature", "1", "--acceptance", "0.5"], "with --acceptance texts are made up"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, says, tiny, tmp_path):
+    ran = specbench("run", "tiny/draft", "--samples", "3", *arguments, "--out", tmp_path, cwd=tiny)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err

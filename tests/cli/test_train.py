@@ -1,0 +1,136 @@
+"""`specbench train`: from a target and prompts to a head that `run` drafts with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench.cli.train import METHODS
+from specbench.training.recipes import RECIPES
+from tests.cli.calls import Ran, specbench
+
+SMALL = (
+    *("--prompts", "prompts.jsonl", "--num-texts", "20", "--max-new-tokens", "8", "--steps", "3"),
+    *("--device", "cpu", "--threads", "1"),
+)
+PAIRINGS = """\
+targets:
+  tiny:
+    model: ./target
+    drafters:
+      trained: {method: eagle, model: ./heads/eagle}
+"""
+
+
+def trained(method: str, out: str, *more: str, cwd: Path) -> Ran:
+    return specbench("train", method, "--target", "./target", "--out", out, *SMALL, *more, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def eagle(tiny) -> Ran:
+    return trained("eagle", "heads/eagle", "--json", cwd=tiny)
+
+
+def test_every_recipe_can_be_asked_for():
+    assert set(METHODS) == set(RECIPES)
+
+
+def test_the_card_says_what_a_head_was_made_from_and_how_well_it_drafts(eagle, tiny):
+    card = json.loads(eagle.out)
+
+    assert eagle.code == 0, eagle.err
+    assert json.loads((tiny / "heads" / "eagle" / "training.json").read_text()) == card
+    assert card["command"][:3] == ["specbench", "train", "eagle"]
+    assert card["target"]["source"] == "./target"
+    assert list(card["texts"]["sources"]) == ["prompts.jsonl"]
+    assert card["texts"]["count"] == card["texts"]["held_out"] + 20
+    assert (card["training"]["steps"], card["training"]["seed"]) == (3, 0)
+    assert len(card["training"]["losses_per_100_steps"]) == 1
+    assert len(card["held_out"]["acceptance_per_position"]) == 6
+    assert card["held_out"]["contexts"] > 0
+    assert len(card["head"]["sha256"]) == 64
+    assert "torch" in card["packages"]
+    assert str(tiny) not in eagle.out
+
+
+@pytest.fixture
+def tiny_with_head(tiny, eagle, tmp_path):
+    assert eagle.code == 0
+    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
+    for name in ("target", "heads", "prompts.jsonl"):
+        (tmp_path / name).symlink_to(tiny / name)
+    return tmp_path
+
+
+def test_a_pairing_names_the_folder_and_run_drafts_with_it(tiny_with_head):
+    ran = specbench(
+        *("run", "-w", "prompts.jsonl", "-k", "2", "--prompts", "2", "--max-new-tokens", "6"),
+        *("--device", "cpu", "--threads", "1"),
+        cwd=tiny_with_head,
+    )
+
+    assert ran.code == 0, ran.err
+    assert "tiny/trained" in ran.out
+
+
+def test_medusa_tells_its_tree_how_often_each_rank_is_right(tiny):
+    ran = trained("medusa", "heads/medusa", "--num-heads", "2", cwd=tiny)
+
+    rates = json.loads((tiny / "heads" / "medusa" / "config.json").read_text())
+    assert ran.code == 0, ran.err
+    assert [len(head) for head in rates["medusa_head_accuracies"]] == [10, 10]
+    assert "model: ./medusa" in ran.out
+
+
+def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
+    again = trained("eagle", "heads/eagle", "--json", "--resume", cwd=tiny)
+
+    before, after = json.loads(eagle.out), json.loads(again.out)
+    assert after["head"] == before["head"]
+    assert after["training"]["losses_per_100_steps"] == before["training"]["losses_per_100_steps"]
+    assert after["held_out"] == before["held_out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["ngram"], "METHOD 'ngram': allowed are eagle, eagle3, medusa, mtp"),
+        (
+            ["eagle", "--target", "tinny"],
+            "no target 'tinny' in pairings.yaml, did you mean 'tiny'?",
+        ),
+        (["eagle", "--target", "./nowhere"], "./nowhere has no config.json"),
+        (["eagle", "--target", "demo:targett"], "no embedded model 'targett', did you mean"),
+        (["eagle", "--target", "a b/c"], "'a b/c' is no target of pairings.yaml"),
+        (["eagle", "--out", "."], "is not empty; --resume goes on with its training"),
+        (["eagle", "--resume"], "new holds no training to go on with; leave --resume out"),
+        (["eagle", "--temperature", "hot"], "--temperature 'hot': expected numbers"),
+        (["eagle", "--budget", "soon"], "--budget 'soon': expected a time"),
+        (["eagle", "--dtype", "fp8"], "--dtype 'fp8': allowed are float32, bfloat16, float16"),
+        (["eagle", "--device", "gpu"], "--device 'gpu': allowed are auto, cpu, cuda and cuda:N"),
+        (["eagle", "--prompts", "./none.jsonl"], "none.jsonl: cannot be read"),
+        (["eagle", "--prompts", "chatt"], "no workload 'chatt', did you mean 'chat'?"),
+        (["eagle", "--steps", "0"], "--steps"),
+        (["eagle", "--num-heads", "0"], "--num-heads"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_value_exits_2_and_says_what_is_allowed(arguments, says, tiny, tmp_path):
+    for name in ("target", "draft", "pairings.yaml", "prompts.jsonl"):
+        (tmp_path / name).symlink_to(tiny / name)
+    given = [] if "--target" in arguments else ["--target", "tiny"]
+    given += [] if "--out" in arguments else ["--out", "new"]
+
+    ran = specbench("train", *arguments, *given, "--num-texts", "20", cwd=tmp_path)
+
+    assert (ran.code, ran.out) == (2, "")
+    assert says in " ".join(ran.err.split())
+    assert "Traceback" not in ran.err
+
+
+def test_settings_of_another_training_are_refused(eagle, tiny):
+    ran = trained("eagle", "heads/eagle", "--resume", "--tokens-per-batch", "64", cwd=tiny)
+
+    assert eagle.code == 0
+    assert ran.code == 2
+    assert "was begun with tokens_per_batch 2048, not 64" in ran.err

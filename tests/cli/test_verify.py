@@ -1,0 +1,137 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.decoding import verifier
+from specbench.decoding.sampling import Sampler
+from tests.cli.calls import Ran, specbench
+
+SMALL = ("-w", "prompts.jsonl", "--prompts", "3", "--max-new-tokens", "24", "--tokens", "1000")
+SMALL += ("--threads", "1", "--device", "cpu")
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def verified(tiny: Path) -> Ran:
+    return specbench("verify", "tiny", "-k", "3", *SMALL, cwd=tiny)
+
+
+@pytest.fixture(scope="module")
+def as_json(tiny: Path) -> Ran:
+    engines = ("--engine", "builtin,transformers")
+    return specbench("verify", "tiny/draft", *SMALL, *engines, "--json", cwd=tiny)
+
+
+def test_a_sound_pairing_is_good_in_one_sentence(verified: Ran) -> None:
+    assert verified.code == 0
+    *_, draft, ngram = verified.out.splitlines()
+    assert draft.startswith("tiny/draft: lossless: greedy text is that of K = 0 in 3 of 3 answers")
+    assert "1,000 sampled tokens follow the target's law (p = " in draft
+    assert ngram.startswith("tiny/ngram: lossless: ")
+
+
+def test_the_table_has_a_row_for_each_and_fits_80_columns(verified: Ran) -> None:
+    table, _, _ = verified.out.partition("\n\n")
+    rows = [line.split()[:5] for line in table.splitlines()]
+    assert ["tiny", "none", "0", "0", "identical"] in rows
+    assert ["tiny/draft", "draft_model", "3", "0.7", "law"] in rows
+    assert ["tiny/ngram", "ngram", "3", "0", "identical"] in rows
+    assert max(map(len, table.splitlines())) <= 80
+    assert "(Holm)" in table
+
+
+def test_json_lists_every_result(as_json: Ran) -> None:
+    document = json.loads(as_json.out)
+    assert as_json.code == 0
+    assert document["lossless"] is True
+    found = {
+        (r["pairing"], r["engine"], r["method"], r["num_speculative_tokens"], r["temperature"])
+        for r in document["results"]
+    }
+    assert found == {
+        (*who, temperature)
+        for temperature in (0, 0.7)
+        for who in (
+            ("tiny", "builtin", "none", 0),
+            ("tiny", "transformers", "generate", 0),
+            ("tiny/draft", "builtin", "draft_model", 4),
+            ("tiny/draft", "transformers", "assisted", 4),
+            ("tiny/draft", "transformers", "assisted_default", 20),
+        )
+    }
+    for result in document["results"]:
+        assert result["lossless"] is True
+        assert (result["match_rate"] is None) == (result["temperature"] > 0)
+        assert (result["p_value"] is None) == (result["temperature"] == 0)
+
+
+def test_every_key_is_explained(as_json: Ran) -> None:
+    document = json.loads(as_json.out)
+    told = (DOCS / "json.md").read_text().partition("## The document of verify")[2]
+    for key in (*document, *document["results"][0]):
+        assert f"`{key}`" in told, key
+
+
+def test_a_fault_of_sampling_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = Sampler.probs
+
+    def colder(self: Sampler, logits):
+        squared = replace(self.sampling, temperature=self.sampling.temperature**2)
+        return sound(Sampler(squared), logits)
+
+    monkeypatch.setattr(Sampler, "probs", colder)
+    ran = specbench("verify", "tiny/draft", *SMALL, "--temperature", "0.7", cwd=tiny)
+    assert ran.code == 1
+    assert "tiny at K = 0: NOT lossless: builtin at T=0.7: the tokens do not follow" in ran.out
+    assert "tiny/draft: NOT lossless: builtin draft_model K=4 at T=0.7: the tokens" in ran.out
+
+
+def test_a_fault_of_the_verifier_exits_1(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "_leading", lambda kept_BK: kept_BK.sum(1))
+    ran = specbench(
+        "verify", "tiny", "--method", "draft_model", *SMALL, "--temperature", "0", cwd=tiny
+    )
+    assert ran.code == 1
+    assert "tiny/draft: NOT lossless: builtin draft_model K=4 at T=0: prompts.jsonl/p" in ran.out
+    assert "tiny/ngram" not in ran.out
+    assert "tiny at K = 0" not in ran.out
+
+
+def test_too_few_tokens_exit_3(tiny: Path) -> None:
+    few = ("--tokens", "100", "--temperature", "40")  # hot enough for all tokens to be alike
+    ran = specbench("verify", "tiny/draft", *SMALL, *few, cwd=tiny)
+    assert ran.code == 3
+    assert "tiny/draft: not decided: " in ran.out
+
+
+def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text((tiny / "prompts.jsonl").read_text())
+    (tmp_path / "pairings.yaml").write_text((tiny / "pairings.yaml").read_text())
+    (tmp_path / "target").symlink_to(tiny / "target")
+    (tmp_path / "draft").mkdir()
+    config = (tiny / "draft" / "config.json").read_text()
+    (tmp_path / "draft" / "config.json").write_text(config)
+    ran = specbench("verify", "tiny/draft", *SMALL, "--temperature", "0", cwd=tmp_path)
+    assert ran.code == 4
+    assert "tiny/draft: not verified: builtin draft_model K=4 at T=0: " in ran.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["-k", "auto"], "-k auto picks among the K that verify tests one by one"),
+        (["--method", "nothing"], "--method 'nothing': allowed are "),
+        (["--temperature", "hot"], "--temperature 'hot': expected numbers"),
+        (["--top-p", "0"], "--top-p 0 leaves no token"),
+        (["--tokens", "1"], "--tokens"),
+        (["--rows", "0"], "--rows"),
+        (["tiny/nobody"], "no pairing 'tiny/nobody'"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_value_exits_2(arguments: list[str], says: str, tiny: Path) -> None:
+    ran = specbench("verify", *arguments, cwd=tiny)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err

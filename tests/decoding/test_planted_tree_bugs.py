@@ -1,0 +1,177 @@
+"""Trees that are broken on purpose are found by the greedy text or by the law of sampled texts."""
+
+from functools import cache, partial
+from typing import Any
+
+import pytest
+
+from specbench.decoding import attention, tree, verifier
+from specbench.decoding import round as one_round
+from specbench.decoding.request import Request
+from specbench.decoding.runner import StockRunner
+from tests.decoding import test_tree as by_hand
+from tests.decoding.conftest import Plant
+from tests.decoding.lossless import (
+    FIRST,
+    LAST,
+    NUM_SAMPLES,
+    WARM,
+    LawBench,
+    assert_texts,
+    decode,
+    law_p_value,
+    make_drafter,
+    sample_texts,
+)
+from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
+
+pytestmark = pytest.mark.slow
+
+NUM_TOKENS = 24
+
+
+@cache
+def gemma() -> tuple[StockRunner, StockRunner, list[tuple[int, ...]]]:
+    """Layers with and without a window of 12 tokens."""
+    model = build(ARCHITECTURES["Gemma2 + window"]())
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    return StockRunner(model), StockRunner(model), texts
+
+
+def greedy_check() -> None:
+    """AssertionError where greedy text is not that of `generate`."""
+    target, draft, texts = gemma()
+    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+    drafter = make_drafter("draft_model", target, draft, tree=(2, 2))
+    assert_texts(decode(target, drafter, requests, k=4), texts)
+
+
+@cache
+def bench() -> LawBench:
+    return LawBench(WARM)
+
+
+def law_p() -> float:
+    """The smaller p-value of the two triples, for siblings that are rejected in turn."""
+    subject = bench()
+    drafter = make_drafter("draft_model", subject.target, subject.draft, tree=(3, 2))
+    texts_N6, _ = sample_texts(subject.target, drafter, k=3, sampling=WARM, num_samples=NUM_SAMPLES)
+    return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
+
+
+def test_sound_trees_pass_both_checks() -> None:
+    greedy_check()
+    assert law_p() > 1e-3
+
+
+GREEDY_BUGS = {
+    "compaction skipped": (one_round.finish_round, "target.move_slots(", "(lambda *_: None)("),
+    "compaction from one node too early": (
+        one_round.finish_round,
+        "state.length_B1 + verdict.path_BT[:, 1:]",
+        "state.length_B1 + verdict.path_BT[:, :-1]",
+    ),
+    "ancestor mask off by one": (
+        attention.visible,
+        "offsets_BS = slots_S - branches.base_B1",
+        "offsets_BS = slots_S - branches.base_B1 - 1",
+    ),
+    "a node's position is its slot": (
+        tree.branches_of,
+        "positions_BN = length_B1 + tree.depths_BN",
+        "positions_BN = length_B1 + torch.arange(N, device=length_B1.device)",
+    ),
+    "the token after the leaf's parent": (
+        verifier._match_tree,
+        "target_BN.gather(1, path_BT), path_BT",
+        "target_BN.gather(1, path_BT).roll(1, 1), path_BT",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", GREEDY_BUGS)
+def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
+    plant(*GREEDY_BUGS[bug])
+
+    with pytest.raises(AssertionError, match="differs at"):
+        greedy_check()
+
+
+LAW_BUGS = {
+    "every sibling judged against the whole law": (
+        verifier._reject_tree,
+        "p_BV = torch.where(is_refused_B1, left_BV, p_BV)",
+        "p_BV = p_BV",
+    ),
+    "a child judged by its parent's law": (
+        verifier._reject_tree,
+        "torch.where(is_kept_B1, target_BNV[:, i + 1], p_BV)",
+        "torch.where(is_kept_B1, target_BNV[:, 0], p_BV)",
+    ),
+    "p and q swapped": (
+        verifier._reject_tree,
+        "chance_B1 * q_B1 <= p_B1",
+        "chance_B1 * p_B1 <= q_B1",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", LAW_BUGS)
+def test_the_law_check_fails_for(bug: str, plant: Plant) -> None:
+    plant(*LAW_BUGS[bug])
+
+    p_value = law_p()
+
+    print(f"{bug}: p = {p_value:.1e}")
+    assert p_value < 1e-6
+
+
+# Too small for a text of a few tokens; by hand they show.
+BUGS_BY_HAND: dict[str, Any] = {
+    "a node sees all nodes before it": (
+        by_hand.test_a_node_sees_its_ancestors_and_itself,
+        tree.ancestors_of,
+        "return seen_BNN, seen_BNN.sum(-1) - 1",
+        "return torch.ones_like(seen_BNN).tril(), seen_BNN.sum(-1) - 1",
+    ),
+    "the parent is not seen": (
+        by_hand.test_a_node_sees_its_ancestors_and_itself,
+        tree.ancestors_of,
+        "for _ in range(depth):",
+        "for _ in range(0):",
+    ),
+    "windows count slots": (
+        by_hand.test_a_window_counts_positions_not_slots,
+        attention.visible,
+        "torch.where(is_branch_BS, branches.positions_BM.gather(1, node_BS), slots_S)",
+        "slots_S + torch.zeros_like(offsets_BS)",
+    ),
+    "a match counts whatever its ancestors are": (
+        by_hand.test_a_match_below_a_mismatch_is_not_kept,
+        verifier._match_tree,
+        "(kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN",
+        "kept_BN",
+    ),
+    "siblings share one chance": (
+        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3),
+        verifier._reject_tree,
+        "Purpose.ACCEPT, turn=i)",
+        "Purpose.ACCEPT)",
+    ),
+    "the draft's law keeps the token that was rejected": (
+        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3),
+        verifier._reject_tree,
+        "q_BV = torch.where(is_refused_B1, others_BV, q_BV)",
+        "q_BV = q_BV",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS_BY_HAND)
+def test_the_check_by_hand_fails_for(bug: str, plant: Plant) -> None:
+    check, *fault = BUGS_BY_HAND[bug]
+    check()
+    plant(*fault)
+
+    with pytest.raises(AssertionError):
+        check()

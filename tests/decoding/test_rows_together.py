@@ -1,0 +1,189 @@
+"""Several samples of one prompt: it is prefilled once, and nothing else is different."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.decoding.drafter import Drafter, NoDrafter, Proposal
+from specbench.decoding.fused_runner import FusedRunner
+from specbench.decoding.request import Request, Result
+from specbench.decoding.rows import Fill, Rows
+from specbench.decoding.runner import Runner, StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.records import Sampling
+from tests.decoding.fakes import CountingRunner, Wrapped
+from tests.decoding.lossless import GREEDY, decode, deepest, make_drafter
+from tests.decoding.models import ragged_prompts, random_prompt, tiny_llama
+from tests.drafters.variants import VARIANTS, Variant
+
+WARM = Sampling(temperature=0.8)
+REPETITIVE = random_prompt(7, seed=1) * 3
+NUM_SAMPLES = 4
+
+MakeRunner = Callable[[Any], Runner]
+
+
+@pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
+def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
+    return request.param
+
+
+class Noting(Wrapped):
+    """Keeps the drafts that each proposal means; -1 elsewhere, where tokens are nobody's."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.drafts: list[list[list[int]]] = []
+
+    def change(self, proposal: Proposal) -> Proposal:
+        places_K = torch.arange(proposal.tokens_BK.shape[1])
+        is_meant_BK = places_K < proposal.num_drafted_B[:, None]
+        if proposal.tree is not None:
+            is_meant_BK = proposal.tree.is_meant_BK
+        self.drafts.append(proposal.tokens_BK.where(is_meant_BK, -1).tolist())
+        return proposal
+
+
+def samples(
+    prompt: tuple[int, ...] = REPETITIVE, seeds: Sequence[int] = range(NUM_SAMPLES)
+) -> list[Request]:
+    return [
+        Request(prompt_ids=prompt, max_new_tokens=12, seed=seed, is_sample=True) for seed in seeds
+    ]
+
+
+def apart(requests: Sequence[Request]) -> list[Request]:
+    return [replace(request, is_sample=False) for request in requests]
+
+
+def texts(results: Sequence[Result]) -> list[tuple[int, ...]]:
+    return [result.output_ids for result in results]
+
+
+def fills(prompts: Sequence[tuple[int, ...]], **changes: Any) -> list[Fill]:
+    return [
+        Fill(row=row, prompt_ids=p, max_new_tokens=8, seed=row, is_sample=True, **changes)
+        for row, p in enumerate(prompts)
+    ]
+
+
+def filled(runner: Runner, wanted: Sequence[Fill], **changes: Any) -> Rows:
+    rows = Rows(runner, NoDrafter(), num_rows=len(wanted), capacity=64, eos_ids=(), **changes)
+    rows.begin(len(wanted))
+    rows.fill(wanted, Sampler(GREEDY))
+    return rows
+
+
+@pytest.mark.parametrize("prefill_chunk", [512, 4])
+def test_one_row_is_fed_and_the_others_copy_it(prefill_chunk: int) -> None:
+    runner = CountingRunner()
+    prompt = tuple(range(10))
+
+    filled(runner, fills([prompt] * 5), prefill_chunk=prefill_chunk)
+
+    assert [len(positions_BT) for positions_BT in runner.fed] == [1] * -(-10 // prefill_chunk)
+
+
+def test_only_samples_with_nothing_kept_and_an_equal_prompt_share_a_prefill() -> None:
+    first, second = tuple(range(10)), tuple(range(3, 9))
+
+    def rows_fed(wanted: Sequence[Fill]) -> int:
+        runner = CountingRunner()
+        filled(runner, wanted)
+        return sum(len(positions_BT) for positions_BT in runner.fed)
+
+    wanted = fills([first, second, first, second, first])
+    assert rows_fed(wanted) == 2
+    assert rows_fed([replace(fill, is_sample=False) for fill in wanted]) == 5
+    assert rows_fed(fills([first] * 3, num_kept=4)) == 3
+
+
+def test_rows_apart_from_one_another_take_copies_too(make_runner: MakeRunner) -> None:
+    first, second, third = ragged_prompts()
+    runner = make_runner(tiny_llama(seed=0))
+    wanted = fills([first, second, first, first, third, second])
+
+    together = filled(runner, wanted).state.tokens_BC.clone()
+    alone = filled(runner, [replace(fill, is_sample=False) for fill in wanted]).state.tokens_BC
+
+    for fill in wanted:
+        length = len(fill.prompt_ids) + 1
+        assert together[fill.row, :length].tolist() == alone[fill.row, :length].tolist()
+
+
+@pytest.mark.parametrize("prefill_chunk", [512, 4])
+@pytest.mark.parametrize("k", [0, 3])
+def test_texts_are_those_of_separate_prefills(
+    make_runner: MakeRunner, k: int, prefill_chunk: int
+) -> None:
+    target, draft = make_runner(tiny_llama(seed=0)), make_runner(tiny_llama(seed=1))
+    drafter = make_drafter("draft_model" if k else "none", target, draft)
+    for prompt in (*ragged_prompts(), REPETITIVE):
+        wanted = samples(prompt)
+        alone = [
+            decode(target, drafter, [r], k=k, sampling=WARM, prefill_chunk=prefill_chunk)[0]
+            for r in apart(wanted)
+        ]
+
+        together = decode(target, drafter, wanted, k=k, sampling=WARM, prefill_chunk=prefill_chunk)
+
+        assert texts(together) == texts(alone)
+        assert len(set(texts(together))) > 1, "each sample has noise of its own"
+
+
+@pytest.mark.parametrize("prefill_chunk", [512, 4])
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_every_drafter_proposes_what_it_does_after_separate_prefills(
+    variant: Variant, prefill_chunk: int
+) -> None:
+    target, draft = StockRunner(tiny_llama(seed=0)), StockRunner(tiny_llama(seed=1))
+    # Lookahead begins with tokens drawn from the prompt by the row's seed: its copies share them.
+    seeds = [0] * NUM_SAMPLES if variant.method == "lookahead" else range(NUM_SAMPLES)
+
+    def drafts(requests: Sequence[Request]) -> tuple[list[list[list[int]]], list[Result]]:
+        inner = make_drafter(variant.method, target, draft, **variant.parameters)
+        noting = Noting(inner)
+        results = decode(
+            target,
+            noting,
+            requests,
+            k=deepest(inner, 3),
+            sampling=WARM,
+            prefill_chunk=prefill_chunk,
+        )
+        return noting.drafts, results
+
+    together, texts_together = drafts(samples(seeds=seeds))
+    alone, texts_alone = drafts(apart(samples(seeds=seeds)))
+
+    assert texts(texts_together) == texts(texts_alone)
+    # Suffix looks at what the other samples say, and drafts more: tests/drafters/test_suffix.py.
+    assert alone != []
+    assert together == alone or variant.method == "suffix"
+
+
+def test_a_row_is_copied_before_it_has_a_first_token() -> None:
+    """A drafter that remembers first tokens must not give one row's to another."""
+    seen: list[tuple[str, int]] = []
+
+    class Remembering(NoDrafter):
+        def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+            seen.extend(("begin", state.first_row + i) for i in range(len(predictions)))
+
+        def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+            assert (source, num_tokens) == (0, 10)
+            seen.append(("copy", destination))
+
+        def observe(self, state: State, outcome: Any) -> None:  # noqa: ARG002
+            seen.extend(("observe", state.first_row + i) for i in range(state.num_rows))
+
+    rows = Rows(CountingRunner(), Remembering(), num_rows=3, capacity=64, eos_ids=())
+    rows.begin(3)
+    rows.fill(fills([tuple(range(10))] * 3), Sampler(WARM))
+
+    begun = [("begin", 0), ("begin", 1), ("begin", 2)]
+    assert seen == [*begun, ("copy", 1), ("copy", 2), *(("observe", i) for i in range(3))]

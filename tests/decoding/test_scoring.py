@@ -1,0 +1,116 @@
+"""Mean log-probabilities against plain forwards and torch's own log_softmax."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.decoding import scoring
+from specbench.decoding.fused_runner import FusedRunner
+from specbench.decoding.runner import Runner, StockRunner
+from specbench.decoding.scoring import likeliest, mean_log_probs
+from specbench.errors import ModelError
+from tests.decoding.fakes import CountingRunner
+from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.models import (
+    ARCHITECTURES,
+    VOCAB_SIZE,
+    build,
+    plain_logits,
+    random_prompt,
+    tiny_llama,
+)
+from tests.decoding.test_rows_together import WARM, samples
+
+PROMPT = random_prompt(11, seed=2)
+OUTPUTS = [random_prompt(n, seed=40 + n) for n in (9, 1, 14, 6)]
+
+MakeRunner = Callable[[Any], Runner]
+
+
+@pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
+def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
+    return request.param
+
+
+def plain(model: Any, prompt: Sequence[int], output: Sequence[int]) -> float:
+    """Mean over the output's tokens of log p(token | what is before it)."""
+    tokens_1T = torch.tensor([[*prompt, *output]])
+    log_probs_TV = plain_logits(model, tokens_1T)[0].float().log_softmax(-1)
+    places = range(len(prompt) - 1, len(prompt) + len(output) - 1)
+    said = [float(log_probs_TV[i, token]) for i, token in zip(places, output, strict=True)]
+    return sum(said) / len(said)
+
+
+def assert_plain(runner: Runner, expected: Sequence[float], prompt: Sequence[int]) -> None:
+    assert mean_log_probs(runner, prompt, OUTPUTS) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, PROMPT[:1]], ids=["prompt", "one token"])
+def test_scores_are_those_of_a_plain_log_softmax(make_runner: MakeRunner, prompt: Any) -> None:
+    model = tiny_llama(seed=0)
+    expected = [plain(model, prompt, output) for output in OUTPUTS]
+
+    assert_plain(make_runner(model), expected, prompt)
+
+
+@pytest.mark.parametrize("most_logits", [1, 4 * 5 * VOCAB_SIZE])
+def test_chunks_change_nothing(
+    make_runner: MakeRunner, most_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_llama(seed=0)
+    expected = [plain(model, PROMPT, output) for output in OUTPUTS]
+    monkeypatch.setattr(scoring, "MOST_LOGITS", most_logits)
+    monkeypatch.setattr(scoring, "_CHUNK", 7)
+
+    assert_plain(make_runner(model), expected, PROMPT)
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3 + window", "GPT-2", "Qwen3-MoE"])
+def test_windows_and_learned_positions(architecture: str) -> None:
+    model = build(ARCHITECTURES[architecture]())
+    expected = [plain(model, PROMPT, output) for output in OUTPUTS]
+
+    assert_plain(StockRunner(model), expected, PROMPT)
+
+
+def test_scores_do_not_depend_on_what_the_rows_held_before(make_runner: MakeRunner) -> None:
+    model = tiny_llama(seed=0)
+    expected = [plain(model, PROMPT, output) for output in OUTPUTS]
+    runner = make_runner(model)
+    decode(runner, make_drafter("ngram", runner), samples(random_prompt(40, seed=8)), k=4)
+
+    assert_plain(runner, expected, PROMPT)
+
+
+def test_decoding_goes_on_as_if_nothing_had_been_scored(make_runner: MakeRunner) -> None:
+    runner = make_runner(tiny_llama(seed=0))
+    drafter = make_drafter("ngram", runner)
+    before = decode(runner, drafter, samples(), k=3, sampling=WARM)
+    cache = runner.cache
+
+    mean_log_probs(runner, samples()[0].prompt_ids, [result.output_ids for result in before])
+
+    assert runner.cache is cache, "graphs are bound to its addresses"
+    after = decode(runner, drafter, samples(), k=3, sampling=WARM)
+    assert [r.output_ids for r in after] == [r.output_ids for r in before]
+
+
+def test_the_prompt_is_fed_once_and_outputs_side_by_side() -> None:
+    runner = CountingRunner()
+
+    mean_log_probs(runner, tuple(range(10)), [(10, 11, 12), (10, 11)])
+
+    assert [tuple(positions_BT.shape) for positions_BT in runner.fed] == [(1, 9), (2, 3)]
+    assert runner.fed[1].tolist() == [[9, 10, 11]] * 2
+
+
+def test_a_text_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(ModelError, match="take 13 tokens, the target's context has 12"):
+        mean_log_probs(CountingRunner(max_position=12), tuple(range(10)), [(1, 2), (1, 2, 3)])
+
+
+def test_the_likeliest_is_picked_and_of_equals_the_first() -> None:
+    assert likeliest([-2.0, -1.0, -1.5]) == 1
+    assert likeliest([-1.0, -1.0]) == 0

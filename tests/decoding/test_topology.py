@@ -1,0 +1,47 @@
+"""Trees made from how often drafts of each rank and depth are right."""
+
+import itertools
+
+import pytest
+
+from specbench.decoding.topology import Topology
+from specbench.errors import UsageError
+
+
+def test_the_nodes_that_are_right_most_often_are_taken_parents_before_children() -> None:
+    rates = [[0.6, 0.2, 0.1], [0.5, 0.3]]
+    # In turn: 0.6, 0.6 * 0.5, 0.2, 0.6 * 0.3, 0.2 * 0.5 and 0.1
+    taken = [(0,), (0, 0), (1,), (0, 1), (1, 0), (2,)]
+    for n in range(1, len(taken) + 1):
+        assert set(Topology.of_accuracies(rates, n).paths) == set(taken[:n])
+
+
+def test_the_tree_is_right_as_often_as_the_best_of_all_trees_of_its_size() -> None:
+    rates = [[0.5, 0.3], [0.6, 0.2], [0.7, 0.1]]
+    nodes = [p for depth in (1, 2, 3) for p in itertools.product(range(2), repeat=depth)]
+
+    def worth(paths: tuple[tuple[int, ...], ...]) -> float:
+        total = 0.0
+        for path in paths:
+            product = 1.0
+            for depth, rank in enumerate(path):
+                product *= rates[depth][rank]
+            total += product
+        return total
+
+    def is_tree(paths: tuple[tuple[int, ...], ...]) -> bool:
+        return all(path[:-1] in {(), *paths} for path in paths)
+
+    best = max(worth(paths) for paths in itertools.combinations(nodes, 5) if is_tree(paths))
+
+    assert worth(Topology.of_accuracies(rates, 5).paths) == pytest.approx(best)
+
+
+def test_a_rank_may_be_right_more_often_than_a_better_one() -> None:
+    assert Topology.of_accuracies([[0.1, 0.4]], 1).paths == ((1,),)
+
+
+def test_what_is_never_right_is_left_out() -> None:
+    assert Topology.of_accuracies([[0.5, 0.0], [0.0]], 10).paths == ((0,),)
+    with pytest.raises(UsageError, match="no draft is ever right"):
+        Topology.of_accuracies([[0.0], [1.0]], 3)

@@ -1,0 +1,226 @@
+"""Trees by hand: shapes, masks, windows, the path that is kept and the slots it moves to."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.attention import visible
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.fused_runner import FusedRunner
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Purpose, Sampler, exponential
+from specbench.decoding.topology import StaticTree, Topology
+from specbench.decoding.tree import Tree, branches_of
+from specbench.decoding.verifier import verify
+from specbench.errors import UsageError
+from specbench.records import Sampling
+from tests.decoding.models import plain_logits, tiny_llama
+
+CPU = torch.device("cpu")
+# 0 - 1 - 3 - 5
+#   \   \ 4
+#    2 - 6  is written by depth: 1 2 | 3 4 6 -> 3 4 5 | 5 -> 6
+PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
+PARENTS = (0, 0, 1, 1, 2, 3)
+
+
+def tree_of(num_rows: int = 1) -> Tree:
+    return StaticTree(Topology.of_paths(PATHS), CPU).of_rows(num_rows)
+
+
+def test_nodes_are_numbered_level_by_level_parents_first() -> None:
+    topology = Topology.of_paths(reversed(PATHS))
+
+    assert topology.parents == PARENTS
+    assert [len(level.ranks) for level in topology.levels] == [2, 3, 1]
+    assert topology.levels[1].parents == (0, 0, 1)
+    assert topology.levels[2].parents == (0,)
+    assert topology.levels[1].inner_nodes == (3,)
+    assert topology.cut(2).parents == PARENTS[:5]
+
+
+def test_widths_are_children_of_every_node_and_one_past_their_end() -> None:
+    assert (
+        Topology.of_widths((2, 2), 3).paths
+        == Topology.of_paths(
+            [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
+        ).paths
+    )
+
+
+def test_a_tree_with_a_gap_cannot_be_drawn() -> None:
+    assert Topology.of_paths(PATHS).is_gapless
+    assert not Topology.of_paths([(0,), (2,)]).is_gapless
+
+
+@pytest.mark.parametrize("paths", [[(0, 0)], [(0,), (0,)], [()], [(0,), (0, -1)]])
+def test_a_tree_that_is_none_is_refused(paths: list[tuple[int, ...]]) -> None:
+    with pytest.raises(UsageError, match="tree"):
+        Topology.of_paths(paths)
+
+
+def test_a_node_sees_its_ancestors_and_itself() -> None:
+    tree = tree_of()
+
+    seen = [row.nonzero().flatten().tolist() for row in tree.seen_BNN[0]]
+    assert seen == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 2, 5], [0, 1, 3, 6]]
+    assert tree.depths_BN[0].tolist() == [0, 1, 1, 2, 2, 2, 3]
+    assert tree.path_to(torch.tensor([5])).tolist() == [[0, 2, 5, 0]]
+
+
+def test_a_node_sees_committed_slots_and_its_own_branch_alone() -> None:
+    positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
+
+    seen_1NS = visible(positions_BN, torch.arange(14), window=None, branches=branches)
+
+    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [0, 1, 2, 3, 4, 6, 9]
+    assert positions_BN[0].tolist() == [4, 5, 5, 6, 6, 6, 7]
+
+
+def test_a_window_counts_positions_not_slots() -> None:
+    positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
+
+    seen_1NS = visible(positions_BN, torch.arange(14), window=3, branches=branches)
+
+    # Node 5 is at position 6 in slot 9: it sees positions 4 (the current), 5 (node 2) and its own.
+    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [4, 6, 9]
+    assert seen_1NS[0, 1].nonzero().flatten().tolist() == [3, 4, 5]
+    # Its parent is one position back, though its slot lies where the node's own position is.
+    seen_1NS = visible(positions_BN, torch.arange(14), window=1, branches=branches)
+    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [9]
+
+
+@pytest.mark.parametrize("make", [StockRunner, FusedRunner])
+@torch.no_grad()
+def test_every_branch_has_the_logits_of_its_own_text_and_the_path_goes_on(make: Any) -> None:
+    """Two ragged rows; after it the accepted path lies where a chain would have put it."""
+    model = tiny_llama(seed=0)  # stays as it is: a runner changes its model's attention
+    generator = torch.Generator().manual_seed(1)
+    texts = [torch.randint(0, 90, (n,), generator=generator).tolist() for n in (7, 4)]
+    drafts_BK = torch.randint(0, 90, (2, len(PARENTS)), generator=generator)
+    plain = {
+        (row, node): plain_logits(
+            model, torch.tensor([texts[row] + [int(drafts_BK[row, n - 1]) for n in path]])
+        )[0, -1]
+        for row in range(2)
+        for node, path in enumerate([[], [1], [2], [1, 3], [1, 4], [2, 5], [1, 3, 6]])
+    }
+    runner = make(tiny_llama(seed=0))
+    runner.allocate(2, 64)
+    for row, text in enumerate(texts):
+        places_1T = torch.arange(len(text) - 1)[None]
+        runner.forward(torch.tensor([text[:-1]]), places_1T, 64, first_row=row)
+    length_B1 = torch.tensor([[len(text) - 1] for text in texts])
+    current_B1 = torch.tensor([[text[-1]] for text in texts])
+    positions_BN, branches = branches_of(tree_of(2), length_B1)
+
+    out = runner.forward(torch.cat([current_B1, drafts_BK], 1), positions_BN, 64, branches=branches)
+    for (row, node), expected_V in plain.items():
+        torch.testing.assert_close(out.logits[row, node], expected_V, atol=2e-4, rtol=1e-3)
+
+    # Row 0 keeps nodes 1 3 6, row 1 keeps 2 5; then one more token each.
+    path_BT = torch.tensor([[1, 3, 6], [2, 5, 0]])
+    runner.move_slots(length_B1 + path_BT, length_B1 + torch.arange(1, 4))
+    kept = [
+        [int(drafts_BK[0, n - 1]) for n in (1, 3, 6)],
+        [int(drafts_BK[1, n - 1]) for n in (2, 5)],
+    ]
+    next_B1 = torch.tensor([[11], [12]])
+    places_B1 = length_B1 + torch.tensor([[4], [3]])
+    logits_BTV = runner.forward(next_B1, places_B1, 64).logits
+    for row, more in enumerate(kept):
+        text_1T = torch.tensor([texts[row] + more + [int(next_B1[row])]])
+        torch.testing.assert_close(
+            logits_BTV[row, 0], plain_logits(model, text_1T)[0, -1], atol=2e-4, rtol=1e-3
+        )
+
+
+def verdict_of(drafts: list[int], says: dict[int, int], tree: Tree | None = None) -> Any:
+    """Greedy; `says` is the target's token after each node, 9 where nothing is said."""
+    tree = tree or tree_of()
+    logits_1NV = torch.zeros(1, 7, 10)
+    for node in range(7):
+        logits_1NV[0, node, says.get(node, 9)] = 1.0
+    proposal = Proposal(torch.tensor([drafts]), torch.tensor([6]), None, tree)
+    places_1N = 5 + tree.depths_BN
+    return verify(proposal, logits_1NV, Sampler(Sampling()), torch.tensor([0]), places_1N)
+
+
+def test_the_path_that_the_target_follows_is_kept_and_its_next_token_is_added() -> None:
+    verdict = verdict_of([1, 2, 3, 4, 5, 6], says={0: 2, 2: 5, 5: 7})
+
+    assert verdict.num_accepted_B.tolist() == [2]
+    assert verdict.tokens_BT[0, :3].tolist() == [2, 5, 7]
+    assert verdict.path_BT[0, :3].tolist() == [0, 2, 5]
+
+
+def test_a_match_below_a_mismatch_is_not_kept() -> None:
+    verdict = verdict_of([1, 2, 3, 4, 5, 6], says={0: 8, 1: 3, 3: 6})
+
+    assert verdict.num_accepted_B.tolist() == [0]
+    assert verdict.tokens_BT[0, 0].tolist() == 8
+
+
+def test_of_two_equal_branches_the_one_that_goes_on_is_kept() -> None:
+    verdict = verdict_of([2, 2, 3, 4, 5, 6], says={0: 2, 1: 3, 2: 3, 3: 6, 6: 8})
+
+    assert verdict.num_accepted_B.tolist() == [3]
+    assert verdict.tokens_BT[0].tolist() == [2, 3, 6, 8]
+
+
+def test_a_draft_that_is_not_meant_is_not_kept() -> None:
+    tree = tree_of()
+    tree = tree._replace(is_meant_BK=tree.is_meant_BK & (torch.arange(6) != 4))
+
+    verdict = verdict_of([1, 2, 3, 4, 5, 6], says={0: 2, 2: 5, 5: 7}, tree=tree)
+
+    assert verdict.num_accepted_B.tolist() == [1]
+    assert verdict.tokens_BT[0, :2].tolist() == [2, 5]
+
+
+def test_a_budget_takes_the_deeper_drafts_away() -> None:
+    tree = tree_of(2).meant_within(torch.tensor([2, 0]))
+
+    assert tree.is_meant_BK.tolist() == [[True] * 5 + [False], [False] * 6]
+
+
+def rejected_law(q_V: Tensor, p_V: Tensor, width: int, num_rows: int) -> Tensor:
+    """The law of the first token after `width` siblings drawn from q, over many rows."""
+    seeds_B, V = torch.arange(num_rows), len(q_V)
+    tree = StaticTree(Topology.of_widths((width,), 1), CPU).of_rows(num_rows)
+    noise_B1V = exponential(seeds_B, torch.full((num_rows, 1), 4), Purpose.DRAFT, V)
+    drafts_BK = (q_V / noise_B1V).topk(width, dim=-1).indices[:, 0]
+    probs_BNV = torch.cat([q_V.expand(num_rows, 1, V), torch.zeros(num_rows, width, V)], 1)
+    verdict = verify(
+        Proposal(drafts_BK, torch.full_like(seeds_B, width), probs_BNV, tree),
+        p_V.log().expand(num_rows, width + 1, V),
+        Sampler(Sampling(temperature=1.0)),
+        seeds_B,
+        4 + tree.depths_BN,
+    )
+    return torch.bincount(verdict.tokens_BT[:, 0], minlength=V).double() / num_rows
+
+
+@pytest.mark.parametrize("width", [2, 3, 7])
+def test_siblings_that_are_rejected_in_turn_leave_the_targets_law(width: int) -> None:
+    """100,000 rows: a share differs from its probability by less than 5 standard errors."""
+    generator = torch.Generator().manual_seed(3)
+    q_V, p_V = (torch.randn(2, 7, generator=generator) * 1.5).softmax(-1)
+
+    got_V = rejected_law(q_V, p_V, width, 100_000)
+
+    error_V = (p_V.double() * (1 - p_V.double()) / 100_000).sqrt()
+    assert float(((got_V - p_V.double()) / error_V).abs().max()) < 5
+
+
+def test_a_law_of_two_tokens_with_three_children_stays_the_targets() -> None:
+    """The third child was not drawn: it is whatever has no probability."""
+    q_V = torch.tensor([0.5, 0.0, 0.0, 0.0, 0.5])
+    p_V = torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1])
+
+    got_V = rejected_law(q_V, p_V, 3, 100_000)
+
+    error_V = (p_V.double() * (1 - p_V.double()) / 100_000).sqrt()
+    assert float(((got_V - p_V.double()) / error_V).abs().max()) < 5

@@ -1,0 +1,235 @@
+"""Rounds of a drafter with a head, and what plain heads would have drafted in them.
+
+Shape suffixes: B rows, K drafts, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.drafter import Drafter, Proposal
+from specbench.decoding.round import run_round
+from specbench.decoding.rows import Fill, Rows
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.decoding.topology import Topology
+from specbench.drafters.registry import build_drafter, drafter_class
+from specbench.records import Sampling
+from tests.decoding.fakes import Wrapped
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.drafters.plain_heads import PlainEagle, PlainEagle3, PlainHead
+
+VOCAB_SIZE = 11
+SPAN = 128
+GREEDY = Sampling()
+PROMPTS = [random_prompt(n, n, VOCAB_SIZE) for n in (9, 6, 14)]
+BEAM = {"top_k": 3, "max_drafts": 8}
+PLAIN: dict[str, type[PlainHead]] = {"eagle": PlainEagle, "eagle3": PlainEagle3}
+METHODS = sorted(PLAIN)
+Path = tuple[int, ...]
+
+
+class Drafted(NamedTuple):
+    """A row's drafts after a text, which ends with the current token."""
+
+    text: Path
+    paths: list[Path]  # the drafts up to each of them, itself included
+    laws: Tensor | None  # of a chain [K, V]
+
+
+class Watched(Wrapped):
+    """Remembers every proposal, row after row."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.seen: list[Drafted] = []
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        proposal = self.inner.propose(state, k, span, sampler)
+        for row in range(state.num_rows):
+            text = state.tokens_BC[row, : int(state.length_B[row]) + 1].tolist()
+            laws = None if proposal.probs is None else proposal.probs[row]
+            self.seen.append(Drafted(tuple(text), paths_of(proposal, row), laws))
+        return proposal
+
+
+class Guided(Wrapped):
+    """Replaces drafts, so that each round keeps another number of them on another branch."""
+
+    def __init__(self, inner: Drafter, texts: Sequence[Path]) -> None:
+        super().__init__(inner)
+        self._texts, self._round = texts, 0
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        proposal = self.inner.propose(state, k, span, sampler)
+        tokens_BK = proposal.tokens_BK.clone()
+        self._round += 1
+        for row, text in enumerate(self._texts):
+            turn, follow = self._round + row, text[int(state.length_B[row]) + 1 :]
+            nodes = nodes_of(proposal, row)
+            # Another number of drafts each time, on another branch that is so long.
+            wanted = turn % (max(map(len, nodes)) + 1)
+            branches = [path for path in nodes if len(path) >= max(wanted, 1)]
+            kept = branches[turn * 5 % len(branches)][:wanted]
+            for i, path in enumerate(nodes):
+                right = follow[len(path) - 1]
+                is_kept = path == kept[: len(path)]
+                tokens_BK[row, i] = right if is_kept else (right + 1) % VOCAB_SIZE
+        return proposal._replace(tokens_BK=tokens_BK, probs=None)
+
+
+def nodes_of(proposal: Proposal, row: int) -> list[Path]:
+    """The drafts' numbers up to each draft."""
+    K = proposal.tokens_BK.shape[1]
+    tree = proposal.tree
+    parents = range(K) if tree is None else tree.parents_BK[row].tolist()
+    nodes: list[Path] = [()]
+    for i, parent in enumerate(parents):
+        assert parent <= i, "parents come before their children"
+        nodes.append((*nodes[parent], i))
+    return nodes[1:]
+
+
+def paths_of(proposal: Proposal, row: int) -> list[Path]:
+    tokens = proposal.tokens_BK[row].tolist()
+    return [tuple(tokens[i] for i in nodes) for nodes in nodes_of(proposal, row)]
+
+
+@torch.no_grad()
+def prefilled(
+    target: StockRunner,
+    drafter: Drafter,
+    prompts: Sequence[Path],
+    *,
+    prefill_chunk: int = 512,
+    sampling: Sampling = GREEDY,
+    span: int = SPAN,
+) -> Rows:
+    rows = Rows(
+        target,
+        drafter,
+        num_rows=len(prompts),
+        capacity=span,
+        eos_ids=(),
+        prefill_chunk=prefill_chunk,
+    )
+    rows.begin(len(prompts))
+    fills = [Fill(row=i, prompt_ids=p, max_new_tokens=99, seed=i) for i, p in enumerate(prompts)]
+    rows.fill(fills, Sampler(sampling))
+    return rows
+
+
+@torch.no_grad()
+def run_rounds(
+    target: StockRunner,
+    drafter: Drafter,
+    prompts: Sequence[Path],
+    ks: Sequence[int],
+    *,
+    prefill_chunk: int = 512,
+    sampling: Sampling = GREEDY,
+    span: int = SPAN,
+) -> list[Path]:
+    """Prefill the prompts and run rounds of the given K; every row's text, its last token too."""
+    for k in filter(None, ks):
+        drafter.num_drafts(k)  # asked before any round, as the decoder does
+    rows = prefilled(
+        target, drafter, prompts, prefill_chunk=prefill_chunk, sampling=sampling, span=span
+    )
+    for k in ks:
+        run_round(target, drafter, rows.state, Sampler(sampling), k=k, span=span)
+    lengths = rows.state.length_B.tolist()
+    return [
+        tuple(rows.state.tokens_BC[row, : length + 1].tolist())
+        for row, length in enumerate(lengths)
+    ]
+
+
+def assert_chains(plain: PlainHead, seen: Sequence[Drafted]) -> None:
+    """Each draft is the plain head's likeliest after those before it."""
+    for drafted in seen:
+        chain = drafted.paths[-1]
+        expected = [int(plain.logits(drafted.text, chain[:i]).argmax()) for i in range(len(chain))]
+        assert list(chain) == expected, f"after {len(drafted.text)} tokens"
+
+
+def assert_static_trees(plain: PlainHead, topology: Topology, seen: Sequence[Drafted]) -> None:
+    """Each draft is the plain head's child of its rank after the drafts above it."""
+    for drafted in seen:
+        for path, ranks in zip(drafted.paths, topology.paths, strict=True):
+            order = plain.logits(drafted.text, path[:-1]).argsort(descending=True)
+            assert path[-1] == int(order[ranks[-1]]), f"{ranks} after {len(drafted.text)} tokens"
+
+
+def assert_dynamic_trees(
+    plain: PlainHead, top_k: int, depth: int, max_drafts: int, seen: Sequence[Drafted]
+) -> None:
+    """The drafts are those of a beam search over the plain head, the likeliest paths of all."""
+    for drafted in seen:
+        beam: list[tuple[float, Path]] = [(0.0, ())]
+        candidates: list[tuple[float, Path]] = []
+        for _ in range(depth):
+            children = []
+            for score, path in beam:
+                best = plain.logits(drafted.text, path).log_softmax(-1).topk(top_k)
+                for logprob, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                    children.append((score + logprob, (*path, token)))
+            candidates += children
+            beam = sorted(children, reverse=True)[:top_k]
+        # Of a token that is certain and its parent, equally likely, the parent comes first.
+        candidates.sort(key=lambda scored: 1e-4 * len(scored[1]) - scored[0])
+        expected = {path for _, path in candidates[:max_drafts]}
+        assert set(drafted.paths) == expected, f"after {len(drafted.text)} tokens"
+        assert len(drafted.paths) == len(expected)
+
+
+def num_kept(texts: Sequence[Path], seen: Sequence[Drafted]) -> list[int]:
+    """How many drafts each round kept; rows one after the other in every round."""
+    B = len(texts)
+    lengths = [len(drafted.text) for drafted in seen] + [len(text) for text in texts]
+    return [after - before - 1 for before, after in zip(lengths, lengths[B:], strict=False)]
+
+
+class Subject(NamedTuple):
+    method: str
+    target: StockRunner
+    checkpoint: Checkpoint
+    plain: PlainHead
+    texts: list[Path]  # the prompts as the target goes on from them
+
+    def drafter(self, **parameters: Any) -> Drafter:
+        return build_drafter(self.method, parts_of(self.target, None, self.checkpoint), parameters)
+
+    def rounds(self, ks: list[int], **parameters: Any) -> tuple[list[Drafted], set[int]]:
+        """The proposals of guided rounds after a prefill in chunks of 4; the numbers kept."""
+        watched = Watched(self.drafter(**parameters))
+        guided = Guided(watched, self.texts)
+        ends = run_rounds(self.target, guided, PROMPTS, ks, prefill_chunk=4)
+        for end, text in zip(ends, self.texts, strict=True):
+            assert end == text[: len(end)]
+        return watched.seen, set(num_kept(ends, watched.seen))
+
+    def deep_beams(self) -> list[Drafted]:
+        """Of rows of 64 tokens, 50 to 59 of them taken: beams of 25 slots, trees of 2 drafts."""
+        watched = Watched(self.drafter(tree="dynamic", top_k=5, max_drafts=2))
+        run_rounds(self.target, watched, [text[:50] for text in self.texts], [6] * 3, span=64)
+        return watched.seen
+
+
+@cache
+def subject(method: str) -> Subject:
+    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
+    texts = [(*prompt, *generated(model, prompt, 100)) for prompt in PROMPTS]
+    # Every difference between a token of the head and the target's is another one, so that
+    # they could be mistaken for ids.
+    more: dict[str, Any] = {"target_ids": (0, 2, 4, 6, 8, 10), "layer_ids": (0, 1, 2)}
+    options = more if method == "eagle3" else {}
+    checkpoint = drafter_class(method).new_checkpoint(model.config, 1, **options)
+    target = StockRunner(tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3))
+    return Subject(method, target, checkpoint, PLAIN[method](model, checkpoint), texts)

@@ -1,0 +1,189 @@
+"""EAGLE-1's head: its layouts and what does not fit.
+
+The rounds that it drafts in are tested in test_feature_drafter.py. Shape suffixes: F hidden
+size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import StockRunner
+from specbench.drafters.eagle import Eagle, EagleHead
+from specbench.errors import ModelError
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import tiny_llama
+
+SPECULATORS = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
+
+
+@cache
+def target() -> StockRunner:
+    return StockRunner(tiny_llama())
+
+
+def new(*, bias: bool = True) -> Checkpoint:
+    return Eagle.new_checkpoint(target().model.config, 1, bias=bias)
+
+
+def with_tensors(checkpoint: Checkpoint, **changes: Tensor | None) -> Checkpoint:
+    """Dots are written as two underlines; None takes a tensor away."""
+    changed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    tensors = {**checkpoint.tensors, **changed}
+    return replace(checkpoint, tensors={n: t for n, t in tensors.items() if t is not None})
+
+
+def with_config(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
+    return replace(checkpoint, config={**checkpoint.config, **changes})
+
+
+@torch.no_grad()
+def spoken(checkpoint: Checkpoint) -> Tensor:
+    """What the head says after three tokens over made-up states [V]."""
+    head = EagleHead(checkpoint, target())
+    head.layers.allocate(1, 64)
+    states = torch.randn(1, 3, 32, generator=torch.Generator().manual_seed(0))
+    after = head.step(torch.tensor([[4, 8, 15]]), states, torch.arange(3)[None], 64)
+    return head.logits(after)[0, -1]
+
+
+def test_the_tensors_are_those_of_the_published_checkpoints() -> None:
+    shapes = {name: tuple(tensor.shape) for name, tensor in new().tensors.items()}
+
+    assert shapes == {
+        "fc.weight": (32, 64),
+        "fc.bias": (32,),
+        "layers.0.self_attn.q_proj.weight": (32, 32),
+        "layers.0.self_attn.k_proj.weight": (16, 32),
+        "layers.0.self_attn.v_proj.weight": (16, 32),
+        "layers.0.self_attn.o_proj.weight": (32, 32),
+        "layers.0.mlp.gate_proj.weight": (48, 32),
+        "layers.0.mlp.up_proj.weight": (48, 32),
+        "layers.0.mlp.down_proj.weight": (32, 48),
+        "layers.0.post_attention_layernorm.weight": (32,),
+    }
+
+
+@pytest.mark.parametrize("prefixes", [{"": "model."}, SPECULATORS])
+def test_every_layout_of_names_is_the_same_head(prefixes: Mapping[str, str]) -> None:
+    torch.testing.assert_close(spoken(new().renamed(prefixes)), spoken(new()))
+
+
+def test_a_config_of_speculators_is_read() -> None:
+    plain = new(bias=False)
+    config = {
+        "speculators_model_type": "eagle",
+        "transformer_layer_config": plain.config,
+        "layernorms": False,
+        "fusion_bias": False,
+    }
+    theirs = replace(plain.renamed(SPECULATORS), config=config)
+
+    torch.testing.assert_close(spoken(theirs), spoken(plain))
+
+
+def test_a_config_that_is_silent_about_a_bias_means_that_there_is_one() -> None:
+    config = {name: value for name, value in new().config.items() if name != "bias"}
+
+    torch.testing.assert_close(spoken(replace(new(), config=config)), spoken(new()))
+
+
+def test_rotary_frequencies_that_old_files_have_are_left_out() -> None:
+    frequencies = {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+
+    old = replace(new(), tensors={**new().tensors, **frequencies})
+
+    torch.testing.assert_close(spoken(old), spoken(new()))
+
+
+def test_an_embedding_of_its_own_is_used_and_a_copy_of_the_targets_is_not_kept() -> None:
+    own_VF = target().model.get_input_embeddings().weight.clone()
+    copy = with_tensors(new(), embed_tokens__weight=own_VF)
+    other = with_tensors(new(), embed_tokens__weight=own_VF.flip(0))
+
+    num_plain = len(EagleHead(new(), target()).weights)
+
+    assert len(EagleHead(copy, target()).weights) == num_plain
+    assert len(EagleHead(other, target()).weights) == num_plain + 1
+    torch.testing.assert_close(spoken(copy), spoken(new()))
+    assert not torch.allclose(spoken(other), spoken(new()))
+
+
+def test_files_that_are_as_the_target_is_are_not_copied() -> None:
+    checkpoint = new()
+
+    weights = EagleHead(checkpoint, target()).weights
+
+    held = {tensor.data_ptr() for tensor in checkpoint.tensors.values()}
+    assert {tensor.data_ptr() for tensor in weights} == held
+
+
+def test_a_head_may_have_more_layers_and_biases_where_the_files_have_them() -> None:
+    first = {n: t for n, t in new().tensors.items() if n.startswith("layers.0.")}
+    second = {name.replace("layers.0.", "layers.1."): tensor for name, tensor in first.items()}
+    deep = replace(new(), tensors={**new().tensors, **second})
+    deep = with_config(
+        with_tensors(
+            deep,
+            layers__1__input_layernorm__weight=torch.ones(32),
+            layers__0__self_attn__q_proj__bias=torch.ones(32),
+        ),
+        num_hidden_layers=2,
+    )
+
+    assert not torch.allclose(spoken(deep), spoken(new()))
+
+
+def test_the_head_may_look_as_far_as_its_target() -> None:
+    short = with_config(new(), max_position_embeddings=8)
+
+    torch.testing.assert_close(spoken(short), spoken(new()))
+
+
+CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "hidden size": ({"hidden_size": 64}, "hidden_size is 64, the target's is 32"),
+    "vocabulary": ({"vocab_size": 99}, "vocab_size is 99, the target's is 97"),
+    "bias": ({"bias": False}, "not known: fc.bias"),
+    "layers": ({"num_hidden_layers": 2}, "missing: layers.1.input_layernorm.weight"),
+    "norms": ({"layernorms": True}, "layernorms"),
+    "heads": ({"num_attention_heads": None}, "lacks num_attention_heads"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_config_that_does_not_fit_is_refused_by_name(case: str) -> None:
+    changes, message = CONFIGS[case]
+
+    with pytest.raises(ModelError, match=message):
+        EagleHead(with_config(new(), **changes), target())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fc__weight": None}, "missing: fc.weight"),
+        ({"layers__0__input_layernorm__weight": torch.ones(32)}, "not known: layers.0.input"),
+        ({"embed_tokens__weight": torch.ones(96, 32)}, r"\(96, 32\), not \(97, 32\)"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    changes: dict[str, Tensor | None], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        EagleHead(with_tensors(new(), **changes), target())
+
+
+@pytest.mark.parametrize(
+    ("tree", "num_drafts"),
+    [("chain", (1, 4, 5)), ("static", (4, 23, 25)), ("dynamic", (10, 59, 59))],
+)
+def test_a_proposal_has_as_many_drafts_as_its_tree(tree: Any, num_drafts: tuple[int, ...]) -> None:
+    drafter = Eagle(parts_of(target(), None, new()), tree=tree)
+
+    assert tuple(drafter.num_drafts(k) for k in (1, 4, 5)) == num_drafts

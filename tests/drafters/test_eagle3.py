@@ -1,0 +1,251 @@
+"""EAGLE-3's head: its layouts, its vocabulary, what does not fit, and the logits of others.
+
+The rounds that it drafts in are tested in test_feature_drafter.py. Shape suffixes: S steps,
+T tokens, F hidden size, D tokens that the head can say, V the target's vocabulary.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import StockRunner
+from specbench.drafters.eagle3 import Eagle3
+from specbench.drafters.eagle3_head import Eagle3Head, Eagle3Weights, Style, default_layer_ids
+from specbench.drafters.head_layers import layer_config, shapes_of
+from specbench.errors import ModelError
+from tests.decoding.models import VOCAB_SIZE, tiny_llama
+
+REFERENCES = Path(__file__).parent / "reference"
+IDS = tuple(range(3, 90, 3))
+
+
+@cache
+def target(num_layers: int = 6) -> StockRunner:
+    return StockRunner(tiny_llama(num_hidden_layers=num_layers))
+
+
+def new(target_ids: tuple[int, ...] = IDS, **changes: Any) -> Checkpoint:
+    return Eagle3.new_checkpoint(target().model.config, 1, target_ids=target_ids, **changes)
+
+
+def with_tensors(checkpoint: Checkpoint, **changes: Tensor | None) -> Checkpoint:
+    """Dots are written as two underlines; None takes a tensor away."""
+    changed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    tensors = {**checkpoint.tensors, **changed}
+    return replace(checkpoint, tensors={n: t for n, t in tensors.items() if t is not None})
+
+
+def with_config(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
+    return replace(checkpoint, config={**checkpoint.config, **changes})
+
+
+@torch.no_grad()
+def stepped(
+    head: Eagle3Head, features: tuple[Tensor, ...], tokens: list[int], num_own: int = 0
+) -> Tensor:
+    """Logits [V] after the tokens: the last `num_own` follow the head's own states."""
+    T = len(tokens) - num_own
+    tokens_1T = torch.tensor([tokens])
+    head.layers.allocate(1, 64)
+    states = head.step(tokens_1T[:, :T], head.fuse(features), torch.arange(T)[None], 64)[:, -1:]
+    for place in range(T, len(tokens)):
+        at_11 = torch.tensor([[place]])
+        states = head.step(tokens_1T[:, place : place + 1], states, at_11, 64, depth=1)
+    return head.logits(states)[0, 0]
+
+
+def spoken(checkpoint: Checkpoint) -> Tensor:
+    """What the head says after five tokens over made-up states [V]."""
+    head = Eagle3Head(checkpoint, target())
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(len(head.features), 1, 5, 32, generator=generator)
+    return stepped(head, tuple(features), [4, 8, 15, 16, 23, 42], num_own=1)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama_deep", "qwen3"])
+def test_logits_are_those_of_the_package_speculators(name: str) -> None:
+    with safe_open(REFERENCES / f"eagle3_{name}.safetensors", "pt") as file:
+        held = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - no dict
+        config = json.loads(file.metadata()["config"])
+    tensors = {k.removeprefix("head."): t for k, t in held.items() if k.startswith("head.")}
+    head = Eagle3Head(Checkpoint(source=name, config=config, tensors=tensors), target())
+    tokens, ids_D = held["tokens_T"].tolist(), held["target_ids_D"]
+    others_V = torch.ones(VOCAB_SIZE, dtype=torch.bool).index_fill(0, ids_D, False)
+
+    for step, logits_TD in enumerate(held["logits_STD"]):
+        for last in range(len(tokens) - step):
+            seen_TF = held["states_TF"][None, : last + 1]
+            features = seen_TF.chunk(len(head.features), -1)
+            logits_V = stepped(head, features, tokens[: last + 1 + step], num_own=step)
+            torch.testing.assert_close(logits_V[ids_D], logits_TD[last], atol=1e-4, rtol=1e-4)
+            assert bool((logits_V[others_V] == -torch.inf).all())
+
+
+def test_every_layout_of_names_is_the_same_head() -> None:
+    plain = new()
+    expected_V = spoken(plain)
+
+    for prefixes in ({"layers.0.": "midlayer."}, {"": "model."}, {"layers.0.": "model.midlayer."}):
+        renamed = plain.renamed(prefixes)
+        torch.testing.assert_close(spoken(renamed), expected_V)
+
+
+def test_the_first_names_of_the_norms_of_states_are_those_of_today() -> None:
+    today = new(fc_norm=True)
+    first = {f"fc_norm.{i}.": f"aux_norm_{word}." for i, word in enumerate(("low", "mid", "high"))}
+
+    torch.testing.assert_close(spoken(today.renamed(first)), spoken(today))
+
+
+@pytest.mark.parametrize(
+    "option", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"]
+)
+def test_every_norm_that_a_config_asks_for_changes_what_is_said(option: str) -> None:
+    assert not torch.allclose(spoken(new(**{option: True})), spoken(new()))
+
+
+def test_differences_lead_to_the_targets_tokens() -> None:
+    small, whole = new(), new(target_ids=())
+    ids_D = torch.tensor(IDS)
+    same = with_tensors(whole, **{
+        name.replace(".", "__"): tensor
+        for name, tensor in small.tensors.items()
+        if name not in ("d2t", "t2d", "lm_head.weight")
+    })  # fmt: skip
+    table_VF = torch.zeros(VOCAB_SIZE, 32).index_copy(0, ids_D, small.tensors["lm_head.weight"])
+    same = with_tensors(same, lm_head__weight=table_VF)
+
+    said_V, all_V = spoken(small), spoken(same)
+
+    torch.testing.assert_close(said_V[ids_D], all_V[ids_D])
+    assert int((said_V > -torch.inf).sum()) == len(IDS)
+
+
+def test_a_head_without_its_own_lm_head_speaks_through_the_targets() -> None:
+    whole = new(target_ids=())
+    own_VF = target().model.lm_head.weight
+
+    said_V = spoken(with_tensors(whole, lm_head__weight=None))
+
+    torch.testing.assert_close(said_V, spoken(with_tensors(whole, lm_head__weight=own_VF)))
+
+
+def test_an_embedding_of_its_own_is_used_and_a_copy_of_the_targets_is_not_kept() -> None:
+    own_VF = target().model.get_input_embeddings().weight.clone()
+    copy = with_tensors(new(), embed_tokens__weight=own_VF)
+    other = with_tensors(new(), embed_tokens__weight=own_VF.flip(0))
+
+    assert Eagle3Head(copy, target())._embed == target().embed
+    torch.testing.assert_close(spoken(copy), spoken(new()))
+    assert not torch.allclose(spoken(other), spoken(new()))
+
+
+def test_a_bias_is_used_where_the_files_have_one() -> None:
+    biased = with_tensors(new(), fc__bias=torch.ones(32), layers__0__self_attn__q_proj__bias=None)
+
+    assert not torch.allclose(spoken(biased), spoken(new()))
+
+
+def test_the_shapes_are_those_of_the_published_head_of_llama_3_1_8b() -> None:
+    config = {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "draft_vocab_size": 32000,
+    }
+    checkpoint = Checkpoint(source="a head", config=config, tensors={})
+    style = Style.of(checkpoint, 32)
+
+    with torch.device("meta"):
+        shapes = shapes_of(Eagle3Weights(layer_config(checkpoint), style, (), 4096))
+
+    assert style.layer_ids == (2, 16, 29)
+    assert {name: shapes[f"{name}.weight"] for name in ("fc", "lm_head", "norm")} == {
+        "fc": (4096, 12288),
+        "lm_head": (32000, 4096),
+        "norm": (4096,),
+    }
+    attention = {n: shapes[f"layers.0.self_attn.{n}_proj.weight"] for n in "qkvo"}
+    assert attention == {
+        "q": (4096, 8192),
+        "k": (1024, 8192),
+        "v": (1024, 8192),
+        "o": (4096, 4096),
+    }
+    assert {n for n in shapes if n.startswith("layers.") and "norm" in n} == {
+        "layers.0.input_layernorm.weight",
+        "layers.0.hidden_norm.weight",
+        "layers.0.post_attention_layernorm.weight",
+    }
+
+
+@pytest.mark.parametrize(("num_layers", "ids"), [(32, (2, 16, 29)), (6, (2, 3, 3)), (1, (0, 0, 0))])
+def test_a_silent_config_means_the_papers_layers(num_layers: int, ids: tuple[int, ...]) -> None:
+    assert default_layer_ids(num_layers) == ids
+
+
+@pytest.mark.parametrize("is_inner", [False, True])
+def test_a_config_names_the_layers_it_wants(is_inner: bool) -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]}
+    config = {**new().config, "eagle_aux_hidden_state_layer_ids": None}
+    config |= {"eagle_config": ids} if is_inner else ids
+
+    assert Eagle3Head(replace(new(), config=config), target()).features == (1, 4, 5)
+
+
+REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "hidden size": ({"target_hidden_size": 64}, "target_hidden_size is 64, the target's is 32"),
+    "vocabulary": ({"vocab_size": 99}, "vocab_size is 99, the target's is 97"),
+    "draft vocabulary": ({"draft_vocab_size": 30}, r"d2t is \(29,\), not \(30,\)"),
+    "layers": (
+        {"eagle_aux_hidden_state_layer_ids": [2, 3, 6]},
+        r"eagle_aux_hidden_state_layer_ids are \[2, 3, 6\].* from 0 to 5",
+    ),
+    "number of states": ({"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4"),
+    "another kind": ({"speculators_model_type": "peagle"}, "speculators_model_type peagle"),
+    "no states": ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+    "a window": ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
+    "dynamic positions": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+    "no size": ({"intermediate_size": None}, "lacks intermediate_size"),
+    "a word for a number": ({"intermediate_size": "many"}, "config is wrong"),
+    "a norm it has no weights for": ({"norm_before_fc": True}, "missing: input_norm.weight"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_config_that_does_not_fit_is_refused_by_name(case: str) -> None:
+    changes, message = REFUSED[case]
+
+    with pytest.raises(ModelError, match=message):
+        Eagle3Head(with_config(new(), **changes), target())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"norm__weight": None}, "missing: norm.weight"),
+        ({"mask_hidden": torch.ones(1)}, "not known: mask_hidden"),
+        ({"d2t": None}, "missing: d2t"),
+        ({"d2t": torch.tensor(IDS)}, "29 different tokens"),
+        (
+            {"d2t": torch.zeros(29, dtype=torch.long).index_fill(0, torch.tensor(3), -1)},
+            "different",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(
+    changes: dict[str, Tensor | None], message: str
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        Eagle3Head(with_tensors(new(), **changes), target())

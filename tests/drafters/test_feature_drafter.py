@@ -1,0 +1,174 @@
+"""What EAGLE's heads draft, round after round, is what a plain forward over the text drafts.
+
+Shape suffixes: B rows, K drafts, F hidden size, V vocabulary.
+"""
+
+import pytest
+import torch
+
+from specbench.decoding.fused_runner import FusedRunner
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.drafters.eagle import STATIC_TREE
+from specbench.drafters.feature_drafter import FeatureDrafter
+from specbench.records import Sampling
+from tests.decoding.models import tiny_llama
+from tests.drafters.feature_cases import (
+    BEAM,
+    GREEDY,
+    METHODS,
+    PROMPTS,
+    SPAN,
+    Watched,
+    assert_chains,
+    assert_dynamic_trees,
+    assert_static_trees,
+    prefilled,
+    run_rounds,
+    subject,
+)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_chains_are_the_plain_heads_after_any_number_of_kept_drafts(method: str) -> None:
+    case = subject(method)
+
+    seen, kept = case.rounds([4] * 12, tree="chain")
+
+    assert kept == {0, 1, 2, 3, 4}
+    assert_chains(case.plain, seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_static_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -> None:
+    case = subject(method)
+
+    seen, kept = case.rounds([4] * 8, tree="static")
+
+    assert kept == {0, 1, 2, 3, 4}
+    assert_static_trees(case.plain, STATIC_TREE.cut(4), seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_dynamic_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -> None:
+    case = subject(method)
+
+    seen, kept = case.rounds([4] * 8, tree="dynamic", **BEAM)
+
+    assert kept == {0, 1, 2, 3, 4}
+    assert_dynamic_trees(case.plain, 3, 4, 8, seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_beam_of_more_slots_than_drafts_stays_in_its_row(method: str) -> None:
+    case = subject(method)
+
+    assert_dynamic_trees(case.plain, 5, 6, 2, case.deep_beams())
+
+
+@pytest.mark.parametrize("tree", ["chain", "static", "dynamic"])
+@pytest.mark.parametrize("method", METHODS)
+def test_after_twenty_rounds_without_drafts_proposals_are_those_of_a_fresh_prefill(
+    method: str, tree: str
+) -> None:
+    case = subject(method)
+
+    seen, _ = case.rounds([4] + [0] * 20 + [4], tree=tree, **BEAM)
+
+    last = seen[-len(PROMPTS) :]
+    fresh = Watched(case.drafter(tree=tree, **BEAM))
+    run_rounds(case.target, fresh, [drafted.text[:-1] for drafted in last], [4])
+    assert [drafted.text for drafted in fresh.seen] == [drafted.text for drafted in last]
+    assert [drafted.paths for drafted in fresh.seen] == [drafted.paths for drafted in last]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_drawn_chains_laws_are_the_plain_heads(method: str) -> None:
+    case = subject(method)
+    watched = Watched(case.drafter(tree="chain"))
+
+    run_rounds(case.target, watched, PROMPTS, [3] * 6, sampling=Sampling(temperature=0.7))
+
+    for text, paths, laws in watched.seen:
+        assert laws is not None
+        for i, law_V in enumerate(laws):
+            logits_V = case.plain.logits(text, paths[-1][:i])
+            torch.testing.assert_close(law_V, (logits_V / 0.7).softmax(-1), atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(("tree", "has_laws"), [("static", True), ("dynamic", False)])
+@pytest.mark.parametrize("method", METHODS)
+def test_static_trees_are_drawn_and_dynamic_ones_are_matched(
+    method: str, tree: str, has_laws: bool
+) -> None:
+    watched = Watched(subject(method).drafter(tree=tree))
+
+    run_rounds(subject(method).target, watched, PROMPTS, [4], sampling=Sampling(temperature=0.7))
+
+    assert all((drafted.laws is not None) == has_laws for drafted in watched.seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@torch.no_grad()
+def test_the_states_of_a_prefill_in_pieces_are_the_plain_heads(method: str) -> None:
+    case = subject(method)
+    text = torch.tensor([PROMPTS[2]])
+    out = case.plain.model.model(text, use_cache=False, output_hidden_states=True)
+    states_TF = case.plain.first([state_1TF[0] for state_1TF in out.hidden_states])[:-1]
+    expected_TF = case.plain.next(case.plain.embedding_VF[text[0, 1:]], states_TF)
+    drafter = case.drafter()
+    assert isinstance(drafter, FeatureDrafter)
+    head, T = drafter.head, text.shape[1] - 1
+    drafter.allocate(1, 64)
+
+    pieces = [
+        head.step(
+            text[:, 1:][:, piece_T],
+            head.fuse(tuple(out.hidden_states[i][:, piece_T] for i in head.features)),
+            piece_T[None],
+            64,
+        )
+        for piece_T in torch.arange(T).split(4)
+    ]
+
+    torch.testing.assert_close(torch.cat(pieces, 1)[0], expected_TF, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_that_moves_takes_its_states_along(method: str) -> None:
+    case = subject(method)
+    watched = Watched(case.drafter(tree="chain"))
+    rows = prefilled(case.target, watched, PROMPTS, span=SPAN)
+
+    with torch.no_grad():
+        rows.move_row(2, 0, len(PROMPTS[2]))
+        watched.propose(rows.state.rows(0, 1), 4, SPAN, Sampler(GREEDY))
+
+    assert watched.seen[0].text[:-1] == PROMPTS[2]
+    assert_chains(case.plain, watched.seen)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fused_target_gives_its_heads_what_the_stock_one_gives(method: str) -> None:
+    case = subject(method)
+    fused = case._replace(target=FusedRunner(tiny_llama(vocab_size=11, num_hidden_layers=3)))
+
+    assert_chains(case.plain, fused.rounds([4] * 6, tree="chain")[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_has_the_dtype_of_its_target(method: str) -> None:
+    case = subject(method)
+    model = tiny_llama(vocab_size=11, num_hidden_layers=3).bfloat16()
+    half = case._replace(target=StockRunner(model))
+
+    drafter = half.drafter()
+    run_rounds(half.target, drafter, PROMPTS, [4] * 3)
+
+    assert {tensor.dtype for tensor in drafter.weights} == {torch.bfloat16}
+
+
+def test_the_static_tree_is_the_published_one_of_25_nodes() -> None:
+    assert STATIC_TREE.num_drafts == 25
+    assert [len(level.ranks) for level in STATIC_TREE.levels] == [4, 8, 8, 3, 2]
+    assert STATIC_TREE.is_gapless

@@ -1,0 +1,260 @@
+"""Lookahead by hand: what a round's nodes see, how n-grams come about, and what they yield."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.request import Request
+from specbench.decoding.round import run_round
+from specbench.decoding.rows import Fill, Rows
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.drafters.lookahead import Lookahead, round_shape
+from specbench.records import Sampling
+from tests.decoding.fakes import CountingRunner
+from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.models import plain_logits, ragged_prompts, random_prompt, tiny_llama
+
+CPU = torch.device("cpu")
+GREEDY = Sampler(Sampling())
+SMALL = {"window": 3, "ngram": 3, "guesses": 2}
+
+
+def lookahead(target: Any, **parameters: Any) -> Lookahead:
+    drafter = make_drafter("lookahead", target, **parameters)
+    assert isinstance(drafter, Lookahead)
+    return drafter
+
+
+def filled(target: Any, drafter: Lookahead, *prompts: tuple[int, ...]) -> Rows:
+    """Rows after the prefill of those prompts."""
+    rows = Rows(target, drafter, num_rows=len(prompts), capacity=256, eos_ids=())
+    rows.begin(len(prompts))
+    fills = [
+        Fill(row=row, prompt_ids=prompt, max_new_tokens=40, seed=0)
+        for row, prompt in enumerate(prompts)
+    ]
+    rows.fill(fills, GREEDY)
+    return rows
+
+
+def test_what_the_nodes_of_a_small_round_see() -> None:
+    shape = round_shape(num_levels=3, window=2, num_guesses=2, depth=2, device=CPU)
+
+    # x is the current token and stands at the head of level 0.
+    expected = [
+        # x a | c d | e f | g1   | g2
+        [1, 0, 0, 0, 0, 0, 0, 0, 0, 0],  # x
+        [1, 1, 0, 0, 0, 0, 0, 0, 0, 0],  # a: level 0 is causal
+        [1, 0, 1, 0, 0, 0, 0, 0, 0, 0],  # c: below x
+        [1, 1, 0, 1, 0, 0, 0, 0, 0, 0],  # d: below a, which sees x
+        [1, 0, 1, 0, 1, 0, 0, 0, 0, 0],  # e: its own column
+        [1, 1, 0, 1, 0, 1, 0, 0, 0, 0],  # f
+        [1, 0, 0, 0, 0, 0, 1, 0, 0, 0],  # a guess follows x
+        [1, 0, 0, 0, 0, 0, 1, 1, 0, 0],
+        [1, 0, 0, 0, 0, 0, 0, 0, 1, 0],  # and sees no other guess
+        [1, 0, 0, 0, 0, 0, 0, 0, 1, 1],
+    ]
+    assert shape.seen_BNN[0].int().tolist() == expected
+    assert shape.depths_BN.tolist() == [[0, 1, 1, 2, 2, 3, 1, 2, 1, 2]]
+    assert shape.parents_BK.tolist() == [[0, 0, 1, 2, 3, 0, 6, 0, 8]]
+    assert shape.is_meant_BK.tolist() == [[False] * 5 + [True] * 4]
+
+
+@torch.no_grad()
+def test_the_window_goes_the_way_of_the_paper() -> None:
+    """Levels and n-grams against lists and plain forwards, from the first round on."""
+    plain, target = tiny_llama(seed=0), StockRunner(tiny_llama(seed=0))
+    drafter = lookahead(target, window=3, ngram=4, guesses=9, pool_from_prompt=False)
+    rows = filled(target, drafter, ragged_prompts()[1])
+    state = rows.state
+
+    def window() -> list[list[int]]:
+        tokens = drafter.propose(state, 3, 128, GREEDY).tokens_BK[0].tolist()
+        nodes = [int(state.tokens_at(state.length_B1)), *tokens]
+        return [nodes[i : i + 3] for i in (0, 3, 6)]
+
+    levels, grams = window()[:1], set()
+    for _ in range(6):
+        length = int(state.length_B1)
+        text = state.tokens_BC[0, : length + 1].tolist()
+        levels[0][0] = text[-1]
+        assert window()[: len(levels)] == levels
+
+        said = []
+        for column in range(3):
+            column_down = [level[column] for level in levels[1:]]
+            seen = [*text[:-1], *levels[0][: column + 1], *column_down]
+            said.append(int(plain_logits(plain, torch.tensor([seen]))[0, -1].argmax()))
+        if len(levels) == 3:
+            grams |= set(zip(*levels, said, strict=True))
+            levels = levels[1:]
+        levels.append(said)
+        run_round(target, drafter, state, GREEDY, k=3, span=128)
+        assert {gram for row in held(drafter) for gram in row} == grams
+    assert len(grams) > 6
+
+
+def held(drafter: Lookahead) -> list[set[tuple[int, ...]]]:
+    """The n-grams in each row's pool."""
+    grams_RPN = drafter.buffers[2]
+    assert isinstance(grams_RPN, Tensor)
+    return [{tuple(gram) for gram in row if gram[0] >= 0} for row in grams_RPN[:, :-1].tolist()]
+
+
+def test_k_cuts_the_guesses_and_not_the_window() -> None:
+    drafter = lookahead(CountingRunner(), window=3, ngram=4, guesses=2)
+
+    assert [drafter.num_drafts(k) for k in (1, 2, 3, 8)] == [8 + 2, 8 + 4, 8 + 6, 8 + 6]
+    assert drafter.max_k == 3
+
+
+def test_the_first_level_is_of_the_prompts_tokens_and_the_same_for_the_same_seed() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, window=20, ngram=3, guesses=1)
+
+    def first_levels() -> Tensor:
+        rows = filled(target, drafter, (7, 11, 13, 17), (7, 11, 13, 17), (2,))
+        tokens_BK = drafter.propose(rows.state, 2, 128, GREEDY).tokens_BK
+        return tokens_BK[:, :19].clone()
+
+    tokens_BW = first_levels()
+    assert set(tokens_BW[0].tolist()) == {7, 11, 13, 17}
+    assert torch.equal(tokens_BW[0], tokens_BW[1])
+    assert set(tokens_BW[2].tolist()) == {2}
+    assert torch.equal(first_levels(), tokens_BW)
+
+
+def test_an_ngram_of_the_window_becomes_a_guess_and_a_right_guess_emits_n_tokens() -> None:
+    """The target counts. Its window sees a 20 in the prompt, so it counts on from there.
+
+    One round fills level 1 with 21, the next says 22: the n-gram 20 21 22 is there when the
+    text comes to 20. The window is 13 numbers ahead by then and gains 1 a round, the text 3.
+    """
+    drafter = lookahead(CountingRunner(), **SMALL, pool_from_prompt=False)
+    request = Request(prompt_ids=(*[20] * 9, 5), max_new_tokens=1 + 14 + 9)
+
+    (result,) = decode(CountingRunner(), drafter, [request], k=2)
+
+    assert result.output_ids == tuple(range(6, 30))
+    assert result.rounds.num_emitted == (1,) * 14 + (3, 3, 3)
+    assert result.rounds.num_accepted == (0,) * 14 + (2, 2, 2)
+
+
+@pytest.mark.parametrize(("ngram", "num_rounds"), [(2, 1), (3, 2), (5, 4)])
+def test_levels_fill_one_by_one_before_ngrams_come_about(ngram: int, num_rounds: int) -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, window=2, ngram=ngram, guesses=1, pool_from_prompt=False)
+    rows = filled(target, drafter, (50, 50, 5))
+
+    for _ in range(num_rounds):
+        assert held(drafter) == [set()]
+        run_round(target, drafter, rows.state, GREEDY, k=1, span=128)
+    assert len(held(drafter)[0]) == 2
+
+
+def test_the_prompts_own_ngrams_are_guessed_from_the_first_round() -> None:
+    target = CountingRunner()
+
+    def first_round(**parameters: Any) -> int:
+        drafter = lookahead(target, **SMALL, **parameters)
+        request = Request(prompt_ids=(4, 5, 6, 7, 8, 3), max_new_tokens=10)
+        return decode(target, drafter, [request], k=2)[0].rounds.num_accepted[0]
+
+    assert first_round() == 2
+    assert first_round(pool_from_prompt=False) == 0
+
+
+def test_only_whole_ngrams_of_a_rows_own_prompt_are_collected() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, **SMALL)
+
+    filled(target, drafter, (4, 5, 6, 7, 8), (1, 2))
+
+    assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8)}, set()]
+
+
+def repetitive() -> list[Request]:
+    prompts = [random_prompt(7, seed=seed) * 3 for seed in range(3)]
+    return [Request(prompt_ids=p, max_new_tokens=20 + i) for i, p in enumerate(prompts)]
+
+
+def drafted_and_kept(*batches: list[Request], prefill_chunk: int = 512) -> list[Any]:
+    """Of each request round by round; batches are decoded one after the other."""
+    target = StockRunner(tiny_llama(seed=0))
+    drafter = lookahead(target, **SMALL)
+    results = [
+        result
+        for requests in batches
+        for result in decode(target, drafter, requests, k=2, prefill_chunk=prefill_chunk)
+    ]
+    return [(result.rounds.num_drafted, result.rounds.num_accepted) for result in results]
+
+
+def test_a_row_drafts_as_if_it_were_alone_and_used_for_the_first_time() -> None:
+    alone = [drafted_and_kept([request])[0] for request in repetitive()]
+
+    assert drafted_and_kept(repetitive()) == alone
+    assert drafted_and_kept(*([request] for request in repetitive())) == alone
+    assert all(sum(num_accepted) > 0 for _, num_accepted in alone)
+
+
+def test_chunks_of_a_prompt_collect_what_the_whole_collects() -> None:
+    assert drafted_and_kept(repetitive(), prefill_chunk=4) == drafted_and_kept(repetitive())
+
+
+def test_the_next_turn_of_a_conversation_keeps_what_the_row_has_found() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, **SMALL)
+    rows = filled(target, drafter, (4, 5, 6, 7))
+    first = Fill(row=0, prompt_ids=(4, 5, 6, 7, 8, 4), max_new_tokens=9, seed=0, num_kept=4)
+    rows.fill([first], GREEDY)
+    assert held(drafter) == [{(4, 5, 6), (5, 6, 7), (6, 7, 8), (7, 8, 4)}]
+
+    other = Fill(row=0, prompt_ids=(4, 9), max_new_tokens=9, seed=0)
+    rows.fill([other], GREEDY)
+    assert held(drafter) == [set()]
+
+
+def snapshot(drafter: Lookahead, row: int) -> list[Tensor]:
+    """All that is kept of a row; the pool's last place holds nothing."""
+    levels_RLW, num_filled_R, grams_RPN, num_added_RS = drafter.buffers
+    kept = (levels_RLW, num_filled_R, grams_RPN[:, :-1], num_added_RS)  # type: ignore[index]
+    return [tensor[row].clone() for tensor in kept]  # type: ignore[index]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("num_rounds", [0, 3])
+def test_a_row_that_is_done_stays_as_it_was_and_one_that_is_copied_is_the_other(
+    num_rounds: int,
+) -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, **SMALL)
+    rows = filled(target, drafter, (20, 30, 5), (40, 50, 60))
+    for _ in range(num_rounds):
+        run_round(target, drafter, rows.state, GREEDY, k=2, span=128)
+    rows.state.budget_B[0] = 0
+    before = [snapshot(drafter, row) for row in range(2)]
+
+    run_round(target, drafter, rows.state, GREEDY, k=2, span=128)
+
+    assert same(snapshot(drafter, 0), before[0])
+    assert not same(snapshot(drafter, 1), before[1])
+    rows.move_row(1, 0, 10)
+    assert same(snapshot(drafter, 0), snapshot(drafter, 1))
+
+
+def test_a_round_without_drafts_leaves_the_window_as_it_was() -> None:
+    target = CountingRunner()
+    drafter = lookahead(target, **SMALL)
+    rows = filled(target, drafter, (20, 30, 5))
+    before = snapshot(drafter, 0)
+
+    run_round(target, drafter, rows.state, GREEDY, k=0, span=128)
+
+    assert same(snapshot(drafter, 0), before)

@@ -1,0 +1,208 @@
+"""Medusa's heads guess what a reference of ten lines guesses, whatever their files are called.
+
+Shape suffixes: F hidden size, V vocabulary, K drafts.
+"""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.decoder import Decoder
+from specbench.decoding.drafter import Drafter, Proposal
+from specbench.decoding.policy import FixedK
+from specbench.decoding.request import Request
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.decoding.topology import Topology
+from specbench.drafters.medusa import ACCURACIES, Medusa
+from specbench.drafters.medusa_heads import MedusaHeads
+from specbench.drafters.medusa_trees import MC_SIM_7B_63, VICUNA_7B_STAGE2
+from specbench.drafters.registry import build_drafter
+from specbench.errors import ModelError, UsageError
+from specbench.records import Sampling
+from tests.decoding.conftest import Plant
+from tests.decoding.fakes import CountingClock, Wrapped
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import ragged_prompts, tiny_llama
+
+NUM_HEADS = 5
+BUDGETS = (24, 6, 15)
+
+
+@cache
+def target() -> StockRunner:
+    return StockRunner(tiny_llama())
+
+
+@cache
+def heads(num_layers: int = 1) -> Checkpoint:
+    config = target().model.config
+    return Medusa.new_checkpoint(config, 0, num_heads=NUM_HEADS, num_layers=num_layers)
+
+
+def drafter_of(checkpoint: Checkpoint, **parameters: Any) -> Medusa:
+    drafter = build_drafter("medusa", parts_of(target(), None, checkpoint), parameters)
+    assert isinstance(drafter, Medusa)
+    return drafter
+
+
+class Watched(Wrapped):
+    """Remembers what was drafted after which text, the current token included."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.seen: list[tuple[list[int], list[int]]] = []
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        proposal = self.inner.propose(state, k, span, sampler)
+        for row in range(state.num_rows):
+            if state.budget_B[row]:
+                text = state.tokens_BC[row, : state.length_B[row] + 1].tolist()
+                self.seen.append((text, proposal.tokens_BK[row].tolist()))
+        return proposal
+
+
+class OnAndOff(FixedK):
+    """K in two rounds of three, 0 in the third."""
+
+    num_rounds = 0
+
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:  # noqa: ARG002
+        self.num_rounds += 1
+        return self.max_k if self.num_rounds % 3 else 0
+
+
+def reference(text: list[int], num_layers: int) -> list[list[int]]:
+    """Every head's tokens, the likeliest first, by a plain forward and the paper's words."""
+    tokens_1T = torch.tensor([text[:-1]])  # all but the current token, which has no state yet
+    state_F = plain_model().model(input_ids=tokens_1T, use_cache=False).last_hidden_state[0, -1]
+    head, ranked = heads(num_layers).tensors, []
+    for i in range(NUM_HEADS):
+        x_F = state_F
+        for j in range(num_layers):
+            inner_F = head[f"{i}.{j}.linear.weight"] @ x_F + head[f"{i}.{j}.linear.bias"]
+            x_F = x_F + inner_F * inner_F.sigmoid()
+        ranked.append((head[f"{i}.{num_layers}.weight"] @ x_F).argsort(descending=True).tolist())
+    return ranked
+
+
+@cache
+def plain_model() -> Any:
+    return tiny_llama()
+
+
+@torch.no_grad()
+def assert_drafts_are_the_papers(num_layers: int = 1, **parameters: Any) -> None:
+    """Over ragged rows filled anew, prompts in pieces, drafts that are kept, rounds at K = 0."""
+    k, drafter = 4, drafter_of(heads(num_layers), **parameters)
+    watched = Watched(drafter)
+    requests = [
+        Request(prompt_ids=prompt, max_new_tokens=budget)
+        for prompt, budget in zip(ragged_prompts(), BUDGETS, strict=True)
+    ]
+    decoder = Decoder(target(), watched, eos_ids=(), clock=CountingClock(), prefill_chunk=4)
+    served = decoder.serve(requests, Sampler(Sampling()), OnAndOff(k), num_rows=2)
+
+    paths = [(0,) * depth for depth in range(1, k + 1)]
+    if drafter.trees is not None:
+        paths = list(drafter.trees[k].topology.paths)
+    assert len(watched.seen) > 20
+    for text, tokens in watched.seen:
+        ranked = reference(text, num_layers)
+        wanted = [ranked[len(path) - 1][path[-1]] for path in paths]
+        assert tokens == wanted, f"other drafts after {len(text)} tokens"
+    if drafter.trees is not None:
+        assert any(sum(result.rounds.num_accepted) for result in served.results)
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_a_chain_is_the_likeliest_token_of_each_head(num_layers: int) -> None:
+    assert_drafts_are_the_papers(num_layers, tree="chain")
+
+
+def test_a_tree_has_the_tokens_that_its_paths_name() -> None:
+    assert_drafts_are_the_papers()
+
+
+BUGS = {
+    "the drafts shifted by one token": (
+        Medusa.propose,
+        "self.heads.logits(self._rows(state), len(tree.levels) if tree else k)",
+        "self.heads.logits(self._rows(state), 5)[1:]",
+    ),
+    "the state of the path's first token": (
+        Medusa.observe,
+        "outcome.last_kept(outcome.features[0])",
+        "outcome.features[0][:, 0]",
+    ),
+    "the order of the heads reversed": (
+        Medusa.propose,
+        "self.heads.logits(self._rows(state), len(tree.levels) if tree else k)",
+        "self.heads.logits(self._rows(state), len(tree.levels) if tree else k).flip(0)",
+    ),
+    "the residual dropped": (MedusaHeads.logits, "x_HBF + silu(inner_HBF)", "silu(inner_HBF)"),
+    "no bias": (MedusaHeads.logits, "bias_H1F[:num_heads]", "0 * bias_H1F[:num_heads]"),
+    "the state before the final norm": (
+        Medusa.__init__,
+        "(target.num_layers,)",
+        "(target.num_layers - 1,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_reference_finds(bug: str, plant: Plant) -> None:
+    plant(*BUGS[bug])
+
+    with pytest.raises(AssertionError, match="other drafts after"):
+        assert_drafts_are_the_papers()
+
+
+def test_the_published_trees_are_cut_to_the_heads_there_are_and_to_the_drafts_asked_for() -> None:
+    assert [len(paths) for paths in (MC_SIM_7B_63, VICUNA_7B_STAGE2)] == [63, 63]
+    assert by_depth(drafter_of(heads())) == [10, 28, 23, 2]
+    assert by_depth(drafter_of(heads(), tree="stage2")) == [10, 23, 23, 7]
+    assert by_depth(drafter_of(heads(), max_drafts=5)) == [3, 2]
+    assert drafter_of(heads(), tree="chain").max_k == NUM_HEADS
+    assert drafter_of(heads()).max_k == 4, "no published path is longer"
+    for paths in (MC_SIM_7B_63, VICUNA_7B_STAGE2):
+        for n in range(1, 64):
+            Topology.of_paths(paths[:n])  # each beginning of the list is a tree
+
+
+def by_depth(drafter: Medusa) -> list[int]:
+    assert drafter.trees is not None
+    return [len(level.ranks) for level in drafter.trees[4].topology.levels]
+
+
+def test_measured_accuracies_shape_the_tree_unless_another_is_asked_for() -> None:
+    measured = replace(heads(), config={ACCURACIES: [[0.6, 0.2], [0.5, 0.1]]})
+    auto = drafter_of(measured, max_drafts=4)
+    assert auto.trees is not None
+    # 0.6; 0.6 * 0.5; 0.2; then 0.2 * 0.5 before 0.6 * 0.1
+    assert auto.trees[2].topology.paths == ((0,), (1,), (0, 0), (1, 0))
+    assert auto.trees[1].topology.paths == ((0,), (1,))
+    assert auto.max_k == 2, "two heads were measured"
+    assert drafter_of(measured, tree="published").max_k == 4
+
+
+@pytest.mark.parametrize(
+    ("rates", "complaint"),
+    [
+        (None, f"tree fitted needs {ACCURACIES}"),
+        ([[0.5], "much"], "has to list shares"),
+        ([[0.5, 1.5]], "has to list shares"),
+        ([[float("nan")]], "has to list shares"),
+        ([], "the first head is never right"),
+        ([[0.0], [1.0]], "the first head is never right"),
+    ],
+)
+def test_accuracies_that_are_none_are_refused(rates: object, complaint: str) -> None:
+    config = {} if rates is None else {ACCURACIES: rates}
+    with pytest.raises((UsageError, ModelError), match=complaint):
+        drafter_of(replace(heads(), config=config), tree="fitted")

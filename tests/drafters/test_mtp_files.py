@@ -1,0 +1,116 @@
+"""The files of MTP layers: what is taken from them, and what is refused.
+
+Shape suffixes: F hidden size, V vocabulary.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import StockRunner
+from specbench.drafters.mtp import Mtp
+from specbench.drafters.mtp_head import MtpHead
+from specbench.errors import ModelError
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import build
+from tests.drafters.mtp_families import checkpoint_for, dense_target, family_of
+
+
+def test_a_head_that_is_a_copy_of_the_targets_is_not_kept() -> None:
+    config, model = family_of("glm4_moe").config, dense_target()
+    own = checkpoint_for("glm4_moe", config)
+    copied_VF = own.tensors["model.layers.2.shared_head.head.weight"].clone()
+    copy = replace(own, tensors={**own.tensors, "lm_head.weight": copied_VF})
+    heads = [MtpHead(checkpoint, StockRunner(model)) for checkpoint in (own, copy)]
+
+    sizes = [sum(weight.numel() for weight in head.weights) for head in heads]
+
+    assert sizes[0] - sizes[1] == copied_VF.numel()
+
+
+def test_other_tensors_of_the_targets_files_are_not_read() -> None:
+    """Nothing but names is asked of them: a target's files may be larger than the memory."""
+    checkpoint = checkpoint_for("mimo", family_of("mimo").config)
+
+    class Files(dict[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            assert "mtp" in name, f"{name} was read"
+            return super().__getitem__(name)
+
+    others = {
+        "model.layers.0.mlp.up_proj.weight": torch.zeros(1),
+        "model.norm.weight": torch.ones(1),
+    }
+    MtpHead(replace(checkpoint, tensors=Files({**checkpoint.tensors, **others})), target_of("mimo"))
+
+
+def target_of(name: str) -> StockRunner:
+    return StockRunner(build(family_of(name).config))
+
+
+def changed(checkpoint: Checkpoint, **tensors: Tensor | None) -> Checkpoint:
+    """With tensors put in or, where they are None, taken out."""
+    both: dict[str, Tensor | None] = {**checkpoint.tensors, **tensors}
+    return replace(checkpoint, tensors={name: t for name, t in both.items() if t is not None})
+
+
+AT = "model.mtp_layers.0."
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
+    "another width": ({"hidden_size": 64}, {}, "hidden_size is 64, the target's is 32"),
+    "another depth": ({"num_hidden_layers": 9}, {}, "num_hidden_layers is 9, the target's is 2"),
+    "another vocabulary": ({"vocab_size": 60}, {}, "vocab_size is 60, the target's is 61"),
+    "another family": (
+        {"model_type": "llama"},
+        {},
+        "model type llama .* deepseek_v3, glm4_moe",
+    ),
+    "no layers by its config": ({"num_nextn_predict_layers": 0}, {}, "has no MTP layers"),
+    "fewer layers": (
+        {"num_nextn_predict_layers": 2},
+        {},
+        r"missing: model\.mtp_layers\.1\.final_layernorm",
+    ),
+    "a tensor less": (
+        {},
+        {f"{AT}input_proj.weight": None},
+        r"missing: .*\.0\.input_proj\.weight",
+    ),
+    "a tensor more": (
+        {},
+        {f"{AT}gate.weight": torch.ones(1)},
+        r"not known: model\.mtp_layers\.0\.gate\.weight",
+    ),
+    "another shape": (
+        {},
+        {f"{AT}input_proj.weight": torch.ones(32, 32)},
+        r"0\.input_proj\.weight is \(32, 32\)",
+    ),
+    "quantised": ({}, {f"{AT}mlp.up_proj.weight_scale_inv": torch.ones(1)}, "stored quantised"),
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_head_that_does_not_fit_is_refused_with_what_differs(fault: str) -> None:
+    fields, tensors, message = WRONG[fault]
+    right = checkpoint_for("mimo", family_of("mimo").config)
+    wrong = replace(changed(right, **tensors), config={**right.config, **fields})
+
+    with pytest.raises(ModelError, match=message):
+        Mtp(parts_of(target_of("mimo"), checkpoint=wrong))
+
+
+def test_files_that_lost_their_mtp_layers_are_refused_with_what_to_do() -> None:
+    right = checkpoint_for("glm4_moe", family_of("glm4_moe").config)
+    saved = replace(right, tensors={"model.norm.weight": torch.ones(32)})
+
+    with pytest.raises(ModelError, match=r"named like model\.layers\.2\..*its authors published"):
+        Mtp(parts_of(target_of("glm4_moe"), checkpoint=saved))
+
+
+def test_a_target_that_keeps_recurrent_state_is_refused_before_its_head_is_asked_for() -> None:
+    with pytest.raises(ModelError, match="recurrent state"):
+        StockRunner(build(family_of("qwen3_next").config))

@@ -1,0 +1,185 @@
+"""The target's first layers as drafter: the truncated model's drafts, the target's own slots."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.drafter import BareForward
+from specbench.decoding.fused_runner import FusedRunner
+from specbench.decoding.request import Request, Result
+from specbench.decoding.runner import Runner, StockRunner
+from specbench.errors import ModelError, UsageError
+from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
+from tests.decoding.models import (
+    ARCHITECTURES,
+    build,
+    generated,
+    plain_logits,
+    ragged_prompts,
+    random_prompt,
+    tiny_llama,
+)
+
+NUM_TOKENS = 24
+REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+TOKENS_2T = torch.tensor([random_prompt(9, seed=3), random_prompt(9, seed=4)])
+PLACES_2T = torch.arange(9).expand(2, -1)
+
+
+def deep_llama(later: float = 1.0) -> Any:
+    """Four layers, of which the last three add `later` times what they would."""
+    model = tiny_llama(num_hidden_layers=4)
+    for layer in model.model.layers[1:]:
+        layer.self_attn.o_proj.weight.data *= later
+        layer.mlp.down_proj.weight.data *= later
+    return model
+
+
+def truncated(model: Any, num_layers: int) -> Any:
+    """A model of its own with the first layers' weights."""
+    config = type(model.config)(**{**model.config.to_dict(), "num_hidden_layers": num_layers})
+    cut = build(config, seed=5)
+    state = {
+        name: weight for name, weight in model.state_dict().items() if name in cut.state_dict()
+    }
+    cut.load_state_dict(state)
+    return cut
+
+
+def skip(layer: Any, inputs: tuple[Tensor, ...], output: Any) -> Any:  # noqa: ARG001
+    """What a layer's hook gives in its place: the states as they came."""
+    return inputs[0] if isinstance(output, Tensor) else (inputs[0], *output[1:])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_first_layers_are_found_in_every_architecture_and_leave_the_model_as_it_is(
+    architecture: str,
+) -> None:
+    model = build(ARCHITECTURES[architecture]())
+    model.set_attn_implementation("eager")  # Gemma 2 needs it, on some versions unasked
+    whole = plain_logits(model, TOKENS_2T)
+    *_, last = next(m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
+    hook = last.register_forward_hook(skip)
+    expected = plain_logits(model, TOKENS_2T)
+    hook.remove()
+    runner = StockRunner(model)
+
+    first = runner.first_layers(1)
+
+    runner.allocate(2, 64)
+    logits = first.forward(TOKENS_2T, PLACES_2T, 64).logits
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-3)
+    logits = runner.forward(TOKENS_2T, PLACES_2T, 64).logits
+    torch.testing.assert_close(logits, whole, atol=2e-4, rtol=1e-3)
+    weights = {id(parameter) for parameter in model.parameters()}
+    assert {id(parameter) for parameter in first.model.parameters()} < weights
+
+
+@pytest.mark.parametrize("make", [StockRunner, FusedRunner])
+@torch.no_grad()
+def test_first_layers_say_what_a_truncated_model_says(make: Any) -> None:
+    model = deep_llama()
+    expected = plain_logits(truncated(model, 2), TOKENS_2T)
+    first = make(model).first_layers(2)
+
+    first.allocate(2, 64)
+
+    logits = first.forward(TOKENS_2T, PLACES_2T, 64).logits
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", [StockRunner, FusedRunner])
+@torch.no_grad()
+def test_slots_are_the_targets_after_it_had_to_grow_them_too(make: Any) -> None:
+    """The prompt goes through the target alone, and the first layers go on from it."""
+    model = deep_llama()
+    expected = plain_logits(truncated(model, 2), TOKENS_2T)
+    runner = make(model)
+    first = runner.first_layers(2)
+    for max_len in (64, 128):
+        runner.allocate(2, max_len)
+        runner.forward(TOKENS_2T[:, :6], PLACES_2T[:, :6], 64)
+
+        logits = first.forward(TOKENS_2T[:, 6:], PLACES_2T[:, 6:], 64).logits
+
+        assert first.cache is runner.cache
+        torch.testing.assert_close(logits, expected[:, 6:], atol=2e-4, rtol=1e-3)
+
+
+def logs(results: list[Result]) -> list[Any]:
+    return [(result.output_ids, result.rounds.num_accepted) for result in results]
+
+
+@pytest.mark.parametrize("make", [StockRunner, FusedRunner])
+@pytest.mark.parametrize("tree", [(), (3, 2)])
+@pytest.mark.parametrize("k", [1, 4])
+def test_it_drafts_as_a_truncated_model_with_a_cache_of_its_own_does(
+    make: Any, tree: tuple[int, ...], k: int
+) -> None:
+    model = deep_llama(later=0.3)
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    draft = StockRunner(truncated(model, 2))
+    target: Runner = make(model)
+    first = make_drafter("self_speculation", target, num_layers=2, tree=tree)
+    other = make_drafter("draft_model", target, draft, tree=tree)
+
+    ours = decode(target, first, REQUESTS, k=k, prefill_chunk=4)
+    theirs = decode(target, other, REQUESTS, k=k, prefill_chunk=4)
+
+    assert_texts(ours, texts)
+    assert logs(ours) == logs(theirs)
+    assert 0 < acceptance_rate(ours) < 1
+
+
+def test_all_layers_keep_every_draft_and_fewer_keep_the_more_the_less_is_left_out() -> None:
+    def accepted(later: float, num_layers: int) -> float:
+        target = StockRunner(deep_llama(later))
+        drafter = make_drafter("self_speculation", target, num_layers=num_layers)
+        return acceptance_rate(decode(target, drafter, REQUESTS, k=4))
+
+    assert accepted(1, 4) == accepted(0, 1) == 1
+    assert accepted(1, 1) < accepted(0.1, 1) < 1
+
+
+def test_a_quarter_of_the_layers_drafts_unless_told_otherwise() -> None:
+    target = StockRunner(tiny_llama(num_hidden_layers=9))
+
+    assert make_drafter("self_speculation", target).runner.num_layers == 2
+    assert make_drafter("self_speculation", StockRunner(tiny_llama())).runner.num_layers == 1
+
+
+@pytest.mark.parametrize(
+    ("tree", "forwards"), [((), [(1, 4)]), ((3, 2), [(1, 1), (3, 1), (6, 1), (6, 1)])]
+)
+def test_it_takes_one_forward_of_its_layers_for_each_level(
+    tree: tuple[int, ...], forwards: list[tuple[int, int]]
+) -> None:
+    drafter = make_drafter("self_speculation", StockRunner(tiny_llama()), tree=tree)
+
+    assert drafter.forwards(4) == tuple(BareForward(*forward) for forward in forwards)
+
+
+def test_more_layers_than_the_target_has_are_refused() -> None:
+    with pytest.raises(UsageError, match="num_layers 3; the target has 2 layers"):
+        make_drafter("self_speculation", StockRunner(tiny_llama()), num_layers=3)
+
+
+def test_a_model_whose_layers_are_not_found_is_refused() -> None:
+    model = tiny_llama()
+    runner = StockRunner(model)
+    model.model.more = torch.nn.ModuleList(model.model.layers)
+
+    with pytest.raises(ModelError, match="the list of its 2 layers is not found"):
+        make_drafter("self_speculation", runner)
+
+
+def test_a_model_that_is_spread_over_devices_is_refused() -> None:
+    model = tiny_llama()
+    runner = StockRunner(model)
+    model.model.forward = model.model.forward  # what device_map does, to move tensors around
+
+    with pytest.raises(ModelError, match="device_map"):
+        make_drafter("self_speculation", runner)

@@ -1,0 +1,217 @@
+"""Token recycling by hand: the tree's shape, the table it is read from, and what renews it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.drafter import Outcome, Proposal
+from specbench.decoding.request import Request
+from specbench.decoding.round import finish_round, propose
+from specbench.decoding.rows import Fill, Rows
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.drafters.token_recycling import TokenRecycling, likeliest_tree
+from specbench.records import Sampling
+from tests.decoding.fakes import CountingRunner
+from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.models import VOCAB_SIZE, plain_logits, ragged_prompts, tiny_llama
+
+UNKNOWN, R = 12, 8  # of a vocabulary of 12 tokens
+GREEDY = Sampler(Sampling())
+
+
+def recycling(**parameters: Any) -> TokenRecycling:
+    drafter = make_drafter("token_recycling", CountingRunner(UNKNOWN), **parameters)
+    assert isinstance(drafter, TokenRecycling)
+    return drafter
+
+
+def outcome(tokens: list[list[int]], best: list[list[list[int]]], emitted: list[int]) -> Outcome:
+    """What the drafter looks at: the tokens fed, and logits whose best ids are those given."""
+    logits_BNV = torch.zeros(len(tokens), len(tokens[0]), UNKNOWN)
+    for row, nodes in enumerate(best):
+        for node, ids in enumerate(nodes):
+            # The ids that are not given come after them, in order.
+            order = [*ids, *(i for i in range(UNKNOWN) if i not in ids)]
+            logits_BNV[row, node, order] = torch.arange(UNKNOWN, 0, -1.0)
+    nothing = torch.empty(0)
+    return Outcome(
+        torch.tensor(emitted), nothing, nothing, (), 64, torch.tensor(tokens), logits_BNV
+    )
+
+
+def state_at(*current: int) -> State:
+    """Rows whose current tokens are those."""
+    state = State.allocate(len(current), 64, [], torch.device("cpu"))
+    state.tokens_BC[:, 1] = torch.tensor(current)
+    return state
+
+
+def table(drafter: TokenRecycling) -> Tensor:
+    (successors_XR,) = drafter.buffers
+    assert isinstance(successors_XR, Tensor)
+    return successors_XR
+
+
+def test_the_likeliest_paths_make_the_tree() -> None:
+    # Products: (0) .6, (0 0) .36, (1) .3, (0 0 0) .216, then (0 1) and (1 0) .18.
+    assert likeliest_tree((0.6, 0.3), 4).paths == ((0,), (1,), (0, 0), (0, 0, 0))
+
+
+def test_the_default_tree_is_deeper_where_ranks_are_better() -> None:
+    paths = recycling()._trees[6].topology.paths
+
+    deepest = [max(len(p) for p in paths if p[0] == rank) for rank in range(8)]
+    assert len(paths) == 80
+    assert deepest == sorted(deepest, reverse=True)
+    assert (deepest[0], deepest[-1]) == (6, 2)
+
+
+def test_k_cuts_the_tree() -> None:
+    drafter = recycling()
+
+    assert [drafter.num_drafts(k) for k in (1, 2, 3, 4, 5, 6, 7)] == [8, 32, 60, 73, 79, 80, 80]
+    assert drafter.max_k == 6
+    assert recycling(max_drafts=1).num_drafts(4) == 1
+
+
+def test_the_drafts_are_read_from_the_table_rank_by_rank() -> None:
+    # The tree of 4: (0) (1), (0 0), (0 0 0).
+    drafter = recycling(max_drafts=4)
+    assert drafter._trees[3].topology.paths == ((0,), (1,), (0, 0), (0, 0, 0))
+    drafter.observe(state_at(1), outcome([[1, 5, 7]], [[[5, 6], [7], [3, 2]]], [1]))
+
+    proposal = drafter.propose(state_at(1), 3, 64, GREEDY)
+
+    assert proposal.tokens_BK.tolist() == [[5, 6, 7, 3]]
+    assert proposal.num_drafted_B.tolist() == [4]
+    assert proposal.depth == 3
+
+
+def test_every_draft_is_the_successor_of_its_parent_that_its_path_says() -> None:
+    drafter = counting()
+    generator = torch.Generator().manual_seed(0)
+    table(drafter)[:-1] = torch.rand(100, 100, generator=generator).topk(R).indices
+
+    tokens = drafter.propose(state_at(3), 6, 64, GREEDY).tokens_BK[0].tolist()
+
+    known = {(): 3} | dict(zip(drafter._trees[6].topology.paths, tokens, strict=True))
+    for path in known.keys() - {()}:
+        assert known[path] == int(table(drafter)[known[path[:-1]], path[-1]])
+
+
+def test_what_follows_an_unknown_token_is_not_meant() -> None:
+    drafter = recycling(max_drafts=4)
+    drafter.observe(state_at(1), outcome([[1]], [[[5, 6]]], [1]))
+
+    proposal = drafter.propose(state_at(1, 9), 3, 64, GREEDY)
+
+    assert proposal.tree is not None
+    assert proposal.tree.is_meant_BK.tolist() == [[True, True, False, False], [False] * 4]
+    assert proposal.num_drafted_B.tolist() == [2, 0]
+    assert int(proposal.tokens_BK.max()) < UNKNOWN
+
+
+def test_a_token_fed_twice_takes_the_successors_of_its_last_node() -> None:
+    drafter = recycling()
+
+    drafter.observe(
+        state_at(1, 1),
+        outcome([[1, 2, 1], [4, 1, 2]], [[[5], [6], [7]], [[8], [9], [10]]], [2, 1]),
+    )
+
+    assert table(drafter)[[1, 2, 4], 0].tolist() == [9, 10, 8]
+
+
+def test_a_row_that_is_done_teaches_nothing() -> None:
+    drafter = recycling()
+    drafter.observe(state_at(1), outcome([[1, 2]], [[[5], [6]]], [1]))
+    before = table(drafter).clone()
+
+    drafter.observe(state_at(1, 2), outcome([[1, 3], [2, 1]], [[[7], [8]], [[9], [10]]], [0, 0]))
+    assert torch.equal(table(drafter), before)
+
+    drafter.observe(state_at(1, 2), outcome([[1, 3], [2, 1]], [[[7], [8]], [[9], [10]]], [1, 0]))
+    assert table(drafter)[[1, 2, 3], 0].tolist() == [7, 6, 8]
+
+
+def test_the_unknown_token_has_unknown_successors_for_ever() -> None:
+    drafter = recycling()
+    everything = [list(range(UNKNOWN))]
+
+    drafter.observe(state_at(1), outcome(everything, [[[0]] * UNKNOWN], [1]))
+
+    assert table(drafter)[UNKNOWN].tolist() == [UNKNOWN] * R
+    assert int(table(drafter)[:UNKNOWN].max()) < UNKNOWN
+
+
+@torch.no_grad()
+def test_after_rounds_the_table_holds_the_best_of_the_plain_logits() -> None:
+    """Every node's logits from a plain forward over its own text, rejected nodes included."""
+    plain, prompt = tiny_llama(seed=0), ragged_prompts()[0]
+    target = StockRunner(tiny_llama(seed=0))
+    drafter = make_drafter("token_recycling", target)
+    assert isinstance(drafter, TokenRecycling)
+    rows = Rows(target, drafter, num_rows=1, capacity=256, eos_ids=())
+    rows.begin(1)
+    rows.fill([Fill(row=0, prompt_ids=prompt, max_new_tokens=60, seed=0)], GREEDY)
+    expected = torch.full((VOCAB_SIZE + 1, R), VOCAB_SIZE)
+
+    def learn(text: list[int], proposal: Proposal | None) -> None:
+        """Enter the nodes of a round after `text`, in their order."""
+        paths: list[list[int]] = [[]]
+        if proposal is not None and proposal.tree is not None:
+            parents = proposal.tree.parents_BK[0].tolist()
+            for token, parent in zip(proposal.tokens_BK[0].tolist(), parents, strict=True):
+                paths.append([*paths[parent], token])
+        for path in paths:
+            whole = [*text, *path]
+            best_R = plain_logits(plain, torch.tensor([whole]))[0, -1].topk(R).indices
+            expected[whole[-1]] = best_R
+
+    learn(list(prompt), None)
+    assert torch.equal(table(drafter), expected)
+    for _ in range(6):
+        text = rows.state.tokens_BC[0, : int(rows.state.length_B1) + 1].tolist()
+        proposal = propose(drafter, rows.state, GREEDY, 4, 128)
+        learn(text, proposal)
+        finish_round(target, drafter, rows.state, GREEDY, proposal, 128)
+        assert torch.equal(table(drafter), expected)
+
+
+def kept(drafter: TokenRecycling, *first_tokens: int) -> list[tuple[int, ...]]:
+    """Drafts kept in each round of requests that count up from a token, 12 tokens each."""
+    requests = [Request(prompt_ids=(token,), max_new_tokens=12) for token in first_tokens]
+    results = decode(CountingRunner(), drafter, requests, k=4)
+    for token, result in zip(first_tokens, results, strict=True):
+        assert result.output_ids == tuple(range(token + 1, token + 13))
+    return [result.rounds.num_accepted for result in results]
+
+
+def counting(**parameters: Any) -> TokenRecycling:
+    drafter = make_drafter("token_recycling", CountingRunner(), **parameters)
+    assert isinstance(drafter, TokenRecycling)
+    return drafter
+
+
+def test_with_a_warm_start_a_pass_goes_on_from_the_one_before() -> None:
+    drafter = counting(warm_start=True)
+
+    assert kept(drafter, 3) == [(0,) * 11]  # it meets every number for the first time
+    assert kept(drafter, 3) == [(4, 4, 0)]
+
+
+def test_without_a_warm_start_a_pass_is_like_the_first() -> None:
+    drafter = counting()
+
+    assert kept(drafter, 3) == kept(drafter, 3) == [(0,) * 11]
+
+
+def test_a_row_learns_from_its_neighbour() -> None:
+    """The second row comes to 13 when the first has been at 13 .. 21, and is not at 22 yet."""
+    ahead, behind = kept(counting(), 13, 4)
+
+    assert ahead == (0,) * 11
+    assert behind == (0, 0, 0, 0, 0, 0, 0, 0, 2)

@@ -1,0 +1,153 @@
+"""A head beside its target in the built-in engine: its memory, its identity, how deep it goes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from specbench.config import Drafter, Target, load_pairings
+from specbench.drafters.medusa import Medusa
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.engines.shelf import Shelf
+from specbench.errors import CompatibilityError, ModelError, UsageError
+from specbench.model_spec import ModelSpec
+from specbench.records import Sampling
+from tests.tiny_pair import make_tokenizer, write_pair
+
+NUM_HEADS, WIDTH, VOCAB = 3, 32, 272
+PARAMETERS = NUM_HEADS * (WIDTH * WIDTH + WIDTH + VOCAB * WIDTH)
+REQUEST = EngineRequest(
+    prompt_ids=(40, 41, 42, 43), max_new_tokens=12, sampling=Sampling(), seed=0, stop_at_eos=False
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """A tiny target with a folder `head` beside it."""
+    folder = tmp_path_factory.mktemp("pair")
+    file = write_pair(folder)
+    config = AutoConfig.from_pretrained(folder / "target")
+    write_head(folder / "head", config)
+    return load_pairings(file).targets[0]
+
+
+def write_head(folder: Path, config: object) -> None:
+    head = Medusa.new_checkpoint(config, 0, num_heads=NUM_HEADS)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(head.config))
+    save_file(dict(head.tensors), folder / "model.safetensors")
+
+
+def head_of(pair: Target, **changes: object) -> Drafter:
+    folder = pair.model.folder.parent / "head"
+    spec = replace(ModelSpec(source="./head", folder=folder), **changes)
+    return Drafter(name="medusa", method="medusa", model=spec)
+
+
+@pytest.fixture(scope="module")
+def engine(pair: Target) -> BuiltinEngine:
+    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine.add_drafter(head_of(pair))
+    return engine
+
+
+def work(k: int, *, adaptive: bool = False) -> Work:
+    return Work(drafter="medusa", method="medusa", k=k, adaptive=adaptive)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_text_is_the_targets_own(engine: BuiltinEngine, k: int) -> None:
+    wanted = engine.generate(REQUEST, engine.baseline).output_ids
+    assert engine.generate(REQUEST, work(k)).output_ids == wanted
+
+
+def test_a_head_is_counted_into_memory_and_into_what_is_known_of_it(
+    pair: Target, engine: BuiltinEngine
+) -> None:
+    alone = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    identity = alone.add_drafter(head_of(pair))
+
+    assert identity is not None
+    assert (identity.name, identity.source, identity.dtype) == ("medusa", "head", "float32")
+    assert identity.num_parameters == PARAMETERS
+    assert identity.tokenizer_sha256 == alone.tokenizer.sha256
+    assert len(identity.content_sha256) == 64
+    assert engine.weights_bytes("medusa") - engine.weights_bytes("none") == 4 * PARAMETERS
+    assert engine.bytes_read("medusa") == 4 * PARAMETERS
+    engine.generate(REQUEST, work(2))
+    assert engine.kv_bytes_per_token("medusa") == engine.kv_bytes_per_token("none")
+
+
+def test_a_floor_without_the_heads_own_forwards_is_not_told(engine: BuiltinEngine) -> None:
+    assert engine.forwards("medusa", 2) == ()
+    assert len(engine.forwards("none", 0)) == 1
+
+
+def test_a_k_that_is_too_deep_is_refused_before_anything_runs(engine: BuiltinEngine) -> None:
+    assert engine.max_k("medusa") == NUM_HEADS
+    assert engine.max_k("none") is None
+    assert engine.record.max_k == {"medusa": NUM_HEADS}
+    with pytest.raises(UsageError, match="medusa drafts at most 3 tokens ahead; choose -k 3"):
+        engine.generate(REQUEST, work(4))
+
+
+def test_an_adaptive_k_goes_as_deep_as_it_can(engine: BuiltinEngine) -> None:
+    served = engine.serve([REQUEST] * 2, work(8, adaptive=True), Load(concurrency=2))
+    assert max(served.rounds.num_speculative_tokens) <= NUM_HEADS
+    assert served.results[0].output_ids == engine.generate(REQUEST, engine.baseline).output_ids
+
+
+def test_only_a_tokenizer_of_its_own_is_compared(pair: Target, tmp_path: Path) -> None:
+    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    write_head(tmp_path / "head", AutoConfig.from_pretrained(pair.model.folder))
+    make_tokenizer().save_pretrained(tmp_path / "head")
+    engine.add_drafter(head_of(pair, folder=tmp_path / "head"))  # the same: fine
+
+    file = tmp_path / "head" / "tokenizer.json"
+    file.write_text(file.read_text().replace('"A":', '"new":'))
+    other = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    with pytest.raises(CompatibilityError, match="cannot draft for"):
+        other.add_drafter(head_of(pair, folder=tmp_path / "head"))
+
+
+def test_a_head_is_not_packed(pair: Target, engine: BuiltinEngine) -> None:
+    with pytest.raises(ModelError, match="leave out `quantization: int8`"):
+        engine.add_drafter(replace(head_of(pair, quantization="int8"), name="packed"))
+
+
+def test_a_removed_head_is_gone(pair: Target) -> None:
+    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine.add_drafter(head_of(pair))
+    engine.generate(REQUEST, work(2))
+    engine.remove_drafter("medusa")
+    with pytest.raises(KeyError):
+        engine.generate(REQUEST, work(2))
+    engine.remove_drafter("medusa")
+
+
+def test_made_up_weights_make_up_the_head_too(pair: Target) -> None:
+    engine = BuiltinEngine(pair, Shelf(torch.device("cpu"), dummy=True))
+    identity = engine.add_drafter(head_of(pair))
+    assert identity is not None
+    assert identity.content_sha256.startswith("dummy:")
+    wanted = engine.generate(REQUEST, engine.baseline).output_ids
+    assert engine.generate(REQUEST, work(2)).output_ids == wanted
+
+
+def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Target) -> None:
+    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine.add_drafter(
+        Drafter(name="self", method="self_speculation", model=None, parameters={"num_layers": 1})
+    )
+    config = AutoConfig.from_pretrained(pair.model.folder)
+    layer = (engine.bytes_read("none") - engine.bytes_read("self")) / (config.num_hidden_layers - 1)
+
+    assert engine.weights_bytes("self") == engine.weights_bytes("none")
+    rest = 4 * (VOCAB * WIDTH + WIDTH)  # the head and the final norm
+    frequencies = 64  # of the rotary positions
+    assert engine.bytes_read("self") == layer + rest + frequencies

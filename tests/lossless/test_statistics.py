@@ -1,0 +1,120 @@
+"""Each p-value is one: below alpha no more often than alpha says, and near 0 for its fault."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from specbench.lossless.evidence import Floats, JointCounts
+from specbench.lossless.statistics import (
+    TAIL,
+    detectable,
+    holm,
+    joint_p_value,
+    serial_p_value,
+    tail_p_value,
+    temperature_p_value,
+    uniform_p_value,
+)
+
+NUM_CALLS = 2000
+NUM_TOKENS = 500
+
+
+def draws(seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).random((NUM_CALLS, NUM_TOKENS))
+
+
+@pytest.mark.parametrize("p_value", [tail_p_value, uniform_p_value, serial_p_value])
+@pytest.mark.parametrize("alpha", [0.05, 0.005])
+def test_sound_tokens_raise_no_more_alarms_than_stated(
+    p_value: Callable[[Floats], float], alpha: float
+) -> None:
+    alarms = np.mean([p_value(row) < alpha for row in draws()])
+    print(f"{p_value.__name__}: {alarms:.4f} alarms where {alpha} is stated")
+    assert alarms < alpha + 4 * (alpha / NUM_CALLS) ** 0.5
+
+
+def test_few_drafts_kept_against_the_target_are_seen_in_the_tail_alone() -> None:
+    tokens_N = np.random.default_rng(1).random(8192)
+    tokens_N[:16] = 1e-5  # 0.2 %
+    assert tail_p_value(tokens_N) < 1e-10
+    assert uniform_p_value(tokens_N) > 0.01
+
+
+def test_preferred_tokens_and_noise_used_twice_are_seen() -> None:
+    rng = np.random.default_rng(0)
+    tokens_N = rng.random(4096)
+    assert uniform_p_value(tokens_N**1.2) < 1e-6
+    assert serial_p_value(tokens_N.repeat(2)) < 1e-6
+    assert uniform_p_value(tokens_N) > 1e-3 < serial_p_value(tokens_N)
+
+
+def log_likelihoods(law_V: Floats, tokens_N: Floats) -> dict[float, float]:
+    found = {}
+    for factor in (0.7, 0.8, 1.0, 1.25):
+        scores_V = np.log(law_V) / factor
+        scores_V -= np.log(np.exp(scores_V).sum())
+        found[factor] = float(scores_V[tokens_N].sum())
+    return found
+
+
+def test_another_temperature_is_seen_and_the_right_one_is_not() -> None:
+    rng = np.random.default_rng(0)
+    law_V = rng.dirichlet(np.ones(20))
+    cold_V = law_V**1.25 / (law_V**1.25).sum()
+    alarms = 0
+    for _ in range(NUM_CALLS):
+        sound = log_likelihoods(law_V, rng.choice(20, NUM_TOKENS, p=law_V))
+        alarms += temperature_p_value(sound) < 0.05
+    assert alarms / NUM_CALLS <= 0.05
+    cold = log_likelihoods(law_V, rng.choice(20, 4 * NUM_TOKENS, p=cold_V))
+    assert temperature_p_value(cold) < 1e-6
+    assert temperature_p_value(cold, null=0.8) > 0.05
+    assert temperature_p_value(sound, null=0.7) < 1e-3
+
+
+def test_the_joint_law_of_short_texts() -> None:
+    rng = np.random.default_rng(0)
+    law_C = rng.dirichlet(np.ones(100))
+
+    def p_value(drawn_from: Floats) -> float:
+        observed_C = rng.multinomial(5000, drawn_from).astype(float)
+        return joint_p_value(JointCounts(observed_C=observed_C, probability_C=law_C, num_tokens=2))
+
+    alarms = np.mean([p_value(law_C) < 0.05 for _ in range(NUM_CALLS)])
+    assert 0.03 < alarms < 0.07
+    assert p_value(law_C**1.3 / (law_C**1.3).sum()) < 1e-4
+
+
+def test_a_text_that_cannot_be_has_probability_0() -> None:
+    counts = JointCounts(
+        observed_C=np.array([5.0, 1.0]), probability_C=np.array([1.0, 0.0]), num_tokens=1
+    )
+    assert joint_p_value(counts) == 0
+
+
+def test_holm_is_that_of_the_book() -> None:
+    adjusted = holm(np.array([0.01, 0.04, 0.03, 0.005]))
+    assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm(np.array([])).size == 0
+
+
+@pytest.mark.parametrize("num_tokens", [2000, 16384])
+def test_what_is_called_detectable_is_found_in_80_percent_of_calls(num_tokens: int) -> None:
+    alpha = 1e-3
+    power = detectable(num_tokens, alpha)
+    rng = np.random.default_rng(0)
+
+    def found(share: float, excess: float) -> float:
+        calls = []
+        for _ in range(300):
+            tokens_N = rng.random(num_tokens)
+            below = rng.random(num_tokens) < share + excess
+            moved_N = np.where(below, share * tokens_N, share + (1 - share) * tokens_N)
+            calls.append(tail_p_value(moved_N) < alpha)
+        return float(np.mean(calls))
+
+    assert 0.72 < found(0.5, power.shift) < 0.9
+    assert found(TAIL, power.tail) > 0.72  # other shares may see it, too
+    assert power.tail < power.shift / 5

@@ -1,0 +1,77 @@
+"""What training shows a head is what drafting will show it.
+
+Shape suffixes: B rows, T tokens, F the head's states.
+"""
+
+import pytest
+import torch
+
+from specbench.drafters.registry import build_drafter
+from specbench.training.chain_pupil import ChainPupil
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import tiny_llama
+from tests.drafters.feature_cases import Watched, run_rounds
+from tests.drafters.plain_heads import PlainEagle, PlainEagle3
+from tests.training.tiny_target import METHODS, VOCAB_SIZE, lab
+
+DEPTH = 4
+
+
+@pytest.mark.parametrize(("method", "plain"), [("eagle", PlainEagle), ("eagle3", PlainEagle3)])
+def test_a_pass_says_what_a_plain_head_says_after_as_many_drafts(method, plain):
+    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
+    bench = lab()
+    pupil = bench.pupil(method)
+    assert isinstance(pupil, ChainPupil)
+    checkpoint = pupil.checkpoint()
+    if method == "eagle3":
+        checkpoint.tensors["d2t"] = torch.zeros(VOCAB_SIZE, dtype=torch.long)  # the plain head's
+    head = plain(model, checkpoint)
+    batch = bench.batches[0]
+    lesson = bench.teacher(pupil).lesson(batch)
+    ids = batch.ids_BT[0].tolist()
+
+    with torch.no_grad():
+        bench_passes = [
+            pupil._head.logits(one.states_BTF)[0]
+            for one in pupil._run(lesson, lesson.features, DEPTH)
+        ]
+
+    for depth, logits_TV in enumerate(bench_passes):
+        for current in (3, 8, 11):
+            text, drafts = ids[: current + 1], ids[current + 1 : current + 1 + depth]
+            expected_V = head.logits(text, drafts)
+            torch.testing.assert_close(
+                logits_TV[current - 1 + depth], expected_V, rtol=2e-3, atol=2e-3
+            )
+
+
+@pytest.mark.parametrize(("method", "num_heads"), [*((m, None) for m in METHODS), ("mtp", 2)])
+def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
+    """Round by round: from each token of an answer, how many drafts the target would keep."""
+    bench = lab()
+    pupil = bench.pupil(method, num_heads)
+    teacher = bench.teacher(pupil)
+    found = [pupil.agreement(teacher.lesson(batch), 3) for batch in bench.held_out]
+    right = torch.stack([one.right_D for one in found]).sum(0).tolist()
+    contexts = torch.stack([one.contexts_D for one in found]).sum(0).tolist()
+
+    counted = [0, 0, 0]
+    possible = [0, 0, 0]
+    target = lab().target
+    parameters = {} if method == "mtp" else {"tree": "chain"}
+    for text in (text for text in bench.texts if text.is_held_out):
+        for current in range(text.num_prompt, len(text.ids) - 1):
+            drafter = build_drafter(method, parts_of(target, None, pupil.checkpoint()), parameters)
+            watched = Watched(drafter)
+            drafter.num_drafts(3)
+            # A prompt that ends before `current`: greedy, the target emits `current` first.
+            run_rounds(target, watched, [text.ids[:current]], [3])
+            drafts, follow = watched.seen[0].paths[-1], text.ids[current + 1 :]
+            assert watched.seen[0].text == text.ids[: current + 1]
+            for d in range(min(3, len(follow))):
+                possible[d] += 1
+                counted[d] += drafts[: d + 1] == follow[: d + 1]
+
+    assert contexts == possible
+    assert right == counted

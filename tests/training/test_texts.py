@@ -1,0 +1,186 @@
+"""Whose words heads learn: the target's own, kept as they come, and none that are measured on."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from specbench.decoding.tokenizer import Tokenizer
+from specbench.demo import MODELS, WORKLOADS
+from specbench.errors import StoreError, UsageError, WorkloadError
+from specbench.training.answering import answer, plan_answers
+from specbench.training.batches import batches_of, order
+from specbench.training.prompts import Question, corpus_questions, workload_questions
+from specbench.training.texts import Text, TextFile
+from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.training.tiny_target import CPU, VOCAB_SIZE, lab
+
+ORIGIN = {"target_sha256": "abc", "seed": 0}
+QUESTIONS = [
+    Question(random_prompt(4 + i % 3, i, VOCAB_SIZE), is_held_out=i < 3) for i in range(10)
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(str(MODELS / "target"), revision=None, trust_remote_code=False)
+
+
+def answered(path: Path, num_texts: int = 12, temperatures: tuple[float, ...] = (0.0, 1.0)):
+    jobs = plan_answers(QUESTIONS, temperatures, num_texts, seed=5)
+    file = TextFile(path, ORIGIN, VOCAB_SIZE)
+    answer(lab().target, (), jobs, file, max_new_tokens=6, num_rows=2, told=silent)
+    return file.texts
+
+
+def silent(done: int, total: int) -> None:
+    """Hears nothing."""
+
+
+def test_corpus_prompts_are_none_of_the_embedded_workloads(tokenizer):
+    asked = corpus_questions(tokenizer, 400, seed=0, end=9300)
+    first_turns = {
+        tokenizer.prompt_ids(prompt.turns[0])
+        for name in ("chat", "code", "creative", "qa", "edit")
+        for prompt in load(WORKLOADS / f"{name}.jsonl")
+    }
+
+    assert len(first_turns) == 200
+    assert not first_turns & {question.ids for question in asked.questions}
+    assert len(asked.questions) > 500
+
+
+def load(path: Path):
+    from specbench.workloads import load_workload
+
+    return load_workload(path.stem, folder=path.parent).prompts
+
+
+def test_a_twentieth_is_held_out_by_the_prompt_alone(tokenizer):
+    one, other = (corpus_questions(tokenizer, 400, seed, end=9300).questions for seed in (0, 1))
+
+    held_out = {question.ids for question in one if question.is_held_out}
+    assert held_out == {question.ids for question in other if question.is_held_out}
+    assert not held_out & {question.ids for question in one if not question.is_held_out}
+    assert 0.02 < len(held_out) / len(one) < 0.09
+    assert [q.ids for q in one] != [q.ids for q in other]
+    assert len({question.ids for question in one}) == len(one)
+
+
+def test_a_few_prompts_still_leave_one_to_measure_on(tokenizer, tmp_path):
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"Say {i}."}) + "\n" for i in range(3)))
+
+    asked = workload_questions((str(path),), tokenizer, 400, seed=0)
+
+    assert sorted(question.is_held_out for question in asked.questions)[-1]
+    assert not asked.questions[-1].is_held_out
+    assert list(asked.sources) == ["few.jsonl"]
+
+
+def test_prompts_that_are_all_too_long_are_a_usage_error(tokenizer, tmp_path):
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt": "long " * 400}) + "\n")
+
+    with pytest.raises(UsageError, match="of 1 prompts none is left to train on"):
+        workload_questions((str(path),), tokenizer, 100, seed=0)
+
+
+def test_a_file_that_is_not_there_is_a_workload_error(tokenizer):
+    with pytest.raises(WorkloadError, match="no-such"):
+        workload_questions(("./no-such.jsonl",), tokenizer, 100, seed=0)
+
+
+def test_held_out_prompts_are_answered_greedily_as_transformers_does(tmp_path):
+    texts = answered(tmp_path / "texts.jsonl")
+    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
+
+    for text in (text for text in texts if text.is_held_out):
+        prompt, said = text.ids[: text.num_prompt], text.ids[text.num_prompt :]
+        assert said == generated(model, prompt, 6)
+    assert [text.is_held_out for text in texts] == [True] * 3 + [False] * 12
+
+
+def test_few_prompts_are_asked_again_only_where_answers_differ(tmp_path):
+    texts = answered(tmp_path / "sampled.jsonl", num_texts=30)
+    greedy = plan_answers(QUESTIONS, (0.0,), 30, seed=0)
+
+    asked = Counter(text.ids[: text.num_prompt] for text in texts if not text.is_held_out)
+    assert sum(asked.values()) == 30
+    assert len(set(texts)) == len(texts)
+    assert len(greedy) == len(QUESTIONS)
+
+
+def test_a_killed_run_goes_on_with_the_answers_it_has(tmp_path):
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    texts = answered(whole)
+    content = whole.read_bytes()
+    cut.write_bytes(content[: content.index(b"\n", 500) + 9])  # in the middle of a line
+
+    assert len(TextFile(cut, ORIGIN, VOCAB_SIZE).texts) < len(texts)
+    assert answered(cut) == texts
+    assert cut.read_bytes() == content
+
+
+def test_fewer_answers_are_the_first_of_more(tmp_path):
+    assert answered(tmp_path / "few.jsonl", 4) == answered(tmp_path / "many.jsonl", 7)[:7]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("[[1, 2, 3], 2]", ":2: no text of this target"),
+        ("[[1, 2, 99], 2, false]", ":2: no text of this target"),
+        ("[[1, 2, true], 2, false]", ":2: no text of this target"),
+        ("[[1, 2, 3], 3, false]", ":2: no text of this target"),
+        ("[[1, 2, 3], 0, false]", ":2: no text of this target"),
+        ('{"ids": []}', ":2: no text of this target"),
+        ("[[1, 2", ":2: .*remove the file"),
+        ("[" * 100_000, ":2: .*remove the file"),
+    ],
+)
+def test_a_line_that_is_no_text_is_refused(line, says, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(f"{json.dumps(ORIGIN)}\n{line}\n")
+
+    with pytest.raises(StoreError, match=says):
+        TextFile(path, ORIGIN, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("first", ['{"target_sha256": "other", "seed": 0}', "[1]", "7"])
+def test_texts_of_another_target_are_refused(first, tmp_path):
+    path = tmp_path / "texts.jsonl"
+    path.write_text(f"{first}\n")
+
+    with pytest.raises(StoreError, match="holds texts of another training: target_sha256"):
+        TextFile(path, ORIGIN, VOCAB_SIZE)
+
+
+def test_batches_have_every_token_once_and_no_padding_is_learned():
+    texts = [Text(tuple(range(1, 4 + i)), 2, is_held_out=False) for i in range(40)]
+
+    batches = batches_of(texts, 128, 32, 0, CPU)
+
+    rows = [
+        (tuple(ids[: len_of(ids)]), int(flags.sum()))
+        for batch in batches
+        for ids, flags in zip(batch.ids_BT.tolist(), batch.is_answer_BT, strict=True)
+    ]
+    cut = [(text.ids[:32], min(len(text.ids), 32) - 2) for text in texts]
+    assert sorted(rows) == sorted(cut)
+    assert [batch.number for batch in batches] == list(range(len(batches)))
+
+
+def len_of(ids: list[int]) -> int:
+    return ids.index(0) if 0 in ids else len(ids)
+
+
+def test_every_epoch_has_every_batch_and_a_resumed_one_the_rest():
+    steps = order(5, seed=3)
+    first, second = ([next(steps) for _ in range(5)] for _ in range(2))
+
+    assert sorted(first) == sorted(second) == list(range(5))
+    assert first != second
+    resumed = order(5, seed=3, first=7)
+    assert [next(resumed) for _ in range(3)] == second[2:]

@@ -1,0 +1,217 @@
+"""Heads learn, a killed training goes on to the same bits, and what is written is read back."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.decoding.checkpoint_files import read_checkpoint
+from specbench.decoding.runner import StockRunner
+from specbench.errors import StoreError
+from specbench.model_spec import ModelSpec
+from specbench.training.acceptance import measure_acceptance
+from specbench.training.head_files import write_head
+from specbench.training.optimizer import Schedule
+from specbench.training.progress import Progress
+from specbench.training.pupil import Pupil
+from specbench.training.recipes import open_pupil
+from specbench.training.train_head import TrainSettings, batches_for
+from specbench.training.trainer import Plan, Told, train
+from tests.decoding.models import tiny_llama
+from tests.training.tiny_target import CPU, METHODS, VOCAB_SIZE, lab
+
+SETTINGS = {"method": "any", "seed": 0}
+
+
+class Killed(Exception):
+    """The process ended here."""
+
+
+def silent(step: int, steps: int, loss: float) -> None:
+    """Hears nothing."""
+
+
+def killed_after(last: int) -> Told:
+    def told(step: int, steps: int, loss: float) -> None:  # noqa: ARG001
+        if step == last:
+            raise Killed
+
+    return told
+
+
+def plan(steps: int, seed: int = 0) -> Plan:
+    schedule = Schedule(steps=steps, muon_lr=8e-3, adamw_lr=8e-3, warm_up=4)
+    return Plan(schedule, seed, save_every=3)
+
+
+def trained(pupil: Pupil, path: Path, steps: int = 6, told: Told = silent) -> Progress:
+    bench = lab()
+    return train(pupil, bench.teacher(pupil), bench.batches, plan(steps), path, SETTINGS, told)
+
+
+def weights(pupil: Pupil) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in pupil.parameters.items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trained_head_is_read_back_and_drafts_better_than_a_new_one(method, tmp_path):
+    bench = lab(0.1)
+    pupil = bench.pupil(method)
+    new = measure_acceptance(pupil, bench.teacher(pupil), bench.held_out, 3)
+
+    progress = train(
+        pupil, bench.teacher(pupil), bench.batches, plan(80), tmp_path / "state", SETTINGS, silent
+    )
+    write_head(tmp_path / "head", pupil.checkpoint())
+    written = open_pupil(method, read_checkpoint(str(tmp_path / "head")), bench.target)
+    after = measure_acceptance(written, bench.teacher(written), bench.held_out, 3)
+
+    assert progress.losses[-1] < progress.first_loss - 0.2
+    assert after.mean_length > new.mean_length + 0.15
+    assert sorted(after.per_position, reverse=True) == list(after.per_position)
+    assert after.mean_length == pytest.approx(1 + sum(after.per_position))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradients_reach_every_weight(method):
+    bench, pupil = lab(), lab().pupil(method)
+    teacher = bench.teacher(pupil)
+    for parameter in pupil.parameters.values():  # what is 0 may hide a gradient behind it
+        parameter.data += 0.05
+
+    pupil.loss(teacher.lesson(bench.batches[0]), torch.Generator().manual_seed(0)).backward()
+
+    for name, parameter in pupil.parameters.items():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+    assert not any(p.requires_grad for p in bench.target.model.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_training_goes_on_to_the_same_bits(method, tmp_path):
+    at_once, in_two, told_before = lab().pupil(method), lab().pupil(method), killed_after(5)
+    whole = trained(at_once, tmp_path / "whole")
+
+    with pytest.raises(Killed):
+        trained(in_two, tmp_path / "parts", told=told_before)
+    resumed = lab().pupil(method)
+    parts = trained(resumed, tmp_path / "parts")
+
+    assert (parts.step, parts.losses) == (whole.step, whole.losses)
+    for name, tensor in weights(at_once).items():
+        assert torch.equal(tensor, resumed.parameters[name]), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_beside_a_target_in_bfloat16_weights_stay_in_float32(method, tmp_path):
+    half = StockRunner(
+        tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3).requires_grad_(False).bfloat16()
+    )
+    bench = lab()._replace(target=half)
+    pupil = bench.pupil(method)
+    path = tmp_path / "state"
+
+    train(pupil, bench.teacher(pupil), bench.batches, plan(3), path, SETTINGS, silent)
+
+    assert {tensor.dtype for tensor in pupil.parameters.values()} == {torch.float32}
+    is_rounded = [t.equal(t.bfloat16().float()) for t in pupil.parameters.values()]
+    assert not all(is_rounded)
+
+
+def test_what_is_measured_on_is_not_trained_on():
+    texts = lab().texts
+    settings = TrainSettings(method="eagle", target=ModelSpec(source="any"), out=Path("any"))
+    rows = [
+        {
+            tuple(row)
+            for b in batches_for(settings, texts, CPU, held_out=flag)
+            for row in b.ids_BT.tolist()
+        }
+        for flag in (False, True)
+    ]
+
+    assert not rows[0] & rows[1]
+    assert len(rows[0] | rows[1]) == len(set(texts))
+    assert rows[1]
+
+
+def test_another_seed_gives_other_weights(tmp_path):
+    bench, one, other = lab(), lab().pupil("eagle"), lab().pupil("eagle")
+    for pupil, seed in ((one, 0), (other, 1)):
+        path = tmp_path / str(seed)
+        train(pupil, bench.teacher(pupil), bench.batches, plan(2, seed), path, SETTINGS, silent)
+
+    assert any(not torch.equal(one.parameters[n], other.parameters[n]) for n in one.parameters)
+
+
+def test_a_budget_shortens_the_schedule_to_its_own_end(tmp_path):
+    bench, pupil = lab(), lab().pupil("medusa")
+    short = plan(10_000)._replace(seconds=0.01)
+
+    progress = train(
+        pupil, bench.teacher(pupil), bench.batches, short, tmp_path / "state", SETTINGS, silent
+    )
+
+    assert progress.step == progress.steps == 20
+
+
+class Run:
+    """A pickle that would run code."""
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return print, ("ran",)
+
+
+def damage(path: Path, kind: str) -> None:
+    content = torch.load(path, weights_only=True)
+    name = next(iter(content["parameters"]))
+    if kind == "code":
+        path.write_bytes(pickle.dumps(Run()))
+    elif kind == "code inside":
+        torch.save({**content, "settings": Run()}, path)
+    elif kind == "cut off":
+        path.write_bytes(path.read_bytes()[:-500])
+    elif kind == "a list":
+        torch.save([1, 2], path)
+    elif kind == "another shape":
+        content["parameters"][name] = content["parameters"][name][:1]
+        torch.save(content, path)
+    elif kind == "another head":
+        content["parameters"]["more"] = torch.zeros(1)
+        torch.save(content, path)
+    elif kind == "another step":
+        content["progress"]["stepp"] = 4
+        torch.save(content, path)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["code", "code inside", "cut off", "a list", "another shape", "another head", "another step"],
+)
+def test_a_file_that_cannot_be_gone_on_from_is_refused(kind, tmp_path, capsys):
+    path = tmp_path / "state"
+    trained(lab().pupil("medusa"), path, steps=3)
+    damage(path, kind)
+
+    with pytest.raises(StoreError, match=r"cannot be gone on from: .*; remove it to begin anew"):
+        trained(lab().pupil("medusa"), path)
+
+    assert "ran" not in capsys.readouterr().out
+
+
+def test_a_training_that_was_asked_for_otherwise_is_not_gone_on_with(tmp_path):
+    bench, pupil, path = lab(), lab().pupil("medusa"), tmp_path / "state"
+    trained(pupil, path, steps=3)
+
+    with pytest.raises(StoreError, match="was begun with seed 0, not 7; repeat that, or choose"):
+        train(
+            pupil,
+            bench.teacher(pupil),
+            bench.batches,
+            plan(6),
+            path,
+            {**SETTINGS, "seed": 7},
+            silent,
+        )

@@ -1,0 +1,58 @@
+"""A tiny target, texts of its own and heads for it, made once and trained in seconds."""
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+
+from specbench.decoding.runner import StockRunner
+from specbench.training.batches import Batch, batches_of
+from specbench.training.prompts import is_held_out
+from specbench.training.pupil import Pupil
+from specbench.training.recipes import new_pupil
+from specbench.training.teacher import Teacher
+from specbench.training.texts import Text
+from tests.decoding.models import generated, random_prompt, tiny_llama
+
+VOCAB_SIZE = 11
+METHODS = ("eagle", "eagle3", "medusa", "mtp")
+CPU = torch.device("cpu")
+
+
+class Lab(NamedTuple):
+    """A target and what a training of a head for it needs."""
+
+    target: StockRunner
+    texts: list[Text]
+    batches: list[Batch]
+    held_out: list[Batch]
+
+    def pupil(self, method: str, num_heads: int | None = None) -> Pupil:
+        count = num_heads or (3 if method == "medusa" else 1)
+        return new_pupil(method, self.target, self.target.config, self.texts, 1, count)
+
+    def teacher(self, pupil: Pupil) -> Teacher:
+        return Teacher(self.target, pupil.features, 2**24)
+
+
+@cache
+def lab(say: float = 1.0) -> Lab:
+    """`say` is how much its layers add to the last token's embedding: of little, heads learn."""
+    model = _target(say)
+    prompts = [random_prompt(length, seed, VOCAB_SIZE) for seed in range(24) for length in (5, 8)]
+    texts = [
+        Text((*prompt, *generated(model, prompt, 20)), len(prompt), is_held_out(prompt))
+        for prompt in dict.fromkeys(prompts)
+    ]
+    texts[0] = texts[0]._replace(is_held_out=True)
+    kept, held_out = ([t for t in texts if t.is_held_out is flag] for flag in (False, True))
+    batches = batches_of(kept, 256, 128, 0, CPU)
+    return Lab(StockRunner(_target(say)), texts, batches, batches_of(held_out, 256, 128, 0, CPU))
+
+
+def _target(say: float) -> Any:
+    model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3).requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(say)
+        layer.mlp.down_proj.weight.mul_(say)
+    return model
