@@ -1,13 +1,15 @@
 """Writes the parts of README.md that the program makes: its help and the measured table.
 
-    python benchmarks/readme.py             rewrite README.md from what lies in benchmarks/
-    python benchmarks/readme.py RUN SWEEP   first take over two stored runs (folders): what
-                                            `make run` measured, and the table's sweep
+    python benchmarks/readme.py [--made-run RUN] [--sweep RUN] [--methods RUN]
+
+rewrites README.md from what lies in benchmarks/, after taking over the stored runs (folders)
+that are named: what `make run` measured, the sweep of the table, every method side by side.
 
 A part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; a test fails when what
 stands there is not what this script would write.
 """
 
+import argparse
 import json
 import os
 import re
@@ -25,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 MADE_RUN = ROOT / "benchmarks" / "make_run.json"
 SWEEP = ROOT / "benchmarks" / "embedded_pair.json"
+METHODS = ROOT / "benchmarks" / "methods.json"
 FIGURE = ROOT / "benchmarks" / "embedded_pair.svg"
 
 
@@ -32,6 +35,7 @@ def blocks() -> dict[str, str]:
     """Name and text of every generated part."""
     made_run = json.loads(MADE_RUN.read_text(encoding="utf-8"))
     sweep = json.loads(SWEEP.read_text(encoding="utf-8"))
+    methods = json.loads(METHODS.read_text(encoding="utf-8"))
     return {
         "help": help_block(),
         "answer": answer_block(made_run),
@@ -39,15 +43,17 @@ def blocks() -> dict[str, str]:
         "table": table_block(sweep),
         "decisions": answer_block(sweep),
         "provenance": provenance_line(sweep),
+        "methods": methods_block(methods),
+        "methods-run": provenance_line(methods),
     }
 
 
-def take_over(made_run: Path, sweep: Path) -> None:
-    """Keep two stored runs as JSON documents, and the sweep's first chart."""
-    for folder, place in ((made_run, MADE_RUN), (sweep, SWEEP)):
-        document = build_document(load_run(folder, folder.parent))
-        place.write_text(json.dumps(to_json(document), indent=1) + "\n", encoding="utf-8")
-    FIGURE.write_text(standalone(charts(document)[0].svg), encoding="utf-8")
+def take_over(folder: Path, place: Path) -> None:
+    """Keep a stored run as a JSON document, and the sweep's first chart."""
+    document = build_document(load_run(folder, folder.parent))
+    place.write_text(json.dumps(to_json(document), indent=1) + "\n", encoding="utf-8")
+    if place == SWEEP:
+        FIGURE.write_text(standalone(charts(document)[0].svg), encoding="utf-8")
 
 
 def standalone(svg: str) -> str:
@@ -97,6 +103,19 @@ def table_block(document: Mapping[str, Any]) -> str:
             if chosen:
                 parts.append(_table(f"`{pairing}`, temperature {temperature:g}", chosen))
     return "\n\n".join(parts)
+
+
+def methods_block(document: Mapping[str, Any]) -> str:
+    """A line a drafter: speed-up with its interval and mean acceptance length by workload."""
+    cells = [cell for cell in document["cells"] if cell["num_speculative_tokens"] > 0]
+    workloads = list(dict.fromkeys(cell["workload"] for cell in cells))
+    by_place = {(cell["pairing"], cell["workload"]): cell for cell in cells}
+    lines = ["| drafter | method | " + " | ".join(workloads) + " |"]
+    lines.append("| --- | --- |" + " ---: |" * len(workloads))
+    for pairing, method in dict.fromkeys((cell["pairing"], cell["method"]) for cell in cells):
+        row = [_entry(by_place.get((pairing, workload))) for workload in workloads]
+        lines.append(f"| `{pairing}` | {method} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
 
 
 def _table(title: str, cells: list[Mapping[str, Any]]) -> str:
@@ -152,6 +171,12 @@ def rewritten(text: str) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        take_over(Path(sys.argv[1]), Path(sys.argv[2]))
+    parser = argparse.ArgumentParser()
+    places = {"--made-run": MADE_RUN, "--sweep": SWEEP, "--methods": METHODS}
+    for option in places:
+        parser.add_argument(option, type=Path)
+    asked = vars(parser.parse_args())
+    for option, place in places.items():
+        if folder := asked[option.strip("-").replace("-", "_")]:
+            take_over(folder, place)
     README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")

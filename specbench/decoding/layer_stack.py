@@ -87,9 +87,8 @@ class LayerStack:
         """
         cache: SlotCache | WholeTexts = self.cache
         if self._texts is not None:
-            stride = 1 if only is None else len(self.layers)
             cache = self._texts
-            seen_BTS = cache.seen(positions_BT, only or 0, stride, first_slot)
+            seen_BTS = cache.seen(positions_BT, only or 0, first_slot)
         else:
             slots_BT = positions_BT if branches is None else branches.slots_BT
             self.cache.index.point(slots_BT, span, first_row)

@@ -31,15 +31,14 @@ class WholeTexts:
         values.append(value_states)
         return torch.cat(keys, 2), torch.cat(values, 2)
 
-    def seen(self, positions_BT: Tensor, layer: int, stride: int, first: int) -> Tensor:
+    def seen(self, positions_BT: Tensor, layer: int, first: int) -> Tensor:
         """What the next pass of a layer may attend to, bool [1, T, S].
 
-        `stride` passes of the head lie between two of this layer; before position `first` there
-        is nothing.
+        Before position `first` there is nothing.
         """
         T, passes = positions_BT.shape[1], len(self._keys[layer])
         at_T = torch.arange(T, device=positions_BT.device)
         behind_TT = at_T[:, None] - at_T
-        blocks = [(behind_TT >= passes * stride) & (at_T >= first)]
-        blocks += [behind_TT == (passes - j) * stride for j in range(1, passes + 1)]
+        blocks = [(behind_TT >= passes) & (at_T >= first)]
+        blocks += [behind_TT == passes - j for j in range(1, passes + 1)]
         return torch.cat(blocks, 1)[None]

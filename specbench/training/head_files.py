@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
@@ -23,7 +23,7 @@ def write_head(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype = torch.
 
     tensors = {name: stored(tensor) for name, tensor in checkpoint.tensors.items()}
     temporary = folder / "model.safetensors.tmp"
-    save_file(tensors, temporary, metadata={"format": "pt"})
+    temporary.write_bytes(save(tensors, metadata={"format": "pt"}))
     temporary.replace(folder / "model.safetensors")
     write_json(folder / "config.json", dict(checkpoint.config))
 

@@ -1,4 +1,4 @@
-"""MTP layers as pupils: pass i trains layer i, and goes round where there are fewer.
+"""MTP layers as pupils: pass i trains layer i; a single layer goes on from its own states.
 
 Shape suffixes: B rows, T tokens, F the head's states.
 """
@@ -13,10 +13,17 @@ from specbench.drafters.feature_drafter import FeatureHead
 from specbench.drafters.mtp_head import MtpHead
 from specbench.drafters.mtp_layouts import file_name, split_experts
 from specbench.training.chain_pupil import ChainPupil
+from specbench.training.pupil import Agreement
+from specbench.training.teacher import Lesson
 
 
 class MtpPupil(ChainPupil):
     """As DeepSeek-AI 2024 (arXiv:2412.19437), 2.2, beside a target that stays as it is."""
+
+    def agreement(self, lesson: Lesson, depth: int) -> Agreement:
+        """To the depth of the layers: of several, drafts deeper than that are not trained."""
+        layers = self._mtp.num_layers
+        return super().agreement(lesson, depth if layers == 1 else min(depth, layers))
 
     def _open(self, checkpoint: Checkpoint, target: Runner) -> tuple[FeatureHead, nn.Module]:
         self._mtp = MtpHead(checkpoint, target)

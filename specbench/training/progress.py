@@ -76,7 +76,7 @@ def load_progress(
         if differing := [k for k, v in settings.items() if stored.get(k) != v]:
             what = ", ".join(f"{k} {stored.get(k)!r}, not {settings[k]!r}" for k in differing)
             raise StoreError(f"{path} was begun with {what}; repeat that, or choose another --out")
-        progress = Progress(**content["progress"])
+        progress = _checked(content["progress"])
         weights = content["parameters"]
         if weights.keys() != parameters.keys():
             raise ValueError("it is about other tensors")
@@ -91,4 +91,17 @@ def load_progress(
         raise StoreError(
             f"{path} cannot be gone on from: {first}; remove it to begin anew"
         ) from error
+    return progress
+
+
+def _checked(content: dict[str, Any]) -> Progress:
+    progress = Progress(**content)
+    for name in ("steps", "step", "tokens"):
+        if type(getattr(progress, name)) is not int:
+            raise ValueError(f"{name} is no whole number")
+    if not 0 <= progress.step <= progress.steps:
+        raise ValueError(f"it is at step {progress.step} of {progress.steps}")
+    progress.losses = [float(loss) for loss in progress.losses]
+    progress.recent = [float(loss) for loss in progress.recent]
+    progress.seconds = float(progress.seconds)
     return progress

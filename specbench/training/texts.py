@@ -24,22 +24,24 @@ class Text(NamedTuple):
 
 
 class TextFile:
-    """Texts of one target, in the order of their questions."""
+    """Texts of one target, in the order of their questions; one process at a time adds to them."""
 
     def __init__(self, path: Path, origin: dict[str, Any], vocab_size: int) -> None:
         """Read what is there; StoreError where it follows from something else or is damaged."""
         self.path = path
         self.texts: list[Text] = []
-        if not path.exists():
+        self._size = 0  # bytes of whole lines
+        try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            content = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        self._found = len(content)
+        if not content:
             self._append([json.dumps(origin)])
             return
-        self._drop_unfinished_line()
-        lines = self._lines()
-        if not lines:
-            self._append([json.dumps(origin)])
-            return
-        stored, *texts = lines
+        self._size = content.rfind(b"\n") + 1
+        stored, *texts = self._lines(content[: self._size]) or [None]
         if stored != origin:
             differing = [
                 k for k in origin if not isinstance(stored, dict) or stored.get(k) != origin[k]
@@ -51,34 +53,38 @@ class TextFile:
         self.texts = [self._text(i, line, vocab_size) for i, line in enumerate(texts, 2)]
 
     def add(self, texts: Sequence[Text]) -> None:
-        """On disk once it returns."""
+        """On disk once it returns; StoreError where somebody else added something."""
         self._append([json.dumps([list(t.ids), t.num_prompt, t.is_held_out]) for t in texts])
         self.texts += texts
 
     def _append(self, lines: list[str]) -> None:
-        with self.path.open("a", encoding="utf-8") as stream:
-            stream.write("".join(f"{line}\n" for line in lines))
-            stream.flush()
-            os.fsync(stream.fileno())
-
-    def _drop_unfinished_line(self) -> None:
-        with self.path.open("rb+") as stream:
-            content = stream.read()
-            if not content.endswith(b"\n"):
-                stream.truncate(content.rfind(b"\n") + 1)
-
-    def _lines(self) -> list[Any]:
-        found = []
-        with self.path.open("rb") as stream:
-            for number, line in enumerate(stream, 1):
-                try:
-                    if len(line) > _LARGEST_LINE:
-                        raise ValueError(f"longer than {_LARGEST_LINE} bytes")
-                    found.append(json.loads(line))
-                except (ValueError, RecursionError) as error:
+        content = "".join(f"{line}\n" for line in lines).encode()
+        try:
+            with self.path.open("ab") as stream:
+                if stream.tell() != self._found:
                     raise StoreError(
-                        f"{self.path}:{number}: {error}; remove the file to begin anew"
-                    ) from error
+                        f"{self.path}: another training writes to it, too; wait for its end and "
+                        "--resume"
+                    )
+                stream.truncate(self._size)
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+        self._found = self._size = self._size + len(content)
+
+    def _lines(self, content: bytes) -> list[Any]:
+        found = []
+        for number, line in enumerate(content.splitlines(), 1):
+            try:
+                if len(line) > _LARGEST_LINE:
+                    raise ValueError(f"longer than {_LARGEST_LINE} bytes")
+                found.append(json.loads(line))
+            except (ValueError, RecursionError) as error:
+                raise StoreError(
+                    f"{self.path}:{number}: {error}; remove the file to begin anew"
+                ) from error
         return found
 
     def _text(self, number: int, line: Any, vocab_size: int) -> Text:

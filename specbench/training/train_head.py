@@ -112,7 +112,7 @@ def _train_head(
     runner, notes = make_checked_runner(loaded.model)
     for note in notes:
         watch.warn(note)
-    asked = _questions(settings, tokenizer, runner)
+    asked = _questions(settings, tokenizer, runner, watch)
     texts = _texts(settings, loaded, runner, asked, watch)
 
     watch.stage(f"training {settings.method}")
@@ -168,23 +168,29 @@ def _seconds_left(settings: TrainSettings, began: float) -> float | None:
 
 
 def _check_folder(settings: TrainSettings) -> None:
-    work = settings.out / "work"
-    if settings.resume and not work.is_dir():
-        raise UsageError(f"{settings.out} holds no training to go on with; leave --resume out")
-    if not settings.resume and settings.out.exists() and any(settings.out.iterdir()):
-        raise UsageError(
-            f"{settings.out} is not empty; --resume goes on with its training, or choose another "
-            "--out"
-        )
-    work.mkdir(parents=True, exist_ok=True)
+    out, work = settings.out, settings.out / "work"
+    try:
+        if settings.resume and not work.is_dir():
+            raise UsageError(f"{out} holds no training to go on with; leave --resume out")
+        if not settings.resume and out.exists() and any(out.iterdir()):
+            raise UsageError(
+                f"{out} is not empty; --resume goes on with its training, or choose another --out"
+            )
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}") from error
 
 
-def _questions(settings: TrainSettings, tokenizer: Tokenizer, runner: Runner) -> Asked:
+def _questions(
+    settings: TrainSettings, tokenizer: Tokenizer, runner: Runner, watch: Watch
+) -> Asked:
     most = settings.max_tokens
     if runner.max_position is not None:
         most = min(most, runner.max_position)
     most -= min(settings.max_new_tokens, most // 2)
     if settings.prompts or settings.target.source != "demo:target":
+        if not settings.prompts:
+            watch.warn("trains on the shipped workloads: measure the head on other prompts")
         return workload_questions(settings.prompts, tokenizer, most, settings.seed)
     return corpus_questions(tokenizer, most, settings.seed)
 

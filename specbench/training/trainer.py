@@ -1,5 +1,6 @@
 """The training loop: one batch a step, resumable to the bit."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -75,7 +76,7 @@ def _step(pupil: Pupil, teacher: Teacher, batch: Batch, plan: Plan, progress: Pr
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + progress.step)
     loss = pupil.loss(teacher.lesson(batch), generator)
     value = float(loss.detach())
-    if value != value:
+    if not math.isfinite(value):
         raise ModelError(f"the loss is no number at step {progress.step + 1}; try --dtype float32")
     loss.backward()  # type: ignore[no-untyped-call]
     return value

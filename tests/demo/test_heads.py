@@ -17,7 +17,7 @@ from tests.demo.test_models import prompts
 
 # Pairings and the tokens a round at K = 4 that a few code prompts must give; what is measured
 # on all workloads is in the README.
-LEAST = {"eagle": 3.0, "eagle-chain": 2.5, "eagle3": 2.5, "medusa": 2.0}
+LEAST = {"eagle": 2.5, "eagle-tree": 3.0, "eagle3": 2.5, "medusa": 2.0, "medusa-tree": 2.2}
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])

@@ -73,5 +73,6 @@ def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
                 possible[d] += 1
                 counted[d] += drafts[: d + 1] == follow[: d + 1]
 
-    assert contexts == possible
-    assert right == counted
+    assert contexts == possible[: len(contexts)]
+    assert right == counted[: len(right)]
+    assert len(right) == (num_heads or 3)

@@ -123,6 +123,26 @@ def test_a_killed_run_goes_on_with_the_answers_it_has(tmp_path):
     assert cut.read_bytes() == content
 
 
+def test_a_file_that_is_no_texts_is_left_as_it_is(tmp_path):
+    path = tmp_path / "notes.md"
+    path.write_text("a line\nand a last one without an end")
+
+    with pytest.raises(StoreError, match="remove the file"):
+        TextFile(path, ORIGIN, VOCAB_SIZE)
+    assert path.read_text() == "a line\nand a last one without an end"
+    with pytest.raises(StoreError, match="cannot be read"):
+        TextFile(tmp_path, ORIGIN, VOCAB_SIZE)
+
+
+def test_two_trainings_do_not_mix_their_texts(tmp_path):
+    one, other = (TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE) for _ in range(2))
+    one.add([Text((1, 2, 3), 1, is_held_out=True)])
+
+    with pytest.raises(StoreError, match="another training writes to it"):
+        other.add([Text((4, 5, 6), 1, is_held_out=True)])
+    assert TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE).texts == one.texts
+
+
 def test_fewer_answers_are_the_first_of_more(tmp_path):
     assert answered(tmp_path / "few.jsonl", 4) == answered(tmp_path / "many.jsonl", 7)[:7]
 

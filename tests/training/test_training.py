@@ -9,8 +9,9 @@ import torch
 
 from specbench.decoding.checkpoint_files import read_checkpoint
 from specbench.decoding.runner import StockRunner
-from specbench.errors import StoreError
+from specbench.errors import ModelError, StoreError
 from specbench.model_spec import ModelSpec
+from specbench.training import recipes
 from specbench.training.acceptance import measure_acceptance
 from specbench.training.head_files import write_head
 from specbench.training.optimizer import Schedule
@@ -20,7 +21,7 @@ from specbench.training.recipes import open_pupil
 from specbench.training.train_head import TrainSettings, batches_for
 from specbench.training.trainer import Plan, Told, train
 from tests.decoding.models import tiny_llama
-from tests.training.tiny_target import CPU, METHODS, VOCAB_SIZE, lab
+from tests.training.tiny_target import CPU, METHODS, VOCAB_SIZE, Lab, lab
 
 SETTINGS = {"method": "any", "seed": 0}
 
@@ -46,8 +47,10 @@ def plan(steps: int, seed: int = 0) -> Plan:
     return Plan(schedule, seed, save_every=3)
 
 
-def trained(pupil: Pupil, path: Path, steps: int = 6, told: Told = silent) -> Progress:
-    bench = lab()
+def trained(
+    pupil: Pupil, path: Path, steps: int = 6, told: Told = silent, bench: Lab | None = None
+) -> Progress:
+    bench = bench or lab()
     return train(pupil, bench.teacher(pupil), bench.batches, plan(steps), path, SETTINGS, told)
 
 
@@ -120,6 +123,30 @@ def test_beside_a_target_in_bfloat16_weights_stay_in_float32(method, tmp_path):
     assert not all(is_rounded)
 
 
+def test_of_a_large_vocabulary_a_head_learns_the_tokens_that_are_said_most(tmp_path, monkeypatch):
+    monkeypatch.setattr(recipes, "_MOST_SAID", 7)
+    bench = lab(0.1)
+    pupil = bench.pupil("eagle3")
+
+    trained(pupil, tmp_path / "state", bench=bench)
+    write_head(tmp_path / "head", pupil.checkpoint())
+    written = open_pupil("eagle3", read_checkpoint(str(tmp_path / "head")), bench.target)
+
+    counts_V = recipes.token_counts(bench.texts, VOCAB_SIZE)
+    d2t_D = written.checkpoint().tensors["d2t"]
+    said = (d2t_D + torch.arange(7)).tolist()
+    assert min(counts_V[said]) >= max(counts_V[i] for i in range(VOCAB_SIZE) if i not in said)
+    assert measure_acceptance(written, bench.teacher(written), bench.held_out, 1).contexts > 0
+
+
+def test_a_loss_that_is_no_number_ends_the_training(tmp_path):
+    pupil = lab().pupil("medusa")
+    next(iter(pupil.parameters.values())).data.fill_(torch.nan)
+
+    with pytest.raises(ModelError, match="the loss is no number at step 1; try --dtype float32"):
+        trained(pupil, tmp_path / "state")
+
+
 def test_what_is_measured_on_is_not_trained_on():
     texts = lab().texts
     settings = TrainSettings(method="eagle", target=ModelSpec(source="any"), out=Path("any"))
@@ -181,6 +208,12 @@ def damage(path: Path, kind: str) -> None:
     elif kind == "another head":
         content["parameters"]["more"] = torch.zeros(1)
         torch.save(content, path)
+    elif kind == "a step past the end":
+        content["progress"]["step"] = 4
+        torch.save(content, path)
+    elif kind == "a word for a step":
+        content["progress"]["step"] = "4"
+        torch.save(content, path)
     elif kind == "another step":
         content["progress"]["stepp"] = 4
         torch.save(content, path)
@@ -188,7 +221,17 @@ def damage(path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["code", "code inside", "cut off", "a list", "another shape", "another head", "another step"],
+    [
+        "code",
+        "code inside",
+        "cut off",
+        "a list",
+        "another shape",
+        "another head",
+        "another step",
+        "a step past the end",
+        "a word for a step",
+    ],
 )
 def test_a_file_that_cannot_be_gone_on_from_is_refused(kind, tmp_path, capsys):
     path = tmp_path / "state"
