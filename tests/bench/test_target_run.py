@@ -194,7 +194,9 @@ def test_the_target_is_run_alone_before_any_drafter_is_loaded(tmp_path):
 
 def test_a_round_is_held_against_its_bare_forwards(tmp_path):
     run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
-    assert {cost.num_samples for cost in run.forwards} == {3}
+    # Three rounds of each block, and in each of them every forward.
+    assert {cost.num_samples for cost in run.forwards if cost.role == "target"} == {3}
+    assert {cost.num_samples for cost in run.forwards if cost.role == "drafter"} == {6, 12}
     overheads = {
         (cell.key.drafter, cell.key.num_speculative_tokens): cell.metrics["overhead_ratio"]
         for cell in build_document(run).cells
