@@ -1,6 +1,6 @@
 """The built-in decoder beside transformers on the embedded pair, on this CPU.
 
-    python -m benchmarks.bench [--prompts 30] [--repeats 1] [--samples 40] [--compile] [--out FILE]
+    python -m benchmarks.bench [--prompts 30] [-k 0 4 8 20] [--samples 40] [--compile] [--out FILE]
 
 One interleaved run of the product (engines builtin and transformers, code, float32, one
 thread), then fused and stock forwards in turns. Writes one JSON and prints its figures.
@@ -39,7 +39,8 @@ METRICS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parse(arguments)
-    stored = run(_settings(asked.prompts, asked.repeats, compiled=asked.compile), asked.runs)
+    settings = _settings(asked.prompts, asked.repeats, asked.k, compiled=asked.compile)
+    stored = run(settings, asked.runs)
     document = {**_results(stored), "forwards": _forwards(stored, asked.samples)}
     write({**provenance(stored), **document}, asked.out)
     print("\n".join(table(document)))
@@ -124,12 +125,14 @@ def _forwards(stored: StoredRun, num_samples: int) -> list[dict[str, Any]]:
     return [asdict(ratio) for ratio in ratios]
 
 
-def _settings(num_prompts: int, num_repeats: int, *, compiled: bool) -> RunSettings:
+def _settings(
+    num_prompts: int, num_repeats: int, ks: Sequence[int], *, compiled: bool
+) -> RunSettings:
     return RunSettings(
         command="run",
         pairings=(PAIRING,),
         workloads=("code",),
-        num_speculative_tokens=KS,
+        num_speculative_tokens=tuple(ks),
         engines=("builtin", "transformers"),
         num_prompts=num_prompts,
         num_repeats=num_repeats,
@@ -154,6 +157,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.bench", description=__doc__)
     parser.add_argument("--prompts", type=int, default=30)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("-k", type=int, nargs="+", default=KS, help="0 among them")
     parser.add_argument("--samples", type=int, default=40, help="of each forward")
     parser.add_argument("--compile", action="store_true", help="the built-in decoder's rounds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/bench.json"))
