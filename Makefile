@@ -20,6 +20,9 @@ help:  ## Say what the targets do
 
 run: $(RUN_STAMP)  ## Set up, then sweep K on the embedded pairs (about 4 minutes)
 	$(BIN)/specbench sweep-k demo/draft demo/poor --budget 3m
+	@echo
+	@echo "Next, with your own pair: $(BIN)/specbench list pairings, or write a pairings.yaml"
+	@echo "(docs/pairings.md), then: $(BIN)/specbench run TARGET/DRAFTER --workload code"
 
 test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
 	$(BIN)/python -m pytest -n auto -m "not gpu"
