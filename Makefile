@@ -13,7 +13,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run test check format train bench bench-auto gpu-suite gpu-wheels clean
+.PHONY: help run test check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ bench: $(RUN_STAMP)  ## Beside transformers on this CPU, in one interleaved run 
 
 bench-auto: $(RUN_STAMP)  ## K = auto against the best fixed K on this CPU (about 20 minutes)
 	$(BIN)/python -m benchmarks.auto
+
+bench-forecast: $(RUN_STAMP)  ## Forecast against measured on this CPU (about 15 minutes)
+	$(BIN)/python -m benchmarks.forecast
 
 # On the GPU's machine as it is: its own Python, torch and transformers, and carried wheels.
 gpu-suite:  ## PART=correct, speed or sweep on one GPU (below 8 minutes each)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import auto, bench
+from benchmarks import auto, bench, forecast
 from benchmarks.turns import Sample, median_ratio, take_turns
 
 
@@ -136,3 +136,39 @@ def test_a_table_shows_the_documents_figures_and_no_others() -> None:
     assert len(lines) == 2
     assert lines[1].split()[:5] == ["2.50x", "[2.25,", "2.75]", "-", "50%"]
     assert lines[1].endswith("builtin K=4 over assisted K=4, the better of the two")
+
+
+def test_the_table_of_forecasts_names_the_worst_k_the_choice_and_the_time() -> None:
+    row: dict[str, Any] = {
+        "pairing": "demo/draft",
+        "workload": "chat",
+        "temperature": 0.0,
+        "choice": 4,
+        "fastest": 5,
+        "choice_ratio": 0.99,
+        "decided": 5,
+        "decided_ratio": 1.0,
+        "worst_length_error": 0.0,
+        "worst_speedup_error": -0.043,
+    }
+    other = {**row, "choice_ratio": 1.0, "worst_length_error": None}
+    lines = forecast.table(
+        {"forecasts": [row, other], "share_to_choose": 0.12, "share_of_time": 0.295}
+    )
+    assert "AL +0.0%  speed-up -4.3%" in lines[1]
+    assert "choice K=4 of best K=5: 0.990, measured after it K=5: 1.000" in lines[1]
+    assert "AL     -" in lines[2]
+    assert lines[3] == "choices: worst 0.990, geometric mean 0.995"
+    assert lines[4].endswith("12.0% of the sweep's, with what was measured after them 29.5%")
+
+
+@pytest.mark.slow
+def test_a_forecast_of_the_embedded_pair_is_exact_in_its_rounds(tmp_path: Path) -> None:
+    out = tmp_path / "forecast.json"
+    arguments = ["--pairings", "demo/draft", "--workloads", "qa", "--prompts", "2", "--most", "2"]
+    forecast.main([*arguments, "--out", str(out), "--runs", str(tmp_path / "runs")])
+    document = json.loads(out.read_text())
+    (row,) = document["forecasts"]
+    assert [point["num_speculative_tokens"] for point in row["points"]] == [1, 2]
+    assert row["worst_length_error"] == pytest.approx(0, abs=1e-9)
+    assert 0 < document["share_to_choose"] < document["share_of_time"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
-BASE = {"", "errors", "records", "costs"}
+BASE = {"", "errors", "records", "costs", "footprint"}
 FILES = {"config", "store", "workloads", "shipped", "methods"}
 ANALYSING = {*BASE, *FILES, "metrics", "stats", "importers", "pairing", "report"}
-DECODING = {*BASE, "decoding", "drafters", "methods", "shipped"}
+DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).
 MAY_IMPORT = {
@@ -19,10 +19,12 @@ MAY_IMPORT = {
     "errors": set(),
     "records": set(),
     "costs": set(),
+    "footprint": set(),
     "shipped": set(),
     "methods": {*BASE, "shipped"},
     "strict_yaml": {"errors"},
     "model_spec": {*BASE, "shipped", "strict_yaml"},
+    "model_files": {"errors", "model_spec"},
     "config": {*BASE, "shipped", "methods", "strict_yaml", "model_spec"},
     "workloads": {*BASE, "shipped", "strict_yaml", "workload_formats"},
     "workload_formats": {*BASE, "strict_yaml"},
@@ -31,14 +33,25 @@ MAY_IMPORT = {
     "metrics": {*BASE},
     "stats": {*BASE, "metrics"},
     "importers": {*BASE},
-    "pairing": {*BASE, "metrics", "stats", "config"},
+    "pairing": {
+        *BASE,
+        "metrics",
+        "stats",
+        "config",
+        "methods",
+        "model_spec",
+        "model_files",
+        "shipped",
+    }
+    | {"strict_yaml"},
     "report": ANALYSING,
-    "decoding": BASE,
+    "decoding": {*BASE, "model_files"},
     "drafters": DECODING,
     "engines": {*DECODING, "config", "model_spec"},
     "probes": BASE,
     "demo": {*DECODING, "engines", "config"},
     "lossless": {*DECODING, "engines", "config"},
+    "tracing": {*DECODING, "engines"},
     "training": {
         *DECODING,
         "engines",
@@ -48,7 +61,8 @@ MAY_IMPORT = {
         "probes",
         "demo",
     },
-    "bench": {*ANALYSING, *DECODING, "engines", "probes", "lossless", "lengthening"} - {"report"},
+    "bench": {*ANALYSING, *DECODING, "engines", "probes", "lossless", "tracing", "lengthening"}
+    - {"report"},
     "cli": {
         *ANALYSING,
         *DECODING,
@@ -70,6 +84,7 @@ MEASURING = {
     "probes",
     "demo",
     "lossless",
+    "tracing",
     "training",
     "bench",
     "cli",
@@ -157,6 +172,7 @@ def test_evidence_is_judged_without_torch(tmp_path):
         ["list", "metrics"],
         ["list", "runs"],
         ["run", "--dry-run"],
+        ["export", "demo/draft", "--engine", "transformers", "-k", "4"],
     ],
     ids=" ".join,
 )

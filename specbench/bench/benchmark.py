@@ -22,6 +22,7 @@ from specbench.bench.plan import (
     plan_targets,
 )
 from specbench.bench.target import TargetRun
+from specbench.bench.told_costs import engine_costs
 from specbench.bench.watch import Watch
 from specbench.config import Pairing, Target
 from specbench.decoding.loading import ModelSource, planned_dtype
@@ -70,6 +71,7 @@ def run_benchmark(
     warnings = tuple(w for plan in plans for w in plan_warnings(plan))
     for warning in warnings:
         watch.warn(warning)
+    told = engine_costs(settings, plans, root, resume)
     if resume is None:
         run = RunRecord(
             schema_version=SCHEMA_VERSION,
@@ -88,6 +90,8 @@ def run_benchmark(
             _require_same_work(writer.run, plans)
             writer.append(environment)
         watch.run_id(writer.run.run_id)
+        for cost in told:
+            writer.append(cost)
         budget_s = None if settings.budget_s is None else settings.budget_s / len(plans)
         for plan in plans:
             deadline = Deadline(budget_s, time.monotonic, spent_s=_spent_s(writer, plan))
@@ -185,6 +189,9 @@ def _require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
 def _spent_s(writer: RunWriter, plan: TargetPlan) -> float:
     """Seconds that earlier sessions of this run spent on this target's requests."""
     ids = {cell.key.id for cell in plan.all_cells}
-    blocks = load_run(writer.folder, writer.folder.parent).blocks
-    spent = (seconds for block in blocks for seconds in block_seconds(block).items())
-    return sum(seconds for cell_id, seconds in spent if cell_id in ids)
+    stored = load_run(writer.folder, writer.folder.parent)
+    spent = (seconds for block in stored.blocks for seconds in block_seconds(block).items())
+    traces = (trace for trace in stored.traces if trace.target == plan.target.name)
+    return sum(seconds for cell_id, seconds in spent if cell_id in ids) + sum(
+        trace.seconds or 0.0 for trace in traces
+    )

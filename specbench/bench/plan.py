@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from specbench.bench.blocks import Block, Cell, Setting
+from specbench.bench.race import ENOUGH_PROMPTS
 from specbench.config import Pairing, Target
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
@@ -37,6 +38,12 @@ class TargetPlan:
         if self.is_open_ended:
             return workload.take(len(workload.prompts), self.settings.seed)
         return workload.take(DEFAULT_PROMPTS, self.settings.seed)
+
+    def measured(self, workload: Workload) -> tuple[Prompt, ...]:
+        """The prompts of the first pass; after a forecast over all of them a few will do."""
+        prompts = self.prompts(workload)
+        is_told = self.settings.num_prompts is not None or self.is_open_ended
+        return prompts if is_told or not self.settings.forecast else prompts[:ENOUGH_PROMPTS]
 
     def pass_prompts(self, workload: Workload, concurrency: int) -> tuple[Prompt, ...]:
         """The prompt list of one pass over many rows; it starts again where it is too short."""
@@ -160,7 +167,7 @@ class TargetPlan:
     def explore_blocks(self) -> Iterator[Block]:
         """Prompt by prompt through all workloads, so that a run cut short is balanced."""
         settings = sorted(self.all_settings, key=self._turn)
-        chosen = {workload.name: self.prompts(workload) for workload in self.workloads}
+        chosen = {workload.name: self.measured(workload) for workload in self.workloads}
         workloads = {workload.name: workload for workload in self.workloads}
         for repeat in range(max(map(self.repeats, settings))):
             for i in range(max(map(len, chosen.values()))):
@@ -186,7 +193,7 @@ class TargetPlan:
         plans = []
         for setting in self.all_settings:
             workload = workloads[setting.workload]
-            prompts = self.prompts(workload)
+            prompts = self.measured(workload)
             if setting.is_stream:
                 prompts = self.pass_prompts(workload, setting.concurrency)
             plans += [

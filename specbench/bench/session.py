@@ -33,10 +33,11 @@ from specbench.records import (
     Sampling,
 )
 from specbench.store import RunWriter
+from specbench.tracing.text import Text
 
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 GREEDY = Sampling()
-_REFUSALS = (WorkloadError, ModelError, UsageError, torch.OutOfMemoryError)
+REFUSALS = (WorkloadError, ModelError, UsageError, torch.OutOfMemoryError)
 
 
 class _Share(NamedTuple):
@@ -133,6 +134,36 @@ class Session:
         own = self._workloads[workload].max_new_tokens
         return self._max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS
 
+    def texts(self, block: Block, cell: Cell) -> list[Text]:
+        """The target's own answers to a block's requests in a cell without drafts.
+
+        At temperature 0 they are the references; above it each is decoded with its own seed.
+        """
+        texts = []
+        for turn in self._asked(block, cell):
+            request, place = turn.request, (block.workload, turn.prompt_id, turn.turn)
+            if cell.sampling.temperature == 0:
+                output_ids = self._references[*place, block.setting.context].output_ids
+            else:
+                alone = replace(request, conversation=None)
+                output_ids = self.engine.generate(alone, self.engine.baseline).output_ids
+            texts.append(
+                Text(
+                    workload=block.workload,
+                    prompt_id=turn.prompt_id,
+                    turn=turn.turn,
+                    prompt_ids=request.prompt_ids,
+                    output_ids=output_ids,
+                    max_new_tokens=request.max_new_tokens,
+                    sampling=cell.sampling,
+                    seed=turn.seed,
+                    repeat=turn.repeat,
+                    prediction_ids=request.prediction_ids,
+                    context=block.setting.context,
+                )
+            )
+        return texts
+
     def _turns(
         self, workload: str, prompt: Prompt, answers: list[ReferenceRecord]
     ) -> Iterator[tuple[int, ...]]:
@@ -175,7 +206,7 @@ class Session:
             at_once = len(turns) if num_samples == 1 else num_samples
             for i in range(0, len(turns), at_once):
                 self._serve_together(block, cell, turns[i : i + at_once], done)
-        except _REFUSALS as error:
+        except REFUSALS as error:
             failed = turns or [Turn(block.prompts[0].id, 0, block.repeat, 0, _NOTHING)]
             return _Share([failed_record(cell, turn, error) for turn in failed], [], [])
         return done

@@ -8,12 +8,14 @@ import torch
 
 from specbench.bench.blocks import Cell
 from specbench.bench.deadline import Deadline
+from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
 from specbench.bench.plan import BUILTIN, TargetPlan
 from specbench.bench.recording import first_line
 from specbench.bench.session import Session, work_of
+from specbench.bench.traces import Trace
 from specbench.bench.watch import Watch
 from specbench.config import Drafter, Pairing
 from specbench.decoding.controller import default_ks
@@ -29,10 +31,12 @@ from specbench.errors import (
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, FailureRecord, Sampling
 from specbench.store import RunWriter, StoredRun, load_run
+from specbench.tracing.conversation import trace_conversation
 
 WARM_UP_TOKENS = 12
 # What a machine or a model may refuse; it is a stored result then, and the rest goes on.
 REFUSALS = (ModelError, CompatibilityError, UsageError, WorkloadError, torch.OutOfMemoryError)
+Stage = Literal["load", "warm_up"]
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
 
 
@@ -53,6 +57,7 @@ class TargetRun:
         meter: MemoryMeter,
         watch: Watch,
         deadline: Deadline,
+        trace: Trace = trace_conversation,
     ) -> None:
         self._plan = plan
         self._writer = writer
@@ -60,6 +65,7 @@ class TargetRun:
         self._meter = meter
         self._watch = watch
         self._deadline = deadline
+        self._trace = trace
         self._left_out: set[tuple[str, str]] = set()  # engines that refused a drafter
 
     def measure(self, open_engines: OpenEngines) -> None:
@@ -84,16 +90,25 @@ class TargetRun:
                 )
             )
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
+                deadline = self._deadline.part(share)
+                forecasting = self._forecasting(session, deadline)
+                if forecasting:
+                    forecasting.trace(loaded)
                 usable = self._warm_up(engines, prompt_ids, loaded)
                 self._keep_records(engines)
+                usable = forecasting.narrow(usable) if forecasting else usable
                 self._count_launches(engine, prompt_ids, usable)
-                deadline = self._deadline.part(share)
                 passes = Passes(self._plan, self._writer, self._watch, deadline, usable)
                 passes.explore(session, engine)
                 passes.confirm(session)
                 self._keep_records(engines)  # what fell back in the meantime says so
         except REFUSALS as error:
             self._fail(target, "warm_up", error)
+
+    def _forecasting(self, session: Session, deadline: Deadline) -> Forecasting | None:
+        if not self._plan.settings.forecast:
+            return None
+        return Forecasting(self._plan, self._writer, self._watch, session, deadline, self._trace)
 
     def _sample_prompt(self, engine: Engine, session: Session) -> tuple[int, ...]:
         """Token ids of the first prompt that the target can answer; the first error if none."""
@@ -251,9 +266,7 @@ class TargetRun:
     def _stored(self) -> StoredRun:
         return load_run(self._writer.folder, self._writer.folder.parent)
 
-    def _fail(
-        self, pairing: str, stage: Literal["load", "warm_up"], error: Exception, at: str = ""
-    ) -> None:
+    def _fail(self, pairing: str, stage: Stage, error: Exception, at: str = "") -> None:
         """Store and tell a refusal; one that an earlier session met too is stored once."""
         reason = at + first_line(error)
         self._watch.warn(f"{pairing}: {reason}")

@@ -5,8 +5,15 @@ from itertools import pairwise
 
 import typer
 
+from specbench.cli.baseline import baseline
+from specbench.cli.check import check
 from specbench.cli.doctor import doctor
+from specbench.cli.export import export
+from specbench.cli.history import history
+from specbench.cli.import_results import import_results
 from specbench.cli.listing import list_things
+from specbench.cli.pair import pair
+from specbench.cli.recommend import recommend
 from specbench.cli.report import report
 from specbench.cli.run import run
 from specbench.cli.sweep_k import sweep_k
@@ -28,9 +35,16 @@ app = typer.Typer(
 )
 app.command("run")(run)
 app.command("sweep-k")(sweep_k)
+app.command("pair")(pair)
 app.command("verify")(verify)
 app.command("train")(train)
 app.command("report")(report)
+app.command("recommend")(recommend)
+app.command("export")(export)
+app.command("import")(import_results)
+app.command("history")(history)
+app.command("check")(check)
+app.command("baseline")(baseline)
 app.command("list")(list_things)
 app.command("doctor")(doctor)
 
@@ -41,7 +55,7 @@ def main() -> None:
     Typer sees to Ctrl-C (exit code 130) and to a reader that went away, as in `| head`.
     """
     try:
-        app(args=_with_latest(sys.argv[1:]))
+        app(args=_prepared(sys.argv[1:]))
     except SpecbenchError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(USER_ERROR)
@@ -51,6 +65,23 @@ def main() -> None:
         traceback.print_exc()
         typer.echo("error: this is a bug in specbench; please report the lines above", err=True)
         sys.exit(BUG)
+
+
+def _prepared(arguments: list[str]) -> list[str]:
+    """What people type as the parser takes it."""
+    return _with_drafts(arguments) if arguments[:1] == ["pair"] else _with_latest(arguments)
+
+
+def _with_drafts(arguments: list[str]) -> list[str]:
+    """`--drafts A B C` means each of them: the words up to the next option."""
+    spread, is_list = [], False
+    for word in arguments:
+        if word.startswith("-"):
+            is_list = word == "--drafts"
+            spread += [] if is_list else [word]
+        else:
+            spread += ["--drafts", word] if is_list else [word]
+    return spread
 
 
 def _with_latest(arguments: list[str]) -> list[str]:

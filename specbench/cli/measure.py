@@ -26,7 +26,8 @@ from specbench.errors import UsageError
 
 if TYPE_CHECKING:
     from specbench.config import Pairing
-    from specbench.records import RunSettings
+    from specbench.records import AcceptanceRule, RunSettings
+    from specbench.store import StoredRun
 
 DEFAULT_WORKLOADS = ("chat", "code", "creative")
 ENGINES = ("builtin", "transformers")
@@ -56,6 +57,11 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
     temperatures = parse_temperatures(asked.temperature)
     if asked.samples > 1:
         require_samples(asked, temperatures, engines, adaptive=chosen.adaptive)
+    costs = tuple(asked.costs or ())
+    is_forecast = asked.forecast or bool(costs)
+    if is_forecast:
+        require_forecast(asked, engines)
+    rule = read_rule(asked)
     names = [name.strip() for item in asked.workload or () for name in item.split(",")]
     return RunSettings(
         command=command,
@@ -75,6 +81,9 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
         dummy_weights=asked.dummy_weights,
         temperatures=temperatures,
         num_samples=asked.samples,
+        forecast=is_forecast,
+        costs=costs,
+        acceptance_rule=rule,
         top_k=asked.top_k,
         top_p=asked.top_p,
         max_new_tokens=asked.max_new_tokens,
@@ -117,6 +126,34 @@ def require_samples(
         )
 
 
+def read_rule(asked: Asked) -> "AcceptanceRule | None":
+    """How the engine of --costs drafts; None: as engines of its name do."""
+    if asked.acceptance_rule is None:
+        return None
+    if not asked.costs:
+        raise UsageError("--acceptance-rule is about the engine of --costs; add --costs")
+    rule: AcceptanceRule = one_of(
+        "--acceptance-rule", asked.acceptance_rule, "exact", "greedy_draft"
+    )
+    return rule
+
+
+def require_forecast(asked: Asked, engines: tuple[str, ...]) -> None:
+    """UsageError where nothing can be forecast, and for costs that cannot be read."""
+    from specbench.pairing.engine_costs import check_sources
+
+    option = "--costs" if asked.costs else "--forecast"
+    if engines != ("builtin",):
+        raise UsageError(f"{option} is the built-in decoder's; leave --engine transformers out")
+    if asked.request_rate is not None:
+        raise UsageError(f"{option} knows rows that are all in use; leave --request-rate out")
+    if asked.samples > 1:
+        raise UsageError(f"{option} is about one answer to a prompt; leave --samples out")
+    if asked.acceptance is not None:
+        raise UsageError(f"{option} traces real acceptance; leave --acceptance out")
+    check_sources(asked.costs or ())
+
+
 def read_methods(methods: str | None) -> tuple[str, ...]:
     """The methods named; none of them where all are meant. UsageError for an unknown one."""
     from specbench.methods import all_methods
@@ -152,14 +189,13 @@ def measure(
     _run(settings, pairings, out, resume, as_json=as_json)
 
 
-def _run(
+def run_settings(
     settings: "RunSettings",
     pairings: "Sequence[Pairing]",
     out: Path,
-    resume: str | None,
-    *,
-    as_json: bool,
-) -> None:
+    resume: str | None = None,
+) -> "StoredRun":
+    """The run, with its progress shown; exits 130 with how to go on when it is interrupted."""
     from specbench.cli.progress import ProgressWatch
 
     with ProgressWatch() as watch:
@@ -167,7 +203,7 @@ def _run(
         try:
             from specbench.bench.benchmark import run_benchmark
 
-            run = run_benchmark(settings, pairings, out, watch, resume=resume)
+            return run_benchmark(settings, pairings, out, watch, resume=resume)
         except KeyboardInterrupt:
             watch.close()
             if watch.id is None:
@@ -179,6 +215,17 @@ def _run(
                     err=True,
                 )
             raise typer.Exit(INTERRUPTED) from None
+
+
+def _run(
+    settings: "RunSettings",
+    pairings: "Sequence[Pairing]",
+    out: Path,
+    resume: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    run = run_settings(settings, pairings, out, resume)
     from specbench.cli.answer import print_answer, print_json
     from specbench.report.document import build_document
     from specbench.report.write import write_report

@@ -88,6 +88,30 @@ Context = Annotated[
     str | None,
     typer.Option(help="Lengthen prompts with real text: 512,4k,32k tokens.", show_default=False),
 ]
+Forecast = Annotated[
+    bool,
+    typer.Option(
+        "--forecast",
+        help="Trace the drafts along the target's own text, time a few rounds at every K, and "
+        "measure only the K that may be best.",
+    ),
+]
+Costs = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What rounds cost in the engine you serve with: a table, a `vllm bench serve` result, "
+        "or a server's address; may be repeated. Forecasts its best K and measures none here.",
+        show_default=False,
+    ),
+]
+AcceptanceRule = Annotated[
+    str | None,
+    typer.Option(
+        help="How that engine drafts above temperature 0: exact (from the draft's law) or "
+        "greedy_draft.",
+        show_default="greedy_draft for vLLM, else exact",
+    ),
+]
 Forward = Annotated[str, typer.Option(help="auto, stock or fused (dense Llama family).")]
 Graph = Annotated[str, typer.Option(help="CUDA graphs: auto, off, step or round.")]
 Compile = Annotated[
@@ -154,6 +178,9 @@ class Asked:
     request_rate: RequestRate = None
     samples: Samples = 1
     context: Context = None
+    forecast: Forecast = False
+    costs: Costs = None
+    acceptance_rule: AcceptanceRule = None
     forward: Forward = "auto"
     graph: Graph = "auto"
     compile_forward: Compile = False

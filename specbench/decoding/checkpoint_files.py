@@ -4,7 +4,6 @@ Nothing in the files is trusted: pickles may hold tensors only, an index may nam
 of its folder, and a link may not lead out of it.
 """
 
-import json
 import pickle
 import re
 import struct
@@ -21,20 +20,11 @@ from transformers.utils import cached_file
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.errors import ModelError
+from specbench.model_files.folder import local_file, read_json
+from specbench.model_files.headers import HEAD_WEIGHTS, INDEX, read_index
 
 WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
-_INDEX = "model.safetensors.index.json"
-# A head's own file goes first: a target may lie beside it.
-_WEIGHTS = (
-    "medusa_lm_head.safetensors",
-    "medusa_lm_head.pt",
-    "model.safetensors",
-    _INDEX,
-    "pytorch_model.bin",
-)
 _TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
-_LARGEST_JSON = 2**26
-_SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
 # What torch's reader of pickles raises for bytes that nobody meant it to read.
 _UNREADABLE = (
@@ -69,12 +59,12 @@ def read_checkpoint(location: str, revision: str | None = None) -> Checkpoint:
         )
     commit = _COMMIT.search(config_file.as_posix())
     revision = commit[1] if commit else revision  # all files are those of one commit
-    file = _find(location, revision, *_WEIGHTS)
+    file = _find(location, revision, *HEAD_WEIGHTS)
     if file is None:
-        raise ModelError(f"{location}: no weights; one of {', '.join(_WEIGHTS)} is read")
+        raise ModelError(f"{location}: no weights; one of {', '.join(HEAD_WEIGHTS)} is read")
     return Checkpoint(
         source=location,
-        config=_read_json(config_file),
+        config=read_json(config_file),
         tensors=_read_tensors(file, partial(_find, location, revision)),
         revision=revision,
     )
@@ -92,7 +82,7 @@ def _find(location: str, revision: str | None, *names: str) -> Path | None:
     """
     folder = Path(location)
     found = (
-        (_local_file(folder, name) for name in names)
+        (local_file(folder, name) for name in names)
         if folder.is_dir()
         else (_hub_file(location, revision, name, off) for off in (True, False) for name in names)
     )
@@ -107,55 +97,12 @@ def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) 
     return None if path is None else Path(path)
 
 
-def _local_file(folder: Path, name: str) -> Path | None:
-    path = folder / name
-    try:
-        if not path.exists():
-            if path.is_symlink():
-                raise ModelError(f"{path} is a link that leads nowhere")
-            return None
-        real, home = path.resolve(), folder.resolve()
-    except (OSError, RuntimeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    homes = [home]
-    if home.parent.name == "snapshots":  # the hub's cache keeps files beside its snapshots
-        homes.append(home.parent.parent / "blobs")
-    if not any(real.is_relative_to(home) for home in homes):
-        raise ModelError(f"{path} is a link out of its folder; put the file itself there")
-    if not real.is_file():
-        raise ModelError(f"{path} is no file")
-    return path
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise ModelError(f"{path} has more than {_LARGEST_JSON} bytes; that is no config")
-        content = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no mapping of settings")
-    return content
-
-
 def _read_tensors(file: Path, find: Find) -> Mapping[str, Tensor]:
-    if file.name == _INDEX:
-        return _Safetensors(_shards(file), find)
+    if file.name == INDEX:
+        return _Safetensors(read_index(file), find)
     if file.suffix == ".safetensors":
         return _Safetensors(dict.fromkeys(_open(file).keys(), file.name), find)
     return _read_pickle(file)
-
-
-def _shards(index: Path) -> dict[str, str]:
-    """Tensor names and the files they are in; the files need not be there yet."""
-    files = _read_json(index).get("weight_map")
-    if not isinstance(files, dict) or not files:
-        raise ModelError(f"{index} has no weight_map")
-    for file in set(map(str, files.values())):
-        if not _SHARD.fullmatch(file):
-            raise ModelError(f"{index} names the file {file[:80]!r}; only NAME.safetensors is read")
-    return {name: str(file) for name, file in files.items()}
 
 
 def _open(file: Path) -> Any:

@@ -11,11 +11,12 @@ from specbench.decoding.launcher import EagerLauncher, Launcher
 from specbench.decoding.policy import FixedK, Policy
 from specbench.decoding.request import Request, Result, Served
 from specbench.decoding.round import Verifier
-from specbench.decoding.rows import Rows, rounded_up, span_bucket
+from specbench.decoding.rows import Rows
 from specbench.decoding.runner import Runner, check_context
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.serving import Serving
 from specbench.decoding.verifier import verify
+from specbench.footprint import PREFILL_CHUNK, rounded_up, span_bucket
 from specbench.records import Sampling
 
 MakeLauncher = Callable[[Rows, Sampler, Verifier, Clock], Launcher]
@@ -33,7 +34,7 @@ class Decoder:
         clock: Clock,
         verifier: Verifier = verify,
         make_launcher: MakeLauncher = EagerLauncher,
-        prefill_chunk: int = 512,
+        prefill_chunk: int = PREFILL_CHUNK,
     ) -> None:
         self.target = target
         self.drafter = drafter

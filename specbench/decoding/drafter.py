@@ -5,7 +5,7 @@ vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -76,6 +76,9 @@ class Outcome(NamedTuple):
         return x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
 
 
+Repeatability = Literal["exact", "approximate", "none"]
+
+
 class Drafter(Protocol):
     """Proposes inside the round: fixed shapes, no host sync, no branch on data.
 
@@ -85,6 +88,10 @@ class Drafter(Protocol):
     features: tuple[int, ...]  # hidden states of the target that prefill and observe want
     needs_host: bool  # it proposes on the host, so that a graph cannot hold its half of a round
     max_k: int | None  # the deepest it can draft
+    chains_nest: bool  # a chain at a smaller K is the beginning of one at a greater K
+    # What it drafts after a given text, wherever the rounds before began: the same; about the
+    # same; or nothing that could be told without those rounds.
+    repeatability: Repeatability
 
     @property
     def runner(self) -> Runner | None:
@@ -157,6 +164,8 @@ class Memoryless:
     features: tuple[int, ...] = ()
     needs_host: bool = False
     max_k: int | None = None
+    chains_nest: bool = False  # the safe side: then every K is looked at by itself
+    repeatability: Repeatability = "exact"
     runner: Runner | None = None
 
     @property

@@ -19,10 +19,10 @@ from specbench.decoding.fused_weights import FusedLayer, can_fuse, fuse
 from specbench.decoding.runner import Output, context_limit, refuse_unsupported
 from specbench.decoding.traced_forward import traced_states
 from specbench.decoding.tree import Branches
-from specbench.decoding.workspace import JoinedCache, Kept, Reach, Sizes, Slots, Workspace
+from specbench.decoding.workspace import JoinedCache, Kept, Reach, Slots, Workspace
 from specbench.errors import ModelError
+from specbench.footprint import KEPT_TOKENS, Sizes
 
-_KEPT_TOKENS = 256  # a forward of more is a prefill; its tensors are not kept
 _KEPT_SHAPES = 256
 
 
@@ -65,7 +65,7 @@ class FusedRunner:
             torch.full((), value, dtype=self.dtype, device=self.device)
             for value in (0.0, torch.finfo(self.dtype).min)
         )
-        self._scratch = self._new_scratch(_KEPT_TOKENS)
+        self._scratch = self._new_scratch(KEPT_TOKENS)
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         self._reaches: dict[tuple[int, int, int], Reach] = {}
 
@@ -256,7 +256,7 @@ class FusedRunner:
         known = self._workspaces.get((B, T))
         if known is not None:
             return known
-        is_kept = B * T <= _KEPT_TOKENS
+        is_kept = B * T <= KEPT_TOKENS
         with torch.inference_mode(False):
             scratch = self._scratch if is_kept else self._new_scratch(B * T)
             made = Workspace(self._sizes, scratch, B, T, mirrored=self._mirrored)
@@ -274,7 +274,7 @@ class FusedRunner:
         return made
 
     def _new_scratch(self, num_tokens: int) -> Tensor:
-        width = sum(Workspace.widths(self._sizes, mirrored=self._mirrored))
+        width = sum(self._sizes.widths(mirrored=self._mirrored))
         with torch.inference_mode(False):
             return torch.empty(num_tokens * width, dtype=self.dtype, device=self.device)
 

@@ -27,10 +27,11 @@ from specbench.decoding.launcher import (
     make_readback,
 )
 from specbench.decoding.round import Verifier, finish_round, propose, run_round
-from specbench.decoding.rows import Rows, span_bucket
+from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.slot_cache import SlotCache
 from specbench.decoding.state import State
+from specbench.footprint import span_bucket
 
 
 class _Bucket(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.drafter import Proposal
-from specbench.decoding.sampling import Purpose, Sampler, draw, exponential
+from specbench.decoding.sampling import Purpose, Sampler, exponential
 from specbench.decoding.state import State
 from specbench.decoding.topology import StaticTree
 from specbench.decoding.tree import Branches, Tree, ancestors_of
@@ -45,7 +45,7 @@ def grow_chain(
             tokens_B1 = logits_B1V.argmax(-1)
         else:
             law_B1V = sampler.probs(logits_B1V)
-            tokens_B1 = draw(law_B1V, state.seed_B, positions_B1, Purpose.DRAFT)
+            tokens_B1 = sampler.guess(law_B1V, state.seed_B, positions_B1)
             laws.append(law_B1V)
         drafts.append(tokens_B1)
         if i + 1 < k:
@@ -168,13 +168,3 @@ def grow_dynamic(
 
 def _ranked(logprobs: Tensor, depth: int) -> Tensor:
     return logprobs.clamp(min=_LOWEST) - _STEP_DOWN * depth
-
-
-def num_dynamic_drafts(depth: int, top_k: int, most: int) -> int:
-    """How many drafts `grow_dynamic` can have to choose from, `most` at most."""
-    return min(most, top_k + (depth - 1) * top_k * top_k)
-
-
-def num_dynamic_slots(depth: int, top_k: int) -> int:
-    """How many slots past the current token's `grow_dynamic` writes; more than drafts, maybe."""
-    return top_k * (depth - 1)

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from specbench.decoding.clock import Clock, Mark
 from specbench.decoding.round import Verifier, finish_round, propose
-from specbench.decoding.rows import Rows, rounded_up
+from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
+from specbench.footprint import rounded_up
 
 GraphKind = Literal["off", "step", "round"]
 

@@ -131,6 +131,13 @@ def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> L
     return _loaded(model, source, config, "dummy:" + _config_sha256(config, seed))
 
 
+def load_skeleton(source: ModelSource, dtype: str) -> Any:
+    """The model without its matrices, to be counted; ModelError where there is no such config."""
+    config = _load_config(source)
+    with _refusing(source, "meta", None):
+        return make_skeleton(config, _DTYPES[dtype], trust_remote_code=source.trust_remote_code)
+
+
 def planned_dtype(source: ModelSource, device: torch.device) -> str:
     """The dtype that `load_model` will use, read from the config alone; ModelError as there."""
     if source.dtype != "auto":

@@ -5,7 +5,6 @@ Shape suffixes: B rows, T tokens, V vocabulary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isqrt
 from typing import NamedTuple
 
 import torch
@@ -15,10 +14,7 @@ from specbench.decoding.drafter import Chunk, Drafter, Outcome
 from specbench.decoding.runner import Output, Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-
-SPAN_STEP = 64  # attention reads slots in steps of this many, so that kernel shapes are few
-SPAN_BUCKET_MIN, SPAN_BUCKET_STEP = 256, 4096  # slots
-PREFILL_LOGITS = 2**25  # at once: a stock forward computes them for every pair of rows
+from specbench.footprint import PREFILL_CHUNK, rounded_up, rows_prefilled_together
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +45,7 @@ class Rows:
         num_rows: int,
         capacity: int,
         eos_ids: Sequence[int],
-        prefill_chunk: int = 512,
+        prefill_chunk: int = PREFILL_CHUNK,
     ) -> None:
         self.target = target
         self.drafter = drafter
@@ -89,7 +85,7 @@ class Rows:
         samples of one prompt once: the others get a copy of the row.
         """
         first: dict[int, tuple[int, bool]] = {}
-        most = max(isqrt(PREFILL_LOGITS // self.target.vocab_size), 1)
+        most = rows_prefilled_together(self.target.vocab_size)
         fed, copies = _split(fills)
         for group in _together(fed, most):
             prefilled = self._prefill(group)
@@ -244,17 +240,3 @@ def _together(fills: Sequence[Fill], most: int) -> list[list[Fill]]:
         else:
             groups.append([fill])
     return groups
-
-
-def span_bucket(num_tokens: int) -> int:
-    """The slots a captured round attends to: few kinds of graphs, little waste.
-
-    Powers of two from 256 to 4096, then multiples of 4096, where a power would read too much.
-    """
-    power = 1 << (num_tokens - 1).bit_length()
-    return rounded_up(num_tokens, min(max(power, SPAN_BUCKET_MIN), SPAN_BUCKET_STEP))
-
-
-def rounded_up(num_tokens: int, step: int = SPAN_STEP) -> int:
-    """The next multiple of `step`."""
-    return -(-num_tokens // step) * step

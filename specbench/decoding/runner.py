@@ -16,8 +16,12 @@ from specbench.decoding.first_layers import cut_model
 from specbench.decoding.slot_cache import SlotCache
 from specbench.decoding.tree import Branches
 from specbench.errors import ModelError
-
-_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+from specbench.model_files.attention import (
+    RECURRENT,
+    Fields,
+    longest_context,
+    unsupported_attention,
+)
 
 
 class Output(NamedTuple):
@@ -215,42 +219,18 @@ def refuse_unsupported(model: Any) -> None:
     """ModelError where the decoder would be wrong: recurrent state, unknown attention kinds."""
     name = type(model).__name__
     if getattr(model, "_is_stateful", False):
-        raise ModelError(
-            f"{name} keeps recurrent state that cannot be rolled back after a rejected draft; "
-            "choose a target and a draft whose layers are all attention"
-        )
-    config = model.config.get_text_config()
-    if unknown := set(getattr(config, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES:
-        raise ModelError(
-            f"{name} has layers of type {', '.join(sorted(unknown))}; "
-            f"supported: {', '.join(sorted(_KNOWN_LAYER_TYPES))}"
-        )
-    if any(rope.get("rope_type") == "dynamic" for rope in _ropes(config)):
-        raise ModelError(
-            f"{name} rescales its rotary positions by the current length (rope_type dynamic), "
-            "which makes text depend on drafts; set rope_type to default in its config"
-        )
-    if getattr(config, "alibi", False) or config.model_type == "bloom":
-        raise ModelError(f"{name} uses ALiBi, which takes no ready-made mask; not supported")
+        raise ModelError(f"{name} {RECURRENT}")
+    if reason := unsupported_attention(_fields(model.config.get_text_config())):
+        raise ModelError(f"{name} {reason}")
 
 
-def _ropes(config: Any) -> list[dict[str, Any]]:
-    """The settings of the rotary positions; mixed layers have one set per layer type."""
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    return [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
+def _fields(config: Any) -> Fields:
+    return lambda name: getattr(config, name, None)
 
 
 def context_limit(config: Any) -> int | None:
-    """Tokens of context the model was made for, up to where its positions change their meaning.
-
-    longrope turns a whole batch to other frequencies once any position, a draft's or a
-    neighbour's, passes the original length: beyond it text would depend on both.
-    """
-    limits = [getattr(config, "max_position_embeddings", None)]
-    for rope in _ropes(config):
-        if rope.get("rope_type") == "longrope":
-            limits.append(rope.get("original_max_position_embeddings"))
-    return min((limit for limit in limits if limit is not None), default=None)
+    """Tokens of context the model was made for, up to where its positions change their meaning."""
+    return longest_context(_fields(config))
 
 
 def check_context(limit: int | None, num_tokens: int) -> None:

@@ -101,6 +101,10 @@ class Sampler:
             return logits_BTV.argmax(-1)
         return draw(self.probs(logits_BTV), seeds_B, positions_BT, Purpose.TARGET)
 
+    def guess(self, laws_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
+        """A draft's tokens [B, T] for the given positions, drawn from its own laws."""
+        return draw(laws_BTV, seeds_B, positions_BT, Purpose.DRAFT)
+
 
 def draw(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Tensor:
     """One token per position, with probability proportional to its weight; int64 [B, T].

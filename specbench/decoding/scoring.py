@@ -9,8 +9,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from specbench.decoding.backends import pinned_attention
-from specbench.decoding.rows import rounded_up
 from specbench.decoding.runner import Runner, check_context
+from specbench.footprint import rounded_up
 
 MOST_LOGITS = 2**25  # at once
 _CHUNK = 512  # tokens a row at once

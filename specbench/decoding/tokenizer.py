@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
+from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies
 from specbench.records import Message
 
 _REFUSALS = (OSError, ValueError, ImportError, KeyError)
@@ -32,10 +33,11 @@ class Tokenizer:
         self.ids_by_token: dict[str, int] = self._inner.get_vocab()
 
     @property
-    def special_ids(self) -> set[int]:
-        """Ids of control tokens, reserved ones included."""
+    def vocabulary(self) -> Vocabulary:
+        """Its tokens and which of them are special."""
         added = self._inner.added_tokens_decoder
-        return {i for i, token in added.items() if token.special}
+        special_ids = frozenset(i for i, token in added.items() if token.special)
+        return Vocabulary(self.ids_by_token, special_ids)
 
     @property
     def sha256(self) -> str:
@@ -84,27 +86,13 @@ class Tokenizer:
 def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> tuple[int, ...]:
     """CompatibilityError with the first differing ids unless both map ids to the same tokens.
 
-    Returns the ids of special tokens that are named otherwise: a draft of a reserved token is
-    checked like any other, so they cannot change the text. Padding of the embedding beyond the
-    tokenizer's ids is not compared.
+    Returns the ids of special tokens that are named otherwise, which is allowed.
     """
-    if target.ids_by_token == draft.ids_by_token:
-        return ()
-    target_tokens = {i: token for token, i in target.ids_by_token.items()}
-    draft_tokens = {i: token for token, i in draft.ids_by_token.items()}
-    differing = sorted(
-        i
-        for i in target_tokens.keys() | draft_tokens.keys()
-        if target_tokens.get(i) != draft_tokens.get(i)
-    )
-    special = target.special_ids & draft.special_ids
-    if wrong := [i for i in differing if i not in special]:
-        shown = ", ".join(
-            f"{i}: {target_tokens.get(i)!r} against {draft_tokens.get(i)!r}" for i in wrong[:3]
-        )
+    found = compare_vocabularies(target.vocabulary, draft.vocabulary)
+    if found.wrong:
         raise CompatibilityError(
-            f"{draft.location} cannot draft for {target.location}: {len(wrong)} token ids mean "
-            f"something else ({shown}); choose a draft of the same model family, or a method "
-            "without a draft model (ngram)"
+            f"{draft.location} cannot draft for {target.location}: {len(found.wrong)} token ids "
+            f"mean something else ({found.shown}); choose a draft of the same model family, or a "
+            "method without a draft model (ngram)"
         )
-    return tuple(differing)
+    return found.renamed

@@ -14,7 +14,8 @@ from torch.nn.functional import embedding, linear, scaled_dot_product_attention,
 from specbench.decoding.attention import additive_mask, visible
 from specbench.decoding.fused_weights import FusedLayer, FusedWeights
 from specbench.decoding.tree import Branches
-from specbench.decoding.workspace import Kept, Reach, Sizes
+from specbench.decoding.workspace import Kept, Reach
+from specbench.footprint import Sizes
 
 
 def traced_states(

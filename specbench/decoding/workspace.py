@@ -12,20 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-
-class Sizes(NamedTuple):
-    """What the shapes of a model's tensors are made of."""
-
-    hidden: int
-    query_heads: int
-    kv_heads: int
-    head: int
-    mlp: int
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key/value head."""
-        return self.query_heads // self.kv_heads
+from specbench.footprint import Sizes
 
 
 class Workspace:
@@ -37,7 +24,7 @@ class Workspace:
     def __init__(self, sizes: Sizes, scratch: Tensor, B: int, T: int, *, mirrored: bool) -> None:
         N, D, G = B * T, sizes.head, sizes.group
         query, kv = sizes.query_heads * D, sizes.kv_heads * D
-        widths = self.widths(sizes, mirrored=mirrored)
+        widths = sizes.widths(mirrored=mirrored)
         parts = torch.split(scratch[: N * sum(widths)], [N * width for width in widths])
         self.pair, self.qkv, self.gate_up, self.joined, packed = (
             part.view(N, width) for part, width in zip(parts, widths, strict=True)
@@ -63,13 +50,6 @@ class Workspace:
         else:
             self.query = self.unpacked.flatten(2, 3)
             self.spread = self.spread.flatten(2, 3)
-
-    @staticmethod
-    def widths(sizes: Sizes, *, mirrored: bool) -> tuple[int, ...]:
-        """Elements a token of: hidden state, q-k-v, gate-up, heads' output, packed queries."""
-        query, kv = sizes.query_heads * sizes.head, sizes.kv_heads * sizes.head
-        packed = query if sizes.group > 1 else 0
-        return ((1 + mirrored) * sizes.hidden, query + 2 * kv, 2 * sizes.mlp, query, packed)
 
 
 class Kept(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal
-from specbench.decoding.sampling import Purpose, Sampler, draw
+from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.dflash_head import DFlashHead, new_dflash_checkpoint
 from specbench.drafters.registry import Parts, drafter
@@ -69,5 +69,5 @@ class DFlash(Memoryless):
         if sampler.is_greedy:
             return Proposal(logits_BKV.argmax(-1), num_drafted_B)
         laws_BKV = sampler.probs(logits_BKV)
-        tokens_BK = draw(laws_BKV, state.seed_B, state.positions(1, k), Purpose.DRAFT)
+        tokens_BK = sampler.guess(laws_BKV, state.seed_B, state.positions(1, k))
         return Proposal(tokens_BK, num_drafted_B, laws_BKV)

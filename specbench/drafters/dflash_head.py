@@ -23,10 +23,11 @@ from specbench.drafters.head_layers import (
     new_layer_fields,
     require_fit,
 )
-from specbench.errors import ModelError
-
-ARCHITECTURE = "DFlashDraftModel"
-_NEEDED = ("target_layer_ids", "mask_token_id", "num_hidden_layers")
+from specbench.model_files.head_fit import (
+    DFLASH_ARCHITECTURE,
+    dflash_fields,
+    dflash_fit,
+)
 
 
 class _Layers(nn.Module):
@@ -51,26 +52,11 @@ class DFlashHead:
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         """ModelError says what is missing, does not fit the target or cannot be run."""
-        given = {**checkpoint.config, **(checkpoint.config.get("dflash_config") or {})}
-        _refuse_others(checkpoint.source, given)
-        require_fit(
-            checkpoint,
-            hidden_size=(given.get("hidden_size"), target.hidden_size),
-            vocab_size=(given.get("vocab_size"), target.vocab_size),
-            num_target_layers=(
-                given.get("num_target_layers", target.num_layers),
-                target.num_layers,
-            ),
-        )
+        given = dflash_fields(checkpoint)
+        require_fit(checkpoint, **dflash_fit(checkpoint, target))
         self.features = tuple(int(i) + 1 for i in given["target_layer_ids"])
         self.block_size = int(given.get("block_size", 16))
         self._mask_id = int(given["mask_token_id"])
-        if max(self.features) > target.num_layers or self._mask_id >= target.vocab_size:
-            raise ModelError(
-                f"{checkpoint.source}: target_layer_ids {list(given['target_layer_ids'])} and "
-                f"mask_token_id {self._mask_id} must lie within the target's {target.num_layers} "
-                f"layers and {target.vocab_size} tokens"
-            )
         self._embedding_scale = float(given.get("input_embedding_scale", 1))
         self._logit_scale = float(given.get("output_multiplier", 1))
         self._softcap = float(given.get("final_logit_softcapping") or 0)
@@ -114,16 +100,6 @@ class DFlashHead:
         return logits_BKV
 
 
-def _refuse_others(source: str, given: dict[str, Any]) -> None:
-    """ModelError for the relatives that this code does not run, and for fields that are missing."""
-    if others := [name for name in given.get("architectures") or () if name != ARCHITECTURE]:
-        raise ModelError(f"{source}: architecture {others[0]}; {ARCHITECTURE} is supported")
-    if lacking := [name for name in _NEEDED if given.get(name) is None]:
-        raise ModelError(f"{source}: its config lacks {', '.join(lacking)}")
-    if given.get("is_causal"):
-        raise ModelError(f"{source}: is_causal is true; blocks that see themselves whole are run")
-
-
 def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
     """Of the layers, which are Qwen 3's whatever the target is."""
     return layer_config(
@@ -154,7 +130,7 @@ def new_dflash_checkpoint(
     text = config.get_text_config()
     target_layer_ids = spread_layers(text.num_hidden_layers, num_layers)
     fields = new_layer_fields(config) | {
-        "architectures": [ARCHITECTURE],
+        "architectures": [DFLASH_ARCHITECTURE],
         "model_type": "qwen3",
         "num_hidden_layers": num_layers,
         "num_target_layers": text.num_hidden_layers,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decoding.drafter import BareForward, Chunk, Outcome, Proposal
+from specbench.decoding.drafter import BareForward, Chunk, Outcome, Proposal, Repeatability
 from specbench.decoding.growth import Frontier, grow_chain, grow_static
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
@@ -30,6 +30,8 @@ class DraftModel:
     features: tuple[int, ...] = ()
     needs_host = False
     max_k: int | None = None
+    chains_nest = True
+    repeatability: Repeatability = "exact"
     weights: tuple[Tensor, ...] = ()
 
     def __init__(self, parts: Parts, *, tree: tuple[int, ...] = ()) -> None:

@@ -28,14 +28,12 @@ from specbench.drafters.head_layers import (
     weights_of,
 )
 from specbench.drafters.registry import Parts, drafter
-from specbench.errors import ModelError
+from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit
 
 # The tree of EAGLE-1: its authors' `mc_sim_7b_63`, SafeAILab/EAGLE eagle/model/choices.py.
 _PATHS = """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100
     0000 0001 0002 00000 00001"""
 STATIC_TREE = Topology.of_paths([int(rank) for rank in path] for path in _PATHS.split())
-# What checkpoints call their tensors; the last two are those of speculators.
-_NAMES = {"model.": "", "fusion_fc.": "fc.", "transformer.": "layers.0."}
 
 
 @drafter("eagle", model="required", is_head=True)
@@ -77,18 +75,10 @@ class EagleHead:
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         given = checkpoint.config
         is_speculators = "speculators_model_type" in given
-        if given.get("layernorms"):
-            raise ModelError(
-                f"{checkpoint.source}: heads with layernorms: true are not supported; choose one "
-                "of EAGLE's own layout"
-            )
-        checkpoint = checkpoint.renamed(_NAMES)
+        checkpoint = checkpoint.renamed(EAGLE_NAMES)
+        fit = eagle_fit(checkpoint, target)
         config = layer_config(checkpoint, target.max_position)
-        require_fit(
-            checkpoint,
-            hidden_size=(config.hidden_size, target.hidden_size),
-            vocab_size=(config.vocab_size, target.vocab_size),
-        )
+        require_fit(checkpoint, **fit)
         has_bias = bool(given.get("fusion_bias", given.get("bias", not is_speculators)))
         with torch.device("meta"):
             self._weights = _Weights(config, checkpoint.tensors.keys(), has_bias=has_bias)

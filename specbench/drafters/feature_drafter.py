@@ -17,14 +17,13 @@ from specbench.decoding.growth import (
     grow_chain,
     grow_dynamic,
     grow_static,
-    num_dynamic_drafts,
-    num_dynamic_slots,
 )
 from specbench.decoding.layer_stack import LayerStack
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.topology import StaticTrees, Topology
 from specbench.decoding.tree import Branches
+from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
 
 
 class FeatureHead(Protocol):
@@ -68,9 +67,6 @@ class FeatureHead(Protocol):
         ...
 
 
-_DEEPEST_BEAM = 16  # levels of a dynamic tree; its authors go to 8
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreePlan:
     """How drafts branch: not at all, as a topology says, or as the head's own scores say."""
@@ -94,6 +90,8 @@ class TreePlan:
 class FeatureDrafter(Memoryless):
     """Keeps the state after each row's last token, from which the first draft comes for free."""
 
+    chains_nest = True
+
     def __init__(self, head: FeatureHead, plan: TreePlan, *, max_k: int | None = None) -> None:
         self.head = head
         self.features = head.features
@@ -104,7 +102,7 @@ class FeatureDrafter(Memoryless):
             self._trees = StaticTrees(plan.topology.cut, head.device)
             self.max_k = min(deepest, max_k or deepest)
         elif plan.kind == "dynamic":
-            self.max_k = min(_DEEPEST_BEAM, max_k or _DEEPEST_BEAM)
+            self.max_k = min(DEEPEST_BEAM, max_k or DEEPEST_BEAM)
         self._last_RF = torch.empty(0, head.state_size)
 
     @property
@@ -120,7 +118,7 @@ class FeatureDrafter(Memoryless):
         return (self.head.layers.cache, self._last_RF)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        spare = max(self._plan.spare_slots(k) for k in range(1, _DEEPEST_BEAM + 1))
+        spare = max(self._plan.spare_slots(k) for k in range(1, DEEPEST_BEAM + 1))
         self.head.layers.allocate(num_rows, max_len + spare)
         if num_rows > len(self._last_RF):
             self._last_RF = torch.zeros(
@@ -131,7 +129,7 @@ class FeatureDrafter(Memoryless):
         if self._plan.kind == "static":
             return self._trees[k].topology.num_drafts
         if self._plan.kind == "dynamic":
-            return self._plan.num_drafts(min(k, _DEEPEST_BEAM))
+            return self._plan.num_drafts(min(k, DEEPEST_BEAM))
         return k
 
     def prefill(self, state: State, chunk: Chunk) -> None:
@@ -166,7 +164,7 @@ class FeatureDrafter(Memoryless):
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         head, plan = self.head, self._plan
         if plan.kind == "dynamic":
-            k = min(k, _DEEPEST_BEAM)
+            k = min(k, DEEPEST_BEAM)
             span += plan.spare_slots(k)
         states_BWF = self._rows(state)[:, None]
         logits_BV = head.logits(states_BWF)[:, 0]

@@ -25,10 +25,10 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.layer_stack import LayerStack
 from specbench.decoding.runner import Runner
 from specbench.errors import ModelError
+from specbench.model_files.head_fit import LAYER_NEEDS, layer_fields, misfits
 
 Embed = Callable[[Tensor], Tensor]
 
-_NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 _OPTIONAL = (
     *("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "num_hidden_layers"),
     *("max_position_embeddings", "rope_theta", "rope_scaling", "rope_parameters", "mlp_bias"),
@@ -42,15 +42,10 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
     heads state the length that they were trained on. ModelError where the config lacks
     something or has what cannot be run.
     """
-    given = checkpoint.config.get("transformer_layer_config") or checkpoint.config
-    if lacking := [name for name in _NEEDED if given.get(name) is None]:
-        raise ModelError(f"{checkpoint.source}: its config lacks {', '.join(lacking)}")
-    if "sliding_attention" in (given.get("layer_types") or ()):
-        raise ModelError(
-            f"{checkpoint.source}: layer_types has sliding_attention, which heads cannot run; "
-            "choose a head whose layers attend to everything"
-        )
-    fields = {name: given[name] for name in (*_NEEDED, *_OPTIONAL) if given.get(name) is not None}
+    given = layer_fields(checkpoint)
+    fields = {
+        name: given[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.get(name) is not None
+    }
     own = fields.pop("max_position_embeddings", 0)
     if most := max(own, num_positions or 0):
         fields["max_position_embeddings"] = most
@@ -60,17 +55,12 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
     except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
         first = str(error).strip().splitlines()[0]
         raise ModelError(f"{checkpoint.source}: its config is wrong: {first}") from error
-    if config.rope_parameters["rope_type"] == "dynamic":
-        raise ModelError(
-            f"{checkpoint.source}: rope_type dynamic rescales positions by the current length; "
-            "set it to default in the head's config"
-        )
     return config
 
 
 def require_fit(checkpoint: Checkpoint, **fields: tuple[object, object]) -> None:
     """ModelError names every field in which the head's value is not the target's."""
-    if differing := {name: pair for name, pair in fields.items() if pair[0] != pair[1]}:
+    if differing := misfits(fields):
         what = "; ".join(
             f"{name} is {own}, the target's is {wanted}"
             for name, (own, wanted) in differing.items()

@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal, Repeatability
 from specbench.decoding.sampling import Purpose, Sampler, uniform
 from specbench.decoding.state import State
 from specbench.decoding.tree import Tree
@@ -30,6 +30,8 @@ class Lookahead(Memoryless):
     `ngram` tokens. The paper has window = guesses = 15 for a 7B model on an A100, its code's
     examples 7; the default of 5 feeds 40 tokens a round, which a CPU can bear.
     """
+
+    repeatability: Repeatability = "none"  # its n-grams come from what its own rounds feed
 
     def __init__(
         self,

@@ -36,6 +36,8 @@ class Medusa(Memoryless):
     matched with the target's own tokens; the paper's typical acceptance would not be lossless.
     """
 
+    chains_nest = True
+
     def __init__(
         self,
         parts: Parts,

@@ -4,9 +4,6 @@ Shape suffixes: B rows, F hidden size, H heads, L residual layers of a head, V r
 vocabulary.
 """
 
-import re
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 from torch.nn.functional import silu
@@ -14,30 +11,7 @@ from torch.nn.functional import silu
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
 from specbench.errors import ModelError
-
-_PREFIXES = ("medusa_head.", "medusa_heads.")
-_TOKEN_MAP, _SHARED = "token_map", "lm_head.weight"
-
-
-class _Layout(NamedTuple):
-    """How files name the tensors of head i."""
-
-    numbers: re.Pattern[str]  # of head and layer, in a layer's name
-    layer: str
-    out: str
-
-
-# Medusa's own: layers and the final product are numbered in one list.
-_OWN = _Layout(
-    numbers=re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.weight"),
-    layer="{i}.{j}.linear.{kind}",
-    out="{i}.{num_layers}.weight",
-)
-_VLLM = _Layout(
-    numbers=re.compile(r"blocks\.(\d{1,3})\.layers\.(\d{1,3})\.weight"),
-    layer="blocks.{i}.layers.{j}.{kind}",
-    out="lm_heads.{i}.weight",
-)
+from specbench.model_files.medusa_layout import TOKEN_MAP, MedusaLayout, medusa_tensors
 
 
 class MedusaHeads:
@@ -52,38 +26,13 @@ class MedusaHeads:
 
         ModelError names what is missing, unknown or of another shape than the target's.
         """
-        for prefix in _PREFIXES:  # the heads lie within a whole model
-            if any(name.startswith(prefix) for name in checkpoint.tensors):
-                checkpoint = checkpoint.under(prefix)
+        checkpoint = medusa_tensors(checkpoint)
         tensors = checkpoint.tensors
-        layout = _VLLM if any(_VLLM.numbers.fullmatch(name) for name in tensors) else _OWN
-        found = [layout.numbers.fullmatch(name) for name in tensors]
-        numbers = {(int(match[1]), int(match[2])) for match in found if match}
-        if not numbers:
-            raise ModelError(
-                f"{checkpoint.source} holds no Medusa heads; their tensors are named like "
-                "0.0.linear.weight or blocks.0.layers.0.weight"
-            )
-        self.num_heads = len({i for i, _ in numbers})
-        num_layers = len({j for _, j in numbers})
-        F = target.hidden_size
-
-        def layer(i: int, j: int, kind: str) -> str:
-            return layout.layer.format(i=i, j=j, kind=kind)
-
-        weights = [[layer(i, j, "weight") for i in self._heads] for j in range(num_layers)]
-        biases = [[layer(i, j, "bias") for i in self._heads] for j in range(num_layers)]
-        outs = [layout.out.format(i=i, num_layers=num_layers) for i in self._heads]
-        if _SHARED in tensors:  # one for all heads
-            outs = [_SHARED]
         token_map_V = _token_map(checkpoint, target.vocab_size)
-        rows = target.vocab_size if token_map_V is None else len(token_map_V)
-        shapes: dict[str, tuple[int, ...]] = {name: (F, F) for names in weights for name in names}
-        shapes |= {name: (F,) for names in biases for name in names}
-        shapes |= {name: (rows, F) for name in outs}
-        if token_map_V is not None:
-            shapes[_TOKEN_MAP] = (rows,)
-        checkpoint.require(shapes, frozenset(name for names in biases for name in names))
+        layout = MedusaLayout.of(checkpoint, target)
+        self.num_heads = layout.num_heads
+        shapes = layout.shapes
+        checkpoint.require(shapes, layout.optional)
 
         def stacked(names: list[str]) -> Tensor:
             held = [tensors[n] if n in tensors else torch.zeros(shapes[n]) for n in names]
@@ -92,16 +41,12 @@ class MedusaHeads:
 
         self._layers = [
             (stacked(of_weights).transpose(1, 2), stacked(of_biases)[:, None])
-            for of_weights, of_biases in zip(weights, biases, strict=True)
+            for of_weights, of_biases in zip(layout.weights, layout.biases, strict=True)
         ]
-        self._out_HFV = stacked(outs).transpose(1, 2)
+        self._out_HFV = stacked(layout.outs).transpose(1, 2)
         self._token_map_V = None if token_map_V is None else token_map_V.to(target.device)
-        self.vocab_size = rows
+        self.vocab_size = layout.num_tokens
         self.device, self.dtype = target.device, target.dtype
-
-    @property
-    def _heads(self) -> range:
-        return range(self.num_heads)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -124,16 +69,16 @@ class MedusaHeads:
 
 def _token_map(checkpoint: Checkpoint, vocab_size: int) -> Tensor | None:
     """The target's id of each token that the heads know; ModelError where it has none such."""
-    if _TOKEN_MAP not in checkpoint.tensors:
+    if TOKEN_MAP not in checkpoint.tensors:
         return None
-    ids = checkpoint.tensors[_TOKEN_MAP]
+    ids = checkpoint.tensors[TOKEN_MAP]
     is_integer = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
     if ids.dim() != 1 or not is_integer or not len(ids):
-        raise ModelError(f"{checkpoint.source}: {_TOKEN_MAP} is no list of token ids")
+        raise ModelError(f"{checkpoint.source}: {TOKEN_MAP} is no list of token ids")
     ids = ids.long()
     if wrong := [i for i in ids.tolist() if not 0 <= i < vocab_size]:
         raise ModelError(
-            f"{checkpoint.source}: {_TOKEN_MAP} names the id {wrong[0]}; the target has "
+            f"{checkpoint.source}: {TOKEN_MAP} names the id {wrong[0]}; the target has "
             f"{vocab_size} ids"
         )
     return ids

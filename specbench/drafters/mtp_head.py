@@ -15,18 +15,16 @@ from specbench.decoding.layer_stack import LayerStack
 from specbench.decoding.runner import Runner
 from specbench.decoding.tree import Branches
 from specbench.drafters.head_layers import drawn, new_layer_fields, require_fit, shapes_of
-from specbench.drafters.mtp_layouts import (
+from specbench.drafters.mtp_layouts import by_expert, copies, joined_experts, split_experts
+from specbench.model_files.mtp_families import (
     FAMILIES,
     Family,
-    by_expert,
-    copies,
     family_name,
     family_of,
     file_name,
-    joined_experts,
     layer_tensors,
+    mtp_fit,
     num_mtp_layers,
-    split_experts,
     text_fields,
 )
 
@@ -77,13 +75,7 @@ class MtpHead:
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         """ModelError says what does not fit the target, or which tensors are wrong."""
-        fields = text_fields(checkpoint)
-        require_fit(
-            checkpoint,
-            hidden_size=(fields.get("hidden_size"), target.hidden_size),
-            num_hidden_layers=(fields.get("num_hidden_layers"), target.num_layers),
-            vocab_size=(fields.get("vocab_size"), target.vocab_size),
-        )
+        require_fit(checkpoint, **mtp_fit(checkpoint, target))
         self.family = family_of(checkpoint)
         self.num_layers = num_mtp_layers(checkpoint)
         self.features: tuple[int, ...] = (target.num_layers,)

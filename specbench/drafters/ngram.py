@@ -18,6 +18,8 @@ from specbench.errors import UsageError
 class Ngram(Memoryless):
     """Prompt lookup without a model; a suffix that never occurred before drafts nothing."""
 
+    chains_nest = True
+
     def __init__(
         self,
         parts: Parts,  # noqa: ARG002

@@ -25,6 +25,8 @@ class PreviousTurn(Memoryless):
     ahead of the place, then behind. A token that occurs nowhere is taken to replace one.
     """
 
+    chains_nest = True
+
     def __init__(self, parts: Parts, *, max_ngram: Annotated[int, range(1, 33)] = 3) -> None:
         self._max_ngram = max_ngram
         self._device = parts.target.device

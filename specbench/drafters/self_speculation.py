@@ -27,6 +27,8 @@ class SelfSpeculation(Memoryless):
     drafts leave behind are rewritten by the target's check. `tree` is that of draft_model.
     """
 
+    chains_nest = True
+
     def __init__(
         self,
         parts: Parts,

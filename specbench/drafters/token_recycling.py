@@ -10,7 +10,7 @@ from typing import Annotated
 
 import torch
 
-from specbench.decoding.drafter import Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import Memoryless, Outcome, Proposal, Repeatability
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.topology import StaticTrees, Topology
@@ -30,6 +30,8 @@ class TokenRecycling(Memoryless):
     worst. With `warm_start` the table goes on to the next pass, as in a server; but a benchmark
     decodes the same prompts again, and that flatters it. K cuts the tree of `max_drafts`.
     """
+
+    repeatability: Repeatability = "approximate"  # rounds also renew what rejected drafts follow
 
     def __init__(
         self,

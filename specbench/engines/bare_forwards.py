@@ -13,8 +13,8 @@ from torch import Tensor
 from specbench.decoding.backends import pinned_attention
 from specbench.decoding.clock import Clock
 from specbench.decoding.cuda_graphs import Captured, Graphs
-from specbench.decoding.rows import rounded_up, span_bucket
 from specbench.decoding.runner import KvCache, Runner
+from specbench.footprint import rounded_up, span_bucket
 
 
 class _Shape(NamedTuple):

@@ -11,13 +11,14 @@ from specbench.decoding.calibration import measure_round_costs
 from specbench.decoding.clock import make_clock
 from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
+from specbench.decoding.drafter import Drafter as DraftingMethod
 from specbench.decoding.graphs import Launchers
 from specbench.decoding.loading import eos_ids
 from specbench.decoding.policy import FixedK, Policy
 from specbench.decoding.request import Request, Result
 from specbench.decoding.round import Verifier
 from specbench.decoding.round_costs import RoundCosts
-from specbench.decoding.rows import rounded_up
+from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.scoring import mean_log_probs
 from specbench.decoding.self_test import Forward
@@ -36,6 +37,7 @@ from specbench.engines.engine import (
 )
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.shelf import Shelf, bytes_read, identity
+from specbench.footprint import rounded_up
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Sampling
 
 MOST_CAPTURING_PASSES = 3
@@ -170,6 +172,15 @@ class BuiltinEngine:
         outputs = [result.output_ids for result in results]
         log_probs = mean_log_probs(self._runner, prompt_ids, outputs)
         return Scores(log_probs=log_probs, seconds=self._clock.now())
+
+    @property
+    def runner(self) -> Runner:
+        """The target's own forwards."""
+        return self._runner
+
+    def drafting(self, drafter: str) -> DraftingMethod:
+        """How the named drafter drafts, over rows of its own."""
+        return self._drafters[drafter]
 
     def weights_bytes(self, drafter: str) -> int:
         return self._target.weights_bytes + self._drafters.weights_bytes(drafter)

@@ -39,6 +39,7 @@ def take(shelf: Shelf, spec: ModelSpec, forward: Forward) -> Held:
     except (ModelError, torch.OutOfMemoryError):
         shelf.release(spec)
         raise
+    shelf.give_back()  # a layer's parts, of which joined matrices were made
     return Held(spec, loaded, runner, tuple(f"{spec.source}: {note}" for note in notes))
 
 

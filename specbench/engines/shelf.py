@@ -12,6 +12,7 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.checkpoint_files import WEIGHT_KINDS, has_tokenizer, read_checkpoint
 from specbench.decoding.digest import weights_sha256
 from specbench.decoding.first_layers import layers_of
+from specbench.decoding.host_memory import give_back_host_memory
 from specbench.decoding.loading import LoadedModel, ModelSource, load_model
 from specbench.decoding.tokenizer import Tokenizer
 from specbench.errors import ModelError
@@ -58,6 +59,8 @@ class Shelf:
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+        else:
+            give_back_host_memory()
 
     def is_dummy(self, spec: ModelSpec) -> bool:
         """Whether its weights are to be made up."""

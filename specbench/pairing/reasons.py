@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from specbench.metrics.setting import is_stream
+from specbench.pairing.why import why
 from specbench.records import CellSummary, Interval
 
 
@@ -42,6 +43,7 @@ def reasons_for(
     facts: list[str] = []
     if leader is not None:
         facts += _costs(confirmed or leader)
+        facts += why(confirmed or leader)
         facts += _evidence(cells, leader, confirmed)
     facts += (
         f"{k_text(cell)} left out: {'; '.join(cell.invalid_reasons)}"

@@ -5,6 +5,14 @@ that a machine or an engine cannot give is None: absent, never zero.
 """
 
 from specbench.records.answers import CellSummary, Decision, Interval
+from specbench.records.forecasts import (
+    AcceptanceRule,
+    EngineCost,
+    ForecastPoint,
+    ForecastRecord,
+    RoundCost,
+)
+from specbench.records.imported import ImportedRecord
 from specbench.records.measured import (
     ALL_PROMPTS,
     NO_DRAFTER,
@@ -32,10 +40,12 @@ from specbench.records.provenance import (
     RunRecord,
     RunSettings,
 )
+from specbench.records.traces import TraceRecord
 
 __all__ = [
     "ALL_PROMPTS",
     "NO_DRAFTER",
+    "AcceptanceRule",
     "BlockPurpose",
     "BlockRecord",
     "CellKey",
@@ -43,10 +53,14 @@ __all__ = [
     "CellSummary",
     "Decision",
     "DeviceSample",
+    "EngineCost",
     "EngineRecord",
     "Environment",
     "FailureRecord",
+    "ForecastPoint",
+    "ForecastRecord",
     "ForwardCost",
+    "ImportedRecord",
     "Interval",
     "LimitRecord",
     "MemoryRecord",
@@ -57,10 +71,12 @@ __all__ = [
     "ReferenceRecord",
     "RequestRecord",
     "Role",
+    "RoundCost",
     "RoundLog",
     "RoundTimeline",
     "RunRecord",
     "RunSettings",
     "SamplesRecord",
     "Sampling",
+    "TraceRecord",
 ]

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from specbench.records.forecasts import AcceptanceRule
 from specbench.records.measured import CellKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """Provenance, written before the first measurement."""
+    """Provenance, written before the first measurement; an import leaves None or "" in it."""
 
     created_at: str
     command: tuple[str, ...]
@@ -19,8 +20,8 @@ class Environment:
     packages: Mapping[str, str]
     platform: str
     cpu: str
-    num_cpu_cores: int
-    threads: int
+    num_cpu_cores: int | None
+    threads: int | None
     device: str  # "cpu" or "cuda:0"
     gpu: str | None = None
     gpu_memory_bytes: int | None = None
@@ -47,7 +48,7 @@ class ModelIdentity:
 class RunSettings:
     """What the user asked for; with it an interrupted run can go on."""
 
-    command: Literal["run", "sweep-k"]
+    command: Literal["run", "sweep-k", "import"]
     pairings: tuple[str, ...]
     workloads: tuple[str, ...]  # names or files
     pairings_file: str | None = None
@@ -75,6 +76,10 @@ class RunSettings:
     compile: bool = False
     acceptance: tuple[float, ...] | None = None  # drawn, per position: the text is no text
     dummy_weights: bool = False
+    forecast: bool = False  # trace and forecast, then measure the best few K alone
+    most_drafters: int | None = None  # of a forecast, to be measured in each setting; None: all
+    costs: tuple[str, ...] = ()  # files or addresses: what rounds cost in another engine
+    acceptance_rule: AcceptanceRule | None = None  # that engine's; None: as drafts are made here
     num_samples: int = 1  # above 1: also a cell with so many answers to a prompt, the best picked
 
     @property

@@ -6,6 +6,7 @@ from specbench.metrics.setting import setting_of
 from specbench.pairing.recommend import Recommendation, Verdict
 from specbench.records import CellKey, Decision
 from specbench.report.document import Document
+from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.numbers import listed, measured, scalar
 from specbench.report.sections import Section, label_of, parts_told_apart, sections, verdict_of
 
@@ -95,8 +96,11 @@ def _no_winner(section: Section, verdict: Verdict) -> str:
     if section.decisions:
         nothing = verdict is Verdict.GAINS_NOTHING
         return "do not speculate, no drafter gains" if nothing else "no drafter is shown to help"
+    if section.cells:
+        return "imported figures, which have no interval; the tables hold them"
     if section.baseline is None:
-        return "not measured"
+        best = best_forecast(section.forecasts)
+        return forecast_text(best, names_pairing=section.names_pairings) if best else "not measured"
     speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
     at = "" if speed is None else f" at {measured(speed, 'tokens/s')}"
     return f"only K=0 was measured{at}"

@@ -128,10 +128,29 @@ _RATE = Column(
     text=_metric("acceptance_rate", "{:.0%}".format),
 )
 
+_END_TO_END = _metric("end_to_end_speedup", "{:.2f}x".format)
 _BUSY = Column(
     header="tok/s, busy",
     meaning="tokens a second while all rows are busy",
     text=_metric("busy_tokens_per_s", _per_second),
+)
+_ALL = Column(
+    header="tok/s, all",
+    meaning="tokens a second over whole passes, ramp and drain included",
+    text=_metric("aggregate_tokens_per_s", _per_second),
+)
+# Of figures that another tool gave, which have no busy time and no interval.
+_IMPORTED = (
+    Column(
+        header=_ALL.header,
+        meaning=_ALL.meaning,
+        text=lambda cell: None if "busy_tokens_per_s" in cell.metrics else _ALL.text(cell),
+    ),
+    Column(
+        header="over K=0",
+        meaning="tokens a second over those at K=0, of figures without an interval",
+        text=lambda cell: None if cell.speedup_end_to_end else _END_TO_END(cell),
+    ),
 )
 _USER = Column(
     header="a user",
@@ -164,6 +183,7 @@ _JOULES = Column(
 TERMINAL_COLUMNS = (
     _K,
     _TOKENS_PER_S,
+    *_IMPORTED,
     _SPEEDUP,
     _DETECTABLE,
     _LENGTH,
@@ -175,7 +195,7 @@ TERMINAL_COLUMNS = (
     ),
 )
 
-TERMINAL_STREAM_COLUMNS = (_K, _BUSY, _SPEEDUP, _USER, _TTFT, _LENGTH)
+TERMINAL_STREAM_COLUMNS = (_K, _BUSY, *_IMPORTED, _SPEEDUP, _USER, _TTFT, _LENGTH)
 
 PAGE_COLUMNS = (
     _K,
@@ -185,6 +205,7 @@ PAGE_COLUMNS = (
         text=lambda cell: str(cell.num_prompts),
     ),
     _TOKENS_PER_S,
+    *_IMPORTED,
     _SPEEDUP,
     _DETECTABLE,
     _WHOLE,
@@ -229,11 +250,8 @@ PAGE_STREAM_COLUMNS = (
     _BUSY,
     _SPEEDUP,
     _DETECTABLE,
-    Column(
-        header="tok/s, all",
-        meaning="tokens a second over whole passes, ramp and drain included",
-        text=_metric("aggregate_tokens_per_s", _per_second),
-    ),
+    _ALL,
+    _IMPORTED[1],
     _WHOLE,
     _USER,
     _TTFT,

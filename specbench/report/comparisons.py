@@ -9,6 +9,7 @@ from specbench.pairing.reasons import speedup_text
 from specbench.pairing.scaling import Crossover, Point
 from specbench.records import NO_DRAFTER, CellKey, Interval
 from specbench.report.document import Document
+from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, listed, measured, plural
 from specbench.report.sections import drafter_of, label_of, parts_told_apart, short_k
@@ -17,6 +18,7 @@ from specbench.report.sections import drafter_of, label_of, parts_told_apart, sh
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
     """Those for which there is something to compare."""
     grids = (
+        forecast_grid(document),
         side_by_side_grid(document),
         adaptive_grid(document),
         crossover_grid(document),

@@ -11,6 +11,7 @@ from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.pairing.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.pairing.best_of import BestOf, compare_best_of
 from specbench.pairing.compromise import find_compromise
+from specbench.pairing.forecast_check import CheckedForecast, check_forecasts, forecast_json
 from specbench.pairing.peers import SideBySide, side_by_side
 from specbench.pairing.recommend import Recommendation, by_question, choose, decide
 from specbench.pairing.scaling import ContextCurve, Crossover, context_curves, crossovers
@@ -21,12 +22,15 @@ from specbench.records import (
     EngineRecord,
     Environment,
     FailureRecord,
+    ImportedRecord,
     MemoryRecord,
     ModelIdentity,
     PassRecord,
     RunRecord,
     RunSettings,
 )
+from specbench.report.left_out import is_meant, is_too_deep
+from specbench.stats.imported import import_warnings, summarise_imported
 from specbench.stats.summary import summarise
 from specbench.store import StoredRun
 
@@ -70,6 +74,7 @@ class Document:
     crossovers: tuple[Crossover, ...]  # where several concurrencies ran
     context_curves: tuple[ContextCurve, ...]  # where several context lengths ran
     best_of: tuple[BestOf, ...]  # where the best of several samples was picked
+    forecasts: tuple[CheckedForecast, ...]  # made before K were measured, with what came of them
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
@@ -78,6 +83,7 @@ class Document:
     longest_context: Mapping[str, int]  # per target, tokens of prompt and output together
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
+    imported: tuple[ImportedRecord, ...]  # cells that another tool measured; no decision has them
     warnings: tuple[str, ...]
 
     @property
@@ -97,14 +103,15 @@ def build_document(stored: StoredRun) -> Document:
         decide(choice, confirmed.get(choice.to_confirm) if choice.to_confirm else None)
         for choice in choices
     ]
-    measured = {cell.key for cell in cells}
+    imported = summarise_imported([plan.key for plan in stored.run.cells], stored.imported)
+    measured = {cell.key for cell in (*cells, *imported)}
     missing = tuple(
-        p.key for p in stored.run.cells if p.key not in measured and not _is_too_deep(p.key, stored)
+        p.key for p in stored.run.cells if p.key not in measured and not is_meant(p.key, stored)
     )
     return Document(
         run=stored.run,
         is_complete=stored.is_complete,
-        cells=cells,
+        cells=(*cells, *imported),
         missing=missing,
         decisions=tuple(
             replace(decision, sentence=decision.sentence + _mark(stored.run.settings))
@@ -116,6 +123,7 @@ def build_document(stored: StoredRun) -> Document:
         crossovers=crossovers(cells),
         context_curves=context_curves(cells),
         best_of=compare_best_of(explored),
+        forecasts=check_forecasts(stored.forecasts, stored.traces, explored, cells),
         time_lines={c.key: c.passes[0].record for c in explored if c.key.adaptive and c.passes},
         engines=_newest_engines(stored.engines),
         failures=stored.failures,
@@ -124,7 +132,9 @@ def build_document(stored: StoredRun) -> Document:
         longest_context=_longest_context(explored),
         sessions=stored.sessions,
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
+        imported=stored.imported,
         warnings=(
+            *import_warnings(stored.imported),
             *_synthetic(stored.run.settings),
             *stored.run.warnings,
             *_warnings(stored, missing),
@@ -151,8 +161,10 @@ def to_json(document: Document) -> dict[str, Any]:
         "crossovers": to_jsonable_python(document.crossovers),
         "context_curves": to_jsonable_python(document.context_curves),
         "best_of": to_jsonable_python(document.best_of),
+        "forecasts": [forecast_json(checked) for checked in document.forecasts],
         "engines": to_jsonable_python(document.engines),
         "failures": to_jsonable_python(document.failures),
+        "imported": to_jsonable_python(document.imported),
         "warnings": list(document.warnings),
     }
 
@@ -249,7 +261,7 @@ def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
             "interrupted or still running: this is what was measured so far; "
             f"an interrupted run goes on with --resume {stored.run.run_id}"
         )
-    too_deep = [p.key for p in stored.run.cells if _is_too_deep(p.key, stored)]
+    too_deep = [p.key for p in stored.run.cells if is_too_deep(p.key, stored)]
     for pairing in dict.fromkeys(key.pairing for key in too_deep):
         least = min(key.num_speculative_tokens for key in too_deep if key.pairing == pairing)
         yield f"{pairing} cannot draft K = {least} or more tokens ahead: these K were left out"
@@ -261,15 +273,6 @@ def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
         changed = ", ".join(_changes(first, session))
         if changed:
             yield f"resumed {session.created_at} under other conditions: {changed}"
-
-
-def _is_too_deep(key: CellKey, stored: StoredRun) -> bool:
-    """Whether a K of a default range is more than the drafter can draft."""
-    if key.adaptive or not stored.run.settings.is_default_range:
-        return False
-    known = (e.max_k for e in stored.engines if (e.target, e.engine) == (key.target, key.engine))
-    limits = [limit for max_k in known if (limit := max_k.get(key.drafter)) is not None]
-    return bool(limits) and key.num_speculative_tokens > limits[-1]
 
 
 def _changes(first: Environment, later: Environment) -> Iterator[str]:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from specbench.metrics.setting import Setting
 from specbench.report.charts.acceptance import acceptance_chart
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, drawing
+from specbench.report.charts.forecast import forecast_chart
 from specbench.report.charts.memory import memory_chart
+from specbench.report.charts.pareto import memory_pareto_charts, rows_pareto_charts
 from specbench.report.charts.round_time import round_time_chart
 from specbench.report.charts.scaling import context_charts, crossover_charts
 from specbench.report.charts.side_by_side import side_by_side_charts
@@ -25,9 +27,12 @@ def _charts(document: Document) -> Iterator[Chart | None]:
     settings = by_setting(sections(document))
     styles = _styles(document)
     yield from (speedup_chart(group, styles) for group in settings)
+    yield from (forecast_chart(group, styles) for group in settings)
     yield from side_by_side_charts(document.side_by_side, document.cells)
     yield from crossover_charts(document.crossovers)
     yield from context_charts(document.context_curves)
+    yield from rows_pareto_charts(sections(document), styles)
+    yield from memory_pareto_charts(settings, styles)
     yield from time_line_charts(document.time_lines)
     # What is accepted does not depend on the rows in flight: the fewest stand for all.
     fewest = _fewest_rows(settings)

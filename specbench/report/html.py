@@ -12,6 +12,7 @@ from specbench.report.charts.canvas import Chart
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.figures import charts
+from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import (
     Grid,
     memory_grid,
@@ -75,7 +76,7 @@ def _run(document: Document) -> _Run:
         question=question(document),
         setup=setup(document),
         answers=tuple(map(answer, every)),
-        compromises=compromise_lines(document),
+        compromises=[*compromise_lines(document), *forecast_lines(document)],
         which_pass=which_pass(document),
         notes={
             "Not measured": failure_lines(document),
@@ -85,7 +86,7 @@ def _run(document: Document) -> _Run:
         charts=charts(document),
         comparisons=comparison_grids(document),
         results=tuple(result_grid(section) for section in every if section.measured),
-        legend=result_legend(every),
+        legend=" ".join(filter(None, (result_legend(every), forecast_legend(document)))),
         positions=tuple(grid for grid in map(position_grid, every) if grid),
         memory=memory_grid(document),
         metrics=tuple(grid for section in every for grid in metric_grids(section)),

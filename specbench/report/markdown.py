@@ -6,6 +6,7 @@ from specbench.pairing.recommend import Verdict
 from specbench.report.answers import answer, compromise_lines, without_workload
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
+from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import (
     Grid,
     memory_grid,
@@ -57,6 +58,7 @@ def _run(document: Document) -> Iterator[str]:
     for section in every:
         yield from _answer(section)
     yield from _items("", compromise_lines(document))
+    yield from _items("", forecast_lines(document))
     yield from (which_pass(document), "")
     yield from _items("## Not measured", failure_lines(document))
     yield from _items("## Invalid cells", invalid_lines(document))
@@ -71,6 +73,8 @@ def _run(document: Document) -> Iterator[str]:
         yield from ("## Comparisons", "")
         for grid in comparisons:
             yield from _table(grid)
+        if document.forecasts:
+            yield from (escape(forecast_legend(document)), "")
     positions = [grid for grid in map(position_grid, every) if grid]
     if positions:
         yield from ("## Acceptance per position", "")

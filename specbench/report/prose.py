@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from specbench.records import CellKey
+from specbench.records import CellKey, Environment
 from specbench.report.document import Document
 from specbench.report.numbers import listed, plural, ranges
 from specbench.report.sections import requests_at_once
@@ -31,11 +31,17 @@ def setup(document: Document) -> str:
             listed(rows),
             *([f"{listed(contexts)} tokens of context"] if contexts else []),
             listed(list(dict.fromkeys(f"{key.dtype}, {key.engine} engine" for key in keys))),
-            machine.gpu or f"{machine.cpu}, {plural(machine.threads, 'thread')}",
+            machine.gpu or _processor(machine),
             _prompts(document),
             machine.created_at[:10],
         )
     )
+
+
+def _processor(machine: Environment) -> str:
+    if machine.threads is None:
+        return machine.cpu or "a machine that the imported files do not name"
+    return f"{machine.cpu}, {plural(machine.threads, 'thread')}"
 
 
 def which_pass(document: Document) -> str:

@@ -4,7 +4,7 @@ import shlex
 from typing import NamedTuple
 
 from specbench.metrics.registry import all_metrics
-from specbench.records import EngineRecord
+from specbench.records import EngineRecord, RunSettings
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured, plural
@@ -31,6 +31,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
     """Run, command, versions, machine, settings and texts; what is not known is left out."""
     run, machine, settings = document.run, document.run.environment, document.run.settings
     gpu_memory = machine.gpu_memory_bytes
+    is_own = settings.command != "import"
     facts = (
         ("run", run.run_id),
         ("started", machine.created_at),
@@ -39,8 +40,8 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         ("python", machine.python),
         ("packages", ", ".join(f"{name} {v}" for name, v in machine.packages.items())),
         ("platform", machine.platform),
-        ("CPU", f"{machine.cpu}, {plural(machine.num_cpu_cores, 'core')}"),
-        ("threads", str(machine.threads)),
+        ("CPU", _joined(machine.cpu or None, _cores(machine.num_cpu_cores))),
+        ("threads", None if machine.threads is None else str(machine.threads)),
         ("device", machine.device),
         ("GPU", _joined(machine.gpu, measured(gpu_memory, "bytes") if gpu_memory else None)),
         ("driver", machine.driver),
@@ -51,8 +52,15 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         ),
         ("probe", machine.probe),
         *((f"engine {record.engine}", engine_text(record)) for record in document.engines),
-        ("seed", str(settings.seed)),
-        ("sampling", f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}"),
+        ("seed", str(settings.seed) if is_own else None),
+        ("sampling", _sampling(settings) if is_own else None),
+        *(
+            (
+                f"imported {record.file}",
+                f"{record.tool}, sha256 {record.file_sha256[:_SHOWN_DIGITS]}",
+            )
+            for record in document.imported
+        ),
         *(
             (f"workload {name}", f"sha256 {digest[:_SHOWN_DIGITS]}")
             for name, digest in run.workload_sha256.items()
@@ -109,6 +117,14 @@ def formulas(documents: tuple[Document, ...]) -> tuple[Formula, ...]:
 
 def _joined(*parts: str | None) -> str:
     return ", ".join(filter(None, parts))
+
+
+def _cores(count: int | None) -> str | None:
+    return None if count is None else plural(count, "core")
+
+
+def _sampling(settings: RunSettings) -> str:
+    return f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}"
 
 
 def _commit(commit: str | None) -> str | None:

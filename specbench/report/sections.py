@@ -4,6 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
+from specbench.pairing.forecast_check import CheckedForecast
 from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.recommend import Recommendation, Verdict, judge
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision
@@ -21,6 +22,7 @@ class Section:
     undrafted: tuple[CellSummary, ...]  # every K = 0 that was measured
     cells: tuple[CellSummary, ...]  # every K > 0, by pairing in the order of the plan, then by K
     decisions: tuple[Recommendation, ...]  # one for each pairing that was measured
+    forecasts: tuple[CheckedForecast, ...]
     names_pairings: bool  # whether an answer must say which pairing it is about
     mark: str = ""  # what an answer ends with where nothing real was decoded
 
@@ -94,6 +96,7 @@ def _section(
         undrafted=tuple(c for c in cells if c.key.num_speculative_tokens == 0),
         cells=tuple(c for c in cells if c.key.num_speculative_tokens > 0),
         decisions=tuple(d for d in document.decisions if setting_of(d.leader) == question),
+        forecasts=tuple(f for f in document.forecasts if setting_of(f.forecast.key) == question),
         names_pairings=num_labels > 1,
         mark=document.mark,
     )

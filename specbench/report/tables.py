@@ -20,6 +20,7 @@ from specbench.report.columns import (
 )
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
+from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import Grid
 from specbench.report.notes import failure_lines, invalid_lines, warning_lines
 from specbench.report.sections import Section, sections
@@ -37,12 +38,15 @@ def terminal_report(document: Document) -> Group:
     if parts:
         parts += [Text(legend(union(columns)), style="dim"), ""]
     for grid in comparison_grids(document):
-        parts += [_grid_table(grid), ""]
+        parts += [grid_table(grid), ""]
+    if document.forecasts:
+        parts += [Text(forecast_legend(document), style="dim"), ""]
     for lines, style in (
         (failure_lines(document), "red"),
         (invalid_lines(document), "red"),
         (warning_lines(document), "yellow"),
         (compromise_lines(document), ""),
+        (forecast_lines(document), ""),
     ):
         if lines:
             parts += [Text("\n".join(lines), style=style), ""]
@@ -61,7 +65,7 @@ def _titled(title: str) -> Table:
     )
 
 
-def _grid_table(grid: Grid) -> Table:
+def grid_table(grid: Grid) -> Table:
     """The columns of a grid that fit a terminal."""
     table = _titled(grid.title)
     for i, header in enumerate(grid.headers[: grid.num_brief]):

@@ -12,20 +12,25 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from specbench.records import (
     BlockRecord,
+    EngineCost,
     EngineRecord,
     Environment,
     FailureRecord,
+    ForecastRecord,
     ForwardCost,
+    ImportedRecord,
     LimitRecord,
     MemoryRecord,
     ModelIdentity,
     ReferenceRecord,
+    RoundCost,
     RunRecord,
+    TraceRecord,
 )
 
 # 1: first layout (2026-11). 2: passes over many rows, engines and limits. 3: the best of several
-# samples. Earlier ones read as before.
-SCHEMA_VERSION = 3
+# samples. 4: imported figures, traces, forecasts. Earlier ones read as before.
+SCHEMA_VERSION = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +49,11 @@ StoredRecord = (
     | ModelIdentity
     | EngineRecord
     | LimitRecord
+    | ImportedRecord
+    | TraceRecord
+    | RoundCost
+    | EngineCost
+    | ForecastRecord
     | Environment
     | Done
 )
@@ -57,6 +67,11 @@ _TAGS: dict[type, str] = {
     ModelIdentity: "model",
     EngineRecord: "engine",
     LimitRecord: "limit",
+    ImportedRecord: "imported",
+    TraceRecord: "trace",
+    RoundCost: "cost",
+    EngineCost: "enginecost",
+    ForecastRecord: "forecast",
     Environment: "session",  # where the lines after a resume were measured
     Done: "done",
 }
@@ -80,6 +95,11 @@ _AnyLine = (
     | _Line[Literal["model"], ModelIdentity]
     | _Line[Literal["engine"], EngineRecord]
     | _Line[Literal["limit"], LimitRecord]
+    | _Line[Literal["imported"], ImportedRecord]
+    | _Line[Literal["trace"], TraceRecord]
+    | _Line[Literal["cost"], RoundCost]
+    | _Line[Literal["enginecost"], EngineCost]
+    | _Line[Literal["forecast"], ForecastRecord]
     | _Line[Literal["session"], Environment]
     | _Line[Literal["done"], Done]
 )

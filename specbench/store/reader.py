@@ -10,15 +10,20 @@ from typing import NamedTuple
 from specbench.errors import StoreError
 from specbench.records import (
     BlockRecord,
+    EngineCost,
     EngineRecord,
     Environment,
     FailureRecord,
+    ForecastRecord,
     ForwardCost,
+    ImportedRecord,
     LimitRecord,
     MemoryRecord,
     ModelIdentity,
     ReferenceRecord,
+    RoundCost,
     RunRecord,
+    TraceRecord,
 )
 from specbench.store.codec import (
     Done,
@@ -52,6 +57,11 @@ class StoredRun:
     models: tuple[ModelIdentity, ...] = ()
     engines: tuple[EngineRecord, ...] = ()
     limits: tuple[LimitRecord, ...] = ()
+    imported: tuple[ImportedRecord, ...] = ()
+    traces: tuple[TraceRecord, ...] = ()
+    round_costs: tuple[RoundCost, ...] = ()
+    engine_costs: tuple[EngineCost, ...] = ()
+    forecasts: tuple[ForecastRecord, ...] = ()
     sessions: tuple[Environment, ...] = ()  # one for each resume
 
 
@@ -101,6 +111,11 @@ def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
         models=tuple(r for r in records if isinstance(r, ModelIdentity)),
         engines=tuple(r for r in records if isinstance(r, EngineRecord)),
         limits=tuple(r for r in records if isinstance(r, LimitRecord)),
+        imported=tuple(r for r in records if isinstance(r, ImportedRecord)),
+        traces=tuple(r for r in records if isinstance(r, TraceRecord)),
+        round_costs=tuple(r for r in records if isinstance(r, RoundCost)),
+        engine_costs=tuple(r for r in records if isinstance(r, EngineCost)),
+        forecasts=tuple(r for r in records if isinstance(r, ForecastRecord)),
         sessions=tuple(r for r in records if isinstance(r, Environment)),
     )
 

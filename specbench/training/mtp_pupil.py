@@ -11,7 +11,8 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
 from specbench.drafters.feature_drafter import FeatureHead
 from specbench.drafters.mtp_head import MtpHead
-from specbench.drafters.mtp_layouts import file_name, split_experts
+from specbench.drafters.mtp_layouts import split_experts
+from specbench.model_files.mtp_families import file_name
 from specbench.training.chain_pupil import ChainPupil
 from specbench.training.pupil import Agreement
 from specbench.training.teacher import Lesson

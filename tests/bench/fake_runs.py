@@ -10,10 +10,12 @@ from specbench.bench.deadline import Deadline
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan, plan_targets
 from specbench.bench.target import TargetRun
+from specbench.bench.traces import Trace
 from specbench.config import Pairing, load_pairings
 from specbench.probes.probe import NoProbe
-from specbench.records import Environment, RunRecord, RunSettings
+from specbench.records import EngineCost, Environment, RunRecord, RunSettings
 from specbench.store import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
+from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeEngine, RecordingWatch
 
 PAIRINGS = """\
@@ -77,6 +79,8 @@ def measure(
     watch: RecordingWatch | None = None,
     *,
     spent_s: float = 0.0,
+    trace: Trace = fake_trace,
+    costs: Sequence[EngineCost] = (),
 ) -> StoredRun:
     """Measure the plan, or the rest of it where the run is there; what is stored then."""
     if (root / RUN_ID).exists():
@@ -95,7 +99,9 @@ def measure(
     deadline = Deadline(plan.settings.budget_s, engine.clock, spent_s=spent_s)
     meter = MemoryMeter(plan.target.name, "cpu", probe)
     with writer:
-        TargetRun(plan, writer, probe, meter, watch or RecordingWatch(), deadline).measure(
+        for cost in costs:
+            writer.append(cost)
+        TargetRun(plan, writer, probe, meter, watch or RecordingWatch(), deadline, trace).measure(
             lambda: {engine.name: engine}
         )
         writer.finish()

@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -156,7 +157,7 @@ class FakeEngine:
         seconds = (self.clock.now_s - began_s) / load.concurrency
         logs = [result.rounds for result in results if result.rounds]
         columns = list(zip(*(one for log in logs for one in _rows(log, work.k)), strict=True))
-        at_s = [i * seconds / max(len(columns[0]), 1) for i in range(len(columns[0]))]
+        at_s = list(accumulate(columns[0], initial=0.0))[:-1]
         rounds = RoundTimeline(
             at_s=tuple(at_s),
             seconds=columns[0],

@@ -2,7 +2,20 @@ import pytest
 
 from tests.cli.calls import specbench
 
-COMMANDS = ("run", "sweep-k", "verify", "report", "list", "doctor")
+COMMANDS = (
+    "run",
+    "sweep-k",
+    "verify",
+    "pair",
+    "report",
+    "export",
+    "import",
+    "history",
+    "check",
+    "baseline",
+    "list",
+    "doctor",
+)
 
 
 def test_help_names_every_command(tmp_path):

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specbench.decoding import checkpoint_files
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.checkpoint_files import has_tokenizer, read_checkpoint
 from specbench.errors import ModelError, SpecbenchError
+from specbench.model_files import folder as folder_files
 from tests.test_hostile_inputs import damaged
 
 TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([0, 2, 5])}
@@ -194,7 +194,7 @@ def test_a_folder_that_cannot_be_trusted_is_refused_by_name(case: str, folder: P
 
 def test_a_config_that_is_no_config_by_its_size_is_not_read(folder, monkeypatch) -> None:
     save_file(TENSORS, folder / "model.safetensors")
-    monkeypatch.setattr(checkpoint_files, "_LARGEST_JSON", 10)
+    monkeypatch.setattr(folder_files, "LARGEST_JSON", 10)
     with pytest.raises(ModelError, match="more than 10 bytes"):
         read_checkpoint(str(folder))
 

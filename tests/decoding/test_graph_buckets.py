@@ -12,9 +12,9 @@ from specbench.decoding.graphs import Launchers
 from specbench.decoding.launcher import EagerLauncher
 from specbench.decoding.policy import FixedK
 from specbench.decoding.request import Request
-from specbench.decoding.rows import span_bucket
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
+from specbench.footprint import span_bucket
 from tests.decoding.fake_graphs import LateClock
 from tests.decoding.graph_bench import (
     GREEDY,

@@ -15,9 +15,9 @@ from specbench.decoding.request import Request
 from specbench.decoding.round import run_round
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
-from specbench.drafters import mtp_layouts
 from specbench.drafters.mtp import Mtp
 from specbench.drafters.mtp_head import MtpHead
+from specbench.model_files import mtp_families
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
 from tests.decoding.models import build, generated, random_prompt
 from tests.drafters.feature_cases import (
@@ -74,9 +74,9 @@ def test_a_familys_layer_says_what_the_plain_facts_say(name: str) -> None:
 def test_the_layout_check_fails_for_another_order_or_another_state(
     name: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = mtp_layouts.FAMILIES[name]
+    right = mtp_families.FAMILIES[name]
     wrong = replace(right, **{fault: not getattr(right, fault)})
-    monkeypatch.setitem(mtp_layouts.FAMILIES, name, wrong)
+    monkeypatch.setitem(mtp_families.FAMILIES, name, wrong)
 
     with pytest.raises(AssertionError, match="the state that goes on"):
         check_layout(name)

@@ -247,6 +247,8 @@ def test_charts_of_rows_context_engines_and_the_time_line(
     peers = by_title["Side by side with other engines"]
     assert "20  builtin draft K=4" in texts(peers.svg)
     assert "10  transformers assisted K=4" in texts(peers.svg)
+    everybody = by_title["One user's speed against everybody's"]
+    assert {"1", "2", "4", "draft", "no speculation"} <= set(texts(everybody.svg))
     assert "Speed-up against context" in [chart.title for chart in charts(lengths)]
 
 

@@ -15,6 +15,7 @@ from specbench.report.figures import charts
 from specbench.report.memory import need
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
+COST = "Speed-up against what it costs in memory"
 SPEEDUP, ACCEPTANCE, TIME = (
     "Speed-up against K",
     "Acceptance per position",
@@ -38,6 +39,7 @@ def test_a_run_gives_each_chart_for_each_setting(
 ) -> None:
     assert [chart.title for chart in cpu_charts] == [
         SPEEDUP,
+        COST,
         ACCEPTANCE,
         TIME,  # demo/draft
         TIME,  # demo/poor

@@ -18,6 +18,7 @@ from specbench.records import (
     RunRecord,
     RunSettings,
     SamplesRecord,
+    TraceRecord,
 )
 from specbench.store import SCHEMA_VERSION
 from specbench.store.codec import Done
@@ -194,6 +195,26 @@ REFERENCE = ReferenceRecord(
     num_prompt_tokens=12,
     output_ids=(5, 7),
 )
+TRACE = TraceRecord(
+    target="demo",
+    drafter="draft",
+    method="draft_model",
+    workload="chat",
+    prompt_id="chat-1",
+    turn=0,
+    repeat=2,
+    temperature=1.0,
+    num_speculative_tokens=4,
+    is_chain=True,
+    is_exact=True,
+    num_prompt_tokens=12,
+    output_ids=(5, 7, 11),
+    num_drafted=(1, 0),
+    chances=((0.123456,), ()),
+    drafting="greedy",
+    context=4096,
+    seconds=0.5,
+)
 EVERY_RECORD = (
     BLOCK,
     REFERENCE,
@@ -201,6 +222,7 @@ EVERY_RECORD = (
     FORWARD,
     FAILURE,
     MODEL,
+    TRACE,
     ENVIRONMENT,
     Done(finished_at="2026-11-21T02:00:00+00:00"),
 )

@@ -49,6 +49,7 @@ def test_a_line_says_its_type_without_being_read():
         "forward",
         "failure",
         "model",
+        "trace",
         "session",
         "done",
     ]

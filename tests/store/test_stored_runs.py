@@ -40,6 +40,7 @@ def test_a_loaded_run_has_everything_in_its_place(three_runs: Path):
         *stored.forwards,
         *stored.failures,
         *stored.models,
+        *stored.traces,
         *stored.sessions,
     )
     assert sorted_records == EVERY_RECORD[:-1]

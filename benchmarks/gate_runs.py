@@ -1,0 +1,79 @@
+"""Identical runs of docs/ci.md's recipe, each a process of its own as in CI, and planted faults."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from specbench.cli.sides import read_run
+from specbench.stats.baseline import Snapshot
+from specbench.store import list_runs
+
+PAIRING = "demo/draft"
+RECIPE = ("-w", "chat,code,creative", "--prompts", "12")  # as docs/ci.md has it
+BASELINE_RUNS, CANDIDATE_RUNS = 5, 3
+TOLERANCES = {"mean_acceptance_length": 0.02, "decode_speedup": 0.20}
+PLANTED_S = 0.03  # in every forward of the target
+
+_PLAIN = "from specbench.cli import main; main()"
+_SLOW_TARGET = f"""
+import time
+from specbench.decoding.fused_runner import FusedRunner
+sound = FusedRunner.forward
+def slower(self, *arguments, **named):
+    if self.num_layers == 16:
+        time.sleep({PLANTED_S})
+    return sound(self, *arguments, **named)
+FusedRunner.forward = slower
+{_PLAIN}
+"""
+_ONE_DRAFT = """\
+targets:
+  demo:
+    model: demo:target
+    workloads: demo
+    drafters:
+      draft: {{method: draft_model, model: demo:{draft}, num_speculative_tokens: 5}}
+"""
+
+
+class Recorded(NamedTuple):
+    """Runs of the same work."""
+
+    run_ids: list[str]
+    seconds_a_run: float | None  # of those that were run now; None: all were there
+
+
+def record(folder: Path, num_runs: int, arguments: Sequence[str] = RECIPE) -> Recorded:
+    """So many complete runs in `folder`; what is there already is not run again."""
+    began, before = time.monotonic(), len(_complete(folder))
+    while len(found := _complete(folder)) < num_runs:
+        _tell(f"run {len(found) + 1} of {num_runs}")
+        _run(folder, _PLAIN, arguments)
+    new = len(found) - before
+    return Recorded(found[:num_runs], (time.monotonic() - began) / new if new else None)
+
+
+def record_fault(folder: Path, *, draft: str = "draft", slow_target: bool = False) -> Snapshot:
+    """A run with another model as the draft of the same name, or a target that was slowed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pairings = folder / "pairings.yaml"
+    pairings.write_text(_ONE_DRAFT.format(draft=draft))
+    code = _SLOW_TARGET if slow_target else _PLAIN
+    _run(folder, code, (*RECIPE, "--pairings", str(pairings.resolve())))
+    return read_run("latest", folder)
+
+
+def _run(folder: Path, code: str, arguments: Sequence[str]) -> None:
+    command = ["run", PAIRING, *arguments, "--out", str(folder), "--json"]
+    subprocess.run([sys.executable, "-c", code, *command], check=True, stdout=subprocess.DEVNULL)
+
+
+def _complete(folder: Path) -> list[str]:
+    return [listing.run_id for listing in list_runs(folder) if listing.is_complete]
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,181 @@
+"""The target's own texts, and what every loaded drafter would do along them; stored one by one."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from specbench.bench.blocks import Block, Setting
+from specbench.bench.deadline import Deadline
+from specbench.bench.plan import TargetPlan
+from specbench.bench.recording import first_line
+from specbench.bench.session import REFUSALS, Session
+from specbench.bench.watch import Watch
+from specbench.config import Pairing
+from specbench.errors import UsageError
+from specbench.records import Prompt, TraceRecord
+from specbench.records.traces import Drafting
+from specbench.stats.intervals import MIN_PROMPTS
+from specbench.store import RunWriter, load_run
+from specbench.tracing.text import Text
+
+TRACING_SHARE = 0.3  # of the time that exploring may take
+
+
+class Trace(Protocol):
+    """Traces one drafter along the turns of a prompt; UsageError where it cannot be."""
+
+    def __call__(
+        self,
+        engine: Any,
+        drafter: str,
+        method: str,
+        texts: Sequence[Text],
+        ks: Iterable[int],
+        *,
+        drafting: Drafting = "own",
+    ) -> tuple[TraceRecord, ...]: ...
+
+
+class Ground(NamedTuple):
+    """What traces depend on besides the drafter: settings that differ in rows alone share them."""
+
+    workload: str
+    temperature: float
+    context: int | None
+
+
+def ground_of(setting: Setting) -> Ground:
+    return Ground(setting.workload, setting.temperature, setting.context)
+
+
+class Tracer:
+    """Traces of one target's drafters, those that earlier sessions of the run stored included."""
+
+    def __init__(
+        self,
+        plan: TargetPlan,
+        writer: RunWriter,
+        watch: Watch,
+        session: Session,
+        trace: Trace,
+        drafting: Callable[[float], Drafting],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """`drafting` says how is drafted at a temperature."""
+        self._plan = plan
+        self._writer = writer
+        self._watch = watch
+        self._session = session
+        self._trace = trace
+        self._drafting = drafting
+        self._clock = clock
+        self._texts: dict[Ground, list[Text]] = {}
+        self._seconds: dict[Ground, float] = {}  # decoding texts that nothing else needs
+        self._untraceable: set[str] = set()
+
+    def run(self, pairings: Sequence[Pairing], deadline: Deadline) -> None:
+        """Trace prompt after prompt through all workloads, so that a run cut short is balanced.
+
+        A budget ends it early, with as many prompts as an interval needs.
+        """
+        stored = {(t.drafter, _place(t)) for t in self._stored() if t.target == self._target}
+        left_s = deadline.seconds_left("explore")
+        enough_s = None if left_s is None else left_s * (1 - TRACING_SHARE)
+        for i, (ground, setting, prompt) in self._numbered():
+            now_s = deadline.seconds_left("explore")
+            if i >= MIN_PROMPTS and now_s is not None and enough_s is not None and now_s < enough_s:
+                return
+            self._watch.stage(f"{self._target}: tracing {ground.workload}")
+            texts = self._decode(ground, setting, prompt)
+            self._texts.setdefault(ground, []).extend(texts)
+            for pairing in pairings if texts else ():
+                places = {(pairing.drafter.name, _place(text)) for text in texts}
+                if not places <= stored:
+                    self._trace_one(pairing, texts)
+
+    def texts(self, setting: Setting) -> Sequence[Text]:
+        """The texts of a setting's ground, those without a round left out."""
+        return [t for t in self._texts.get(ground_of(setting), ()) if t.num_starts]
+
+    def traces(self, pairing: Pairing, setting: Setting) -> list[TraceRecord]:
+        """Those of one drafter on one ground; of a text that was traced again the last ones."""
+        ground, drafting = ground_of(setting), self._drafting(setting.temperature)
+        newest = {
+            (_place(trace), trace.num_speculative_tokens): trace
+            for trace in self._stored()
+            if trace.target == self._target
+            and trace.drafter == pairing.drafter.name
+            and Ground(trace.workload, trace.temperature, trace.context) == ground
+            and trace.drafting == drafting
+        }
+        return list(newest.values())
+
+    def seconds(self, traces: Sequence[TraceRecord], setting: Setting) -> float:
+        """Spent on these traces, and on texts that only traces need."""
+        return sum(t.seconds or 0.0 for t in traces) + self._seconds.get(ground_of(setting), 0.0)
+
+    @property
+    def _target(self) -> str:
+        return self._plan.target.name
+
+    def _numbered(self) -> Iterator[tuple[int, tuple[Ground, Setting, Prompt]]]:
+        """Every prompt of every ground with its number there, the first ones first."""
+        alone = {
+            ground_of(s): replace(s, concurrency=1, request_rate=None)
+            for s in self._plan.all_settings
+        }
+        workloads = {workload.name: workload for workload in self._plan.workloads}
+        prompts = {g: self._plan.prompts(workloads[g.workload]) for g in alone}
+        for i in range(max(map(len, prompts.values()), default=0)):
+            for ground, setting in alone.items():
+                if i < len(prompts[ground]):
+                    yield i, (ground, setting, prompts[ground][i])
+
+    def _decode(self, ground: Ground, setting: Setting, prompt: Prompt) -> list[Text]:
+        """A prompt's texts, turn by turn; none where the target refuses it."""
+        cell = self._plan.cells(setting)[0]
+        block = Block(
+            target=self._target,
+            setting=setting,
+            prompts=(prompt,),
+            repeat=0,
+            purpose="explore",
+            cells=(cell,),
+        )
+        began_s = self._clock()
+        try:
+            texts = self._session.texts(block, cell)
+        except REFUSALS as error:
+            self._watch.warn(f"{ground.workload}, prompt {prompt.id}: {first_line(error)}")
+            return []
+        if ground.temperature > 0:  # at 0 they are the references, which every run needs
+            spent_s = self._seconds.get(ground, 0.0)
+            self._seconds[ground] = spent_s + self._clock() - began_s
+        return texts
+
+    def _trace_one(self, pairing: Pairing, texts: Sequence[Text]) -> None:
+        drafter = pairing.drafter
+        if drafter.name in self._untraceable:
+            return
+        ks = [k for k in self._plan.ks(pairing) if k]
+        drafting = self._drafting(texts[0].sampling.temperature)
+        try:
+            traces = self._trace(
+                self._session.engine, drafter.name, drafter.method, texts, ks, drafting=drafting
+            )
+        except UsageError as error:
+            self._untraceable.add(drafter.name)
+            self._watch.warn(first_line(error))
+            return
+        for trace in traces:
+            self._writer.append(trace)
+
+    def _stored(self) -> tuple[TraceRecord, ...]:
+        return load_run(self._writer.folder, self._writer.folder.parent).traces
+
+
+def _place(one: Text | TraceRecord) -> tuple[object, ...]:
+    """Which text it is."""
+    temperature = one.temperature if isinstance(one, TraceRecord) else one.sampling.temperature
+    return one.workload, one.prompt_id, one.turn, one.repeat, temperature, one.context

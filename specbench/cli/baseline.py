@@ -1,0 +1,41 @@
+"""`specbench baseline`: runs as a small file to be committed next to code."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench.cli import options
+
+AllowDifferent = Annotated[
+    str | None,
+    typer.Option(
+        help="Compare although these differ: K, hardware, prompts, model ...; comma-separated.",
+        show_default=False,
+    ),
+]
+
+
+def baseline(
+    runs: Annotated[list[str], typer.Argument(help="Run ids or folders; five or more are best.")],
+    to: Annotated[Path, typer.Option(help="The file to write.")] = Path("baseline.json"),
+    allow_different: AllowDifferent = None,
+    out: options.Out = Path("reports"),
+) -> None:
+    """Write runs of the same work as a baseline, with the deviation between them."""
+    from specbench.cli.sides import parse_words, read_run
+    from specbench.report.baseline_words import baseline_lines
+    from specbench.stats.baseline import left_out, pool
+    from specbench.stats.baseline_file import write_baseline
+    from specbench.stats.comparable import WORDS
+
+    allowed = parse_words("--allow-different", allow_different, WORDS)
+    snapshots = [read_run(name, out) for name in runs]
+    pooled = pool(snapshots, allowed)
+    for line in left_out(snapshots, pooled):
+        typer.echo(f"left out: {line}", err=True)
+    write_baseline(pooled, to)
+    for line in baseline_lines(pooled):
+        typer.echo(line)
+    size = to.stat().st_size
+    typer.echo(f"{to}: {len(pooled.cells)} cells of {pooled.num_runs} runs, {size / 1000:.0f} kB")

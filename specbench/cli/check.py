@@ -1,0 +1,134 @@
+"""`specbench check`: the gate."""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench.cli import options
+from specbench.cli.baseline import AllowDifferent
+from specbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench.stats.gate import Gate, Tolerance
+
+WIDTH = 80
+SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file that a CI job's summary is made of
+
+_FailOn = Annotated[
+    str | None,
+    typer.Option(
+        help="Metrics and how much worse each may be: decode_speedup:5%,round_s:0.1.",
+        show_default="mean_acceptance_length:2%, peak_allocated_bytes:3%, decode_speedup:5%, "
+        "decode_tokens_per_s:10%; of a CPU 25% and 40%",
+    ),
+]
+
+
+def check(
+    baseline: Annotated[
+        str, typer.Argument(help="A baseline.json, or a run: its id, its folder, latest.")
+    ],
+    candidate: Annotated[
+        str, typer.Argument(help="What to judge: a run, or likewise a file of several.")
+    ],
+    fail_on: _FailOn = None,
+    allow_different: AllowDifferent = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write JUnit XML to this file.", show_default=False)
+    ] = None,
+    markdown: Annotated[
+        Path | None, typer.Option(help="Write Markdown to this file.", show_default=False)
+    ] = None,
+    as_json: options.AsJson = False,
+    out: options.Out = Path("reports"),
+) -> None:
+    """Exit 1 if CANDIDATE is worse than BASELINE, beyond noise and tolerance; 3 if undecided."""
+    from specbench.cli.sides import parse_words, read_side
+    from specbench.stats.attribution import EVIDENCE
+    from specbench.stats.comparable import WORDS
+    from specbench.stats.gate import check as judge
+    from specbench.stats.gate import default_tolerances, metric_of
+
+    tolerances = None if fail_on is None else parse_fail_on(fail_on)
+    asked = tolerances or default_tolerances("")
+    names = {*EVIDENCE, *(metric_of(tolerance).name for tolerance in asked)}
+    allowed = parse_words("--allow-different", allow_different, WORDS)
+    gate = judge(
+        read_side(baseline, out, names),
+        read_side(candidate, out, names),
+        tolerances,
+        allowed,
+    )
+    _write_files(gate, junit, markdown)
+    if as_json:
+        from specbench.report.gate_json import gate_json
+
+        typer.echo(json.dumps(gate_json(gate), indent=2, allow_nan=False))
+    else:
+        _print(gate)
+    raise typer.Exit(exit_code(gate))
+
+
+def exit_code(gate: "Gate") -> int:
+    """0 pass, 1 regression, 3 inconclusive, 4 cells missing; the gravest of all."""
+    from specbench.stats.judging import Verdict
+
+    codes = {
+        Verdict.PASS: 0,
+        Verdict.REGRESSION: 1,
+        Verdict.INCONCLUSIVE: 3,
+        Verdict.MISSING: 4,
+    }
+    return codes[gate.verdict]
+
+
+def parse_fail_on(text: str) -> "tuple[Tolerance, ...]":
+    """`mean_acceptance_length:2%,decode_speedup:0.05`; each metric once."""
+    from specbench.stats.gate import Tolerance
+
+    found: dict[str, Tolerance] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([A-Za-z0-9_]+(?:\[\d+\])?)\s*:\s*(\d+(?:\.\d+)?)(%?)\s*", part)
+        share = float(match[2]) / (100 if match[3] else 1) if match else 1.0
+        if match is None or not share < 1:
+            raise UsageError(
+                f"--fail-on {part.strip()!r}: expected METRIC:SHARE such as decode_speedup:5% or "
+                "mean_acceptance_length:0.02, below 100%"
+            )
+        if match[1] in found:
+            raise UsageError(f"--fail-on names {match[1]} twice")
+        found[match[1]] = Tolerance(metric=match[1], share=share)
+    return tuple(found.values())
+
+
+def _print(gate: "Gate") -> None:
+    from specbench.cli.console import open_console
+    from specbench.report.gate_table import gate_table
+    from specbench.report.gate_words import headline
+
+    open_console(width=WIDTH).print(gate_table(gate))
+    typer.echo(headline(gate))
+
+
+def _write_files(gate: "Gate", junit: Path | None, markdown: Path | None) -> None:
+    from specbench.report.gate_junit import gate_junit
+    from specbench.report.gate_markdown import gate_markdown
+
+    if junit is not None:
+        _write(junit, gate_junit(gate), "w")
+    if markdown is not None:
+        _write(markdown, gate_markdown(gate), "w")
+    if summary := os.environ.get(SUMMARY_VARIABLE):
+        _write(Path(summary), gate_markdown(gate), "a")
+
+
+def _write(path: Path, text: str, mode: str) -> None:
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error

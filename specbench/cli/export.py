@@ -1,0 +1,198 @@
+"""`specbench export`: what was found, as a serving engine's own flags."""
+
+import json
+import shlex
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench.cli import options
+from specbench.cli.values import MAX_K, MAX_ROWS
+from specbench.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from specbench.config import Pairing
+    from specbench.pairing.deployment import Deployment, Export
+    from specbench.pairing.winner import Asked
+    from specbench.store import StoredRun
+
+_PairingName = Annotated[
+    str, typer.Argument(metavar="PAIRING", help="target/drafter, or a target for its best drafter.")
+]
+_Engine = Annotated[
+    str,
+    typer.Option("--engine", help="vllm, sglang, tensorrt_llm, llama_cpp or transformers."),
+]
+_EngineVersion = Annotated[
+    str | None,
+    typer.Option(
+        help="The engine's release, such as 0.30; of llama.cpp a date or a build.",
+        show_default="the newest known",
+    ),
+]
+_Run = Annotated[
+    str | None,
+    typer.Option(
+        "--run", help="Run id or folder.", show_default="the newest that measured the pairing"
+    ),
+]
+_K = Annotated[
+    int | None,
+    typer.Option(
+        "-k",
+        "--num-speculative-tokens",
+        min=0,
+        max=MAX_K,
+        help="K by hand, without a run; 0: none.",
+    ),
+]
+_Workload = Annotated[
+    str | None,
+    typer.Option("--workload", "-w", help="Only what holds for it.", show_default="one K for all"),
+]
+_Rows = Annotated[
+    int | None,
+    typer.Option(
+        "--concurrency",
+        min=1,
+        max=MAX_ROWS,
+        help="Only what holds for so many requests at once.",
+        show_default="K by batch size",
+    ),
+]
+_Temperature = Annotated[
+    float | None,
+    typer.Option(min=0, max=100, help="Only what holds at it.", show_default="the lowest measured"),
+]
+_File = Annotated[
+    Path | None,
+    typer.Option("--out", help="Write the config, or else the command, to this file."),
+]
+_Runs = Annotated[Path, typer.Option("--runs", help="Folder that keeps the runs.")]
+
+
+def export(
+    pairing: _PairingName,
+    engine: _Engine,
+    engine_version: _EngineVersion = None,
+    run: _Run = None,
+    num_speculative_tokens: _K = None,
+    workload: _Workload = None,
+    concurrency: _Rows = None,
+    temperature: _Temperature = None,
+    out: _File = None,
+    runs: _Runs = Path("reports"),
+    as_json: options.AsJson = False,
+    pairings_file: options.PairingsFile = None,
+) -> None:
+    """Print a pairing's winner as a serving engine's command line or config file."""
+    from specbench.config import load_pairings
+    from specbench.pairing.deployment import Deployment, Tier
+    from specbench.pairing.export import find_exporter
+    from specbench.pairing.winner import Asked
+
+    exporter = find_exporter(engine)
+    chosen = load_pairings(pairings_file).select([pairing])
+    if len({one.target.name for one in chosen}) != 1:
+        raise UsageError(f"{pairing!r} names several targets; export one of them")
+    if num_speculative_tokens is not None:
+        if run is not None:
+            raise UsageError(
+                "-k and --run exclude each other: K is given by hand or comes of a run"
+            )
+        if len(chosen) > 1:
+            names = ", ".join(one.name for one in chosen)
+            raise UsageError(f"-k {num_speculative_tokens} of which drafter? {names}")
+        deployment = Deployment(
+            pairing=chosen[0],
+            tiers=(Tier(None, num_speculative_tokens),),
+            temperature=temperature or 0.0,
+            dtype=None if chosen[0].target.model.dtype == "auto" else chosen[0].target.model.dtype,
+            basis=("K was given by hand, not measured",),
+        )
+    else:
+        asked = Asked(workload, temperature, concurrency)
+        deployment = _measured(chosen, asked, run, runs)
+    config_name = str(out) if out and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
+    made = exporter.export(deployment, engine_version, config_name)
+    if out is not None:
+        _write(out, made.config.text if made.config else _script(made))
+    if as_json:
+        typer.echo(json.dumps(_document(made, deployment), indent=2, allow_nan=False))
+    else:
+        typer.echo(_script(replace(made, config=None) if out else made), nl=False)
+        if out is not None:
+            typer.echo(f"# written: {out}")
+
+
+def _measured(
+    chosen: "tuple[Pairing, ...]", asked: "Asked", run: str | None, runs: Path
+) -> "Deployment":
+    from specbench.pairing.winner import winner
+    from specbench.report.document import build_document
+
+    stored = _find_run({one.name for one in chosen}, run, runs)
+    document = build_document(stored)
+    if document.run.settings.is_synthetic:
+        raise UsageError(
+            f"run {document.run.run_id} drew its acceptance or its weights: it says nothing about "
+            "which K to serve; measure the models themselves, or give K by hand: -k 4"
+        )
+    deployment = winner(chosen, document.decisions, document.cells, asked)
+    return replace(deployment, basis=(f"run {document.run.run_id}", *deployment.basis))
+
+
+def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
+    """The run asked for, else the newest that measured one of the pairings."""
+    from specbench.store import list_runs, load_run
+
+    if run is not None:
+        return load_run(run, runs)
+    for listing in reversed(list_runs(runs)):
+        if names & set(listing.pairings):
+            return load_run(listing.run_id, runs)
+    raise StoreError(
+        f"no run in {runs} measured {', '.join(sorted(names))}; `specbench sweep-k` measures it, "
+        "-k 4 exports a K by hand"
+    )
+
+
+def _script(made: "Export") -> str:
+    """A shell script: what to know in comments, the config file, the command last."""
+    lines = [f"# {made.engine}, written for {made.written_for}"]
+    lines += [f"# {sentence}" for sentence in made.basis]
+    if made.acceptance_rule is None:
+        lines.append("# so: do not speculate")
+    else:
+        lines.append(f"# the figures hold for: {made.acceptance_rule}")
+    lines += [f"# cannot be expressed: {sentence}" for sentence in made.not_expressed]
+    if made.config is not None:
+        lines += [
+            f"cat > {shlex.quote(made.config.name)} <<'END_OF_CONFIG'",
+            made.config.text.rstrip("\n"),
+        ]
+        lines.append("END_OF_CONFIG")
+    return "\n".join([*lines, made.command_line, ""])
+
+
+def _document(made: "Export", deployment: "Deployment") -> dict[str, object]:
+    return {
+        **asdict(made),
+        "config": made.config._asdict() if made.config else None,
+        "command_line": made.command_line,
+        "pairing": deployment.pairing.name,
+        "method": deployment.method if deployment.k else None,
+        "temperature": deployment.temperature,
+        "tiers": [tier._asdict() for tier in deployment.tiers],
+    }
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        raise StoreError(f"--out {path}: cannot write: {error.strerror}") from error

@@ -1,0 +1,165 @@
+"""`specbench history`: how figures went over the stored runs."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbench.cli import options
+from specbench.errors import StoreError, UsageError
+
+if TYPE_CHECKING:
+    from specbench.stats.history import History, PastRun
+
+DEFAULT = "decode_speedup,mean_acceptance_length"
+WIDTH = 80
+
+_Metrics = Annotated[
+    str, typer.Option("--metric", help="Metrics of `specbench list metrics`, comma-separated.")
+]
+_Pairing = Annotated[
+    str | None, typer.Option("--pairing", help="Only cells of it.", show_default="all")
+]
+_Workload = Annotated[
+    str | None, typer.Option("--workload", "-w", help="Only cells on it.", show_default="all")
+]
+_Newest = Annotated[
+    str,
+    typer.Option(
+        "--run", help="The newest run of the history.", show_default="the newest there is"
+    ),
+]
+_Allowed = Annotated[
+    str,
+    typer.Option(
+        "--allow-different",
+        help="Keep runs that differ in this: hardware,model,workload ...",
+        show_default="nothing",
+    ),
+]
+_Page = Annotated[Path | None, typer.Option("--html", help="Plot it: write a page to this file.")]
+
+
+def history(
+    metric: _Metrics = DEFAULT,
+    pairing: _Pairing = None,
+    workload: _Workload = None,
+    run: _Newest = "latest",
+    allow_different: _Allowed = "",
+    html: _Page = None,
+    out: options.Out = Path("reports"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Show metrics over the runs of one fingerprint: trend, and steps with the run they came."""
+    from specbench.cli.values import parse_names
+    from specbench.metrics.registry import all_metrics
+    from specbench.stats.history import history as history_of
+
+    metrics = parse_names("--metric", metric, tuple(all_metrics()))
+    allowed = tuple(filter(None, (part.strip() for part in allow_different.split(","))))
+    past = _past(run, out, pairing, workload)
+    found = history_of(past, metrics, allowed=allowed)
+    if not found.series:
+        raise UsageError(
+            f"{metric}: no valid cell of these {len(past)} runs has it; `specbench list metrics` "
+            "shows all, `specbench report` what a run has"
+        )
+    if html is not None:
+        _write(html, found)
+    if as_json:
+        typer.echo(json.dumps(_document(found), indent=2, allow_nan=False))
+    else:
+        _print(found, html)
+
+
+def _past(newest: str, root: Path, pairing: str | None, workload: str | None) -> "list[PastRun]":
+    """Every run up to the newest, read and analysed; one that cannot be read is passed over."""
+    from specbench.report.document import build_document
+    from specbench.stats.fingerprint import fingerprint_of
+    from specbench.stats.history import PastRun
+    from specbench.store import LATEST, list_runs, load_run
+
+    listed = [listing for listing in list_runs(root) if not listing.problem]
+    if newest != LATEST:
+        last = load_run(newest, root).run
+        listed = [x for x in listed if x.created_at <= last.environment.created_at]
+    if not listed:
+        raise StoreError(f"no run in {root} yet; `specbench run` makes one")
+    past = []
+    for listing in listed:
+        stored = load_run(listing.run_id, root)
+        cells = tuple(
+            cell
+            for cell in build_document(stored).cells
+            if pairing in (None, cell.key.pairing) and workload in (None, cell.key.workload)
+        )
+        past.append(
+            PastRun(
+                run_id=listing.run_id,
+                created_at=listing.created_at,
+                fingerprint=fingerprint_of(stored.run, stored.models, stored.engines),
+                cells=cells,
+            )
+        )
+    return past
+
+
+def _print(found: "History", page: Path | None) -> None:
+    from rich.table import Table
+
+    from specbench.cli.console import open_console
+    from specbench.report.history_lines import change_lines, history_grid, left_out_lines
+
+    grid = history_grid(found)
+    table = Table(box=None, pad_edge=False)
+    for i, header in enumerate(grid.headers):
+        table.add_column(header, overflow="fold", justify="right" if header == "runs" else "left")
+        table.columns[i].no_wrap = header in ("runs", "newest", "course")
+    for row in grid.rows:
+        table.add_row(*row)
+    open_console(width=WIDTH).print(table)
+    typer.echo("")
+    for line in (*left_out_lines(found), found.false_alarms):
+        typer.echo(line)
+    if page is not None:
+        typer.echo(f"page: {page}")
+    for line in change_lines(found) or ["no step and no trend found"]:
+        typer.echo(line)
+
+
+def _document(found: "History") -> dict[str, Any]:
+    from pydantic_core import to_jsonable_python
+
+    from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE
+
+    return {
+        "schema_version": 1,
+        "significance": SIGNIFICANCE,
+        "min_runs": MIN_RUNS,
+        "series": [
+            {
+                **to_jsonable_python(series),
+                "steps": [
+                    {
+                        **step._asdict(),
+                        "change": step.change,
+                        "run_id": series.points[step.run_index].run_id,
+                    }
+                    for step in series.steps
+                ],
+            }
+            for series in found.series
+        ],
+        "left_out": to_jsonable_python(found.left_out),
+    }
+
+
+def _write(path: Path, found: "History") -> None:
+    from specbench.report.history_page import to_page
+
+    text = to_page(found)
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"--html {path}: cannot write: {error.strerror}") from error

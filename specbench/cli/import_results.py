@@ -1,0 +1,142 @@
+"""`specbench import`: results of other benchmark tools as a run of our own."""
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench.cli import options
+from specbench.cli.values import MAX_K
+from specbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specbench.importers.imported_cell import ImportedCell, Told
+    from specbench.records import RunRecord
+
+_Files = Annotated[
+    list[Path],
+    typer.Argument(metavar="FILE...", help="JSON of vllm bench serve, aiperf or SGLang's bench."),
+]
+_Pairing = Annotated[
+    str, typer.Option("--pairing", help="target/drafter.", show_default="target of the file")
+]
+_Method = Annotated[
+    str, typer.Option("--method", help="How it drafted, such as eagle3.", show_default="unknown")
+]
+_Workload = Annotated[
+    str, typer.Option("--workload", "-w", help="What was asked.", show_default="that of the file")
+]
+_K = Annotated[
+    int | None,
+    typer.Option(
+        "-k",
+        "--num-speculative-tokens",
+        min=0,
+        max=MAX_K,
+        help="K, of files that do not say it; 0: no speculation.",
+        show_default=False,
+    ),
+]
+_Concurrency = Annotated[
+    int | None,
+    typer.Option(min=1, help="Requests at once, of files that do not say.", show_default=False),
+]
+_Temperature = Annotated[
+    float | None,
+    typer.Option(min=0, max=100, help="Of files that do not say it.", show_default=False),
+]
+_Dtype = Annotated[str, typer.Option(help="Of the target.", show_default="unknown")]
+
+
+def import_results(
+    files: _Files,
+    pairing: _Pairing = "",
+    method: _Method = "",
+    workload: _Workload = "",
+    num_speculative_tokens: _K = None,
+    concurrency: _Concurrency = None,
+    temperature: _Temperature = None,
+    dtype: _Dtype = "",
+    out: options.Out = Path("reports"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Store other tools' results as a run that report, check and history read."""
+    from specbench.cli.answer import print_answer, print_json
+    from specbench.importers import import_files
+    from specbench.importers.imported_cell import Told
+    from specbench.methods import find_method
+    from specbench.report.document import build_document
+    from specbench.store import create_run, load_run
+
+    if pairing and not all(pairing.partition("/")):
+        raise UsageError(f"--pairing {pairing!r}: expected target/drafter")
+    if method:
+        find_method(method)
+    told = Told(
+        pairing=pairing,
+        method=method,
+        workload=workload,
+        dtype=dtype,
+        num_speculative_tokens=num_speculative_tokens,
+        concurrency=concurrency,
+        temperature=temperature,
+    )
+    cells = import_files(files, told)
+    run = _run_record(cells, told)
+    with create_run(out, run) as writer:
+        for cell in cells:
+            writer.append(cell.record)
+        writer.finish()
+    document = build_document(load_run(run.run_id, out))
+    if as_json:
+        print_json([document])
+    else:
+        print_answer(document, ())
+        typer.echo(f"stored: {out / run.run_id}")
+
+
+def _run_record(cells: "Sequence[ImportedCell]", told: "Told") -> "RunRecord":
+    """Provenance of what was measured elsewhere: of the machine nothing is known."""
+    from specbench import __version__
+    from specbench.records import CellPlan, Environment, RunRecord, RunSettings
+    from specbench.store import SCHEMA_VERSION, new_run_id
+
+    now = datetime.now(UTC)
+    times = [cell.record.measured_at for cell in cells if cell.record.measured_at]
+    keys = [cell.key for cell in cells]
+    return RunRecord(
+        schema_version=SCHEMA_VERSION,
+        run_id=new_run_id(now),
+        environment=Environment(
+            created_at=min(times) if times else now.isoformat(timespec="seconds"),
+            command=("specbench", *sys.argv[1:]),
+            specbench_version=__version__,
+            git_commit=None,
+            python="",
+            packages={},
+            platform="",
+            cpu="",
+            num_cpu_cores=None,
+            threads=None,
+            device="",
+        ),
+        settings=RunSettings(
+            command="import",
+            pairings=tuple(dict.fromkeys(key.pairing for key in keys)),
+            workloads=tuple(dict.fromkeys(key.workload for key in keys)),
+            num_speculative_tokens=tuple(sorted({key.num_speculative_tokens for key in keys})),
+            temperatures=tuple(sorted({key.temperature for key in keys})),
+            dtype=told.dtype or None,
+            engines=tuple(dict.fromkeys(key.engine for key in keys)),
+            concurrency=tuple(sorted({key.concurrency for key in keys})),
+        ),
+        workload_sha256={},
+        cells=tuple(
+            CellPlan(key=cell.key, num_prompts=cell.record.num_requests or 0, num_repeats=1)
+            for cell in cells
+        ),
+    )

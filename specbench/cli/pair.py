@@ -1,0 +1,240 @@
+"""`specbench pair`: which drafter for a target, and at which K."""
+
+import json
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench.cli import options
+from specbench.cli.measure import INCOMPLETE, read_settings, run_settings
+from specbench.cli.pair_options import Paired
+from specbench.cli.values import parse_contexts
+from specbench.errors import CompatibilityError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from specbench.cli.place import Machine
+    from specbench.config import Drafter, Target
+    from specbench.model_files.model import ModelFiles
+    from specbench.pairing.candidates import Prepared
+    from specbench.pairing.discover import LeftOut
+    from specbench.pairing.memory_plan import Count
+    from specbench.records import RunSettings
+
+DEFAULT_KS = "0..8"
+
+_Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="TARGET", help="A target of pairings.yaml, a folder, a hub id or demo:target."
+    ),
+]
+
+
+@options.spread
+def pair(target: _Target, asked: Paired) -> None:
+    """Rank drafts and methods for a target: what fits, what it costs, what it gains."""
+    from specbench.model_files.model import open_model
+
+    settings = _settings(asked)
+    chosen, known = _find_target(target, asked.pairings_file)
+    files = open_model(chosen.model)
+    machine = _machine(asked, settings, files)
+    prepared = _prepare(chosen, files, known, machine, asked)
+    if not prepared.fitting:
+        _show(prepared, machine, asked)
+        raise CompatibilityError(
+            f"none of {len(prepared.candidates)} drafters fits {chosen.name}; the reasons are above"
+        )
+    if asked.dry_run:
+        _show(prepared, machine, asked)
+        _write(asked.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
+        return
+    _measure(prepared, machine, settings, asked)
+
+
+def _settings(asked: Paired) -> "RunSettings":
+    """Those of the sweep, every word checked before anything is read."""
+    same = {
+        name: getattr(asked, name)
+        for name in (
+            *("workload", "temperature", "max_new_tokens", "prompts", "budget", "device"),
+            *("dtype", "threads", "seed", "pairings_file"),
+        )
+    }
+    is_default = asked.num_speculative_tokens is None
+    settings = read_settings(
+        "sweep-k",
+        options.Asked(
+            **same,
+            num_speculative_tokens=asked.num_speculative_tokens or DEFAULT_KS,
+            concurrency=str(asked.concurrency),
+        ),
+    )
+    if settings.adaptive or not any(settings.num_speculative_tokens or ()):
+        raise UsageError("-k: drafters are ranked at fixed K above 0, such as 1..8")
+    return replace(settings, is_default_range=is_default)
+
+
+def _find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, ...]]":
+    """The target, and the drafters that pairings.yaml has for it."""
+    from specbench.config import Target, load_pairings
+    from specbench.model_spec import model_spec
+    from specbench.pairing.discover import plain_name
+    from specbench.shipped import PACKAGE
+
+    if ":" in word or "/" in word:
+        spec = model_spec(word)
+        own = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
+        return Target(name=plain_name(word), model=spec, drafters=(), workloads=own), ()
+    found = load_pairings(file).target(word)
+    return found, found.drafters
+
+
+def _machine(asked: Paired, settings: "RunSettings", files: "ModelFiles") -> "Machine":
+    from specbench.cli.place import find_machine
+    from specbench.pairing.memory_plan import Place
+
+    contexts = parse_contexts(asked.context)
+    if len(contexts) > 1:
+        raise UsageError(f"--context {asked.context!r}: memory is planned for one length")
+    place = Place(
+        device="cpu",
+        dtype=asked.dtype,
+        concurrency=asked.concurrency,
+        context=min(contexts[0], files.longest_context or contexts[0]),
+        num_speculative_tokens=max(settings.num_speculative_tokens or (4,)),
+        temperature=max(settings.temperatures),
+    )
+    return find_machine(
+        place,
+        asked.device,
+        gpu=asked.gpu,
+        gpu_memory=asked.gpu_memory,
+        gpu_bandwidth=asked.gpu_bandwidth,
+    )
+
+
+def _prepare(
+    target: "Target",
+    files: "ModelFiles",
+    known: "Sequence[Drafter]",
+    machine: "Machine",
+    asked: Paired,
+) -> "Prepared":
+    from specbench.pairing.candidates import prepare
+    from specbench.pairing.discover import discover, drafter_of, draftless, with_own_names
+
+    if asked.folders and not asked.discover:
+        raise UsageError("--in names folders for --discover to look through; add --discover")
+    drafters: list[Drafter] = []
+    left_out: tuple[LeftOut, ...] = ()
+    by_name = {drafter.name: drafter for drafter in known}
+    for word in asked.drafts or ():
+        drafters += [by_name[w] if w in by_name else drafter_of(w) for w in word.split(",") if w]
+    if asked.discover:
+        found = discover(files, asked.folders or ())
+        drafters += [d for d in found.drafters if (d.method, d.model) not in _kinds(drafters)]
+        left_out = found.left_out
+    if not asked.drafts and not asked.discover:
+        drafters += known or tuple(draftless(files))
+    count: Count | None = None
+    if not asked.dry_run:
+        from specbench.bench.built_weights import built_weights
+
+        count = built_weights
+    return prepare(
+        target,
+        files,
+        with_own_names(drafters),
+        machine.place,
+        left_out=left_out,
+        count=count,
+    )
+
+
+def _kinds(drafters: "Sequence[Drafter]") -> set[object]:
+    return {(drafter.method, drafter.model) for drafter in drafters}
+
+
+def _measure(
+    prepared: "Prepared", machine: "Machine", settings: "RunSettings", asked: Paired
+) -> None:
+    """Forecast all that fit, measure the best few, and rank them."""
+    from specbench.config import load_pairings
+    from specbench.pairing.pairings_file import write_pairings
+    from specbench.pairing.rank import rank
+    from specbench.report.document import build_document
+    from specbench.report.write import write_report
+
+    if not asked.as_json:
+        _show(prepared, machine, asked)
+    drafters = tuple(candidate.drafter for candidate in prepared.measurable)
+    if not drafters:
+        raise CompatibilityError(
+            f"nothing can be measured: {prepared.target.name} or all its drafters are here without "
+            "weights; download them, or plan with --dry-run"
+        )
+    # A file of its own, so that an interrupted run goes on like any other.
+    facts = json.dumps([str(prepared.target.model), *map(str, drafters)]).encode()
+    file = asked.out / "pairings" / f"{prepared.target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_pairings(file, prepared.target, drafters, "made by specbench pair")
+    pairings = load_pairings(file).all
+    run = run_settings(
+        replace(
+            settings,
+            pairings=tuple(pairing.name for pairing in pairings),
+            pairings_file=str(file),
+            forecast=True,
+            most_drafters=asked.measure,
+        ),
+        pairings,
+        asked.out,
+    )
+    document = build_document(run)
+    ranked = rank(document.decisions, document.cells, run.forecasts)
+    paths = write_report([run], ("html", "md", "csv"), run.folder)
+    from specbench.cli.pair_tables import pair_document, print_ranking
+
+    if asked.as_json:
+        typer.echo(json.dumps(pair_document(prepared, machine, ranked, run.run.run_id), indent=2))
+    else:
+        print_ranking(ranked, document, paths)
+    own = {drafter.name: drafter for drafter in drafters}
+    best = [
+        replace(own[r.drafter], num_speculative_tokens=r.num_speculative_tokens)
+        for r in ranked
+        if r.num_speculative_tokens and r.is_measured
+    ]
+    _write(asked.write, prepared.target, best, f"measured by specbench pair, run {run.run.run_id}")
+    if document.failures or document.missing:
+        raise typer.Exit(INCOMPLETE)
+
+
+def _show(prepared: "Prepared", machine: "Machine", asked: Paired) -> None:
+    from specbench.cli.pair_tables import pair_document, print_prepared
+
+    if asked.as_json:
+        typer.echo(json.dumps(pair_document(prepared, machine, (), None), indent=2))
+    else:
+        print_prepared(prepared, machine)
+
+
+def _write(
+    path: Path | None, target: "Target", drafters: "Sequence[Drafter]", comment: str
+) -> None:
+    from specbench.pairing.pairings_file import write_pairings
+
+    if path is None:
+        return
+    if not drafters:
+        typer.echo(f"{path} was not written: no drafter helps", err=True)
+        return
+    write_pairings(path, target, drafters, comment)
+    typer.echo(f"written: {path}", err=True)

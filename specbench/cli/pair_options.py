@@ -1,0 +1,88 @@
+"""What `specbench pair` lets a user say."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench.cli import options
+
+DEFAULT_CONTEXT = 2048
+
+_Drafts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafts",
+        help="Folders, hub ids, demo:NAME, methods such as ngram: --drafts A B C.",
+        show_default="the target's in pairings.yaml, else methods without a draft",
+    ),
+]
+_Discover = Annotated[
+    bool, typer.Option("--discover", help="Look through the hub's cache and --in folders.")
+]
+_In = Annotated[
+    list[Path] | None,
+    typer.Option("--in", help="A folder to look through; may be repeated.", show_default=False),
+]
+_Gpu = Annotated[
+    str | None,
+    typer.Option(help="Plan for this GPU: H100, L4, RTX-4090 ...", show_default="this machine"),
+]
+_GpuMemory = Annotated[
+    str | None, typer.Option(help="Its memory, such as 24GiB.", show_default="datasheet's")
+]
+_GpuBandwidth = Annotated[
+    str | None, typer.Option(help="Its bandwidth, such as 1008GB/s.", show_default="datasheet's")
+]
+_Measure = Annotated[
+    int, typer.Option(min=1, max=64, help="Drafters to measure for real, the best forecast.")
+]
+_Write = Annotated[
+    Path | None,
+    typer.Option(help="Write the best drafters into a new pairings.yaml.", show_default=False),
+]
+_Ks = Annotated[
+    str | None,
+    typer.Option(
+        "-k",
+        "--num-speculative-tokens",
+        help="K to rank at: 4, 1..8 or 1,2,4.",
+        show_default="0..8",
+    ),
+]
+_Context = Annotated[str, typer.Option(help="Tokens of a row that memory is planned for.")]
+_Rows = Annotated[int, typer.Option(min=1, max=1024, help="Rows in flight.")]
+_DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Compatibility and memory alone; nothing is loaded.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paired:
+    """Beside the target."""
+
+    drafts: _Drafts = None
+    discover: _Discover = False
+    folders: _In = None
+    workload: options.Workloads = None
+    num_speculative_tokens: _Ks = None
+    temperature: options.Temperature = "0"
+    max_new_tokens: options.MaxNewTokens = None
+    prompts: options.Prompts = None
+    budget: options.Budget = None
+    concurrency: _Rows = 1
+    context: _Context = str(DEFAULT_CONTEXT)
+    gpu: _Gpu = None
+    gpu_memory: _GpuMemory = None
+    gpu_bandwidth: _GpuBandwidth = None
+    measure: _Measure = 3
+    device: options.Device = "auto"
+    dtype: options.Dtype = None
+    threads: options.Threads = None
+    seed: options.Seed = 0
+    write: _Write = None
+    out: options.Out = Path("reports")
+    dry_run: _DryRun = False
+    as_json: options.AsJson = False
+    pairings_file: options.PairingsFile = None

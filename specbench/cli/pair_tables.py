@@ -1,0 +1,223 @@
+"""What `specbench pair` prints: refusals, memory, the ranking."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.table import Table
+
+from specbench.cli.console import open_console
+from specbench.cli.place import Machine
+from specbench.config import Drafter
+from specbench.pairing.candidates import Candidate, Prepared
+from specbench.pairing.finding import Finding
+from specbench.pairing.memory_plan import MemoryPlan
+from specbench.pairing.rank import Gain, Ranked
+from specbench.pairing.reasons import speedup_text
+from specbench.pairing.recommend import Verdict, judge
+from specbench.report.answers import answer_lines
+from specbench.report.document import Document
+from specbench.report.numbers import ABSENT, measured, significant
+
+WIDTH = 80
+
+
+def print_prepared(prepared: Prepared, machine: Machine) -> None:
+    """Refusals first, then warnings, then memory."""
+    for line in _lines(prepared):
+        typer.echo(line)
+    _print_memory(prepared, machine)
+
+
+def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[Path]) -> None:
+    """The drafters in order, where the report is, and a sentence a workload."""
+    table = Table(box=None, pad_edge=False)
+    for header in ("", "drafter", "method"):
+        table.add_column(header, overflow="fold")
+    for header in ("K", "speed-up", "length"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("from", no_wrap=True)
+    for place, one in enumerate(ranked, 1):
+        best = max(one.gains.values(), key=lambda gain: gain.value)
+        length = best.mean_acceptance_length
+        table.add_row(
+            str(place),
+            one.drafter,
+            one.method,
+            str(one.num_speculative_tokens) if one.num_speculative_tokens else "none",
+            f"{one.potential:.2f}x",
+            ABSENT if length is None else f"{length:.2f}",
+            "measured" if one.is_measured else "forecast",
+        )
+    typer.echo("")
+    open_console(width=WIDTH).print(table)
+    several = max((len(one.gains) for one in ranked), default=0)
+    if several > 1:
+        typer.echo(f"speed-up: geometric mean over {several} settings; K where it gains most")
+    for failure in document.failures:
+        typer.echo(f"failed   {failure.pairing}: {failure.reason}")
+    for path in paths:
+        typer.echo(f"report: {path}")
+    typer.echo("")
+    for line in answer_lines(document):
+        typer.echo(line)
+    typer.echo(verdict(ranked))
+
+
+def pair_document(
+    prepared: Prepared, machine: Machine, ranked: Sequence[Ranked], run_id: str | None
+) -> dict[str, Any]:
+    """Everything, for machines; null where something is not known."""
+    return {
+        "target": prepared.target.name,
+        "machine": {"name": machine.name, **asdict(machine.place), "notes": list(machine.notes)},
+        "target_findings": [asdict(finding) for finding in prepared.findings],
+        "target_alone": _plan_json(prepared.alone),
+        "drafters": [
+            {
+                "drafter": candidate.drafter.name,
+                "method": candidate.drafter.method,
+                "model": _source(candidate.drafter),
+                "level": candidate.compatibility.level,
+                "findings": [asdict(finding) for finding in candidate.compatibility.findings],
+                "memory": _plan_json(candidate.plan),
+                "lost_context": prepared.lost_context(candidate),
+            }
+            for candidate in prepared.candidates
+        ],
+        "left_out": [asdict(found) for found in prepared.left_out],
+        "ranking": [
+            {
+                "drafter": one.drafter,
+                "method": one.method,
+                "speedup": one.speedup,
+                "num_speculative_tokens": one.num_speculative_tokens,
+                "is_measured": one.is_measured,
+                "gains": [
+                    {**setting._asdict(), **_gain_json(gain)} for setting, gain in one.gains.items()
+                ],
+            }
+            for one in ranked
+        ],
+        "run_id": run_id,
+    }
+
+
+def _gain_json(gain: Gain) -> dict[str, Any]:
+    return {
+        "num_speculative_tokens": gain.num_speculative_tokens,
+        "speedup": asdict(gain.speedup) if gain.speedup else None,
+        "mean_acceptance_length": gain.mean_acceptance_length,
+        "basis": gain.basis,
+    }
+
+
+def _lines(prepared: Prepared) -> Iterator[str]:
+    refused = [c for c in prepared.candidates if c.is_refused]
+    for candidate in refused:
+        for finding in candidate.compatibility.of_level("refused"):
+            yield f"refused  {candidate.drafter.name}: {finding.text}"
+    for candidate in prepared.candidates:
+        if candidate.is_refused:
+            continue
+        if not candidate.fits:
+            yield f"refused  {candidate.drafter.name}: memory: {_too_large(candidate)}"
+        for finding in candidate.compatibility.of_level("warning"):
+            yield f"warning  {candidate.drafter.name}: {finding.text}"
+    for finding in _of_target(prepared):
+        yield f"warning  {prepared.target.name}: {finding.text}"
+    for found in prepared.left_out:
+        yield f"left out {found.source}: {found.reason}"
+
+
+def _of_target(prepared: Prepared) -> list[Finding]:
+    return [finding for finding in prepared.findings if finding.level == "warning"]
+
+
+def _too_large(candidate: Candidate) -> str:
+    short = -(candidate.plan.headroom_bytes or 0) if candidate.plan else 0
+    return f"{measured(short, 'bytes')} too large for this machine and context"
+
+
+def _print_memory(prepared: Prepared, machine: Machine) -> None:
+    place, alone = machine.place, prepared.alone
+    table = Table(box=None, pad_edge=False)
+    table.add_column("memory", overflow="fold")
+    for header in ("weights", "KV a token", "peak", "headroom", "context", "lost", "floor"):
+        table.add_column(header, justify="right", no_wrap=True)
+    if alone is not None:
+        table.add_row("target alone", *_memory_cells(alone, None))
+    for candidate in prepared.candidates:
+        if candidate.is_refused:
+            continue
+        cells = ["not known from files"] + [ABSENT] * 6
+        if candidate.plan is not None:
+            cells = _memory_cells(candidate.plan, prepared.lost_context(candidate))
+        table.add_row(candidate.drafter.name, *cells)
+    typer.echo("")
+    open_console(width=WIDTH).print(table)
+    rows = f"{place.concurrency} row{'s' if place.concurrency > 1 else ''}"
+    typer.echo(
+        f"{machine.name}: {rows} of {place.context:,} tokens, K={place.num_speculative_tokens}, "
+        f"{alone.dtype if alone else place.dtype or 'auto'}. context: what each row can hold; "
+        "lost: to speculation"
+    )
+    plans = [plan for plan in (alone, *(c.plan for c in prepared.candidates)) if plan]
+    for note in dict.fromkeys((*machine.notes, *(n for plan in plans for n in plan.notes))):
+        typer.echo(note)
+    if alone is not None and alone.step_s is not None:
+        typer.echo(
+            f"floor: tokens a round must emit by bytes and bandwidth alone; a step reads for at "
+            f"least {measured(alone.step_s, 's')}"
+        )
+
+
+def _memory_cells(plan: MemoryPlan, lost: int | None) -> list[str]:
+    draft = plan.draft
+    kv = plan.target.kv_bytes_per_token + (draft.kv_bytes_per_token if draft else 0)
+    return [
+        measured(plan.target.nbytes + (draft.nbytes if draft else 0), "bytes"),
+        measured(kv, "bytes"),
+        measured(plan.peak.total, "bytes"),
+        ABSENT if plan.headroom_bytes is None else measured(plan.headroom_bytes, "bytes"),
+        ABSENT if plan.max_context is None else f"{plan.max_context:,}",
+        ABSENT if lost is None else f"{lost:,}",
+        ABSENT if plan.break_even_length is None else significant(plan.break_even_length),
+    ]
+
+
+def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
+    if plan is None:
+        return None
+    return {
+        **asdict(plan),
+        "peak_bytes": plan.peak.total,
+        "fits": plan.fits,
+        "break_even_length": plan.break_even_length,
+    }
+
+
+def _source(drafter: Drafter) -> str | None:
+    return drafter.model.source if drafter.model else None
+
+
+def verdict(ranked: Sequence[Ranked]) -> str:
+    """What to do, in a sentence."""
+    best = next((one for one in ranked if one.num_speculative_tokens and one.is_measured), None)
+    if best is None:
+        return _undecided(ranked) or "Do not speculate: nothing that was measured gains."
+    gain = max(best.gains.values(), key=lambda g: g.value)
+    text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{best.speedup:.2f}x"
+    return f"Use {best.drafter} ({best.method}) with K={best.num_speculative_tokens}: {text}."
+
+
+def _undecided(ranked: Sequence[Ranked]) -> str | None:
+    """The first that was measured and may gain; None where none may."""
+    for one in ranked:
+        for gain in one.gains.values():
+            if gain.basis == "measured" and judge(gain.speedup) is Verdict.NOT_SHOWN:
+                text = f", {speedup_text(gain.speedup)}" if gain.speedup else ""
+                return f"Not decided: {one.drafter} looks best{text}; ask for more --prompts."
+    return None

@@ -1,0 +1,102 @@
+"""`specbench recommend`: what to run, for latency, throughput or cost, from stored runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench.cli import options
+from specbench.errors import UsageError
+
+
+def recommend(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Run id or folder; absent: the newest.", show_default=False),
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="latency (one user's seconds a token), throughput (tokens a second of all users) "
+            "or cost (money a million tokens)."
+        ),
+    ] = "latency",
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            help="Limits that must be kept: tpot=30ms,ttft=0.5s,tpot_p95=50ms.",
+            show_default=False,
+        ),
+    ] = None,
+    price_per_hour: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="What the machine costs an hour.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many rows in flight.", show_default="any measured"),
+    ] = None,
+    workload: Annotated[
+        list[str] | None,
+        typer.Option("--workload", "-w", help="Only these.", show_default="all of the run"),
+    ] = None,
+    out: options.Out = Path("reports"),
+    as_json: options.AsJson = False,
+) -> None:
+    """Choose among all that a run measured: drafters, K, rows in flight, or no speculation."""
+    from specbench.pairing.objective import OBJECTIVES, Objective, parse_limits
+
+    name = next((name for name in OBJECTIVES if name == objective), None)
+    if name is None:
+        raise UsageError(f"--objective {objective!r}: allowed are {', '.join(OBJECTIVES)}")
+    if name == "cost" and price_per_hour is None:
+        raise UsageError("--objective cost needs the machine's --price-per-hour, such as 2.50")
+    wanted = Objective(
+        name=name,
+        limits=parse_limits(slo) if slo is not None else {},
+        price_per_hour=price_per_hour,
+    )
+
+    from specbench.cli.answer import WIDTH
+    from specbench.cli.console import open_console
+    from specbench.report.document import build_document
+    from specbench.report.recommendation import (
+        pick_grid,
+        pick_lines,
+        picks_of,
+        recommendation_json,
+    )
+    from specbench.report.tables import grid_table
+    from specbench.store import LATEST, load_run
+
+    document = build_document(load_run(run or LATEST, out))
+    _require_measured(
+        "--workload", workload or (), sorted({cell.key.workload for cell in document.cells})
+    )
+    rows = sorted({cell.key.concurrency for cell in document.cells})
+    _require_measured("--concurrency", () if concurrency is None else (concurrency,), rows)
+    picks = picks_of(document, wanted, concurrency=concurrency, workloads=workload or ())
+    if not picks:
+        raise UsageError(
+            f"run {document.run.run_id} has no valid K = 0 to compare with; "
+            "`specbench report` says what was measured"
+        )
+    if as_json:
+        import json
+
+        typer.echo(json.dumps(recommendation_json(document, picks, wanted), indent=2))
+        return
+    console = open_console(width=WIDTH)
+    for one in picks:
+        console.print(grid_table(pick_grid(one, wanted)))
+    for line in pick_lines(document, picks, wanted):
+        typer.echo(line)
+
+
+def _require_measured(option: str, asked: Sequence[object], known: Sequence[object]) -> None:
+    for one in asked:
+        if one not in known:
+            raise UsageError(
+                f"{option} {one}: the run measured {', '.join(map(str, known)) or 'nothing'}"
+            )

@@ -1,0 +1,103 @@
+"""`profile_export_aiperf.json` of NVIDIA's aiperf, schema 1.x.
+
+Facts: docs/reference/json-export-schema.md and metrics-reference.md of aiperf. A metric states
+its unit, which alone says how to read its value. Its inter-token latency is our time per output
+token: (last - first) / (n - 1) of a request.
+"""
+
+import shlex
+from collections.abc import Mapping
+
+from specbench.importers.imported_cell import Figures, Reading, Told, known
+from specbench.importers.result_file import Result
+
+TOOL = "aiperf"
+
+_SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_SHARES = {"%": 0.01, "percent": 0.01, "ratio": 1.0}
+_RATES = dict.fromkeys(("tokens/sec", "tokens/s", "tokens/sec/user", "tokens/s/user"), 1.0)
+_COUNTS = dict.fromkeys(("tokens", "count", "requests", "steps", "ratio"), 1.0)
+
+# Our metric -> aiperf's tag, which of its statistics, and the units it may be in.
+_FIGURES: Mapping[str, tuple[str, str, Mapping[str, float]]] = {
+    "ttft_s": ("time_to_first_token", "p50", _SECONDS),
+    "ttft_s_p95": ("time_to_first_token", "p95", _SECONDS),
+    "tpot_s": ("inter_token_latency", "p50", _SECONDS),
+    "tpot_s_p95": ("inter_token_latency", "p95", _SECONDS),
+    "aggregate_tokens_per_s": ("output_token_throughput", "avg", _RATES),
+    "user_tokens_per_s": ("output_token_throughput_per_user", "p50", _RATES),
+    "num_output_tokens": ("total_output_tokens", "avg", _COUNTS),
+    "num_failed": ("error_request_count", "avg", _COUNTS),
+    "num_rounds": ("total_spec_decode_steps", "avg", _COUNTS),
+    "mean_acceptance_length": ("spec_decode_token_weighted_acceptance_length", "avg", _COUNTS),
+    "mean_acceptance_length_per_request": ("spec_decode_acceptance_length", "avg", _COUNTS),
+    "acceptance_rate": ("spec_decode_overall_draft_acceptance_rate", "avg", _SHARES),
+}
+
+
+def recognises(result: Result) -> bool:
+    return result.has("input_config", "request_latency") or result.has("aiperf_version")
+
+
+def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
+    """K is never in the file; the model and the load are, in its command line."""
+    asked = _command(result)
+    finished = _figure(result, "request_count", "avg", _COUNTS)
+    failed = _figure(result, "error_request_count", "avg", _COUNTS)
+    return Reading(
+        engine="openai",
+        model=asked.get("--model") or asked.get("-m"),
+        concurrency=_number(asked.get("--concurrency")),
+        temperature=_temperature(asked),
+        tool_version=result.text("aiperf_version"),
+        measured_at=result.text("start_time"),
+        num_requests=None if finished is None else int(finished + (failed or 0)),
+        num_failed=None if failed is None else int(failed),
+        figures=_figures(result),
+        warnings=("the run was cancelled",) if result.values.get("was_cancelled") is True else (),
+    )
+
+
+def _figures(result: Result) -> Figures:
+    return known(
+        {name: _figure(result, tag, stat, units) for name, (tag, stat, units) in _FIGURES.items()}
+    )
+
+
+def _figure(result: Result, tag: str, statistic: str, units: Mapping[str, float]) -> float | None:
+    metric = result.section(tag)
+    value = metric.number(statistic) if metric else None
+    if metric is None or value is None:
+        return None
+    unit = metric.text("unit") or ""
+    if unit.lower() not in units:
+        metric.fail("unit", f"{unit!r} is unknown; allowed: {', '.join(units)}")
+    return value * units[unit.lower()]
+
+
+def _command(result: Result) -> dict[str, str]:
+    """The options of its command line; empty where the file has none."""
+    holders = (result.section("run_info"), result.section("input_config"))
+    lines = [line for holder in holders if holder and (line := holder.text("cli_command"))]
+    try:
+        words = shlex.split(lines[0]) if lines else []
+    except ValueError:  # an open quote: it was cut
+        words = []
+    options = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("-"):
+            options[name] = value if equals else following
+    return options
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isdecimal() and 0 < len(text) < 7 else None
+
+
+def _temperature(asked: Mapping[str, str]) -> float | None:
+    name, _, value = asked.get("--extra-inputs", "").partition(":")
+    try:
+        return float(value) if name == "temperature" else None
+    except ValueError:
+        return None

@@ -1,0 +1,133 @@
+"""A result as a cell: what the file says, completed by what the user told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn, Protocol
+
+from specbench.errors import UsageError
+from specbench.importers.result_file import Result
+from specbench.records import NO_DRAFTER, CellKey, ImportedRecord
+
+UNKNOWN = "unknown"  # a name that neither the file nor the user gives
+Figures = Mapping[str, float | tuple[float, ...]]
+
+# Methods that draft in every round: a count of the rounds that drafted is one of all rounds.
+ALWAYS_DRAFTING = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "self_speculation")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Told:
+    """What the user says about the files; None and "": nothing."""
+
+    pairing: str = ""  # target/drafter
+    method: str = ""
+    workload: str = ""
+    dtype: str = ""
+    num_speculative_tokens: int | None = None
+    concurrency: int | None = None
+    temperature: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What one result says, in our words and units; None: it does not."""
+
+    engine: str
+    model: str | None = None
+    workload: str | None = None
+    num_speculative_tokens: int | None = None  # 0: it did not speculate
+    concurrency: int | None = None
+    request_rate: float | None = None
+    temperature: float | None = None
+    tool_version: str | None = None
+    measured_at: str | None = None
+    num_requests: int | None = None
+    num_failed: int | None = None
+    figures: Figures = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+class Format(Protocol):
+    """A file of this room."""
+
+    TOOL: str
+
+    def recognises(self, result: Result) -> bool:
+        """Whether the result is of this tool."""
+        ...
+
+    def read(self, result: Result, told: Told) -> Reading:
+        """What it says; UsageError for a value that cannot be."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportedCell:
+    """A cell of an imported run."""
+
+    key: CellKey
+    record: ImportedRecord
+
+
+def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> ImportedCell:
+    """The cell of a result; UsageError names what neither the file nor the user says.
+
+    A file that carries no sign of speculation is a K = 0 baseline, whatever pairing was told.
+    """
+    k = reading.num_speculative_tokens
+    if k is None:
+        k = told.num_speculative_tokens
+        if k is None:
+            _ask(result, "K", "-k 4, or -k 0 for a server that did not speculate")
+    temperature = reading.temperature if reading.temperature is not None else told.temperature
+    if temperature is None:
+        _ask(result, "the temperature", "--temperature 0")
+    concurrency = reading.concurrency if reading.concurrency is not None else told.concurrency
+    if concurrency is None:
+        _ask(result, "how many requests ran at once", "--concurrency 8")
+    told_target, _, told_drafter = told.pairing.partition("/")
+    target = told_target or (reading.model or UNKNOWN).rstrip("/").rsplit("/", 1)[-1]
+    drafter = (told_drafter or UNKNOWN) if k else NO_DRAFTER
+    key = CellKey(
+        pairing=f"{target}/{drafter}" if k else target,
+        target=target,
+        drafter=drafter,
+        workload=told.workload or reading.workload or UNKNOWN,
+        engine=reading.engine,
+        method=(told.method or UNKNOWN) if k else NO_DRAFTER,
+        num_speculative_tokens=k,
+        concurrency=concurrency,
+        temperature=temperature,
+        dtype=told.dtype or UNKNOWN,
+        request_rate=reading.request_rate,
+    )
+    return ImportedCell(
+        key=key,
+        record=ImportedRecord(
+            cell_id=key.id,
+            tool=tool,
+            tool_version=reading.tool_version,
+            file=result.file_name,
+            file_sha256=result.sha256,
+            measured_at=reading.measured_at,
+            num_requests=reading.num_requests,
+            num_failed=reading.num_failed,
+            figures=dict(reading.figures),
+            warnings=reading.warnings,
+        ),
+    )
+
+
+def known(
+    figures: Mapping[str, float | tuple[float, ...] | None],
+) -> dict[str, float | tuple[float, ...]]:
+    """The figures that are there."""
+    return {name: value for name, value in figures.items() if value is not None and value != ()}
+
+
+def seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1e3
+
+
+def _ask(result: Result, what: str, option: str) -> NoReturn:
+    raise UsageError(f"{result.place}: the file does not say {what}; give {option}")

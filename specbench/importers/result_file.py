@@ -1,0 +1,166 @@
+"""JSON from elsewhere, read strictly: every value knows its file, and whatever is wrong its key."""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from specbench.errors import UsageError
+
+MAX_BYTES = 256 * 2**20  # with every token's time and every text a file is large
+_MAX_WHOLE = 2**63
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """One JSON object of a file; reading methods raise UsageError with file and key."""
+
+    place: str  # the file, and the line where it holds several
+    file_name: str
+    sha256: str
+    key: str  # dotted, from the top of the object
+    values: Mapping[str, Any]
+
+    def fail(self, key: str, reason: str) -> NoReturn:
+        """Raise `file: key: reason`."""
+        raise UsageError(f"{self.place}: {self._dotted(key)}: {reason}")
+
+    def has(self, *keys: str) -> bool:
+        return all(key in self.values for key in keys)
+
+    def section(self, key: str) -> "Result | None":
+        """The object behind a key; None where it is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            self.fail(key, f"an object is needed, not {_kind(value)}")
+        return Result(
+            place=self.place,
+            file_name=self.file_name,
+            sha256=self.sha256,
+            key=self._dotted(key),
+            values=value,
+        )
+
+    def text(self, key: str) -> str | None:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, str):
+            self.fail(key, f"text is needed, not {_kind(value)}")
+        if value is not None and not value.isprintable():
+            self.fail(key, "holds control characters")
+        return value or None
+
+    def number(self, key: str, *, low: float = 0.0) -> float | None:
+        """A finite number of at least `low`; None where it is absent or null."""
+        return None if self.values.get(key) is None else self._number(key, self.values[key], low)
+
+    def rate(self, key: str) -> float | None:
+        """Arrivals a second; None where there is none or it is infinite: all at once."""
+        value = self.values.get(key)
+        if value == math.inf or (isinstance(value, str) and value.lower() in ("inf", "infinity")):
+            return None
+        return self.number(key) or None
+
+    def whole(self, key: str) -> int | None:
+        """A whole number from 0; a float that is one, as 20.0, counts."""
+        value = self.number(key)
+        if value is None:
+            return None
+        if value != int(value) or value >= _MAX_WHOLE:
+            self.fail(key, f"a whole number is needed, not {value:g}")
+        return int(value)
+
+    def numbers(self, key: str) -> tuple[float, ...] | None:
+        """A list of finite numbers from 0; None where it is absent or null."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            self.fail(key, f"a list is needed, not {_kind(value)}")
+        return tuple(self._number(f"{key}[{i}]", item, 0.0) for i, item in enumerate(value))
+
+    def lists(self, key: str) -> tuple[tuple[float, ...], ...] | None:
+        """A list of lists of finite numbers from 0."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(item, list) for item in value):
+            self.fail(key, f"a list of lists is needed, not {_kind(value)}")
+        return tuple(
+            tuple(self._number(f"{key}[{i}][{j}]", x, 0.0) for j, x in enumerate(item))
+            for i, item in enumerate(value)
+        )
+
+    def _number(self, key: str, value: Any, low: float) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.fail(key, f"a number is needed, not {_kind(value)}")
+        number = float(value) if abs(value) < _MAX_WHOLE else math.inf
+        if not math.isfinite(number) or number < low:
+            self.fail(key, f"a finite number from {low:g} is needed, not {str(value)[:40]}")
+        return number
+
+    def _dotted(self, key: str) -> str:
+        return f"{self.key}.{key}" if self.key else key
+
+
+def read_results(file: Path) -> tuple[Result, ...]:
+    """The JSON object of a file, or one a line; UsageError names file, and line where it can."""
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            raise UsageError(f"{file}: larger than {MAX_BYTES >> 20} MiB; this cannot be a result")
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror}") from error
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: not UTF-8 text") from error
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise UsageError(f"{file}: the file is empty")
+    digest = hashlib.sha256(content).hexdigest()
+    if len(lines) > 1 and _is_object(lines[0][1]):
+        return tuple(_result(f"{file}:{n}", file.name, digest, line) for n, line in lines)
+    return (_result(str(file), file.name, digest, text),)
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _result(place: str, name: str, digest: str, text: str) -> Result:
+    try:
+        values = json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise UsageError(f"{place}: not JSON: {error.msg} ({where})") from error
+    except RecursionError as error:
+        raise UsageError(f"{place}: nested too deep to be a result") from error
+    except ValueError as error:  # a key twice, a number of thousands of digits
+        raise UsageError(f"{place}: {error}") from error
+    if not isinstance(values, dict):
+        raise UsageError(f"{place}: a JSON object is needed, not {_kind(values)}")
+    return Result(place=place, file_name=name, sha256=digest, key="", values=values)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:80]!r} is given twice")
+    return values
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
+    if value is None:
+        return "null"
+    return names.get(type(value), "a number")

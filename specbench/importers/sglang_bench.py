@@ -1,0 +1,80 @@
+"""Result lines of SGLang's `bench_serving` (--output-file, --output-details).
+
+Facts: sglang/bench_serving.py of 0.5.23. A line has no name of the model; accept_length is the
+server's average since its start, not that of the run.
+"""
+
+from specbench.importers.imported_cell import Figures, Reading, Told, known, seconds
+from specbench.importers.result_file import Result
+from specbench.importers.token_times import decode_speeds
+
+TOOL = "sglang bench_serving"
+
+_SINCE_START = (
+    "accept_length is the server's average since its start: true of this run only if the server "
+    "was fresh"
+)
+_RANDOM = "random prompts: what is accepted of them says nothing about real text"
+
+
+def recognises(result: Result) -> bool:
+    return result.has("backend", "dataset_name", "completed", "output_throughput", "median_tpot_ms")
+
+
+def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
+    length = result.number("accept_length")
+    server = result.section("server_info")
+    completed, failed = result.whole("completed"), _num_failed(result)
+    dataset = result.text("dataset_name")
+    return Reading(
+        engine="sglang",
+        model=_model(result, server),
+        workload=dataset,
+        num_speculative_tokens=_depth(server),
+        concurrency=result.whole("max_concurrency"),
+        request_rate=result.rate("request_rate"),
+        tool_version=server.text("version") if server else None,
+        num_requests=None if completed is None else completed + (failed or 0),
+        num_failed=failed,
+        figures=_figures(result, length),
+        warnings=(
+            *([_SINCE_START] if length is not None else []),
+            *([_RANDOM] if dataset and dataset.startswith("random") else []),
+        ),
+    )
+
+
+def _figures(result: Result, length: float | None) -> Figures:
+    return {
+        **known(
+            {
+                "aggregate_tokens_per_s": result.number("output_throughput"),
+                "num_output_tokens": result.number("total_output_tokens"),
+                "ttft_s": seconds(result.number("median_ttft_ms")),
+                "tpot_s": seconds(result.number("median_tpot_ms")),
+                "mean_acceptance_length": length,
+            }
+        ),
+        **decode_speeds(result),
+    }
+
+
+def _model(result: Result, server: Result | None) -> str | None:
+    named = result.text("model_id") or result.text("model")
+    return named or (server.text("model_path") if server else None)
+
+
+def _depth(server: Result | None) -> int | None:
+    """K as the server's own settings have it; 0 where they name no algorithm."""
+    if server is None or "speculative_algorithm" not in server.values:
+        return None
+    return server.whole("speculative_num_steps") if server.text("speculative_algorithm") else 0
+
+
+def _num_failed(result: Result) -> int | None:
+    errors = result.values.get("errors")
+    if errors is None:
+        return None
+    if not isinstance(errors, list):
+        result.fail("errors", "a list is needed")
+    return sum(bool(error) for error in errors)

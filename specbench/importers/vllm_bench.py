@@ -1,0 +1,100 @@
+"""Result files of `vllm bench serve` (--save-result, --append-result, --save-detailed).
+
+Facts: vllm/benchmarks/serve.py of 0.30 to 0.33. Acceptance is the server's counters, before and
+after: rounds that drafted nothing are in none of them, and its rate is a percentage.
+"""
+
+import re
+
+from specbench.importers.imported_cell import (
+    ALWAYS_DRAFTING,
+    Figures,
+    Reading,
+    Told,
+    known,
+    seconds,
+)
+from specbench.importers.result_file import Result
+from specbench.importers.token_times import decode_speeds
+
+TOOL = "vllm bench serve"
+
+_DATE = re.compile(r"(\d{4})(\d{2})(\d{2})-(\d{2})(\d{2})(\d{2})")
+
+
+def recognises(result: Result) -> bool:
+    return result.has("model_id", "tokenizer_id", "completed", "total_token_throughput")
+
+
+def read(result: Result, told: Told) -> Reading:
+    """K is the number of positions that the counters have."""
+    curve = result.numbers("spec_decode_per_position_acceptance_rates")
+    completed, failed = result.whole("completed"), result.whole("failed")
+    return Reading(
+        engine="vllm",
+        model=result.text("model_id"),
+        num_speculative_tokens=len(curve) if curve else None,
+        concurrency=result.whole("max_concurrency") or result.whole("max_concurrent_requests"),
+        request_rate=result.rate("request_rate"),
+        measured_at=_iso(result.text("date")),
+        num_requests=None if completed is None else completed + (failed or 0),
+        num_failed=failed,
+        figures={**_speeds(result), **_acceptance(result, told)},
+    )
+
+
+def _speeds(result: Result) -> Figures:
+    return {
+        **known(
+            {
+                "aggregate_tokens_per_s": result.number("output_throughput"),
+                "num_output_tokens": result.number("total_output_tokens"),
+                "num_failed": result.number("failed"),
+                "ttft_s": seconds(result.number("median_ttft_ms")),
+                "ttft_s_p95": seconds(result.number("p95_ttft_ms")),
+                "tpot_s": seconds(result.number("median_tpot_ms")),
+                "tpot_s_p95": seconds(result.number("p95_tpot_ms")),
+            }
+        ),
+        **decode_speeds(result),
+    }
+
+
+def _acceptance(result: Result, told: Told) -> Figures:
+    rounds, accepted = (
+        result.whole("spec_decode_num_drafts"),
+        result.whole("spec_decode_accepted_tokens"),
+    )
+    drafted = result.whole("spec_decode_draft_tokens")
+    percent = result.number("spec_decode_acceptance_rate")
+    rate = accepted / drafted if drafted and accepted is not None else _share(percent)
+    length = (
+        1 + accepted / rounds
+        if rounds and accepted is not None
+        else result.number("spec_decode_acceptance_length")
+    )
+    figures = {"acceptance_rate": rate, "mean_acceptance_length_when_drafted": length}
+    if told.method not in ALWAYS_DRAFTING:
+        return known(figures)
+    return known(
+        {
+            **figures,
+            "mean_acceptance_length": length,
+            "num_rounds": None if rounds is None else float(rounds),
+            "acceptance_rate_per_position": result.numbers(
+                "spec_decode_per_position_acceptance_rates"
+            ),
+        }
+    )
+
+
+def _share(percent: float | None) -> float | None:
+    return None if percent is None else percent / 100
+
+
+def _iso(stamp: str | None) -> str | None:
+    """`20261121-010203`, the client's local time -> ISO 8601 without a zone."""
+    match = _DATE.fullmatch(stamp or "")
+    if match is None:
+        return None
+    return "{}-{}-{}T{}:{}:{}".format(*match.groups())

@@ -1,0 +1,1 @@
+"""What a model's files say before anything is loaded: no torch, no pickle, no foreign code."""

@@ -1,0 +1,54 @@
+"""Which kinds of attention the decoder runs, and how much context they hold, by the config."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Fields = Callable[[str], Any]  # a field of a config by name; None where it has none
+
+RECURRENT = (
+    "keeps recurrent state that cannot be rolled back after a rejected draft; choose a target and "
+    "a draft whose layers are all attention"
+)
+_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+def unsupported_attention(fields: Fields) -> str | None:
+    """Why the decoder would be wrong, to be read after the model's name; None where it is not."""
+    if unknown := set(fields("layer_types") or ()) - _KNOWN_LAYER_TYPES:
+        return (
+            f"has layers of type {', '.join(sorted(unknown))}; "
+            f"supported: {', '.join(sorted(_KNOWN_LAYER_TYPES))}"
+        )
+    if any(rope_type(rope) == "dynamic" for rope in ropes(fields)):
+        return (
+            "rescales its rotary positions by the current length (rope_type dynamic), "
+            "which makes text depend on drafts; set rope_type to default in its config"
+        )
+    if fields("alibi") or fields("model_type") == "bloom":
+        return "uses ALiBi, which takes no ready-made mask; not supported"
+    return None
+
+
+def longest_context(fields: Fields) -> int | None:
+    """Tokens of context the model was made for, up to where its positions change their meaning.
+
+    longrope turns a whole batch to other frequencies once any position, a draft's or a
+    neighbour's, passes the original length: beyond it text would depend on both.
+    """
+    limits = [fields("max_position_embeddings")]
+    for rope in ropes(fields):
+        if rope_type(rope) == "longrope":
+            name = "original_max_position_embeddings"
+            limits.append(rope.get(name) or fields(name))
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def ropes(fields: Fields) -> list[Mapping[str, Any]]:
+    """The settings of the rotary positions; mixed layers have one set per layer type."""
+    rope = fields("rope_parameters") or fields("rope_scaling") or {}
+    return [kind for kind in rope.values() if isinstance(kind, dict)] or [rope]
+
+
+def rope_type(rope: Mapping[str, Any]) -> Any:
+    """Under the key of today, else that of older configs."""
+    return rope.get("rope_type") or rope.get("type")

@@ -1,0 +1,98 @@
+"""The files of a draft head: its config, and its tensors or what a header says of them."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from specbench.errors import ModelError
+
+
+class Shaped(Protocol):
+    """A tensor as far as fitting goes."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+T_co = TypeVar("T_co", bound=Shaped, covariant=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadFiles(Generic[T_co]):
+    """`source` is what messages call it.
+
+    Tensors may be read only when they are asked for: a target's own files hold many more than
+    the head in them.
+    """
+
+    source: str
+    config: Mapping[str, Any]
+    tensors: Mapping[str, T_co] = field(repr=False)
+    revision: str | None = None  # the hub's commit
+
+    def renamed(self, rename: Mapping[str, str]) -> Self:
+        """With prefixes replaced: the first that fits a name, in the order given."""
+
+        def new_name(name: str) -> str:
+            for old, new in rename.items():
+                if name.startswith(old):
+                    return new + name.removeprefix(old)
+            return name
+
+        return self._mapped(new_name)
+
+    def under(self, prefix: str) -> Self:
+        """Only what begins with the prefix, and without it."""
+        return self._mapped(lambda n: n.removeprefix(prefix) if n.startswith(prefix) else None)
+
+    def _mapped(self, new_name: Callable[[str], str | None]) -> Self:
+        """Under new names, without reading a tensor; None leaves one out."""
+        names: dict[str, str] = {}
+        for old in self.tensors:
+            new = new_name(old)
+            if new in names:
+                raise ModelError(f"{self.source} does not fit: {names[new]} and {old} are one")
+            if new is not None:
+                names[new] = old
+        return replace(self, tensors=_Renamed(self.tensors, names))
+
+    def require(self, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]) -> None:
+        """ModelError lists every tensor that is missing, not known, or of another shape."""
+        needed = set(shapes) - optional
+        missing = sorted(needed - set(self.tensors))
+        surplus = sorted(set(self.tensors) - set(shapes))
+        wrong = [
+            f"{name} is {tuple(self.tensors[name].shape)}, not {shape}"
+            for name, shape in sorted(shapes.items())
+            if name in self.tensors and tuple(self.tensors[name].shape) != shape
+        ]
+        problems = [
+            *([f"missing: {_listed(missing)}"] if missing else []),
+            *([f"not known: {_listed(surplus)}"] if surplus else []),
+            *wrong,
+        ]
+        if problems:
+            raise ModelError(f"{self.source} does not fit: {'; '.join(problems)}")
+
+
+def _listed(names: list[str], most: int = 12) -> str:
+    """Names with commas; of very many the first ones."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+class _Renamed(Mapping[str, T_co]):
+    """Another mapping's tensors under other names."""
+
+    def __init__(self, tensors: Mapping[str, T_co], names: Mapping[str, str]) -> None:
+        self._tensors = tensors
+        self._names = names
+
+    def __getitem__(self, name: str) -> T_co:
+        return self._tensors[self._names[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

@@ -1,0 +1,132 @@
+"""Names, types and shapes of the tensors in safetensors files, read without the tensors.
+
+A file begins with the length of its header in eight bytes, then the header, a JSON mapping.
+Source: https://github.com/huggingface/safetensors, the format.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specbench.errors import ModelError
+from specbench.model_files.folder import local_file, read_json
+
+INDEX = "model.safetensors.index.json"
+MODEL_WEIGHTS = ("model.safetensors", INDEX)
+# A head's own file goes first: a target may lie beside it.
+HEAD_WEIGHTS = (
+    *("medusa_lm_head.safetensors", "medusa_lm_head.pt"),
+    *MODEL_WEIGHTS,
+    "pytorch_model.bin",
+)
+_LARGEST_HEADER = 100_000_000  # the format's own limit
+_SHARD = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\.safetensors")
+_BITS = {
+    **{"F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32},
+    **{"F16": 16, "BF16": 16, "I16": 16, "U16": 16, "I8": 8, "U8": 8, "BOOL": 8},
+    **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
+}
+
+
+class TensorHeader(NamedTuple):
+    """One tensor of a file."""
+
+    dtype: str  # the format's own word: F32, BF16, I64 ...
+    shape: tuple[int, ...]
+    file: Path
+    begin: int  # of its bytes in the file
+    nbytes: int
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.startswith(("F", "BF"))
+
+
+def read_headers(file: Path) -> dict[str, TensorHeader]:
+    """Every tensor of a file by name; ModelError where the header is not what it should be."""
+    try:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if not 0 < length <= _LARGEST_HEADER:
+                raise ModelError(f"{file} cannot be read: its header would have {length} bytes")
+            header = json.loads(opened.read(length))
+            size = opened.seek(0, 2)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{file} cannot be read: its header is no mapping")
+    return {
+        name: _tensor(file, name, entry, first=8 + length, size=size)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+
+
+def weights_headers(folder: Path, names: tuple[str, ...]) -> dict[str, TensorHeader] | None:
+    """The tensors of the first of these files that is there; of an index, those of its files.
+
+    None where there is none of them. ModelError.
+    """
+    for name in names:
+        file = local_file(folder, name)
+        if file is not None:
+            return _of_index(file) if name == INDEX else read_headers(file)
+    return None
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Tensor names and the files they are in; the files need not be there. ModelError."""
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not files:
+        raise ModelError(f"{index} has no weight_map")
+    for file in set(map(str, files.values())):
+        if not _SHARD.fullmatch(file):
+            raise ModelError(f"{index} names the file {file[:80]!r}; only NAME.safetensors is read")
+    return {name: str(file) for name, file in files.items()}
+
+
+def same_bytes(one: TensorHeader, other: TensorHeader) -> bool:
+    """Whether two tensors are equal, bit by bit; OSError where a file cannot be read."""
+    if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
+        return False
+    return all(a == b for a, b in zip(_pieces(one), _pieces(other), strict=True))
+
+
+def _of_index(index: Path) -> dict[str, TensorHeader]:
+    files = read_index(index)
+    headers: dict[str, TensorHeader] = {}
+    for name in sorted(set(files.values())):
+        file = local_file(index.parent, name)
+        if file is None:
+            raise ModelError(f"{index} names {name}, which is not there; download the whole model")
+        headers |= read_headers(file)
+    if lacking := sorted(files.keys() - headers.keys()):
+        raise ModelError(f"{index} names {lacking[0]}, and no file has it")
+    return {name: headers[name] for name in files}
+
+
+def _tensor(file: Path, name: str, entry: Any, *, first: int, size: int) -> TensorHeader:
+    try:
+        dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
+        begin, end = map(int, entry["data_offsets"])
+        bits = math.prod(shape) * _BITS[dtype]
+        is_right = min(shape, default=0) >= 0 <= begin and 8 * (end - begin) == bits
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {name}: {error!r}") from error
+    if not is_right or first + end > size:
+        raise ModelError(f"{file} cannot be read: {name}: {dtype} {shape} at {begin} to {end}")
+    return TensorHeader(dtype, shape, file, first + begin, end - begin)
+
+
+def _pieces(tensor: TensorHeader, most: int = 2**22) -> Iterator[bytes]:
+    with tensor.file.open("rb") as opened:
+        opened.seek(tensor.begin)
+        for start in range(0, tensor.nbytes, most):
+            yield opened.read(min(most, tensor.nbytes - start))

@@ -1,0 +1,90 @@
+"""What a folder holds: a model, a head of which method, or neither."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from specbench.errors import ModelError
+from specbench.model_files.eagle3_style import EAGLE3_NAMES
+from specbench.model_files.head_fit import DFLASH_ARCHITECTURE, EAGLE_NAMES
+from specbench.model_files.model import ModelFiles
+
+_CAUSAL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
+_SPECULATORS = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "mtp": "mtp"}
+_MEDUSA_NAME = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
+
+
+class Kind(NamedTuple):
+    """The method that drafts with it; None and why where there is none."""
+
+    method: str | None
+    reason: str
+
+
+def kind_of(files: ModelFiles) -> Kind:
+    """By the config where it tells, else by the names of the tensors. ModelError."""
+    config = files.config
+    of_speculators = config.get("speculators_model_type")
+    if of_speculators is not None:
+        method = _SPECULATORS.get(str(of_speculators))
+        return Kind(method, f"speculators_model_type {of_speculators}")
+    architecture = files.architecture or ""
+    if architecture == DFLASH_ARCHITECTURE:
+        return Kind("dflash", f"architecture {architecture}")
+    if "eagle3" in architecture.lower():
+        return Kind("eagle3", f"architecture {architecture}")
+    if "medusa_num_heads" in config or any(files.folder.glob("medusa_lm_head.*")):
+        return Kind("medusa", "medusa_num_heads" if "medusa_num_heads" in config else "its files")
+    names = _names(files)
+    for method, is_such in _BY_TENSORS.items():
+        if is_such(names):
+            return Kind(method, "the names of its tensors")
+    if "eagle" in architecture.lower():
+        return Kind("eagle", f"architecture {architecture}")
+    if config.get("is_encoder_decoder"):
+        return Kind(None, f"architecture {architecture} has an encoder")
+    if _CAUSAL.fullmatch(architecture):
+        return Kind("draft_model", f"architecture {architecture}")
+    what = (
+        f"architecture {architecture} writes no text" if architecture else "names no architecture"
+    )
+    return Kind(None, what)
+
+
+def _names(files: ModelFiles) -> frozenset[str]:
+    """Of the tensors, where they can be read without unpickling."""
+    try:
+        return frozenset(files.head.tensors)
+    except ModelError:
+        return frozenset()
+
+
+def _is_eagle3(names: frozenset[str]) -> bool:
+    renamed = _renamed(names, EAGLE3_NAMES)
+    return {"fc.weight", "layers.0.hidden_norm.weight"} <= renamed
+
+
+def _is_eagle(names: frozenset[str]) -> bool:
+    renamed = _renamed(names, EAGLE_NAMES)
+    return "fc.weight" in renamed and "layers.0.self_attn.q_proj.weight" in renamed
+
+
+def _is_medusa(names: frozenset[str]) -> bool:
+    return any(_MEDUSA_NAME.fullmatch(name) for name in names)
+
+
+def _renamed(names: frozenset[str], rename: Mapping[str, str]) -> frozenset[str]:
+    def new(name: str) -> str:
+        for old, to in rename.items():
+            if name.startswith(old):
+                return to + name.removeprefix(old)
+        return name
+
+    return frozenset(map(new, names))
+
+
+_BY_TENSORS: Mapping[str, Callable[[frozenset[str]], bool]] = {
+    "eagle3": _is_eagle3,
+    "eagle": _is_eagle,
+    "medusa": _is_medusa,
+}

@@ -1,0 +1,116 @@
+"""How files name the tensors of Medusa's heads, and which shapes those must have."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from specbench.errors import ModelError
+from specbench.model_files.head_files import HeadFiles, Shaped
+from specbench.model_files.head_fit import Fit, HeadTarget, misfits
+
+F = TypeVar("F", bound=HeadFiles[Any])
+
+TOKEN_MAP = "token_map"
+_PREFIXES = ("medusa_head.", "medusa_heads.")
+_SHARED = "lm_head.weight"
+
+
+class _Names(NamedTuple):
+    """How files name the tensors of head i."""
+
+    numbers: re.Pattern[str]  # of head and layer, in a layer's name
+    layer: str
+    out: str
+
+
+# Medusa's own: layers and the final product are numbered in one list.
+_OWN = _Names(
+    numbers=re.compile(r"(\d{1,3})\.(\d{1,3})\.linear\.weight"),
+    layer="{i}.{j}.linear.{kind}",
+    out="{i}.{num_layers}.weight",
+)
+_VLLM = _Names(
+    numbers=re.compile(r"blocks\.(\d{1,3})\.layers\.(\d{1,3})\.weight"),
+    layer="blocks.{i}.layers.{j}.{kind}",
+    out="lm_heads.{i}.weight",
+)
+
+
+def medusa_tensors(files: F) -> F:
+    """The heads alone, where they lie within a whole model."""
+    for prefix in _PREFIXES:
+        if any(name.startswith(prefix) for name in files.tensors):
+            files = files.under(prefix)
+    return files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MedusaLayout:
+    """Names of the tensors, by residual layer and head; `outs` has one where heads share it."""
+
+    num_heads: int
+    num_tokens: int  # that the heads can say
+    weights: list[list[str]]
+    biases: list[list[str]]
+    outs: list[str]
+    shapes: dict[str, tuple[int, ...]]
+
+    @property
+    def optional(self) -> frozenset[str]:
+        """Tensors that may be missing, and are zero then."""
+        return frozenset(name for names in self.biases for name in names)
+
+    @classmethod
+    def of(cls, files: HeadFiles[Shaped], target: HeadTarget) -> "MedusaLayout":
+        """How many heads and layers there are follows from the tensors: configs say otherwise.
+
+        `files` are those of `medusa_tensors`. ModelError where they hold no heads.
+        """
+        tensors, size = files.tensors, target.hidden_size
+        names = _VLLM if any(_VLLM.numbers.fullmatch(name) for name in tensors) else _OWN
+        found = [names.numbers.fullmatch(name) for name in tensors]
+        numbers = {(int(match[1]), int(match[2])) for match in found if match}
+        if not numbers:
+            raise ModelError(
+                f"{files.source} holds no Medusa heads; their tensors are named like "
+                "0.0.linear.weight or blocks.0.layers.0.weight"
+            )
+        heads, num_layers = range(len({i for i, _ in numbers})), len({j for _, j in numbers})
+
+        def layers(kind: str) -> list[list[str]]:
+            return [
+                [names.layer.format(i=i, j=j, kind=kind) for i in heads] for j in range(num_layers)
+            ]
+
+        weights, biases = layers("weight"), layers("bias")
+        outs = [names.out.format(i=i, num_layers=num_layers) for i in heads]
+        if _SHARED in tensors:  # one for all heads
+            outs = [_SHARED]
+        map_shape = tuple(tensors[TOKEN_MAP].shape) if TOKEN_MAP in tensors else ()
+        num_tokens = map_shape[0] if map_shape else target.vocab_size
+        shapes: dict[str, tuple[int, ...]] = {n: (size, size) for of in weights for n in of}
+        shapes |= {n: (size,) for of in biases for n in of}
+        shapes |= {n: (num_tokens, size) for n in outs}
+        if map_shape:
+            shapes[TOKEN_MAP] = (num_tokens,)
+        return cls(
+            num_heads=len(heads),
+            num_tokens=num_tokens,
+            weights=weights,
+            biases=biases,
+            outs=outs,
+            shapes=shapes,
+        )
+
+
+def medusa_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
+    """Sizes that have to be the target's; all shapes are those of `MedusaLayout`. ModelError."""
+    layout = MedusaLayout.of(files, target)
+    first = tuple(files.tensors[layout.weights[0][0]].shape)
+    fit: dict[str, tuple[object, object]] = {"hidden_size": (first[-1], target.hidden_size)}
+    if layout.outs[0] in files.tensors:
+        rows, *_ = files.tensors[layout.outs[0]].shape
+        fit["vocab_size"] = (rows, layout.num_tokens)
+    if not misfits(fit):
+        files.require(layout.shapes, layout.optional)
+    return fit

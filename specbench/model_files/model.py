@@ -1,0 +1,174 @@
+"""A model or a head as its files describe it, in a local folder or the hub's cache."""
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specbench.errors import ModelError
+from specbench.model_files.attention import longest_context
+from specbench.model_files.folder import cached_folder, local_file, read_json
+from specbench.model_files.head_files import HeadFiles
+from specbench.model_files.headers import (
+    HEAD_WEIGHTS,
+    MODEL_WEIGHTS,
+    TensorHeader,
+    weights_headers,
+)
+from specbench.model_files.tokenizer_files import read_chat_template, read_vocabulary
+from specbench.model_files.vocabulary import Vocabulary
+from specbench.model_spec import ModelSpec
+
+# What architectures call a size that most call otherwise.
+_SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "hidden_size": ("n_embd", "d_model"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
+}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
+
+
+class ModelFiles:
+    """Nothing is loaded, and a file is read when it is first asked for. All raise ModelError."""
+
+    def __init__(self, spec: ModelSpec, folder: Path) -> None:
+        self.spec = spec
+        self.folder = folder
+
+    def __repr__(self) -> str:
+        return f"ModelFiles({self.spec.source})"
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """config.json as it is written."""
+        file = local_file(self.folder, "config.json")
+        if file is None:
+            raise ModelError(f"{self.spec.source}: there is no config.json")
+        return read_json(file)
+
+    def field(self, name: str) -> Any:
+        """A field of the language model's config under any of its names; None where it is not."""
+        nested = self.config.get("text_config")
+        text = nested if isinstance(nested, dict) else self.config
+        for known in (name, *_SYNONYMS.get(name, ())):
+            if text.get(known) is not None:
+                return text[known]
+        return None
+
+    def size(self, name: str) -> int | None:
+        """A field that is a number above 0; None where it is not there, ModelError for others."""
+        value = self.field(name)
+        if value is None:
+            return None
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ModelError(f"{self.spec.source}: config.json: {name} is {value!r}")
+        return value
+
+    def must(self, name: str) -> int:
+        """A size that has to be there."""
+        value = self.size(name)
+        if value is None:
+            raise ModelError(f"{self.spec.source}: config.json lacks {name}")
+        return value
+
+    @property
+    def hidden_size(self) -> int:
+        return self.must("hidden_size")
+
+    @property
+    def num_layers(self) -> int:
+        return self.must("num_hidden_layers")
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding, padding included."""
+        return self.must("vocab_size")
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.size("num_key_value_heads") or self.must("num_attention_heads")
+
+    @property
+    def head_size(self) -> int:
+        return self.size("head_dim") or self.hidden_size // self.must("num_attention_heads")
+
+    @property
+    def longest_context(self) -> int | None:
+        try:
+            return longest_context(self.field)
+        except (TypeError, AttributeError) as error:
+            raise ModelError(f"{self.spec.source}: config.json: its positions: {error}") from error
+
+    @property
+    def architecture(self) -> str | None:
+        """The class that transformers would build."""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else None
+
+    @property
+    def needs_code(self) -> bool:
+        """Whether the model's own Python would have to run."""
+        return bool(self.config.get("auto_map"))
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Every end-of-text id, as the decoder takes them: the generation settings go first."""
+        file = local_file(self.folder, "generation_config.json")
+        ids = read_json(file).get("eos_token_id") if file is not None else None
+        if ids is None:
+            ids = self.field("eos_token_id")
+        if ids is None:
+            return ()
+        return tuple(map(int, ids)) if isinstance(ids, list) else (int(ids),)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary | None:
+        return read_vocabulary(self._tokenizer_folder)
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        return read_chat_template(self._tokenizer_folder)
+
+    def tokenizer_file(self, name: str) -> Path | None:
+        return local_file(self._tokenizer_folder, name)
+
+    @property
+    def _tokenizer_folder(self) -> Path:
+        return Path(self.spec.tokenizer_location) if self.spec.is_shape else self.folder
+
+    @cached_property
+    def tensors(self) -> Mapping[str, TensorHeader] | None:
+        """Headers of a whole model's weights; None where no safetensors are there."""
+        return weights_headers(self.folder, MODEL_WEIGHTS)
+
+    @cached_property
+    def head(self) -> HeadFiles[TensorHeader]:
+        """Its files as those of a head; ModelError where its weights are no safetensors."""
+        names = tuple(name for name in HEAD_WEIGHTS if name.endswith((".safetensors", ".json")))
+        tensors = weights_headers(self.folder, names)
+        if tensors is None:
+            raise ModelError(
+                f"{self.spec.source}: its weights are {self.pickles[0]}, which only loading reads"
+                if self.pickles
+                else f"{self.spec.source}: there are no weights"
+            )
+        return HeadFiles(source=self.spec.source, config=self.config, tensors=tensors)
+
+    @cached_property
+    def pickles(self) -> tuple[str, ...]:
+        """Names of the files that only unpickling could read."""
+        found = (path.name for pattern in _PICKLES for path in self.folder.glob(pattern))
+        return tuple(sorted(found))
+
+
+def open_model(spec: ModelSpec) -> ModelFiles:
+    """The files that a spec names; ModelError where they are not on this machine."""
+    folder = spec.folder or cached_folder(spec.source, spec.revision)
+    if folder is None:
+        raise ModelError(
+            f"{spec.source} is not in the hub's cache of this machine; download it once with "
+            f"`hf download {spec.source}` (its json files alone are enough to plan), or give a "
+            "folder (./my-model)"
+        )
+    return ModelFiles(spec, folder)

@@ -1,0 +1,155 @@
+"""Where each family of models keeps its MTP layers, and how such a layer reads its inputs.
+
+Facts: vLLM's deepseek_mtp, glm4_moe_mtp, mimo_mtp and qwen3_next_mtp; transformers' MtpLayer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from specbench.errors import ModelError
+from specbench.model_files.head_files import HeadFiles, Shaped
+from specbench.model_files.head_fit import Fit, HeadTarget
+
+F = TypeVar("F", bound=HeadFiles[Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One family's layout; `files` names prefixes in its files, each with ours.
+
+    {i} numbers MTP layers; {n} goes on from the target's layers. What they share is the first's.
+    """
+
+    decoder: str  # transformers' model type of the decoder layer within
+    files: Mapping[str, str]
+    fields: Mapping[str, Any] = field(default_factory=dict)  # of a decoder layer's config
+    is_state_first: bool = False  # it joins [state, token] instead of [token, state]
+    recycles_normed: bool = False  # the state that goes on had the final norm
+    num_axes: int = 1  # of a token's rotary position; in a text all are the same
+
+    @property
+    def shared(self) -> frozenset[str]:
+        """Modules that all MTP layers share."""
+        ours = (name.split(".") for name in self.files.values())
+        return frozenset(module for number, module, _ in ours if number == "0")
+
+
+_AFTER_THE_LAYERS = {  # DeepSeek's
+    "model.layers.{n}.embed_tokens.": "{i}.embedding.",
+    "model.layers.{n}.enorm.": "{i}.token_norm.",
+    "model.layers.{n}.hnorm.": "{i}.state_norm.",
+    "model.layers.{n}.eh_proj.": "{i}.join.",
+    "model.layers.{n}.shared_head.norm.": "{i}.out_norm.",
+    "model.layers.{n}.shared_head.head.": "{i}.head.",
+    "model.layers.{n}.": "{i}.block.",
+}
+_MIMO = {
+    "model.mtp_layers.{i}.token_layernorm.": "{i}.token_norm.",
+    "model.mtp_layers.{i}.hidden_layernorm.": "{i}.state_norm.",
+    "model.mtp_layers.{i}.input_proj.": "{i}.join.",
+    "model.mtp_layers.{i}.final_layernorm.": "{i}.out_norm.",
+    "model.mtp_layers.{i}.": "{i}.block.",
+}
+_QWEN = {
+    "mtp.pre_fc_norm_embedding.": "0.token_norm.",
+    "mtp.pre_fc_norm_hidden.": "0.state_norm.",
+    "mtp.fc.": "0.join.",
+    "mtp.norm.": "0.out_norm.",
+    "mtp.layers.{i}.": "{i}.block.",
+}
+_ALL_EXPERTS = {"first_k_dense_replace": 0}
+_EVERY_EXPERT = {"mlp_only_layers": [], "decoder_sparse_step": 1}
+
+# By the model type in the target's config. Qwen's targets keep recurrent state, and cannot be
+# rolled back themselves.
+FAMILIES: Mapping[str, Family] = {
+    "deepseek_v3": Family(decoder="deepseek_v3", files=_AFTER_THE_LAYERS, fields=_ALL_EXPERTS),
+    "glm4_moe": Family(decoder="glm4_moe", files=_AFTER_THE_LAYERS, fields=_ALL_EXPERTS),
+    "mimo": Family(decoder="qwen2", files=_MIMO, is_state_first=True, recycles_normed=True),
+    "qwen3_next": Family(
+        decoder="qwen3_next", files=_QWEN, fields=_EVERY_EXPERT, recycles_normed=True
+    ),
+    "qwen3_5": Family(decoder="qwen3_5_text", files=_QWEN, recycles_normed=True, num_axes=3),
+    "qwen3_5_moe": Family(
+        decoder="qwen3_5_moe_text", files=_QWEN, recycles_normed=True, num_axes=3
+    ),
+}
+_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
+
+
+def text_fields(files: HeadFiles[Shaped]) -> Mapping[str, Any]:
+    """The config of the language model, which may lie within that of a larger one."""
+    fields: Mapping[str, Any] = files.config.get("text_config") or files.config
+    return fields
+
+
+def family_name(model_type: object) -> str:
+    """That of a whole model and of the language model within it are one."""
+    return str(model_type).removesuffix("_text")
+
+
+def family_of(files: HeadFiles[Shaped]) -> Family:
+    """ModelError names those there are."""
+    kind = family_name(files.config.get("model_type"))
+    if kind not in FAMILIES:
+        raise ModelError(
+            f"{files.source}: no MTP layers of model type {kind} are known; those of "
+            f"{', '.join(FAMILIES)} are"
+        )
+    return FAMILIES[kind]
+
+
+def num_mtp_layers(files: HeadFiles[Shaped]) -> int:
+    """As the config says; some families say nothing and have one."""
+    fields = text_fields(files)
+    counts = [int(fields[name]) for name in _COUNTS if fields.get(name) is not None]
+    if 0 in counts:
+        raise ModelError(f"{files.source}: its config says that it has no MTP layers")
+    return counts[0] if counts else 1
+
+
+def layer_tensors(files: F) -> F:
+    """The MTP layers among the tensors, whatever else there is."""
+    mark = "mtp/"  # no file has such a name
+    names = list(prefixes(files))
+    found = files.renamed({name: mark + name for name in names}).under(mark)
+    if not found.tensors:
+        raise ModelError(
+            f"{files.source} holds no MTP layers: none of its tensors is named like "
+            f"{names[0]}weight; transformers leaves them out when it saves a model, so "
+            "take the files that its authors published"
+        )
+    if packed := [name for name in found.tensors if name.endswith(("_scale_inv", "_packed"))]:
+        raise ModelError(
+            f"{files.source}: its MTP layers are stored quantised ({packed[0]}); name a copy "
+            "in plain weights with `model:`"
+        )
+    return found
+
+
+def file_name(files: HeadFiles[Shaped], name: str) -> str:
+    """What the files call a tensor of ours."""
+    named = prefixes(files).items()
+    old, new = next((old, new) for old, new in named if name.startswith(new))
+    return old + name.removeprefix(new)
+
+
+def prefixes(files: HeadFiles[Shaped]) -> dict[str, str]:
+    """Of tensors in the files, each with ours."""
+    first = text_fields(files).get("num_hidden_layers", 0)
+    return {
+        old.format(i=i, n=first + i): new.format(i=i)
+        for i in range(num_mtp_layers(files))
+        for old, new in family_of(files).files.items()
+    }
+
+
+def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
+    """Sizes that have to be the target's."""
+    fields = text_fields(files)
+    return {
+        "hidden_size": (fields.get("hidden_size"), target.hidden_size),
+        "num_hidden_layers": (fields.get("num_hidden_layers"), target.num_layers),
+        "vocab_size": (fields.get("vocab_size"), target.vocab_size),
+    }

@@ -1,0 +1,124 @@
+"""What rounds cost at every K, as ratios: seconds cancel, and so does a slow day."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from specbench.errors import UsageError
+from specbench.records import EngineCost, RoundCost
+from specbench.stats.intervals import LogRatio, mean_log_ratio, product
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CostCurve:
+    """Costs of a round at every K; `source` says whose they are, None: measured on this machine.
+
+    Those measured here are of visits in turns, the i-th of every K at the same place. Those of
+    another engine belong to nothing.
+    """
+
+    visits: Mapping[int, tuple[float, ...]]
+    source: str | None = None
+    is_relative: bool = False  # True: in steps of K = 0, else in seconds
+    lengths: Mapping[int, float] | None = None  # mean acceptance length counted there, by K
+
+    def ratio(self, k: int, other: int) -> LogRatio:
+        """cost(k) / cost(other), visit by visit where they belong together; no spread of few."""
+        if self.source is None:
+            return mean_log_ratio(self.visits[k], self.visits[other])
+        return product(mean_log_ratio(self.visits[k], 1.0), mean_log_ratio(1.0, self.visits[other]))
+
+    def round_s(self, k: int) -> float | None:
+        """Mean seconds of a round, on the geometric mean over visits."""
+        if self.is_relative:
+            return None
+        return _geometric_mean(self.visits[k])
+
+
+def measured_here(costs: Iterable[RoundCost]) -> CostCurve | None:
+    """The curve of costs that were measured together; None without K = 0.
+
+    A K whose visits are not those of K = 0 was cut short, and is left out; of a K that was
+    measured again the last one counts.
+    """
+    newest = {cost.num_speculative_tokens: cost.visits_s for cost in costs}
+    if 0 not in newest:
+        return None
+    return CostCurve(visits={k: v for k, v in newest.items() if len(v) == len(newest[0])})
+
+
+def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> CostCurve:
+    """The costs of another engine at so many requests at once, for every K of `ks` it covers.
+
+    Costs of equal K are repeats. Between two K > 0 that are told a round's cost lies on a straight line, as K drafts and K + 1
+    checked tokens do; beyond them nothing is made up. Raises UsageError where the costs do not
+    say what K = 0 costs, or nothing of this concurrency.
+    """
+    if not costs:
+        raise ValueError("no costs")
+    source = describe(costs)
+    at = [cost for cost in costs if cost.concurrency == concurrency]
+    if not at:
+        known = sorted({cost.concurrency for cost in costs})
+        raise UsageError(
+            f"--costs: {source} says nothing of {concurrency} requests at once; it has "
+            f"{', '.join(map(str, known))}: measure that concurrency there, or change --concurrency"
+        )
+    units = {cost.is_relative for cost in at}
+    if len(units) > 1:
+        raise UsageError(
+            f"--costs: {source} mixes seconds with steps; give all costs in one of them"
+        )
+    known_costs = _by_k(at)
+    if units == {True}:
+        known_costs.setdefault(0, (1.0,))
+    if 0 not in known_costs:
+        raise UsageError(
+            f"--costs: {source} does not say what a step without speculation (K = 0) costs; "
+            "add it, or give costs in steps"
+        )
+    found = {k: cost for k in sorted({0, *ks}) if (cost := _between(known_costs, k)) is not None}
+    return CostCurve(
+        visits=found,
+        source=source,
+        is_relative=units == {True},
+        lengths=_lengths(at),
+    )
+
+
+def describe(costs: Sequence[EngineCost]) -> str:
+    """Such as `vllm 0.32.0 (costs.csv)`."""
+    engines = " and ".join(dict.fromkeys(cost.engine for cost in costs))
+    return f"{engines} ({', '.join(dict.fromkeys(cost.source for cost in costs))})"
+
+
+def _by_k(costs: Sequence[EngineCost]) -> dict[int, tuple[float, ...]]:
+    known: dict[int, list[float]] = {}
+    for cost in costs:
+        known.setdefault(cost.num_speculative_tokens, []).append(cost.cost)
+    return {k: tuple(values) for k, values in known.items()}
+
+
+def _between(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float, ...] | None:
+    if k in costs:
+        return costs[k]
+    below = max((other for other in costs if 0 < other < k), default=None)
+    above = min((other for other in costs if other > k), default=None)
+    if below is None or above is None:
+        return None
+    share = (k - below) / (above - below)
+    less, more = _geometric_mean(costs[below]), _geometric_mean(costs[above])
+    return (less + share * (more - less),)
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(fmean(map(math.log, values)))
+
+
+def _lengths(costs: Sequence[EngineCost]) -> dict[int, float]:
+    lengths: dict[int, list[float]] = {}
+    for cost in costs:
+        if cost.mean_acceptance_length is not None:
+            lengths.setdefault(cost.num_speculative_tokens, []).append(cost.mean_acceptance_length)
+    return {k: fmean(values) for k, values in lengths.items()}

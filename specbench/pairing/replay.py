@@ -1,0 +1,180 @@
+"""Rounds replayed over a text that is known: what every K would have drafted and kept.
+
+A text is the target's own whatever the drafts, so rounds are a walk along it: one that starts
+after token s and keeps a drafts starts the next after token s + a + 1. At temperature 0 the text
+decides every step, and the counts are those of a measured run. Above it each step has a chance,
+and the walk is followed with all its chances at once (a renewal process, not independent
+drafts), so the counts are exact expectations for this text and nothing is drawn.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate, pairwise
+from operator import mul
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench.records import TraceRecord
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replayed:
+    """Expected counts of all rounds of one text or of several, at one K.
+
+    What is derived from them has the names and formulas of metrics/acceptance.py.
+    """
+
+    num_speculative_tokens: int
+    num_rounds: float
+    num_drafted: float
+    num_accepted: float
+    num_emitted: float
+    num_drafting: float  # rounds that drafted anything
+    num_rejecting: float  # rounds that kept fewer than they drafted
+    acceptance_histogram: tuple[float, ...]  # rounds that kept 0 .. K
+
+    def __add__(self, other: "Replayed") -> "Replayed":
+        """Both together; ValueError for two K."""
+        if self.num_speculative_tokens != other.num_speculative_tokens:
+            raise ValueError("rounds at different K cannot be pooled")
+        histograms = zip(self.acceptance_histogram, other.acceptance_histogram, strict=True)
+        return Replayed(
+            num_speculative_tokens=self.num_speculative_tokens,
+            num_rounds=self.num_rounds + other.num_rounds,
+            num_drafted=self.num_drafted + other.num_drafted,
+            num_accepted=self.num_accepted + other.num_accepted,
+            num_emitted=self.num_emitted + other.num_emitted,
+            num_drafting=self.num_drafting + other.num_drafting,
+            num_rejecting=self.num_rejecting + other.num_rejecting,
+            acceptance_histogram=tuple(a + b for a, b in histograms),
+        )
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + sum(a) / N; None without a round."""
+        return 1 + self.num_accepted / self.num_rounds if self.num_rounds else None
+
+    @property
+    def mean_acceptance_length_when_drafted(self) -> float | None:
+        """1 + sum(a) / (rounds with d > 0)."""
+        return 1 + self.num_accepted / self.num_drafting if self.num_drafting else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """sum(a) / sum(d); None where nothing is drafted."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def acceptance_rate_per_position(self) -> tuple[float, ...]:
+        """#(a >= i) / N for i = 1 .. K."""
+        rounds, *reached = self._reached
+        return tuple(n / rounds for n in reached) if rounds else ()
+
+    @property
+    def conditional_acceptance_rate(self) -> tuple[float, ...]:
+        """#(a >= i) / #(a >= i-1); ends before the first i that no round reaches."""
+        return tuple(here / before for before, here in pairwise(self._reached) if before)
+
+    @property
+    def alpha(self) -> float | None:
+        """sum(a) / (sum(a) + rounds with a < d); None for trees."""
+        if self.num_drafted > self.num_speculative_tokens * self.num_drafting:
+            return None
+        judged = self.num_accepted + self.num_rejecting
+        return self.num_accepted / judged if judged else None
+
+    @property
+    def _reached(self) -> tuple[float, ...]:
+        """#(a >= i) for i = 0 .. K."""
+        return tuple(accumulate(reversed(self.acceptance_histogram)))[::-1]
+
+
+Floats = NDArray[np.float64]
+
+
+class _Steps(NamedTuple):
+    """A trace cut to one K, by start s and number of drafts kept a; S starts."""
+
+    kept_SA: Floats  # P(a round that starts at s keeps a)
+    drafted_S: NDArray[np.int64]
+    next_SA: NDArray[np.int64]  # the start that follows
+
+
+def serves(trace: TraceRecord, k: int) -> bool:
+    """Whether rounds at K = k can be replayed over it; K = 0 over any."""
+    depth = trace.num_speculative_tokens
+    return k in (0, depth) or (trace.is_chain and k < depth)
+
+
+def replay(traces: Iterable[TraceRecord], k: int) -> Replayed:
+    """One drafter's traces that serve K = k together, each text once.
+
+    ValueError where none does, as for a K deeper than was traced.
+    """
+    by_text = {_text_of(trace): trace for trace in traces if serves(trace, k)}
+    if not by_text:
+        raise ValueError(f"no trace serves K = {k}")
+    return reduce(Replayed.__add__, (replay_one(trace, k) for trace in by_text.values()))
+
+
+def replay_one(trace: TraceRecord, k: int) -> Replayed:
+    """The rounds of one text at K = k."""
+    steps = _steps(trace, k)
+    starting_S = _starting(steps)
+    rounds_SA = starting_S[:, None] * steps.kept_SA
+    num_kept_A = np.arange(k + 1)
+    histogram_A = rounds_SA.sum(0)
+    num_accepted = float(histogram_A @ num_kept_A)
+    is_rejecting_SA = num_kept_A < steps.drafted_S[:, None]
+    return Replayed(
+        num_speculative_tokens=k,
+        num_rounds=float(starting_S.sum()),
+        num_drafted=float(starting_S @ steps.drafted_S),
+        num_accepted=num_accepted,
+        num_emitted=float(
+            (rounds_SA * (steps.next_SA - np.arange(len(starting_S))[:, None])).sum()
+        ),
+        num_drafting=float(starting_S[steps.drafted_S > 0].sum()),
+        num_rejecting=float(rounds_SA[is_rejecting_SA].sum()),
+        acceptance_histogram=tuple(histogram_A.tolist()),
+    )
+
+
+def _text_of(trace: TraceRecord) -> tuple[object, ...]:
+    """Which text it is along."""
+    where = (trace.target, trace.workload, trace.context, trace.prompt_id, trace.turn)
+    return (*where, trace.repeat, trace.temperature)
+
+
+def _steps(trace: TraceRecord, k: int) -> _Steps:
+    num_starts = len(trace.num_drafted)
+    kept_SA = np.zeros((num_starts, k + 1))
+    for start, chances in enumerate(trace.chances):
+        kept_SA[start, : k + 1] = _kept(chances[:k], k)
+    drafted = [min(drafted, k) if trace.is_chain else drafted for drafted in trace.num_drafted]
+    drafted_S = np.array(drafted if k else [0] * num_starts, dtype=np.int64)
+    starts_S1 = np.arange(num_starts)[:, None]
+    # The text ends with its last token, also in the middle of what was kept.
+    next_SA = np.minimum(starts_S1 + 1 + np.arange(k + 1), num_starts)
+    return _Steps(kept_SA, drafted_S, next_SA)
+
+
+def _kept(chances: Sequence[float], k: int) -> list[float]:
+    """P(a = 0 .. k): all before were kept, and the next one was not."""
+    reached = list(accumulate(chances, mul, initial=1.0))
+    stopped = [here - after for here, after in pairwise([*reached, 0.0])]
+    return [*stopped, *[0.0] * (k + 1 - len(stopped))]
+
+
+def _starting(steps: _Steps) -> Floats:
+    """Expected number of rounds, 0 to 1, that start at each place."""
+    num_starts = len(steps.drafted_S)
+    starting = np.zeros(num_starts + 1)  # the last place is the end of the text
+    starting[0] = 1.0
+    for start in range(num_starts):
+        if starting[start]:
+            np.add.at(starting, steps.next_SA[start], starting[start] * steps.kept_SA[start])
+    return starting[:-1]

@@ -1,0 +1,212 @@
+"""What a model's weights and keys take in memory, counted from its config and its headers.
+
+Shape suffixes: F hidden size, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from specbench.footprint import Sizes
+from specbench.model_files.headers import TensorHeader
+from specbench.model_files.model import ModelFiles
+
+DTYPE_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_PACKED_BITS: Mapping[str, float] = {"int8": 8, "fp8": 8, "int4": 4.25}  # docs/pairings.md
+
+# Architecture -> what a config that is silent means. Source: transformers' config classes.
+_DENSE: Mapping[str, Mapping[str, object]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"num_key_value_heads": 8},
+    "Qwen2ForCausalLM": {"num_key_value_heads": 32},
+    "Qwen3ForCausalLM": {"num_key_value_heads": 32, "head_dim": 128},
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """A model or a head once it is loaded; bytes are those of its tensors."""
+
+    num_parameters: int
+    nbytes: int  # but for buffers that no file has: a rotary table, less than a KiB
+    read_bytes: int  # of them, what a forward reads: no embedding that is only looked up in
+    kv_bytes_per_token: int
+    is_exact: bool  # False: packed, or stored in a format that only loading knows
+    basis: Literal["config", "headers", "built"]  # what it was counted from
+
+
+def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], asked: str | None) -> str:
+    """The dtype that loading will choose: float32 on a CPU, else the checkpoint's own."""
+    chosen = asked or model.spec.dtype
+    if chosen != "auto":
+        return chosen
+    own = model.field("dtype") or model.field("torch_dtype")
+    is_plain = own in DTYPE_BYTES
+    if device == "cpu" and model.field("quantization_config") is None:
+        return "float32"
+    return str(own) if is_plain else "float32"
+
+
+def model_weights(model: ModelFiles, dtype: str) -> Weights | None:
+    """A whole model's; None where neither its config nor its files tell. ModelError."""
+    kv = kv_elements_per_token(model)
+    if kv is None:
+        return None
+    size = DTYPE_BYTES[dtype]
+    if model.field("quantization_config") is not None:
+        return _as_stored(model, kv * size)
+    count = dense_parameters(model)
+    basis: Literal["config", "headers"] = "config"
+    if count is None:
+        count, basis = _from_headers(model), "headers"
+    if count is None:
+        return None
+    nbytes = (count.total - count.in_linears) * size + count.float32_buffers * 4
+    scheme = model.spec.quantization
+    packed = _PACKED_BITS[scheme] / 8 if scheme else size
+    nbytes += round(count.in_linears * packed)
+    return Weights(
+        num_parameters=count.total,
+        nbytes=nbytes,
+        read_bytes=nbytes - count.looked_up * size,
+        kv_bytes_per_token=kv * size,
+        is_exact=scheme is None,
+        basis=basis,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """Parameters; `in_linears` are those of the blocks' matrices, `looked_up` of an embedding
+    that no product reads, `float32_buffers` numbers that have float32 whatever the dtype is."""
+
+    total: int
+    in_linears: int
+    looked_up: int
+    float32_buffers: int
+
+
+def sizes_of(model: ModelFiles) -> Sizes | None:
+    """What its layers' shapes are made of; None where the config does not tell."""
+    defaults = _DENSE.get(model.architecture or "", {})
+    kv_heads = model.size("num_key_value_heads") or defaults.get("num_key_value_heads")
+    heads = model.size("num_attention_heads")
+    hidden, mlp = model.size("hidden_size"), model.size("intermediate_size")
+    if heads is None or hidden is None:
+        return None
+    head = model.size("head_dim") or defaults.get("head_dim") or hidden // heads
+    return Sizes(
+        hidden=hidden,
+        query_heads=heads,
+        kv_heads=kv_heads if isinstance(kv_heads, int) else heads,
+        head=head if isinstance(head, int) else hidden // heads,
+        mlp=mlp or 4 * hidden,
+    )
+
+
+def dense_parameters(model: ModelFiles) -> Count | None:
+    """Of the dense Llama family (Llama, Mistral, Qwen 2, Qwen 3); None of any other."""
+    name = model.architecture or ""
+    sizes = sizes_of(model)
+    if name not in _DENSE or sizes is None or model.size("intermediate_size") is None:
+        return None
+    F, head = sizes.hidden, sizes.head
+    query, kv = sizes.query_heads * head, sizes.kv_heads * head
+    linears = F * (query + 2 * kv) + query * F + 3 * F * sizes.mlp
+    vectors = 2 * F
+    if name == "Qwen2ForCausalLM":
+        vectors += query + 2 * kv
+    elif name != "MistralForCausalLM" and model.field("attention_bias"):
+        vectors += query + 2 * kv + F
+    if name == "LlamaForCausalLM" and model.field("mlp_bias"):
+        vectors += 2 * sizes.mlp + F
+    if name == "Qwen3ForCausalLM":
+        vectors += 2 * head
+    table = model.vocab_size * F
+    is_tied = bool(model.field("tie_word_embeddings"))
+    layers = model.num_layers
+    return Count(
+        total=layers * (linears + vectors) + F + table * (1 if is_tied else 2),
+        in_linears=layers * linears,
+        looked_up=0 if is_tied else table,
+        float32_buffers=2 * (head // 2),  # rotary frequencies, and a copy of them
+    )
+
+
+def kv_elements_per_token(model: ModelFiles) -> int | None:
+    """Numbers that one token's keys and values take in all layers; None where it is not told."""
+    layers, heads = model.size("num_hidden_layers"), model.size("num_attention_heads")
+    sizes = sizes_of(model)
+    if layers is None or heads is None or sizes is None:
+        return None
+    nope, value = model.size("qk_nope_head_dim"), model.size("v_head_dim")
+    if nope is not None and value is not None:  # latent attention is kept unfolded
+        rope = model.size("qk_rope_head_dim") or 0
+        return layers * heads * (nope + rope + value)
+    return layers * 2 * sizes.kv_heads * sizes.head
+
+
+def _from_headers(model: ModelFiles) -> Count | None:
+    """Of the tensors that loading takes from the files, a tied head once."""
+    tensors = _loaded(model)
+    if tensors is None:
+        return None
+    floats = {name: header for name, header in tensors.items() if header.is_float}
+    embedding = next((h for n, h in floats.items() if _is_embedding(n)), None)
+    is_tied = not any(map(_is_head, floats))
+    table = embedding.num_elements if embedding else 0
+    total = sum(header.num_elements for header in floats.values())
+    matrices = sum(
+        header.num_elements
+        for name, header in floats.items()
+        if len(header.shape) == 2 and not _is_embedding(name) and not _is_head(name)
+    )
+    return Count(
+        total=total,
+        in_linears=matrices,
+        looked_up=0 if is_tied else table,
+        float32_buffers=0,
+    )
+
+
+def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
+    """Of a checkpoint that is stored quantised: the bytes of its files."""
+    tensors = _loaded(model)
+    if tensors is None:
+        return None
+    nbytes = sum(header.nbytes for header in tensors.values())
+    is_tied = not any(map(_is_head, tensors))
+    embedding = next((h for n, h in tensors.items() if _is_embedding(n)), None)
+    looked_up = embedding.nbytes if embedding and not is_tied else 0
+    return Weights(
+        num_parameters=sum(header.num_elements for header in tensors.values()),
+        nbytes=nbytes,
+        read_bytes=nbytes - looked_up,
+        kv_bytes_per_token=kv_bytes,
+        is_exact=False,
+        basis="headers",
+    )
+
+
+def _loaded(model: ModelFiles) -> dict[str, TensorHeader] | None:
+    """Without what transformers leaves in the files: MTP layers, old rotary tables, a tied head."""
+    if model.tensors is None:
+        return None
+    layers = model.num_layers
+    beyond = tuple(f"model.layers.{i}." for i in range(layers, layers + 8))
+    is_tied = bool(model.field("tie_word_embeddings"))
+    return {
+        name: header
+        for name, header in model.tensors.items()
+        if not name.startswith(("mtp.", "model.mtp", *beyond))
+        and not name.endswith("rotary_emb.inv_freq")
+        and not (is_tied and _is_head(name))
+    }
+
+
+def _is_head(name: str) -> bool:
+    return name.endswith(("lm_head.weight", "embed_out.weight"))
+
+
+def _is_embedding(name: str) -> bool:
+    return name.endswith(("embed_tokens.weight", "embed_in.weight", "wte.weight"))

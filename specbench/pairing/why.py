@@ -1,0 +1,126 @@
+"""Why speculation pays as much as it does, in the terms of its round's cost.
+
+A round costs B = K c + v + h baseline steps and emits AL tokens, so that the speed-up is AL / B
+and log(K + 1) - log(speed-up) = log((K + 1) / AL) + log(B): what is lost to drafts that were not
+kept, and what a round costs above one step. The latter is shared out over its parts.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from specbench.costs import expected_tokens_iid
+from specbench.records import CellSummary
+
+Bound = Literal["draft", "verify", "acceptance", "overhead"]
+
+MISMATCHED = 0.5  # the first draft is kept less often
+TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be kept so often
+_STEP = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """log(K + 1) - log(speed-up), by what is to blame; the largest one bounds the cell."""
+
+    draft: float
+    verify: float
+    acceptance: float
+    overhead: float
+
+    @property
+    def bound(self) -> Bound:
+        """What would help most if it were for nothing."""
+        parts: dict[Bound, float] = {
+            "draft": self.draft,
+            "verify": self.verify,
+            "acceptance": self.acceptance,
+            "overhead": self.overhead,
+        }
+        return max(parts, key=lambda name: parts[name])
+
+
+def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses | None:
+    """Where the K + 1 times of a perfect draft go; None where a cell does not tell.
+
+    Overhead is what overhead_ratio says of the whole round, else what is neither drafting nor
+    verifying. A verification cheaper than a step counts as nothing lost.
+    """
+    length, break_even = _number(metrics, "mean_acceptance_length"), _break_even(metrics)
+    draft, verify = _number(metrics, "draft_cost_ratio"), _number(metrics, "verify_cost_ratio")
+    if length is None or break_even is None or draft is None or verify is None or k < 1:
+        return None
+    ratio = _number(metrics, "overhead_ratio")
+    if ratio is None:
+        drafting, verifying = k * draft, verify
+    else:
+        bare = break_even / max(ratio, 1.0) / (k * draft + verify)
+        drafting, verifying = bare * k * draft, bare * verify
+    parts = {
+        "draft": drafting,
+        "verify": max(verifying - 1, 0.0),
+        "overhead": max(break_even - drafting - verifying, 0.0),
+    }
+    total, above = sum(parts.values()), math.log(max(break_even, 1.0))
+    shares = {name: above * part / total if total else 0.0 for name, part in parts.items()}
+    return Losses(acceptance=math.log((k + 1) / length), **shares)
+
+
+def break_even_acceptance(k: int, break_even: float) -> float | None:
+    """The acceptance of every draft at which a round pays for itself; None: not even 1 does.
+
+    (1 - a^(K+1)) / (1 - a) = B, solved for a. Source: Leviathan et al. 2023 (arXiv:2211.17192),
+    equation 1, with verification and overhead not free.
+    """
+    if break_even > k + 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > _STEP:
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens_iid(middle, k) < break_even else (low, middle)
+    return high
+
+
+def why(cell: CellSummary) -> Iterator[str]:
+    """Short sentences: what bounds the cell, what would break even, what is amiss."""
+    k, metrics = cell.key.num_speculative_tokens, cell.metrics
+    lost, break_even = losses(metrics, k), _break_even(metrics)
+    if lost is not None and not cell.key.adaptive:
+        yield _BOUND[lost.bound]
+    if break_even is not None and not cell.key.adaptive:
+        needed, kept = break_even_acceptance(k, break_even), _number(metrics, "alpha")
+        if needed is None:
+            yield f"a round costs {break_even:.2f} steps: K={k} loses even if every draft is kept"
+        elif kept is not None:
+            yield f"breaks even where {needed:.0%} of tested drafts are kept; {kept:.0%} were"
+    first = metrics.get("acceptance_rate_per_position")
+    if isinstance(first, tuple) and first and first[0] < MISMATCHED and _has_model(cell):
+        yield f"the draft is mismatched: its first token is kept {first[0]:.0%} of the time"
+    cost = _number(metrics, "draft_cost_ratio")
+    if cost is not None and cost > TOO_SMALL and cell.key.method == "draft_model":
+        yield (
+            f"the target is too small for a separate draft model: a drafted token costs "
+            f"{cost:.2f} of its steps; a head, n-grams or the target's own layers cost less"
+        )
+
+
+_BOUND: Mapping[Bound, str] = {
+    "draft": "draft-bound: drafting takes most of what is lost; a smaller draft or K would help",
+    "verify": "verify-bound: checking K + 1 tokens costs more than a step; a smaller K would help",
+    "acceptance": "acceptance-bound: most is lost to drafts that are not kept",
+    "overhead": "overhead-bound: most is lost between the forwards; graphs or --compile would help",
+}
+
+
+def _has_model(cell: CellSummary) -> bool:
+    return cell.key.method in {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash"}
+
+
+def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:
+    return _number(metrics, "break_even_length")
+
+
+def _number(metrics: Mapping[str, float | tuple[float, ...]], name: str) -> float | None:
+    value = metrics.get(name)
+    return None if isinstance(value, tuple) else value

@@ -1,0 +1,86 @@
+"""What was forecast before any K was measured for real, and the costs it stands on."""
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from specbench.records.answers import Interval
+from specbench.records.measured import CellKey
+
+AcceptanceRule = Literal["exact", "greedy_draft"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundCost:
+    """Seconds of real rounds at one K, measured in turns with those of every other K.
+
+    A visit is a few rounds after part of a text. Visit i of every K of a group goes on from the
+    same text, so two K are compared visit by visit.
+    """
+
+    cell_ids: tuple[str, ...]  # whose rounds these are: cells that differ in the workload alone
+    num_speculative_tokens: int
+    num_rows: int
+    context: int  # tokens in the cache when a visit begins, median of the visits
+    visits_s: tuple[float, ...]  # a visit's mean round, from its start to the start of the next
+    num_rounds: int  # of all visits together
+
+    @property
+    def seconds(self) -> float:
+        """The median visit's mean round."""
+        return median(self.visits_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCost:
+    """What a round costs in the engine that the user serves with: told to us, or timed there."""
+
+    source: str  # the file's name or the server's address, as it is shown
+    engine: str  # what runs there, such as "vllm 0.32.0"
+    num_speculative_tokens: int
+    concurrency: int
+    cost: float  # of a round: seconds, or steps of that engine without speculation
+    is_relative: bool  # True: in steps
+    mean_acceptance_length: float | None = None  # as that engine counted it there
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForecastPoint:
+    """One K of a forecast; K = 0 is 1 token for 1 step."""
+
+    num_speculative_tokens: int
+    mean_acceptance_length: float  # replayed: 1 + sum a / N
+    acceptance_rate_per_position: tuple[float, ...]
+    cost: float  # of a round, in steps of K = 0
+    cost_error: float | None  # standard error, relative; None where it is not known
+    round_s: float | None  # None where costs are told in steps
+    speedup: Interval | None  # over prompts, the costs' own error joined in; None at K = 0
+    length_there: float | None = (
+        None  # mean_acceptance_length as the engine of the costs counted it
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForecastRecord:
+    """A speed-up curve over K from traces and costs, stored before its K are measured for real."""
+
+    key: CellKey  # of its deepest K
+    points: tuple[ForecastPoint, ...]  # by K, from 0 on
+    best: int  # the K that the forecast would choose; 0: do not speculate
+    to_measure: tuple[int, ...]  # the K > 0 that may be as good; none where costs are another's
+    num_prompts: int
+    context: int  # tokens in the cache in the middle of a typical answer
+    is_exact: bool  # False: where rounds of this method begin changes what it drafts
+    costs_of: str | None = None  # whose costs these are; None: measured here
+    acceptance_rule: AcceptanceRule = "exact"
+    trace_s: float = 0.0  # spent on its traces
+    costs_s: float = 0.0  # spent on round costs, shared with forecasts of the same setting
+    sweep_s: float | None = None  # seconds of decoding that measuring every K would take
+    measure_s: float | None = None  # seconds of decoding that `to_measure` and K = 0 would take
+
+    @property
+    def share_saved(self) -> float | None:
+        """Of the sweep's time, tracing and measuring costs counted as spent; None if not known."""
+        if self.sweep_s is None or self.measure_s is None:
+            return None
+        return 1 - (self.trace_s + self.costs_s + self.measure_s) / self.sweep_s

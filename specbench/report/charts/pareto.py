@@ -1,0 +1,180 @@
+"""What one can have at once: speed-up for memory, and speed of one user for that of all."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from matplotlib.axes import Axes
+
+from specbench.metrics.setting import Setting
+from specbench.records import CellSummary
+from specbench.report.charts.canvas import INK, Chart, Label, Panels, SeriesStyle
+from specbench.report.numbers import scalar
+from specbench.report.sections import Section, drafter_of, setting_title, short_k
+
+_MEMORY = (
+    "Decode speed-up of each drafter's best valid K against the memory that it adds to the "
+    "target's own peak. Bars: 95% intervals. The step line joins those that no other one beats in "
+    "both; where there are many, only they are named."
+)
+_ROWS = (
+    "Tokens a second of all users against those of one user, a point for each number of rows in "
+    "flight, written beside it. Up and to the right is better. A drafter's point is its best valid "
+    "K at that many rows; grey is no speculation."
+)
+_PLAIN = "no speculation"
+_NAMED = 6  # drafters that a panel has room to name
+
+Points = list[tuple[float, float, int]]  # one user's speed, all users' speed, rows
+
+
+def memory_pareto_charts(
+    groups: Sequence[tuple[Section, ...]], styles: Mapping[str, SeriesStyle]
+) -> Iterator[Chart]:
+    """Speed-up against memory, a panel a workload, where two drafters or more are known."""
+    for group in groups:
+        drawn = [section for section in group if len(_costed(section)) > 1]
+        if not drawn:
+            continue
+        names = [drafter_of(label) for section in drawn for label in _costed(section)]
+        panels = Panels([section.question.workload for section in drawn], names)
+        largest = max(cost for s in drawn for _, cost in _costed(s).values())
+        unit, scale = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
+        for ax, section in zip(panels.axes, drawn, strict=True):
+            panels.reference_line(ax)
+            _draw_costs(ax, _costed(section), styles, scale)
+        panels.set_amount(max(largest / scale, 1.0), f"{unit} more than the target alone")
+        panels.axes[0].set_ylabel("decode speed-up")
+        panels.axes[0].yaxis.set_major_formatter("{x:g}x")
+        panels.label_ends([_cost_labels(_costed(section), styles) for section in drawn])
+        title = "Speed-up against what it costs in memory"
+        yield panels.chart(title, setting_title(drawn[0].question), _MEMORY)
+
+
+def rows_pareto_charts(
+    every: Sequence[Section], styles: Mapping[str, SeriesStyle]
+) -> Iterator[Chart]:
+    """All users against one user, a panel a workload, where several concurrencies ran."""
+    groups: dict[Setting, dict[str, list[Section]]] = {}
+    for section in every:
+        across = section.question._replace(workload="", concurrency=1)
+        groups.setdefault(across, {}).setdefault(section.question.workload, []).append(section)
+    for setting, by_workload in groups.items():
+        found = {name: _curves(own) for name, own in by_workload.items()}
+        drawn = {n: curves for n, curves in found.items() if any(map(_is_line, curves.values()))}
+        if not drawn:
+            continue
+        names = [drafter_of(label) for curves in drawn.values() for label in curves]
+        panels = Panels(list(drawn), names)
+        for ax, curves in zip(panels.axes, drawn.values(), strict=True):
+            for label, points in curves.items():
+                _draw_curve(ax, points, styles.get(label))
+        fastest = max(
+            user for c in drawn.values() for points in c.values() for user, _, _ in points
+        )
+        panels.set_amount(fastest * 1.05, "tokens/s of one user")
+        panels.axes[0].set_ylabel("tokens/s of all users")
+        panels.axes[0].set_ylim(bottom=0)
+        panels.label_ends([_curve_labels(curves, styles) for curves in drawn.values()])
+        where = setting_title(setting, with_rows=False)
+        yield panels.chart("One user's speed against everybody's", where, _ROWS)
+
+
+def _costed(section: Section) -> dict[str, tuple[CellSummary, float]]:
+    """Each label's fastest valid cell with the bytes it adds."""
+    found = {}
+    for label in section.series:
+        known = [
+            (cell, max(cost, 0.0))
+            for cell in section.of(label)
+            if cell.valid
+            and cell.speedup is not None
+            and (cost := scalar(cell.metrics.get("speculation_cost_bytes"))) is not None
+        ]
+        if known:
+            found[label] = max(known, key=lambda one: one[0].speedup.estimate)  # type: ignore[union-attr]
+    return found
+
+
+def _draw_costs(
+    ax: Axes,
+    costed: Mapping[str, tuple[CellSummary, float]],
+    styles: Mapping[str, SeriesStyle],
+    scale: float,
+) -> None:
+    points = []
+    for label, (cell, cost) in costed.items():
+        assert cell.speedup is not None
+        x, speedup, style = cost / scale, cell.speedup, styles[label]
+        if speedup.low is not None and speedup.high is not None:
+            ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
+        ax.plot(x, speedup.estimate, marker=style.marker, markersize=5, color=style.colour)
+        points.append((x, speedup.estimate))
+    front = pareto_front(points)
+    ax.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.4, linewidth=0.8)
+
+
+def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Of (cost, gain) those that none other beats in both, by rising cost."""
+    front: list[tuple[float, float]] = []
+    for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not front or gain > front[-1][1]:
+            front.append((cost, gain))
+    return front
+
+
+def _cost_labels(
+    costed: Mapping[str, tuple[CellSummary, float]], styles: Mapping[str, SeriesStyle]
+) -> list[Label]:
+    points = {label: (cost, c.speedup.estimate) for label, (c, cost) in costed.items() if c.speedup}
+    front = set(pareto_front(list(points.values())))
+    return [
+        Label(
+            cell.speedup.estimate,
+            f"{drafter_of(label)} K={short_k(cell.key)}",
+            styles[label].colour,
+        )
+        for label, (cell, _) in costed.items()
+        if cell.speedup is not None and (len(points) <= _NAMED or points[label] in front)
+    ]
+
+
+def _curves(own: Sequence[Section]) -> dict[str, Points]:
+    """By label, "no speculation" first; points by rows."""
+    curves: dict[str, Points] = {}
+    for section in sorted(own, key=lambda section: section.question.concurrency):
+        rows = section.question.concurrency
+        best: dict[str, CellSummary | None] = {_PLAIN: section.baseline}
+        for label in section.series:
+            usable = [c for c in section.of(label) if c.valid and c.speedup is not None]
+            best[label] = max(usable, key=lambda c: c.speedup.estimate, default=None)  # type: ignore[union-attr]
+        for label, cell in best.items():
+            user = scalar(cell.metrics.get("user_tokens_per_s")) if cell else None
+            every = _all_users(cell) if cell else None
+            if user is not None and every is not None:
+                curves.setdefault(label, []).append((user, every, rows))
+    return curves
+
+
+def _is_line(points: Points) -> bool:
+    return len(points) > 1
+
+
+def _all_users(cell: CellSummary) -> float | None:
+    names = ("busy_tokens_per_s", "aggregate_tokens_per_s", "decode_tokens_per_s")
+    found = (scalar(cell.metrics.get(name)) for name in names)
+    return next((speed for speed in found if speed is not None), None)
+
+
+def _draw_curve(ax: Axes, points: Points, style: SeriesStyle | None) -> None:
+    colour, marker = (style.colour, style.marker) if style else (INK, "o")
+    users, every, rows = zip(*points, strict=True)
+    ax.plot(users, every, marker=marker, markersize=4, color=colour, alpha=1 if style else 0.5)
+    for user, all_users, count in zip(users, every, rows, strict=True):
+        ax.annotate(f"{count}", (user, all_users), (3, 3), textcoords="offset points", color=colour)
+
+
+def _curve_labels(curves: Mapping[str, Points], styles: Mapping[str, SeriesStyle]) -> list[Label]:
+    """At the height of each curve's end with the fewest rows, the rightmost one."""
+    return [
+        Label(points[0][1], drafter_of(label), styles[label].colour if label in styles else INK)
+        for label, points in curves.items()
+    ]

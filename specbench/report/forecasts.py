@@ -1,0 +1,154 @@
+"""Forecasts in words and tables, beside what was measured after them."""
+
+from collections.abc import Sequence
+
+from specbench.metrics.setting import Setting, setting_of
+from specbench.pairing.forecast_check import CheckedForecast
+from specbench.pairing.reasons import speedup_text
+from specbench.records import ForecastPoint, ForecastRecord, Interval
+from specbench.report.document import Document
+from specbench.report.grids import Grid
+from specbench.report.numbers import ABSENT, ranges
+from specbench.report.sections import drafter_of, label_of, parts_told_apart
+
+_RULES = {"exact": "", "greedy_draft": "drafts greedily"}
+
+
+def forecast_grid(document: Document) -> Grid | None:
+    """Forecast against measured, a row a K; None without a forecast."""
+    found = document.forecasts
+    if not found:
+        return None
+    settings = [setting_of(one.forecast.key) for one in found]
+    rows = [
+        (one, point, _row(one, point, _where(setting, settings)))
+        for setting, one in zip(settings, found, strict=True)
+        for point in one.forecast.points
+        if point.num_speculative_tokens
+    ]
+    has_there = any(point.length_there is not None for _, point, _ in rows)
+    costs = [text for one in found if (text := whose_costs(one.forecast))]
+    whose = f", with the costs of {'; '.join(dict.fromkeys(costs))}" if costs else ""
+    return Grid(
+        title=f"Forecast against measured{whose}",
+        headers=(
+            "",
+            "drafter",
+            "K",
+            "AL forecast",
+            "measured",
+            "speed-up forecast",
+            "measured",
+            "AL off",
+            "speed-up off",
+            "round costs",
+            *(["AL there"] if has_there else []),
+            "",
+        ),
+        rows=tuple(
+            (
+                *cells,
+                *([_text(point.length_there, "{:.2f}")] if has_there else []),
+                _remark(one.forecast, point),
+            )
+            for one, point, cells in rows
+        ),
+        num_names=2,
+        num_brief=7,
+        marks=tuple("chosen" if _is_best(one.forecast, point) else "" for one, point, _ in rows),
+    )
+
+
+def forecast_legend(document: Document) -> str:
+    """What the columns of `forecast_grid` mean; empty without a forecast."""
+    if not document.forecasts:
+        return ""
+    return (
+        "Forecast: before any K was measured, from traces of all prompts and the costs of rounds. "
+        "Measured: the first pass. AL: mean acceptance length. Brackets: 95% intervals over "
+        "prompts. Off: the forecast for the very prompts that were measured / measured - 1. Round "
+        "costs: in steps of K=0."
+    )
+
+
+def forecast_lines(document: Document) -> list[str]:
+    """What each forecast chose and what that saved, a sentence each."""
+    settings = [setting_of(one.forecast.key) for one in document.forecasts]
+    return [
+        f"{label_of(one.forecast.key)} on {_where(setting, settings)}: {forecast_text(one)}"
+        + document.mark
+        for setting, one in zip(settings, document.forecasts, strict=True)
+    ]
+
+
+def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
+    """Such as `forecast K=4, 1.90x [1.80, 2.00]; of K=1..8 measured 4, about 70% of ...`."""
+    record = one.forecast
+    best = one.best
+    name = f"{label_of(record.key)}, " if names_pairing else ""
+    what = f"{name}K={record.best}" if record.best else "do not speculate"
+    speed = "" if best.speedup is None else f", {speedup_text(best.speedup)}"
+    said = f"forecast {what}{speed}"
+    if record.costs_of is not None:
+        return f"{said}, with the costs of {whose_costs(record)}"
+    ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
+    saved = record.share_saved
+    time = "" if saved is None else f", {saved:.0%} of the sweep's time saved by its own estimate"
+    return f"{said}; of K = {ranges(ks)} measured {ranges(list(record.to_measure))}{time}"
+
+
+def best_forecast(found: Sequence[CheckedForecast]) -> CheckedForecast | None:
+    """Of several drafters the one whose choice has the highest lower bound; None of none."""
+    return max(found, key=lambda one: _low(one.best), default=None)
+
+
+def whose_costs(record: ForecastRecord) -> str:
+    """Such as `vllm 0.32.0 (costs.csv), which drafts greedily`; empty for those measured here."""
+    if record.costs_of is None:
+        return ""
+    rule = _RULES[record.acceptance_rule]
+    return f"{record.costs_of}, which {rule}" if rule else record.costs_of
+
+
+def _row(one: CheckedForecast, point: ForecastPoint, where: str) -> tuple[str, ...]:
+    k = point.num_speculative_tokens
+    measured = one.measured.get(k)
+    error = "" if point.cost_error is None else f" ±{point.cost_error:.1%}"
+    return (
+        where,
+        drafter_of(label_of(one.forecast.key)),
+        str(k),
+        f"{point.mean_acceptance_length:.2f}",
+        _text(measured.mean_acceptance_length if measured else None, "{:.2f}"),
+        _interval(point.speedup),
+        _interval(measured.speedup if measured else None),
+        _text(measured.length_error if measured else None, "{:+.1%}"),
+        _text(measured.speedup_error if measured else None, "{:+.1%}"),
+        f"{point.cost:.2f}{error}",
+    )
+
+
+def _remark(record: ForecastRecord, point: ForecastPoint) -> str:
+    return "forecast's choice" if _is_best(record, point) else ""
+
+
+def _is_best(record: ForecastRecord, point: ForecastPoint) -> bool:
+    return point.num_speculative_tokens == record.best
+
+
+def _where(setting: Setting, among: list[Setting]) -> str:
+    return ", ".join(parts_told_apart(setting, among, also="workload"))
+
+
+def _low(point: ForecastPoint) -> float:
+    """K = 0 is at 1; without a bound the estimate counts."""
+    speedup = point.speedup
+    return 1.0 if speedup is None else speedup.low or speedup.estimate
+
+
+def _interval(interval: Interval | None) -> str:
+    return ABSENT if interval is None else speedup_text(interval)
+
+
+def _text(value: float | None, form: str) -> str:
+    return ABSENT if value is None else form.format(value)

@@ -1,0 +1,69 @@
+"""A gate as JUnit XML: a test case for every metric of every cell.
+
+A regression is a failure, a cell that is missing an error, an inconclusive one is skipped. The
+format has no schema of its own; this is the part that CI systems agree on.
+"""
+
+import xml.etree.ElementTree as ET
+
+from specbench.report.gate_words import cause_text, cell_name, chance_note, headline, row
+from specbench.stats.gate import Gate
+from specbench.stats.judging import Judgement, Verdict
+
+_ELEMENTS = {
+    Verdict.REGRESSION: "failure",
+    Verdict.MISSING: "error",
+    Verdict.INCONCLUSIVE: "skipped",
+}
+
+
+def gate_junit(gate: Gate) -> str:
+    """An XML document with one test suite."""
+    count = {v: sum(j.verdict is v for j in gate.judgements) for v in Verdict}
+    numbers = {
+        "tests": str(len(gate.judgements)),
+        "failures": str(count[Verdict.REGRESSION]),
+        "errors": str(count[Verdict.MISSING]),
+    }
+    root = ET.Element("testsuites", {"name": "specbench check", **numbers})
+    suite = ET.SubElement(
+        root,
+        "testsuite",
+        {
+            "name": "specbench check",
+            **numbers,
+            "skipped": str(count[Verdict.INCONCLUSIVE]),
+            "timestamp": gate.candidate.origins[0].created_at,
+        },
+    )
+    causes = {found.cell: cause_text(found) for found in gate.attributions}
+    for judgement in gate.judgements:
+        case = ET.SubElement(
+            suite,
+            "testcase",
+            {
+                "classname": _printable(cell_name(judgement.cell)),
+                "name": judgement.metric,
+                "time": "0",
+            },
+        )
+        if judgement.verdict in _ELEMENTS:
+            found = ET.SubElement(
+                case, _ELEMENTS[judgement.verdict], {"message": _message(judgement)}
+            )
+            if judgement.verdict is Verdict.REGRESSION:
+                found.text = _printable(causes.get(judgement.cell, ""))
+    ET.SubElement(suite, "system-out").text = _printable(f"{headline(gate)}\n{chance_note(gate)}")
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _message(judgement: Judgement) -> str:
+    shown = row(judgement)
+    values = f"{shown.before} -> {shown.after}, {shown.change}, limit {shown.limit}"
+    return _printable("; ".join(filter(None, (values, judgement.reason))))
+
+
+def _printable(text: str) -> str:
+    """XML 1.0 has no control characters, escaped or not."""
+    return "".join(c for c in text if c in "\t\n" or ord(c) >= 32)

@@ -1,0 +1,204 @@
+"""A gate in words: a sentence for the whole, one for every cause, and the rows of its table."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from specbench.metrics.registry import all_metrics
+from specbench.metrics.setting import is_stream
+from specbench.records import CellKey, Interval
+from specbench.report.numbers import ABSENT, listed, measured, number, plural, scale_of
+from specbench.report.sections import label_of, short_k
+from specbench.stats.attribution import Attribution, Cause, Shift
+from specbench.stats.gate import Gate
+from specbench.stats.judging import CELL, FALSE_ALARM, Judgement, Verdict
+
+HEADERS = ("metric", "before", "after", "change +- 95 %", "limit", "MDE", "verdict")
+LEGEND = (
+    "before, after: baseline and candidate; limit: the change that is tolerated; MDE: the loss "
+    "beyond the limit that 80 % of such gates would find."
+)
+
+
+class Row(NamedTuple):
+    """A judgement as a table shows it, in the order of HEADERS."""
+
+    metric: str
+    before: str
+    after: str
+    change: str
+    limit: str
+    mde: str
+    verdict: str
+
+
+def cell_name(key: CellKey) -> str:
+    """`demo/draft on code, K = 5`, and what else tells it from the usual."""
+    parts = [f"{label_of(key)} on {key.workload}"]
+    if key.num_speculative_tokens:
+        parts.append(f"K = {short_k(key)}")
+    if key.temperature:
+        parts.append(f"T = {key.temperature:g}")
+    if is_stream(key):
+        parts.append(plural(key.concurrency, "row"))
+    if key.request_rate is not None:
+        parts.append(f"{key.request_rate:g} requests/s")
+    if key.context is not None:
+        parts.append(f"context {key.context:,}")
+    if key.num_samples > 1:
+        parts.append(f"best of {key.num_samples}")
+    return ", ".join(parts)
+
+
+def row(judgement: Judgement) -> Row:
+    unit = judgement.unit
+    return Row(
+        judgement.metric,
+        _value(judgement.baseline, unit),
+        _value(judgement.candidate, unit),
+        _change(judgement.change),
+        _limit(judgement),
+        _percent(judgement.minimum_detectable_effect),
+        judgement.verdict.value if judgement.verdict is Verdict.PASS else judgement.verdict.upper(),
+    )
+
+
+def title(gate: Gate) -> str:
+    """What was compared with what."""
+    ids = [origin.run_id for origin in gate.baseline.origins]
+    runs = ids[0] if len(ids) == 1 else f"{len(ids)} runs, {ids[0]} the first"
+    return f"{gate.candidate.origins[0].run_id} against {runs}"
+
+
+def headline(gate: Gate) -> str:
+    """The answer in one sentence."""
+    by_verdict = {v: [j for j in gate.judgements if j.verdict is v] for v in Verdict}
+    cells = len({judgement.cell for judgement in gate.judgements})
+    count = f"{plural(len(gate.judgements), 'comparison')} of {plural(cells, 'cell')}"
+    worst = by_verdict[gate.verdict]
+    if gate.verdict is Verdict.PASS:
+        return f"PASS: {count}, none worse than is tolerated"
+    return f"{gate.verdict.upper()}: {_first(worst, count)}"
+
+
+def detail_lines(gate: Gate) -> tuple[str, ...]:
+    """Causes first, then what the table's numbers do not say, then what else changed."""
+    return (
+        *(cause_text(found) for found in gate.attributions),
+        *_reasons(gate.judgements),
+        *(
+            f"allowed to differ: {d.name}: {d.baseline} in the baseline, {d.candidate} now"
+            for d in gate.allowed
+        ),
+        *(f"changed since: {d.name}: {d.baseline} -> {d.candidate}" for d in gate.changes),
+        *gate.notes,
+    )
+
+
+def chance_note(gate: Gate) -> str:
+    """What a verdict of chance is worth; empty where nothing was left to chance."""
+    if not gate.num_tests:
+        return "Nothing here is left to chance: what is compared repeats exactly."
+    return (
+        f"{plural(gate.num_tests, 'comparison')} of noisy figures (Holm): a gate of identical "
+        f"runs fails by chance in at most {FALSE_ALARM:.0%} of cases."
+    )
+
+
+def cause_text(found: Attribution) -> str:
+    """`demo/draft on code, K = 5: acceptance: fell from 3.1 to 2.2 tokens a round ...`."""
+    name = cell_name(found.cell)
+    if not found.causes:
+        return f"{name}: no cause can be told: {', '.join(found.metrics)} regressed"
+    return f"{name}: {listed([cause.value for cause in found.causes])}: {_why(found)}"
+
+
+def _why(found: Attribution) -> str:
+    told = []
+    if found.acceptance and {Cause.ACCEPTANCE, Cause.ROUND_TIME} & set(found.causes):
+        told.append(_acceptance(found, found.acceptance))
+    if Cause.ROUND_TIME in found.causes and found.round:
+        told.append(_round_time(found, found.round))
+    elif Cause.ACCEPTANCE in found.causes and found.round:
+        told.append(f"a round takes {_moved(found.round)}")
+    if Cause.TEXT in found.causes:
+        told.append("greedy output is no longer the same")
+    if Cause.MEMORY in found.causes or Cause.PREFILL in found.causes:
+        told.append(f"{', '.join(found.metrics)} rose")
+    return "; ".join(told)
+
+
+def _acceptance(found: Attribution, shift: Shift) -> str:
+    if Cause.ACCEPTANCE not in found.causes:
+        return f"acceptance held ({_moved(shift)})"
+    curve = " -> ".join(" ".join(f"{rate:.0%}" for rate in rates) for rates in found.curve if rates)
+    positions = f", by position {curve}" if curve else ""
+    return f"fewer drafts are kept, {_moved(shift)}{positions}"
+
+
+def _round_time(found: Attribution, shift: Shift) -> str:
+    parts = [f"{part.name} {_moved(part)}" for part in found.slower]
+    told = f"a round takes longer, {_moved(shift)}"
+    if shift.unit == "s" and shift.log <= 0 and found.step:
+        told = f"a round takes {_moved(shift)}, and a K = 0 step got faster, {_moved(found.step)}"
+    return f"{told}: {', '.join(parts)}" if parts else told
+
+
+def _moved(shift: Shift) -> str:
+    scale = scale_of(shift.unit, max(shift.before, shift.after))
+    ends = (number(value, shift.unit, scale) for value in (shift.before, shift.after))
+    return f"{' -> '.join(ends)} {scale.unit}"
+
+
+def _first(worst: Sequence[Judgement], count: str) -> str:
+    first = worst[0]
+    told = f"{cell_name(first.cell)}: {'' if first.metric == CELL else first.metric}"
+    if first.change is not None and first.baseline is not None and first.candidate is not None:
+        values = (
+            f"{measured(first.baseline, first.unit)} -> {measured(first.candidate, first.unit)}"
+        )
+        told += f" {values}, {first.change.estimate:+.1%} where {_limit(first)} is tolerated"
+    if first.reason:
+        told = f"{told.removesuffix(': ')}: {first.reason}"
+    return f"{told} ({len(worst)} of {count})"
+
+
+def _reasons(judgements: Sequence[Judgement]) -> Iterator[str]:
+    for judgement in judgements:
+        effect = judgement.minimum_detectable_effect
+        if judgement.verdict is Verdict.INCONCLUSIVE and effect is not None:
+            seen = f"; found in 80 % of such gates would be {effect:.1%} beyond it"
+        else:
+            seen = ""
+        if judgement.reason:
+            metric = "" if judgement.metric == CELL else f"{judgement.metric}: "
+            yield f"{cell_name(judgement.cell)}: {metric}{judgement.reason}{seen}"
+
+
+def _value(value: float | None, unit: str) -> str:
+    if value is None:
+        return ABSENT
+    if unit == "texts":
+        return f"{value:,.0f}"
+    scale = scale_of(unit, value)
+    mark = scale.unit if scale.unit in {"%", "x", "ms", "GiB", "MiB", "KiB"} else ""
+    gap = " " if mark not in {"", "%", "x"} else ""
+    return f"{number(value, unit, scale)}{gap}{mark}"
+
+
+def _change(change: Interval | None) -> str:
+    if change is None:
+        return ABSENT
+    if change.low is None or change.high is None or change.low == change.high:
+        return f"{change.estimate:+.1%}"
+    return f"{change.estimate:+.1%} +- {100 * (change.high - change.low) / 2:.1f}"
+
+
+def _percent(share: float | None) -> str:
+    return ABSENT if share is None else f"{share:.1%}"
+
+
+def _limit(judgement: Judgement) -> str:
+    if judgement.tolerance is None:
+        return ABSENT
+    metric = all_metrics()[judgement.metric.partition("[")[0]]
+    return f"{'-' if metric.better == 'higher' else '+'}{100 * judgement.tolerance:.3g}%"

@@ -1,0 +1,101 @@
+"""A history as a table and sentences."""
+
+from specbench.report.grids import Grid
+from specbench.report.numbers import measured
+from specbench.report.sections import label_of, requests_at_once, short_k
+from specbench.stats.change_points import MIN_RUNS, Step
+from specbench.stats.history import History, Series
+
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 24
+
+
+def history_grid(history: History) -> Grid:
+    """A row a series: how many runs, where it is, how it got there."""
+    return Grid(
+        title="History",
+        headers=("cell", "metric", "runs", "newest", "course", "what happened"),
+        rows=tuple(
+            (
+                cell_name(series),
+                series.metric,
+                str(len(series.points)),
+                measured(series.values[-1], series.unit),
+                sparkline(series.values),
+                ", ".join(brief(series)) or _nothing(series),
+            )
+            for series in history.series
+        ),
+        num_names=2,
+    )
+
+
+def change_lines(history: History) -> list[str]:
+    """A sentence for each step and each trend."""
+    lines = []
+    for series in history.series:
+        name = f"{series.metric} of {cell_name(series)}"
+        for step in series.steps:
+            first = series.points[step.run_index]
+            lines.append(
+                f"{name}: {_size(step)} with run {first.run_id}, "
+                f"{measured(step.before, series.unit)} -> {measured(step.after, series.unit)} "
+                f"(p {step.p_value:.3f}){_judged(series, step)}"
+            )
+        if series.trend is not None:
+            slope = series.trend.slope
+            lines.append(
+                f"{name}: a trend of {slope:+.3g} {series.unit} a run over "
+                f"{len(series.points)} runs (p {series.trend.p_value:.3f}), no step"
+            )
+    return lines
+
+
+def left_out_lines(history: History) -> list[str]:
+    """Runs of another fingerprint, and why."""
+    return [
+        f"{run.run_id} left out: "
+        + "; ".join(f"{d.name}: {d.candidate}, here {d.baseline}" for d in run.differences)
+        for run in history.left_out
+    ]
+
+
+def brief(series: Series) -> list[str]:
+    """Such as `+5.1% at run 9`."""
+    steps = [f"{_size(step)} at run {step.run_index + 1}" for step in series.steps]
+    return steps if series.trend is None else [f"trend {series.trend.slope:+.2g} a run"]
+
+
+def cell_name(series: Series) -> str:
+    """Such as `demo/draft K=4 on code`, with whatever is out of the ordinary."""
+    key = series.key
+    extra = [
+        requests_at_once(key) if key.concurrency > 1 or key.request_rate else "",
+        f"temperature {key.temperature:g}" if key.temperature else "",
+        f"context {key.context:,}" if key.context is not None else "",
+    ]
+    name = f"{label_of(key)} K={short_k(key)} on {key.workload}"
+    return ", ".join(filter(None, (name, *extra)))
+
+
+def sparkline(values: tuple[float, ...]) -> str:
+    """The newest values as bars from the lowest to the highest."""
+    shown = values[-_MOST_BARS:]
+    low, high = min(shown), max(shown)
+    if high == low:
+        return _BARS[0] * len(shown)
+    return "".join(_BARS[round((v - low) / (high - low) * (len(_BARS) - 1))] for v in shown)
+
+
+def _nothing(series: Series) -> str:
+    return "steady" if len(series.points) >= MIN_RUNS else f"fewer than {MIN_RUNS} runs"
+
+
+def _judged(series: Series, step: Step) -> str:
+    if series.better is None:
+        return ""
+    return ": better" if (step.after > step.before) == (series.better == "higher") else ": worse"
+
+
+def _size(step: Step) -> str:
+    return "a step" if step.change is None else f"{step.change:+.1%}"

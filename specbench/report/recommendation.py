@@ -1,0 +1,209 @@
+"""What to run for an objective: one sentence a workload, the ways it was chosen from, and why."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from specbench.pairing.objective import Candidate, Objective, Pick, SharedPick, pick, shared_pick
+from specbench.pairing.scaling import Crossover
+from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
+from specbench.report.document import Document
+from specbench.report.grids import Grid
+from specbench.report.numbers import listed, measured, plural
+from specbench.report.sections import label_of, parts_told_apart, requests_at_once, short_k
+
+NOTHING = 0.0005  # a regret below this prints as 0.0%
+
+
+def picks_of(
+    document: Document,
+    objective: Objective,
+    *,
+    concurrency: int | None = None,
+    workloads: Sequence[str] = (),
+) -> tuple[Pick, ...]:
+    """The document's answers for an objective, for so many rows in flight or any."""
+    cells = [
+        cell
+        for cell in document.cells
+        if (concurrency is None or cell.key.concurrency == concurrency)
+        and (not workloads or cell.key.workload in workloads)
+    ]
+    return pick(cells, document.decisions, objective)
+
+
+def pick_lines(document: Document, picks: Sequence[Pick], objective: Objective) -> list[str]:
+    """The answers, each with its reasons indented below."""
+    lines = []
+    questions = [one.question for one in picks]
+    for one in picks:
+        title = ", ".join(parts_told_apart(one.question, questions, also="workload"))
+        lines.append(f"{title}: {_headline(one, objective)}{document.mark}")
+        lines += (f"  {reason}" for reason in reasons(document, one))
+    lines += (
+        f"one way for all workloads: {_way(shared.key)}, gives up {_given_up(shared)}"
+        for shared in shared_picks(picks)
+    )
+    return lines
+
+
+def shared_picks(picks: Sequence[Pick]) -> tuple[SharedPick, ...]:
+    """One for every target and setting that was measured on several workloads."""
+    groups: dict[object, list[Pick]] = {}
+    for one in picks:
+        groups.setdefault(one.question._replace(workload=""), []).append(one)
+    found = (shared_pick(group) for group in groups.values())
+    return tuple(shared for shared in found if shared is not None)
+
+
+def pick_grid(one: Pick, objective: Objective) -> Grid:
+    """The ways it was chosen from, best first."""
+    return Grid(
+        title=one.question.workload,
+        headers=("way", "rows", _header(objective), "at least", ""),
+        rows=tuple(
+            (
+                _method(candidate.key),
+                str(candidate.key.concurrency),
+                _value(candidate.value, objective),
+                f"{candidate.cautious_rate:,.0f} tok/s",
+                "chosen" if candidate is one.best else "; ".join(candidate.broken),
+            )
+            for candidate in one.candidates
+        ),
+        marks=tuple("chosen" if c is one.best else "" for c in one.candidates),
+    )
+
+
+def reasons(document: Document, one: Pick) -> Iterator[str]:
+    """Why, for the chosen way: what its decision says, where it saturates, what memory is left."""
+    if one.best is None:
+        return
+    key = one.best.key
+    yield from next((d.reasons for d in document.decisions if d.leader == key), ())
+    yield from _saturation(document.crossovers, one)
+    yield from _room(document, key)
+
+
+def recommendation_json(
+    document: Document, picks: Sequence[Pick], objective: Objective
+) -> dict[str, Any]:
+    """The machine form: `picks`, each with its candidates, and `shared`."""
+    document_json: dict[str, Any] = to_jsonable_python(
+        {
+            "run_id": document.run.run_id,
+            "synthetic": document.run.settings.is_synthetic,
+            "objective": asdict(objective) | {"unit": objective.unit},
+            "picks": [
+                {
+                    "workload": one.question.workload,
+                    "target": one.question.target,
+                    "sentence": _headline(one, objective) + document.mark,
+                    "best": _candidate_json(one.best) if one.best else None,
+                    "candidates": [_candidate_json(c) for c in one.candidates],
+                    "reasons": list(reasons(document, one)),
+                }
+                for one in picks
+            ],
+            "shared": [
+                {"best": _key_json(shared.key), "regret": dict(shared.regret)}
+                for shared in shared_picks(picks)
+            ],
+        }
+    )
+    return document_json
+
+
+def _headline(one: Pick, objective: Objective) -> str:
+    if one.best is None:
+        broken = "; ".join(one.candidates[0].broken) if one.candidates else "nothing was measured"
+        return f"no way keeps the limits; the fastest: {broken}"
+    unit = (
+        f" {objective.unit}"
+        if objective.name == "cost"
+        else " a token" * (objective.name == "latency")
+    )
+    return f"{_way(one.best.key)}, {_value(one.best.value, objective)}{unit}"
+
+
+def _way(key: CellKey) -> str:
+    return f"{_method(key)}, {requests_at_once(key)}"
+
+
+def _method(key: CellKey) -> str:
+    if not key.num_speculative_tokens:
+        return "do not speculate"
+    return f"{label_of(key)}, K={short_k(key)}"
+
+
+def _header(objective: Objective) -> str:
+    return {"latency": "a token", "throughput": "all users", "cost": "a million tokens"}[
+        objective.name
+    ]
+
+
+def _value(value: float, objective: Objective) -> str:
+    if objective.name == "cost":
+        return f"{value:,.4g}"
+    return measured(value, objective.unit)
+
+
+def _given_up(shared: SharedPick) -> str:
+    losses = [f"{r:.1%} on {name}" for name, r in shared.regret.items() if r >= NOTHING]
+    return listed(losses) if losses else "nothing"
+
+
+def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
+    """Where more users make speculation stop paying, for the pairings at hand."""
+    for found in crossovers:
+        key = found.key
+        if key.workload != one.question.workload or key.target != one.question.target:
+            continue
+        if found.concurrency is not None and found.concurrency > found.points[0].at:
+            below = max(p.at for p in found.points if p.at < found.concurrency)
+            yield (
+                f"{label_of(key)}, K={short_k(key)}: saturated above {plural(below, 'user')}, "
+                f"{found.concurrency} at once no longer gain"
+            )
+
+
+def _room(document: Document, key: CellKey) -> Iterator[str]:
+    """Tokens of context for which this GPU has memory left beside the chosen pair."""
+    total = document.run.environment.gpu_memory_bytes
+    drafter = key.drafter if key.num_speculative_tokens else NO_DRAFTER
+    memory = next((m for m in document.memory if _is_of(m, key.target, drafter)), None)
+    if total is None or memory is None or memory.peak_reserved_bytes is None:
+        return
+    if memory.kv_bytes_per_token:
+        left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
+        each = left // key.concurrency
+        if key.context is not None and each <= 0:
+            yield f"no memory left for {key.context:,} tokens of context"
+        else:
+            yield f"memory is left for {max(each, 0):,} more tokens of context a row"
+
+
+def _is_of(memory: MemoryRecord, target: str, drafter: str) -> bool:
+    return memory.target == target and memory.drafter == drafter
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    return {
+        **_key_json(candidate.key),
+        "value": candidate.value,
+        "tokens_per_s": candidate.rate,
+        "tokens_per_s_low": candidate.cautious_rate,
+        "broken_limits": list(candidate.broken),
+    }
+
+
+def _key_json(key: CellKey) -> dict[str, Any]:
+    return {
+        "pairing": key.pairing,
+        "method": key.method,
+        "num_speculative_tokens": key.num_speculative_tokens,
+        "adaptive": key.adaptive,
+        "concurrency": key.concurrency,
+    }

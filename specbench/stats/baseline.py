@@ -1,0 +1,182 @@
+"""Runs boiled down to what the gate compares: one run, or several as a baseline.
+
+Several runs of the same work show how far apart identical runs are. Prompts inside one run do
+not show that: they share its clocks, its memory layout and its neighbours.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+import numpy as np
+
+from specbench.errors import UsageError
+from specbench.metrics.cell import CellData
+from specbench.records import CellKey, EngineRecord, ImportedRecord, ModelIdentity, RunRecord
+from specbench.stats.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
+from specbench.stats.fingerprint import Fingerprint, differences, fingerprint_of
+from specbench.stats.imported import summarise_imported
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """A run that figures come from."""
+
+    run_id: str
+    created_at: str
+    specbench_version: str
+    git_commit: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """One run, or several pooled; `baseline.json` holds one of these."""
+
+    origins: tuple[Origin, ...]
+    fingerprint: Fingerprint
+    cells: tuple[CellFigures, ...]
+    unmeasured: tuple[CellKey, ...] = ()  # planned, yet without a single request
+    is_complete: bool = True
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.origins)
+
+
+def snapshot(
+    run: RunRecord,
+    cells: Sequence[CellData],
+    models: Sequence[ModelIdentity],
+    engines: Sequence[EngineRecord] = (),
+    imported: Sequence[ImportedRecord] = (),
+    *,
+    is_complete: bool = True,
+    names: Collection[str] | None = None,
+) -> Snapshot:
+    """The figures of one run; `names`: of cells measured here only of these metrics."""
+    environment = run.environment
+    keys = [plan.key for plan in run.cells]
+    figures = [cell_figures(cell, names) for cell in cells]
+    figures += map(imported_figures, summarise_imported(keys, imported))
+    measured = {cell.key for cell in figures}
+    return Snapshot(
+        origins=(
+            Origin(
+                run_id=run.run_id,
+                created_at=environment.created_at,
+                specbench_version=environment.specbench_version,
+                git_commit=environment.git_commit,
+            ),
+        ),
+        fingerprint=fingerprint_of(run, models, engines),
+        cells=tuple(figures),
+        unmeasured=tuple(key for key in keys if key not in measured),
+        is_complete=is_complete,
+    )
+
+
+def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
+    """Several runs of the same work as one baseline; figures are geometric means over them.
+
+    A cell that some run lacks, or has invalid, is left out. Raises UsageError for a run that was
+    interrupted, that comes twice, or whose fingerprint differs in more than `allowed`.
+    """
+    first = runs[0]
+    for run in runs:
+        origin = run.origins[0]
+        if not run.is_complete:
+            raise UsageError(
+                f"run {origin.run_id} was interrupted and is no baseline; "
+                f"go on with it: --resume {origin.run_id}"
+            )
+        for found in differences(first.fingerprint, run.fingerprint):
+            if found.name not in allowed:
+                raise UsageError(
+                    f"runs {first.origins[0].run_id} and {origin.run_id} are not of the same "
+                    f"work: {found.name}: {found.baseline} and {found.candidate}; "
+                    f"to pool them all the same: --allow-different {found.name}"
+                )
+    ids = [run.origins[0].run_id for run in runs]
+    if len(set(ids)) < len(ids):
+        raise UsageError("a run was named twice: the deviation between runs would be too small")
+    cells = tuple(_pooled_cells(runs))
+    if not cells:
+        raise UsageError("no cell is valid in every one of these runs: nothing to compare with")
+    return Snapshot(
+        origins=tuple(run.origins[0] for run in runs),
+        fingerprint=replace(first.fingerprint, hardware=_all_hardware(runs)),
+        cells=cells,
+    )
+
+
+def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
+    """Why cells of the runs are not in their baseline, a line each."""
+    kept = {cell.key for cell in pooled.cells}
+    for run in runs:
+        for cell in run.cells:
+            if cell.key not in kept:
+                why = "; ".join(cell.problems) or "other prompts than, or missing in, another run"
+                yield f"{cell.key.id}, run {run.origins[0].run_id}: {why}"
+        for key in run.unmeasured:
+            yield f"{key.id}, run {run.origins[0].run_id}: not measured"
+
+
+def _all_hardware(runs: Sequence[Snapshot]) -> dict[str, str]:
+    """Of several machines the facts of all, which are then no other run's."""
+    facts = [run.fingerprint.hardware for run in runs]
+    names = dict.fromkeys(name for own in facts for name in own)
+    return {name: " | ".join(dict.fromkeys(own.get(name, "") for own in facts)) for name in names}
+
+
+def _pooled_cells(runs: Sequence[Snapshot]) -> Iterator[CellFigures]:
+    others = [{cell.key: cell for cell in run.cells} for run in runs]
+    for cell in runs[0].cells:
+        same = [cells[cell.key] for cells in others if cell.key in cells]
+        valid = all(not one.problems and one.units == cell.units for one in same)
+        if len(same) == len(runs) and valid:
+            yield _pooled_cell(same) if len(same) > 1 else cell
+
+
+def _pooled_cell(cells: Sequence[CellFigures]) -> CellFigures:
+    names = [name for name in cells[0].figures if all(name in c.figures for c in cells)]
+    texts = cells[0].texts
+    agree = all(cell.texts == texts for cell in cells)
+    return replace(
+        cells[0],
+        num_tokens=tuple(
+            fmean(tokens) for tokens in zip(*(c.num_tokens for c in cells), strict=True)
+        ),
+        figures={name: _pooled_figure([c.figures[name] for c in cells]) for name in names},
+        texts=texts if agree else {},  # text that does not repeat cannot be held to
+    )
+
+
+def _pooled_figure(figures: Sequence[Figure]) -> Figure:
+    values = [figure.value for figure in figures]
+    return Figure(
+        value=_mean(values), without=_pooled_without(figures), deviation=_deviation(values)
+    )
+
+
+def _pooled_without(figures: Sequence[Figure]) -> tuple[float, ...] | None:
+    withouts = [figure.without for figure in figures if figure.without is not None]
+    if len(withouts) < len(figures):
+        return None
+    num_units = max(map(len, withouts))
+    filled = [f.without or (f.value,) * num_units for f in figures]
+    return tuple(map(_mean, zip(*filled, strict=True)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Geometric where it exists, since changes are judged as ratios."""
+    is_positive = min(values) > 0
+    return rounded(math.exp(fmean(map(math.log, values))) if is_positive else fmean(values))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The standard deviation of the logarithm; relative to the mean where there is none."""
+    if min(values) > 0:
+        return rounded(float(np.std(np.log(values), ddof=1)))
+    mean = fmean(values)
+    return rounded(float(np.std(values, ddof=1)) / abs(mean)) if mean else 0.0

@@ -1,0 +1,132 @@
+"""Where a short noisy series stepped, and whether it drifts instead.
+
+Steps: binary segmentation (Scott and Knott 1974; Vostrikova 1981) with the least-squares split,
+each split tested by permutation as E-divisive does (Matteson and James 2014, arXiv:1306.4933), the
+method that Hunter (Fleming et al. 2023) watches benchmarks with. A permutation test assumes only
+that the runs of a level could have come in any order, so the share of series without a change
+that are said to step is SIGNIFICANCE at most, whatever the noise and however few the runs.
+
+Trend: the Mann-Kendall test (Mann 1945; Kendall 1975) with the slope of Theil and Sen (Sen 1968).
+A drift would also look like a step, so the line and the steps are compared by BIC (Schwarz 1978).
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import kendalltau, theilslopes
+
+SIGNIFICANCE = 0.05
+MIN_RUNS = 8  # with fewer not even the clearest step is rare enough among permutations
+_MIN_LEVEL = 3  # runs on each side of a step
+_NUM_PERMUTATIONS = 999
+_EQUAL = 1e-12  # of the scale of the values: no difference
+
+Values = NDArray[np.float64]
+
+
+class Step(NamedTuple):
+    """From `run_index` on the series is at another level."""
+
+    run_index: int  # of the first run of the new level
+    before: float  # means of the two levels
+    after: float
+    p_value: float
+
+    @property
+    def change(self) -> float | None:
+        """Relative to the level before, 0.05: 5 % more; None where that was 0."""
+        return (self.after - self.before) / abs(self.before) if self.before else None
+
+
+class Trend(NamedTuple):
+    """A steady rise or fall."""
+
+    slope: float  # a run
+    p_value: float
+
+
+class Course(NamedTuple):
+    """What became of a series: steps, or a trend, or neither."""
+
+    steps: tuple[Step, ...] = ()
+    trend: Trend | None = None
+
+
+def course(values: Sequence[float], *, seed: int = 0) -> Course:
+    """Steps in order, else a trend; neither below MIN_RUNS runs and for a constant series."""
+    series = np.asarray(values, dtype=np.float64)
+    if len(series) < MIN_RUNS or np.ptp(series) <= _EQUAL * max(1.0, float(abs(series).max())):
+        return Course()
+    rng = np.random.default_rng(seed)
+    splits = sorted(_splits(series, 0, rng))
+    trend = _trend(series)
+    if splits and trend and _line_bic(series) < _steps_bic(series, [at for at, _ in splits]):
+        splits = []
+    if splits:
+        return Course(steps=_steps(series, splits))
+    return Course(trend=trend)
+
+
+def _splits(series: Values, first: int, rng: np.random.Generator) -> list[tuple[int, float]]:
+    """(index of the new level, p) of every significant split, sought in both halves again."""
+    if len(series) < 2 * _MIN_LEVEL:
+        return []
+    gains = _gains(series[None])[0]
+    shuffled = rng.permuted(np.tile(series, (_NUM_PERMUTATIONS, 1)), axis=1)
+    as_large = int((_gains(shuffled).max(1) >= gains.max() * (1 - _EQUAL)).sum())
+    p_value = (1 + as_large) / (1 + _NUM_PERMUTATIONS)
+    if p_value > SIGNIFICANCE:
+        return []
+    at = _MIN_LEVEL + int(gains.argmax())
+    return [
+        (first + at, p_value),
+        *_splits(series[:at], first, rng),
+        *_splits(series[at:], first + at, rng),
+    ]
+
+
+def _gains(series_RN: Values) -> Values:
+    """Sum of squares that each split explains [R, splits]: n1 n2 / n (mean1 - mean2)**2."""
+    N = series_RN.shape[1]
+    ends_S = np.arange(_MIN_LEVEL, N - _MIN_LEVEL + 1)
+    centred_RN = series_RN - series_RN.mean(1, keepdims=True)
+    sums_RS = np.cumsum(centred_RN, axis=1)[:, ends_S - 1]
+    gains: Values = sums_RS**2 * N / (ends_S * (N - ends_S))
+    return gains
+
+
+def _steps(series: Values, splits: Sequence[tuple[int, float]]) -> tuple[Step, ...]:
+    borders = [0, *(at for at, _ in splits), len(series)]
+    means = [float(series[a:b].mean()) for a, b in pairwise(borders)]
+    return tuple(
+        Step(at, means[i], means[i + 1], p_value) for i, (at, p_value) in enumerate(splits)
+    )
+
+
+def _trend(series: Values) -> Trend | None:
+    places = np.arange(len(series))
+    p_value = float(kendalltau(places, series).pvalue)
+    if p_value > SIGNIFICANCE:
+        return None
+    return Trend(float(theilslopes(series, places).slope), p_value)
+
+
+def _line_bic(series: Values) -> float:
+    places = np.arange(len(series))
+    line = np.polynomial.Polynomial.fit(places, series, 1)
+    return _bic(series - line(places), num_parameters=2)
+
+
+def _steps_bic(series: Values, splits: Sequence[int]) -> float:
+    """Each step costs a level and a place."""
+    left = np.concatenate([part - part.mean() for part in np.split(series, splits)])
+    return _bic(left, num_parameters=1 + 2 * len(splits))
+
+
+def _bic(residuals: Values, *, num_parameters: int) -> float:
+    n = len(residuals)
+    mean_square = max(float((residuals**2).mean()), np.finfo(np.float64).tiny)
+    return n * float(np.log(mean_square)) + num_parameters * float(np.log(n))

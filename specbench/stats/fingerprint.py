@@ -1,0 +1,160 @@
+"""What two runs must have in common to be compared, and what else should be known of them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specbench.records import (
+    EngineRecord,
+    Environment,
+    ModelIdentity,
+    RunRecord,
+    RunSettings,
+)
+
+HARDWARE = "hardware"
+
+
+class Difference(NamedTuple):
+    """Something that is not the same on both sides."""
+
+    name: str  # a word of --allow-different, or what changed beside it
+    baseline: str
+    candidate: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprint:
+    """What figures belong to, cells' keys and prompts aside."""
+
+    models: Mapping[str, str]  # target -> sha256 of its weights
+    tokenizers: Mapping[str, str]  # target -> sha256
+    workloads: Mapping[str, str]  # name -> sha256
+    sampling: str
+    hardware: Mapping[str, str]  # device, GPU or CPU, cores, threads
+    torch: str
+    max_new_tokens: int | None = None  # None: the workload's own
+    synthetic: str = ""  # what was made up; empty for a real run
+    # Known and never refused: what may explain a change.
+    drafters: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its draft
+    software: Mapping[str, str] = field(default_factory=dict)  # driver, packages, forward, graph
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda`; empty where another tool does not say."""
+        return self.hardware.get("device", "")
+
+
+def fingerprint_of(
+    run: RunRecord, models: Sequence[ModelIdentity], engines: Sequence[EngineRecord] = ()
+) -> Fingerprint:
+    """What the figures of a run belong to."""
+    targets = {plan.key.target for plan in run.cells}
+    settings, environment = run.settings, run.environment
+    return Fingerprint(
+        models={m.name: m.content_sha256 for m in models if m.name in targets},
+        tokenizers={m.name: m.tokenizer_sha256 for m in models if m.name in targets},
+        workloads=dict(run.workload_sha256),
+        sampling=f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}",
+        max_new_tokens=settings.max_new_tokens,
+        synthetic=_synthetic(settings),
+        hardware=_hardware(environment),
+        torch=environment.packages.get("torch", ""),
+        drafters=dict(_drafters(models, targets)),
+        software=_software(environment, engines),
+    )
+
+
+def differences(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, ...]:
+    """What must not differ and does; of targets and workloads that both sides have."""
+    plain = (
+        Difference("sampling", baseline.sampling, candidate.sampling),
+        Difference(
+            "max-new-tokens",
+            str(baseline.max_new_tokens or "the workload's"),
+            str(candidate.max_new_tokens or "the workload's"),
+        ),
+        Difference("synthetic", baseline.synthetic or "no", candidate.synthetic or "no"),
+    )
+    return (
+        *_hashes("model", baseline.models, candidate.models),
+        *_hashes("tokenizer", baseline.tokenizers, candidate.tokenizers),
+        *_hashes("workload", baseline.workloads, candidate.workloads),
+        *(d for d in plain if d.baseline != d.candidate),
+        *(
+            Difference(HARDWARE, f"{name} {one}", f"{name} {other}")
+            for name, one, other in _changed(baseline.hardware, candidate.hardware)
+        ),
+    )
+
+
+def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, ...]:
+    """What differs and may: the drafts, which are what is tested, and software."""
+    return (
+        *(
+            Difference(f"weights of {name}", one[:12], candidate.drafters[name][:12])
+            for name, one in baseline.drafters.items()
+            if candidate.drafters.get(name, one) != one
+        ),
+        *_changed(baseline.software, candidate.software),
+    )
+
+
+def have_same_arithmetic(one: Fingerprint, other: Fingerprint) -> bool:
+    """Whether greedy text must be the same: all but the drafts and the software around torch."""
+    return not differences(one, other) and one.torch == other.torch
+
+
+def _hashes(word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
+    for name in one:
+        if name in other and one[name] != other[name]:
+            yield Difference(word, f"{name} {one[name][:12]}", f"{name} {other[name][:12]}")
+
+
+def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
+    for name in dict.fromkeys((*one, *other)):
+        if one.get(name) != other.get(name):
+            yield Difference(name, one.get(name, "absent"), other.get(name, "absent"))
+
+
+def _hardware(environment: Environment) -> dict[str, str]:
+    facts = {"device": environment.device.partition(":")[0]}
+    if environment.gpu:
+        facts["GPU"] = environment.gpu
+    if environment.power_limit_w:
+        facts["power limit"] = f"{environment.power_limit_w:g} W"
+    if environment.cpu:
+        facts["CPU"] = f"{environment.cpu}, {environment.num_cpu_cores} cores"
+    if environment.threads is not None:
+        facts["threads"] = str(environment.threads)
+    return facts
+
+
+def _software(environment: Environment, engines: Sequence[EngineRecord]) -> dict[str, str]:
+    facts = {"specbench": environment.specbench_version, "python": environment.python}
+    facts |= {f"package {name}": version for name, version in environment.packages.items()}
+    if environment.git_commit:
+        facts["commit"] = environment.git_commit[:12]
+    if environment.driver:
+        facts["driver"] = environment.driver
+    for engine in engines:
+        chosen = (engine.forward, engine.graph, engine.attention)
+        facts[f"{engine.engine} of {engine.target}"] = ", ".join(filter(None, chosen))
+    return facts
+
+
+def _drafters(models: Sequence[ModelIdentity], targets: set[str]) -> Iterator[tuple[str, str]]:
+    """A target is stored before its drafters."""
+    target = ""
+    for model in models:
+        if model.name in targets:
+            target = model.name
+        else:
+            yield f"{target}/{model.name}", model.content_sha256
+
+
+def _synthetic(settings: RunSettings) -> str:
+    if not settings.is_synthetic:
+        return ""
+    acceptance = "measured" if settings.acceptance is None else str(settings.acceptance)
+    return f"acceptance {acceptance}, {'dummy' if settings.dummy_weights else 'real'} weights"

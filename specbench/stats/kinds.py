@@ -1,0 +1,58 @@
+"""What kind of number a metric is: what the gate trusts first, and what a single run hides."""
+
+from enum import StrEnum
+
+from specbench.metrics.registry import Metric
+
+
+class Kind(StrEnum):
+    """In the order of trust. Counts repeat; ratios travel between machines; times do not."""
+
+    COUNT = "count"
+    MEMORY = "memory"
+    RATIO = "ratio"  # of seconds inside one run: its neighbours were measured minutes apart
+    TIME = "time"  # absolute seconds, or joules: only of use on the same hardware
+
+
+_KIND_OF_UNIT = {
+    "fraction": Kind.COUNT,
+    "tokens/round": Kind.COUNT,
+    "rounds": Kind.COUNT,
+    "passes": Kind.COUNT,
+    "requests": Kind.COUNT,
+    "launches/round": Kind.COUNT,
+    "waits/round": Kind.COUNT,
+    "nats/token": Kind.COUNT,
+    "bytes": Kind.MEMORY,
+    "bytes/token": Kind.MEMORY,
+    "tokens": Kind.MEMORY,  # of context that is given up
+    "x": Kind.RATIO,
+    "steps": Kind.RATIO,
+    "steps/token": Kind.RATIO,
+}
+_EXCEPTIONS = {  # seconds over seconds, in a unit that counts have, too
+    "break_even_length": Kind.RATIO,
+    "busy_share": Kind.RATIO,
+    "bandwidth_utilisation": Kind.RATIO,
+}
+
+# Relative deviation between identical runs where no runs show their own. Counts and torch's live
+# tensors repeat exactly, a process's memory nearly. Of seconds on a CPU benchmarks/gate.py recorded
+# as much or more on two cores that others used, too, and about half on idle ones; those on a GPU
+# are assumed, not recorded. docs/ci.md tells more.
+_FLOORS = {Kind.COUNT: 0.0, Kind.MEMORY: 0.005}
+_FLOORS_OF_SECONDS = {
+    "cpu": {Kind.RATIO: 0.05, Kind.TIME: 0.10},
+    "cuda": {Kind.RATIO: 0.01, Kind.TIME: 0.02},
+}
+
+
+def kind_of(metric: Metric) -> Kind:
+    """By its unit; a metric of an unknown unit is a time, the kind that is trusted least."""
+    return _EXCEPTIONS.get(metric.name) or _KIND_OF_UNIT.get(metric.unit, Kind.TIME)
+
+
+def deviation_floor(kind: Kind, device: str) -> float:
+    """The deviation between runs (0.01 = 1 %) that is taken for granted of a kind on a device."""
+    seconds = _FLOORS_OF_SECONDS.get(device, _FLOORS_OF_SECONDS["cpu"])
+    return {**_FLOORS, **seconds}[kind]

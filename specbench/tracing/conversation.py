@@ -1,0 +1,104 @@
+"""Traces: what a drafter would do along a target's finished texts, as records.
+
+One pass a text serves every K. A prompt's text is decoded once, without drafts, for all drafters.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from specbench.decoding.backends import pinned_attention
+from specbench.decoding.drafter import Drafter
+from specbench.decoding.runner import Runner
+from specbench.engines.builtin import BuiltinEngine
+from specbench.errors import UsageError
+from specbench.records import Sampling, TraceRecord
+from specbench.records.traces import Drafting
+from specbench.tracing.text import Text
+from specbench.tracing.track import Track
+
+
+class Names(NamedTuple):
+    """What the records of a trace are filed under."""
+
+    target: str
+    drafter: str
+    method: str
+
+
+def trace_conversation(
+    engine: BuiltinEngine,
+    drafter: str,
+    method: str,
+    texts: Sequence[Text],
+    ks: Iterable[int],
+    *,
+    drafting: Drafting = "own",
+) -> tuple[TraceRecord, ...]:
+    """`trace` of a drafter that the engine has loaded.
+
+    The drafter forgets its rows, and its KV cache may grow: trace before what is to be measured
+    warms up.
+    """
+    names = Names(engine.identity.name, drafter, method)
+    own = engine.drafting(drafter)
+    return trace(names, engine.runner, own, texts, ks, drafting=drafting)
+
+
+def trace(
+    names: Names,
+    target: Runner,
+    drafter: Drafter,
+    texts: Sequence[Text],
+    ks: Iterable[int],
+    *,
+    drafting: Drafting = "own",
+) -> tuple[TraceRecord, ...]:
+    """The turns of one prompt, in order: a record a turn and depth, by turn and then by depth.
+
+    Chains of which a smaller K drafts the beginning come as one record, traced at the deepest of
+    `ks`; others as one a K. What is deeper than the drafter can is left out. With `drafting`
+    greedy it drafts its likeliest tokens at any temperature. UsageError where the method cannot
+    be traced.
+    """
+    if drafter.repeatability == "none":
+        raise UsageError(
+            f"{names.drafter}: {names.method} cannot be forecast, as what it drafts comes from "
+            "what its own earlier rounds fed to the target; measure it"
+        )
+    wanted = sorted({k for k in ks if 0 < k <= (drafter.max_k or k)})
+    if not wanted or not texts:
+        return ()
+    made: list[TraceRecord] = []
+    with torch.inference_mode(), pinned_attention(target.device):
+        track = Track(names.drafter, target, drafter, texts, wanted)
+        for text in texts:
+            began_s = time.perf_counter()
+            along = track.follow(text, text.sampling if drafting == "own" else Sampling())
+            seconds = (time.perf_counter() - began_s) / len(along.found)
+            for k, found in along.found.items():
+                starts = range(text.num_starts)
+                record = TraceRecord(
+                    target=names.target,
+                    drafter=names.drafter,
+                    method=names.method,
+                    workload=text.workload,
+                    prompt_id=text.prompt_id,
+                    turn=text.turn,
+                    repeat=text.repeat,
+                    temperature=text.sampling.temperature,
+                    num_speculative_tokens=k,
+                    is_chain=track.is_chain,
+                    is_exact=drafter.repeatability == "exact",
+                    num_prompt_tokens=len(text.prompt_ids),
+                    output_ids=text.output_ids,
+                    num_drafted=tuple(found.num_drafted[start] for start in starts),
+                    chances=tuple(found.chances(start, along.target_probs) for start in starts),
+                    drafting=drafting,
+                    context=text.context,
+                    seconds=seconds,
+                )
+                made.append(record)
+    return tuple(made)

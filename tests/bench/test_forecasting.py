@@ -1,0 +1,237 @@
+"""A forecast picks what is measured: the fake engine's `good` drafter is worth its K, `bad` none.
+
+A step takes 1 s, a round at K 1 + 0.1 K, and an answer has 40 tokens after the first.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.records import EngineCost, ForecastRecord, TraceRecord
+from specbench.report.document import build_document
+from specbench.store import StoredRun, load_run
+from specbench.store.reader import read_records
+from tests.bench.fake_runs import RUN_ID, SETTINGS, make_plan, measure
+from tests.bench.fake_traces import fake_trace
+from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+
+FORECAST = replace(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
+SIX = [f"prompt {i}" for i in range(6)]
+ROUNDS = {0: 40, 1: 20, 2: 14, 4: 8}  # that `good` takes for an answer
+
+
+def run(folder, settings=FORECAST, prompts=SIX, **options) -> StoredRun:
+    plan = make_plan(folder, settings, prompts)
+    return measure(plan, FakeEngine(FakeClock()), folder, **options)
+
+
+def forecast_of(stored: StoredRun, pairing: str) -> ForecastRecord:
+    (found,) = (f for f in stored.forecasts if f.key.pairing == pairing)
+    return found
+
+
+def cells_run(stored: StoredRun) -> set[tuple[str, int]]:
+    ran = {cell_id for block in stored.blocks for cell_id in block.order}
+    keys = (plan.key for plan in stored.run.cells if plan.key.id in ran)
+    return {(key.drafter, key.num_speculative_tokens) for key in keys}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> StoredRun:
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+def test_the_curve_is_that_of_the_engine(whole):
+    good = forecast_of(whole, "big/good")
+    assert good.best == 4
+    found = {p.num_speculative_tokens: p.speedup.estimate for p in good.points if p.speedup}
+    expected = {k: 40 / (ROUNDS[k] * (1 + 0.1 * k)) for k in (1, 2, 4)}
+    assert found == pytest.approx(expected)
+    bad = forecast_of(whole, "big/bad")
+    assert bad.best == 0
+    assert [p.speedup.estimate for p in bad.points[1:]] == pytest.approx(
+        [1 / 1.1, 1 / 1.2, 1 / 1.4]
+    )
+
+
+def test_only_the_best_k_of_each_drafter_is_measured_and_k_0(whole):
+    assert cells_run(whole) == {("none", 0), ("good", 4), ("bad", 1)}
+    assert whole.is_complete
+    document = build_document(whole)
+    assert document.missing == ()
+    helped, hurt = document.decisions
+    assert helped.num_speculative_tokens == 4
+    assert helped.speedup.estimate == pytest.approx(40 / (8 * 1.4))
+    assert "do not speculate" in hurt.sentence
+
+
+def test_what_was_forecast_comes_true_to_the_digit(whole):
+    (good, _) = build_document(whole).forecasts
+    measured = good.measured[4]
+    assert set(good.measured) == {4}
+    assert measured.length_error == pytest.approx(0, abs=1e-9)
+    assert measured.speedup_error == pytest.approx(0, abs=1e-9)
+
+
+def test_forecasts_are_on_disk_before_anything_is_measured(whole):
+    kinds = [type(record).__name__ for record in read_records(whole.folder).records]
+    assert kinds.index("TraceRecord") < kinds.index("RoundCost") < kinds.index("ForecastRecord")
+    last_forecast = len(kinds) - 1 - kinds[::-1].index("ForecastRecord")
+    assert last_forecast < kinds.index("BlockRecord")
+
+
+def test_costs_are_those_of_real_rounds_at_every_k_in_turns(whole):
+    costs = {(c.num_speculative_tokens, c.cell_ids): c for c in whole.round_costs}
+    assert len(costs) == 1 + 3 + 3
+    for cost in costs.values():
+        assert cost.seconds == pytest.approx(1 + 0.1 * cost.num_speculative_tokens)
+        assert len(cost.visits_s) == 6
+        assert cost.context == 15 + 20  # the prompt as the template has it, half the answer
+
+
+def test_every_prompt_is_traced_once_for_each_drafter(whole):
+    assert len(whole.traces) == 6 * 2
+    assert forecast_of(whole, "big/good").trace_s == pytest.approx(6 * 0.25)
+
+
+def test_of_ten_prompts_all_are_traced_and_six_measured(tmp_path):
+    prompts = [f"prompt {i}" for i in range(12)]
+    stored = run(tmp_path, prompts=prompts)
+    assert len({trace.prompt_id for trace in stored.traces}) == 10
+    assert len({block.prompt_id for block in stored.blocks}) == 6
+
+
+def test_prompts_that_were_asked_for_are_all_measured(tmp_path):
+    prompts = [f"prompt {i}" for i in range(9)]
+    stored = run(tmp_path, replace(FORECAST, num_prompts=8), prompts)
+    assert len({block.prompt_id for block in stored.blocks}) == 8
+
+
+def test_a_drafter_that_cannot_be_traced_is_measured_at_every_k(tmp_path):
+    def only_good(engine, drafter, method, texts, ks, *, drafting="own"):
+        if drafter == "bad":
+            raise UsageError("bad: cannot be forecast")
+        return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
+
+    watch = RecordingWatch()
+    stored = run(tmp_path, trace=only_good, watch=watch)
+    assert cells_run(stored) == {("none", 0), ("good", 4), ("bad", 1), ("bad", 2), ("bad", 4)}
+    assert watch.warnings.count("bad: cannot be forecast") == 1
+
+
+class Stop(KeyboardInterrupt):
+    """A kill where the test wants one."""
+
+
+@pytest.mark.parametrize("num_traces", [1, 5, 12])
+def test_a_run_killed_while_tracing_goes_on_where_it_was(tmp_path, whole, num_traces):
+    calls = []
+
+    def until_killed(*given, **named):
+        if len(calls) == num_traces - 1:
+            raise Stop
+        calls.append(given)
+        return fake_trace(*given, **named)
+
+    with pytest.raises(Stop):
+        run(tmp_path, trace=until_killed)
+    assert len(load_run(RUN_ID, tmp_path).traces) == num_traces - 1
+    assert_the_same(run(tmp_path), whole)
+
+
+@pytest.mark.parametrize("kind", ["RoundCost", "ForecastRecord", "BlockRecord"])
+def test_a_run_killed_after_any_kind_of_record_ends_the_same(tmp_path, whole, kind, monkeypatch):
+    from specbench.store.writer import RunWriter
+
+    append = RunWriter.append
+
+    def append_and_stop(self, record):
+        append(self, record)
+        if type(record).__name__ == kind:
+            raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunWriter, "append", append_and_stop)
+        with pytest.raises(Stop):
+            run(tmp_path)
+    assert_the_same(run(tmp_path), whole)
+
+
+def assert_the_same(resumed: StoredRun, whole: StoredRun) -> None:
+    assert resumed.is_complete
+    assert [block.block_id for block in resumed.blocks] == [b.block_id for b in whole.blocks]
+    assert {place(trace) for trace in resumed.traces} == {place(trace) for trace in whole.traces}
+    assert len(resumed.traces) == len(whole.traces)
+    points = [forecast.points for forecast in resumed.forecasts]
+    assert points == [forecast.points for forecast in whole.forecasts]
+
+
+def place(trace: TraceRecord) -> tuple[str, str]:
+    return trace.drafter, trace.prompt_id
+
+
+def test_a_budget_ends_tracing_after_enough_prompts_and_is_kept(tmp_path):
+    prompts = [f"prompt {i}" for i in range(40)]
+    engine = FakeEngine(FakeClock())
+
+    def slowly(*given, **named):
+        engine.clock.now_s += 10
+        return fake_trace(*given, **named)
+
+    plan = make_plan(tmp_path, replace(FORECAST, budget_s=2_000.0), prompts)
+    stored = measure(plan, engine, tmp_path, trace=slowly)
+    traced = {trace.prompt_id for trace in stored.traces}
+    assert 5 <= len(traced) < 40
+    assert stored.blocks
+    assert cells_run(stored) == {("none", 0), ("good", 4), ("bad", 1)}
+    assert engine.clock.now_s < 2_000 + 200  # the block under way is finished
+
+
+def test_as_many_prompts_as_an_interval_needs_are_traced_whatever_it_takes(tmp_path):
+    engine = FakeEngine(FakeClock())
+
+    def very_slowly(*given, **named):
+        engine.clock.now_s += 500
+        return fake_trace(*given, **named)
+
+    plan = make_plan(tmp_path, replace(FORECAST, budget_s=2_000.0), SIX)
+    stored = measure(plan, engine, tmp_path, trace=very_slowly)
+    assert len({trace.prompt_id for trace in stored.traces}) == 5
+
+
+def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:
+    return EngineCost(
+        source="costs.csv",
+        engine=engine,
+        num_speculative_tokens=k,
+        concurrency=1,
+        cost=seconds,
+        is_relative=False,
+    )
+
+
+def test_with_the_costs_of_another_engine_nothing_is_measured_here(tmp_path):
+    """There a round at K = 4 is dear: K = 2 is best, 40 tokens in 14 rounds of 1.1 steps."""
+    theirs = [cost(0, 1.0), cost(2, 1.1), cost(4, 4.0)]
+    settings = replace(FORECAST, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
+    stored = run(tmp_path, settings, costs=theirs)
+    assert stored.blocks == ()
+    assert stored.round_costs == ()
+    good = forecast_of(stored, "big/good")
+    assert [p.num_speculative_tokens for p in good.points] == [0, 2, 4]
+    assert (good.best, good.costs_of) == (2, "vllm 0.32 (costs.csv)")
+    assert good.acceptance_rule == "greedy_draft"
+    assert {trace.drafting for trace in stored.traces} == {"greedy"}
+    assert good.points[1].speedup.estimate == pytest.approx(40 / (14 * 1.1))
+    document = build_document(stored)
+    assert document.missing == ()
+    assert document.decisions == ()
+
+
+def test_many_rows_are_forecast_by_their_own_costs(tmp_path):
+    settings = replace(FORECAST, concurrency=(1, 2), num_repeats=1, num_prompts=6)
+    stored = run(tmp_path, settings)
+    assert {cost.num_rows for cost in stored.round_costs} == {1, 2}
+    assert len(stored.traces) == 6 * 2  # one text for both
+    assert {f.key.concurrency for f in stored.forecasts} == {1, 2}

@@ -1,0 +1,99 @@
+"""`pair` orders four drafts of one target as exhaustive measuring does.
+
+The drafts are the target's first layers, of two depths, as they are or with noise on their
+weights. Exhaustive measuring decodes every draft at every K. Its order is that of tokens a round
+emits over what a round costs, at each draft's best K: tokens are counts that repeat exactly, and
+costs are medians over all rounds, so that the order holds where single times are noisy.
+"""
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaForCausalLM
+
+from specbench.costs import predicted_speedup
+from specbench.report.document import build_document
+from specbench.store import load_run
+from tests.cli.calls import specbench
+from tests.decoding.models import tiny_llama
+from tests.tiny_pair import make_tokenizer
+
+LAYERS = 12
+# Name -> layers and the noise on them, a share of each weight's deviation.
+DRAFTS = {"small": (1, 0.0), "large": (6, 0.0), "noisy": (1, 0.8), "slow": (6, 0.8)}
+SMALL = ("--prompts", "6", "--max-new-tokens", "32", "--threads", "1", "--device", "cpu")
+
+
+def truncated(target: LlamaForCausalLM, layers: int, noise: float) -> LlamaForCausalLM:
+    """The target's first layers; noise costs agreement and no time."""
+    config = copy.deepcopy(target.config)
+    config.num_hidden_layers = layers
+    draft = LlamaForCausalLM(config).eval()
+    kept = {name: t for name, t in target.state_dict().items() if name in draft.state_dict()}
+    draft.load_state_dict(kept)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for linear in (m for m in draft.model.modules() if isinstance(m, nn.Linear)):
+            added = torch.randn(linear.weight.shape, generator=generator)
+            linear.weight += noise * linear.weight.std() * added
+    return draft
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("order")
+    target = tiny_llama(vocab_size=272, num_hidden_layers=LAYERS, eos_token_id=0)
+    for layer in target.model.layers[1:]:  # what later layers add is small: drafts agree
+        layer.self_attn.o_proj.weight.data.mul_(0.03)
+        layer.mlp.down_proj.weight.data.mul_(0.03)
+    models = {"target": target}
+    models |= {name: truncated(target, *how) for name, how in DRAFTS.items()}
+    for name, model in models.items():
+        model.save_pretrained(folder / name)
+        make_tokenizer().save_pretrained(folder / name)
+    prompts = "".join(
+        json.dumps({"id": f"p{i}", "turns": [f"prompt number {i}"]}) + "\n" for i in range(6)
+    )
+    (folder / "prompts.jsonl").write_text(prompts)
+    return folder
+
+
+def exhaustive_order(folder: Path) -> list[str]:
+    """Every draft at every K, by emitted tokens over the round's cost at the best K."""
+    drafters = "".join(f"      {n}: {{method: draft_model, model: ./{n}}}\n" for n in DRAFTS)
+    head = "targets:\n  target:\n    model: ./target\n    drafters:\n"
+    (folder / "pairings.yaml").write_text(head + drafters)
+    ran = specbench(
+        "sweep-k", "target", "-w", "prompts.jsonl", "-k", "1..5", "--json", *SMALL, cwd=folder
+    )
+    assert ran.code == 0, ran.err
+    run = json.loads(ran.out)["run_id"]
+    best: dict[str, float] = {}
+    for cell in build_document(load_run(run, folder / "reports")).cells:
+        if cell.key.num_speculative_tokens:
+            gain = predicted_speedup(
+                float(cell.metrics["mean_acceptance_length"]),
+                float(cell.metrics["break_even_length"]),
+            )
+            best[cell.key.drafter] = max(best.get(cell.key.drafter, 0.0), gain)
+    print("exhaustive", best)
+    return sorted(best, key=lambda name: -best[name])
+
+
+@pytest.mark.slow
+def test_four_drafts_are_ranked_as_exhaustive_measuring_ranks_them(shelf: Path) -> None:
+    ran = specbench(
+        *("pair", "./target", "--drafts", *(f"./{name}" for name in reversed(DRAFTS))),
+        *("-w", "prompts.jsonl", "-k", "1..5", "--measure", "2", "--json", *SMALL),
+        cwd=shelf,
+    )
+    assert ran.code == 0, ran.err
+    ranking = json.loads(ran.out)["ranking"]
+    print([(one["drafter"], one["speedup"], one["gains"]) for one in ranking])
+    assert [one["drafter"] for one in ranking] == exhaustive_order(shelf)
+    assert [one["is_measured"] for one in ranking] == [True, True, False, False]
+    assert [one["drafter"] for one in ranking] == list(DRAFTS)

@@ -1,0 +1,160 @@
+"""Round costs on the fake engine: a round at K takes 1 + 0.1 K seconds, and some are disturbed."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from specbench.bench.blocks import Cell
+from specbench.bench.round_costs import (
+    FEWEST_VISITS,
+    MOST_VISITS,
+    Costed,
+    measure_round_costs,
+    round_seconds,
+)
+from specbench.engines.engine import ServedPass
+from specbench.records import CellKey, RoundTimeline, Sampling
+from specbench.tracing.text import Text
+from tests.bench.fakes import FakeClock, FakeEngine
+
+TEXTS = [
+    Text(
+        workload="w",
+        prompt_id=f"p{i}",
+        turn=0,
+        prompt_ids=tuple(b"ask"),
+        output_ids=tuple(b"abcdefgh"),
+        max_new_tokens=8,
+        sampling=Sampling(),
+        seed=0,
+    )
+    for i in range(4)
+]
+
+
+def costed(k: int, num_rounds: float = 1e6, concurrency: int = 1) -> Costed:
+    key = CellKey(
+        pairing="big/good" if k else "big",
+        target="big",
+        drafter="good" if k else "none",
+        workload="w",
+        engine="builtin",
+        method="ngram" if k else "none",
+        num_speculative_tokens=k,
+        concurrency=concurrency,
+        temperature=0.0,
+        dtype="float32",
+    )
+    return Costed(
+        cell=Cell(key=key, sampling=Sampling()),
+        cell_ids=(key.id,),
+        tokens_per_round=k + 1.0,
+        num_rounds=num_rounds,
+    )
+
+
+class Disturbed(FakeEngine):
+    """Rounds of a pass take up to `share` longer, all alike; what was asked is kept."""
+
+    share = 0.0
+
+    def serve(self, requests, work, load) -> ServedPass:
+        rng = random.Random(f"{len(self.calls)}")
+        factor = 1 + self.share * rng.random()
+        served = super().serve(requests, work, load)
+        rounds = served.rounds
+        slow = replace(
+            rounds,
+            at_s=tuple(s * factor for s in rounds.at_s),
+            seconds=tuple(s * factor for s in rounds.seconds),
+        )
+        return replace(served, rounds=slow)
+
+
+def engine_of(share: float = 0.0) -> Disturbed:
+    engine = Disturbed(FakeClock(), loaded=["good"])
+    engine.share = share
+    return engine
+
+
+def measure(engine: FakeEngine, cells: list[Costed], **options):
+    return {
+        cost.num_speculative_tokens: cost
+        for cost in measure_round_costs(engine, cells, TEXTS, seed=0, clock=engine.clock, **options)
+    }
+
+
+def timeline(at_s, seconds, num_live) -> ServedPass:
+    n = len(at_s)
+    rounds = RoundTimeline(
+        at_s=at_s,
+        seconds=seconds,
+        num_speculative_tokens=(2,) * n,
+        num_live=num_live,
+        num_rows=(2,) * n,
+        num_emitted=(1,) * n,
+    )
+    return ServedPass(results=(), seconds=9.0, rounds=rounds, cpu_s=9.0)
+
+
+def test_a_round_lasts_until_the_next_one_begins_and_the_first_one_is_left_out():
+    served = timeline((0.0, 2.0, 3.5, 5.0), (1.0, 1.0, 1.0, 1.0), (2, 2, 2, 2))
+    assert round_seconds(served, 2) == [1.5, 1.5, 1.0]
+
+
+def test_rounds_with_rows_that_are_done_are_left_out():
+    served = timeline((0.0, 2.0, 3.5, 5.0), (1.0, 1.0, 1.0, 1.0), (2, 2, 2, 1))
+    assert round_seconds(served, 2) == [1.5, 1.5]
+    assert round_seconds(timeline((0.0,), (1.0,), (2,)), 2) == [1.0]
+
+
+def test_on_a_quiet_machine_a_few_visits_are_enough():
+    engine = engine_of()
+    costs = measure(engine, [costed(0), costed(1), costed(4)])
+    assert {k: cost.seconds for k, cost in costs.items()} == pytest.approx({0: 1, 1: 1.1, 4: 1.4})
+    assert {len(cost.visits_s) for cost in costs.values()} == {FEWEST_VISITS}
+    assert {cost.context for cost in costs.values()} == {3 + 4}
+
+
+def test_a_visit_is_as_many_tokens_at_every_k_and_in_another_order_each_time():
+    engine = engine_of()
+    measure(engine, [costed(0), costed(1), costed(4)])
+    assert {call.request.max_new_tokens for call in engine.calls} == {33}
+    ks = [call.k for call in engine.calls]
+    visits = [tuple(ks[i : i + 3]) for i in range(0, len(ks), 3)]
+    assert all(sorted(visit) == [0, 1, 4] for visit in visits)
+    assert len(set(visits)) > 1
+
+
+def test_deep_ones_have_some_rounds_all_the_same():
+    engine = engine_of()
+    costs = measure(engine, [costed(0), costed(15)])
+    assert costs[15].num_rounds >= 3 * FEWEST_VISITS
+
+
+def test_a_noisy_machine_is_visited_more_often():
+    costs = measure(engine_of(0.2), [costed(0), costed(4)])
+    assert len(costs[0].visits_s) > FEWEST_VISITS
+    noisy = measure(engine_of(5.0), [costed(0), costed(4)])
+    assert len(noisy[0].visits_s) == MOST_VISITS
+
+
+def test_costs_take_a_small_share_of_what_they_save():
+    """A sweep of 300 rounds is over sooner than its costs would be known."""
+    costs = measure(engine_of(5.0), [costed(0, 300), costed(4, 300)])
+    assert len(costs[0].visits_s) == FEWEST_VISITS
+
+
+def test_no_visit_after_the_first_where_time_is_up():
+    costs = measure(engine_of(), [costed(0), costed(4)], may_go_on=lambda: False)
+    assert {len(cost.visits_s) for cost in costs.values()} == {1}
+
+
+def test_every_row_has_a_text_of_its_own():
+    engine = engine_of()
+    cells = [costed(0, concurrency=3), costed(4, concurrency=3)]
+    costs = measure(engine, cells)
+    assert {cost.num_rows for cost in costs.values()} == {3}
+    first = engine.calls[:3]
+    assert len({call.request.seed for call in first}) == 3

@@ -1,0 +1,216 @@
+"""`specbench check` and `specbench baseline` over made-up runs on disk: exit codes and files."""
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.cli.check import SUMMARY_VARIABLE
+from specbench.records import BlockRecord
+from specbench.store import SCHEMA_VERSION, StoredRun, create_run
+from tests.cli.calls import Ran, specbench
+from tests.report.stored_runs import Wish, stored_run
+
+WISH = Wish(drafters=("draft",), workloads=("code",), ks=(0, 4), num_prompts=8)
+
+
+def keep(folder: Path, run_id: str, stored: StoredRun) -> str:
+    """Write a made-up run under `folder`/reports."""
+    run = replace(stored.run, run_id=run_id, schema_version=SCHEMA_VERSION)
+    with create_run(folder / "reports", run) as writer:
+        for record in (*stored.models, *stored.memory, *stored.forwards, *stored.blocks):
+            writer.append(record)
+        if stored.is_complete:
+            writer.finish()
+    return run_id
+
+
+def changed(stored: StoredRun, change: Callable[..., object], k: int = 4) -> StoredRun:
+    """The run with every request of one K replaced."""
+
+    def block(one: BlockRecord) -> BlockRecord:
+        requests = tuple(change(r) if f"|k{k}|" in r.cell_id else r for r in one.requests)
+        return replace(one, requests=requests)
+
+    return replace(stored, blocks=tuple(map(block, stored.blocks)))
+
+
+def slower_verify(request, seconds: float = 0.04):
+    log = request.rounds
+    return replace(
+        request,
+        decode_s=request.decode_s + seconds * len(log),
+        rounds=replace(
+            log,
+            round_s=tuple(s + seconds for s in log.round_s),
+            verify_s=tuple(s + seconds for s in log.verify_s),
+        ),
+    )
+
+
+def keeps_nothing(request):
+    """Every draft rejected: a round of the same seconds a token."""
+    log, n = request.rounds, request.num_output_tokens - 1
+    each = [column[0] for column in (log.round_s, log.draft_s, log.verify_s)]
+    return replace(
+        request,
+        decode_s=each[0] * n,
+        rounds=replace(
+            log,
+            num_drafted=(4,) * n,
+            num_accepted=(0,) * n,
+            num_emitted=(1,) * n,
+            round_s=(each[0],) * n,
+            draft_s=(each[1],) * n,
+            verify_s=(each[2],) * n,
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of the same work: two alike, one with a slow verify, one whose drafts are all wrong."""
+    folder = tmp_path_factory.mktemp("made")
+    usual = stored_run(WISH)
+    keep(folder, "usual", usual)
+    keep(folder, "again", usual)
+    keep(folder, "slow", changed(usual, slower_verify))
+    keep(folder, "fast", changed(usual, lambda r: slower_verify(r, -0.003)))
+    keep(folder, "wrong", changed(usual, keeps_nothing))
+    keep(folder, "few", stored_run(replace(WISH, num_prompts=3)))
+    keep(folder, "other-k", stored_run(replace(WISH, ks=(0, 5))))
+    keep(folder, "gpu", stored_run(replace(WISH, device="gpu")))
+    unmeasured = replace(usual, blocks=(), is_complete=False)
+    keep(folder, "nothing", unmeasured)
+    return folder
+
+
+def test_a_run_like_its_baseline_exits_0(made: Path) -> None:
+    ran = specbench("check", "usual", "again", cwd=made)
+    assert (ran.code, ran.err) == (0, "")
+    *_, last = ran.out.splitlines()
+    assert last == "PASS: 4 comparisons of 1 cell, none worse than is tolerated"
+    assert max(map(len, ran.out.splitlines())) <= 80 or "\n" in ran.out
+    table = ran.out.partition("a gate of identical")[0]
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_slower_verify_exits_1_and_is_called_round_time(made: Path) -> None:
+    ran = specbench("check", "usual", "slow", cwd=made)
+    text = ran.out.replace("\n", " ")
+    assert ran.code == 1
+    assert "demo/draft on code, K = 4: round time: acceptance held" in text
+    assert "verify 11.6 -> 51.6 ms" in text
+    assert ran.out.splitlines()[-1].startswith("REGRESSION: demo/draft on code, K = 4: decode_")
+
+
+def test_wrong_drafts_exit_1_and_are_called_acceptance(made: Path) -> None:
+    ran = specbench("check", "usual", "wrong", "--json", cwd=made)
+    document = json.loads(ran.out)
+    assert (ran.code, document["verdict"]) == (1, "regression")
+    (found,) = document["attributions"]
+    assert found["causes"] == ["acceptance"]
+    assert found["curve"]["after"] == [0, 0, 0, 0]
+
+
+def test_an_improvement_exits_0(made: Path) -> None:
+    assert specbench("check", "usual", "fast", cwd=made).code == 0
+    assert specbench("check", "slow", "usual", cwd=made).code == 0
+
+
+def test_noise_that_could_hide_the_tolerance_exits_3(made: Path) -> None:
+    ran = specbench("check", "usual", "again", "--fail-on", "decode_speedup:1%", cwd=made)
+    assert ran.code == 3
+    assert ran.out.splitlines()[-1].startswith("INCONCLUSIVE: demo/draft on code, K = 4: ")
+
+
+def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
+    ran = specbench("check", "usual", "nothing", cwd=made)
+    assert ran.code == 4
+    assert ran.out.splitlines()[-1].startswith("MISSING: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["usual", "few"], "prompts: 8 of code"),
+        (["usual", "other-k"], "K: 4 in the baseline, 5 in the candidate"),
+        (["usual", "gpu"], "hardware: device cpu in the baseline, device cuda in the candidate"),
+        (["usual", "nobody"], "no run 'nobody'"),
+        (["absent.json", "usual"], "absent.json: No such file"),
+        (["usual", "again", "--fail-on", "speed:5%"], "no metric 'speed'"),
+        (["usual", "again", "--fail-on", "num_rounds:5%"], "neither good nor bad"),
+        (["usual", "again", "--fail-on", "peak_allocated_bytes:3%"], "on neither side"),
+        (["usual", "again", "--fail-on", "decode_speedup"], "expected METRIC:SHARE"),
+        (["usual", "again", "--fail-on", "decode_speedup:100%"], "below 100%"),
+        (["usual", "again", "--fail-on", "alpha:1%,alpha:2%"], "alpha twice"),
+        (["usual", "again", "--allow-different", "weather"], "allowed are K, temperature"),
+        (["usual", "again", "--junit", "absent/junit.xml"], "cannot be written"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_compared_exits_2(arguments: list[str], says: str, made: Path) -> None:
+    ran = specbench("check", *arguments, cwd=made)
+    assert (ran.code, ran.out) == (2, "")
+    assert says in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_what_differs_is_compared_where_it_is_allowed(made: Path) -> None:
+    assert specbench("check", "usual", "other-k", "--allow-different", "k", cwd=made).code == 0
+    speedups = ("--fail-on", "mean_acceptance_length:2%,decode_speedup:25%")
+    assert specbench("check", "usual", "gpu", *speedups, cwd=made).code == 0
+
+
+@pytest.fixture(scope="module")
+def written(made: Path) -> Ran:
+    return specbench("baseline", "usual", "again", cwd=made)
+
+
+def test_a_baseline_file_stands_for_its_runs(made: Path, written: Ran) -> None:
+    assert (written.code, written.err) == (0, "")
+    assert written.out.splitlines()[-1].startswith("baseline.json: 2 cells of 2 runs, ")
+    assert "decode_speedup 1.93x +- 0.00%" in written.out
+    assert specbench("check", "baseline.json", "again", cwd=made).code == 0
+    assert specbench("check", "baseline.json", "slow", cwd=made).code == 1
+
+
+def test_a_baseline_of_nothing_valid_exits_2(made: Path) -> None:
+    assert specbench("baseline", "nothing", cwd=made).code == 2
+    assert specbench("baseline", "usual", "few", cwd=made).code == 2
+    assert specbench("baseline", "usual", "usual", cwd=made).code == 2
+
+
+def test_ci_gets_its_files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv(SUMMARY_VARIABLE, str(summary))
+    files = ("--junit", tmp_path / "junit.xml", "--markdown", tmp_path / "gate.md")
+    assert specbench("check", "usual", "slow", *files, cwd=made).code == 1
+
+    suite = ET.parse(tmp_path / "junit.xml").getroot().find("testsuite")
+    assert suite is not None
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("4", "2", "0")
+    failed = [
+        case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None
+    ]
+    assert failed == ["decode_speedup", "decode_tokens_per_s"]
+    markdown = (tmp_path / "gate.md").read_text()
+    assert markdown.startswith("## specbench check: regression\n")
+    assert "**REGRESSION**" in markdown
+    assert summary.read_text() == f"before\n{markdown}"
+
+
+def test_neither_command_imports_torch(made: Path, written: Ran) -> None:
+    from tests.test_layering import modules_after
+
+    assert written.code == 0
+    for arguments in (["check", "baseline.json", "again"], ["baseline", "usual", "--to", "b.json"]):
+        code = (
+            "import specbench.cli as c\n"
+            f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"
+        )
+        assert not modules_after(code, made) & {"torch", "transformers", "matplotlib"}

@@ -1,0 +1,142 @@
+"""`specbench export`: a shell script, a file, a document, from a run or by hand."""
+
+import json
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from contextlib import chdir, redirect_stdout
+from io import StringIO
+
+import pytest
+
+from specbench.report.document import build_document
+from specbench.store import load_run
+from tests.cli.calls import specbench
+
+BY_HAND = ("-k", "3")
+
+
+def decided_k(tiny, name):
+    decisions = build_document(load_run("latest", tiny / "reports")).decisions
+    return next(d for d in decisions if d.pairing == name)
+
+
+def test_the_newest_run_decides(tiny, finished):
+    assert finished.code == 0
+    for name in ("tiny/draft", "tiny/ngram"):
+        ran = specbench("export", name, "--engine", "vllm", cwd=tiny)
+        assert (ran.code, ran.err) == (0, "")
+        decision = decided_k(tiny, name)
+        assert f"# {decision.sentence}" in ran.out
+        assert ("--speculative-config" in ran.out) == (decision.num_speculative_tokens > 0)
+        assert ("do not speculate" in ran.out) == (decision.num_speculative_tokens == 0)
+
+
+def test_a_target_alone_means_its_best_drafter(tiny, finished):
+    assert finished.code == 0
+    ran = specbench("export", "tiny", "--engine", "vllm", "--json", cwd=tiny)
+    assert json.loads(ran.out)["pairing"] in ("tiny/draft", "tiny/ngram")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "llama_cpp", "transformers"])
+def test_what_is_printed_is_a_script_that_ends_with_the_command(tiny, engine, tmp_path):
+    ran = specbench("export", "tiny/draft", "--engine", engine, *BY_HAND, cwd=tiny)
+    assert (ran.code, ran.err) == (0, "")
+    document = json.loads(
+        specbench("export", "tiny/draft", "--engine", engine, *BY_HAND, "--json", cwd=tiny).out
+    )
+    assert ran.out.splitlines()[-1] == document["command_line"]
+    # The shell runs it with a stand-in for the engine: its words arrive as they were meant.
+    program, *words = document["command"]
+    stand_in = tmp_path / program
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    stand_in.chmod(0o755)
+    shell = subprocess.run(
+        ["sh", "-c", ran.out],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+    )
+    assert shell.stdout.splitlines() == words
+    if document["config"]:
+        assert (tmp_path / document["config"]["name"]).read_text() == document["config"]["text"]
+
+
+def test_out_takes_the_config_and_the_command_names_it(tiny, tmp_path):
+    file = tmp_path / "my file.yaml"
+    ran = specbench(
+        "export", "tiny/draft", "--engine", "tensorrt_llm", *BY_HAND, "--out", file, cwd=tiny
+    )
+    assert ran.code == 0
+    assert "decoding_type: Draft_Target" in file.read_text()
+    command = ran.out.splitlines()[-2]
+    assert shlex.split(command)[-2:] == ["--config", str(file)]
+    assert ran.out.splitlines()[-1] == f"# written: {file}"
+
+
+def test_out_takes_the_command_where_there_is_no_config(tiny, tmp_path):
+    file = tmp_path / "serve.sh"
+    printed = specbench("export", "tiny/ngram", "--engine", "vllm", *BY_HAND, cwd=tiny).out
+    assert (
+        specbench(
+            "export", "tiny/ngram", "--engine", "vllm", *BY_HAND, "--out", file, cwd=tiny
+        ).code
+        == 0
+    )
+    assert file.read_text() == printed
+
+
+def generated(tiny, tmp_path, pairing, k):
+    """What the exported program prints for one prompt, run in this process."""
+    file = tmp_path / f"generate_{k}.py"
+    arguments = ("export", pairing, "--engine", "transformers", "-k", str(k), "--out", file)
+    assert specbench(*arguments, cwd=tiny).code == 0
+    printed = StringIO()
+    with pytest.MonkeyPatch.context() as patch, chdir(tiny), redirect_stdout(printed):
+        patch.setattr(sys, "argv", [str(file), "Name", "a", "colour"])
+        runpy.run_path(str(file))
+    return printed.getvalue()
+
+
+@pytest.mark.parametrize("pairing", ["tiny/draft", "tiny/ngram"])
+def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairing):
+    alone = generated(tiny, tmp_path, pairing, 0)
+    assert len(alone) > 20
+    assert generated(tiny, tmp_path, pairing, 3) == alone
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("nobody/draft", "--engine", "vllm"), "no pairing 'nobody/draft'"),
+        (("tiny/draft", "--engine", "ollama"), "allowed are llama_cpp"),
+        (("tiny/draft", "--engine", "vllm", "--engine-version", "0.1"), "before 0.30"),
+        (("tiny", "--engine", "vllm", "-k", "3"), "-k 3 of which drafter?"),
+        (("tiny/draft", "--engine", "vllm", "-k", "3", "--run", "x"), "exclude each other"),
+        (("tiny/draft", "--engine", "vllm", "--run", "no-run"), "no run 'no-run'"),
+        (("tiny/draft", "--engine", "vllm", "-w", "poems"), "no decision for tiny/draft on poems"),
+        (("tiny/draft", "--engine", "vllm", "--runs", "elsewhere"), "no run in elsewhere measured"),
+        (("tiny/draft", "--engine", "vllm", "-k", "3", "--out", "no/such/dir"), "cannot write"),
+    ],
+)
+def test_mistakes_are_told_with_exit_code_2(tiny, finished, arguments, complaint):
+    assert finished.code == 0
+    ran = specbench("export", *arguments, cwd=tiny)
+    assert (ran.code, ran.out) == (2, "")
+    assert complaint in ran.err
+
+
+def test_a_run_without_real_texts_decides_nothing(tiny, finished, tmp_path):
+    assert finished.code == 0
+    source = load_run("latest", tiny / "reports").folder
+    copy = tmp_path / "reports" / source.name
+    shutil.copytree(source, copy)
+    text = (copy / "run.json").read_text()
+    (copy / "run.json").write_text(text.replace('"dummy_weights": false', '"dummy_weights": true'))
+    ran = specbench("export", "tiny/draft", "--engine", "vllm", "--runs", copy.parent, cwd=tiny)
+    assert ran.code == 2
+    assert "says nothing about which K to serve" in ran.err

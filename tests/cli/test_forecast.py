@@ -1,0 +1,140 @@
+"""`sweep-k --forecast` and `--costs` on the tiny pair, through to the answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench.store import load_run
+from tests.cli.calls import Ran, specbench
+from tests.cli.conftest import SMALL
+from tests.pairing.serving import FakeServer, serving
+
+COSTS = "k,cost,unit,engine\n0,10,ms,vllm 0.32.0\n1,12,ms,vllm 0.32.0\n3,15,ms,vllm 0.32.0\n"
+ASKED = ("sweep-k", "tiny/draft", "-w", "prompts.jsonl", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def forecast(tiny: Path) -> Ran:
+    return specbench(*ASKED, "-k", "0..3", "--forecast", "--out", "forecasts", cwd=tiny)
+
+
+def test_the_answer_comes_from_what_was_measured(tiny, forecast):
+    assert forecast.code == 0, forecast.err
+    assert "Forecast against measured" in forecast.out
+    stored = load_run("latest", tiny / "forecasts")
+    (made,) = stored.forecasts
+    measured = {
+        plan.key.num_speculative_tokens
+        for plan in stored.run.cells
+        if any(plan.key.id in block.order for block in stored.blocks)
+    }
+    assert measured == {0, *made.to_measure}
+    assert len(stored.traces) == 6
+    assert {cost.num_speculative_tokens for cost in stored.round_costs} == {0, 1, 2, 3}
+
+
+def test_at_temperature_0_the_replayed_rounds_are_the_measured_ones(tiny, forecast):
+    assert forecast.code == 0
+    ran = specbench("report", "--out", "forecasts", "--json", cwd=tiny)
+    (found,) = json.loads(ran.out)["forecasts"]
+    measured = [p["measured"] for p in found["points"] if p["measured"]]
+    assert measured
+    assert all(abs(one["length_error"]) < 1e-9 for one in measured)
+
+
+def test_run_can_forecast_too(tiny):
+    ran = specbench("run", *ASKED[1:], "-k", "2", "--forecast", "--out", "run", cwd=tiny)
+    assert ran.code == 0, ran.err
+    assert load_run("latest", tiny / "run").forecasts[0].to_measure == (2,)
+
+
+def test_a_method_that_cannot_be_traced_is_measured(tiny):
+    names = ("--method", "ngram", "--forecast", "--out", "ngram", "-k", "0..2")
+    ran = specbench("sweep-k", "tiny", *ASKED[2:], *names, cwd=tiny)
+    assert ran.code == 0, ran.err
+
+
+@pytest.fixture(scope="module")
+def told(tiny: Path) -> Ran:
+    (tiny / "costs.csv").write_text(COSTS)
+    return specbench(
+        *ASKED,
+        "-k",
+        "0..3",
+        "--costs",
+        "costs.csv",
+        "--temperature",
+        "1",
+        "--out",
+        "told",
+        cwd=tiny,
+    )
+
+
+def test_the_k_of_another_engine(tiny, told):
+    assert told.code == 0, told.err
+    last = told.out.strip().splitlines()[-1]
+    assert last.startswith("prompts.jsonl: forecast ")
+    assert last.endswith("with the costs of vllm 0.32.0 (costs.csv), which drafts greedily")
+    stored = load_run("latest", tiny / "told")
+    assert stored.blocks == ()
+    assert len(stored.engine_costs) == 3
+    assert {trace.drafting for trace in stored.traces} == {"greedy"}
+    (made,) = stored.forecasts
+    assert [p.num_speculative_tokens for p in made.points] == [0, 1, 2, 3]
+    assert made.points[2].cost == pytest.approx(1.35)
+
+
+def test_it_goes_on_without_the_file(tiny, told):
+    assert told.code == 0
+    stored = load_run("latest", tiny / "told")
+    lines = (stored.folder / "records.jsonl").read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(('{"type":"forecast"', '{"type":"done"'))]
+    (stored.folder / "records.jsonl").write_text("".join(kept))
+    (tiny / "costs.csv").rename(tiny / "gone.csv")
+    ran = specbench("sweep-k", "--out", "told", "--resume", "latest", cwd=tiny)
+    assert ran.code == 0, ran.err
+    (again,) = load_run("latest", tiny / "told").forecasts
+    assert again.points == stored.forecasts[0].points
+
+
+def test_the_costs_of_a_running_server(tiny):
+    with serving(FakeServer(k=0)) as without, serving(FakeServer(k=3)) as with_k:
+        sources = ("--costs", without, "--costs", with_k)
+        ran = specbench(*ASKED, "-k", "0..3", *sources, "--out", "served", cwd=tiny)
+    assert ran.code == 0, ran.err
+    (made,) = load_run("latest", tiny / "served").forecasts
+    assert [p.num_speculative_tokens for p in made.points] == [0, 3]
+    assert made.points[1].length_there == pytest.approx(2.0)
+    assert made.points[1].cost_error is not None  # several batches show it
+    assert with_k in ran.out
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--costs", "none.csv"), "none.csv: cannot be read"),
+        (("--costs", "bad.csv"), "bad.csv:3: cost: a number above 0 is needed"),
+        (("--costs", "rows.csv", "--concurrency", "4"), "nothing of 4 requests at once; it has 1"),
+        (("--costs", "no_step.csv"), "a step without speculation (K = 0)"),
+        (("--costs", "http://127.0.0.1:9"), "cannot be reached"),
+        (("--costs", "gopher://x"), "expected an address"),
+        (("--forecast", "--acceptance-rule", "exact"), "add --costs"),
+        (("--costs", "rows.csv", "--acceptance-rule", "lossy"), "exact, greedy_draft"),
+        (("--forecast", "--engine", "builtin,transformers"), "leave --engine transformers out"),
+        (("--forecast", "--request-rate", "2"), "leave --request-rate out"),
+        (("--forecast", "--samples", "2", "--temperature", "1"), "leave --samples out"),
+        (("--forecast", "--acceptance", "0.7"), "leave --acceptance out"),
+    ],
+    ids=lambda value: value[1][:12] if isinstance(value, tuple) else "",
+)
+def test_mistakes_end_with_2_before_anything_is_measured(tiny, options, said):
+    (tiny / "rows.csv").write_text(COSTS)
+    (tiny / "bad.csv").write_text("k,cost\n0,1\n3,much\n")
+    (tiny / "no_step.csv").write_text("k,cost\n3,1\n")
+    ran = specbench(*ASKED, *options, "--out", "mistakes", cwd=tiny)
+    assert ran.code == 2
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+    assert not (tiny / "mistakes").exists()

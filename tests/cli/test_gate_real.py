@@ -1,0 +1,101 @@
+"""The gate over real runs of the embedded pair: what it is for, end to end."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.decoding.fused_runner import FusedRunner
+from specbench.store import load_run
+from tests.cli.calls import specbench
+
+PAIRINGS = """\
+targets:
+  demo:
+    model: demo:target
+    workloads: demo
+    drafters:
+      draft: {{method: draft_model, model: demo:{draft}}}
+"""
+SMALL = ("-w", "code", "-k", "4", "--prompts", "5", "--max-new-tokens", "34", "--device", "cpu")
+NUM_TARGET_LAYERS = 16
+PLANTED_S = 0.03
+
+pytestmark = pytest.mark.slow
+
+
+def measured(folder: Path, draft: str = "draft") -> str:
+    """The id of a run of demo/draft, whatever model plays the draft."""
+    (folder / "pairings.yaml").write_text(PAIRINGS.format(draft=draft))
+    ran = specbench("run", "demo/draft", *SMALL, "--json", cwd=folder)
+    assert ran.code == 0, ran.err
+    run_id: str = json.loads(ran.out)["run_id"]
+    return run_id
+
+
+def gate(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    ran = specbench("check", *arguments, "--json", cwd=folder)
+    assert ran.err == ""
+    return ran.code, json.loads(ran.out)
+
+
+def verdicts(document: dict[str, Any]) -> dict[str, str]:
+    return {judgement["metric"]: judgement["verdict"] for judgement in document["judgements"]}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gate")
+
+
+@pytest.fixture(scope="module")
+def usual(place: Path) -> str:
+    return measured(place)
+
+
+def test_counts_and_text_of_a_second_run_are_the_same(place: Path, usual: str) -> None:
+    counts = ("--fail-on", "mean_acceptance_length:2%")
+    code, document = gate(place, usual, measured(place), *counts)
+    assert code == 0
+    assert document["num_tests"] == 0
+    assert verdicts(document) == {"mean_acceptance_length": "pass", "output_tokens": "pass"}
+    (length,) = (j for j in document["judgements"] if j["metric"] == "mean_acceptance_length")
+    assert length["baseline"] == length["candidate"] > 3
+
+
+def test_a_worse_draft_under_the_same_name_is_caught_by_counts(place: Path, usual: str) -> None:
+    poor = measured(place, "poor")
+    code, document = gate(place, usual, poor, "--fail-on", "mean_acceptance_length:2%")
+    assert code == 1
+    assert verdicts(document) == {"mean_acceptance_length": "regression", "output_tokens": "pass"}
+    (found,) = document["attributions"]
+    assert found["causes"] == ["acceptance"]
+    assert "weights of demo/draft" in [change["name"] for change in document["changes"]]
+
+
+def test_a_slower_forward_of_the_target_is_caught_as_round_time(
+    place: Path, usual: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = FusedRunner.forward
+
+    def slower(self: FusedRunner, *arguments: Any, **named: Any) -> Any:
+        if self.num_layers == NUM_TARGET_LAYERS:
+            time.sleep(PLANTED_S)
+        return sound(self, *arguments, **named)
+
+    monkeypatch.setattr(FusedRunner, "forward", slower)
+    code, document = gate(place, usual, measured(place))
+    assert code == 1
+    found = verdicts(document)
+    assert (found["mean_acceptance_length"], found["output_tokens"]) == ("pass", "pass")
+    assert found["decode_tokens_per_s"] == "regression"
+    (attribution,) = document["attributions"]
+    assert attribution["causes"] == ["round time"]
+    assert "verify" in [part["name"] for part in attribution["slower"]]
+
+
+def test_the_forward_that_is_slowed_is_the_targets(place: Path, usual: str) -> None:
+    (engine,) = load_run(usual, place / "reports").engines
+    assert engine.forward == "fused"

@@ -1,0 +1,77 @@
+"""`specbench history` over stored runs: a table, a page, a document."""
+
+import json
+
+import pytest
+
+from tests.cli.calls import specbench
+from tests.importers.test_formats import FILES
+
+SPEEDS = (640, 644, 637, 641, 639, 520, 523, 518, 521, 519)
+METRIC = ("--metric", "aggregate_tokens_per_s")
+
+
+@pytest.fixture(scope="module")
+def nightly(tmp_path_factory):
+    """Ten imported runs of one night each; with the sixth 19 % of the speed went."""
+    folder = tmp_path_factory.mktemp("nightly")
+    result = json.loads((FILES / "vllm_spec.json").read_text())
+    for i, speed in enumerate(SPEEDS):
+        file = folder / f"night-{i}.json"
+        file.write_text(
+            json.dumps(result | {"output_throughput": speed, "date": f"202611{i + 1:02}-020000"})
+        )
+        told = ("--pairing", "llama/head", "--method", "eagle3", "--temperature", "0")
+        assert specbench("import", file, *told, cwd=folder).code == 0
+    return folder
+
+
+def test_the_step_is_found_in_stored_runs(nightly):
+    ran = specbench("history", *METRIC, cwd=nightly)
+    assert (ran.code, ran.err) == (0, "")
+    assert max(map(len, ran.out.split("\n\n")[0].splitlines())) <= 80
+    last = ran.out.splitlines()[-1]
+    assert "-18.7% with run" in last
+    assert last.endswith(": worse")
+
+
+def test_the_machine_document_has_every_point_and_the_step(nightly):
+    ran = specbench("history", *METRIC, "--json", cwd=nightly)
+    (series,) = json.loads(ran.out)["series"]
+    assert [point["value"] for point in series["points"]] == list(SPEEDS)
+    (step,) = series["steps"]
+    assert step["run_index"] == 5
+    assert step["run_id"] == series["points"][5]["run_id"]
+    assert series["trend"] is None
+
+
+def test_a_history_can_end_earlier(nightly):
+    ran = specbench("history", *METRIC, "--json", cwd=nightly)
+    fourth = json.loads(ran.out)["series"][0]["points"][3]["run_id"]
+    ran = specbench("history", *METRIC, "--run", fourth, "--json", cwd=nightly)
+    assert len(json.loads(ran.out)["series"][0]["points"]) == 4
+
+
+def test_the_page_is_written_where_asked(nightly, tmp_path):
+    page = tmp_path / "history.html"
+    ran = specbench("history", *METRIC, "--html", page, cwd=nightly)
+    assert ran.code == 0
+    assert f"page: {page}" in ran.out
+    assert "<svg " in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--metric", "speed"), "--metric 'speed': allowed are"),
+        (("--metric", "joules_per_token"), "no valid cell of these 10 runs has it"),
+        (("--pairing", "nobody/x", *METRIC), "no valid cell"),
+        (("--out", "elsewhere"), "no run in elsewhere yet"),
+        (("--run", "no-such-run"), "no run 'no-such-run'"),
+        (("--html", "no/such/folder/h.html", *METRIC), "cannot write"),
+    ],
+)
+def test_mistakes_are_told_with_exit_code_2(nightly, arguments, complaint):
+    ran = specbench("history", *arguments, cwd=nightly)
+    assert (ran.code, ran.out) == (2, "")
+    assert complaint in ran.err

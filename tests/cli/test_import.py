@@ -1,0 +1,124 @@
+"""`specbench import`: other tools' results become a run that report reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from specbench.shipped import PACKAGE
+from specbench.store import load_run
+from tests.cli.calls import specbench
+from tests.test_layering import modules_after
+
+FILES = Path(__file__).parents[1] / "importers" / "files"
+VLLM = (FILES / "vllm_base.json", FILES / "vllm_spec.json")
+TOLD = ("--pairing", "llama/head", "--method", "eagle3", "-w", "mtbench", "--temperature", "0")
+
+
+def document(tmp_path, *files, told=(*TOLD, "-k", "0")):
+    ran = specbench("import", *files, *told, "--json", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    return json.loads(ran.out)
+
+
+def test_an_import_is_a_complete_run_with_its_files_hashes(tmp_path):
+    document(tmp_path, *VLLM)
+    stored = load_run("latest", tmp_path / "reports")
+    assert stored.is_complete
+    assert stored.run.settings.command == "import"
+    assert [record.file for record in stored.imported] == ["vllm_base.json", "vllm_spec.json"]
+    assert {record.tool for record in stored.imported} == {"vllm bench serve"}
+    assert stored.run.environment.created_at == "2026-11-20T10:15:00"  # when it was measured
+    assert stored.run.environment.threads is None
+
+
+def test_the_machine_document_keeps_to_its_schema(tmp_path):
+    schema = json.loads((PACKAGE / "report" / "schema.json").read_text())
+    Draft202012Validator(schema).validate(document(tmp_path, *VLLM))
+
+
+def test_a_speed_up_over_the_imported_baseline_has_no_interval(tmp_path):
+    base, spec = document(tmp_path, *VLLM)["cells"]
+    assert spec["metrics"]["end_to_end_speedup"] == pytest.approx(640 / 400)
+    assert "decode_speedup" not in spec["metrics"]  # decode times are not in these files
+    assert spec["speedup"] is None
+    assert (base["num_speculative_tokens"], spec["num_speculative_tokens"]) == (0, 3)
+    assert spec["valid"]
+
+
+def test_nothing_is_recommended_from_aggregates(tmp_path):
+    found = document(tmp_path, *VLLM)
+    assert found["decisions"] == []
+    assert any("no K is recommended" in warning for warning in found["warnings"])
+    ran = specbench("report", cwd=tmp_path)
+    assert ran.code == 0
+    assert "imported figures" in ran.out.splitlines()[-1]
+    assert "2.50" in ran.out
+    assert "640.0" in ran.out
+    assert "1.60x" in ran.out
+
+
+def test_every_report_format_takes_an_import(tmp_path):
+    document(tmp_path, *VLLM)
+    assert specbench("report", "--format", "html,md,csv", cwd=tmp_path).code == 0
+    folder = load_run("latest", tmp_path / "reports").folder
+    page = (folder / "report.html").read_text()
+    assert "vllm_spec.json" in page
+    assert "None" not in page
+    assert "2.5" in (folder / "cells.csv").read_text()
+    assert "nan" not in (folder / "report.md").read_text().lower().split()
+
+
+def test_neither_import_nor_history_needs_torch(tmp_path):
+    lines = "\n".join(
+        f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"
+        for arguments in (
+            ["import", str(VLLM[1]), *TOLD],
+            ["history", "--metric", "mean_acceptance_length"],
+        )
+    )
+    loaded = modules_after(f"import specbench.cli as c\n{lines}", tmp_path)
+    assert not loaded & {"torch", "transformers", "matplotlib"}
+
+
+def test_broken_identities_make_a_cell_invalid(tmp_path):
+    result = json.loads(VLLM[1].read_text())
+    result |= {"spec_decode_per_position_acceptance_rates": [0.3, 0.5, 0.7], "failed": 8}
+    file = tmp_path / "odd.json"
+    file.write_text(json.dumps(result))
+    (cell,) = document(tmp_path, file)["cells"]
+    assert not cell["valid"]
+    assert cell["invalid_reasons"] == [
+        "8 of 88 requests failed",
+        "identity broken: acceptance per position rises",
+    ]
+
+
+def test_random_prompts_and_a_servers_running_average_are_warned_of(tmp_path):
+    line = json.loads((FILES / "sglang.jsonl").read_text().splitlines()[1])
+    file = tmp_path / "random.jsonl"
+    file.write_text(json.dumps(line | {"dataset_name": "random"}))
+    (cell,) = document(tmp_path, file, told=("--temperature", "0"))["cells"]
+    assert [w.partition(":")[0] for w in cell["warnings"]] == [
+        "accept_length is the server's average since its start",
+        "random prompts",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("absent.json",), "absent.json: cannot be read"),
+        ((VLLM[1],), "the file does not say the temperature; give --temperature 0"),
+        ((VLLM[1], "--pairing", "llama"), "expected target/drafter"),
+        ((VLLM[1], "--pairing", "/head"), "expected target/drafter"),
+        ((VLLM[1], "--method", "magic"), "there is no method 'magic'"),
+        ((VLLM[1], VLLM[1], *TOLD), "the same cell as vllm_spec.json"),
+    ],
+)
+def test_mistakes_are_told_with_exit_code_2_and_store_nothing(tmp_path, arguments, complaint):
+    ran = specbench("import", *arguments, cwd=tmp_path)
+    assert (ran.code, ran.out) == (2, "")
+    assert complaint in ran.err
+    assert not (tmp_path / "reports").exists()

@@ -1,0 +1,178 @@
+"""`specbench pair`: refusals, memory, the ranking, what it writes, and how it ends."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench.config import load_pairings
+from tests.cli.calls import specbench
+from tests.cli.conftest import SMALL
+from tests.test_layering import modules_after
+from tests.tiny_models import change_json, write_head, write_model
+
+HERE = ("--workload", "prompts.jsonl", *SMALL)
+
+
+@pytest.fixture(scope="module")
+def shelf(tiny: Path) -> Path:
+    """The folder of the tiny pair with a draft that does not fit and a head beside it."""
+    target = write_model(tiny / "drafts" / "other", num_hidden_layers=1)
+    change_json(
+        target.folder / "tokenizer.json", lambda content: content["model"]["vocab"].pop("A")
+    )
+    write_head(tiny / "drafts" / "eagle", "eagle", write_model(tiny / "wide", hidden_size=64))
+    return tiny
+
+
+def plan(*arguments: str, cwd: Path):
+    return specbench("pair", *arguments, "--dry-run", cwd=cwd)
+
+
+def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
+    ran = plan("tiny", "--drafts", "draft", "./drafts/other", "ngram", "--gpu", "L4", cwd=shelf)
+    assert (ran.code, ran.err) == (0, "")
+    first = ran.out.splitlines()[0]
+    assert first.startswith("refused  other: tokenizer: 1 ids mean something else")
+    assert "(target 259 tokens, draft 258 tokens)" in ran.out.replace("\n", " ")
+    memory = [line.split()[0] for line in ran.out.splitlines() if "KiB" in line]
+    assert memory == ["target", "draft", "ngram"]
+    assert "24 GiB (vendor datasheet of L4)" in ran.out
+
+
+def test_a_dry_run_works_without_torch(shelf):
+    arguments = ["pair", "tiny", "--drafts", "./draft", "--drafts", "ngram", "--dry-run"]
+    code = (
+        "import specbench.cli as c\n"
+        f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"
+    )
+    assert not modules_after(code, shelf) & {"torch", "transformers"}
+
+
+def test_the_document_for_machines_has_every_finding_and_figure(shelf):
+    ran = plan(
+        *("tiny", "--discover", "--in", "drafts", "--gpu-memory", "24GiB"),
+        *("--gpu-bandwidth", "1008GB/s", "--json"),
+        cwd=shelf,
+    )
+    assert (ran.code, ran.err) == (0, "")
+    document = json.loads(ran.out)
+    by_name = {one["drafter"]: one for one in document["drafters"]}
+    assert {"other", "eagle", "ngram", "suffix"} <= set(by_name)
+    refused = [f for f in by_name["eagle"]["findings"] if f["level"] == "refused"]
+    assert {(f["field"], f["target"], f["draft"]) for f in refused} >= {("hidden_size", "32", "64")}
+    memory = by_name["ngram"]["memory"]
+    assert memory["break_even_length"] == 1.0
+    assert memory["headroom_bytes"] > 0
+    assert by_name["ngram"]["lost_context"] == 0
+    assert document["target_alone"]["target"]["is_exact"]
+    assert document["ranking"] == []
+
+
+def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
+    from specbench.pairing.gpus import RESERVED_BYTES
+
+    alone = json.loads(plan("tiny", "--drafts", "ngram", "--gpu", "T4", "--json", cwd=shelf).out)
+    just_enough = RESERVED_BYTES + alone["target_alone"]["peak_bytes"] + 2000
+    ran = plan("tiny", "--drafts", "draft", "--gpu-memory", f"{just_enough}b", cwd=shelf)
+    assert ran.code == 2
+    assert "refused  draft: memory: " in ran.out
+    assert "too large for this machine and context" in ran.out
+    assert "error: none of 1 drafters fits tiny; the reasons are above" in ran.err
+
+
+def test_what_fits_is_measured_ranked_and_written(shelf):
+    ran = specbench(
+        *("pair", "./target", "--drafts", "./draft", "./drafts/other", "ngram", "-k", "1,2"),
+        *("--write", "best.yaml", *HERE),
+        cwd=shelf,
+    )
+    assert ran.code == 0, ran.err
+    assert "refused  other: tokenizer" in ran.out
+    lines = ran.out.splitlines()
+    table = [line.split() for line in lines if line[:1].isdigit()]
+    assert [row[0] for row in table] == ["1", "2"]
+    assert {row[1] for row in table} == {"draft", "ngram"}
+    assert lines[-1].split()[0] in ("Use", "Not", "Do")  # times of so few tokens are noise
+    if lines[-1].startswith("Use draft"):
+        best = load_pairings(shelf / "best.yaml").all[0]
+        assert (best.drafter.method, best.drafter.name) == ("draft_model", "draft")
+        assert best.drafter.num_speculative_tokens in (1, 2)
+    run = next(line for line in lines if line.startswith("report: ")).split("/")[1]
+    again = specbench("sweep-k", "--resume", run, cwd=shelf)
+    assert again.code == 0, again.err
+
+
+def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
+    arguments = ("./target", "--drafts", "./draft", "./drafts/other", "ngram")
+    ran = plan(*arguments, "--write", "fits.yaml", cwd=shelf)
+    assert (ran.code, ran.err) == (0, "written: fits.yaml\n")
+    read = load_pairings(shelf / "fits.yaml")
+    assert [pairing.name for pairing in read.all] == ["target/draft", "target/ngram"]
+    assert read.all[0].drafter.model.folder == shelf / "draft"
+    again = plan(*arguments, "--write", "fits.yaml", cwd=shelf)
+    assert again.code == 2
+    assert "it is there already; name a new file" in again.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("tiny", "--drafts", "eagle"), "the method needs weights"),
+        (("tiny", "--drafts", "nobody"), "none of 1 drafters fits tiny"),
+        (("nobody",), "no target 'nobody'"),
+        (("owner/nobody",), "owner/nobody is not in the hub's cache"),
+        (("tiny", "--in", "drafts"), "add --discover"),
+        (("tiny", "--discover", "--in", "nowhere"), "there is no such folder"),
+        (("tiny", "--gpu", "Voodoo"), "--gpu 'Voodoo': known are"),
+        (("tiny", "--gpu-memory", "much"), "--gpu-memory 'much': expected"),
+        (("tiny", "--gpu-memory", "1MiB"), "CUDA itself takes 0.75 GiB"),
+        (("tiny", "--gpu-bandwidth", "1GB/s"), "--gpu-bandwidth needs --gpu-memory"),
+        (("tiny", "--context", "1k,2k"), "memory is planned for one length"),
+        (("tiny", "-k", "0"), "ranked at fixed K above 0"),
+        (("tiny", "-k", "auto"), "ranked at fixed K above 0"),
+        (("./drafts/eagle", "--drafts", "ngram"), "cannot be a target"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_a_users_mistake_is_a_message_and_exit_code_2(shelf, arguments, said):
+    ran = plan(*arguments, cwd=shelf)
+    assert ran.code == 2
+    assert said in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "specbench", "pair", "demo", "--dry-run", "--gpu", "H100"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "token-recycling" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "k", "said"),
+    [
+        (1.4, 1.6, 4, "Use draft (draft_model) with K=4: 1.50x faster [1.40, 1.60]."),
+        (0.9, 2.1, 0, "Not decided: draft looks best, 1.50x [0.90, 2.10]; ask for more --prompts."),
+        (0.5, 0.9, 0, "Do not speculate: nothing that was measured gains."),
+    ],
+)
+def test_the_last_line_is_one_of_three_answers(low, high, k, said):
+    from specbench.cli.pair_tables import verdict
+    from specbench.metrics.setting import setting_of
+    from specbench.pairing.rank import Gain, Ranked
+    from specbench.records import Interval
+    from tests.pairing.conftest import summary
+
+    gain = Gain(k, Interval(estimate=1.5, low=low, high=high), 2.0, "measured")
+    key = summary(4, low, 1.5, high).key
+    ranked = Ranked(
+        pairing="demo/draft", drafter="draft", method="draft_model", gains={setting_of(key): gain}
+    )
+    assert verdict([ranked]) == said

@@ -1,0 +1,58 @@
+"""`specbench recommend` from the outside, over a made-up run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.store import SCHEMA_VERSION, create_run
+from tests.cli.calls import specbench
+from tests.report.served_runs import served_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    stored = served_run()
+    run = replace(stored.run, run_id="served", schema_version=SCHEMA_VERSION)
+    with create_run(folder / "reports", run) as writer:
+        for record in (*stored.memory, *stored.engines, *stored.blocks):
+            writer.append(record)
+        writer.finish()
+    return folder
+
+
+def test_the_newest_run_is_answered_for_latency(folder: Path) -> None:
+    ran = specbench("recommend", cwd=folder)
+    assert ran.code == 0, ran.err
+    assert "chosen" in ran.out
+    assert "one way for all workloads" in ran.out
+
+
+def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
+    ran = specbench(
+        "recommend", "served", "--objective", "cost", "--price-per-hour", "2", "--json", cwd=folder
+    )
+    found = json.loads(ran.out)
+    for one in found["picks"]:
+        best = one["best"]
+        assert best["value"] == pytest.approx(2 / (best["tokens_per_s"] * 3600) * 1e6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--objective", "speed"], "latency, throughput, cost"),
+        (["--objective", "cost"], "--price-per-hour"),
+        (["--slo", "tpot=fast"], "tpot=30ms"),
+        (["-w", "poetry"], "the run measured"),
+        (["--concurrency", "3"], "the run measured 1, 2, 4"),
+        (["no-such-run"], "no run"),
+    ],
+)
+def test_what_cannot_be_answered_says_what_can(folder: Path, arguments, words) -> None:
+    ran = specbench("recommend", *arguments, cwd=folder)
+    assert ran.code == 2
+    assert words in ran.err
+    assert "Traceback" not in ran.err

@@ -1,0 +1,133 @@
+"""Every figure worked out by hand from the files; see files/README.md."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench.importers import formats, import_files
+from specbench.importers.imported_cell import Told
+from specbench.metrics.registry import all_metrics
+
+FILES = Path(__file__).parent / "files"
+GREEDY = Told(temperature=0.0, num_speculative_tokens=0)
+
+
+def cell(name, told=GREEDY, place=0):
+    return import_files([FILES / name], told)[place]
+
+
+def test_vllm_counters_are_those_of_rounds_that_drafted():
+    found = cell("vllm_spec.json")
+    figures = found.record.figures
+    assert figures["mean_acceptance_length_when_drafted"] == pytest.approx(1 + 9600 / 6400)
+    assert figures["acceptance_rate"] == pytest.approx(9600 / 19200)  # 50 % in the file
+    # Rounds that drafted nothing are unknown, so nothing is said of all rounds.
+    absent = {"mean_acceptance_length", "num_rounds", "acceptance_rate_per_position"}
+    assert not absent & set(figures)
+
+
+def test_a_drafter_that_never_misses_drafts_in_every_round():
+    told = Told(temperature=0.0, pairing="llama/head", method="eagle3")
+    figures = cell("vllm_spec.json", told).record.figures
+    assert figures["mean_acceptance_length"] == 2.5
+    assert figures["num_rounds"] == 6400
+    assert figures["acceptance_rate_per_position"] == (0.7, 0.5, 0.3)
+    lookup = Told(temperature=0.0, pairing="llama/ngram", method="ngram")
+    assert "mean_acceptance_length" not in cell("vllm_spec.json", lookup).record.figures
+
+
+def test_rates_without_counts_are_taken_as_they_are_in_our_unit(tmp_path):
+    result = json.loads((FILES / "vllm_spec.json").read_text())
+    for count in ("num_drafts", "draft_tokens", "accepted_tokens"):
+        del result[f"spec_decode_{count}"]
+    file = tmp_path / "rates.json"
+    file.write_text(json.dumps(result))
+    (found,) = import_files([file], GREEDY)
+    assert found.record.figures["acceptance_rate"] == 0.5  # a percentage in the file
+    assert found.record.figures["mean_acceptance_length_when_drafted"] == 2.5
+
+
+def test_vllm_names_model_load_and_depth():
+    found = cell("vllm_spec.json")
+    key = found.key
+    assert (key.target, key.engine, key.drafter) == ("Llama-3.1-8B-Instruct", "vllm", "unknown")
+    assert (key.num_speculative_tokens, key.concurrency, key.request_rate) == (3, 4, None)
+    assert found.record.measured_at == "2026-11-20T10:30:00"
+    assert (found.record.num_requests, found.record.num_failed) == (80, 0)
+
+
+def test_vllm_times_are_seconds():
+    figures = cell("vllm_base.json").record.figures
+    assert figures["ttft_s"] == pytest.approx(0.050)  # the median, as ours is
+    assert figures["tpot_s"] == pytest.approx(0.010)
+    assert figures["tpot_s_p95"] == pytest.approx(0.012)
+    assert figures["aggregate_tokens_per_s"] == 400.0
+    assert "decode_tokens_per_s" not in figures  # needs the requests' own times
+    assert "acceptance_rate" not in figures
+
+
+def test_detailed_files_give_the_speed_of_decoding_alone():
+    found = cell("vllm_detailed.json")
+    # 10 tokens in 0.2 s and 20 in 0.3 s; the request that failed is in neither.
+    assert found.record.figures["decode_tokens_per_s"] == pytest.approx(30 / 0.5)
+    assert found.record.figures["user_tokens_per_s"] == pytest.approx((50 + 200 / 3) / 2)
+    assert (found.record.num_requests, found.record.num_failed) == (3, 1)
+
+
+def test_aiperf_is_read_by_its_units():
+    found = cell("aiperf.json", Told(num_speculative_tokens=4))
+    assert found.record.tool_version == "0.13.0"
+    assert (found.key.target, found.key.concurrency, found.key.temperature) == ("Qwen3-32B", 4, 0)
+    assert found.record.figures == pytest.approx(
+        {
+            "ttft_s": 0.080,
+            "ttft_s_p95": 0.120,
+            "tpot_s": 0.005,
+            "tpot_s_p95": 0.007,
+            "aggregate_tokens_per_s": 700.0,
+            "user_tokens_per_s": 200.0,
+            "num_output_tokens": 8000.0,
+            "num_failed": 1.0,
+            "num_rounds": 1600.0,
+            "mean_acceptance_length": 1 + 3600 / 1600,
+            "mean_acceptance_length_per_request": 3.2,
+            "acceptance_rate": 3600 / 6400,
+        }
+    )
+
+
+def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
+    base, spec = import_files([FILES / "sglang.jsonl"], Told(temperature=0.0))
+    assert (base.key.num_speculative_tokens, base.key.method) == (0, "none")
+    assert (spec.key.num_speculative_tokens, spec.key.workload) == (4, "sharegpt")
+    assert spec.key.target == base.key.target == "Qwen3-8B"
+    assert spec.record.figures["mean_acceptance_length"] == 2.8
+    assert any("since its start" in warning for warning in spec.record.warnings)
+    assert "mean_acceptance_length" not in base.record.figures
+    assert base.record.num_failed is None  # the line has no list of errors
+
+
+def test_figures_have_our_metrics_names():
+    told = Told(temperature=0.0, num_speculative_tokens=4, method="eagle3", pairing="a/b")
+    files = [path for path in FILES.iterdir() if path.suffix in (".json", ".jsonl")]
+    assert len(files) == 5
+    for file in files:
+        for found in import_files([file], told):
+            assert set(found.record.figures) <= set(all_metrics())
+            assert len(found.record.file_sha256) == 64
+            assert found.record.file == file.name
+
+
+def test_each_format_knows_its_own_results_alone():
+    assert [known.TOOL for known in formats()] == [
+        "aiperf",
+        "sglang bench_serving",
+        "vllm bench serve",
+    ]
+    for name, tool in (
+        ("aiperf.json", "aiperf"),
+        ("sglang.jsonl", "sglang bench_serving"),
+        ("vllm_base.json", "vllm bench serve"),
+    ):
+        assert cell(name, Told(temperature=0, num_speculative_tokens=1)).record.tool == tool

@@ -1,0 +1,118 @@
+"""Whatever is wrong with a file is said with the file, and the key where there is one."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.importers import import_files
+from specbench.importers.imported_cell import Told
+
+FILES = Path(__file__).parent / "files"
+TOLD = Told(temperature=0.0, num_speculative_tokens=0)
+
+
+def refusal(file, told=TOLD):
+    with pytest.raises(UsageError) as raised:
+        import_files([file], told)
+    assert str(file) in str(raised.value)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "the file is empty"),
+        (b" \n\n", "the file is empty"),
+        (b"{", "not JSON"),
+        (b"{'a': 1}", "not JSON"),
+        (b"[1, 2]", "a JSON object is needed, not a list"),
+        (b"null", "a JSON object is needed, not null"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b'{"a": 1, "a": 2}', "the key 'a' is given twice"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "digits"),
+        (b'{"hello": "world"}', "no result of a known tool"),
+        (b'{"a": 1}\n{"a": 2', "2: not JSON"),
+    ],
+    ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else value,
+)
+def test_what_is_no_result_is_refused(tmp_path, content, complaint):
+    file = tmp_path / "result.json"
+    file.write_bytes(content)
+    assert complaint in refusal(file)
+
+
+def test_an_absent_file_and_a_folder_are_refused(tmp_path):
+    assert "No such file" in refusal(tmp_path / "absent.json")
+    assert "Is a directory" in refusal(tmp_path)
+
+
+def changed(tmp_path, **values):
+    """The vLLM result with other values; one of `...` is left out."""
+    result = json.loads((FILES / "vllm_spec.json").read_text()) | values
+    file = tmp_path / "changed.json"
+    file.write_text(json.dumps({k: v for k, v in result.items() if v is not ...}))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("output_throughput", "fast"),
+        ("output_throughput", True),
+        ("output_throughput", -1.0),
+        ("median_ttft_ms", math.nan),
+        ("median_ttft_ms", math.inf),
+        ("median_tpot_ms", [1.0]),
+        ("completed", 1.5),
+        ("completed", 10**30),
+        ("spec_decode_num_drafts", {}),
+        ("spec_decode_per_position_acceptance_rates", "0.7"),
+        ("spec_decode_per_position_acceptance_rates", [0.7, None]),
+        ("model_id", 7),
+        ("model_id", "a\x1b[31mb"),
+        ("max_concurrency", "four"),
+        ("request_rate", "often"),
+    ],
+)
+def test_a_value_that_cannot_be_names_its_key(tmp_path, key, value):
+    assert f": {key}" in refusal(changed(tmp_path, **{key: value}))
+
+
+def test_values_that_are_missing_or_null_stay_missing(tmp_path):
+    for nothing in (..., None):
+        file = changed(tmp_path, output_throughput=nothing, median_ttft_ms=nothing, failed=nothing)
+        (found,) = import_files([file], TOLD)
+        assert not {"aggregate_tokens_per_s", "ttft_s", "num_failed"} & set(found.record.figures)
+        assert found.record.num_failed is None
+
+
+def test_what_neither_the_file_nor_the_user_says_is_asked_for(tmp_path):
+    assert "give --temperature" in refusal(FILES / "vllm_spec.json", Told())
+    assert "give -k" in refusal(FILES / "vllm_base.json", Told(temperature=0.0))
+    alone = changed(tmp_path, max_concurrency=None, max_concurrent_requests=None)
+    assert "give --concurrency" in refusal(alone)
+
+
+def test_requests_of_uneven_lists_are_refused(tmp_path):
+    file = changed(tmp_path, output_lens=[5, 6], itls=[[0.1]])
+    assert ": itls: 1 requests, 2 in output_lens" in refusal(file)
+
+
+def test_a_unit_that_is_not_known_is_refused(tmp_path):
+    result = json.loads((FILES / "aiperf.json").read_text())
+    result["time_to_first_token"]["unit"] = "fortnights"
+    file = tmp_path / "aiperf.json"
+    file.write_text(json.dumps(result))
+    message = refusal(file, Told(num_speculative_tokens=4))
+    assert "time_to_first_token.unit: 'fortnights' is unknown; allowed: s, sec" in message
+
+
+def test_two_results_of_one_cell_are_refused(tmp_path):
+    twin = tmp_path / "twin.json"
+    twin.write_bytes((FILES / "vllm_spec.json").read_bytes())
+    with pytest.raises(UsageError, match=r"twin\.json: the same cell as vllm_spec\.json"):
+        import_files([FILES / "vllm_spec.json", twin], TOLD)

@@ -1,0 +1,151 @@
+"""Whatever bytes a model's files hold, reading them is a finding or a ModelError, never a crash."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from specbench.config import Drafter
+from specbench.errors import ModelError, SpecbenchError
+from specbench.model_files.headers import read_headers
+from specbench.model_files.model import ModelFiles
+from specbench.model_spec import ModelSpec
+from specbench.pairing.compatibility import check_drafter
+from specbench.pairing.discover import discover
+from specbench.pairing.memory_plan import Place, plan_pair
+from tests.test_hostile_inputs import damaged
+from tests.tiny_models import files_of, write_head, write_model
+
+PLACE = Place(device="cuda", memory_bytes=2**33, bytes_per_s=1e12)
+NUM_TRIALS = 60
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return write_model(tmp_path_factory.mktemp("models") / "target")
+
+
+def look_at(target: ModelFiles, folder: Path, method: str) -> bool:
+    """Everything `pair --dry-run` does with a draft; whether it was refused."""
+    spec = ModelSpec(source=str(folder), folder=folder)
+    drafter = Drafter(name="draft", method=method, model=spec)
+    discover(target, [folder], in_hub_cache=False)
+    checked = check_drafter(target, drafter)
+    if checked.level == "refused":
+        return True
+    try:
+        plan_pair(target, drafter, PLACE)
+    except ModelError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("draft_model", "config.json"),
+        ("draft_model", "generation_config.json"),
+        ("draft_model", "tokenizer_config.json"),
+        ("draft_model", "tokenizer.json"),
+        ("draft_model", "model.safetensors"),
+        ("eagle", "config.json"),
+        ("eagle3", "config.json"),
+        ("eagle3", "model.safetensors"),
+        ("medusa", "model.safetensors"),
+        ("dflash", "config.json"),
+    ],
+    ids=lambda value: value.removesuffix(".json"),
+)
+def test_damaged_files_of_a_draft_are_findings(target, tmp_path, method, name):
+    folder = tmp_path / "draft"
+    if method == "draft_model":
+        write_model(folder, num_hidden_layers=1)
+    else:
+        write_head(folder, method, target)
+    file = folder / name
+    whole = file.read_bytes()
+    # Tensors are long and their header is what is read.
+    head, tail = (whole[:4000], whole[4000:]) if name.endswith(".safetensors") else (whole, b"")
+    assert not look_at(target, folder, method)
+    refused = 0
+    for seed in range(NUM_TRIALS):
+        file.write_bytes(damaged(head, random.Random(seed)) + tail)
+        refused += look_at(target, folder, method)
+    assert refused > NUM_TRIALS // 4
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 8, b"\xff" * 8, b"\x02\0\0\0\0\0\0\0[]"])
+def test_a_header_that_is_none_is_a_model_error(tmp_path, content):
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match="cannot be read"):
+        read_headers(tmp_path / "model.safetensors")
+
+
+def with_header(header: str, num_bytes: int) -> bytes:
+    text = header.encode()
+    return len(text).to_bytes(8, "little") + text + b"\0" * num_bytes
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 800]}}',
+        '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        '{"x": {"dtype": "F32", "shape": [-2, -1], "data_offsets": [0, 8]}}',
+        '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}',
+        '{"x": {"dtype": "X32", "shape": [2], "data_offsets": [0, 8]}}',
+        '{"x": {"dtype": "F32", "shape": "2", "data_offsets": 8}}',
+        '{"x": 3}',
+    ],
+)
+def test_a_tensor_that_cannot_be_where_it_is_said_to_be_is_a_model_error(tmp_path, header):
+    (tmp_path / "model.safetensors").write_bytes(with_header(header, 8))
+    with pytest.raises(ModelError, match="cannot be read: x"):
+        read_headers(tmp_path / "model.safetensors")
+
+
+def test_a_link_out_of_the_folder_is_refused(target, tmp_path):
+    draft = write_model(tmp_path / "draft", num_hidden_layers=1)
+    (tmp_path / "secret").write_bytes((draft.folder / "config.json").read_bytes())
+    (draft.folder / "config.json").unlink()
+    (draft.folder / "config.json").symlink_to(tmp_path / "secret")
+    spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
+    checked = check_drafter(target, Drafter(name="d", method="draft_model", model=spec))
+    (found,) = {finding.text for finding in checked.of_level("refused")}
+    assert "is a link out of its folder" in found
+
+
+def test_headers_are_what_safetensors_reads(tmp_path):
+    from safetensors import safe_open
+
+    model = write_model(tmp_path / "model", num_hidden_layers=2)
+    headers = read_headers(model.folder / "model.safetensors")
+    with safe_open(model.folder / "model.safetensors", framework="pt") as opened:
+        assert set(opened.keys()) == set(headers)
+        for name, header in headers.items():
+            tensor = opened.get_tensor(name)
+            assert (header.shape, header.nbytes) == (tuple(tensor.shape), tensor.nbytes)
+
+
+def test_equal_tensors_are_found_equal_and_others_are_not(tmp_path):
+    from specbench.model_files.headers import same_bytes
+
+    one = read_headers(write_model(tmp_path / "one", seed=0).folder / "model.safetensors")
+    same = read_headers(write_model(tmp_path / "same", seed=0).folder / "model.safetensors")
+    other = read_headers(write_model(tmp_path / "other", seed=1).folder / "model.safetensors")
+    name = "model.embed_tokens.weight"
+    assert same_bytes(one[name], same[name])
+    assert not same_bytes(one[name], other[name])
+    assert not same_bytes(one[name], one["model.norm.weight"])
+
+
+def test_a_folder_of_nothing_is_a_specbench_error(tmp_path):
+    reads: list[Callable[[], object]] = [
+        lambda: files_of(tmp_path).config,
+        lambda: files_of(tmp_path).head,
+        lambda: files_of(tmp_path).hidden_size,
+    ]
+    for read in reads:
+        with pytest.raises(SpecbenchError):
+            read()

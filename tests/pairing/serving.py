@@ -1,0 +1,122 @@
+"""A tiny server with an OpenAI-compatible API: answers take known rounds of a known time."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+VLLM_PAGE = """\
+# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{{engine="0",model_name="tiny"}} {drafts}.0
+vllm:spec_decode_num_draft_tokens_total{{engine="0",model_name="tiny"}} {draft_tokens}.0
+vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="tiny"}} {accepted}.0
+vllm:num_requests_running{{engine="0",model_name="tiny"}} 0.0
+"""
+POSITION = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="{}"}} 1.0\n'
+PLAIN_PAGE = 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0\n'
+
+
+@dataclass
+class FakeServer:
+    """Rounds of `round_s` at `k`, each of which keeps `kept` drafts; the first token is prefill's.
+
+    It has counted other people's rounds before.
+    """
+
+    k: int = 3
+    kept: int = 1
+    round_s: float = 0.004
+    num_rounds: int = 8
+    has_metrics: bool = True
+    has_usage: bool = True
+    has_chat: bool = True
+    models: tuple[str, ...] = ("tiny",)
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    total_rounds: int = 1_000
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def page(self) -> str:
+        if not self.k:
+            return PLAIN_PAGE
+        rounds = self.total_rounds
+        counts = VLLM_PAGE.format(
+            drafts=rounds, draft_tokens=rounds * self.k, accepted=rounds * self.kept
+        )
+        return counts + "".join(POSITION.format(i) for i in range(self.k))
+
+    def events(self, is_chat: bool) -> Iterator[dict[str, Any]]:
+        """A chunk a round; the last event has the usage and no choice."""
+        for i in range(self.num_rounds + 1):
+            if i:
+                time.sleep(self.round_s)
+            text = "a" * (self.kept + 1 if i and self.k else 1)
+            choice = {"delta": {"content": text}} if is_chat else {"text": text}
+            yield {"choices": [choice]}
+        with self.lock:
+            self.total_rounds += self.num_rounds
+        num_tokens = 1 + self.num_rounds * (self.kept + 1 if self.k else 1)
+        yield {"choices": [], "usage": {"completion_tokens": num_tokens}} if self.has_usage else {}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: "_Http"
+
+    def do_GET(self) -> None:
+        fake = self.server.fake
+        if self.path == "/v1/models":
+            self._send(json.dumps({"data": [{"id": name} for name in fake.models]}))
+        elif self.path == "/version":
+            self._send('{"version": "0.32.0"}')
+        elif self.path == "/metrics" and fake.has_metrics:
+            self._send(fake.page())
+        else:
+            self.send_error(404)
+
+    def do_POST(self) -> None:
+        fake = self.server.fake
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_chat = self.path == "/v1/chat/completions"
+        if is_chat and not fake.has_chat:
+            self.send_error(400, "no chat template")
+            return
+        with fake.lock:
+            fake.asked.append(body)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for event in fake.events(is_chat):
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _send(self, text: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class _Http(ThreadingHTTPServer):
+    fake: FakeServer
+
+
+@contextmanager
+def serving(fake: FakeServer) -> Iterator[str]:
+    """The address of the running server."""
+    http = _Http(("127.0.0.1", 0), _Handler)
+    http.fake = fake
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()

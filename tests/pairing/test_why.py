@@ -1,0 +1,82 @@
+"""What bounds a cell, by hand."""
+
+import math
+
+import pytest
+
+from specbench.costs import expected_tokens_iid
+from specbench.pairing.why import break_even_acceptance, losses, why
+
+
+def metrics(length=3.0, break_even=2.0, draft=0.1, verify=1.4, **others):
+    return {
+        "mean_acceptance_length": length,
+        "break_even_length": break_even,
+        "draft_cost_ratio": draft,
+        "verify_cost_ratio": verify,
+        **others,
+    }
+
+
+def test_losses_add_up_to_what_a_perfect_free_draft_would_gain():
+    found = losses(metrics(), 4)
+    total = found.draft + found.verify + found.acceptance + found.overhead
+    assert total == pytest.approx(math.log(5) - math.log(3.0 / 2.0))
+    # B = 2: 0.4 for drafting, 0.4 above a step for verifying, 0.2 for the rest.
+    assert found.draft == pytest.approx(math.log(2) * 0.4)
+    assert found.verify == pytest.approx(math.log(2) * 0.4)
+    assert found.overhead == pytest.approx(math.log(2) * 0.2)
+    assert found.acceptance == pytest.approx(math.log(5 / 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [
+        (metrics(length=1.5), "acceptance"),
+        (metrics(length=4.9, break_even=3.4, draft=0.5), "draft"),
+        (metrics(length=4.9, break_even=3.0, verify=2.6), "verify"),
+        (metrics(length=4.9, break_even=3.0, verify=1.0), "overhead"),
+        # Forwards alone take a third of the round, whatever halves it was cut into.
+        (metrics(length=4.9, break_even=3.0, verify=2.6, overhead_ratio=3.0), "overhead"),
+    ],
+)
+def test_the_largest_loss_bounds_the_cell(given, bound):
+    assert losses(given, 4).bound == bound
+
+
+def test_nothing_is_said_of_a_cell_that_does_not_tell():
+    assert losses({"mean_acceptance_length": 3.0}, 4) is None
+    assert losses(metrics(), 0) is None
+
+
+@pytest.mark.parametrize(("k", "break_even"), [(1, 1.3), (4, 2.0), (8, 5.5)])
+def test_at_break_even_acceptance_a_round_emits_what_it_costs(k, break_even):
+    rate = break_even_acceptance(k, break_even)
+    assert expected_tokens_iid(rate, k) == pytest.approx(break_even, abs=1e-4)
+
+
+def test_no_acceptance_pays_for_a_round_dearer_than_all_it_can_emit():
+    assert break_even_acceptance(4, 5.01) is None
+    assert break_even_acceptance(4, 5.0) == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_mismatched_draft_is_called_so(summarised):
+    poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
+    assert list(why(summarised(2, 0.8, 0.9, 1.0, metrics=poor))) == [
+        "acceptance-bound: most is lost to drafts that are not kept",
+        "breaks even where 62% of tested drafts are kept; 30% were",
+        "the draft is mismatched: its first token is kept 30% of the time",
+    ]
+    good = poor | {"acceptance_rate_per_position": (0.8, 0.5)}
+    assert not any("mismatched" in line for line in why(summarised(2, 0.8, 0.9, 1.0, metrics=good)))
+
+
+def test_a_target_too_small_for_a_draft_model_is_called_so(summarised):
+    dear = metrics(draft=0.45, break_even=2.4, verify=1.4)
+    lines = list(why(summarised(2, 0.8, 0.9, 1.0, metrics=dear)))
+    assert any("too small for a separate draft model" in line for line in lines)
+
+
+def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarised):
+    lines = list(why(summarised(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
+    assert "a round costs 3.20 steps: K=2 loses even if every draft is kept" in lines

@@ -1,0 +1,136 @@
+"""Forecast against measured in every format, made of a run on the fake engine."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from jsonschema import Draft202012Validator
+from rich.console import Console
+
+from specbench.records import EngineCost
+from specbench.report.answers import answer_lines
+from specbench.report.document import Document, build_document, to_json
+from specbench.report.figures import charts
+from specbench.report.forecasts import forecast_grid, forecast_lines
+from specbench.report.html import to_html
+from specbench.report.markdown import to_markdown
+from specbench.report.tables import terminal_report
+from tests.bench.fake_runs import SETTINGS, make_plan, measure
+from tests.bench.fakes import FakeClock, FakeEngine
+from tests.report.test_json import VALIDATOR
+
+FORECAST = replace(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
+SIX = [f"prompt {i}" for i in range(6)]
+VLLM = [
+    EngineCost(
+        source="costs.csv",
+        engine="vllm 0.32.0",
+        num_speculative_tokens=k,
+        concurrency=1,
+        cost=seconds,
+        is_relative=False,
+        mean_acceptance_length=2.9 if k else None,
+    )
+    for k, seconds in ((0, 1.0), (2, 1.1))
+]
+
+
+def document_of(folder, told=(), **changes) -> Document:
+    plan = make_plan(folder, replace(FORECAST, **changes), SIX)
+    return build_document(measure(plan, FakeEngine(FakeClock()), folder, costs=told))
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Document:
+    return document_of(tmp_path_factory.mktemp("here"))
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory) -> Document:
+    folder = tmp_path_factory.mktemp("there")
+    return document_of(folder, VLLM, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
+
+
+def printed(document: Document) -> str:
+    console = Console(width=80, record=True, file=None, quiet=True)
+    with console.capture() as capture:
+        console.quiet = False
+        console.print(terminal_report(document))
+    return capture.get()
+
+
+def test_a_row_a_k_with_what_was_measured_beside_it(here):
+    grid = forecast_grid(here)
+    assert grid is not None
+    rows = {(row[1], row[2]): row for row in grid.rows}
+    assert set(rows) == {(d, k) for d in ("good", "bad") for k in ("1", "2", "4")}
+    # 40 tokens in 8 rounds of 1.4 steps.
+    good = rows["good", "4"]
+    assert good[3:5] == ("5.00", "5.00")
+    assert good[5] == good[6] == "3.57x [3.57, 3.57]"
+    assert good[7:9] == ("+0.0%", "-0.0%") or good[7:9] == ("+0.0%", "+0.0%")
+    assert good[9] == "1.40 ±0.0%"
+    assert good[-1] == "forecast's choice"
+    assert rows["good", "2"][4] == rows["good", "2"][6] == "-"
+    assert [mark for mark in grid.marks if mark] == ["chosen"]
+
+
+def test_every_format_shows_it(here):
+    for text in (to_markdown([here]), to_html([here]), printed(here)):
+        assert "Forecast against measured" in text
+        assert "forecast K=4, 3.57x" in " ".join(text.split())
+    assert "Forecast against measured" in [chart.title for chart in charts(here)]
+
+
+def test_the_terminal_has_room_for_it(here):
+    assert max(map(len, printed(here).splitlines())) <= 80
+
+
+def test_a_sentence_says_what_was_chosen_and_saved(here):
+    good, bad = forecast_lines(here)
+    assert good.startswith(
+        "big/good on own.jsonl: forecast K=4, 3.57x [3.57, 3.57]; of K = 1..2, 4 "
+    )
+    assert "measured 4, " in good
+    assert "of the sweep's time saved" in good
+    assert bad.startswith("big/bad on own.jsonl: forecast do not speculate; ")
+
+
+def test_machines_get_all_of_it(here, there):
+    for document in (here, there):
+        text = json.dumps(to_json(document), allow_nan=False)
+        VALIDATOR.validate(json.loads(text))
+    found = to_json(here)["forecasts"][0]
+    by_k = {point["num_speculative_tokens"]: point for point in found["points"]}
+    assert by_k[4]["measured"]["speedup"]["estimate"] == pytest.approx(40 / 11.2)
+    assert by_k[1]["measured"] is None
+    assert 0 < found["share_saved"] < 1
+
+
+def test_figures_of_another_engine_say_whose_costs_they_are(there):
+    whose = "vllm 0.32.0 (costs.csv), which drafts greedily"
+    (answer,) = answer_lines(there)
+    # 40 tokens in 14 rounds of 1.1 steps.
+    assert answer == (
+        f"own.jsonl: forecast big/good, K=2, 2.60x [2.60, 2.60], with the costs of {whose}"
+    )
+    assert all(whose in line for line in forecast_lines(there))
+    grid = forecast_grid(there)
+    assert grid is not None
+    assert whose in grid.title
+    assert "AL there" in grid.headers
+    assert "2.90" in grid.rows[0]
+    assert whose in to_markdown([there])
+    assert whose in to_html([there])
+    assert any(whose in chart.setting for chart in charts(there))
+
+
+def test_a_run_without_a_forecast_has_no_such_section(cpu_document):
+    assert forecast_grid(cpu_document) is None
+    assert forecast_lines(cpu_document) == []
+    assert "Forecast against" not in to_markdown([cpu_document])
+    assert to_json(cpu_document)["forecasts"] == []
+
+
+def test_the_schema_is_still_one():
+    Draft202012Validator.check_schema(VALIDATOR.schema)

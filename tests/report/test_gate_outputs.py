@@ -1,0 +1,98 @@
+"""A gate in every format: nothing in a name or a reason breaks one."""
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from specbench.cli.console import open_console
+from specbench.report.gate_json import gate_json
+from specbench.report.gate_junit import gate_junit
+from specbench.report.gate_markdown import gate_markdown
+from specbench.report.gate_table import gate_table
+from specbench.report.gate_words import cell_name, chance_note, headline, row
+from specbench.stats.gate import Gate, Tolerance, check
+from tests.stats.gate_sides import cell, figure, key, side
+
+HOSTILE = 'a|b <i>&"[x](y)\x07\n`'
+TOLERANCES = [
+    Tolerance(metric="mean_acceptance_length", share=0.02),
+    Tolerance(metric="decode_speedup", share=0.05),
+]
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """A lost speed-up, counts that hold, a cell that throttled, a draft of another name."""
+    figures = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
+    other = key(workload=HOSTILE)
+    before = side(cell(figures), cell(figures, of=other))
+    after = side(
+        cell({**figures, "decode_speedup": figure(1.5)}),
+        cell(figures, of=other, problems=(HOSTILE,)),
+        name="b",
+        drafters={"demo/draft": "e" * 64},
+    )
+    return check(before, after, TOLERANCES)
+
+
+def test_the_headline_names_the_first_regression_and_how_many_there_are(gate):
+    assert headline(gate) == (
+        "REGRESSION: demo/draft on code, K = 4: decode_speedup 2.00x -> 1.50x, -25.0% where -5% "
+        "is tolerated (1 of 3 comparisons of 2 cells)"
+    )
+
+
+def test_a_row_shows_what_was_decided_and_by_what(gate):
+    shown = {judgement.metric: row(judgement) for judgement in gate.judgements}
+    assert shown["decode_speedup"] == (
+        "decode_speedup", "2.00x", "1.50x", "-25.0% +- 2.1", "-5%", "3.5%", "REGRESSION"
+    )  # fmt: skip
+    assert shown["mean_acceptance_length"][-1] == "pass"
+
+
+def test_cells_are_named_by_what_tells_them_apart():
+    assert cell_name(key()) == "demo/draft on code, K = 4"
+    assert cell_name(key(temperature=0.7, concurrency=4, context=512)) == (
+        "demo/draft on code, K = 4, T = 0.7, 4 rows, context 512"
+    )
+
+
+def test_chance_is_only_spoken_of_where_there_is_some(gate):
+    assert chance_note(gate).startswith("1 comparison of noisy figures (Holm)")
+    counts = side(cell({"mean_acceptance_length": figure(3.0)}))
+    assert chance_note(check(counts, counts)).startswith("Nothing here is left to chance")
+
+
+def test_junit_is_well_formed_and_counts_what_it_holds(gate):
+    suite = ET.fromstring(gate_junit(gate)).find("testsuite")
+    kinds = ("failure", "error", "skipped")
+    found = [sum(1 for _ in suite.iter(kind)) for kind in kinds]
+    assert found == [1, 1, 0]
+    assert [int(suite.get(name)) for name in ("failures", "errors", "skipped")] == found
+    assert int(suite.get("tests")) == sum(1 for _ in suite.iter("testcase"))
+    (failure,) = suite.iter("failure")
+    assert failure.text.startswith("demo/draft on code, K = 4: no cause can be told")
+
+
+def test_markdown_has_a_row_a_judgement_and_no_markup_of_names(gate):
+    text = gate_markdown(gate)
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
+    assert len(rows) == 2 + len(gate.judgements)
+    assert len({line.replace("\\|", "").count("|") for line in rows}) == 1
+    assert "<i>" not in text
+
+
+def test_the_table_prints_brackets_as_they_are(gate, capsys):
+    open_console(width=80).print(gate_table(gate))
+    assert "[x](y)" in capsys.readouterr().out
+
+
+def test_every_key_of_the_json_is_explained(gate):
+    document = json.loads(json.dumps(gate_json(gate), allow_nan=False))
+    docs = Path(__file__).parents[2] / "docs" / "json.md"
+    told = docs.read_text().partition("## The document of check")[2]
+    for part in (document, document["judgements"][0], document["attributions"][0]):
+        for name in part:
+            assert f"`{name}`" in told, name

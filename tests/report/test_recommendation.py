@@ -1,0 +1,60 @@
+"""The answer for an objective, in words and for machines."""
+
+import json
+
+import pytest
+
+from specbench.pairing.objective import Objective
+from specbench.report.charts.pareto import pareto_front
+from specbench.report.document import Document, build_document
+from specbench.report.recommendation import (
+    pick_grid,
+    pick_lines,
+    picks_of,
+    recommendation_json,
+)
+from tests.report.served_runs import served_run
+
+
+@pytest.fixture(scope="module")
+def served() -> Document:
+    return build_document(served_run())
+
+
+@pytest.mark.parametrize("name", ["latency", "throughput", "cost"])
+def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) -> None:
+    objective = Objective(name=name, price_per_hour=2.0)
+    picks = picks_of(served, objective)
+    workloads = {cell.key.workload for cell in served.cells}
+    assert {one.question.workload for one in picks} == workloads
+    titles = [line for line in pick_lines(served, picks, objective) if not line.startswith("  ")]
+    assert len(titles) >= len(picks)
+    for one in picks:
+        grid = pick_grid(one, objective)
+        assert grid.marks.count("chosen") == 1
+        assert len(grid.rows) == len(one.candidates)
+
+
+def test_rows_and_workloads_can_be_asked_for(served: Document) -> None:
+    rows = max(cell.key.concurrency for cell in served.cells)
+    workload = served.cells[0].key.workload
+    (one,) = picks_of(served, Objective(), concurrency=rows, workloads=[workload])
+    assert {candidate.key.concurrency for candidate in one.candidates} == {rows}
+    assert one.question.workload == workload
+
+
+def test_the_machine_form_names_best_candidates_and_reasons(served: Document) -> None:
+    objective = Objective(name="throughput", limits={"tpot_s": 10.0})
+    found = recommendation_json(served, picks_of(served, objective), objective)
+    found = json.loads(json.dumps(found, allow_nan=False))
+    assert found["objective"]["unit"] == "tokens/s"
+    assert found["picks"]
+    for one in found["picks"]:
+        assert one["best"] == one["candidates"][0]
+        rates = [c["tokens_per_s_low"] for c in one["candidates"][1:]]
+        assert rates == sorted(rates, reverse=True)
+
+
+def test_the_front_holds_what_nothing_beats_in_both() -> None:
+    points = [(0.0, 1.2), (5.0, 1.1), (5.0, 1.5), (2.0, 1.2), (9.0, 1.5), (7.0, 2.0)]
+    assert pareto_front(points) == [(0.0, 1.2), (5.0, 1.5), (7.0, 2.0)]

@@ -1,0 +1,108 @@
+"""Steps are found where they were planted, noise is left alone, a drift is no step."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, course
+
+NOISE = 0.02  # of the level: a coefficient of variation of 2 %
+
+
+def noisy(rng, levels, law="normal"):
+    """A series around these levels."""
+    levels = np.asarray(levels, dtype=float)
+    draw = {
+        "normal": rng.normal(size=len(levels)),
+        "heavy": rng.standard_t(3, size=len(levels)) / np.sqrt(3),
+        "skewed": rng.exponential(size=len(levels)) - 1,
+    }[law]
+    return levels * (1 + NOISE * draw)
+
+
+@pytest.mark.parametrize("law", ["normal", "heavy", "skewed"])
+@pytest.mark.parametrize("num_runs", [8, 20, 50])
+def test_noise_steps_no_more_often_than_it_says(law, num_runs):
+    rng = np.random.default_rng(num_runs)
+    num_series = 400
+    found = [course(noisy(rng, np.full(num_runs, 1.5), law)) for _ in range(num_series)]
+    most = SIGNIFICANCE + 3 * (SIGNIFICANCE * (1 - SIGNIFICANCE) / num_series) ** 0.5
+    assert sum(bool(one.steps) for one in found) / num_series <= most
+    assert sum(one.trend is not None for one in found) / num_series <= most
+
+
+@pytest.mark.parametrize("at", [5, 10, 16])
+def test_a_step_of_three_deviations_is_found_at_its_run(at):
+    rng = np.random.default_rng(at)
+    num_series, near = 100, 0
+    for _ in range(num_series):
+        steps = course(noisy(rng, [1.5] * at + [1.5 * 1.06] * (20 - at))).steps
+        near += len(steps) == 1 and abs(steps[0].run_index - at) <= 1
+    assert near >= 85
+
+
+def test_a_clear_step_has_its_place_levels_and_change():
+    found = course([2.0, 2.01, 1.99, 2.0, 2.0, 1.0, 1.01, 0.99, 1.0, 1.0])
+    (step,) = found.steps
+    assert step.run_index == 5
+    assert (step.before, step.after) == pytest.approx((2.0, 1.0))
+    assert step.change == pytest.approx(-0.5)
+    assert step.p_value <= SIGNIFICANCE
+    assert found.trend is None
+
+
+def test_two_steps_are_two():
+    rng = np.random.default_rng(3)
+    steps = course(noisy(rng, [1.0] * 10 + [1.3] * 10 + [1.1] * 10)).steps
+    assert [step.run_index for step in steps] == [10, 20]
+    assert steps[0].after == steps[1].before == pytest.approx(1.3, rel=0.02)
+
+
+def test_a_drift_is_a_trend_and_not_a_step():
+    rng = np.random.default_rng(5)
+    num_series = 100
+    found = [course(noisy(rng, np.linspace(1.0, 1.25, 24))) for _ in range(num_series)]
+    assert sum(bool(one.steps) for one in found) <= 5
+    assert sum(one.trend is not None for one in found) >= 95
+    assert found[0].trend.slope == pytest.approx(0.25 / 23, rel=0.35)
+
+
+def test_a_step_is_not_taken_for_a_drift():
+    rng = np.random.default_rng(6)
+    found = [course(noisy(rng, [1.0] * 12 + [1.15] * 12)) for _ in range(100)]
+    assert sum(len(one.steps) == 1 for one in found) >= 85
+    assert sum(one.trend is not None for one in found) <= 5
+
+
+def test_few_runs_and_constant_ones_say_nothing():
+    assert course([1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]) == ((), None)
+    assert MIN_RUNS == 8
+    assert course([1.0, 1.0, 1.0, 1.0, 5.0, 5.0, 5.0, 5.0]).steps[0].run_index == 4
+    assert course([2.5] * 30) == ((), None)
+    assert course([]) == ((), None)
+
+
+def test_a_series_without_noise_steps_where_it_changes():
+    (step,) = course([2.5] * 9 + [2.4] * 9).steps
+    assert (step.run_index, step.before, step.after) == pytest.approx((9, 2.5, 2.4))
+
+
+def test_equal_series_give_equal_answers():
+    rng = np.random.default_rng(9)
+    series = noisy(rng, [1.0] * 8 + [1.05] * 8)
+    assert course(series) == course(series)
+    scaled = course(series * 1000)
+    assert [s.run_index for s in scaled.steps] == [s.run_index for s in course(series).steps]
+
+
+def test_the_rates_that_are_told_are_the_simulated_ones():
+    root = Path(__file__).parents[2]
+    simulated = json.loads((root / "benchmarks" / "change_points.json").read_text())
+    told = (root / "docs" / "history.md").read_text()
+    for row in simulated["false_alarms"]:
+        assert f"{row['steps']:.1%}, {row['trends']:.1%}".replace("%", " %") in told
+        assert row["steps"] <= SIGNIFICANCE + 0.01
+    for row in simulated["power"]:
+        assert f"{row['found']:.0%}".replace("%", " %") in told

@@ -1,0 +1,76 @@
+"""Folders of models and heads made on the spot, for code that reads files alone.
+
+A draft or a head is written as it should be; a test then changes what it is about.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from specbench.drafters.registry import drafter_class
+from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_spec import ModelSpec
+from tests.decoding.models import tiny_llama
+from tests.tiny_pair import make_tokenizer
+
+VOCAB_SIZE = 272
+NUM_LAYERS = 6
+HEADS = ("eagle", "eagle3", "medusa", "dflash")
+
+
+def write_model(folder: Path, **changes: Any) -> ModelFiles:
+    """A random Llama with the byte tokenizer; `changes` go to its config."""
+    shape = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": NUM_LAYERS, "eos_token_id": 0}
+    tiny_llama(**{**shape, **changes}).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return files_of(folder)
+
+
+def write_head(folder: Path, method: str, target: ModelFiles, **arguments: Any) -> ModelFiles:
+    """A new head of that method for a target, in safetensors."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(target.folder)
+    checkpoint = drafter_class(method).new_checkpoint(config, 0, **arguments)
+    return write_files(folder, checkpoint.config, checkpoint.tensors)
+
+
+def write_files(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None
+) -> ModelFiles:
+    """A folder with this config and these tensors."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(dict(config)))
+    if tensors is not None:
+        save_file({n: t.contiguous() for n, t in tensors.items()}, folder / "model.safetensors")
+    return files_of(folder)
+
+
+def change_json(file: Path, change: Callable[[Any], object]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def change_config(model: ModelFiles, **fields: Any) -> ModelFiles:
+    """The model after these fields of its config.json were set."""
+    change_json(model.folder / "config.json", lambda config: config.update(fields))
+    return files_of(model.folder)
+
+
+def replace_weights(model: ModelFiles, name: str, content: object) -> ModelFiles:
+    """The model with one pickle in the place of its safetensors."""
+    for file in model.folder.glob("*.safetensors*"):
+        file.unlink()
+    torch.save(content, model.folder / name)
+    return files_of(model.folder)
+
+
+def files_of(folder: Path) -> ModelFiles:
+    """Opened anew: what was read before is not kept."""
+    return open_model(ModelSpec(source=str(folder), folder=folder))

@@ -1,0 +1,143 @@
+"""Texts of the embedded pair to trace along, and the rounds that are measured over them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specbench.bench.predictions import quoted_text
+from specbench.config import Target, load_pairings
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.engines.shelf import Shelf
+from specbench.pairing.replay import Replayed
+from specbench.records import Message, Prompt, RoundLog, Sampling
+from specbench.shipped import shipped
+from specbench.tracing.text import Text
+from specbench.workloads import load_workload
+
+WORKLOADS = ("chat", "code", "creative", "qa", "edit")
+Conversation = list[Text]
+
+
+def demo_target() -> Target:
+    pairings = load_pairings(shipped("pairings.yaml"))
+    return next(target for target in pairings.targets if target.name == "demo")
+
+
+def open_demo(*drafters: str) -> BuiltinEngine:
+    """The embedded target with some of its drafters, in float32."""
+    target = demo_target()
+    engine = BuiltinEngine(target, Shelf(torch.device("cpu"), "float32"))
+    for drafter in target.drafters:
+        if drafter.name in drafters:
+            engine.add_drafter(drafter)
+    return engine
+
+
+def method_of(drafter: str) -> str:
+    return next(d.method for d in demo_target().drafters if d.name == drafter)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a prompt's turns are decoded with."""
+
+    temperature: float = 0.0
+    repeat: int = 0
+    max_new_tokens: int = 64
+
+
+def decode(engine: BuiltinEngine, workload: str, prompt: Prompt, asked: Asked) -> Conversation:
+    """The target's own answers without drafts; later turns follow the greedy ones."""
+    history: list[Message] = []
+    texts: Conversation = []
+    before: tuple[int, ...] = ()
+    for turn, messages in enumerate(prompt.turns):
+        if turn:
+            history.append(Message(role="assistant", content=engine.tokenizer.text(before)))
+        history += messages
+        prompt_ids = engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
+        quoted = engine.tokenizer.ids(quoted_text(prompt.turns[0]))
+        seed, sampling = 1000 * asked.repeat + turn, Sampling(temperature=asked.temperature)
+        output = _answer(engine, prompt_ids, sampling, seed, asked.max_new_tokens)
+        texts.append(
+            Text(
+                workload=workload,
+                prompt_id=prompt.id,
+                turn=turn,
+                repeat=asked.repeat,
+                prompt_ids=prompt_ids,
+                output_ids=output,
+                # Greedy cells decode as many tokens as the reference has, sampled ones to the end.
+                max_new_tokens=asked.max_new_tokens if asked.temperature else len(output),
+                sampling=sampling,
+                seed=seed,
+                prediction_ids=before if turn else quoted,
+            )
+        )
+        if turn + 1 < len(prompt.turns):
+            before = _answer(engine, prompt_ids, Sampling(), 0, asked.max_new_tokens)
+    return texts
+
+
+def conversations(
+    engine: BuiltinEngine, workload: str, num_prompts: int, asked: Asked = Asked()
+) -> list[Conversation]:
+    """The first prompts of a workload, answered."""
+    prompts = load_workload(workload, folder=demo_target().workloads).prompts[:num_prompts]
+    return [decode(engine, workload, prompt, asked) for prompt in prompts]
+
+
+def answered(
+    engine: BuiltinEngine, drafter: str, texts: Sequence[Text], k: int
+) -> list[tuple[tuple[int, ...], RoundLog]]:
+    """The same turns decoded with drafts: output and rounds of each."""
+    requests = [
+        EngineRequest(
+            prompt_ids=text.prompt_ids,
+            max_new_tokens=text.max_new_tokens,
+            sampling=text.sampling,
+            seed=text.seed,
+            stop_at_eos=text.sampling.temperature > 0,
+            conversation=text.prompt_id if len(texts) > 1 else None,
+            prediction_ids=text.prediction_ids,
+        )
+        for text in texts
+    ]
+    work = Work(drafter=drafter, method=method_of(drafter), k=k)
+    found = []
+    for result in engine.serve(requests, work, Load()).results:
+        assert result.rounds is not None
+        found.append((result.output_ids, result.rounds))
+    return found
+
+
+def measured(engine: BuiltinEngine, drafter: str, texts: Sequence[Text], k: int) -> list[RoundLog]:
+    """The rounds of the same turns, decoded with drafts."""
+    return [log for _, log in answered(engine, drafter, texts, k)]
+
+
+def counted(logs: Sequence[RoundLog], k: int) -> Replayed:
+    """Measured rounds in the form of replayed ones."""
+    drafted = [d for log in logs for d in log.num_drafted]
+    accepted = [a for log in logs for a in log.num_accepted]
+    return Replayed(
+        num_speculative_tokens=k,
+        num_rounds=len(drafted),
+        num_drafted=sum(drafted),
+        num_accepted=sum(accepted),
+        num_emitted=sum(e for log in logs for e in log.num_emitted),
+        num_drafting=sum(d > 0 for d in drafted),
+        num_rejecting=sum(a < d for a, d in zip(accepted, drafted, strict=True)),
+        acceptance_histogram=tuple(accepted.count(a) for a in range(k + 1)),
+    )
+
+
+def _answer(
+    engine: BuiltinEngine, prompt_ids: Sequence[int], sampling: Sampling, seed: int, most: int
+) -> tuple[int, ...]:
+    request = EngineRequest(
+        prompt_ids=tuple(prompt_ids), max_new_tokens=most, sampling=sampling, seed=seed
+    )
+    return engine.generate(request, engine.baseline).output_ids

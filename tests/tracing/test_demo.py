@@ -1,0 +1,70 @@
+"""The embedded pair: what a forecast says of it and what measuring it says are the same counts.
+
+Greedy, float32, every K from 1 to 8.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+
+from specbench.engines.builtin import BuiltinEngine
+from specbench.pairing.replay import replay_one, serves
+from specbench.records import TraceRecord
+from specbench.tracing.conversation import trace_conversation
+from specbench.tracing.text import Text
+from tests.tracing.answers import (
+    WORKLOADS,
+    Asked,
+    conversations,
+    counted,
+    measured,
+    method_of,
+    open_demo,
+)
+
+KS = range(1, 9)
+EVERYWHERE = ("draft", "ngram")
+ON_EDIT = ("eagle", "eagle-tree", "medusa", "medusa-tree", "draft-tree", "self", "suffix")
+ON_EDIT += ("previous-turn", "poor")
+
+
+@cache
+def engine() -> BuiltinEngine:
+    return open_demo(*EVERYWHERE, *ON_EDIT, "token-recycling")
+
+
+@cache
+def texts(workload: str) -> tuple[tuple[Text, ...], ...]:
+    return tuple(
+        tuple(conversation)
+        for conversation in conversations(engine(), workload, 2, Asked(max_new_tokens=28))
+    )
+
+
+def traces(drafter: str, conversation: Sequence[Text]) -> tuple[TraceRecord, ...]:
+    return trace_conversation(engine(), drafter, method_of(drafter), conversation, KS)
+
+
+def assert_equal_counts(drafter: str, conversation: Sequence[Text]) -> None:
+    records = traces(drafter, conversation)
+    for k in KS[: engine().max_k(drafter) or max(KS)]:
+        logs = measured(engine(), drafter, conversation, k)
+        serving = [record for record in records if serves(record, k)]
+        for record, log in zip(serving, logs, strict=True):
+            assert replay_one(record, k) == counted([log], k), f"turn {record.turn}, K = {k}"
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("drafter", EVERYWHERE)
+def test_every_k_is_replayed_to_the_round_on_every_workload(drafter: str, workload: str):
+    for conversation in texts(workload):
+        assert_equal_counts(drafter, conversation)
+
+
+@pytest.mark.parametrize("drafter", ON_EDIT)
+def test_every_other_method_is_replayed_to_the_round(drafter: str):
+    """Of the editing prompts one has a second turn."""
+    assert max(len(conversation) for conversation in texts("edit")) > 1
+    for conversation in texts("edit"):
+        assert_equal_counts(drafter, conversation)

@@ -1,0 +1,183 @@
+"""Every drafter of the catalogue is traced exactly, about right, or refused; a new file is, too.
+
+Seven tokens and random models: drafts are kept and refused often.
+"""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from specbench.decoding.drafter import Drafter, Proposal
+from specbench.decoding.request import Request
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.errors import UsageError
+from specbench.pairing.replay import Replayed, replay_one, serves
+from specbench.records import Sampling, TraceRecord
+from specbench.records.traces import Drafting
+from specbench.tracing import track
+from specbench.tracing.conversation import Names, trace
+from specbench.tracing.text import Text
+from tests.decoding.lossless import GREEDY, LAW_PROMPT, WARM, decode, law_model, make_drafter
+from tests.drafters.variants import VARIANTS, Variant
+from tests.tracing.answers import counted
+
+KS = range(1, 9)
+MOST = 30
+PROMPTS = ((*LAW_PROMPT, 3, 3), LAW_PROMPT[:4])
+REFUSED = {"lookahead", "lookahead, window 3 ngram 3 guesses 2"}
+APPROXIMATE = {"token_recycling", "token_recycling, 12 drafts"}
+DRAWN_TREES = {"draft_model, tree 3 2", "eagle, static", "eagle3, static"}
+DRAWN_TREES |= {"self_speculation, tree 3 2"}
+TRACED = [variant for variant in VARIANTS if variant.name not in REFUSED]
+EXACT = [variant for variant in TRACED if variant.name not in APPROXIMATE]
+
+
+@cache
+def models() -> tuple[StockRunner, StockRunner]:
+    return StockRunner(law_model(seed=0, num_layers=2)), StockRunner(law_model(seed=1))
+
+
+def drafter_of(variant: Variant):
+    return make_drafter(variant.method, *models(), **variant.parameters)
+
+
+@cache
+def texts(sampling: Sampling = GREEDY) -> tuple[Text, ...]:
+    """The target's own texts; a seed each."""
+    found = []
+    for seed, prompt in enumerate(PROMPTS):
+        asked = Request(prompt_ids=prompt, max_new_tokens=MOST, seed=seed)
+        plain = make_drafter("none", *models())
+        (result,) = decode(models()[0], plain, [asked], k=0, sampling=sampling)
+        found.append(
+            Text(
+                workload="tiny",
+                prompt_id=f"p{seed}",
+                turn=0,
+                prompt_ids=prompt,
+                output_ids=result.output_ids,
+                max_new_tokens=MOST,
+                sampling=sampling,
+                seed=seed,
+                prediction_ids=(*result.output_ids[:12], 0, *result.output_ids[15:]),
+            )
+        )
+    return tuple(found)
+
+
+def traced(variant: Variant, text: Text, drafting: Drafting = "own") -> tuple[TraceRecord, ...]:
+    names = Names("tiny", variant.name, variant.method)
+    return trace(names, models()[0], drafter_of(variant), [text], KS, drafting=drafting)
+
+
+def measured(variant: Variant, text: Text, k: int, drafter: Any = None) -> Replayed:
+    asked = Request(
+        prompt_ids=text.prompt_ids,
+        max_new_tokens=text.max_new_tokens,
+        seed=text.seed,
+        prediction_ids=text.prediction_ids,
+    )
+    drafter = drafter or drafter_of(variant)
+    (result,) = decode(models()[0], drafter, [asked], k=k, sampling=text.sampling)
+    assert result.output_ids == text.output_ids
+    return counted([result.rounds], k)
+
+
+def replayed(records: tuple[TraceRecord, ...], k: int) -> Replayed:
+    (serving,) = [record for record in records if serves(record, k)]
+    return replay_one(serving, k)
+
+
+@pytest.mark.parametrize("variant", EXACT, ids=str)
+def test_at_temperature_0_replayed_rounds_are_the_measured_ones(variant: Variant):
+    most = drafter_of(variant).max_k or max(KS)
+    for text in texts():
+        records = traced(variant, text)
+        for k in KS[:most]:
+            assert replayed(records, k) == measured(variant, text, k), f"K = {k}"
+
+
+@pytest.mark.parametrize("name", ["ngram", "suffix", "previous_turn", "medusa", "medusa, chain"])
+def test_drafts_without_a_law_are_replayed_exactly_at_any_temperature(name: str):
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+    for text in texts(WARM):
+        records = traced(variant, text)
+        for k in KS[: drafter_of(variant).max_k or max(KS)]:
+            assert replayed(records, k) == measured(variant, text, k), f"K = {k}"
+
+
+class LikeliestDrafts:
+    """A drafter that drafts its likeliest tokens at any temperature, as vLLM's do."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        return self._inner.propose(state, k, span, Sampler(GREEDY))
+
+
+@pytest.mark.parametrize(
+    "name", ["draft_model", "draft_model, tree 3 2", "eagle, static", "dflash"]
+)
+def test_greedy_drafting_is_replayed_exactly_at_any_temperature(name: str):
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+    for text in texts(WARM):
+        records = traced(variant, text, drafting="greedy")
+        for k in KS[: drafter_of(variant).max_k or max(KS)]:
+            likeliest = LikeliestDrafts(drafter_of(variant))
+            assert replayed(records, k) == measured(variant, text, k, likeliest), f"K = {k}"
+
+
+@pytest.mark.parametrize("variant", EXACT, ids=str)
+def test_rows_side_by_side_find_what_one_row_finds(variant: Variant, monkeypatch):
+    together = traced(variant, texts()[0])
+    for most in (1, 3):
+        monkeypatch.setattr(track, "MOST_ROWS", most)
+        monkeypatch.setattr(track, "_CHUNK", 7)
+        alone = traced(variant, texts()[0])
+        assert [r.chances for r in alone] == [r.chances for r in together]
+        assert [r.num_drafted for r in alone] == [r.num_drafted for r in together]
+
+
+@pytest.mark.parametrize("variant", TRACED, ids=str)
+def test_a_round_does_not_know_what_comes_after_its_drafts(variant: Variant):
+    """Another ending changes nothing before it."""
+    text, cut = texts()[0], 16
+    changed = tuple((token + 1) % 7 for token in text.output_ids[cut:])
+    other = replace(text, output_ids=(*text.output_ids[:cut], *changed))
+
+    for one, two in zip(traced(variant, text), traced(variant, other), strict=True):
+        for start in range(cut - 1):
+            depth = cut - 1 - start
+            assert one.chances[start][:depth] == two.chances[start][:depth]
+            assert one.num_drafted[start] == two.num_drafted[start]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_only_its_own_rounds_can_tell_is_refused_by_name(name: str):
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+
+    with pytest.raises(UsageError, match=f"{name}: lookahead cannot be forecast"):
+        traced(variant, texts()[0])
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN_TREES))
+def test_trees_drawn_from_a_law_are_refused_above_temperature_0(name: str):
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+
+    with pytest.raises(UsageError, match=f"{name}: drafts a tree that is drawn"):
+        traced(variant, texts(WARM)[0])
+
+
+@pytest.mark.parametrize("name", sorted(APPROXIMATE))
+def test_what_depends_on_where_rounds_begin_says_so(name: str):
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+
+    assert not any(record.is_exact for record in traced(variant, texts()[0]))

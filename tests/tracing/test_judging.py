@@ -1,0 +1,171 @@
+"""What a text keeps of a proposal, by hand; and the chance of a drawn draft, by the verifier."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.sampling import Purpose, Sampler, draw
+from specbench.decoding.tree import Tree, ancestors_of
+from specbench.decoding.verifier import verify
+from specbench.errors import UsageError
+from specbench.records import Sampling
+from specbench.tracing.judging import Found, kept_given_text, refuse_drawn_tree
+from specbench.tracing.text import NOTHING
+
+# Prompt of two tokens, then the output 10 11 12 13 14; rows stand at starts 0 and 3.
+TEXT = torch.tensor([1, 2, 10, 11, 12, 13, 14, *[NOTHING] * 9])
+SIZE = 7
+LENGTHS = torch.tensor([[2], [5]])
+
+
+def added(proposal: Proposal) -> Found:
+    found = Found()
+    found.add([0, 3], proposal, LENGTHS, TEXT, SIZE)
+    return found
+
+
+def chances(found: Found) -> list[tuple[float, ...]]:
+    return [found.chances(start, [1.0] * 5) for start in (0, 3)]
+
+
+def test_a_chain_is_kept_as_far_as_it_equals_the_text_after_its_start():
+    drafts = torch.tensor([[11, 12, 9, 14], [14, NOTHING, NOTHING, NOTHING]])
+    found = added(Proposal(drafts, torch.tensor([4, 4])))
+
+    # After token 3 one token of the text is left; past it nothing is equal to anything.
+    assert chances(found) == [(1.0, 1.0, 0.0), (1.0,)]
+    assert found.num_drafted == {0: 4, 3: 4}
+
+
+def test_drafts_that_are_not_meant_are_not_kept():
+    found = added(Proposal(torch.tensor([[11, 12], [14, 7]]), torch.tensor([1, 0])))
+
+    assert chances(found) == [(1.0,), ()]
+    assert found.num_drafted == {0: 1, 3: 0}
+
+
+def test_a_tree_is_walked_along_the_text():
+    """0 -> (11, 9), 11 -> (9, 12), 12 -> 13 twice; the last node is not meant."""
+    parents_BK = torch.tensor([[0, 0, 1, 1, 4, 4]]).expand(2, -1)
+    seen_BNN, depths_BN = ancestors_of(parents_BK, 3)
+    is_meant_BK = torch.tensor([[True] * 5 + [False], [True] * 6])
+    tree = Tree(parents_BK, depths_BN, seen_BNN, is_meant_BK, 3)
+    drafts = torch.tensor([[11, 9, 9, 12, 8, 13], [9, 14, 14, 14, 14, 14]])
+    found = added(Proposal(drafts, is_meant_BK.sum(1), None, tree))
+
+    assert chances(found) == [(1.0, 1.0, 0.0), (1.0,)]
+    assert found.num_drafted == {0: 5, 3: 6}
+
+
+def test_a_drawn_chain_has_the_chances_of_the_texts_own_tokens():
+    laws = torch.full((2, 3, 16), 0.01)
+    laws[0, 0, 11], laws[0, 1, 12], laws[0, 2, 13], laws[1, 0, 14] = 0.2, 0.9, 0.0, 0.3
+    drafts = torch.tensor([[11, 12, 13], [14, 0, 0]])
+    found = added(Proposal(drafts, torch.tensor([3, 3]), laws))
+
+    target = [1.0, 0.4, 0.5, 0.6, 0.6]
+    assert found.chances(0, target) == pytest.approx((0.5, 1.0, 0.0))
+    assert found.chances(3, target) == pytest.approx((0.5,))
+
+
+def test_what_certainly_ends_a_round_ends_its_chances():
+    laws = torch.full((2, 3, 16), 0.5)
+    laws[:, 0] = 0.0
+    found = added(Proposal(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]), laws))
+
+    assert found.chances(0, [0.5] * 5) == (0.0,)
+
+
+def test_a_kept_draft_given_the_emitted_token_is_min_of_1_and_q_over_p():
+    """The decoder's own verifier, 40,000 rounds of one draft, grouped by what came out.
+
+    sum min(p, q) is the mean over tokens: right on average, wrong for every single text. The
+    bound is 5 standard errors for each of 4 tokens: false alarms below 3e-6.
+    """
+    p_V = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    q_V = torch.tensor([0.1, 0.5, 0.1, 0.3])
+    B = 40_000
+    sampler, seeds_B = Sampler(Sampling(temperature=1.0)), torch.arange(B)
+    positions_BN = torch.tensor([[5, 6]]).expand(B, -1)
+    q_B1V = q_V.expand(B, 1, -1)
+    drafts_B1 = draw(q_B1V, seeds_B, positions_BN[:, :1], Purpose.DRAFT)
+    proposal = Proposal(drafts_B1, torch.ones(B, dtype=torch.long), q_B1V)
+    verdict = verify(proposal, p_V.log().expand(B, 2, -1), sampler, seeds_B, positions_BN)
+
+    emitted_B, mean = verdict.tokens_BT[:, 0], torch.minimum(p_V, q_V).sum()
+    for token, (p, q) in enumerate(zip(p_V.tolist(), q_V.tolist(), strict=True)):
+        kept = verdict.num_accepted_B[emitted_B == token].float()
+        chance = kept_given_text(q, p)
+        standard_error = max(chance * (1 - chance), 1e-4) ** 0.5 / len(kept) ** 0.5
+        assert abs(float(kept.mean()) - chance) < 5 * standard_error
+        assert abs(chance - float(mean)) > 0.1  # the control: the mean would fail here
+
+
+# Two tokens. After 0 the draft says 0 far too often, after 1 it is right: what is kept leads on to
+# where less is kept.
+P_AFTER = torch.tensor([[0.5, 0.5], [0.3, 0.7]])
+Q_AFTER = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
+
+
+def forecast_lengths(num_drafts: int) -> tuple[list[float], list[float]]:
+    """P(a = 0 .. K) over all texts after token 0: replayed, and with sum min(p, q) instead."""
+    overlaps = torch.minimum(P_AFTER, Q_AFTER).sum(1).tolist()
+    replayed, summed = [0.0] * (num_drafts + 1), [0.0] * (num_drafts + 1)
+    for tokens in itertools.product((0, 1), repeat=num_drafts):
+        before = (0, *tokens[:-1])
+        target = [float(P_AFTER[pair]) for pair in zip(before, tokens, strict=True)]
+        text_C = torch.tensor([1, 0, *tokens, 0, *[NOTHING] * 8])
+        proposal = Proposal(
+            torch.tensor([tokens]), torch.tensor([num_drafts]), Q_AFTER[torch.tensor([before])]
+        )
+        found = Found()
+        found.add([0], proposal, torch.tensor([[1]]), text_C, 3 + num_drafts)
+        weight = math.prod(target)
+        for lengths, chances in (
+            (replayed, found.chances(0, [1.0, *target])),
+            (summed, [overlaps[token] for token in before]),
+        ):
+            for kept in range(num_drafts + 1):
+                stopped = 1 - chances[kept] if kept < num_drafts else 1.0
+                lengths[kept] += weight * math.prod(chances[:kept]) * stopped
+    return replayed, summed
+
+
+def test_sum_min_p_q_in_place_of_the_texts_token_would_be_seen_in_the_lengths():
+    """The verifier's rounds of three drafts: what is kept and what comes next go together.
+
+    40,000 rounds, 5 standard errors for each of 4 lengths: false alarms below 3e-6.
+    """
+    K, B = 3, 40_000
+    sampler, seeds_B = Sampler(Sampling(temperature=1.0)), torch.arange(B)
+    positions_BN = torch.arange(2, 6).expand(B, -1)
+    before_B1, drafts, laws = torch.zeros(B, 1, dtype=torch.long), [], []
+    logits = [P_AFTER[before_B1].log()]
+    for i in range(K):
+        laws.append(Q_AFTER[before_B1])
+        before_B1 = draw(laws[-1], seeds_B, positions_BN[:, i : i + 1], Purpose.DRAFT)
+        drafts.append(before_B1)
+        logits.append(P_AFTER[before_B1].log())
+    proposal = Proposal(torch.cat(drafts, 1), torch.full((B,), K), torch.cat(laws, 1))
+    verdict = verify(proposal, torch.cat(logits, 1), sampler, seeds_B, positions_BN)
+
+    replayed, summed = forecast_lengths(K)
+    for kept in range(K + 1):
+        share = float((verdict.num_accepted_B == kept).float().mean())
+        bound = 5 * math.sqrt(replayed[kept] * (1 - replayed[kept]) / B)
+        assert abs(share - replayed[kept]) < bound
+        assert kept == 0 or abs(share - summed[kept]) > bound  # the control
+
+
+def test_a_tree_that_is_drawn_is_refused_by_name():
+    parents_BK = torch.tensor([[0, 0]])
+    seen_BNN, depths_BN = ancestors_of(parents_BK, 1)
+    tree = Tree(parents_BK, depths_BN, seen_BNN, torch.ones(1, 2, dtype=torch.bool), 1)
+    drafts, sizes = torch.tensor([[3, 4]]), torch.tensor([2])
+
+    refuse_drawn_tree("bushy", Proposal(drafts, sizes, None, tree))
+    with pytest.raises(UsageError, match="bushy: drafts a tree that is drawn from its law"):
+        refuse_drawn_tree("bushy", Proposal(drafts, sizes, torch.ones(1, 3, 9), tree))

@@ -1,0 +1,141 @@
+"""Drafts drawn from a law: replayed rounds are the expectation of the measured ones.
+
+A text that was decoded with drafts has the target's own law, so rounds are replayed over the very
+texts that they emitted: what is left of the difference is the luck of being kept. Its standard
+error comes from the texts, which are independent. The bound of 4 standard errors gives a false
+alarm in 16,000; seeds are fixed. Planted faults are off by more than 5.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from specbench.decoding.request import Request
+from specbench.pairing.replay import Replayed, replay_one
+from specbench.records import Sampling, TraceRecord
+from specbench.tracing import judging
+from specbench.tracing.conversation import Names, trace, trace_conversation
+from specbench.tracing.text import Text
+from tests.decoding.lossless import LAW_PROMPT, WARM, decode
+from tests.drafters.variants import VARIANTS, Variant
+from tests.tracing.answers import Asked, answered, conversations, counted, open_demo
+from tests.tracing.test_every_drafter import drafter_of, models
+
+K, MOST, NUM_TEXTS = 4, 90, 36
+CUT_OFF = Sampling(temperature=1.5, top_k=5, top_p=0.8)
+WARM_DEMO = Asked(temperature=1.0, max_new_tokens=90)
+DRAWN = (
+    "draft_model",
+    "self_speculation",
+    "eagle, chain",
+    "eagle3, chain",
+    "mtp",
+    "dflash",
+)
+
+
+class Compared(NamedTuple):
+    """Replayed minus measured rounds over all texts."""
+
+    relative: float
+    standard_error: float  # relative, too
+
+    @property
+    def z(self) -> float:
+        return self.relative / self.standard_error
+
+
+def decoded(variant: Variant, sampling: Sampling) -> list[tuple[Text, Replayed]]:
+    """Texts with the rounds that emitted them."""
+    requests = [
+        Request(prompt_ids=LAW_PROMPT, max_new_tokens=MOST, seed=seed) for seed in range(NUM_TEXTS)
+    ]
+    results = decode(models()[0], drafter_of(variant), requests, k=K, sampling=sampling)
+    blank = Text(
+        workload="tiny",
+        prompt_id="",
+        turn=0,
+        prompt_ids=LAW_PROMPT,
+        output_ids=(),
+        max_new_tokens=MOST,
+        sampling=sampling,
+        seed=0,
+    )
+    return [
+        (
+            replace(blank, prompt_id=str(request.seed), output_ids=result.output_ids),
+            counted([result.rounds], K),
+        )
+        for request, result in zip(requests, results, strict=True)
+    ]
+
+
+def compared(rounds: Sequence[tuple[TraceRecord, Replayed]]) -> Compared:
+    """Pairs of a text's trace and its measured rounds."""
+    measured_N = np.array([measured.num_rounds for _, measured in rounds])
+    replayed_N = np.array([replay_one(trace, K).num_rounds for trace, _ in rounds])
+    spread = np.std(replayed_N - measured_N, ddof=1) * sqrt(len(rounds))
+    relative = (replayed_N.sum() - measured_N.sum()) / measured_N.sum()
+    return Compared(float(relative), float(spread / measured_N.sum()))
+
+
+def on_tiny_models(name: str, sampling: Sampling) -> Compared:
+    variant = next(variant for variant in VARIANTS if variant.name == name)
+    names, rounds = Names("tiny", variant.name, variant.method), []
+    for text, measured in decoded(variant, sampling):
+        records = trace(names, models()[0], drafter_of(variant), [text], [K])
+        rounds.append((records[0], measured))
+    return compared(rounds)
+
+
+def on_the_embedded_pair() -> Compared:
+    """`draft` on six prompts of chat and six of creative."""
+    engine, rounds = open_demo("draft"), []
+    for workload in ("chat", "creative"):
+        for texts in conversations(engine, workload, 6, WARM_DEMO):
+            text = texts[0]
+            ((output_ids, log),) = answered(engine, "draft", [text], K)
+            emitted = replace(text, output_ids=output_ids)
+            records = trace_conversation(engine, "draft", "draft_model", [emitted], [K])
+            rounds.append((records[0], counted([log], K)))
+    return compared(rounds)
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"), [*((name, WARM) for name in DRAWN), ("draft_model", CUT_OFF)]
+)
+def test_replayed_rounds_are_what_measured_ones_are_on_average(name: str, sampling: Sampling):
+    found = on_tiny_models(name, sampling)
+
+    assert found.standard_error < 0.02
+    assert abs(found.z) < 4
+
+
+def test_the_embedded_pairs_are_too():
+    found = on_the_embedded_pair()
+
+    assert found.standard_error < 0.04
+    assert abs(found.z) < 4
+
+
+def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
+    """min(1, p/q) is the verifier's own chance, before it is known what comes out."""
+    monkeypatch.setattr(judging, "kept_given_text", lambda q, p: min(1.0, p / q) if q else 1.0)
+
+    assert abs(on_tiny_models("draft_model", WARM).z) > 5
+
+
+def test_planted_starts_shifted_by_one_would_be_seen(monkeypatch):
+    """The law of a draft held against the token after it."""
+    honest = judging.Found.add
+
+    def shifted(found, starts, proposal, length_B1, text_C, size):
+        honest(found, starts, proposal, length_B1, text_C.roll(-1), size - 1)
+
+    monkeypatch.setattr(judging.Found, "add", shifted)
+
+    assert abs(on_the_embedded_pair().z) > 5
