@@ -38,6 +38,7 @@ def measure_floors(
                 num_per_round=forward.times,
                 seconds=median(samples),
                 num_samples=len(samples),
+                part=forward.part,
             )
 
 

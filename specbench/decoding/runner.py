@@ -40,6 +40,7 @@ class Runner(Protocol):
     """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
 
     kind: str  # "stock" or "fused": whose code runs
+    model: Any  # transformers' own, which holds the weights
     vocab_size: int
     hidden_size: int
     num_layers: int  # the number of the feature after the final norm

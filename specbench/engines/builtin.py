@@ -1,11 +1,13 @@
 """The built-in decoder as an engine: one target on one device, drafters beside it."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from specbench.config import Drafter, Target
+from specbench.costs import bytes_per_forward
 from specbench.decoding.backends import attention_backend
 from specbench.decoding.calibration import measure_round_costs
 from specbench.decoding.clock import make_clock
@@ -22,9 +24,8 @@ from specbench.decoding.sampling import Sampler
 from specbench.decoding.scoring import mean_log_probs
 from specbench.decoding.self_test import Forward
 from specbench.decoding.synthetic import SyntheticVerifier
-from specbench.decoding.verifier import verify
 from specbench.engines.arrivals import arrivals
-from specbench.engines.bare_forwards import BareForwards
+from specbench.engines.bare_forwards import BareForwards, Forwards
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
@@ -171,13 +172,20 @@ class BuiltinEngine:
         log_probs = mean_log_probs(self._runner, prompt_ids, outputs)
         return Scores(log_probs=log_probs, seconds=self._clock.now())
 
+    def lossy_option(self, work: Work) -> str | None:
+        """The rule that changes the text of `work`; None where it is the target's own."""
+        rule = self._drafters.lossy_rule(work.drafter)
+        return None if rule is None else str(rule)
+
     def weights_bytes(self, drafter: str) -> int:
         return self._target.weights_bytes + self._drafters.weights_bytes(drafter)
 
-    def bytes_read(self, drafter: str) -> int:
-        if drafter == NO_DRAFTER:
-            return bytes_read(self._target)
-        return self._drafters.bytes_read(drafter)
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:
+        if forward.role == "target":
+            weights, kv = bytes_read(self._target), self._runner.cache.bytes_per_token
+        else:
+            weights, kv = self._drafters.bytes_read(drafter, forward.part)
+        return bytes_per_forward(weights, rows, context, kv)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return self._runner.cache.bytes_per_token + self._drafters[drafter].kv_bytes_per_token
@@ -186,28 +194,33 @@ class BuiltinEngine:
         return self._drafters[drafter].max_k
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
-        method = self._drafters[drafter]
-        own = tuple(
-            RoundForward(role="drafter", num_tokens=forward.num_tokens, times=forward.times)
-            for forward in (method.forwards(k) if k else ())
-        )
-        if k and method.weights and not own:
-            return ()  # a head's are not told, and without them a floor would be too low
+        method, times = self._drafters[drafter], Counter[tuple[int, str]]()
+        for own in method.forwards(k) if k else ():
+            times[own.num_tokens, own.part] += own.times
+        if k and method.weights and not times:
+            return ()  # a head that does not tell them: without them a floor would be too low
         num_nodes = method.num_drafts(k) + 1 if k else 1
-        return (RoundForward(role="target", num_tokens=num_nodes, times=1), *own)
+        drafting = (
+            RoundForward(role="drafter", num_tokens=num_tokens, times=count, part=part)
+            for (num_tokens, part), count in times.items()
+        )
+        return (RoundForward(role="target", num_tokens=num_nodes, times=1), *drafting)
 
     def forward_seconds(
         self, drafter: str, forward: RoundForward, context: int, num_samples: int
     ) -> tuple[float, ...]:
-        runner = self._drafters[drafter].runner if forward.role == "drafter" else self._runner
-        assert runner is not None, f"{drafter} counts forwards and names no runner"
-        return self._bare_forwards.seconds(runner, forward.num_tokens, context, num_samples)
+        whose: Forwards = self._runner
+        if forward.role == "drafter":
+            whose = self._drafters.forwards(drafter, forward.part)
+        return self._bare_forwards.seconds(whose, forward.num_tokens, context, num_samples)
 
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
         known = self._decoders.get((drafter, stop_at_eos))
         if known is None:
             acceptance = self._options.acceptance
-            verifier: Verifier = verify if acceptance is None else SyntheticVerifier(acceptance)
+            verifier: Verifier = self._drafters.verifier(drafter)
+            if acceptance is not None:
+                verifier = SyntheticVerifier(acceptance)
             known = self._decoders[drafter, stop_at_eos] = Decoder(
                 self._runner,
                 self._drafters[drafter],
@@ -250,4 +263,5 @@ class BuiltinEngine:
             rounds=result.rounds,
             arrived_s=result.arrived_s,
             queue_s=result.started_s - result.arrived_s,
+            answer_check=result.answer_check,
         )

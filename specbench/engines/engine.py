@@ -6,7 +6,14 @@ from typing import Literal, Protocol
 
 from specbench.config import Drafter
 from specbench.decoding.tokenizer import Tokenizer
-from specbench.records import EngineRecord, ModelIdentity, RoundLog, RoundTimeline, Sampling
+from specbench.records import (
+    AnswerCheck,
+    EngineRecord,
+    ModelIdentity,
+    RoundLog,
+    RoundTimeline,
+    Sampling,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +46,7 @@ class EngineResult:
     rounds: RoundLog | None
     arrived_s: float = 0.0  # since the pass began
     queue_s: float = 0.0
+    answer_check: AnswerCheck | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +87,7 @@ class RoundForward:
     role: Literal["target", "drafter"]
     num_tokens: int
     times: int
+    part: str = ""  # of a head: which part of its work; "" for a model's forward
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,13 +140,6 @@ class Engine(Protocol):
         """Weights of the target and the named drafter together (NO_DRAFTER: the target's)."""
         ...
 
-    def bytes_read(self, drafter: str) -> int:
-        """Weights that a forward of the drafter's own model (NO_DRAFTER: the target) reads.
-
-        All but an input embedding of which only the looked-up rows are touched.
-        """
-        ...
-
     def kv_bytes_per_token(self, drafter: str) -> int:
         """KV-cache bytes a token of context takes in target and drafter, after a request."""
         ...
@@ -155,3 +157,30 @@ class Engine(Protocol):
     ) -> tuple[float, ...]:
         """Seconds of that forward alone, after `context` tokens; one a sample."""
         ...
+
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:
+        """What that forward must read from memory for so many rows of `context` tokens: weights,
+        and keys and values in use.
+
+        An input embedding is none of it, for only the looked-up rows are touched.
+        """
+        ...
+
+
+class NoBareForwards:
+    """What an engine whose rounds cannot be taken apart says of their forwards: nothing."""
+
+    def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:  # noqa: ARG002
+        return ()
+
+    def forward_seconds(
+        self,
+        drafter: str,
+        forward: RoundForward,
+        context: int,  # noqa: ARG002
+        num_samples: int,  # noqa: ARG002
+    ) -> tuple[float, ...]:
+        raise ValueError(f"{drafter}: no bare forward was named, not {forward} either")
+
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:  # noqa: ARG002
+        raise ValueError(f"{drafter}: no bare forward was named, not {forward} either")

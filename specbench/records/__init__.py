@@ -5,9 +5,11 @@ that a machine or an engine cannot give is None: absent, never zero.
 """
 
 from specbench.records.answers import CellSummary, Decision, Interval
+from specbench.records.lossy import LossyRule
 from specbench.records.measured import (
     ALL_PROMPTS,
     NO_DRAFTER,
+    AnswerCheck,
     BlockPurpose,
     BlockRecord,
     CellKey,
@@ -36,6 +38,7 @@ from specbench.records.provenance import (
 __all__ = [
     "ALL_PROMPTS",
     "NO_DRAFTER",
+    "AnswerCheck",
     "BlockPurpose",
     "BlockRecord",
     "CellKey",
@@ -49,6 +52,7 @@ __all__ = [
     "ForwardCost",
     "Interval",
     "LimitRecord",
+    "LossyRule",
     "MemoryRecord",
     "Message",
     "ModelIdentity",

@@ -43,6 +43,7 @@ _SHARED_K_KEY = (
     "context",
     "request_rate",
     "num_samples",
+    "lossy",
 )
 
 
@@ -126,6 +127,7 @@ def build_document(stored: StoredRun) -> Document:
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
         warnings=(
             *_synthetic(stored.run.settings),
+            *_lossy(stored.run),
             *stored.run.warnings,
             *_warnings(stored, missing),
         ),
@@ -175,6 +177,7 @@ def _decision_json(decision: Recommendation) -> dict[str, Any]:
         "context": leader.context,
         "request_rate": leader.request_rate,
         "num_samples": leader.num_samples,
+        "lossy": leader.lossy,
     }
 
 
@@ -241,6 +244,15 @@ def _synthetic(settings: RunSettings) -> Iterator[str]:
         made_up.append("dummy weights")
     if made_up:
         yield f"{', '.join(made_up)}: the times are real, the text and what was accepted are not"
+
+
+def _lossy(run: RunRecord) -> Iterator[str]:
+    for pairing, rule in {key.pairing: key.lossy for key in run.keys}.items():
+        if rule is not None:
+            yield (
+                f"{pairing} is lossy by choice (rule {rule}): it keeps drafts that the target "
+                "would not have said, so its text is not the target's"
+            )
 
 
 def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
-from specbench.drafters.mtp_layouts import num_mtp_layers
+from specbench.drafters.heads.mtp_layouts import num_mtp_layers
 from specbench.drafters.registry import drafter_class
 from specbench.errors import UsageError
 from specbench.training.chain_pupil import ChainPupil, Passes

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from specbench.config import Drafter
+from specbench.costs import bytes_per_forward
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
@@ -215,8 +216,9 @@ class FakeEngine:
     def weights_bytes(self, drafter: str) -> int:
         return 1_000 if drafter == "none" else 1_100
 
-    def bytes_read(self, drafter: str) -> int:
-        return 900 if drafter == "none" else 100
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:  # noqa: ARG002
+        weights, kv = (900, 64) if forward.role == "target" else (100, 8)
+        return bytes_per_forward(weights, rows, context, kv)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return 64 if drafter == "none" else 72

@@ -15,9 +15,9 @@ from specbench.decoding.request import Request
 from specbench.decoding.round import run_round
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
-from specbench.drafters import mtp_layouts
+from specbench.drafters.heads import mtp_layouts
+from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
-from specbench.drafters.mtp_head import MtpHead
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
 from tests.decoding.models import build, generated, random_prompt
 from tests.drafters.feature_cases import (

@@ -175,6 +175,15 @@ def test_forwards_measured_in_several_blocks_count_by_their_median(cell):
     assert overhead_ratio(replace(cell, forwards=blocks)) == pytest.approx(0.16 / 0.10)
 
 
+def test_parts_of_a_head_are_forwards_of_their_own(cell):
+    observe, draft = (
+        replace(forward("drafter", 3, seconds), part=part)
+        for part, seconds in (("observe", 0.02), ("draft", 0.01))
+    )
+    costs = (forward("target", 4, 0.10), observe, draft)
+    assert overhead_ratio(replace(cell, forwards=costs)) == pytest.approx(0.16 / 0.13)
+
+
 def test_overhead_is_absent_where_no_forward_was_measured(cell):
     assert overhead_ratio(cell) is None
 

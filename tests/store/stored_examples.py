@@ -1,6 +1,7 @@
 """One small, fully filled example of everything that a run can hold."""
 
 from specbench.records import (
+    AnswerCheck,
     BlockRecord,
     CellKey,
     CellPlan,
@@ -74,6 +75,7 @@ REQUEST = RequestRecord(
     device=DeviceSample(
         num_samples=3, power_w=12.5, throttle_reasons=("sw_power_cap", "hw_slowdown")
     ),
+    answer_check=AnswerCheck(num_drafted=9, num_accepted=2, num_emitted=3, seconds=0.25),
 )
 
 FAILED_REQUEST = RequestRecord(
