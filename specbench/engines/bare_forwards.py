@@ -23,38 +23,47 @@ class _Shape(NamedTuple):
     span: int
 
 
+class _Known(NamedTuple):
+    cache: weakref.ref[KvCache]
+    positions_1T: Tensor
+    captured: Captured[Tensor]
+
+
 class BareForwards:
     """Times one row's forwards as rounds run them: over the same cache, captured where they are."""
 
     def __init__(self, graphs: Graphs | None, clock: Clock) -> None:
         self._graphs = graphs
         self._clock = clock
-        self._captured: dict[_Shape, tuple[weakref.ref[KvCache], Captured[Tensor]]] = {}
+        self._captured: dict[_Shape, _Known] = {}
 
     @torch.inference_mode()
-    def seconds(
-        self, runner: Runner, num_tokens: int, context: int, num_samples: int
-    ) -> tuple[float, ...]:
-        """Seconds of each of the samples, over `num_tokens` tokens after `context` others."""
+    def seconds(self, runner: Runner, num_tokens: int, context: int) -> float:
+        """Seconds of a forward over `num_tokens` tokens of row 0 after `context` others.
+
+        What the row holds behind them is overwritten. Its memory grows only where nobody has
+        made room: the last slots there are stand for a context that is longer.
+        """
         run = self._prepared(runner, num_tokens, context)
-        seconds = []
-        for _ in range(num_samples):
-            began = self._clock.mark()
-            run()
-            ended = self._clock.mark()
-            seconds.append(self._clock.seconds(ended) - self._clock.seconds(began))
-        return tuple(seconds)
+        began = self._clock.mark()
+        run()
+        ended = self._clock.mark()
+        return self._clock.seconds(ended) - self._clock.seconds(began)
 
     def _prepared(self, runner: Runner, T: int, context: int) -> Callable[[], object]:
+        if not runner.cache.max_len:
+            runner.allocate(1, rounded_up(context + T))
+        longest = runner.cache.max_len
+        context = max(min(context, longest - T), 0)
         span_for = rounded_up if self._graphs is None else span_bucket
-        span = span_for(context + T)
-        runner.allocate(1, span)
+        span = min(span_for(context + T), longest)
         shape = _Shape(id(runner.cache), T, span)
         known = self._captured.get(shape)
-        if known is not None and known[0]() is runner.cache:
-            return known[1].replay
+        if known is not None and known.cache() is runner.cache:
+            known.positions_1T.copy_(self._positions(runner, T, context))
+            return known.captured.replay
         tokens_1T = torch.zeros(1, T, dtype=torch.long, device=runner.device)
-        positions_1T = torch.arange(context, context + T, device=runner.device)[None]
+        positions_1T = self._positions(runner, T, context)
 
         def run() -> Tensor:
             return runner.forward(tokens_1T, positions_1T, span).logits
@@ -63,5 +72,8 @@ class BareForwards:
             return run
         with pinned_attention(runner.device):
             captured = self._graphs.capture(run)
-        self._captured[shape] = (weakref.ref(runner.cache), captured)
+        self._captured[shape] = _Known(weakref.ref(runner.cache), positions_1T, captured)
         return captured.replay
+
+    def _positions(self, runner: Runner, T: int, context: int) -> Tensor:
+        return torch.arange(context, context + T, device=runner.device)[None]

@@ -179,14 +179,8 @@ class TransformersEngine:
         """None: the built-in decoder measures the bare forwards of these weights."""
         return ()
 
-    def forward_seconds(
-        self,
-        drafter: str,  # noqa: ARG002
-        forward: RoundForward,
-        context: int,  # noqa: ARG002
-        num_samples: int,  # noqa: ARG002
-    ) -> tuple[float, ...]:
-        raise ValueError(f"transformers has named no bare forward, not {forward} either")
+    def floor(self, request: EngineRequest, work: Work) -> None:
+        """It has named no bare forwards."""
 
     def _add_lookup(self, drafter: Drafter) -> None:
         longest = drafter.parameters.get("max_ngram")
