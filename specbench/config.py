@@ -100,14 +100,14 @@ class Pairings:
         return tuple(Pairing(target=t, drafter=d) for t in self.targets for d in t.drafters)
 
     def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
-        """The pairings named `target/drafter` or `target` (all its drafters), each once.
+        """The pairings named `target/drafter` or `target` (all its lossless drafters), each once.
 
-        No names mean the file's default, no methods every method. A name that is not there, and
+        A lossy drafter is taken by its own name alone. No names mean the file's default, no methods every method. A name that is not there, and
         methods that none of the pairings has, raise UsageError.
         """
         chosen: dict[str, Pairing] = {}
         for name in names or self.default:
-            found = {p.name: p for p in self.all if name in (p.name, p.target.name)}
+            found = {p.name: p for p in self.all if _is_named(p, name)}
             if not found:
                 known = [t.name for t in self.targets] + [p.name for p in self.all]
                 raise UsageError(
@@ -148,6 +148,11 @@ def load_pairings(path: Path | None = None) -> Pairings:
     pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
     names = partial(_default_names, pairings=pairings)
     return replace(pairings, default=top.may("default", names, pairings.default))
+
+
+def _is_named(pairing: Pairing, name: str) -> bool:
+    is_lossless = pairing.drafter.lossy is None
+    return name == pairing.name or (name == pairing.target.name and is_lossless)
 
 
 _K = "num_speculative_tokens"

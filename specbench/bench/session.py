@@ -129,6 +129,10 @@ class Session:
         """Token ids of a prompt's first turn; WorkloadError where the template refuses it."""
         return next(self._turns(workload, prompt, []))
 
+    def request(self, block: Block, cell: Cell) -> EngineRequest:
+        """The first request of a block, as one of its cells gets it."""
+        return next(self._asked(block, cell)).request
+
     def max_new_tokens(self, workload: str) -> int:
         own = self._workloads[workload].max_new_tokens
         return self._max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS

@@ -1,12 +1,22 @@
 """A part of a head's work in a round, so that it can be run and measured alone."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.layer_stack import LayerStack
+
+
+class Slots(Protocol):
+    """What is written to, row by row."""
+
+    @property
+    def max_len(self) -> int: ...
+
 
 RunPart = Callable[[Tensor, Tensor, int], object]  # tokens and positions [1, T], span
 
@@ -29,9 +39,14 @@ class HeadPart:
         return self.weights[0].device
 
     @property
-    def cache(self) -> object:
+    def cache(self) -> Slots:
         """What a captured run is bound to."""
         return self if self.layers is None else self.layers.cache
+
+    @property
+    def max_len(self) -> int:
+        """Of a part that keeps nothing: whatever is asked for."""
+        return sys.maxsize
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """As Runner.allocate."""

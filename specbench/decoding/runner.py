@@ -31,6 +31,11 @@ class KvCache(Protocol):
     """A model's keys and values for all rows."""
 
     @property
+    def max_len(self) -> int:
+        """Slots of a row; 0 before `allocate`."""
+        ...
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that one token of one row takes in all layers; 0 before the first forward."""
         ...

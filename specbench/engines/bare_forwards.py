@@ -13,6 +13,7 @@ from torch import Tensor
 from specbench.decoding.backends import pinned_attention
 from specbench.decoding.clock import Clock
 from specbench.decoding.cuda_graphs import Captured, Graphs
+from specbench.decoding.head_part import Slots
 from specbench.decoding.rows import rounded_up, span_bucket
 
 
@@ -23,7 +24,7 @@ class Forwards(Protocol):
     def device(self) -> torch.device: ...
 
     @property
-    def cache(self) -> object:
+    def cache(self) -> Slots:
         """What it writes to; another one after an `allocate` that had to grow it."""
         ...
 
@@ -42,16 +43,13 @@ class _Graph(NamedTuple):
     """A captured forward; None where it could not be captured."""
 
     whose: weakref.ref[Forwards]
-    cache: weakref.ref[object]
+    cache: weakref.ref[Slots]
     captured: Captured[object] | None
     inputs: tuple[Tensor, Tensor]  # replays read them where they lie
 
 
 class BareForwards:
-    """Times one row's forwards as rounds run them: over the same cache, captured where they are.
-
-    The row must not hold a request: what is behind its context is overwritten.
-    """
+    """Times one row's forwards as rounds run them: over the same cache, captured where they are."""
 
     def __init__(self, graphs: Graphs | None, clock: Clock) -> None:
         self._graphs = graphs
@@ -59,31 +57,34 @@ class BareForwards:
         self._known: dict[_Shape, _Graph] = {}
 
     @torch.inference_mode()
-    def seconds(
-        self, whose: Forwards, num_tokens: int, context: int, num_samples: int
-    ) -> tuple[float, ...]:
-        """Seconds of each of the samples, over `num_tokens` tokens after `context` others."""
-        seconds = []
+    def seconds(self, whose: Forwards, num_tokens: int, context: int) -> float:
+        """Seconds of a forward over `num_tokens` tokens of row 0 after `context` others.
+
+        What the row holds behind them is overwritten. Its memory grows only where nobody has
+        made room: the last slots there are stand for a context that is longer.
+        """
         with pinned_attention(whose.device):
             run = self._prepared(whose, num_tokens, context)
-            for _ in range(num_samples):
-                began = self._clock.mark()
-                run()
-                ended = self._clock.mark()
-                seconds.append(self._clock.seconds(ended) - self._clock.seconds(began))
-        return tuple(seconds)
+            began = self._clock.mark()
+            run()
+            ended = self._clock.mark()
+            return self._clock.seconds(ended) - self._clock.seconds(began)
 
     def _prepared(self, whose: Forwards, T: int, context: int) -> Callable[[], object]:
         span_for = rounded_up if self._graphs is None else span_bucket
-        span = span_for(context + T)
-        whose.allocate(1, span)
+        if not whose.cache.max_len:
+            whose.allocate(1, span_for(context + T))
+        longest = whose.cache.max_len
+        context = max(min(context, longest - T), 0)
+        span = min(span_for(context + T), longest)
         shape = _Shape(id(whose), T, span)
         known = self._known.get(shape)
         is_known = known is not None and known.whose() is whose and known.cache() is whose.cache
+        positions_1T = torch.arange(context, context + T, device=whose.device)[None]
         if known is not None and is_known and known.captured is not None:
+            known.inputs[1].copy_(positions_1T)
             return known.captured.replay
         tokens_1T = torch.zeros(1, T, dtype=torch.long, device=whose.device)
-        positions_1T = torch.arange(context, context + T, device=whose.device)[None]
 
         def run() -> object:
             return whose.forward(tokens_1T, positions_1T, span)

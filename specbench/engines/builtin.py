@@ -15,7 +15,7 @@ from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
 from specbench.decoding.graphs import Launchers
 from specbench.decoding.loading import eos_ids
-from specbench.decoding.policy import FixedK, Policy
+from specbench.decoding.policy import Beside, FixedK, Policy
 from specbench.decoding.request import Request, Result
 from specbench.decoding.round import Verifier
 from specbench.decoding.round_costs import RoundCosts
@@ -29,6 +29,7 @@ from specbench.engines.bare_forwards import BareForwards, Forwards
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
+    Floor,
     Load,
     RoundForward,
     Scores,
@@ -128,13 +129,25 @@ class BuiltinEngine:
         return replace(served.results[0], cpu_s=served.cpu_s)
 
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
-        sampler, calibration_s = Sampler(requests[0].sampling), 0.0
-        decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
-        k = self._drafters.depth(work)
-        policy: Policy = FixedK(k)
+        if not work.adaptive:
+            return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))
         cpu_s = time.process_time()
-        if work.adaptive:
-            policy, calibration_s = self._controller(requests[0], work, load)
+        policy, calibration_s = self._controller(requests[0], work, load)
+        served = self._serve(requests, work, load, policy)
+        return replace(
+            served,
+            seconds=calibration_s + served.seconds,
+            calibration_s=calibration_s,
+            cpu_s=time.process_time() - cpu_s,
+        )
+
+    def _serve(
+        self, requests: Sequence[EngineRequest], work: Work, load: Load, policy: Policy
+    ) -> ServedPass:
+        sampler = Sampler(requests[0].sampling)
+        decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
+        k = policy.max_k
+        cpu_s = time.process_time()
         asked = [
             Request(
                 prompt_ids=request.prompt_ids,
@@ -158,10 +171,9 @@ class BuiltinEngine:
         scores = self._score(requests[0].prompt_ids, served.results) if load.best_of else None
         return ServedPass(
             results=tuple(self._result(result) for result in served.results),
-            seconds=calibration_s + finished_s,
+            seconds=finished_s,
             rounds=served.timeline,
             cpu_s=time.process_time() - cpu_s,
-            calibration_s=calibration_s,
             kv_bytes=kv_bytes,
             scores=scores,
         )
@@ -206,13 +218,35 @@ class BuiltinEngine:
         )
         return (RoundForward(role="target", num_tokens=num_nodes, times=1), *drafting)
 
-    def forward_seconds(
-        self, drafter: str, forward: RoundForward, context: int, num_samples: int
-    ) -> tuple[float, ...]:
+    def floor(self, request: EngineRequest, work: Work) -> Floor | None:
+        forwards = self.forwards(work.drafter, work.k)
+        if not forwards:
+            return None
+        seconds: dict[RoundForward, list[float]] = {forward: [] for forward in forwards}
+        in_order = sorted(forwards, key=lambda forward: forward.role == "target")
+        # Slots that no round has committed to, a round under way included, are free to write.
+        launcher_lag = 1 if self._shelf.device.type == "cuda" else 0
+        length = len(request.prompt_ids) + launcher_lag * (work.k + 1)
+
+        def between(num_emitted: int) -> None:
+            nonlocal length
+            length += num_emitted
+            for forward in in_order:
+                for _ in range(forward.times):
+                    seconds[forward].append(self.forward_seconds(work.drafter, forward, length))
+
+        policy = Beside(self._drafters.depth(work), between)
+        rounds = self._serve([request], work, Load(), policy).rounds
+        return Floor(
+            round_s=rounds.seconds, forward_s={f: tuple(all_s) for f, all_s in seconds.items()}
+        )
+
+    def forward_seconds(self, drafter: str, forward: RoundForward, context: int) -> float:
+        """Seconds of that forward alone, after `context` tokens."""
         whose: Forwards = self._runner
         if forward.role == "drafter":
             whose = self._drafters.forwards(drafter, forward.part)
-        return self._bare_forwards.seconds(whose, forward.num_tokens, context, num_samples)
+        return self._bare_forwards.seconds(whose, forward.num_tokens, context)
 
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
         known = self._decoders.get((drafter, stop_at_eos))

@@ -1,6 +1,6 @@
 """The protocol of an engine: it takes requests and yields what happened."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -91,6 +91,14 @@ class RoundForward:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    """Rounds and the bare forwards in them, measured in turns; seconds of each, in order."""
+
+    round_s: tuple[float, ...]
+    forward_s: Mapping[RoundForward, tuple[float, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
     """Which method at which K. The baseline is the engine's own method without drafts.
 
@@ -152,10 +160,9 @@ class Engine(Protocol):
         """The bare forwards that one round at K = k contains; none where not all are known."""
         ...
 
-    def forward_seconds(
-        self, drafter: str, forward: RoundForward, context: int, num_samples: int
-    ) -> tuple[float, ...]:
-        """Seconds of that forward alone, after `context` tokens; one a sample."""
+    def floor(self, request: EngineRequest, work: Work) -> Floor | None:
+        """Decode one request at a fixed K with every bare forward measured alone after each
+        round; None where `forwards` names none."""
         ...
 
     def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:
@@ -173,14 +180,8 @@ class NoBareForwards:
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:  # noqa: ARG002
         return ()
 
-    def forward_seconds(
-        self,
-        drafter: str,
-        forward: RoundForward,
-        context: int,  # noqa: ARG002
-        num_samples: int,  # noqa: ARG002
-    ) -> tuple[float, ...]:
-        raise ValueError(f"{drafter}: no bare forward was named, not {forward} either")
+    def floor(self, request: EngineRequest, work: Work) -> Floor | None:  # noqa: ARG002
+        return None
 
     def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:  # noqa: ARG002
         raise ValueError(f"{drafter}: no bare forward was named, not {forward} either")

@@ -241,15 +241,16 @@ class MemoryRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardCost:
-    """A bare forward measured alone: the floor that a round is held against."""
+    """A bare forward measured alone, in turns with rounds: the floor they are held against."""
 
     cell_id: str  # whose rounds contain this forward
     role: Literal["target", "drafter"]
     num_tokens: int  # tokens fed per row: 1 for a baseline step, K + 1 for verification
     num_per_round: int
-    seconds: float  # median of the samples, taken between two blocks
+    seconds: float  # median of the samples
     num_samples: int
     part: str = ""  # of a head: which part of its work; "" for a model's forward
+    round_s: float | None = None  # median of the rounds between them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -88,3 +88,14 @@ def test_what_is_wrong_is_told_with_its_line_and_what_is_allowed(
         rule_of(tmp_path, text)
     assert "pairings.yaml:7: targets.big.drafters.copy.lossy" in str(wrong.value)
     assert says in str(wrong.value)
+
+
+def test_a_lossy_drafter_is_taken_by_its_own_name_alone(tmp_path: Path) -> None:
+    path = tmp_path / "pairings.yaml"
+    path.write_text(FILE.format("typical") + "      exact:\n        method: ngram\n")
+    pairings = load_pairings(path)
+    assert [p.name for p in pairings.all] == ["big/copy", "big/exact"]
+    assert [p.name for p in pairings.select(["big"])] == ["big/exact"]
+    assert [p.name for p in pairings.select()] == ["big/exact"]
+    assert [p.name for p in pairings.select(["big/copy"])] == ["big/copy"]
+    assert [p.name for p in pairings.select(["big", "big/copy"])] == ["big/exact", "big/copy"]

@@ -46,9 +46,7 @@ def test_every_part_of_a_round_is_timed_and_has_its_bytes(engine: BuiltinEngine,
 
     assert [(f.num_tokens, f.times, f.part) for f in own] == HEADS[name]
     for forward in (target, *own):
-        seconds = engine.forward_seconds(name, forward, 100, 2)
-        assert len(seconds) == 2
-        assert min(seconds) > 0
+        assert engine.forward_seconds(name, forward, 100) > 0
         assert engine.bytes_read(name, forward, 1, 100) > 0
 
 
@@ -70,6 +68,24 @@ def test_measuring_a_floor_does_not_change_what_is_decoded_next(
 
     for context in (1, len(asked.prompt_ids) + 10, 300):
         for forward in engine.forwards(name, K):
-            engine.forward_seconds(name, forward, context, 1)
+            engine.forward_seconds(name, forward, context)
 
     assert decoded() == before
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_rounds_keep_the_same_drafts_with_a_floor_between_them(
+    engine: BuiltinEngine, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, asked = Work(drafter=name, method=name, k=K), request(engine)
+    alone = engine.generate(asked, work)
+    assert alone.rounds is not None
+    beside = []
+    kept = engine._result
+    monkeypatch.setattr(engine, "_result", lambda r: beside.append(r) or kept(r))
+    floor = engine.floor(asked, work)
+    assert floor is not None
+    (result,) = beside
+    assert result.output_ids == alone.output_ids
+    assert result.rounds.num_accepted == alone.rounds.num_accepted
+    assert len(floor.round_s) == len(alone.rounds)

@@ -144,7 +144,13 @@ MEMORY = MemoryRecord(
     device_peak_bytes=7,
 )
 FORWARD = ForwardCost(
-    cell_id=KEY.id, role="target", num_tokens=5, num_per_round=1, seconds=0.01, num_samples=9
+    cell_id=KEY.id,
+    role="target",
+    num_tokens=5,
+    num_per_round=1,
+    seconds=0.01,
+    num_samples=9,
+    round_s=0.012,
 )
 FAILURE = FailureRecord(pairing="demo/poor", workload="", stage="load", reason="no such folder")
 MODEL = ModelIdentity(
