@@ -25,6 +25,7 @@ targets:
         lossy: {rule: typical, threshold: 0.01}
       bold: {method: draft_model, model: ./draft, lossy: typical}
 """
+ALL = ("tiny/copy", "tiny/wild", "tiny/bold")
 SMALL = ("--threads", "1", "--device", "cpu", "--max-new-tokens", "24", "--pairings", "lossy.yaml")
 
 
@@ -44,7 +45,7 @@ def lossy(tiny: Path) -> Path:
 def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
     out = tmp_path_factory.mktemp("lossy")
     asked = ("-w", "prompts.jsonl", "--prompts", "5", "-k", "3,auto", "--concurrency", "1,2")
-    return specbench("run", "tiny", *asked, *SMALL, "--repeats", "1", "--out", out, cwd=lossy), out
+    return specbench("run", *ALL, *asked, *SMALL, "--repeats", "1", "--out", out, cwd=lossy), out
 
 
 def test_a_run_keeps_the_rule_in_its_cells_and_says_so_in_every_answer(ran, lossy: Path) -> None:
@@ -105,7 +106,7 @@ def test_lists_and_plans_mark_it(lossy: Path) -> None:
         specbench("list", "pairings", "--pairings", "lossy.yaml", "--json", cwd=lossy).out
     )
     assert [row["lossy"] for row in rows] == [None, "typical threshold=0.01", "typical"]
-    dry = ("run", "tiny", "-w", "prompts.jsonl", "--dry-run", "--pairings", "lossy.yaml")
+    dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--pairings", "lossy.yaml")
     plan = specbench(*dry, cwd=lossy).out
     assert plan.count("(lossy)") == 2
     cells = json.loads(specbench(*dry, "--json", cwd=lossy).out)["cells"]
@@ -113,7 +114,7 @@ def test_lists_and_plans_mark_it(lossy: Path) -> None:
 
 
 def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
-    dry = ("run", "tiny", "-w", "prompts.jsonl", "--dry-run", "--pairings", "lossy.yaml")
+    dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--pairings", "lossy.yaml")
     both = ("--engine", "builtin,transformers", "--json")
     cells = json.loads(specbench(*dry, *both, cwd=lossy).out)["cells"]
     peers = {cell["pairing"] for cell in cells if cell["engine"] == "transformers"}
@@ -131,7 +132,7 @@ def test_what_a_rule_cannot_do_is_refused(
     arguments: list[str], says: str, lossy: Path, tmp_path: Path
 ) -> None:
     asked = ("-w", "prompts.jsonl", *SMALL, "--out", tmp_path)
-    done = specbench("run", "tiny", *asked, *arguments, cwd=lossy)
+    done = specbench("run", *ALL, *asked, *arguments, cwd=lossy)
     assert (done.code, done.out) == (2, "")
     assert says in done.err
     fine = specbench("run", "tiny/copy", *asked, *arguments, "--dry-run", cwd=lossy)
