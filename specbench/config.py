@@ -102,8 +102,9 @@ class Pairings:
     def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
         """The pairings named `target/drafter` or `target` (all its lossless drafters), each once.
 
-        A lossy drafter is taken by its own name alone. No names mean the file's default, no methods every method. A name that is not there, and
-        methods that none of the pairings has, raise UsageError.
+        A lossy drafter is taken by its own name alone. No names mean the file's default, no
+        methods every method. A name that is not there, and methods that none of the pairings
+        has, raise UsageError.
         """
         chosen: dict[str, Pairing] = {}
         for name in names or self.default:
