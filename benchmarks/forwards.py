@@ -63,5 +63,5 @@ def _compare(
 def _sample(engine: BuiltinEngine, size: int, context: int) -> Sample:
     forward = RoundForward(role="target", num_tokens=size, times=1)
     cpu_s = time.process_time()
-    (wall_s,) = engine.forward_seconds(NO_DRAFTER, forward, context, 1)
+    wall_s = engine.forward_seconds(NO_DRAFTER, forward, context)
     return Sample(wall_s, time.process_time() - cpu_s)

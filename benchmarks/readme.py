@@ -112,7 +112,7 @@ def methods_block(document: Mapping[str, Any]) -> str:
     by_place = {(cell["pairing"], cell["workload"]): cell for cell in cells}
     lines = ["| drafter | method | " + " | ".join(workloads) + " |"]
     lines.append("| --- | --- |" + " ---: |" * len(workloads))
-    for pairing, method in dict.fromkeys((cell["pairing"], cell["method"]) for cell in cells):
+    for pairing, method in dict.fromkeys((cell["pairing"], _method(cell)) for cell in cells):
         row = [_entry(by_place.get((pairing, workload))) for workload in workloads]
         lines.append(f"| `{pairing}` | {method} | " + " | ".join(row) + " |")
     return "\n".join(lines)
@@ -127,6 +127,10 @@ def _table(title: str, cells: list[Mapping[str, Any]]) -> str:
         row = [_entry(by_place.get((k, workload))) for workload in workloads]
         lines.append(f"| {k} | " + " | ".join(row) + " |")
     return "\n".join(lines)
+
+
+def _method(cell: Mapping[str, Any]) -> str:
+    return f"{cell['method']} (lossy)" if cell.get("lossy") else cell["method"]
 
 
 def _entry(cell: Mapping[str, Any] | None) -> str:

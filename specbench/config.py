@@ -13,6 +13,7 @@
             method: draft_model    # one of `specbench list drafters`, or one arriving later
             model: demo:draft      # where the method takes one, with the target's model keys
             parameters: {}         # the method's own
+            lossy: typical         # drafts are kept by a rule that changes the text (records/lossy)
             num_speculative_tokens, note
 
 A pairing is named target/drafter. A folder is relative to the file that names it. A drafter
@@ -35,9 +36,10 @@ from specbench.model_spec import (
     read_folder,
     read_model_spec,
 )
-from specbench.records import NO_DRAFTER
+from specbench.records import NO_DRAFTER, LossyRule
+from specbench.records.lossy import RULES
 from specbench.shipped import PACKAGE, shipped
-from specbench.strict_yaml import Value, nearest, one_of, read_yaml, whole
+from specbench.strict_yaml import Value, nearest, number, one_of, read_yaml, whole
 
 MAX_K = 64
 
@@ -51,6 +53,7 @@ class Drafter:
     model: ModelSpec | None = None
     parameters: Mapping[str, Setting] = field(default_factory=dict)
     num_speculative_tokens: int | None = None  # None: the file leaves it to the program
+    lossy: LossyRule | None = None  # None: the text is the target's own
     note: str = ""
 
 
@@ -97,14 +100,15 @@ class Pairings:
         return tuple(Pairing(target=t, drafter=d) for t in self.targets for d in t.drafters)
 
     def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
-        """The pairings named `target/drafter` or `target` (all its drafters), each once.
+        """The pairings named `target/drafter` or `target` (all its lossless drafters), each once.
 
-        No names mean the file's default, no methods every method. A name that is not there, and
-        methods that none of the pairings has, raise UsageError.
+        A lossy drafter is taken by its own name alone. No names mean the file's default, no
+        methods every method. A name that is not there, and methods that none of the pairings
+        has, raise UsageError.
         """
         chosen: dict[str, Pairing] = {}
         for name in names or self.default:
-            found = {p.name: p for p in self.all if name in (p.name, p.target.name)}
+            found = {p.name: p for p in self.all if _is_named(p, name)}
             if not found:
                 known = [t.name for t in self.targets] + [p.name for p in self.all]
                 raise UsageError(
@@ -147,9 +151,15 @@ def load_pairings(path: Path | None = None) -> Pairings:
     return replace(pairings, default=top.may("default", names, pairings.default))
 
 
+def _is_named(pairing: Pairing, name: str) -> bool:
+    is_lossless = pairing.drafter.lossy is None
+    return name == pairing.name or (name == pairing.target.name and is_lossless)
+
+
 _K = "num_speculative_tokens"
 _TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
-_DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "note")
+_LOSSY_KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in parameters))
+_DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -214,6 +224,7 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
         parameters=keys.may("parameters", partial(_parameters, method=method), {}),
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
+        lossy=keys.may("lossy", _lossy, None),
         note=keys.may("note", Value.text, ""),
     )
 
@@ -240,3 +251,19 @@ def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
         if complaint := method.parameter(name).complaint(setting):
             keys.entries[name].fail(complaint)
     return settings
+
+
+def _lossy(value: Value) -> LossyRule:
+    """`typical`, or `{rule: typical, alpha: 0.5}` for other parameters than the rule's own."""
+    is_name = not value.is_mapping
+    rule = value if is_name else value.section(allowed=_LOSSY_KEYS).must("rule", lambda v: v)
+    name = one_of(tuple(RULES))(rule)
+    own = RULES[name]
+    given = {} if is_name else value.section(allowed=("rule", *own)).entries
+    for parameter, default in own.items():
+        if default is None and parameter not in given:
+            wanted = f"{{rule: {name}, {parameter}: 0.5}}"
+            value.fail(f"the rule {name} needs its `{parameter}`, such as {wanted}")
+    read = number(above=0, most=1)
+    chosen = {p: read(given[p]) if p in given else d for p, d in own.items()}
+    return LossyRule(name=name, parameters={p: v for p, v in chosen.items() if v is not None})

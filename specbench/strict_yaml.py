@@ -112,6 +112,10 @@ class Value:
         return self.scalar()
 
     @property
+    def is_mapping(self) -> bool:
+        return isinstance(self.node, yaml.MappingNode)
+
+    @property
     def kind(self) -> str:
         """What is written here, in words."""
         if isinstance(self.node, yaml.MappingNode):
@@ -162,20 +166,20 @@ def whole(low: int, high: int) -> Callable[[Value], int]:
     return read
 
 
-def number(above: float = -math.inf) -> Callable[[Value], float]:
-    """Reads a finite number greater than `above`."""
+def number(above: float = -math.inf, most: float = math.inf) -> Callable[[Value], float]:
+    """Reads a finite number greater than `above` and not greater than `most`."""
 
     def read(value: Value) -> float:
-        wanted = (
-            "a number is needed" if above == -math.inf else f"a number above {above:g} is needed"
-        )
+        bounds = "" if above == -math.inf else f" above {above:g}"
+        bounds += "" if most == math.inf else f" and up to {most:g}"
+        wanted = f"a number{bounds} is needed"
         if value.node.tag not in (_TAG + "int", _TAG + "float"):
             value.fail(f"{wanted}, not {value.kind}")
         try:
             result = float(value.node.value)
         except ValueError:  # .nan, .inf, octal and base 60 of YAML 1.1
             result = math.nan
-        if not math.isfinite(result) or result <= above:
+        if not math.isfinite(result) or not above < result <= most:
             value.fail(f"{wanted}, not {value.node.value[:40]}")
         return result
 

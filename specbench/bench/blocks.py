@@ -36,6 +36,11 @@ class Cell:
     def drafter(self) -> str:
         return self.key.drafter
 
+    @property
+    def has_known_text(self) -> bool:
+        """Whether every answer is the target's greedy one, so that its length is known."""
+        return self.sampling.temperature == 0 and self.key.lossy is None
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:

@@ -1,43 +1,51 @@
-"""The floor of a round: its bare forwards, measured alone between the blocks."""
+"""The floor of a round: its bare forwards, measured alone in turns with the round itself."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 
 from specbench.bench.blocks import Cell
-from specbench.engines.engine import Engine, RoundForward
+from specbench.bench.session import work_of
+from specbench.engines.engine import Engine, EngineRequest
 from specbench.records import BlockRecord, ForwardCost
 
-SAMPLES_PER_BLOCK = 3  # a few after every block: drift hits floors and rounds alike
-_WARM_UPS = 2  # another cell's forwards ran before
+ROUNDS = 12  # beside a block
+WARM_UPS = 4  # the rounds after a prefill are slower
+BLOCKS = 8  # of a cell; further ones would tell no more
 
 
 def measure_floors(
-    engine: Engine, cells: tuple[Cell, ...], block: BlockRecord
+    engine: Engine, cells: tuple[Cell, ...], request_of: Callable[[Cell], EngineRequest]
 ) -> Iterator[ForwardCost]:
-    """Bare forwards of every cell of a block at its middle context.
+    """Bare forwards of every cell, in the order of its rounds, and some rounds between them.
 
-    They run in a round's order, several rounds of them in a row: a forward that follows its own
-    kind finds its weights in the caches, and one that follows another's does not.
+    A machine's speed changes within a second, and a forward that follows another model's finds
+    its weights in no cache: only in turns are both measured alike. Cells have a fixed K.
     """
-    context = middle_context(block)
     for cell in cells:
-        forwards = engine.forwards(cell.drafter, cell.key.num_speculative_tokens)
-        in_order = sorted(forwards, key=lambda forward: forward.role == "target")
-        seconds: dict[RoundForward, list[float]] = {forward: [] for forward in forwards}
-        for i in range(_WARM_UPS + SAMPLES_PER_BLOCK):
-            for forward in in_order:
-                for _ in range(forward.times):
-                    (one_s,) = engine.forward_seconds(cell.drafter, forward, context, 1)
-                    if i >= _WARM_UPS:
-                        seconds[forward].append(one_s)
-        for forward, samples in seconds.items():
+        request = request_of(cell)
+        num_tokens = ROUNDS * (cell.key.num_speculative_tokens + 1) + 1
+        short = replace(
+            request,
+            max_new_tokens=min(num_tokens, request.max_new_tokens),
+            stop_at_eos=False,
+            conversation=None,
+        )
+        floor = engine.floor(short, work_of(cell))
+        if floor is None or not floor.round_s:
+            continue
+        first = min(WARM_UPS, len(floor.round_s) // 2)  # a short answer has few rounds
+        for forward, seconds in floor.forward_s.items():
+            counted = seconds[first * forward.times :]
             yield ForwardCost(
                 cell_id=cell.key.id,
                 role=forward.role,
                 num_tokens=forward.num_tokens,
                 num_per_round=forward.times,
-                seconds=median(samples),
-                num_samples=len(samples),
+                seconds=median(counted),
+                num_samples=len(counted),
+                part=forward.part,
+                round_s=median(floor.round_s[first:]),
             )
 
 

@@ -8,10 +8,9 @@ import torch
 from specbench.bench.blocks import Cell
 from specbench.bench.floors import middle_context
 from specbench.bench.session import work_of
-from specbench.costs import bytes_per_forward
 from specbench.engines.engine import Engine, EngineRequest, Work
 from specbench.probes.launches import HostCalls, count_host_calls
-from specbench.records import NO_DRAFTER, BlockRecord, LimitRecord
+from specbench.records import BlockRecord, LimitRecord
 
 Count = Callable[[Callable[[], object]], HostCalls | None]
 FEW_TOKENS, MANY_TOKENS = 8, 40  # a prefill and some rounds; the same and more rounds
@@ -66,20 +65,11 @@ def count_launches(
 
 def _bytes_per_round(engine: Engine, cell: Cell, context: int) -> int:
     """0 where the engine does not know all forwards of a round."""
-    key = cell.key
-    kv = engine.kv_bytes_per_token(NO_DRAFTER)
-    sizes = {
-        "target": (engine.bytes_read(NO_DRAFTER), kv),
-        "drafter": (
-            engine.bytes_read(cell.drafter),
-            engine.kv_bytes_per_token(cell.drafter) - kv,
-        ),
-    }
-    total = 0
-    for forward in engine.forwards(cell.drafter, key.num_speculative_tokens):
-        read, cached = sizes[forward.role]
-        total += forward.times * bytes_per_forward(read, key.concurrency, context, cached)
-    return total
+    rows = cell.key.concurrency
+    return sum(
+        forward.times * engine.bytes_read(cell.drafter, forward, rows, context)
+        for forward in engine.forwards(cell.drafter, cell.key.num_speculative_tokens)
+    )
 
 
 def _prepared(request: EngineRequest, cell: Cell) -> EngineRequest:

@@ -1,6 +1,7 @@
 """Two passes over a target's blocks: every cell, then the winners again on fresh repeats."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -8,7 +9,7 @@ import torch
 
 from specbench.bench.blocks import Block, Cell, confirm_block
 from specbench.bench.deadline import Deadline
-from specbench.bench.floors import measure_floors
+from specbench.bench.floors import BLOCKS, measure_floors
 from specbench.bench.limits import measure_limits
 from specbench.bench.plan import BUILTIN, TargetPlan
 from specbench.bench.race import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
@@ -46,6 +47,7 @@ class Passes:
         self._deadline = deadline
         self._usable = usable
         self._device = torch.device(writer.run.environment.device)
+        self._num_floors: Counter[CellKey] = Counter()  # blocks beside which they were measured
         self._copy_bytes_per_s: float | None = None  # measured once, when first needed
         self._precise: set[CellKey] = set()  # questions known well enough, by their K = 0
 
@@ -58,17 +60,23 @@ class Passes:
                 if self._deadline.is_over("explore") or self._is_precise(block):
                     continue
                 record = session.run_block(block)
-                self._measure_beside(engine, block, record)
+                self._measure_beside(session, engine, block, record)
             self._watch.advance(done + 1, total, self._deadline.seconds_left("explore"))
 
-    def _measure_beside(self, engine: Engine, block: Block, record: BlockRecord) -> None:
+    def _measure_beside(
+        self, session: Session, engine: Engine, block: Block, record: BlockRecord
+    ) -> None:
         """What bounds one row's rounds, while the machine is as it was in them."""
         if block.setting.is_stream or block.setting.num_samples > 1:
             return
-        cells = tuple(c for c in block.cells if c.key.engine == BUILTIN and not c.key.adaptive)
+        done = {request.cell_id for request in record.requests if request.output_ids}
+        own = (c for c in block.cells if c.key.engine == BUILTIN and not c.key.adaptive)
+        cells = tuple(cell for cell in own if cell.key.id in done)
         if not cells:
             return
-        for cost in measure_floors(engine, cells, record):
+        few = tuple(cell for cell in cells if self._num_floors[cell.key] < BLOCKS)
+        self._num_floors.update(cell.key for cell in few)
+        for cost in measure_floors(engine, few, lambda cell: session.request(block, cell)):
             self._writer.append(cost)
         if self._copy_bytes_per_s is None:
             self._copy_bytes_per_s = measure_copy_bandwidth(self._device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from specbench.bench.blocks import Block, Cell, Setting
 from specbench.bench.race import ENOUGH_PROMPTS
-from specbench.config import Pairing, Target
+from specbench.config import Drafter, Pairing, Target
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
 from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, RunSettings, Sampling
@@ -124,7 +124,7 @@ class TargetPlan:
         for method in BASELINES:
             yield self._cell(setting, TRANSFORMERS, None, method, 0)
         for pairing in self.pairings:
-            for method in peer_methods(pairing.drafter.method):
+            for method in peers_of(pairing.drafter):
                 own = method == "assisted_default"
                 for k in (ASSISTED_DEFAULT_K,) if own else self.ks(pairing):
                     if k > 0:
@@ -155,6 +155,7 @@ class TargetPlan:
             context=setting.context,
             request_rate=setting.request_rate,
             num_samples=setting.num_samples,
+            lossy=str(pairing.drafter.lossy) if pairing and pairing.drafter.lossy else None,
         )
         top_k, top_p = self.settings.top_k, self.settings.top_p
         sampling = Sampling(temperature=setting.temperature, top_k=top_k, top_p=top_p)
@@ -222,6 +223,7 @@ def plan_targets(
             f"--engine {', '.join(settings.engines)} decodes one request at a time; "
             "use --concurrency 1, or add the engine builtin"
         )
+    _check_lossy(settings, pairings)
     return tuple(
         TargetPlan(
             target=group[0].target,
@@ -232,6 +234,28 @@ def plan_targets(
         )
         for group in by_target.values()
     )
+
+
+def peers_of(drafter: Drafter) -> tuple[str, ...]:
+    """What transformers has like it; nothing where a rule of ours judges the drafts."""
+    return () if drafter.lossy else peer_methods(drafter.method)
+
+
+def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
+    """UsageError where a lossy rule could not do what it is named for."""
+    lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
+    if not lossy:
+        return
+    if settings.acceptance is not None:
+        raise UsageError(
+            f"--acceptance draws what is kept, and {', '.join(lossy)} keeps drafts by a lossy rule "
+            "of its own; name other pairings or leave --acceptance out"
+        )
+    if BUILTIN not in settings.engines:
+        raise UsageError(
+            f"{', '.join(lossy)} keeps drafts by a lossy rule that only the built-in decoder has; "
+            "add --engine builtin or name other pairings"
+        )
 
 
 def _load_workloads(names: Sequence[str], target: Target) -> tuple[Workload, ...]:

@@ -92,6 +92,7 @@ def make_records(
                 arrived_s=result.arrived_s if is_shared else None,
                 queue_s=result.queue_s if is_shared else None,
                 sample=turn.sample,
+                answer_check=result.answer_check,
             )
         )
     return records

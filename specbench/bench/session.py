@@ -130,6 +130,10 @@ class Session:
         """Token ids of a prompt's first turn; WorkloadError where the template refuses it."""
         return next(self._turns(workload, prompt, []))
 
+    def request(self, block: Block, cell: Cell) -> EngineRequest:
+        """The first request of a block, as one of its cells gets it."""
+        return next(self._asked(block, cell)).request
+
     def max_new_tokens(self, workload: str) -> int:
         own = self._workloads[workload].max_new_tokens
         return self._max_new_tokens or own or DEFAULT_MAX_NEW_TOKENS
@@ -224,8 +228,8 @@ class Session:
     def _asked(self, block: Block, cell: Cell) -> Iterator[Turn]:
         """The requests of a block, in order; prompts that come again are further repeats."""
         # Greedy cells all emit as many tokens as the reference, so that seconds compare;
-        # sampled ones end where they end, and are compared per token.
-        is_greedy = cell.sampling.temperature == 0
+        # sampled and lossy ones end where they end, and are compared per token.
+        is_known = cell.has_known_text
         context, num_samples = block.setting.context, block.setting.num_samples
         cycles = -(-len(block.prompts) // len({prompt.id for prompt in block.prompts}))
         times_seen: dict[str, int] = {}
@@ -241,10 +245,10 @@ class Session:
                 length = len(answers[turn].output_ids)
                 request = EngineRequest(
                     prompt_ids=ids,
-                    max_new_tokens=length if is_greedy else self.max_new_tokens(block.workload),
+                    max_new_tokens=length if is_known else self.max_new_tokens(block.workload),
                     sampling=cell.sampling,
                     seed=0,
-                    stop_at_eos=not is_greedy,
+                    stop_at_eos=not is_known,
                     conversation=f"{prompt.id}|{seen}" if is_chained else None,
                     prediction_ids=self._prediction(asked, turn, answers),
                 )

@@ -12,7 +12,7 @@ from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
-from specbench.bench.plan import BUILTIN, TargetPlan
+from specbench.bench.plan import BUILTIN, TargetPlan, peers_of
 from specbench.bench.recording import first_line
 from specbench.bench.session import Session, work_of
 from specbench.bench.traces import Trace
@@ -20,7 +20,6 @@ from specbench.bench.watch import Watch
 from specbench.config import Drafter, Pairing
 from specbench.decoding.controller import default_ks
 from specbench.engines.engine import Engine, EngineRequest, Load, Work
-from specbench.engines.peers import peer_methods
 from specbench.errors import (
     CompatibilityError,
     ModelError,
@@ -175,7 +174,7 @@ class TargetRun:
         """Load it in every engine that has such a method; try it in the first that has."""
         is_tried = False
         for name, engine in session.engines.items():
-            methods = (drafter.method,) if name == BUILTIN else peer_methods(drafter.method)
+            methods = (drafter.method,) if name == BUILTIN else peers_of(drafter)
             if not methods:
                 continue
             try:
@@ -217,20 +216,23 @@ class TargetRun:
                 shape = (cell.key.engine, work_of(cell), rows, cell.sampling)
                 shapes.setdefault(shape, []).append(cell)
         usable: list[Cell] = []
+        said: tuple[int, ...] = ()  # half of it is expected the next time: rounds go on behind it
         for cell, *others in shapes.values():
             request = EngineRequest(
                 prompt_ids=prompt_ids,
                 max_new_tokens=WARM_UP_TOKENS,
                 sampling=cell.sampling,
                 seed=0,
-                stop_at_eos=cell.sampling.temperature > 0,  # as in the blocks
+                stop_at_eos=not cell.has_known_text,  # as in the blocks
+                prediction_ids=said[: len(said) // 2],
             )
             num_samples = cell.key.num_samples
             load = Load(concurrency=cell.key.concurrency * num_samples, best_of=num_samples > 1)
             engine = engines[cell.key.engine]
             try:
                 for work in _warm_up_works(cell, engine.max_k(cell.drafter)):
-                    engine.serve([request] * load.concurrency, work, load)
+                    served = engine.serve([request] * load.concurrency, work, load)
+                    said = served.results[0].output_ids
             except REFUSALS as error:
                 k = cell.key.num_speculative_tokens
                 is_own = engine is next(iter(engines.values()))

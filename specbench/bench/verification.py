@@ -1,6 +1,7 @@
 """Evidence for a whole `verify`: target after target, through the engines that a run has."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -12,14 +13,14 @@ from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS, work_of
 from specbench.bench.target import REFUSALS
 from specbench.bench.watch import Watch
 from specbench.config import Pairing
-from specbench.engines.engine import Engine, Work
+from specbench.engines.engine import Engine, EngineRequest, Work
 from specbench.engines.peers import BASELINES
 from specbench.engines.shelf import Shelf
 from specbench.lossless.collect import Collector, Question
 from specbench.lossless.evidence import Evidence, Refused, Subject
 from specbench.lossless.examine import Amount, Job, examine
 from specbench.lossless.teacher import Teacher
-from specbench.records import RunSettings
+from specbench.records import RunSettings, Sampling
 
 
 def collect_evidence(
@@ -47,7 +48,8 @@ def collect_evidence(
         try:
             engines = open_engines(plan.target, device, settings, shelf)
             teacher = Teacher(shelf.load(plan.target.model).model)
-            questions = list(_questions(plan, next(iter(engines.values()))))
+            first = next(iter(engines.values()))
+            questions = [_foreseen(first, question) for question in _questions(plan, first)]
         except REFUSALS as error:
             evidence += [_refused(job, error) for job in jobs]
             continue
@@ -95,6 +97,24 @@ def _questions(plan: TargetPlan, engine: Engine) -> Iterator[Question]:
                 ),
                 max_new_tokens=length,
             )
+
+
+def _foreseen(engine: Engine, question: Question) -> Question:
+    """With a text that the answer resembles, so that drafters which want one draft from it."""
+    request = EngineRequest(
+        prompt_ids=question.prompt_ids,
+        max_new_tokens=question.max_new_tokens,
+        sampling=Sampling(),
+        seed=0,
+    )
+    answer = engine.generate(request, engine.baseline).output_ids
+    return replace(question, prediction_ids=nearly(answer))
+
+
+def nearly(answer: Sequence[int]) -> tuple[int, ...]:
+    """A text with every eighth token replaced by the one before: drafts from it are kept and
+    refused, and their place is lost and found."""
+    return tuple(answer[i - 1] if i % 8 == 7 else token for i, token in enumerate(answer))
 
 
 def _refused(job: Job, error: Exception) -> Refused:

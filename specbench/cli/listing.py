@@ -89,6 +89,7 @@ def _pairings(file: Path | None) -> list[dict[str, Any]]:
             "target": pairing.target.model.source,
             "draft": pairing.drafter.model.source if pairing.drafter.model else None,
             "num_speculative_tokens": pairing.drafter.num_speculative_tokens,
+            "lossy": str(pairing.drafter.lossy) if pairing.drafter.lossy else None,
             "needs_gib": pairing.needs_gib,
             "note": pairing.drafter.note,
         }
@@ -171,8 +172,13 @@ def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
     for header in (*narrow, wide):
         table.add_column(header, no_wrap=header not in (wide, "parameters"), overflow="fold")
     for row in rows:
-        table.add_row(*(_text(row[key]) for key in _COLUMNS[kind].values()))
+        table.add_row(*(_entry(row, key) for key in _COLUMNS[kind].values()))
     console.print(table)
+
+
+def _entry(row: dict[str, Any], key: str) -> str:
+    text = _text(row[key])
+    return f"{text} (lossy)" if key == "method" and row.get("lossy") else text
 
 
 def _text(value: Any) -> str:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from specbench.bench.plan import TargetPlan
 from specbench.cli.console import open_console
+from specbench.metrics.setting import marked
 
 
 def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
@@ -24,6 +25,7 @@ def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
                 "concurrency": cell.key.concurrency,
                 "context": cell.key.context,
                 "num_samples": cell.key.num_samples,
+                "lossy": cell.key.lossy,
                 "adaptive": cell.key.adaptive,
                 "num_prompts": cell.num_prompts,
                 "num_repeats": cell.num_repeats,
@@ -48,7 +50,7 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
             context = "" if key.context is None else f"{key.context:,}"
             rows_used = key.concurrency * key.num_samples
             setting = (f"{key.temperature:g}", str(rows_used), context)
-            row = (key.pairing, key.workload, key.method, *setting)
+            row = (key.pairing, key.workload, marked(key.method, key), *setting)
             k = "auto" if key.adaptive else str(key.num_speculative_tokens)
             rows.setdefault((*row, str(cell.num_prompts), str(cell.num_repeats)), []).append(k)
         for (*place, prompts, repeats), ks in rows.items():

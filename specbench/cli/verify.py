@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import read_methods, read_settings
+from specbench.cli.measure import INTERRUPTED, read_methods, read_settings
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,12 @@ def verify(
         watch.stage("starting")
         from specbench.bench.verification import collect_evidence
 
-        evidence = collect_evidence(settings, chosen, watch, num_tokens=tokens, num_rows=rows)
+        try:
+            evidence = collect_evidence(settings, chosen, watch, num_tokens=tokens, num_rows=rows)
+        except KeyboardInterrupt:
+            watch.close()
+            typer.echo("interrupted: evidence is judged as a whole, nothing is kept", err=True)
+            raise typer.Exit(INTERRUPTED) from None
     from specbench.lossless.answer import document, exit_code
     from specbench.lossless.judge import judge
 
@@ -112,7 +117,7 @@ def _print(findings: "Sequence[Finding]") -> None:
         table.add_row(
             who.pairing,
             *([who.engine] if several else []),
-            who.method,
+            f"{who.method} (lossy)" if who.lossy else who.method,
             str(who.num_speculative_tokens),
             f"{who.temperature:g}",
             finding.verdict,

@@ -71,7 +71,10 @@ class Decoder:
         rows = self._open_rows(num_rows, longest + num_drafts + 1)
         launcher = self.launcher = self._open_launcher(rows, sampler)
         with pinned_attention(self.target.device):
-            return Serving(requests, rows, launcher, sampler, policy, self._clock).run()
+            serving = Serving(
+                requests, rows, launcher, sampler, policy, self._clock, verifier=self._verifier
+            )
+            return serving.run()
 
     def _open_rows(self, num_rows: int, num_tokens: int) -> Rows:
         """The rows of the last pass where they suffice: graphs are bound to their addresses."""

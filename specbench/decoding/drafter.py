@@ -4,12 +4,14 @@ Shape suffixes: B rows, T tokens, K drafts, N = K + 1 nodes, F hidden size, V th
 vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from specbench.decoding.head_part import HeadPart
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -41,6 +43,7 @@ class BareForward(NamedTuple):
 
     num_tokens: int
     times: int
+    part: str = ""  # of a head: which of its `head_parts`
 
 
 class Chunk(NamedTuple):
@@ -95,7 +98,12 @@ class Drafter(Protocol):
 
     @property
     def runner(self) -> Runner | None:
-        """Whose forwards `forwards` counts."""
+        """Whose forwards `forwards` counts where it names no part."""
+        ...
+
+    @property
+    def head_parts(self) -> Mapping[str, HeadPart]:
+        """What `forwards` names: of a head, its work in a round in pieces that run alone."""
         ...
 
     @property
@@ -133,6 +141,10 @@ class Drafter(Protocol):
         """Guess the tokens at positions length + 1 .. length + k of every row; k > 0."""
         ...
 
+    def whole_answer(self, state: State, most: int) -> Proposal | None:
+        """All that is expected to follow in the state's one row, a chain of up to `most` drafts
+        without a law; None where nothing is. Asked before the first round, never in one."""
+
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
         """See the last `num_tokens` committed tokens of every row, which rounds at K = 0 emitted
         without it; those it saw already may be among them."""
@@ -145,7 +157,10 @@ class Drafter(Protocol):
         """
 
     def forwards(self, k: int) -> tuple[BareForward, ...]:
-        """The forwards of its own model that one proposal takes; the floor of its cost."""
+        """The forwards of its own model or head that a round takes; the floor of its cost.
+
+        What it does with the outcome is among them. Forwards of the same kind may come apart.
+        """
         ...
 
     def observe(self, state: State, outcome: Outcome) -> None:
@@ -167,6 +182,10 @@ class Memoryless:
     chains_nest: bool = False  # the safe side: then every K is looked at by itself
     repeatability: Repeatability = "exact"
     runner: Runner | None = None
+
+    @property
+    def head_parts(self) -> Mapping[str, HeadPart]:
+        return MappingProxyType({})
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -191,6 +210,9 @@ class Memoryless:
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         """The prompt is in the state."""
+
+    def whole_answer(self, state: State, most: int) -> Proposal | None:  # noqa: ARG002
+        return None
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
         """The state holds every token."""

@@ -1,6 +1,6 @@
 """Which K the next round takes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 
@@ -52,3 +52,24 @@ class FixedK:
         seconds: float,
     ) -> None:
         """Nothing to learn."""
+
+
+class Beside(FixedK):
+    """The same K in every round of one row, and `between` called after each with the number of
+    tokens that it emitted: to measure beside rounds."""
+
+    def __init__(self, k: int, between: Callable[[int], None]) -> None:
+        super().__init__(k)
+        self._between = between
+
+    def observe(
+        self,
+        *,
+        k: int,  # noqa: ARG002
+        num_rows: int,  # noqa: ARG002
+        num_drafted: Sequence[int],  # noqa: ARG002
+        num_accepted: Sequence[int],  # noqa: ARG002
+        num_emitted: Sequence[int],
+        seconds: float,  # noqa: ARG002
+    ) -> None:
+        self._between(num_emitted[0])

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specbench.decoding.scheduler import Arrival
-from specbench.records import RoundLog, RoundTimeline
+from specbench.records import AnswerCheck, RoundLog, RoundTimeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +39,7 @@ class Result:
     started_s: float
     first_token_s: float
     finished_s: float
+    answer_check: AnswerCheck | None = None
 
 
 class Served(NamedTuple):

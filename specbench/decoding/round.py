@@ -82,7 +82,12 @@ def finish_round(
         positions_BN, branches = branches_of(proposal.tree, state.length_B1)
         next_BN = positions_BN + 1
     out = target.forward(
-        tokens_BN, positions_BN, span, features=drafter.features, branches=branches
+        tokens_BN,
+        positions_BN,
+        span,
+        first_row=state.first_row,
+        features=drafter.features,
+        branches=branches,
     )
     verdict = verifier(proposal, out.logits, sampler, state.seed_B, next_BN)
     features = out.features

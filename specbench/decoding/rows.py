@@ -49,7 +49,7 @@ class Rows:
     ) -> None:
         self.target = target
         self.drafter = drafter
-        self._chunk = prefill_chunk
+        self.prefill_chunk = prefill_chunk
         self._all = State.allocate(num_rows, capacity, list(eos_ids), target.device)
         self.state = self._all
 
@@ -125,8 +125,8 @@ class Rows:
         end = max(len(fill.prompt_ids) for fill in group)
         last_B = state.length_B - 1
         last: Output | None = None  # each row's last token
-        for start in range(begin, end, self._chunk):
-            stop = min(start + self._chunk, end)
+        for start in range(begin, end, self.prefill_chunk):
+            stop = min(start + self.prefill_chunk, end)
             positions_BT = torch.arange(start, stop, device=last_B.device).expand(len(last_B), -1)
             tokens_BT, span = state.tokens_BC[:, start:stop], rounded_up(stop)
             at_B = (last_B - start).clamp(0, stop - start - 1)

@@ -35,6 +35,11 @@ class KvCache(Protocol):
     """A model's keys and values for all rows."""
 
     @property
+    def max_len(self) -> int:
+        """Slots of a row; 0 before `allocate`."""
+        ...
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that one token of one row takes in all layers; 0 before the first forward."""
         ...
@@ -44,6 +49,7 @@ class Runner(Protocol):
     """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
 
     kind: str  # "stock" or "fused": whose code runs
+    model: Any  # transformers' own, which holds the weights
     vocab_size: int
     hidden_size: int
     num_layers: int  # the number of the feature after the final norm

@@ -10,10 +10,12 @@ from specbench.decoding.clock import Clock, Mark
 from specbench.decoding.launcher import Launch, Launcher
 from specbench.decoding.policy import Policy
 from specbench.decoding.request import Request, Result, Served
+from specbench.decoding.round import Verifier
 from specbench.decoding.rows import Fill, Rows
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.scheduler import Admission, Scheduler
-from specbench.records import RoundLog, RoundTimeline
+from specbench.decoding.whole_answer import Checked, check_whole_answer
+from specbench.records import AnswerCheck, RoundLog, RoundTimeline
 
 
 @dataclass
@@ -23,6 +25,8 @@ class _Progress:
     began: Mark
     first_token: Mark
     output: list[int]
+    check: Checked | None = None
+    check_ended: Mark | None = None
     num_drafted: list[int] = field(default_factory=list)
     num_accepted: list[int] = field(default_factory=list)
     num_emitted: list[int] = field(default_factory=list)
@@ -69,6 +73,8 @@ class Serving:
         sampler: Sampler,
         policy: Policy,
         clock: Clock,
+        *,
+        verifier: Verifier,
     ) -> None:
         self._requests = requests
         self._rows = rows
@@ -76,6 +82,7 @@ class Serving:
         self._sampler = sampler
         self._policy = policy
         self._clock = clock
+        self._verifier = verifier
         self._scheduler = Scheduler([r.arrival for r in requests], rows.state.num_rows)
         self._progress: dict[int, _Progress] = {}
         self._kept: dict[int, _Kept] = {}  # by row
@@ -109,6 +116,23 @@ class Serving:
         for (_, request), (token, is_done) in zip(admitted, first, strict=True):
             self._progress[request] = _Progress(began, first_token, [token])
             if is_done:
+                self._finish(request)
+        if self._policy.max_k:
+            self._check_answers([a for a in admitted if not self._progress[a.request].is_done])
+
+    def _check_answers(self, admitted: Sequence[Admission]) -> None:
+        """Let the target read what is expected of whole answers, row after row."""
+        checks: dict[int, Checked] = {}
+        for row, request in admitted:
+            check = check_whole_answer(self._rows, row, self._sampler, self._verifier)
+            if check is not None:
+                checks[request] = check
+        ended = self._clock.mark() if checks else None
+        for request, check in checks.items():
+            progress = self._progress[request]
+            progress.check, progress.check_ended = check, ended
+            progress.output += check.tokens
+            if check.is_done:
                 self._finish(request)
 
     def _fill(self, admission: Admission) -> Fill:
@@ -156,7 +180,7 @@ class Serving:
         return min(known + under_way, asked.num_tokens - 1)
 
     def _num_emitted_bound(self, request: int) -> int:
-        """Tokens at most that rounds have emitted for a request since its prefill."""
+        """Tokens at most that a request was given since its prefill."""
         return self._length_bound(request) - len(self._requests[request].prompt_ids)
 
     def _settle(self, flight: _Flight) -> None:
@@ -215,6 +239,8 @@ class Serving:
         drafted = [r.drafted_s - r.began_s for r in rounds if r.drafted_s is not None]
         verified = [r.ended_s - r.drafted_s for r in rounds if r.drafted_s is not None]
         first_token_s = self._clock.seconds(progress.first_token)
+        answer_check = self._answer_check(progress, first_token_s)
+        before_rounds_s = answer_check.seconds if answer_check else 0.0
         return Result(
             output_ids=tuple(progress.output),
             hit_eos=progress.output[-1] in self._eos_ids,
@@ -229,7 +255,19 @@ class Serving:
             arrived_s=self._scheduler.arrived_s(request),
             started_s=self._clock.seconds(progress.began),
             first_token_s=first_token_s,
-            finished_s=rounds[-1].ended_s if rounds else first_token_s,
+            finished_s=rounds[-1].ended_s if rounds else first_token_s + before_rounds_s,
+            answer_check=answer_check,
+        )
+
+    def _answer_check(self, progress: _Progress, first_token_s: float) -> AnswerCheck | None:
+        check, ended = progress.check, progress.check_ended
+        if check is None or ended is None:
+            return None
+        return AnswerCheck(
+            num_drafted=check.num_drafted,
+            num_accepted=check.num_accepted,
+            num_emitted=len(check.tokens),
+            seconds=self._clock.seconds(ended) - first_token_s,
         )
 
     def _timeline(self) -> RoundTimeline:

@@ -104,6 +104,11 @@ class SlotCache(Cache):  # type: ignore[misc]
                 flat.index_copy_(0, here_N, flat.index_select(0, from_N.to(buffer.device)))
 
     @property
+    def max_len(self) -> int:
+        """Slots of a row."""
+        return self.index.max_len
+
+    @property
     def nbytes(self) -> int:
         """Bytes allocated for all rows; 0 before the first forward."""
         return self.bytes_per_token * self.index.num_rows * self.index.max_len

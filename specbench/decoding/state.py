@@ -9,7 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-_FURTHEST = 72  # positions to either side of the current token that have a ready offset
+# Positions to either side of the current token that have a ready offset: those of a round, and
+# of a piece of an expected answer that is checked at once.
+FURTHEST = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +45,7 @@ class State:
             budget_B=zeros(num_rows),
             seed_B=zeros(num_rows),
             eos_E=torch.tensor(eos_ids, dtype=torch.long, device=device),
-            offsets_O=torch.arange(-_FURTHEST, _FURTHEST + 1, device=device),
+            offsets_O=torch.arange(-FURTHEST, FURTHEST + 1, device=device),
         )
 
     @property
@@ -79,14 +81,14 @@ class State:
 
     def positions(self, first: int, count: int) -> Tensor:
         """Positions [B, count] from length + first on; first >= -1 for they are not clipped."""
-        begin = first + _FURTHEST
+        begin = first + FURTHEST
         if not 0 <= begin <= begin + count <= len(self.offsets_O):
-            raise ValueError(f"offsets {first} .. {first + count - 1} go beyond {_FURTHEST}")
+            raise ValueError(f"offsets {first} .. {first + count - 1} go beyond {FURTHEST}")
         return self.length_B1 + self.offsets_O[begin : begin + count]
 
     def places(self, count: int) -> Tensor:
         """0 .. count - 1."""
-        return self.offsets_O[_FURTHEST : _FURTHEST + count]
+        return self.offsets_O[FURTHEST : FURTHEST + count]
 
     def tokens_at(self, positions_BT: Tensor) -> Tensor:
         """The tokens at those positions [B, T]."""

@@ -100,6 +100,11 @@ class Topology:
         """Of each draft, the node that it follows."""
         return tuple(self._nodes[path[:-1]] for path in self.paths)
 
+    @property
+    def inner_widths(self) -> tuple[int, ...]:
+        """Of each level but the last, how many drafts have children."""
+        return tuple(len(level.inner) for level in self.levels[:-1])
+
     @cached_property
     def levels(self) -> tuple["Level", ...]:
         """The drafts by depth."""

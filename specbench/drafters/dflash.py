@@ -3,16 +3,19 @@
 Shape suffixes: B rows, K drafts, N = K + 1 tokens of a block, V vocabulary.
 """
 
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import BareForward, Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.head_part import HeadPart
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.drafters.dflash_head import DFlashHead, new_dflash_checkpoint
+from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
 from specbench.drafters.registry import Parts, drafter
 
 
@@ -40,6 +43,34 @@ class DFlash(Memoryless):
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return self.head.weights
+
+    @cached_property
+    def head_parts(self) -> Mapping[str, HeadPart]:
+        """`observe` writes keys and values and looks at none, `block` fills in the masks."""
+        head = self.head
+        weight_F = head.model.norm.weight
+        feature_11F = weight_F.new_zeros(1, 1, len(weight_F))
+
+        def observe(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> None:
+            features = (feature_11F.expand(-1, tokens_1T.shape[1], -1),) * len(head.features)
+            head.see(features, positions_1T, span, 0)
+
+        def block(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:
+            return head.logits(tokens_1T[:, :1], positions_1T, span)
+
+        num_layers = len(head.layers.layers)
+        return {
+            "observe": HeadPart(run=observe, weights=head.reads_to_see, layers=head.layers),
+            "block": HeadPart(
+                run=block,
+                weights=head.reads_to_say,
+                layers=head.layers,
+                num_attending=num_layers,
+            ),
+        }
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:
+        return (BareForward(k + 1, 1, "observe"), BareForward(k + 1, 1, "block"))
 
     @property
     def buffers(self) -> tuple[object, ...]:

@@ -3,8 +3,9 @@
 Shape suffixes: B rows, T tokens, K drafts, W nodes of a level, V the target's vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.nn.functional import pad
 
 from specbench.decoding.drafter import BareForward, Chunk, Outcome, Proposal, Repeatability
 from specbench.decoding.growth import Frontier, grow_chain, grow_static
+from specbench.decoding.head_part import HeadPart
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -33,6 +35,7 @@ class DraftModel:
     chains_nest = True
     repeatability: Repeatability = "exact"
     weights: tuple[Tensor, ...] = ()
+    head_parts: Mapping[str, HeadPart] = MappingProxyType({})
 
     def __init__(self, parts: Parts, *, tree: tuple[int, ...] = ()) -> None:
         self.runner: Runner = parts.draft_runner()
@@ -85,6 +88,9 @@ class DraftModel:
 
         return grow_static(self._trees[k], state, logits_BV, feed, sampler)
 
+    def whole_answer(self, state: State, most: int) -> Proposal | None:  # noqa: ARG002
+        return None
+
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
         positions_BT, tokens_BT = state.last(num_tokens)
         self._see(tokens_BT, positions_BT, span, state.first_row)
@@ -94,8 +100,8 @@ class DraftModel:
 
     def forwards(self, k: int) -> tuple[BareForward, ...]:
         if self._is_tree:
-            inner = [len(level.inner) for level in self._trees[k].topology.levels[:-1]]
-            return (BareForward(k + 1, 1), *(BareForward(width, 1) for width in inner))
+            widths = self._trees[k].topology.inner_widths
+            return (BareForward(k + 1, 1), *(BareForward(width, 1) for width in widths))
         return (BareForward(2, 1), BareForward(1, k - 1)) if k > 1 else (BareForward(2, 1),)
 
     def observe(self, state: State, outcome: Outcome) -> None:

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 import torch
 
 from specbench.decoding.checkpoint import Checkpoint
-from specbench.drafters.eagle import STATIC_TREE
-from specbench.drafters.eagle3_head import Eagle3Head, Eagle3Weights
-from specbench.drafters.feature_drafter import FeatureDrafter, TreePlan
-from specbench.drafters.head_layers import drawn, layer_config, new_layer_fields
+from specbench.drafters.heads.eagle import STATIC_TREE
+from specbench.drafters.heads.eagle3 import Eagle3Head, Eagle3Weights
+from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
+from specbench.drafters.heads.layers import drawn, layer_config, new_layer_fields
 from specbench.drafters.registry import Parts, drafter
 from specbench.model_files.eagle3_style import Style, default_layer_ids
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal, Repeatability
+from specbench.decoding.ngram_pool import NgramPool
 from specbench.decoding.sampling import Purpose, Sampler, uniform
 from specbench.decoding.state import State
 from specbench.decoding.tree import Tree
-from specbench.drafters.ngram_pool import NgramPool
 from specbench.drafters.registry import Parts, drafter
 
 _ADDED_AT_ONCE = 128  # n-grams of a prompt; each is compared with each

@@ -5,18 +5,21 @@ vocabulary, K drafts, W the likeliest tokens of a head.
 """
 
 import math
+from collections.abc import Mapping
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import BareForward, Memoryless, Outcome, Proposal
+from specbench.decoding.head_part import HeadPart
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.topology import StaticTrees, Topology
-from specbench.drafters.medusa_heads import MedusaHeads
-from specbench.drafters.medusa_trees import MC_SIM_7B_63, VICUNA_7B_STAGE2
+from specbench.drafters.heads.medusa import MedusaHeads
+from specbench.drafters.heads.medusa_trees import MC_SIM_7B_63, VICUNA_7B_STAGE2
 from specbench.drafters.registry import Parts, drafter
 from specbench.errors import ModelError, UsageError
 
@@ -33,7 +36,7 @@ class Medusa(Memoryless):
     do not know of each other's guesses, so a tree's level offers every parent the same tokens.
     `tree: auto` is one fitted to the heads' measured accuracies where their config has them,
     else the published one, either cut to `max_drafts` nodes and to K levels. Guesses are
-    matched with the target's own tokens; the paper's typical acceptance would not be lossless.
+    matched with the target's own tokens; the paper's typical acceptance is `lossy: typical`.
     """
 
     chains_nest = True
@@ -75,6 +78,27 @@ class Medusa(Memoryless):
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return self.heads.weights
+
+    @cached_property
+    def head_parts(self) -> Mapping[str, HeadPart]:
+        """The first heads over one state; later ones are neither run nor read."""
+        heads = self.heads
+        state_1F = heads.weights[0].new_zeros(1, self._last_RF.shape[1])
+
+        def part(num_heads: int) -> HeadPart:
+            def run(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:  # noqa: ARG001
+                return heads.logits(state_1F, num_heads)
+
+            return HeadPart(run=run, weights=heads.reads(num_heads))
+
+        return {self._first(n): part(n) for n in range(1, heads.num_heads + 1)}
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:
+        num_heads = k if self.trees is None else len(self.trees[k].levels)
+        return (BareForward(1, 1, self._first(num_heads)),)
+
+    def _first(self, num_heads: int) -> str:
+        return f"{num_heads} of {self.heads.num_heads} heads"
 
     def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
         have, F = self._last_RF.shape

@@ -3,18 +3,21 @@
 Shape suffixes: B rows, T tokens, W tokens of one step, L MTP layers, F hidden size.
 """
 
+from collections.abc import Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import Chunk, Outcome, Proposal
+from specbench.decoding.drafter import BareForward, Chunk, Outcome, Proposal
 from specbench.decoding.growth import grow_chain
+from specbench.decoding.head_part import HeadPart
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.drafters.feature_drafter import FeatureDrafter, TreePlan
-from specbench.drafters.mtp_head import MtpHead, new_mtp_checkpoint
+from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan, blank_states
+from specbench.drafters.heads.mtp import MtpHead, new_mtp_checkpoint
 from specbench.drafters.registry import Parts, drafter
 
 
@@ -46,7 +49,12 @@ class Mtp(FeatureDrafter):
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         states_BTF = self._see(
-            state, chunk.following_BT, chunk.features, chunk.positions_BT, chunk.span
+            chunk.following_BT,
+            chunk.features,
+            chunk.positions_BT,
+            chunk.span,
+            before_BLF=self._kept(state),
+            first_row=state.first_row,
         )
         # What `observe` goes on from: the states before the prompt's last token.
         at_B1 = state.length_B1 - 2 - chunk.positions_BT[:, :1]
@@ -58,7 +66,12 @@ class Mtp(FeatureDrafter):
 
     def observe(self, state: State, outcome: Outcome) -> None:
         states_BTF = self._see(
-            state, outcome.following_BT, outcome.features, outcome.positions_BT, outcome.span
+            outcome.following_BT,
+            outcome.features,
+            outcome.positions_BT,
+            outcome.span,
+            before_BLF=self._kept(state),
+            first_row=state.first_row,
         )
         kept_BF = self._rows(state)
         is_live_B1 = outcome.num_emitted_B[:, None] > 0
@@ -66,18 +79,20 @@ class Mtp(FeatureDrafter):
 
     def _see(
         self,
-        state: State,
         tokens_BT: Tensor,
         features: tuple[Tensor, ...],
         positions_BT: Tensor,
         span: int,
+        *,
+        before_BLF: Tensor,
+        first_row: int = 0,
     ) -> Tensor:
-        """All layers' states after known tokens [B, T, L * F]; they follow those kept."""
-        head, before_BLF = self._mtp, self._kept(state)
+        """All layers' states after known tokens [B, T, L * F]; they follow those `before`."""
+        head = self._mtp
         states_BTF, made = head.fuse(features), []
         for i in range(head.num_layers):
             states_BTF = head.step(
-                tokens_BT, states_BTF, positions_BT, span, first_row=state.first_row, depth=i
+                tokens_BT, states_BTF, positions_BT, span, first_row=first_row, depth=i
             )
             made.append(states_BTF)
             states_BTF = torch.cat([before_BLF[:, i : i + 1], states_BTF[:, :-1]], 1)
@@ -101,6 +116,42 @@ class Mtp(FeatureDrafter):
 
         logits_BV = head.logits(kept_BLF[:, :1])[:, 0]
         return grow_chain(state, logits_BV, follow, k, sampler)
+
+    @cached_property
+    def head_parts(self) -> Mapping[str, HeadPart]:
+        """`observe` is all layers over known tokens, `layer i` that one over drafts."""
+        head, L = self._mtp, self._mtp.num_layers
+        (state_11F,) = blank_states(head, head.feature_size)
+
+        def observe(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:
+            features = (state_11F.expand(-1, tokens_1T.shape[1], -1),)
+            before_1LF = state_11F.expand(-1, L, -1)
+            made = self._see(tokens_1T, features, positions_1T, span, before_BLF=before_1LF)
+            return head.logits(made[:, -1:, : head.feature_size])
+
+        def draft(tokens_1T: Tensor, positions_1T: Tensor, span: int, *, depth: int) -> Tensor:
+            states_1TF = state_11F.expand(-1, tokens_1T.shape[1], -1)
+            states_1TF = head.step(tokens_1T, states_1TF, positions_1T, span, depth=depth)
+            return head.logits(states_1TF[:, -1:], depth)
+
+        reads = [head.reads(i) for i in range(L)]
+        known = (*(weight for layer in reads for weight in layer.step), *reads[0].logits)
+        parts = {
+            "observe": HeadPart(run=observe, weights=known, layers=head.layers, num_attending=L)
+        }
+        for i, layer in enumerate(reads):
+            parts[f"layer {i}"] = HeadPart(
+                run=partial(draft, depth=i),
+                weights=(*layer.step, *layer.logits),
+                layers=head.layers,
+                num_attending=1,
+            )
+        return parts
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:
+        L = self._mtp.num_layers
+        drafts = (BareForward(min(depth, L), 1, f"layer {depth % L}") for depth in range(1, k))
+        return (BareForward(k + 1, 1, "observe"), *drafts)
 
     def _kept(self, state: State) -> Tensor:
         """Each layer's state after the row's last token [B, L, F]."""

@@ -23,12 +23,23 @@ class PreviousTurn(Memoryless):
     A place in the reference advances with the tokens that agree. Where one does not, it is
     looked for anew: what the last `max_ngram` tokens of the answer occur in, if not fewer, first
     ahead of the place, then behind. A token that occurs nowhere is taken to replace one.
+
+    `whole_answer` has all that the reference says checked at once when the first token is known,
+    if that token is in it, before rounds go on from where the two part: one long forward in the
+    place of many rounds where the answer begins like the reference, and for little where not.
     """
 
     chains_nest = True
 
-    def __init__(self, parts: Parts, *, max_ngram: Annotated[int, range(1, 33)] = 3) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        max_ngram: Annotated[int, range(1, 33)] = 3,
+        whole_answer: bool = False,
+    ) -> None:
         self._max_ngram = max_ngram
+        self._checks_whole_answer = whole_answer
         self._device = parts.target.device
         self._make_buffers(0, 0)
 
@@ -69,14 +80,26 @@ class PreviousTurn(Memoryless):
             buffer[destination].copy_(buffer[source])
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        return self._what_follows(state, k)
+
+    def whole_answer(self, state: State, most: int) -> Proposal | None:
+        if not self._checks_whole_answer:
+            return None
+        proposal = self._what_follows(state, most)
+        is_in_it_B = (self._rows(state, self._position_R1) > state.length_B1)[:, 0]
+        return proposal._replace(num_drafted_B=proposal.num_drafted_B * is_in_it_B)
+
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:  # noqa: ARG002
+        self._advance(state, num_tokens)
+
+    def _what_follows(self, state: State, k: int) -> Proposal:
+        """What the reference says from the place that the answer has come to."""
         reference_BP = self._rows(state, self._reference_RP)
         size_B1 = self._rows(state, self._size_R1)
         place_B1 = self._rows(state, self._place_R1)
         position_B1 = self._rows(state, self._position_R1)
 
-        num_equal_B1 = self._num_equal(state, k + 1)
-        place_B1.add_(num_equal_B1)
-        position_B1.add_(num_equal_B1)
+        self._advance(state, k + 1)
         next_B1 = state.length_B1 + 1
         found_B1 = self._find(state, reference_BP, size_B1, place_B1)
         is_lost_B1 = position_B1 < next_B1
@@ -88,6 +111,12 @@ class PreviousTurn(Memoryless):
         num_left_B1 = (size_B1 - begin_B1).clamp(0, k)
         places_BK = (begin_B1 + state.places(k)).clamp(max=reference_BP.shape[1] - 1)
         return Proposal(reference_BP.gather(1, places_BK), num_left_B1[:, 0])
+
+    def _advance(self, state: State, num_tokens: int) -> None:
+        """Go on in the reference by as many of the answer's next tokens as agree with it."""
+        num_equal_B1 = self._num_equal(state, num_tokens)
+        self._rows(state, self._place_R1).add_(num_equal_B1)
+        self._rows(state, self._position_R1).add_(num_equal_B1)
 
     def _num_equal(self, state: State, num_tokens: int) -> Tensor:
         """How many of the answer's next tokens agree with the reference [B, 1]."""

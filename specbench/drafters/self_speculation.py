@@ -67,5 +67,5 @@ class SelfSpeculation(Memoryless):
     def forwards(self, k: int) -> tuple[BareForward, ...]:
         if not self._is_tree:
             return (BareForward(1, k),)
-        inner = [len(level.inner) for level in self._trees[k].topology.levels[:-1]]
-        return (BareForward(1, 1), *(BareForward(width, 1) for width in inner))
+        widths = self._trees[k].topology.inner_widths
+        return (BareForward(1, 1), *(BareForward(width, 1) for width in widths))

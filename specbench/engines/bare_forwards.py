@@ -5,7 +5,7 @@ Shape suffixes: T tokens of one row.
 
 import weakref
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,14 +13,39 @@ from torch import Tensor
 from specbench.decoding.backends import pinned_attention
 from specbench.decoding.clock import Clock
 from specbench.decoding.cuda_graphs import Captured, Graphs
-from specbench.decoding.runner import KvCache, Runner
+from specbench.decoding.head_part import Slots
 from specbench.footprint import rounded_up, span_bucket
 
 
+class Forwards(Protocol):
+    """What runs forwards: a model's Runner, or a part of a head's work."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def cache(self) -> Slots:
+        """What it writes to; another one after an `allocate` that had to grow it."""
+        ...
+
+    def allocate(self, num_rows: int, max_len: int) -> None: ...
+
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor, span: int, /) -> object: ...
+
+
 class _Shape(NamedTuple):
-    cache: int  # its id, while it lives
+    whose: int  # its id, while it lives
     num_tokens: int
     span: int
+
+
+class _Graph(NamedTuple):
+    """A captured forward; None where it could not be captured."""
+
+    whose: weakref.ref[Forwards]
+    cache: weakref.ref[Slots]
+    captured: Captured[object] | None
+    inputs: tuple[Tensor, Tensor]  # replays read them where they lie
 
 
 class BareForwards:
@@ -29,39 +54,51 @@ class BareForwards:
     def __init__(self, graphs: Graphs | None, clock: Clock) -> None:
         self._graphs = graphs
         self._clock = clock
-        self._captured: dict[_Shape, tuple[weakref.ref[KvCache], Captured[Tensor]]] = {}
+        self._known: dict[_Shape, _Graph] = {}
 
     @torch.inference_mode()
-    def seconds(
-        self, runner: Runner, num_tokens: int, context: int, num_samples: int
-    ) -> tuple[float, ...]:
-        """Seconds of each of the samples, over `num_tokens` tokens after `context` others."""
-        run = self._prepared(runner, num_tokens, context)
-        seconds = []
-        for _ in range(num_samples):
+    def seconds(self, whose: Forwards, num_tokens: int, context: int) -> float:
+        """Seconds of a forward over `num_tokens` tokens of row 0 after `context` others.
+
+        What the row holds behind them is overwritten. Its memory grows only where nobody has
+        made room: the last slots there are stand for a context that is longer.
+        """
+        with pinned_attention(whose.device):
+            run = self._prepared(whose, num_tokens, context)
             began = self._clock.mark()
             run()
             ended = self._clock.mark()
-            seconds.append(self._clock.seconds(ended) - self._clock.seconds(began))
-        return tuple(seconds)
+            return self._clock.seconds(ended) - self._clock.seconds(began)
 
-    def _prepared(self, runner: Runner, T: int, context: int) -> Callable[[], object]:
+    def _prepared(self, whose: Forwards, T: int, context: int) -> Callable[[], object]:
         span_for = rounded_up if self._graphs is None else span_bucket
-        span = span_for(context + T)
-        runner.allocate(1, span)
-        shape = _Shape(id(runner.cache), T, span)
-        known = self._captured.get(shape)
-        if known is not None and known[0]() is runner.cache:
-            return known[1].replay
-        tokens_1T = torch.zeros(1, T, dtype=torch.long, device=runner.device)
-        positions_1T = torch.arange(context, context + T, device=runner.device)[None]
+        if not whose.cache.max_len:
+            whose.allocate(1, span_for(context + T))
+        longest = whose.cache.max_len
+        context = max(min(context, longest - T), 0)
+        span = min(span_for(context + T), longest)
+        shape = _Shape(id(whose), T, span)
+        known = self._known.get(shape)
+        is_known = known is not None and known.whose() is whose and known.cache() is whose.cache
+        positions_1T = torch.arange(context, context + T, device=whose.device)[None]
+        if known is not None and is_known and known.captured is not None:
+            known.inputs[1].copy_(positions_1T)
+            return known.captured.replay
+        tokens_1T = torch.zeros(1, T, dtype=torch.long, device=whose.device)
 
-        def run() -> Tensor:
-            return runner.forward(tokens_1T, positions_1T, span).logits
+        def run() -> object:
+            return whose.forward(tokens_1T, positions_1T, span)
 
-        if self._graphs is None:
+        if self._graphs is None or is_known:
             return run
-        with pinned_attention(runner.device):
+        run()  # what is made on first use would make a compiled one start anew
+        captured: Captured[object] | None
+        try:
             captured = self._graphs.capture(run)
-        self._captured[shape] = (weakref.ref(runner.cache), captured)
-        return captured.replay
+        except RuntimeError:  # its rounds run eagerly, too
+            captured = None
+        self._known = {s: graph for s, graph in self._known.items() if graph.whose() is not None}
+        self._known[shape] = _Graph(
+            weakref.ref(whose), weakref.ref(whose.cache), captured, (tokens_1T, positions_1T)
+        )
+        return run if captured is None else captured.replay

@@ -1,11 +1,13 @@
 """The built-in decoder as an engine: one target on one device, drafters beside it."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from specbench.config import Drafter, Target
+from specbench.costs import bytes_per_forward
 from specbench.decoding.backends import attention_backend
 from specbench.decoding.calibration import measure_round_costs
 from specbench.decoding.clock import make_clock
@@ -14,7 +16,7 @@ from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter as DraftingMethod
 from specbench.decoding.graphs import Launchers
 from specbench.decoding.loading import eos_ids
-from specbench.decoding.policy import FixedK, Policy
+from specbench.decoding.policy import Beside, FixedK, Policy
 from specbench.decoding.request import Request, Result
 from specbench.decoding.round import Verifier
 from specbench.decoding.round_costs import RoundCosts
@@ -23,12 +25,12 @@ from specbench.decoding.sampling import Sampler
 from specbench.decoding.scoring import mean_log_probs
 from specbench.decoding.self_test import Forward
 from specbench.decoding.synthetic import SyntheticVerifier
-from specbench.decoding.verifier import verify
 from specbench.engines.arrivals import arrivals
-from specbench.engines.bare_forwards import BareForwards
+from specbench.engines.bare_forwards import BareForwards, Forwards
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
+    Floor,
     Load,
     RoundForward,
     Scores,
@@ -129,13 +131,25 @@ class BuiltinEngine:
         return replace(served.results[0], cpu_s=served.cpu_s)
 
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
-        sampler, calibration_s = Sampler(requests[0].sampling), 0.0
-        decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
-        k = self._drafters.depth(work)
-        policy: Policy = FixedK(k)
+        if not work.adaptive:
+            return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))
         cpu_s = time.process_time()
-        if work.adaptive:
-            policy, calibration_s = self._controller(requests[0], work, load)
+        policy, calibration_s = self._controller(requests[0], work, load)
+        served = self._serve(requests, work, load, policy)
+        return replace(
+            served,
+            seconds=calibration_s + served.seconds,
+            calibration_s=calibration_s,
+            cpu_s=time.process_time() - cpu_s,
+        )
+
+    def _serve(
+        self, requests: Sequence[EngineRequest], work: Work, load: Load, policy: Policy
+    ) -> ServedPass:
+        sampler = Sampler(requests[0].sampling)
+        decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
+        k = policy.max_k
+        cpu_s = time.process_time()
         asked = [
             Request(
                 prompt_ids=request.prompt_ids,
@@ -159,10 +173,9 @@ class BuiltinEngine:
         scores = self._score(requests[0].prompt_ids, served.results) if load.best_of else None
         return ServedPass(
             results=tuple(self._result(result) for result in served.results),
-            seconds=calibration_s + finished_s,
+            seconds=finished_s,
             rounds=served.timeline,
             cpu_s=time.process_time() - cpu_s,
-            calibration_s=calibration_s,
             kv_bytes=kv_bytes,
             scores=scores,
         )
@@ -182,13 +195,20 @@ class BuiltinEngine:
         """How the named drafter drafts, over rows of its own."""
         return self._drafters[drafter]
 
+    def lossy_option(self, work: Work) -> str | None:
+        """The rule that changes the text of `work`; None where it is the target's own."""
+        rule = self._drafters.lossy_rule(work.drafter)
+        return None if rule is None else str(rule)
+
     def weights_bytes(self, drafter: str) -> int:
         return self._target.weights_bytes + self._drafters.weights_bytes(drafter)
 
-    def bytes_read(self, drafter: str) -> int:
-        if drafter == NO_DRAFTER:
-            return bytes_read(self._target)
-        return self._drafters.bytes_read(drafter)
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:
+        if forward.role == "target":
+            weights, kv = bytes_read(self._target), self._runner.cache.bytes_per_token
+        else:
+            weights, kv = self._drafters.bytes_read(drafter, forward.part)
+        return bytes_per_forward(weights, rows, context, kv)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return self._runner.cache.bytes_per_token + self._drafters[drafter].kv_bytes_per_token
@@ -197,28 +217,55 @@ class BuiltinEngine:
         return self._drafters[drafter].max_k
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
-        method = self._drafters[drafter]
-        own = tuple(
-            RoundForward(role="drafter", num_tokens=forward.num_tokens, times=forward.times)
-            for forward in (method.forwards(k) if k else ())
-        )
-        if k and method.weights and not own:
-            return ()  # a head's are not told, and without them a floor would be too low
+        method, times = self._drafters[drafter], Counter[tuple[int, str]]()
+        for own in method.forwards(k) if k else ():
+            times[own.num_tokens, own.part] += own.times
+        if k and method.weights and not times:
+            return ()  # a head that does not tell them: without them a floor would be too low
         num_nodes = method.num_drafts(k) + 1 if k else 1
-        return (RoundForward(role="target", num_tokens=num_nodes, times=1), *own)
+        drafting = (
+            RoundForward(role="drafter", num_tokens=num_tokens, times=count, part=part)
+            for (num_tokens, part), count in times.items()
+        )
+        return (RoundForward(role="target", num_tokens=num_nodes, times=1), *drafting)
 
-    def forward_seconds(
-        self, drafter: str, forward: RoundForward, context: int, num_samples: int
-    ) -> tuple[float, ...]:
-        runner = self._drafters[drafter].runner if forward.role == "drafter" else self._runner
-        assert runner is not None, f"{drafter} counts forwards and names no runner"
-        return self._bare_forwards.seconds(runner, forward.num_tokens, context, num_samples)
+    def floor(self, request: EngineRequest, work: Work) -> Floor | None:
+        forwards = self.forwards(work.drafter, work.k)
+        if not forwards:
+            return None
+        seconds: dict[RoundForward, list[float]] = {forward: [] for forward in forwards}
+        in_order = sorted(forwards, key=lambda forward: forward.role == "target")
+        # Slots that no round has committed to, a round under way included, are free to write.
+        launcher_lag = 1 if self._shelf.device.type == "cuda" else 0
+        length = len(request.prompt_ids) + launcher_lag * (work.k + 1)
+
+        def between(num_emitted: int) -> None:
+            nonlocal length
+            length += num_emitted
+            for forward in in_order:
+                for _ in range(forward.times):
+                    seconds[forward].append(self.forward_seconds(work.drafter, forward, length))
+
+        policy = Beside(self._drafters.depth(work), between)
+        rounds = self._serve([request], work, Load(), policy).rounds
+        return Floor(
+            round_s=rounds.seconds, forward_s={f: tuple(all_s) for f, all_s in seconds.items()}
+        )
+
+    def forward_seconds(self, drafter: str, forward: RoundForward, context: int) -> float:
+        """Seconds of that forward alone, after `context` tokens."""
+        whose: Forwards = self._runner
+        if forward.role == "drafter":
+            whose = self._drafters.forwards(drafter, forward.part)
+        return self._bare_forwards.seconds(whose, forward.num_tokens, context)
 
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
         known = self._decoders.get((drafter, stop_at_eos))
         if known is None:
             acceptance = self._options.acceptance
-            verifier: Verifier = verify if acceptance is None else SyntheticVerifier(acceptance)
+            verifier: Verifier = self._drafters.verifier(drafter)
+            if acceptance is not None:
+                verifier = SyntheticVerifier(acceptance)
             known = self._decoders[drafter, stop_at_eos] = Decoder(
                 self._runner,
                 self._drafters[drafter],
@@ -261,4 +308,5 @@ class BuiltinEngine:
             rounds=result.rounds,
             arrived_s=result.arrived_s,
             queue_s=result.started_s - result.arrived_s,
+            answer_check=result.answer_check,
         )

@@ -1,12 +1,19 @@
 """The protocol of an engine: it takes requests and yields what happened."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from specbench.config import Drafter
 from specbench.decoding.tokenizer import Tokenizer
-from specbench.records import EngineRecord, ModelIdentity, RoundLog, RoundTimeline, Sampling
+from specbench.records import (
+    AnswerCheck,
+    EngineRecord,
+    ModelIdentity,
+    RoundLog,
+    RoundTimeline,
+    Sampling,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +46,7 @@ class EngineResult:
     rounds: RoundLog | None
     arrived_s: float = 0.0  # since the pass began
     queue_s: float = 0.0
+    answer_check: AnswerCheck | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +87,15 @@ class RoundForward:
     role: Literal["target", "drafter"]
     num_tokens: int
     times: int
+    part: str = ""  # of a head: which part of its work; "" for a model's forward
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    """Rounds and the bare forwards in them, measured in turns; seconds of each, in order."""
+
+    round_s: tuple[float, ...]
+    forward_s: Mapping[RoundForward, tuple[float, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,13 +148,6 @@ class Engine(Protocol):
         """Weights of the target and the named drafter together (NO_DRAFTER: the target's)."""
         ...
 
-    def bytes_read(self, drafter: str) -> int:
-        """Weights that a forward of the drafter's own model (NO_DRAFTER: the target) reads.
-
-        All but an input embedding of which only the looked-up rows are touched.
-        """
-        ...
-
     def kv_bytes_per_token(self, drafter: str) -> int:
         """KV-cache bytes a token of context takes in target and drafter, after a request."""
         ...
@@ -150,8 +160,28 @@ class Engine(Protocol):
         """The bare forwards that one round at K = k contains; none where not all are known."""
         ...
 
-    def forward_seconds(
-        self, drafter: str, forward: RoundForward, context: int, num_samples: int
-    ) -> tuple[float, ...]:
-        """Seconds of that forward alone, after `context` tokens; one a sample."""
+    def floor(self, request: EngineRequest, work: Work) -> Floor | None:
+        """Decode one request at a fixed K with every bare forward measured alone after each
+        round; None where `forwards` names none."""
         ...
+
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:
+        """What that forward must read from memory for so many rows of `context` tokens: weights,
+        and keys and values in use.
+
+        An input embedding is none of it, for only the looked-up rows are touched.
+        """
+        ...
+
+
+class NoBareForwards:
+    """What an engine whose rounds cannot be taken apart says of their forwards: nothing."""
+
+    def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:  # noqa: ARG002
+        return ()
+
+    def floor(self, request: EngineRequest, work: Work) -> Floor | None:  # noqa: ARG002
+        return None
+
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:  # noqa: ARG002
+        raise ValueError(f"{drafter}: no bare forward was named, not {forward} either")

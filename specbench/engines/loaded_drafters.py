@@ -10,16 +10,20 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.drafter import Drafter as DraftingMethod
 from specbench.decoding.drafter import NoDrafter
 from specbench.decoding.loading import LoadedModel
+from specbench.decoding.lossy import make_lossy_verifier
+from specbench.decoding.round import Verifier
 from specbench.decoding.runner import Runner
 from specbench.decoding.self_test import Forward, make_checked_runner
 from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
+from specbench.decoding.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
+from specbench.engines.bare_forwards import Forwards
 from specbench.engines.engine import Work
 from specbench.engines.shelf import Shelf, bytes_read, head_identity, identity
 from specbench.errors import ModelError, UsageError
 from specbench.methods import find_method
 from specbench.model_spec import ModelSpec
-from specbench.records import NO_DRAFTER, ModelIdentity
+from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
 
 
 class Held(NamedTuple):
@@ -53,6 +57,7 @@ class LoadedDrafters:
         self._forward = forward
         self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
         self._models: dict[str, Held] = {}
+        self._rules: dict[str, LossyRule] = {}
         self.max_ks: dict[str, int] = {}  # of every drafter that ever was here and has a limit
         self.notes = target.notes
 
@@ -81,6 +86,8 @@ class LoadedDrafters:
         )
         method = build_drafter(drafter.method, parts, dict(drafter.parameters))
         self._methods[drafter.name] = method
+        if drafter.lossy is not None:
+            self._rules[drafter.name] = drafter.lossy
         if method.max_k is not None:
             self.max_ks[drafter.name] = method.max_k
         if spec is None:
@@ -93,12 +100,22 @@ class LoadedDrafters:
     def remove(self, name: str) -> None:
         """Give its memory back once nobody else has the drafter any more."""
         self._methods.pop(name, None)
+        self._rules.pop(name, None)
         if held := self._models.pop(name, None):
             spec = held.spec
             del held
             self._shelf.release(spec)
         else:
             self._shelf.give_back()
+
+    def lossy_rule(self, name: str) -> LossyRule | None:
+        """What judges its drafts in the lossless verifier's place; None: nothing does."""
+        return self._rules.get(name)
+
+    def verifier(self, name: str) -> Verifier:
+        """What judges its drafts."""
+        rule = self._rules.get(name)
+        return verify if rule is None else make_lossy_verifier(rule)
 
     def depth(self, work: Work) -> int:
         """The work's K; an adaptive one picks at most what the drafter can. UsageError."""
@@ -114,15 +131,26 @@ class LoadedDrafters:
         held = self._models.get(name)
         return held.loaded.weights_bytes if held else self._head_bytes(name)
 
-    def bytes_read(self, name: str) -> int:
-        """Of them, what a forward reads."""
-        held = self._models.get(name)
-        if held is not None:
-            return bytes_read(held.loaded)
-        first = self._methods[name].runner
-        if first is not None:  # the target's first layers
-            return bytes_read(self._target.loaded, first.num_layers)
-        return self._head_bytes(name)
+    def forwards(self, name: str, part: str) -> Forwards:
+        """What runs that part of its head, or its model."""
+        method = self._methods[name]
+        if part:
+            return method.head_parts[part]
+        assert method.runner is not None, f"{name} counts forwards and names no runner"
+        return method.runner
+
+    def bytes_read(self, name: str, part: str) -> tuple[int, int]:
+        """What a forward reads of weights, and for each token of context."""
+        method = self._methods[name]
+        if part:
+            of_head = method.head_parts[part]
+            return of_head.weights_bytes, of_head.kv_bytes_per_token
+        if held := self._models.get(name):
+            return bytes_read(held.loaded), method.kv_bytes_per_token
+        first, whole = method.runner, self._target.runner
+        assert first is not None, f"{name} counts forwards and names no runner"
+        kv = whole.cache.bytes_per_token * first.num_layers // whole.num_layers
+        return bytes_read(self._target.loaded, first.num_layers), kv
 
     def _head_bytes(self, name: str) -> int:
         return sum(tensor.nbytes for tensor in self._methods[name].weights)

@@ -19,14 +19,14 @@ from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
     Load,
-    RoundForward,
+    NoBareForwards,
     ServedPass,
     Work,
 )
 from specbench.engines.generation_log import GenerationLog, timeline
 from specbench.engines.peer_module import make_peer, refusals_told
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
-from specbench.engines.shelf import Shelf, bytes_read, identity
+from specbench.engines.shelf import Shelf, identity
 from specbench.errors import CompatibilityError, UsageError
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
 
@@ -41,11 +41,12 @@ _WHOLE_HISTORY = (
 _FEW_TOKENS = 4  # a prefill and enough forwards to compile the next and run it again
 
 
-class TransformersEngine:
+class TransformersEngine(NoBareForwards):
     """`generate`, alone or with an assistant, in this process.
 
     Its modules are twins of the loaded ones (peer_module.py), so neither side's attention or
-    settings reach the other. One request at a time.
+    settings reach the other. One request at a time. The bare forwards of these weights are
+    measured in the built-in decoder.
     """
 
     name = "transformers"
@@ -73,6 +74,11 @@ class TransformersEngine:
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
         """As in the protocol; CompatibilityError where transformers cannot pair the two."""
+        if drafter.lossy is not None:
+            raise UsageError(
+                f"{drafter.name}: the rule {drafter.lossy} is the built-in decoder's; "
+                "use --engine builtin, or a drafter without `lossy`"
+            )
         if not peer_methods(drafter.method):
             raise UsageError(
                 f"{drafter.name}: transformers has nothing like method {drafter.method}; it has "
@@ -166,27 +172,11 @@ class TransformersEngine:
     def weights_bytes(self, drafter: str) -> int:
         return sum(loaded.weights_bytes for loaded in set(self._loaded(drafter)))
 
-    def bytes_read(self, drafter: str) -> int:
-        return bytes_read(self._loaded(drafter)[-1])
-
     def kv_bytes_per_token(self, drafter: str) -> int:
         return sum(_kv_bytes_per_token(loaded.model) for loaded in self._loaded(drafter))
 
     def max_k(self, drafter: str) -> int | None:  # noqa: ARG002
         return None
-
-    def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:  # noqa: ARG002
-        """None: the built-in decoder measures the bare forwards of these weights."""
-        return ()
-
-    def forward_seconds(
-        self,
-        drafter: str,  # noqa: ARG002
-        forward: RoundForward,
-        context: int,  # noqa: ARG002
-        num_samples: int,  # noqa: ARG002
-    ) -> tuple[float, ...]:
-        raise ValueError(f"transformers has named no bare forward, not {forward} either")
 
     def _add_lookup(self, drafter: Drafter) -> None:
         longest = drafter.parameters.get("max_ngram")

@@ -49,6 +49,7 @@ class Question:
     id: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
+    prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
 
 
 class Examined(NamedTuple):
@@ -92,6 +93,7 @@ class Collector:
                 max_new_tokens=question.max_new_tokens,
                 sampling=_GREEDY,
                 seed=0,
+                prediction_ids=question.prediction_ids,
             )
             for question in self._questions
         ]
@@ -162,6 +164,7 @@ class Collector:
                     max_new_tokens=question.max_new_tokens,
                     sampling=sampling,
                     seed=self._draw(who, f"{i} {question.id}", repeat),
+                    prediction_ids=question.prediction_ids,
                 )
                 for i, question in enumerate(self._questions)
             ]
@@ -208,6 +211,7 @@ class Collector:
                 sampling=sampling,
                 seed=self._draw(who, "joint law", i),
                 stop_at_eos=False,
+                prediction_ids=question.prediction_ids,
             )
             for i in range(num_tokens // length)
         ]

@@ -1,5 +1,7 @@
 """How much was measured."""
 
+from statistics import fmean
+
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
 from specbench.metrics.setting import is_stream
@@ -21,6 +23,16 @@ def num_passes(cell: CellData) -> float | None:
 def num_output_tokens(cell: CellData) -> float | None:
     """Output tokens of all finished requests, counted from ids; the first is prefill's."""
     return sum(request.num_output_tokens for request in cell.finished)
+
+
+@metric(unit="tokens/request", better="higher")
+def num_checked_at_once(cell: CellData) -> float | None:
+    """Mean over requests of the output tokens that came from checking a whole expected answer at
+    once, between prefill and the first round, and are in no round; absent without such checks.
+    """
+    if not any(request.answer_check for request in cell.finished):
+        return None
+    return fmean(request.num_checked_at_once for request in cell.finished)
 
 
 @metric(unit="requests", better="lower")

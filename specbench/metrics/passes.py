@@ -16,19 +16,21 @@ class Span(NamedTuple):
 def busy_span(served: Pass, num_rows: int) -> Span | None:
     """From the first round in which all `num_rows` rows were live to the last one.
 
-    Prefills between them take their seconds, and the first tokens that they give count. None
-    where the rows never were all live, or where a request does not say when it had its first
-    token.
+    Prefills between them take their seconds, and the first tokens that they give count, with
+    those of a whole answer checked right after. None where the rows never were all live, or where
+    a request does not say when it had its first token.
     """
     rounds = served.record.rounds
     full = [i for i, live in enumerate(rounds.num_live) if live == num_rows]
-    first_tokens_s = [_first_token_s(request) for request in finished(served.requests)]
-    known = [at_s for at_s in first_tokens_s if at_s is not None]
-    if not full or len(known) < len(first_tokens_s):
+    requests = finished(served.requests)
+    given = [(_first_token_s(r), 1 + r.num_checked_at_once) for r in requests]
+    known = [(at_s, tokens) for at_s, tokens in given if at_s is not None]
+    if not full or len(known) < len(given):
         return None
     began_s, ended_s = rounds.at_s[full[0]], _end_s(rounds, full[-1])
     emitted = sum(rounds.num_emitted[full[0] : full[-1] + 1])
-    return Span(ended_s - began_s, emitted + sum(began_s < at_s <= ended_s for at_s in known))
+    emitted += sum(tokens for at_s, tokens in known if began_s < at_s <= ended_s)
+    return Span(ended_s - began_s, emitted)
 
 
 def whole_span(served: Pass) -> Span:

@@ -83,21 +83,22 @@ def break_even_length(cell: CellData) -> float | None:
 
 @metric(unit="x", better="lower")
 def overhead_ratio(cell: CellData) -> float | None:
-    """round_s_p50 / seconds of the bare forwards of a round, each measured alone:
-    for a draft model K of the drafter's over 1 token and the target's over K + 1.
+    """Seconds of a round / seconds of its bare forwards, each measured alone in turns with such
+    rounds: for a draft model K of the drafter's over 1 token and the target's over K + 1, for a
+    head the parts of its work in the drafter's place.
     """
-    typical, bare = round_s_p50(cell), _bare_forwards_s(cell)
-    return None if typical is None or bare is None else typical / bare
+    rounds = [cost.round_s for cost in cell.forwards if cost.round_s is not None]
+    bare_s = _bare_forwards_s(cell)
+    return median(rounds) / bare_s if rounds and bare_s else None
 
 
-def _bare_forwards_s(cell: CellData) -> float | None:
+def _bare_forwards_s(cell: CellData) -> float:
     """Sum over a round's forwards of their medians over the blocks."""
-    seconds: dict[tuple[str, int, int], list[float]] = {}
+    seconds: dict[tuple[str, str, int, int], list[float]] = {}
     for cost in cell.forwards:
-        shape = (cost.role, cost.num_tokens, cost.num_per_round)
+        shape = (cost.role, cost.part, cost.num_tokens, cost.num_per_round)
         seconds.setdefault(shape, []).append(cost.seconds)
-    total = sum(count * median(samples) for (_, _, count), samples in seconds.items())
-    return total or None
+    return sum(count * median(samples) for (*_, count), samples in seconds.items())
 
 
 def _baseline_step_s(cell: CellData) -> float | None:

@@ -50,3 +50,8 @@ def is_stream(key: CellKey) -> bool:
 def overlaps(key: CellKey) -> bool:
     """Whether requests run side by side: those of a stream, or the samples of one prompt."""
     return is_stream(key) or key.num_samples > 1
+
+
+def marked(name: str, key: CellKey) -> str:
+    """The name of a pairing, drafter or method, marked where its text is not the target's."""
+    return name if key.lossy is None else f"{name} (lossy)"

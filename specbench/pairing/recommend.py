@@ -170,10 +170,15 @@ def _decision(
         method=key.method if helps else NO_DRAFTER,
         num_speculative_tokens=key.num_speculative_tokens if helps else 0,
         speedup=speedup,
-        sentence=f"{key.workload}: {text}",
+        sentence=f"{key.workload}: {text}{lossy_mark(key)}",
         reasons=reasons_for(choice.cells, choice.leader, confirmed),
         leader=key,
     )
+
+
+def lossy_mark(key: CellKey) -> str:
+    """What every sentence about a lossy cell ends with; empty for a lossless one."""
+    return "" if key.lossy is None else f" [lossy: {key.lossy}]"
 
 
 def _question(key: CellKey) -> tuple[object, ...]:

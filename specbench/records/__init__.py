@@ -13,9 +13,11 @@ from specbench.records.forecasts import (
     RoundCost,
 )
 from specbench.records.imported import ImportedRecord
+from specbench.records.lossy import LossyRule
 from specbench.records.measured import (
     ALL_PROMPTS,
     NO_DRAFTER,
+    AnswerCheck,
     BlockPurpose,
     BlockRecord,
     CellKey,
@@ -46,6 +48,7 @@ __all__ = [
     "ALL_PROMPTS",
     "NO_DRAFTER",
     "AcceptanceRule",
+    "AnswerCheck",
     "BlockPurpose",
     "BlockRecord",
     "CellKey",
@@ -63,6 +66,7 @@ __all__ = [
     "ImportedRecord",
     "Interval",
     "LimitRecord",
+    "LossyRule",
     "MemoryRecord",
     "Message",
     "ModelIdentity",

@@ -26,6 +26,7 @@ class CellKey:
     context: int | None = None  # prompts lengthened to so many tokens; None: as they are
     request_rate: float | None = None  # arrivals a second; None: the next one when a row is free
     num_samples: int = 1  # answers to a prompt, decoded together; the likeliest is picked
+    lossy: str | None = None  # the rule that keeps drafts and changes the text, as LossyRule says
 
     @property
     def id(self) -> str:
@@ -45,6 +46,8 @@ class CellKey:
             parts.append(f"r{self.request_rate:g}")
         if self.num_samples > 1:
             parts.append(f"n{self.num_samples}")
+        if self.lossy is not None:
+            parts.append(f"lossy {self.lossy}")
         return "|".join(parts)
 
 
@@ -67,6 +70,20 @@ class RoundLog:
 
     def __len__(self) -> int:
         return len(self.num_drafted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerCheck:
+    """A whole expected answer checked at once, between prefill and the first round.
+
+    It is no round. num_emitted counts the drafts kept and, after the last of each forward, the
+    target's own token; fewer where EOS cut it.
+    """
+
+    num_drafted: int
+    num_accepted: int
+    num_emitted: int
+    seconds: float  # part of decode_s; of requests that came in together, of all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +111,7 @@ class RequestRecord:
     repeat: int
     seed: int
     num_prompt_tokens: int
-    output_ids: tuple[int, ...]  # the first comes from prefill, the rest from rounds
+    output_ids: tuple[int, ...]  # the first comes from prefill, the rest from check and rounds
     finish_reason: Literal["eos", "length", "failed"]
     prefill_s: float | None
     ttft_s: float | None  # start to first token, prefill of target and drafter included
@@ -108,10 +125,16 @@ class RequestRecord:
     arrived_s: float | None = None  # since its pass began; ttft_s and total_s count from here
     queue_s: float | None = None  # arrival to the start of its prefill
     sample: int = 0  # which of several answers to the same turn
+    answer_check: AnswerCheck | None = None  # None: no whole answer was checked
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.output_ids)
+
+    @property
+    def num_checked_at_once(self) -> int:
+        """Output tokens that came from neither prefill nor a round."""
+        return self.answer_check.num_emitted if self.answer_check else 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,14 +241,16 @@ class MemoryRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardCost:
-    """A bare forward measured alone: the floor that a round is held against."""
+    """A bare forward measured alone, in turns with rounds: the floor they are held against."""
 
     cell_id: str  # whose rounds contain this forward
     role: Literal["target", "drafter"]
     num_tokens: int  # tokens fed per row: 1 for a baseline step, K + 1 for verification
     num_per_round: int
-    seconds: float  # median of the samples, taken between two blocks
+    seconds: float  # median of the samples
     num_samples: int
+    part: str = ""  # of a head: which part of its work; "" for a model's forward
+    round_s: float | None = None  # median of the rounds between them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

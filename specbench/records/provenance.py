@@ -108,3 +108,8 @@ class RunRecord:
     workload_sha256: Mapping[str, str]
     cells: tuple[CellPlan, ...]
     warnings: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[CellKey, ...]:
+        """Of every planned cell, in the order of the plan."""
+        return tuple(plan.key for plan in self.cells)

@@ -129,6 +129,12 @@ _RATE = Column(
 )
 
 _END_TO_END = _metric("end_to_end_speedup", "{:.2f}x".format)
+_AT_ONCE = Column(
+    header="at once",
+    meaning="tokens a request from checking a whole expected answer, before the first round",
+    text=_metric("num_checked_at_once", "{:.1f}".format),
+)
+
 _BUSY = Column(
     header="tok/s, busy",
     meaning="tokens a second while all rows are busy",
@@ -187,6 +193,7 @@ TERMINAL_COLUMNS = (
     _SPEEDUP,
     _DETECTABLE,
     _LENGTH,
+    _AT_ONCE,
     _RATE,
     Column(
         header="draft/verify",
@@ -195,7 +202,7 @@ TERMINAL_COLUMNS = (
     ),
 )
 
-TERMINAL_STREAM_COLUMNS = (_K, _BUSY, *_IMPORTED, _SPEEDUP, _USER, _TTFT, _LENGTH)
+TERMINAL_STREAM_COLUMNS = (_K, _BUSY, *_IMPORTED, _SPEEDUP, _USER, _TTFT, _LENGTH, _AT_ONCE)
 
 PAGE_COLUMNS = (
     _K,
@@ -210,6 +217,7 @@ PAGE_COLUMNS = (
     _DETECTABLE,
     _WHOLE,
     _LENGTH,
+    _AT_ONCE,
     _BREAK_EVEN,
     _RATE,
     _ROUND,
@@ -272,6 +280,7 @@ PAGE_STREAM_COLUMNS = (
         text=_metric("padding_efficiency", "{:.0%}".format),
     ),
     _LENGTH,
+    _AT_ONCE,
     _BREAK_EVEN,
     _RATE,
     _ROUND,

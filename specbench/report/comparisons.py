@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specbench.metrics.setting import Setting, is_stream, setting_of
+from specbench.metrics.setting import Setting, is_stream, marked, setting_of
 from specbench.pairing.adaptive import pooled
 from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.reasons import speedup_text
@@ -208,7 +208,7 @@ def work_of(key: CellKey) -> str:
     k = "auto" if key.adaptive else f"K={key.num_speculative_tokens}"
     if key.engine != OWN_ENGINE:
         return key.method if key.num_speculative_tokens == 0 else f"{key.method} {k}"
-    return k if key.drafter == NO_DRAFTER else f"{key.drafter} {k}"
+    return k if key.drafter == NO_DRAFTER else f"{marked(key.drafter, key)} {k}"
 
 
 def _where(setting: Setting, among: Sequence[Setting]) -> str:

@@ -47,6 +47,7 @@ _SHARED_K_KEY = (
     "context",
     "request_rate",
     "num_samples",
+    "lossy",
 )
 
 
@@ -136,6 +137,7 @@ def build_document(stored: StoredRun) -> Document:
         warnings=(
             *import_warnings(stored.imported),
             *_synthetic(stored.run.settings),
+            *_lossy(stored.run),
             *stored.run.warnings,
             *_warnings(stored, missing),
         ),
@@ -187,6 +189,7 @@ def _decision_json(decision: Recommendation) -> dict[str, Any]:
         "context": leader.context,
         "request_rate": leader.request_rate,
         "num_samples": leader.num_samples,
+        "lossy": leader.lossy,
     }
 
 
@@ -253,6 +256,15 @@ def _synthetic(settings: RunSettings) -> Iterator[str]:
         made_up.append("dummy weights")
     if made_up:
         yield f"{', '.join(made_up)}: the times are real, the text and what was accepted are not"
+
+
+def _lossy(run: RunRecord) -> Iterator[str]:
+    for pairing, rule in {key.pairing: key.lossy for key in run.keys}.items():
+        if rule is not None:
+            yield (
+                f"{pairing} is lossy by choice (rule {rule}): it keeps drafts that the target "
+                "would not have said, so its text is not the target's"
+            )
 
 
 def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:

@@ -42,7 +42,7 @@ def _charts(document: Document) -> Iterator[Chart | None]:
             yield round_time_chart(group, label)
     for target in dict.fromkeys(record.target for record in document.memory):
         records = [record for record in document.memory if record.target == target]
-        yield memory_chart(records, document.longest_context.get(target, 0))
+        yield memory_chart(records, document.longest_context.get(target, 0), document.run.keys)
 
 
 def _fewest_rows(settings: Sequence[tuple[Section, ...]]) -> tuple[tuple[Section, ...], ...]:

@@ -8,7 +8,7 @@ from specbench.pairing.reasons import k_text
 from specbench.records import NO_DRAFTER, CellSummary, MemoryRecord
 from specbench.report.columns import legend, name_of, note, page_columns, row, shown, union
 from specbench.report.document import Document
-from specbench.report.memory import owner
+from specbench.report.memory import owner, owner_label
 from specbench.report.numbers import ABSENT, measured, number, scalar, scale_of, series
 from specbench.report.sections import Section
 
@@ -105,7 +105,7 @@ def memory_grid(document: Document) -> Grid | None:
         headers=("", *known, "speculation costs", "in tokens of context"),
         rows=tuple(
             (
-                owner(record),
+                owner_label(record, document.run.keys),
                 *(_bytes(get(record)) for get in known.values()),
                 *_cost(costs.get(owner(record))),
             )

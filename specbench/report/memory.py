@@ -1,8 +1,10 @@
 """What a target needs in memory, alone and with a drafter beside it."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from specbench.records import NO_DRAFTER, MemoryRecord
+from specbench.metrics.setting import marked
+from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 
 
 class Need(NamedTuple):
@@ -41,3 +43,9 @@ def peak_bytes(record: MemoryRecord) -> int | None:
 def owner(record: MemoryRecord) -> str:
     """The pairing, or the target where it is alone."""
     return record.target if record.drafter == NO_DRAFTER else f"{record.target}/{record.drafter}"
+
+
+def owner_label(record: MemoryRecord, keys: Iterable[CellKey]) -> str:
+    """The owner as cells of these keys are labelled: marked where its text is not the target's."""
+    name = owner(record)
+    return next((marked(name, key) for key in keys if key.pairing == name), name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specbench.metrics.setting import marked
 from specbench.records import CellKey, Environment
 from specbench.report.document import Document
 from specbench.report.numbers import listed, plural, ranges
@@ -17,7 +18,8 @@ def question(document: Document) -> str:
 def setup(document: Document) -> str:
     """What was measured, on what: batch size and temperature belong to every headline."""
     keys = [plan.key for plan in document.run.cells]
-    drafters = list(dict.fromkeys(k.pairing for k in keys if k.num_speculative_tokens > 0))
+    drafting = (key for key in keys if key.num_speculative_tokens > 0)
+    drafters = list(dict.fromkeys(marked(key.pairing, key) for key in drafting))
     workloads = list(dict.fromkeys(key.workload for key in keys))
     temperatures = [f"{t:g}" for t in dict.fromkeys(key.temperature for key in keys)]
     rows = list(dict.fromkeys(requests_at_once(key) for key in keys))

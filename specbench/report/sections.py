@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
+from specbench.metrics.setting import Setting, is_baseline, is_stream, marked, setting_of
 from specbench.pairing.forecast_check import CheckedForecast
 from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.recommend import Recommendation, Verdict, judge
@@ -38,9 +38,13 @@ class Section:
 
     @property
     def best(self) -> Recommendation | None:
-        """Of the drafters that help the one with the highest lower bound; None if none does."""
+        """Of the drafters that help the one with the highest lower bound; None if none does.
+
+        A lossy one is only taken where no lossless one helps.
+        """
         helping = [d for d in self.decisions if verdict_of(d) is Verdict.HELPS]
-        return max(helping, key=_lower_bound, default=None)
+        lossless = [d for d in helping if d.leader.lossy is None]
+        return max(lossless or helping, key=_lower_bound, default=None)
 
     @property
     def measured(self) -> tuple[CellSummary, ...]:
@@ -159,7 +163,8 @@ def short_k(key: CellKey) -> str:
 
 def label_of(key: CellKey) -> str:
     """The pairing, and in an engine that has several methods for it the method, too."""
-    return key.pairing if key.engine == OWN_ENGINE else f"{key.pairing}, {key.method}"
+    name = marked(key.pairing, key)
+    return name if key.engine == OWN_ENGINE else f"{name}, {key.method}"
 
 
 def drafter_of(label: str) -> str:

@@ -37,8 +37,17 @@ _IDENTITIES = (
         ),
     ),
     _Identity(
-        "output tokens are not 1 + sum of num_emitted",
-        lambda request, log, _: request.num_output_tokens == 1 + sum(log.num_emitted),
+        "output tokens are not 1 + those checked at once + sum of num_emitted",
+        lambda request, log, _: (
+            request.num_output_tokens == 1 + request.num_checked_at_once + sum(log.num_emitted)
+        ),
+    ),
+    _Identity(
+        "a whole answer's check keeps more than it drafts or emits",
+        lambda request, _, __: (
+            (check := request.answer_check) is None
+            or 0 <= check.num_accepted <= min(check.num_drafted, check.num_emitted)
+        ),
     ),
 )
 
@@ -64,7 +73,8 @@ _PASS_IDENTITIES = (
     _PassIdentity(
         "tokens of the time line are not those of its requests",
         lambda served, rounds, _: (
-            sum(rounds.num_emitted) == sum(r.num_output_tokens - 1 for r in served.requests)
+            sum(rounds.num_emitted)
+            == sum(r.num_output_tokens - 1 - r.num_checked_at_once for r in served.requests)
         ),
     ),
 )
@@ -105,8 +115,11 @@ def _failed(cell: CellData) -> Iterator[str]:
 def _too_few_rounds(cell: CellData) -> Iterator[str]:
     if any(request.rounds is not None for request in cell.finished):
         num_rounds = len(cell.rounds) if cell.rounds else 0
-        if num_rounds < MIN_ROUNDS:
-            yield f"{num_rounds} rounds, fewer than {MIN_ROUNDS}"
+        # What a check gave would have taken so many rounds at least.
+        spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
+        if num_rounds + spared < MIN_ROUNDS:
+            checks = f" and checks in the place of {spared}" if spared else ""
+            yield f"{num_rounds} rounds{checks}, fewer than {MIN_ROUNDS}"
 
 
 def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
@@ -154,9 +167,11 @@ def _broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
 
 
 def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[str]:
-    """Rounds fill the time of decoding; of overlapping requests others' prefills take some."""
+    """Rounds, and a check before them, fill the time of decoding; of overlapping requests others'
+    prefills take some."""
     timed = [(r.rounds, r.decode_s) for r in requests if r.rounds is not None and r.decode_s]
     round_s = sum(sum(log.round_s) for log, _ in timed)
+    round_s += sum(r.answer_check.seconds for r in requests if r.answer_check)
     decode_s = sum(seconds for _, seconds in timed)
     gap_s = round_s - decode_s if overlapping else abs(round_s - decode_s)
     if gap_s > MAX_TIME_GAP * decode_s:
@@ -194,11 +209,14 @@ def _suspicious_acceptance(cell: CellData) -> Iterator[str]:
 def _differing_outputs(cell: CellData) -> Iterator[str]:
     if not cell.pairs:
         return
+    lossy = cell.key.lossy
     if cell.key.temperature == 0:
         differing = sum(base.output_ids != spec.output_ids for base, spec in cell.pairs)
         if differing:
-            yield f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
-        return
+            text = f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
+            yield text if lossy is None else f"{text}, as the rule {lossy} lets them"
+        if lossy is None:
+            return
     base_tokens = sum(base.num_output_tokens for base, _ in cell.pairs) / len(cell.pairs)
     spec_tokens = sum(spec.num_output_tokens for _, spec in cell.pairs) / len(cell.pairs)
     if abs(spec_tokens - base_tokens) > MAX_LENGTH_GAP * base_tokens:

@@ -29,7 +29,8 @@ from specbench.records import (
 )
 
 # 1: first layout (2026-11). 2: passes over many rows, engines and limits. 3: the best of several
-# samples. 4: imported figures, traces, forecasts. Earlier ones read as before.
+# samples. 4: lossy options, whole answers checked at once, imported figures, traces, forecasts.
+# Earlier ones read as before.
 SCHEMA_VERSION = 4
 
 

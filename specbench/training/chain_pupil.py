@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
-from specbench.drafters.eagle import EagleHead
-from specbench.drafters.eagle3_head import Eagle3Head
-from specbench.drafters.feature_drafter import FeatureHead
+from specbench.drafters.heads.eagle import EagleHead
+from specbench.drafters.heads.eagle3 import Eagle3Head
+from specbench.drafters.heads.feature_drafter import FeatureHead
 from specbench.training.pupil import Agreement, distilled, leaves, put
 from specbench.training.teacher import Lesson
 

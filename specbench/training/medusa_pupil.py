@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
-from specbench.drafters.medusa_heads import MedusaHeads
+from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.training.pupil import Agreement, distilled
 from specbench.training.teacher import Lesson, head_rows
 

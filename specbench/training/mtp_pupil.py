@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
-from specbench.drafters.feature_drafter import FeatureHead
-from specbench.drafters.mtp_head import MtpHead
-from specbench.drafters.mtp_layouts import split_experts
+from specbench.drafters.heads.feature_drafter import FeatureHead
+from specbench.drafters.heads.mtp import MtpHead
+from specbench.drafters.heads.mtp_layouts import split_experts
 from specbench.model_files.mtp_families import file_name
 from specbench.training.chain_pupil import ChainPupil
 from specbench.training.pupil import Agreement

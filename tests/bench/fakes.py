@@ -5,7 +5,6 @@ always right (K + 1 tokens a round), the drafter `bad` never (1 token a round).
 """
 
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -14,9 +13,11 @@ from typing import Any, NamedTuple
 import torch
 
 from specbench.config import Drafter
+from specbench.costs import bytes_per_forward
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
+    Floor,
     Load,
     RoundForward,
     ServedPass,
@@ -116,7 +117,6 @@ class FakeEngine:
     breaks: Callable[[Call], Exception | None] = lambda _: None  # when it generates
     calls: list[Call] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
-    num_forwards: Counter[RoundForward] = field(default_factory=Counter)
     max_ks: Mapping[str, int] = field(default_factory=dict)  # by drafter
 
     name = "builtin"
@@ -216,8 +216,9 @@ class FakeEngine:
     def weights_bytes(self, drafter: str) -> int:
         return 1_000 if drafter == "none" else 1_100
 
-    def bytes_read(self, drafter: str) -> int:
-        return 900 if drafter == "none" else 100
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:  # noqa: ARG002
+        weights, kv = (900, 64) if forward.role == "target" else (100, 8)
+        return bytes_per_forward(weights, rows, context, kv)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return 64 if drafter == "none" else 72
@@ -230,19 +231,17 @@ class FakeEngine:
         own = RoundForward(role="drafter", num_tokens=1, times=k)
         return (target,) if drafter == "none" else (target, own)
 
-    def forward_seconds(
-        self,
-        drafter: str,  # noqa: ARG002
-        forward: RoundForward,
-        context: int,  # noqa: ARG002
-        num_samples: int,
-    ) -> tuple[float, ...]:
-        usual_s = 0.8 if forward.role == "target" else 0.05
-        # Every fifth of a kind is a hiccup, which a median ignores.
-        done = self.num_forwards[forward]
-        self.num_forwards[forward] += num_samples
-        places = range(done, done + num_samples)
-        return tuple(9.0 if place % 5 == 4 else usual_s for place in places)
+    def floor(self, request: EngineRequest, work: Work) -> Floor:
+        """Takes no time: it is beside what is measured. Every fifth of a kind is a hiccup."""
+        rounds = self._rounds(request.max_new_tokens - 1, work.drafter, work.k, 1.0)
+        forward_s = {
+            forward: tuple(
+                9.0 if i % 5 == 4 else 0.8 if forward.role == "target" else 0.05
+                for i in range(forward.times * len(rounds))
+            )
+            for forward in self.forwards(work.drafter, work.k)
+        }
+        return Floor(round_s=rounds.round_s, forward_s=forward_s)
 
 
 def _emitted(num_tokens: int, per_round: int) -> Iterator[int]:

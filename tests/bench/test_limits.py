@@ -47,11 +47,10 @@ class SizedEngine:
     calls: HostCalls | None = None
     works: list[tuple[EngineRequest, Work]] = field(default_factory=list)
 
-    def bytes_read(self, drafter: str) -> int:
-        return 1_000 if drafter == "none" else 100
-
-    def kv_bytes_per_token(self, drafter: str) -> int:
-        return 8 if drafter == "none" else 10
+    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:
+        assert drafter == "small" or forward.role == "target"
+        weights, kv = (1_000, 8) if forward.role == "target" else (100, 2)
+        return weights + rows * context * kv
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         target = RoundForward(role="target", num_tokens=k + 1, times=1)

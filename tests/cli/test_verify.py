@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from specbench.bench.verification import nearly
 from specbench.decoding import verifier
 from specbench.decoding.sampling import Sampler
+from specbench.engines.builtin import BuiltinEngine
 from tests.cli.calls import Ran, specbench
 
 SMALL = ("-w", "prompts.jsonl", "--prompts", "3", "--max-new-tokens", "24", "--tokens", "1000")
@@ -135,3 +137,39 @@ def test_a_wrong_value_exits_2(arguments: list[str], says: str, tiny: Path) -> N
     ran = specbench("verify", *arguments, cwd=tiny)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
+
+
+def test_drafters_that_want_a_prediction_have_one_to_draft_from(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = []
+    serve = BuiltinEngine.serve
+
+    def watched(self, requests, work, load):  # type: ignore[no-untyped-def]
+        done = serve(self, requests, work, load)
+        served.extend(zip(requests, done.results, strict=True))
+        return done
+
+    monkeypatch.setattr(BuiltinEngine, "serve", watched)
+    specbench("verify", "tiny/ngram", "-k", "3", "--temperature", "0", *SMALL, cwd=tiny)
+    answers = {request.prompt_ids: result.output_ids for request, result in served}
+    foreseen = [request for request, _ in served if request.prediction_ids]
+    assert foreseen
+    for request in foreseen:
+        assert request.prediction_ids == nearly(answers[request.prompt_ids])
+
+
+def test_a_near_text_agrees_but_for_every_eighth_token() -> None:
+    assert nearly(range(10, 28)) == (*range(10, 17), 16, *range(18, 25), 24, 26, 27)
+    assert nearly((5,)) == (5,)
+
+
+def test_ctrl_c_says_that_nothing_is_kept(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specbench.bench.verification.collect_evidence", interrupted)
+    ran = specbench("verify", "tiny", *SMALL, cwd=tiny)
+    assert ran.code == 130
+    assert "interrupted" in ran.err
+    assert ran.out == ""

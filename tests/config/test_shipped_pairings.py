@@ -18,8 +18,10 @@ EMBEDDED = [
     "demo/eagle3-tree",
     "demo/medusa",
     "demo/medusa-tree",
+    "demo/medusa-typical",
     "demo/suffix",
     "demo/previous-turn",
+    "demo/previous-turn-whole",
     "demo/lookahead",
     "demo/token-recycling",
 ]

@@ -112,6 +112,7 @@ class Wrapped:
         self.allocate = inner.allocate
         self.begin = inner.begin
         self.prefill = inner.prefill
+        self.whole_answer = inner.whole_answer
         self.catch_up = inner.catch_up
         self.copy_row = inner.copy_row
         self.forwards = inner.forwards

@@ -86,8 +86,11 @@ def parts_of(
 
 
 def acceptance_rate(results: Sequence[Result]) -> float:
-    drafted = sum(sum(r.rounds.num_drafted) for r in results)
-    return sum(sum(r.rounds.num_accepted) for r in results) / drafted
+    """Of the drafts of rounds and of whole answers checked at once."""
+    checks = [r.answer_check for r in results if r.answer_check]
+    drafted = sum(sum(r.rounds.num_drafted) for r in results) + sum(c.num_drafted for c in checks)
+    accepted = sum(sum(r.rounds.num_accepted) for r in results)
+    return (accepted + sum(c.num_accepted for c in checks)) / drafted
 
 
 def assert_texts(results: Sequence[Result], expected: Sequence[tuple[int, ...]]) -> None:

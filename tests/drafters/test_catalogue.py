@@ -11,7 +11,7 @@ import pytest
 
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.errors import UsageError
-from specbench.methods import Method, Parameter, all_methods, find_method
+from specbench.methods import FOLDER, Method, Parameter, all_methods, find_method
 from tests.decoding.fakes import CountingRunner
 
 LIST_METHODS = """
@@ -73,6 +73,14 @@ def test_a_drafter_is_listed_once_its_file_is_there(tmp_path: Path) -> None:
     assert listed["methods"] == [
         ["echo", "Repeats the newest token.", "required", ["times", "loud"]]
     ]
+
+
+def test_the_folder_holds_one_file_a_method_the_registry_and_what_heads_share() -> None:
+    listed = {path.stem for path in FOLDER.iterdir() if path.suffix == ".py" or path.is_dir()}
+    methods = [method.module.rpartition(".")[2] for method in all_methods()]
+
+    assert len(set(methods)) == len(methods)
+    assert listed - {"__pycache__"} == {*methods, "__init__", "registry", "heads"}
 
 
 @pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)

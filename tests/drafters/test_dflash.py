@@ -17,7 +17,7 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.drafters.dflash import DFlash
-from specbench.drafters.dflash_head import spread_layers
+from specbench.drafters.heads.dflash import spread_layers
 from specbench.errors import ModelError
 from specbench.records import Sampling
 from tests.decoding.lossless import parts_of

@@ -9,8 +9,8 @@ import torch
 from specbench.decoding.fused_runner import FusedRunner
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
-from specbench.drafters.eagle import STATIC_TREE
-from specbench.drafters.feature_drafter import FeatureDrafter
+from specbench.drafters.heads.eagle import STATIC_TREE
+from specbench.drafters.heads.feature_drafter import FeatureDrafter
 from specbench.records import Sampling
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import (

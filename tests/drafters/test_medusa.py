@@ -19,9 +19,9 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.topology import Topology
+from specbench.drafters.heads.medusa import MedusaHeads
+from specbench.drafters.heads.medusa_trees import MC_SIM_7B_63, VICUNA_7B_STAGE2
 from specbench.drafters.medusa import ACCURACIES, Medusa
-from specbench.drafters.medusa_heads import MedusaHeads
-from specbench.drafters.medusa_trees import MC_SIM_7B_63, VICUNA_7B_STAGE2
 from specbench.drafters.registry import build_drafter
 from specbench.errors import ModelError, UsageError
 from specbench.records import Sampling

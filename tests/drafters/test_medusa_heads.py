@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.request import Request
-from specbench.drafters.medusa_heads import MedusaHeads
+from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.errors import ModelError
 from tests.decoding.lossless import decode
 from tests.drafters.test_medusa import NUM_HEADS, Watched, drafter_of, heads, target

@@ -15,8 +15,8 @@ from specbench.decoding.request import Request
 from specbench.decoding.round import run_round
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
+from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
-from specbench.drafters.mtp_head import MtpHead
 from specbench.model_files import mtp_families
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
 from tests.decoding.models import build, generated, random_prompt

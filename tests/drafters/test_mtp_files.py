@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import StockRunner
+from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
-from specbench.drafters.mtp_head import MtpHead
 from specbench.errors import ModelError
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import build

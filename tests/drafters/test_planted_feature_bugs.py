@@ -7,10 +7,10 @@ import pytest
 
 from specbench.decoding import growth
 from specbench.decoding import round as one_round
-from specbench.drafters import eagle3_head, feature_drafter
-from specbench.drafters.eagle import STATIC_TREE, EagleHead
-from specbench.drafters.eagle3_head import Eagle3Head
-from specbench.drafters.feature_drafter import FeatureDrafter, TreePlan
+from specbench.drafters.heads import eagle3, feature_drafter
+from specbench.drafters.heads.eagle import STATIC_TREE, EagleHead
+from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
+from specbench.drafters.heads.joining_head import JoiningHead
 from tests.decoding.conftest import Plant
 from tests.drafters.feature_cases import (
     BEAM,
@@ -93,35 +93,35 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
     "the token's embedding comes after the state": (
         chains,
         "eagle",
-        EagleHead.step,
+        JoiningHead.step,
         "[self._embed(tokens_BT), states_BTF]",
         "[states_BTF, self._embed(tokens_BT)]",
     ),
     "differences to the target's ids are taken for ids": (
         chains,
         "eagle3",
-        eagle3_head._target_ids,
+        eagle3._target_ids,
         "torch.arange(D, device=d2t_D.device) + d2t_D",
         "d2t_D",
     ),
     "the head's own states are fused once more": (
         chains,
         "eagle3",
-        Eagle3Head.step,
+        JoiningHead.step,
         "[self._embed(tokens_BT), states_BTF]",
         "[self._embed(tokens_BT), self.fuse((states_BTF,) * 3) if depth else states_BTF]",
     ),
     "the head's own states are fed back with their norm": (
         chains,
         "eagle3",
-        Eagle3Head.step,
-        "if self._style.norm_output else",
-        "if depth else",
+        JoiningHead.step,
+        "self._leave(states_BTF)",
+        "self._weights.norm(states_BTF) if depth else states_BTF",
     ),
     "the state is added with its norm": (
         chains,
         "eagle3",
-        eagle3_head._FusingLayer.forward,
+        eagle3._FusingLayer.forward,
         "if self._norm_before_residual",
         "if True",
     ),

@@ -137,6 +137,17 @@ def test_a_round_without_new_tokens_changes_nothing() -> None:
     assert answer.then([4]) == [[5, 6]]
 
 
+def test_tokens_of_rounds_at_k_0_are_caught_up_with() -> None:
+    # Of three rounds of the same four tokens only the last ends otherwise.
+    answer = Answer([1, 2, 3, 4] * 3 + [7])
+    answer.then([1], k=1)
+    tokens = [2, 3, 4, 1, 2, 3, 4, 1, 2, 3]
+    answer.state.tokens_BC[0, len(PROMPT) + 1 :][: len(tokens)] = torch.tensor(tokens)
+    answer.state.length_B1.add_(len(tokens))
+    answer.drafter.catch_up(answer.state, len(tokens), 64)
+    assert answer.then([4], k=1) == [[7]]
+
+
 def test_a_row_that_moves_takes_its_reference_and_its_place_along() -> None:
     answer = Answer([9, 8, 7, 6, 5, 4], [1, 2, 1, 3])
     answer.then([9, 5, 4], [1])

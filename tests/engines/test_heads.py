@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from transformers import AutoConfig
 
 from specbench.config import Drafter, Target, load_pairings
+from specbench.drafters.heads.medusa_trees import MC_SIM_7B_63
 from specbench.drafters.medusa import Medusa
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
 from specbench.engines.shelf import Shelf
 from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.model_spec import ModelSpec
@@ -78,12 +79,32 @@ def test_a_head_is_counted_into_memory_and_into_what_is_known_of_it(
     assert identity.tokenizer_sha256 == alone.tokenizer.sha256
     assert len(identity.content_sha256) == 64
     assert engine.weights_bytes("medusa") - engine.weights_bytes("none") == 4 * PARAMETERS
-    assert engine.bytes_read("medusa") == 4 * PARAMETERS
     engine.generate(REQUEST, work(2))
     assert engine.kv_bytes_per_token("medusa") == engine.kv_bytes_per_token("none")
 
 
-def test_a_floor_without_the_heads_own_forwards_is_not_told(engine: BuiltinEngine) -> None:
+def test_the_heads_that_a_k_needs_are_part_of_a_round_and_of_what_it_reads(
+    engine: BuiltinEngine,
+) -> None:
+    target, heads = engine.forwards("medusa", 2)
+
+    num_nodes = 1 + sum(len(path) <= 2 for path in MC_SIM_7B_63)
+    assert target == RoundForward(role="target", num_tokens=num_nodes, times=1)
+    assert heads == RoundForward(role="drafter", num_tokens=1, times=1, part="2 of 3 heads")
+    assert engine.bytes_read("medusa", heads, rows=4, context=100) == 4 * PARAMETERS * 2 // 3
+    engine.generate(REQUEST, work(2))
+    weights = engine.bytes_read("medusa", target, rows=1, context=0)
+    cached = engine.bytes_read("medusa", target, rows=2, context=100) - weights
+    assert cached == 200 * engine.kv_bytes_per_token("none")
+
+
+def test_a_head_that_does_not_tell_its_forwards_has_no_floor(
+    pair: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine.add_drafter(head_of(pair))
+    monkeypatch.setattr(Medusa, "forwards", lambda _, k: ())  # noqa: ARG005
+
     assert engine.forwards("medusa", 2) == ()
     assert len(engine.forwards("none", 0)) == 1
 
@@ -145,9 +166,30 @@ def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Targe
         Drafter(name="self", method="self_speculation", model=None, parameters={"num_layers": 1})
     )
     config = AutoConfig.from_pretrained(pair.model.folder)
-    layer = (engine.bytes_read("none") - engine.bytes_read("self")) / (config.num_hidden_layers - 1)
+    engine.generate(REQUEST, engine.baseline)
+    target, own = engine.forwards("self", 4)
+    read, own_read = (engine.bytes_read("self", forward, 1, 0) for forward in (target, own))
+    layer = (read - own_read) / (config.num_hidden_layers - 1)
 
+    assert (own.num_tokens, own.times, own.part) == (1, 4, "")
     assert engine.weights_bytes("self") == engine.weights_bytes("none")
     rest = 4 * (VOCAB * WIDTH + WIDTH)  # the head and the final norm
     frequencies = 64  # of the rotary positions
-    assert engine.bytes_read("self") == layer + rest + frequencies
+    assert own_read == layer + rest + frequencies
+    # Of the target's keys and values it looks at those of one layer.
+    cached = engine.bytes_read("self", own, 1, 100) - own_read
+    assert cached == 100 * engine.kv_bytes_per_token("none") // config.num_hidden_layers
+
+
+def test_levels_of_a_tree_that_are_equally_wide_are_one_kind_of_forward(pair: Target) -> None:
+    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    parameters = {"num_layers": 1, "tree": (2, 1)}
+    engine.add_drafter(
+        Drafter(name="self", method="self_speculation", model=None, parameters=parameters)
+    )
+
+    target, first, others = engine.forwards("self", 4)
+
+    assert (target.num_tokens, target.times) == (9, 1)
+    assert (first.num_tokens, first.times) == (1, 1)
+    assert (others.num_tokens, others.times) == (2, 3)

@@ -12,7 +12,7 @@ from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from transformers.utils import logging as transformers_logging
 
 from specbench.config import Drafter
-from specbench.engines.engine import Load, RoundForward, Work
+from specbench.engines.engine import Load, Work
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS, peer_methods
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import CompatibilityError, UsageError
@@ -342,8 +342,7 @@ def test_a_setting_that_the_library_lacks_is_noted(engine):
 
 def test_it_names_no_bare_forwards(engine):
     assert engine.forwards("draft", 4) == ()
-    with pytest.raises(ValueError, match="no bare forward"):
-        engine.forward_seconds("draft", RoundForward(role="target", num_tokens=1, times=1), 8, 1)
+    assert engine.floor(request(), BASELINE) is None
 
 
 def test_plans_can_ask_for_the_peers_methods_without_torch():

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.registry import measure
-from specbench.records import MemoryRecord
+from specbench.records import AnswerCheck, MemoryRecord
 
 TARGET = MemoryRecord(
     target="demo",
@@ -57,6 +57,14 @@ def test_energy_is_divided_by_all_output_tokens(cell):
     metered = tuple(replace(r, energy_j=6.5) for r in cell.requests)
     # 8 + 5 tokens
     assert measure(replace(cell, requests=metered))["joules_per_token"] == pytest.approx(1.0)
+
+
+def test_tokens_checked_at_once_are_a_mean_over_all_requests(cell):
+    assert "num_checked_at_once" not in measure(cell)
+    first, second = cell.requests
+    check = AnswerCheck(num_drafted=9, num_accepted=4, num_emitted=5, seconds=0.1)
+    checked = replace(cell, requests=(replace(first, answer_check=check), second))
+    assert measure(checked)["num_checked_at_once"] == 2.5
 
 
 def test_counts(cell):

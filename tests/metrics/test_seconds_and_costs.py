@@ -19,7 +19,9 @@ from specbench.metrics.speed import (
 from specbench.records import ForwardCost, RoundLog
 
 
-def forward(role, num_tokens: int, seconds: float, count: int = 1) -> ForwardCost:
+def forward(
+    role, num_tokens: int, seconds: float, count: int = 1, round_s: float | None = 0.16
+) -> ForwardCost:
     return ForwardCost(
         cell_id="",
         role=role,
@@ -27,6 +29,7 @@ def forward(role, num_tokens: int, seconds: float, count: int = 1) -> ForwardCos
         num_per_round=count,
         seconds=seconds,
         num_samples=3,
+        round_s=round_s,
     )
 
 
@@ -170,9 +173,24 @@ def test_overhead_is_held_against_the_bare_forwards_of_a_round(cell):
     assert overhead_ratio(replace(cell, forwards=one_block)) == pytest.approx(0.16 / 0.13)
 
 
-def test_forwards_measured_in_several_blocks_count_by_their_median(cell):
-    blocks = tuple(forward("target", 4, seconds) for seconds in (0.10, 0.90, 0.08))
-    assert overhead_ratio(replace(cell, forwards=blocks)) == pytest.approx(0.16 / 0.10)
+def test_rounds_and_forwards_of_several_blocks_count_by_their_medians(cell):
+    times = ((0.10, 0.12), (0.90, 0.95), (0.08, 0.11))
+    blocks = tuple(forward("target", 4, bare_s, round_s=round_s) for bare_s, round_s in times)
+    assert overhead_ratio(replace(cell, forwards=blocks)) == pytest.approx(0.12 / 0.10)
+
+
+def test_a_run_that_kept_no_rounds_beside_its_forwards_has_no_overhead(cell):
+    old = (forward("target", 4, 0.10, round_s=None),)
+    assert overhead_ratio(replace(cell, forwards=old)) is None
+
+
+def test_parts_of_a_head_are_forwards_of_their_own(cell):
+    observe, draft = (
+        replace(forward("drafter", 3, seconds), part=part)
+        for part, seconds in (("observe", 0.02), ("draft", 0.01))
+    )
+    costs = (forward("target", 4, 0.10), observe, draft)
+    assert overhead_ratio(replace(cell, forwards=costs)) == pytest.approx(0.16 / 0.13)
 
 
 def test_overhead_is_absent_where_no_forward_was_measured(cell):
@@ -180,5 +198,5 @@ def test_overhead_is_absent_where_no_forward_was_measured(cell):
 
 
 def test_the_baseline_has_an_overhead_too(baseline_cell):
-    cell = replace(baseline_cell, forwards=(forward("target", 1, 0.08),))
+    cell = replace(baseline_cell, forwards=(forward("target", 1, 0.08, round_s=0.10),))
     assert overhead_ratio(cell) == pytest.approx(0.10 / 0.08)

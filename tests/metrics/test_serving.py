@@ -14,6 +14,7 @@ from specbench.metrics.cell import CellData, Pass
 from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import measure
 from specbench.records import (
+    AnswerCheck,
     CellKey,
     MemoryRecord,
     PassRecord,
@@ -125,6 +126,16 @@ def with_timeline(cell: CellData, **columns: tuple[int, ...]) -> CellData:
 def test_busy_tokens_count_rounds_and_first_tokens_between_the_first_and_last_full_round(stream):
     # 0.2 .. 0.6 s: 5 + 3 + 4 tokens of rounds and the first token of c, at 0.5 s.
     assert measure(stream)["busy_tokens_per_s"] == pytest.approx(13 / 0.4)
+
+
+def test_tokens_of_a_check_after_prefill_count_with_its_first_token(stream):
+    check = AnswerCheck(num_drafted=9, num_accepted=6, num_emitted=7, seconds=0.01)
+    first, *others = stream.passes
+    *early, late = first.requests
+    # Those of the last request are emitted while all rows are busy, those of the others before.
+    given = tuple(replace(request, answer_check=check) for request in (*early, late))
+    busy = replace(stream, passes=(first._replace(requests=given), *others))
+    assert measure(busy)["busy_tokens_per_s"] == pytest.approx((13 + 7 + 13) / 0.8)
 
 
 def test_a_round_with_an_idle_row_counts_only_between_full_ones(stream):

@@ -297,6 +297,8 @@ def _forwards(wish: Wish) -> Iterator[ForwardCost]:
     for workload in wish.workloads:
         for key in keys(wish, workload, 0.0):
             k = key.num_speculative_tokens
+            draft_s = k * DRAFT_STEPS[key.drafter] * STEP_S if k else 0.0
+            round_s = STEP_S * (1 + 0.04 * k) + draft_s
             yield ForwardCost(
                 cell_id=key.id,
                 role="target",
@@ -304,6 +306,7 @@ def _forwards(wish: Wish) -> Iterator[ForwardCost]:
                 num_per_round=1,
                 seconds=0.9 * STEP_S * (1 + 0.04 * k),
                 num_samples=9,
+                round_s=round_s,
             )
             if k:
                 yield ForwardCost(
@@ -313,4 +316,5 @@ def _forwards(wish: Wish) -> Iterator[ForwardCost]:
                     num_per_round=k,
                     seconds=0.9 * STEP_S * DRAFT_STEPS[key.drafter],
                     num_samples=9,
+                    round_s=round_s,
                 )

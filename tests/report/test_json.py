@@ -53,7 +53,7 @@ def test_the_keys_that_were_promised_are_there(cpu_document: Document) -> None:
     promised = (
         "target pairing workload engine concurrency temperature dtype method "
         "num_speculative_tokens speedup sentence reasons adaptive context request_rate "
-        "num_samples"
+        "num_samples lossy"
     )
     assert set(promised.split()) == decision.keys()
     assert cell["speedup"].keys() == {"estimate", "low", "high"}

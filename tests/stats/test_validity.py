@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.cell import CellData
-from specbench.records import DeviceSample, RequestRecord, RoundLog
+from specbench.records import AnswerCheck, DeviceSample, RequestRecord, RoundLog
+from specbench.stats.summary import summarise
 from specbench.stats.validity import cell_warnings, judge_cell
 
 
@@ -127,6 +128,51 @@ def test_a_round_cut_short_by_eos_breaks_nothing(steady):
 def test_output_tokens_are_prefills_one_and_what_rounds_emitted(steady, num_tokens):
     wrong = with_first(steady, output_ids=tuple(range(num_tokens)))
     assert "output tokens are not" in only_reason(wrong)
+
+
+CHECK = AnswerCheck(num_drafted=9, num_accepted=3, num_emitted=4, seconds=0.5)
+
+
+def with_check(cell: CellData, check: AnswerCheck = CHECK, **changes: object) -> CellData:
+    """The cell with a whole answer's check before its first request's rounds."""
+    first = cell.requests[0]
+    longer = {
+        "output_ids": tuple(range(first.num_output_tokens + check.num_emitted)),
+        "decode_s": first.decode_s + check.seconds,
+    }
+    return with_first(cell, answer_check=check, **(longer | changes))
+
+
+def test_a_whole_answers_check_adds_its_tokens_and_its_time(steady):
+    assert judge_cell(with_check(steady)) == ()
+    too_few = with_check(steady, output_ids=steady.requests[0].output_ids)
+    assert "output tokens are not" in only_reason(too_few)
+    slow = replace(CHECK, seconds=9.0)
+    assert "rounds take" in only_reason(with_check(steady, slow, decode_s=2.0))
+
+
+@pytest.mark.parametrize("changes", [{"num_drafted": 2}, {"num_emitted": 2}, {"num_accepted": -1}])
+def test_a_check_keeps_what_was_drafted_and_emits_what_it_kept(steady, changes):
+    wrong = with_check(steady, replace(CHECK, **changes))
+    assert "a whole answer's check" in only_reason(wrong)
+
+
+def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
+    empty = RoundLog(num_drafted=(), num_accepted=(), num_emitted=(), round_s=())
+    check = replace(CHECK, num_drafted=11, num_accepted=11, num_emitted=12)
+    done = tuple(
+        replace(r, rounds=empty, answer_check=check, decode_s=check.seconds, repeat=i)
+        for r in steady.requests
+        for i in range(5)
+    )
+    # 12 tokens are at least 4 rounds at K = 2.
+    whole = replace(steady, requests=done[:8])
+    assert judge_cell(whole) == ()
+    few = replace(whole, requests=done[:7])
+    assert only_reason(few) == "0 rounds and checks in the place of 28, fewer than 30"
+    (summary,) = summarise([whole])
+    assert "mean_acceptance_length" not in summary.metrics
+    assert summary.metrics["num_checked_at_once"] == 12
 
 
 def test_decode_time_is_the_rounds_time(steady):

@@ -1,6 +1,7 @@
 """One small, fully filled example of everything that a run can hold."""
 
 from specbench.records import (
+    AnswerCheck,
     BlockRecord,
     CellKey,
     CellPlan,
@@ -75,6 +76,7 @@ REQUEST = RequestRecord(
     device=DeviceSample(
         num_samples=3, power_w=12.5, throttle_reasons=("sw_power_cap", "hw_slowdown")
     ),
+    answer_check=AnswerCheck(num_drafted=9, num_accepted=2, num_emitted=3, seconds=0.25),
 )
 
 FAILED_REQUEST = RequestRecord(
@@ -143,7 +145,13 @@ MEMORY = MemoryRecord(
     device_peak_bytes=7,
 )
 FORWARD = ForwardCost(
-    cell_id=KEY.id, role="target", num_tokens=5, num_per_round=1, seconds=0.01, num_samples=9
+    cell_id=KEY.id,
+    role="target",
+    num_tokens=5,
+    num_per_round=1,
+    seconds=0.01,
+    num_samples=9,
+    round_s=0.012,
 )
 FAILURE = FailureRecord(pairing="demo/poor", workload="", stage="load", reason="no such folder")
 MODEL = ModelIdentity(

@@ -108,6 +108,17 @@ def test_json_that_is_no_record_is_refused(text: bytes):
         decode_line(text)
 
 
+def test_a_run_from_before_lossy_rules_reads_as_a_lossless_one():
+    document = json.loads(encode_run(run())) | {"schema_version": 3}
+    for plan in document["cells"]:
+        del plan["key"]["lossy"]
+
+    old = decode_run(json.dumps(document).encode())
+
+    assert old.cells == run().cells
+    assert {key.lossy for key in old.keys} == {None}
+
+
 def test_a_newer_schema_is_told_from_damage_even_where_its_keys_are_unknown():
     document = json.loads(encode_run(run())) | {"schema_version": SCHEMA_VERSION + 1, "new": 1}
 

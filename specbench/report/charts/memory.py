@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from specbench.records import NO_DRAFTER, MemoryRecord
+from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.charts.canvas import DRAFT, INK, REST, VERIFY, Chart, chart, text_inches
-from specbench.report.memory import need, owner
+from specbench.report.memory import need, owner_label
 from specbench.report.numbers import measured
 
 _PLOT_INCHES = 6.0
@@ -14,12 +14,17 @@ _BAR_INCHES, _TOP_INCHES, _BOTTOM_INCHES = 0.36, 0.35, 0.5
 _ROOM_FOR_TOTALS = 1.6  # the axis is this much longer than the longest bar
 
 
-def memory_chart(records: Sequence[MemoryRecord], context: int) -> Chart | None:
-    """A stacked bar for one target alone and one for each drafter; None without a record."""
+def memory_chart(
+    records: Sequence[MemoryRecord], context: int, keys: Sequence[CellKey] = ()
+) -> Chart | None:
+    """A stacked bar for one target alone and one for each drafter; None without a record.
+
+    `keys` are of the run's cells and say which drafters are lossy.
+    """
     if not records:
         return None
     needs = [need(record, context) for record in records]
-    names = [owner(record) for record in records]
+    names = [owner_label(record, keys) for record in records]
     bars = _BAR_INCHES * len(records)
     left_inches = text_inches(names) + 0.1
     size = left_inches + _PLOT_INCHES, _TOP_INCHES + bars + _BOTTOM_INCHES

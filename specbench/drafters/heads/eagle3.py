@@ -13,26 +13,30 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
-from specbench.decoding.tree import Branches
-from specbench.drafters.head_layers import (
+from specbench.drafters.heads.feature_drafter import Reads
+from specbench.drafters.heads.joining_head import JoiningHead
+from specbench.drafters.heads.layers import (
     decoder_layer,
     layer_config,
     layer_stack,
     load,
+    output_weights,
     require_fit,
+    tensors_of,
     token_embedding,
-    weights_of,
     wide_attention,
 )
 from specbench.errors import ModelError
 from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
 
 
-class Eagle3Head:
+class Eagle3Head(JoiningHead):
     """A checkpoint of EAGLE-3 in any of its layouts, bound to its target.
 
     ModelError says what does not fit.
     """
+
+    _weights: "Eagle3Weights"
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         checkpoint = checkpoint.renamed(EAGLE3_NAMES)
@@ -55,19 +59,24 @@ class Eagle3Head:
         self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
         self._target = target
         self.features = style.layer_ids
+        self.feature_size = target.hidden_size
         self.state_size: int = F
         self.num_tokens = D
         self.device, self.dtype = target.device, target.dtype
         self.layers = layer_stack(config, self._weights.layers, target.device)
 
-    @property
-    def module(self) -> nn.Module:
-        """Its own weights, which training replaces."""
-        return self._weights
-
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        return weights_of(self._weights, self._embed)
+    def reads(self, depth: int = 0) -> Reads:  # noqa: ARG002
+        weights, has_own = self._weights, hasattr(self._weights, "lm_head")
+        norm = tensors_of(weights.norm)
+        head = tensors_of(weights.lm_head) if has_own else output_weights(self._target)
+        ids = () if self._target_ids_D is None else (self._target_ids_D,)
+        before = [name for name in ("input_norm", "fc_norm", "fc") if hasattr(weights, name)]
+        step = tensors_of(weights.layers)
+        return Reads(
+            fuse=tensors_of(*(getattr(weights, name) for name in before)),
+            step=(*step, *norm) if self._style.norm_output else step,
+            logits=(*head, *ids) if self._style.norm_output else (*norm, *head, *ids),
+        )
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
         weights = self._weights
@@ -81,21 +90,7 @@ class Eagle3Head:
         fused_BTF: Tensor = weights.fc(joined)
         return fused_BTF
 
-    def step(
-        self,
-        tokens_BT: Tensor,
-        states_BTF: Tensor,
-        positions_BT: Tensor,
-        span: int,
-        *,
-        first_row: int = 0,
-        branches: Branches | None = None,
-        depth: int = 0,  # noqa: ARG002
-    ) -> Tensor:
-        joined = torch.cat([self._embed(tokens_BT), states_BTF], -1)
-        states_BTF = self.layers.forward(
-            joined, positions_BT, span, first_row=first_row, branches=branches
-        )
+    def _leave(self, states_BTF: Tensor) -> Tensor:
         return self._weights.norm(states_BTF) if self._style.norm_output else states_BTF
 
     def logits(self, states_BTF: Tensor) -> Tensor:

@@ -139,7 +139,17 @@ def token_embedding(target: Runner, weight_VF: Tensor | None) -> Embed:
 def weights_of(module: nn.Module, embed: Embed) -> tuple[Tensor, ...]:
     """What a head keeps of its own: its module's tensors, and the embedding if that is its."""
     own = (embed.keywords["weight"],) if isinstance(embed, partial) else ()
-    return (*module.parameters(), *module.buffers(), *own)
+    return (*tensors_of(module), *own)
+
+
+def tensors_of(*modules: nn.Module) -> tuple[Tensor, ...]:
+    """Their parameters and buffers."""
+    return tuple(t for module in modules for t in (*module.parameters(), *module.buffers()))
+
+
+def output_weights(target: Runner) -> tuple[Tensor, ...]:
+    """What `target.logits` reads."""
+    return tensors_of(target.model.get_output_embeddings())
 
 
 @torch.no_grad()

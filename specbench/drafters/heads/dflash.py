@@ -14,14 +14,16 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
 from specbench.decoding.tree import Branches
-from specbench.drafters.head_layers import (
+from specbench.drafters.heads.layers import (
     decoder_layer,
     drawn,
     layer_config,
     layer_stack,
     load,
     new_layer_fields,
+    output_weights,
     require_fit,
+    tensors_of,
 )
 from specbench.model_files.head_fit import (
     DFLASH_ARCHITECTURE,
@@ -69,6 +71,21 @@ class DFlashHead:
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return tuple(self.model.parameters())
+
+    @property
+    def reads_to_see(self) -> tuple[Tensor, ...]:
+        """The tensors that `see` reads."""
+        of_layers: list[nn.Module] = []
+        for layer in self.layers.layers:
+            attention: Any = layer.self_attn
+            of_layers += [attention.k_proj, attention.k_norm, attention.v_proj]
+        return tensors_of(self.model.fc, self.model.hidden_norm, *of_layers)
+
+    @property
+    def reads_to_say(self) -> tuple[Tensor, ...]:
+        """The tensors that `logits` reads."""
+        own = tensors_of(self.model.layers, self.model.norm)
+        return (*own, *output_weights(self._target))
 
     def see(
         self, features: tuple[Tensor, ...], positions_BT: Tensor, span: int, first_row: int

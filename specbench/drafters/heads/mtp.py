@@ -14,8 +14,16 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.layer_stack import LayerStack
 from specbench.decoding.runner import Runner
 from specbench.decoding.tree import Branches
-from specbench.drafters.head_layers import drawn, new_layer_fields, require_fit, shapes_of
-from specbench.drafters.mtp_layouts import by_expert, copies, joined_experts, split_experts
+from specbench.drafters.heads.feature_drafter import Reads
+from specbench.drafters.heads.layers import (
+    drawn,
+    new_layer_fields,
+    output_weights,
+    require_fit,
+    shapes_of,
+    tensors_of,
+)
+from specbench.drafters.heads.mtp_layouts import by_expert, copies, joined_experts, split_experts
 from specbench.model_files.mtp_families import (
     FAMILIES,
     Family,
@@ -79,6 +87,7 @@ class MtpHead:
         self.family = family_of(checkpoint)
         self.num_layers = num_mtp_layers(checkpoint)
         self.features: tuple[int, ...] = (target.num_layers,)
+        self.feature_size = target.hidden_size
         self.state_size = self.num_layers * target.hidden_size  # what a row keeps: one a layer
         self.num_tokens = target.vocab_size
         self.device, self.dtype = target.device, target.dtype
@@ -94,6 +103,17 @@ class MtpHead:
     @property
     def weights(self) -> tuple[Tensor, ...]:
         return (*self.modules.parameters(), *self.modules.buffers())
+
+    def reads(self, depth: int = 0) -> Reads:
+        layer, is_normed = self._layer(depth % self.num_layers), self.family.recycles_normed
+        step = tensors_of(layer.token_norm, layer.state_norm, layer.join, layer.block)
+        norm = tensors_of(layer.out_norm)
+        head = output_weights(self._target) if layer.head is None else tensors_of(layer.head)
+        return Reads(
+            fuse=(),
+            step=(*step, *norm) if is_normed else step,
+            logits=head if is_normed else (*norm, *head),
+        )
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
         return features[0]

@@ -5,19 +5,22 @@ it is known, else what the head made of it. Shape suffixes: B rows, T tokens, W 
 level, F the head's state size, V the target's vocabulary.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import BareForward, Chunk, Memoryless, Outcome, Proposal
 from specbench.decoding.growth import (
     Frontier,
     grow_chain,
     grow_dynamic,
     grow_static,
 )
+from specbench.decoding.head_part import HeadPart
 from specbench.decoding.layer_stack import LayerStack
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -26,10 +29,19 @@ from specbench.decoding.tree import Branches
 from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
 
 
+class Reads(NamedTuple):
+    """The tensors that a head's functions read, the target's among them; no looked-up rows."""
+
+    fuse: tuple[Tensor, ...]
+    step: tuple[Tensor, ...]
+    logits: tuple[Tensor, ...]
+
+
 class FeatureHead(Protocol):
     """One head's model code."""
 
     features: tuple[int, ...]  # hidden states of the target that it fuses
+    feature_size: int
     state_size: int
     num_tokens: int  # that it can say
     device: torch.device
@@ -39,6 +51,10 @@ class FeatureHead(Protocol):
     @property
     def weights(self) -> tuple[Tensor, ...]:
         """Its own; what it shares with the target is not among them."""
+        ...
+
+    def reads(self, depth: int = 0) -> Reads:
+        """What a step at that depth reads, and the functions around it."""
         ...
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
@@ -116,6 +132,40 @@ class FeatureDrafter(Memoryless):
     @property
     def buffers(self) -> tuple[object, ...]:
         return (self.head.layers.cache, self._last_RF)
+
+    @cached_property
+    def head_parts(self) -> Mapping[str, HeadPart]:
+        """`observe` ends with what follows the last token, `draft` with what follows each."""
+        head, reads = self.head, self.head.reads()
+        features = blank_states(head, *[head.feature_size] * len(head.features))
+        (state_11F,) = blank_states(head, head.state_size)
+
+        def observe(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:
+            fused_1TF = head.fuse(tuple(x.expand(-1, tokens_1T.shape[1], -1) for x in features))
+            states_1TF = head.step(tokens_1T, fused_1TF, positions_1T, span)
+            return head.logits(states_1TF[:, -1:])
+
+        def draft(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:
+            states_1TF = state_11F.expand(-1, tokens_1T.shape[1], -1)
+            return head.logits(head.step(tokens_1T, states_1TF, positions_1T, span))
+
+        layers, num_attending = head.layers, len(head.layers.layers)
+        of_draft = (*reads.step, *reads.logits)
+        return {
+            name: HeadPart(run=run, weights=weights, layers=layers, num_attending=num_attending)
+            for name, run, weights in (
+                ("observe", observe, (*reads.fuse, *of_draft)),
+                ("draft", draft, of_draft),
+            )
+        }
+
+    def forwards(self, k: int) -> tuple[BareForward, ...]:
+        plan = self._plan
+        widths: tuple[int, ...] = (plan.top_k if plan.kind == "dynamic" else 1,) * (k - 1)
+        if plan.kind == "static":
+            widths = self._trees[k].topology.inner_widths
+        drafts = (BareForward(width, 1, "draft") for width in widths)
+        return (BareForward(k + 1, 1, "observe"), *drafts)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         spare = max(self._plan.spare_slots(k) for k in range(1, DEEPEST_BEAM + 1))
@@ -197,6 +247,11 @@ class FeatureDrafter(Memoryless):
 
     def _rows(self, state: State) -> Tensor:
         return self._last_RF[state.first_row : state.first_row + state.num_rows]
+
+
+def blank_states(head: FeatureHead, *sizes: int) -> tuple[Tensor, ...]:
+    """States of one token [1, 1, F], of those sizes."""
+    return tuple(torch.zeros(1, 1, F, dtype=head.dtype, device=head.device) for F in sizes)
 
 
 def _one_back(branches: Branches) -> Branches:

@@ -52,6 +52,10 @@ class MedusaHeads:
     def weights(self) -> tuple[Tensor, ...]:
         return (self._out_HFV, *(tensor for layer in self._layers for tensor in layer))
 
+    def reads(self, num_heads: int) -> tuple[Tensor, ...]:
+        """What `logits` reads of so many heads."""
+        return tuple(tensor[:num_heads] for tensor in self.weights)
+
     def logits(self, states_BF: Tensor, num_heads: int) -> Tensor:
         """Of the first heads over their own vocabulary [H, B, V]."""
         x_HBF = states_BF.expand(num_heads, -1, -1)

@@ -1,0 +1,86 @@
+"""EAGLE's head, of which EAGLE-2 drafts another tree, and the tree that EAGLE-1 published.
+
+Shape suffixes: B rows, T tokens, F hidden size, V vocabulary.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import Runner
+from specbench.decoding.topology import Topology
+from specbench.drafters.heads.feature_drafter import Reads
+from specbench.drafters.heads.joining_head import JoiningHead
+from specbench.drafters.heads.layers import (
+    decoder_layer,
+    layer_config,
+    layer_stack,
+    load,
+    output_weights,
+    require_fit,
+    tensors_of,
+    token_embedding,
+)
+from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit
+
+# The tree of EAGLE-1: its authors' `mc_sim_7b_63`, SafeAILab/EAGLE eagle/model/choices.py.
+_PATHS = """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100
+    0000 0001 0002 00000 00001"""
+STATIC_TREE = Topology.of_paths([int(rank) for rank in path] for path in _PATHS.split())
+
+
+class EagleHead(JoiningHead):
+    """A checkpoint of EAGLE, or of what speculators calls eagle, bound to its target.
+
+    ModelError says what does not fit.
+    """
+
+    _weights: "EagleWeights"
+
+    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+        given = checkpoint.config
+        is_speculators = "speculators_model_type" in given
+        checkpoint = checkpoint.renamed(EAGLE_NAMES)
+        fit = eagle_fit(checkpoint, target)
+        config = layer_config(checkpoint, target.max_position)
+        require_fit(checkpoint, **fit)
+        has_bias = bool(given.get("fusion_bias", given.get("bias", not is_speculators)))
+        with torch.device("meta"):
+            self._weights = EagleWeights(config, checkpoint.tensors.keys(), has_bias=has_bias)
+        table = {"embed_tokens.weight": (config.vocab_size, config.hidden_size)}
+        beside = load(self._weights, checkpoint, target, table)
+        self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
+        self._target = target
+        self.features: tuple[int, ...] = (target.num_layers,)
+        self.feature_size = target.hidden_size
+        self.state_size: int = config.hidden_size
+        self.num_tokens: int = config.vocab_size
+        self.device, self.dtype = target.device, target.dtype
+        self.layers = layer_stack(config, self._weights.layers, target.device)
+
+    def reads(self, depth: int = 0) -> Reads:  # noqa: ARG002
+        return Reads(fuse=(), step=tensors_of(self._weights), logits=output_weights(self._target))
+
+    def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
+        """The hidden state that the target's own head reads, as it is."""
+        return features[0]
+
+    def _enter(self, joined: Tensor) -> Tensor:
+        fused_BTF: Tensor = self._weights.fc(joined)
+        return fused_BTF
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        return self._target.logits(states_BTF)
+
+
+class EagleWeights(nn.Module):
+    def __init__(self, config: Any, names: Collection[str], *, has_bias: bool) -> None:
+        super().__init__()
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=has_bias)
+        self.layers = nn.ModuleList(
+            decoder_layer(config, i, names) for i in range(config.num_hidden_layers)
+        )
+        self.layers[0].input_layernorm = nn.Identity()  # the first layer's input is as fc made it

@@ -1,0 +1,41 @@
+"""Texts of a lossy cell are not known beforehand: they end where they end."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from specbench.bench.plan import TargetPlan
+from specbench.records import LossyRule
+from tests.bench.fake_runs import SETTINGS, make_plan, measure
+from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine
+
+RULE = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
+
+
+def with_rule(plan: TargetPlan, drafter: str) -> TargetPlan:
+    """The plan with a rule on one of its drafters."""
+    pairings = tuple(
+        replace(pairing, drafter=replace(pairing.drafter, lossy=RULE))
+        if pairing.drafter.name == drafter
+        else pairing
+        for pairing in plan.pairings
+    )
+    return replace(plan, pairings=pairings)
+
+
+def test_greedy_cells_have_the_references_length_and_lossy_ones_stop_by_themselves(
+    tmp_path: Path,
+) -> None:
+    engine = FakeEngine(FakeClock())
+    settings = replace(SETTINGS, num_speculative_tokens=(2,), max_new_tokens=99)
+    run = measure(with_rule(make_plan(tmp_path, settings), "bad"), engine, tmp_path)
+
+    assert not run.failures
+    asked = {
+        (call.drafter, call.request.max_new_tokens, call.request.stop_at_eos)
+        for call in engine.calls
+    }
+    assert ("good", ANSWER_TOKENS, False) in asked
+    assert ("none", ANSWER_TOKENS, False) in asked
+    assert ("bad", 99, True) in asked
+    assert ("bad", ANSWER_TOKENS, False) not in asked
+    assert {key.drafter for key in run.run.keys if key.lossy == "typical"} == {"bad"}

@@ -1,0 +1,176 @@
+"""`lossy:` from pairings.yaml to the answer, and to `verify`."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from specbench.engines.builtin import BuiltinEngine
+from specbench.shipped import PACKAGE
+from specbench.store import load_run
+from tests.cli.calls import Ran, specbench
+from tests.tiny_pair import make_pair
+
+PAIRINGS = """\
+targets:
+  tiny:
+    model: ./target
+    drafters:
+      copy: {method: ngram}
+      wild:
+        method: draft_model
+        model: ./stranger
+        lossy: {rule: typical, threshold: 0.01}
+      bold: {method: draft_model, model: ./draft, lossy: typical}
+"""
+ALL = ("tiny/copy", "tiny/wild", "tiny/bold")
+SMALL = ("--threads", "1", "--device", "cpu", "--max-new-tokens", "24", "--pairings", "lossy.yaml")
+
+
+@pytest.fixture(scope="module")
+def lossy(tiny: Path) -> Path:
+    """The tiny pair, and a draft that seldom agrees with the target."""
+    (tiny / "lossy.yaml").write_text(PAIRINGS)
+    shutil.copytree(tiny / "draft", tiny / "stranger")
+    _, draft = make_pair(agreement=1.0)
+    for parameter in draft.parameters():
+        parameter.data.mul_(1.5)
+    draft.save_pretrained(tiny / "stranger")
+    return tiny
+
+
+@pytest.fixture(scope="module")
+def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
+    out = tmp_path_factory.mktemp("lossy")
+    asked = ("-w", "prompts.jsonl", "--prompts", "5", "-k", "3,auto", "--concurrency", "1,2")
+    return specbench("run", *ALL, *asked, *SMALL, "--repeats", "1", "--out", out, cwd=lossy), out
+
+
+def test_a_run_keeps_the_rule_in_its_cells_and_says_so_in_every_answer(ran, lossy: Path) -> None:
+    done, out = ran
+    assert done.code == 0
+    (folder,) = out.iterdir()
+    keys = load_run(folder, out).run.keys
+    assert {key.drafter: key.lossy for key in keys} == {
+        "none": None,
+        "copy": None,
+        "wild": "typical threshold=0.01",
+        "bold": "typical",
+    }
+    for line in done.out.partition("report: ")[2].splitlines():
+        if "bold" in line:
+            assert "(lossy)" in line
+            assert line.endswith("[lossy: typical]")
+        if "wild" in line:
+            assert "(lossy)" in line
+            assert line.endswith("[lossy: typical threshold=0.01]")
+    again = specbench("report", folder.name, "--out", out, "--json", cwd=lossy)
+    document = json.loads(again.out)
+    schema = json.loads((PACKAGE / "report" / "schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(document, schema)
+    assert {c["lossy"] for c in document["cells"] if c["drafter"] == "bold"} == {"typical"}
+    assert document["adaptive_comparisons"]
+
+
+def test_lossy_texts_end_where_they_end_and_differ(ran) -> None:
+    done, out = ran
+    (folder,) = out.iterdir()
+    stored = load_run(folder, out)
+    texts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for block in stored.blocks:
+        for request in block.requests:
+            texts.setdefault(request.cell_id, {})[request.prompt_id] = request.output_ids
+    by_drafter = {key.drafter: texts[key.id] for key in stored.run.keys if key.id in texts}
+    assert by_drafter["copy"] == by_drafter["none"]
+    assert by_drafter["wild"] != by_drafter["none"]
+    said = " ".join(done.out.split())
+    assert "outputs differ from K = 0 at temperature 0, as the rule typical" in said
+
+
+def test_samples_are_drawn_with_a_rule_too(lossy: Path, tmp_path: Path) -> None:
+    asked = ("-w", "prompts.jsonl", "-k", "2", "--temperature", "0.8", "--samples", "3")
+    sizes = ("--prompts", "2", "--repeats", "1", "--out", tmp_path)
+    done = specbench("run", "tiny/bold", *asked, *sizes, *SMALL, "--json", cwd=lossy)
+    assert done.code == 0
+    best = json.loads(done.out)["best_of"]
+    assert {one["key"]["lossy"] for one in best} == {None, "typical"}
+
+
+def test_lists_and_plans_mark_it(lossy: Path) -> None:
+    listed = specbench("list", "pairings", "--pairings", "lossy.yaml", cwd=lossy).out
+    marks = {line.split()[0]: "(lossy)" in line for line in listed.splitlines()[1:]}
+    assert marks == {"tiny/copy": False, "tiny/wild": True, "tiny/bold": True}
+    rows = json.loads(
+        specbench("list", "pairings", "--pairings", "lossy.yaml", "--json", cwd=lossy).out
+    )
+    assert [row["lossy"] for row in rows] == [None, "typical threshold=0.01", "typical"]
+    dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--pairings", "lossy.yaml")
+    plan = specbench(*dry, cwd=lossy).out
+    assert plan.count("(lossy)") == 2
+    cells = json.loads(specbench(*dry, "--json", cwd=lossy).out)["cells"]
+    assert [cell["lossy"] for cell in cells] == [None, None, "typical threshold=0.01", "typical"]
+
+
+def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
+    dry = ("run", *ALL, "-w", "prompts.jsonl", "--dry-run", "--pairings", "lossy.yaml")
+    both = ("--engine", "builtin,transformers", "--json")
+    cells = json.loads(specbench(*dry, *both, cwd=lossy).out)["cells"]
+    peers = {cell["pairing"] for cell in cells if cell["engine"] == "transformers"}
+    assert peers == {"tiny", "tiny/copy"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--acceptance", "0.7"], "and tiny/wild, tiny/bold keeps drafts by a lossy rule"),
+        (["--engine", "transformers"], "that only the built-in decoder has; add --engine builtin"),
+    ],
+)
+def test_what_a_rule_cannot_do_is_refused(
+    arguments: list[str], says: str, lossy: Path, tmp_path: Path
+) -> None:
+    asked = ("-w", "prompts.jsonl", *SMALL, "--out", tmp_path)
+    done = specbench("run", *ALL, *asked, *arguments, cwd=lossy)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+    fine = specbench("run", "tiny/copy", *asked, *arguments, "--dry-run", cwd=lossy)
+    assert fine.code == 0
+
+
+VERIFY = ("-w", "prompts.jsonl", "--prompts", "3", "--tokens", "2000", "-k", "3", "--json")
+
+
+def verdicts(done: Ran) -> dict[tuple[str, float], str]:
+    found = json.loads(done.out)["results"]
+    return {(r["pairing"], r["temperature"]): r["verdict"] for r in found}
+
+
+def test_verify_calls_it_lossy_by_choice_and_exits_1(lossy: Path) -> None:
+    done = specbench("verify", "tiny/copy", "tiny/wild", *VERIFY, *SMALL, cwd=lossy)
+    assert done.code == 1
+    assert verdicts(done) == {
+        **{("tiny", 0.0): "identical", ("tiny", 0.7): "law"},
+        **{("tiny/copy", 0.0): "identical", ("tiny/copy", 0.7): "law"},
+        **{("tiny/wild", 0.0): "lossy", ("tiny/wild", 0.7): "lossy"},
+    }
+    document = json.loads(done.out)
+    for result in document["results"]:
+        is_bold = result["pairing"] == "tiny/wild"
+        assert result["lossless"] is not is_bold
+        assert result["lossy"] == ("typical threshold=0.01" if is_bold else None)
+    assert document["sentences"][-1].startswith(
+        "tiny/wild: lossy by choice: builtin draft_model K=3 at T=0: typical"
+    )
+
+
+def test_without_the_mark_verify_finds_it_by_its_statistics(
+    lossy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BuiltinEngine, "lossy_option", lambda *_: None)
+    done = specbench("verify", "tiny/wild", *VERIFY, *SMALL, cwd=lossy)
+    assert done.code == 1
+    found = verdicts(done)
+    assert found["tiny/wild", 0.0] == found["tiny/wild", 0.7] == "bug"
+    assert found["tiny", 0.7] == "law"

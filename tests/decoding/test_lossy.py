@@ -1,0 +1,267 @@
+"""Lossy rules: worked by hand, against a plain loop, and inside rounds. Vocabulary of 4 by hand."""
+
+import math
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.decoder import Decoder
+from specbench.decoding.drafter import Proposal
+from specbench.decoding.lossy import (
+    LossyVerifier,
+    ThresholdAcceptance,
+    TypicalAcceptance,
+    make_lossy_verifier,
+)
+from specbench.decoding.request import Request, Result
+from specbench.decoding.round import Verifier, run_round
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.decoding.topology import StaticTree, Topology
+from specbench.decoding.verifier import verify
+from specbench.records import LossyRule, Sampling
+from specbench.records.lossy import RULES
+from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
+from tests.decoding.fakes import CountingClock
+from tests.decoding.lossless import make_drafter
+from tests.decoding.models import generated, ragged_prompts, tiny_llama
+
+GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
+# exp(-entropy) is 0.319, so that typical acceptance takes min(0.09, 0.3 * 0.319 = 0.096).
+LAW = torch.tensor([0.5, 0.3, 0.15, 0.05])
+TYPICAL = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
+QUARTER = LossyRule(name="threshold", parameters={"single": 0.25})
+NOTHING = LossyVerifier(TypicalAcceptance(threshold=1.0, alpha=1e9))
+ANYTHING = LossyVerifier(TypicalAcceptance(threshold=1e-30, alpha=1.0))
+# 0 - 1 - 3, 0 - 1 - 4, 0 - 2 - 5: nodes of a tree, draft i is node i + 1
+TREE = Topology.of_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
+
+
+def judged(
+    rule: LossyRule,
+    drafts: list[int],
+    laws: list[Tensor],
+    *,
+    sampling: Sampling = WARM,
+    topology: Topology | None = None,
+    num_drafted: int | None = None,
+    seed: int = 0,
+) -> tuple[list[int], list[int]]:
+    """The tokens that one row emits, and what the target drew after each node."""
+    tree = None if topology is None else StaticTree(topology, torch.device("cpu")).of_rows(1)
+    meant = len(drafts) if num_drafted is None else num_drafted
+    if tree is not None and num_drafted is not None:
+        tree = tree.meant_within(torch.tensor([num_drafted]))
+    proposal = Proposal(torch.tensor([drafts]), torch.tensor([meant]), tree=tree)
+    logits = torch.stack(laws).log()[None]
+    places = torch.arange(len(laws))[None] if tree is None else tree.depths_BN
+    sampler, seeds = Sampler(sampling), torch.tensor([seed])
+    verdict = make_lossy_verifier(rule)(proposal, logits, sampler, seeds, places)
+    own = sampler.pick(logits, seeds, places)[0].tolist()
+    return verdict.tokens_BT[0, : int(verdict.num_accepted_B) + 1].tolist(), own
+
+
+def test_typical_drafts_are_kept_up_to_the_first_that_is_not() -> None:
+    tokens, own = judged(TYPICAL, [1, 2, 3, 0], [LAW] * 5)
+    assert tokens == [1, 2, own[2]]  # 0.3 and 0.15 are above the bar of 0.09, 0.05 is not
+
+
+def test_all_typical_drafts_are_followed_by_the_targets_own_token() -> None:
+    tokens, own = judged(TYPICAL, [1, 2], [LAW] * 3)
+    assert tokens == [1, 2, own[2]]
+
+
+def test_the_flatter_the_law_the_less_likely_a_draft_may_be() -> None:
+    # 40 equal tokens: each has 0.025, the bar is 0.3 * 0.025.
+    flat = torch.full((40,), 1 / 40)
+    assert judged(TYPICAL, [7], [flat] * 2)[0][0] == 7
+    # One token in front: the bar is 0.3 * exp(-1.78) = 0.05.
+    peaked = torch.tensor([0.6, *[0.4 / 16] * 16])
+    tokens, own = judged(TYPICAL, [7], [peaked] * 2)
+    assert tokens == [own[0]]
+
+
+def test_threshold_and_alpha_are_not_swapped() -> None:
+    # Swapped, the bar would be min(0.3, 0.09 * 0.319) = 0.029, below the draft's 0.05.
+    tokens, own = judged(TYPICAL, [3], [LAW] * 2, seed=3)
+    assert tokens == [own[0]]
+
+
+def test_at_temperature_0_a_typical_draft_is_kept_though_it_is_not_the_best() -> None:
+    assert judged(TYPICAL, [1, 3], [LAW] * 3, sampling=GREEDY)[0] == [1, 0]
+    assert judged(TYPICAL, [0, 0], [LAW] * 3, sampling=GREEDY)[0] == [0, 0, 0]
+
+
+def test_the_temperature_of_the_sampling_is_the_laws() -> None:
+    # At 0.5 probabilities are squared: 0.15 becomes 0.062, below 0.09.
+    cold = Sampling(temperature=0.5)
+    tokens, own = judged(TYPICAL, [2], [LAW] * 2, sampling=cold)
+    assert tokens == [own[0]]
+
+
+def test_what_top_k_excludes_is_never_kept() -> None:
+    cut = Sampling(temperature=1.0, top_k=2)
+    tokens, own = judged(TYPICAL, [2], [LAW] * 2, sampling=cut)
+    assert tokens == [own[0]]
+
+
+def test_a_likely_draft_passes_a_threshold_and_the_targets_own_always_does() -> None:
+    kept, own = judged(QUARTER, [1, 1, 1], [LAW] * 4, seed=1)
+    assert kept == [1, 1, 1, own[3]]
+    for seed in range(40):
+        tokens, own = judged(QUARTER, [3, 1], [LAW] * 3, seed=seed)
+        assert tokens == ([3, 1, own[2]] if own[0] == 3 else [own[0]])
+
+
+def test_a_draft_that_was_not_meant_is_not_kept() -> None:
+    tokens, own = judged(TYPICAL, [0, 0], [LAW] * 3, num_drafted=1)
+    assert tokens == [0, own[1]]
+    tokens, own = judged(TYPICAL, [0, 1, 0, 1, 0], [LAW] * 6, topology=TREE, num_drafted=1)
+    assert tokens == [0, own[1]]
+
+
+def test_of_a_tree_the_longest_path_is_kept_and_of_equals_the_likeliest() -> None:
+    # The first child (0.5) has two untypical children, the second (0.15) a typical one.
+    tokens, own = judged(TYPICAL, [0, 2, 3, 3, 1], [LAW] * 6, topology=TREE)
+    assert tokens == [2, 1, own[5]]
+    # 0.3 * 0.15 against 0.15 * 0.5 and 0.3 * 0.3
+    tokens, own = judged(TYPICAL, [1, 2, 2, 1, 0], [LAW] * 6, topology=TREE)
+    assert tokens == [1, 1, own[4]]
+    # No child passes.
+    tokens, own = judged(TYPICAL, [3, 3, 0, 0, 0], [LAW] * 6, topology=TREE)
+    assert tokens == [own[0]]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("rule", [TYPICAL, QUARTER], ids=lambda rule: rule.name)
+def test_it_is_what_a_plain_loop_over_all_paths_says(rule: LossyRule, sampling: Sampling) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for seed in range(200):
+        laws = list((4 * torch.rand(6, 4, generator=generator)).softmax(-1))
+        drafts = torch.randint(0, 4, (5,), generator=generator).tolist()
+        tokens, own = judged(rule, drafts, laws, sampling=sampling, topology=TREE, seed=seed)
+        assert tokens == by_hand(rule, drafts, laws, own)
+
+
+def by_hand(rule: LossyRule, drafts: list[int], laws: list[Tensor], own: list[int]) -> list[int]:
+    """The rule over every path of TREE, one number after the other."""
+    best: tuple[int, float, list[int], int] = (0, 0.0, [], 0)
+    for path in TREE.paths:
+        nodes = [TREE.paths.index(path[: i + 1]) + 1 for i in range(len(path))]
+        tokens, log_p = [drafts[node - 1] for node in nodes], 0.0
+        for parent, token in zip([0, *nodes], tokens, strict=False):
+            law = laws[parent].tolist()
+            if rule.name == "typical":
+                entropy = -sum(p * math.log(p + 1e-5) for p in law)
+                passes = law[token] > min(0.09, 0.3 * math.exp(-entropy))
+            else:
+                passes = law[token] >= 0.25 or token == own[parent]
+            if not passes:
+                break
+            log_p += math.log(law[token])
+        else:
+            if (len(path), log_p) > best[:2]:
+                best = (len(path), log_p, tokens, nodes[-1])
+    return [*best[2], own[best[3]]]
+
+
+def decoded(
+    verifier: Verifier, method: str, k: int, sampling: Sampling, **parameters: object
+) -> list[Result]:
+    target, draft = StockRunner(tiny_llama(seed=0)), StockRunner(tiny_llama(seed=1))
+    drafter = make_drafter(method, target, draft, **parameters)
+    decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock(), verifier=verifier)
+    prompts = [*ragged_prompts(), (4, 8, 15, 16, 4, 8, 15, 16, 4, 8)]
+    asked = [Request(prompt_ids=p, max_new_tokens=20, seed=i) for i, p in enumerate(prompts)]
+    return decoder.decode(asked, Sampler(sampling), k=k)
+
+
+def texts(results: list[Result]) -> list[tuple[int, ...]]:
+    return [result.output_ids for result in results]
+
+
+DRAFTERS = [("draft_model", {}), ("draft_model", {"tree": (3, 2)}), ("ngram", {}), ("medusa", {})]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("method", "parameters"), DRAFTERS, ids=str)
+def test_where_nothing_passes_the_text_is_that_of_plain_decoding(
+    method: str, parameters: dict[str, object], sampling: Sampling
+) -> None:
+    results = decoded(NOTHING, method, 3, sampling, **parameters)
+    assert texts(results) == texts(decoded(verify, "none", 0, sampling))
+    assert not any(any(result.rounds.num_accepted) for result in results)
+    assert any(sum(result.rounds.num_drafted) for result in results)
+
+
+@pytest.mark.parametrize("parameters", [{}, {"tree": (3, 2)}], ids=str)
+def test_where_all_passes_every_round_keeps_its_depth(parameters: dict[str, object]) -> None:
+    for result in decoded(ANYTHING, "draft_model", 3, WARM, **parameters):
+        *rounds, _ = result.rounds.num_accepted
+        assert set(rounds) == {3}
+        assert len(result.output_ids) == 20
+
+
+@pytest.mark.parametrize("method", ["ngram", "medusa"])
+def test_a_threshold_of_1_is_the_lossless_rule(method: str) -> None:
+    one = make_lossy_verifier(LossyRule(name="threshold", parameters={"single": 1.0}))
+    lossy, lossless = (decoded(v, method, 3, WARM) for v in (one, verify))
+    assert texts(lossy) == texts(lossless)
+    assert [r.rounds.num_accepted for r in lossy] == [r.rounds.num_accepted for r in lossless]
+
+
+def test_typical_acceptance_keeps_more_and_changes_the_text() -> None:
+    bold, plain = (
+        decoded(verifier, "draft_model", 3, GREEDY)
+        for verifier in (make_lossy_verifier(TYPICAL), verify)
+    )
+    assert texts(plain)[:3] == [
+        generated(tiny_llama(seed=0), prompt, 20) for prompt in ragged_prompts()
+    ]
+    assert texts(bold) != texts(plain)
+    assert sum(len(r.rounds) for r in bold) < sum(len(r.rounds) for r in plain)
+
+
+def test_every_rule_that_a_file_may_name_can_be_made() -> None:
+    for name, parameters in RULES.items():
+        make_lossy_verifier(LossyRule(name=name, parameters=dict.fromkeys(parameters, 0.5)))
+
+
+def run_on_a_fake_device(
+    verifier: Verifier, sampling: Sampling, method: str, **rest: object
+) -> None:
+    with fake_cuda():
+        with DEVICE:
+            target, draft = (StockRunner(tiny_llama(num_hidden_layers=1)) for _ in range(2))
+        drafter = make_drafter(method, target, draft, **rest)
+        state = State.allocate(3, 64, [5, 6], DEVICE)
+        for holder in (target, draft, drafter):
+            holder.allocate(3, 64)
+        drafter.num_drafts(3)
+        with HostWatch():
+            run_round(target, drafter, state, Sampler(sampling), k=3, span=64, verifier=verifier)
+
+
+@pytest.mark.parametrize(
+    ("rule", "sampling"),
+    list(product([TYPICAL, QUARTER], [GREEDY, Sampling(temperature=0.7, top_k=5, top_p=0.9)])),
+    ids=["typical greedy", "typical cut", "threshold greedy", "threshold cut"],
+)
+@pytest.mark.parametrize(("method", "parameters"), DRAFTERS, ids=str)
+def test_a_lossy_round_neither_syncs_nor_copies(
+    method: str, parameters: dict[str, object], rule: LossyRule, sampling: Sampling
+) -> None:
+    run_on_a_fake_device(make_lossy_verifier(rule), sampling, method, **parameters)
+
+
+def test_a_rule_that_copies_would_be_found() -> None:
+    class FromTheHost(ThresholdAcceptance):
+        def __call__(self, p_BK: Tensor, *others: Tensor) -> Tensor:
+            bar = torch.full((), 0.5).to(p_BK.device)
+            return (p_BK >= bar) & others[-1]
+
+    with pytest.raises(HostTensorError):
+        run_on_a_fake_device(LossyVerifier(FromTheHost(single=0.5)), WARM, "ngram")

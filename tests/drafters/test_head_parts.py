@@ -1,0 +1,249 @@
+"""A head's floor: what its parts run is what rounds run, and they read what they say they read.
+
+Shape suffixes: F hidden size, V vocabulary.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from specbench.decoding.drafter import BareForward, Drafter, Outcome, Proposal
+from specbench.decoding.head_part import HeadPart
+from specbench.decoding.round import run_round
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.state import State
+from specbench.drafters.registry import build_drafter, drafter_class
+from tests.decoding.fakes import Wrapped
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import build, tiny_llama
+from tests.drafters.feature_cases import GREEDY, PROMPTS, SPAN, VOCAB_SIZE, prefilled
+from tests.drafters.mtp_families import checkpoint_for, family_of
+
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm"}
+_LOOKED_UP = {"embedding", "index_select"}
+BEAM = {"tree": "dynamic", "top_k": 3, "max_drafts": 8}
+
+
+class Case(NamedTuple):
+    """A head, K, and by hand the forwards of a round: (tokens, times, part)."""
+
+    method: str
+    k: int
+    forwards: Sequence[tuple[int, int, str]]
+    parameters: Mapping[str, Any] = MappingProxyType({})
+    head: Mapping[str, Any] = MappingProxyType({})  # how a new one is made
+    family: str = ""  # of an MTP head; else the target is a Llama
+
+
+CASES = {
+    "eagle, one draft": Case("eagle", 1, [(2, 1, "observe")], {"tree": "chain"}),
+    "eagle, chain": Case("eagle", 4, [(5, 1, "observe"), (1, 3, "draft")], {"tree": "chain"}),
+    # Four drafts have children in levels 1 and 2, one in 3 and in 4.
+    "eagle, static": Case(
+        "eagle", 5, [(6, 1, "observe"), (4, 2, "draft"), (1, 2, "draft")], {"tree": "static"}
+    ),
+    "eagle, dynamic": Case("eagle", 3, [(4, 1, "observe"), (3, 2, "draft")], BEAM),
+    "eagle3, chain": Case("eagle3", 4, [(5, 1, "observe"), (1, 3, "draft")], {"tree": "chain"}),
+    "eagle3, few tokens": Case(
+        "eagle3",
+        2,
+        [(3, 1, "observe"), (1, 1, "draft")],
+        {"tree": "chain"},
+        {"target_ids": (0, 2, 4), "norm_output": True, "fc_norm": True, "norm_before_fc": True},
+    ),
+    # As many tokens are observed as a level has: they are two kinds of forwards all the same.
+    "eagle3, dynamic": Case("eagle3", 2, [(3, 1, "observe"), (3, 1, "draft")], BEAM),
+    "medusa, chain": Case("medusa", 2, [(1, 1, "2 of 4 heads")], {"tree": "chain"}),
+    "medusa, tree": Case("medusa", 3, [(1, 1, "3 of 4 heads")], {"tree": "published"}),
+    "mtp, one layer": Case("mtp", 4, [(5, 1, "observe"), (1, 3, "layer 0")], family="mimo"),
+    # Layer i sees i drafts: one in layer 1, then two in layer 0, which goes round, and in 1.
+    "mtp, two layers": Case(
+        "mtp",
+        4,
+        [(5, 1, "observe"), (1, 1, "layer 1"), (2, 1, "layer 0"), (2, 1, "layer 1")],
+        head={"num_layers": 2},
+        family="mimo",
+    ),
+    "mtp, more layers than drafts": Case(
+        "mtp", 2, [(3, 1, "observe"), (1, 1, "layer 1")], head={"num_layers": 3}, family="mimo"
+    ),
+    "dflash": Case("dflash", 3, [(4, 1, "observe"), (4, 1, "block")], head={"num_layers": 2}),
+}
+
+
+class Subject(NamedTuple):
+    target: StockRunner
+    drafter: Drafter
+
+    @property
+    def weights(self) -> set[int]:
+        """Where the head's and the target's tensors lie."""
+        held = (*self.drafter.weights, *self.target.model.parameters())
+        return {tensor.untyped_storage().data_ptr() for tensor in held}
+
+
+def subject(case: Case) -> Subject:
+    if case.family:
+        config = family_of(case.family).config
+        checkpoint = checkpoint_for(case.family, config, **case.head)
+        target = StockRunner(build(config))
+    else:
+        model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=4)
+        checkpoint = drafter_class(case.method).new_checkpoint(model.config, 1, **case.head)
+        target = StockRunner(model)
+    parts = parts_of(target, checkpoint=checkpoint)
+    return Subject(target, build_drafter(case.method, parts, dict(case.parameters)))
+
+
+class Spy(TorchDispatchMode):
+    """Which weights are multiplied with how many rows, and which are read at all."""
+
+    def __init__(self, weights: set[int]) -> None:
+        super().__init__()
+        self._weights = weights
+        self.products: Counter[tuple[int, int, int]] = Counter()  # place, bytes, rows
+        self.read: set[tuple[int, int]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        found = [a for a in args if isinstance(a, Tensor) and self._is_weight(a)]
+        if not func.is_view and name not in _LOOKED_UP:
+            self.read |= {(weight.data_ptr(), weight.nbytes) for weight in found}
+        if name in _PRODUCTS:
+            first = len(args) - 2  # of two factors, the last of the arguments
+            (x, weight) = args[first:]
+            if self._is_weight(weight):
+                rows = x.numel() // x.shape[-1]
+                self.products[weight.data_ptr(), weight.nbytes, rows] += 1
+        return func(*args, **(kwargs or {}))
+
+    def _is_weight(self, tensor: Tensor) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._weights
+
+
+class Spied(Wrapped):
+    """A drafter that is watched while it drafts and while it looks at the outcome."""
+
+    def __init__(self, inner: Drafter, spy: Spy) -> None:
+        super().__init__(inner)
+        self._spy = spy
+        self.observe = self._observe
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        with self._spy:
+            return self.inner.propose(state, k, span, sampler)
+
+    def _observe(self, state: State, outcome: Outcome) -> None:
+        with self._spy:
+            self.inner.observe(state, outcome)
+
+
+def run_bare(part: HeadPart, num_tokens: int, context: int = 20) -> None:
+    part.allocate(1, SPAN)
+    positions_1T = torch.arange(context, context + num_tokens)[None]
+    part.forward(torch.zeros_like(positions_1T), positions_1T, SPAN)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_forwards_of_a_round_are_those_counted_by_hand(case: Case) -> None:
+    times: Counter[tuple[int, str]] = Counter()
+    for forward in subject(case).drafter.forwards(case.k):
+        times[forward.num_tokens, forward.part] += forward.times
+
+    assert times == {(tokens, part): count for tokens, count, part in case.forwards}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@torch.no_grad()
+def test_bare_forwards_multiply_what_a_round_multiplies(case: Case) -> None:
+    """The same matrices with the same numbers of tokens, each as often."""
+    target, drafter = own = subject(case)
+    in_round, alone = Spy(own.weights), Spy(own.weights)
+    drafter.num_drafts(case.k)
+    rows = prefilled(target, drafter, PROMPTS[:1])
+
+    spied = Spied(drafter, in_round)
+    run_round(target, spied, rows.state, Sampler(GREEDY), k=case.k, span=SPAN)
+    with alone:
+        for forward in drafter.forwards(case.k):
+            for _ in range(forward.times):
+                run_bare(drafter.head_parts[forward.part], forward.num_tokens)
+
+    assert alone.products == in_round.products
+    assert alone.products
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@torch.no_grad()
+def test_a_part_reads_the_tensors_that_it_names_and_no_others(case: Case) -> None:
+    own = subject(case)
+    for name, part in own.drafter.head_parts.items():
+        run_bare(part, 2)
+        named = own.weights | {tensor.untyped_storage().data_ptr() for tensor in part.weights}
+        with Spy(named) as spy:
+            run_bare(part, 2)
+
+        assert spy.read == {(tensor.data_ptr(), tensor.nbytes) for tensor in part.weights}, name
+        assert part.weights_bytes == sum(num_bytes for _, num_bytes in spy.read), name
+
+
+@torch.no_grad()
+def test_a_layer_with_experts_and_a_head_of_its_own_does_not_read_the_targets() -> None:
+    own = subject(Case("mtp", 2, (), family="deepseek_v3"))
+    targets = {(w.data_ptr(), w.nbytes) for w in own.target.model.lm_head.parameters()}
+    for part in own.drafter.head_parts.values():
+        run_bare(part, 1)
+        with Spy(own.weights) as spy:
+            run_bare(part, 1)
+
+        assert spy.read == {(tensor.data_ptr(), tensor.nbytes) for tensor in part.weights}
+        assert not spy.read & targets
+
+
+@torch.no_grad()
+def test_a_parts_bytes_are_those_of_its_sizes() -> None:
+    F, inner, V = 32, 48, VOCAB_SIZE
+    attention, mlp = 2 * F * F + 2 * F * F // 2, 3 * F * inner  # half as many key-value heads
+    _, eagle = subject(CASES["eagle, chain"])
+    for part in eagle.head_parts.values():
+        run_bare(part, 1)
+        joined = 2 * F * F + F
+        assert part.weights_bytes == 4 * (joined + attention + F + mlp + F * V)
+        assert part.kv_bytes_per_token == 4 * 2 * F // 2
+    _, medusa = subject(CASES["medusa, chain"])
+    for n, part in enumerate(medusa.head_parts.values(), 1):
+        assert part.weights_bytes == n * 4 * (F * F + F + F * V)
+        assert part.kv_bytes_per_token == 0
+
+
+@torch.no_grad()
+def test_only_layers_that_look_at_the_context_read_its_keys_and_values() -> None:
+    _, mtp = subject(CASES["mtp, more layers than drafts"])
+    _, dflash = subject(CASES["dflash"])
+    for drafter in (mtp, dflash):
+        for part in drafter.head_parts.values():
+            run_bare(part, 1)
+    whole = mtp.kv_bytes_per_token
+
+    assert whole > 0
+    assert {name: part.kv_bytes_per_token for name, part in mtp.head_parts.items()} == {
+        "observe": whole,
+        **{f"layer {i}": whole // 3 for i in range(3)},
+    }
+    assert dflash.head_parts["block"].kv_bytes_per_token == dflash.kv_bytes_per_token > 0
+    assert dflash.head_parts["observe"].kv_bytes_per_token == 0
+
+
+def test_a_drafter_without_a_head_has_no_parts() -> None:
+    runner = StockRunner(tiny_llama(num_hidden_layers=1))
+    ngram = build_drafter("ngram", parts_of(runner), {})
+
+    assert ngram.head_parts == {}
+    assert BareForward(2, 1).part == ""

@@ -1,0 +1,50 @@
+"""Bare forwards measured between rounds leave the rounds as they are."""
+
+import pytest
+import torch
+
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, RoundForward, Work
+from specbench.engines.shelf import Shelf
+from specbench.records import Sampling
+
+REQUEST = EngineRequest(
+    prompt_ids=(40, 41, 42, 43), max_new_tokens=24, sampling=Sampling(), seed=0, stop_at_eos=False
+)
+PLAIN = Work(drafter="none", method="none", k=0)
+DRAFTED = Work(drafter="draft", method="draft_model", k=3)
+
+
+@pytest.fixture(scope="module")
+def builtin(target) -> BuiltinEngine:
+    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    for drafter in target.drafters:
+        engine.add_drafter(drafter)
+    return engine
+
+
+@pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
+def test_every_round_is_followed_by_each_of_its_forwards(builtin, work):
+    floor = builtin.floor(REQUEST, work)
+    assert len(floor.round_s) == len(builtin.generate(REQUEST, work).rounds)
+    assert {forward: len(seconds) for forward, seconds in floor.forward_s.items()} == {
+        forward: forward.times * len(floor.round_s)
+        for forward in builtin.forwards(work.drafter, work.k)
+    }
+
+
+@pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
+def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work, monkeypatch):
+    alone = builtin.generate(REQUEST, work)
+    texts = []
+    kept = builtin._result
+    monkeypatch.setattr(builtin, "_result", lambda r: texts.append(r.output_ids) or kept(r))
+    builtin.floor(REQUEST, work)
+    assert texts == [alone.output_ids]
+
+
+def test_a_context_longer_than_the_rows_takes_their_last_slots(builtin):
+    builtin.generate(REQUEST, PLAIN)
+    cache = builtin._runner.cache
+    assert builtin.forward_seconds("none", RoundForward(role="target", num_tokens=4, times=1), 999)
+    assert builtin._runner.cache is cache  # graphs are bound to it

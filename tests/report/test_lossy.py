@@ -1,0 +1,203 @@
+"""A lossy drafter is marked wherever it is shown, and is never the unmarked answer."""
+
+import csv
+import io
+import json
+import re
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+from jsonschema import Draft202012Validator
+from rich.console import Console
+
+from specbench.records import CellKey, Interval
+from specbench.report.answers import answer, answer_lines
+from specbench.report.csv import to_csv
+from specbench.report.document import Document, build_document, to_json
+from specbench.report.figures import charts
+from specbench.report.html import to_html
+from specbench.report.markdown import to_markdown
+from specbench.report.sections import sections
+from specbench.report.tables import terminal_report
+from specbench.shipped import PACKAGE
+from specbench.store import StoredRun
+from tests.report.stored_runs import SMALL, renamed, stored_run
+
+RULE = "typical alpha=0.5"
+# `bold` without its mark; the warning about it says the same in words.
+UNMARKED = re.compile(r"\bbold\b(?! \(lossy\)| is lossy by choice)")
+
+
+def with_rule(stored: StoredRun, drafter: str) -> StoredRun:
+    """The run as if a rule had judged the drafts of one drafter."""
+
+    def mark(key: CellKey) -> CellKey:
+        return replace(key, lossy=RULE) if key.drafter == drafter else key
+
+    ids = {plan.key.id: mark(plan.key).id for plan in stored.run.cells}
+    plans = tuple(replace(plan, key=mark(plan.key)) for plan in stored.run.cells)
+    blocks = tuple(
+        replace(block, requests=tuple(replace(r, cell_id=ids[r.cell_id]) for r in block.requests))
+        for block in stored.blocks
+    )
+    return replace(stored, run=replace(stored.run, cells=plans), blocks=blocks)
+
+
+@pytest.fixture(scope="module")
+def marked() -> Document:
+    """`bold` helps and is lossy, `poor` is lossless and does not help."""
+    return build_document(with_rule(renamed(stored_run(SMALL), "draft", "bold"), "bold"))
+
+
+@pytest.fixture(scope="module")
+def unmarked() -> Document:
+    """The same run without the mark."""
+    return build_document(renamed(stored_run(SMALL), "draft", "bold"))
+
+
+def terminal(document: Document) -> str:
+    console = Console(file=io.StringIO(), width=300, no_color=True)
+    console.print(terminal_report(document))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue() + "\n".join(answer_lines(document))
+
+
+def markdown(document: Document) -> str:
+    return to_markdown([document])
+
+
+def html(document: Document) -> str:
+    return re.sub(r"<[^>]*>", "\n", to_html([document]))
+
+
+def plots(document: Document) -> str:
+    shown = []
+    for chart in charts(document):
+        shown += [chart.setting, chart.caption]
+        shown += ["".join(n.itertext()) for n in ElementTree.fromstring(chart.svg).iter("text")]
+    return "\n".join(shown)
+
+
+@pytest.mark.parametrize("show", [terminal, markdown, html, plots])
+def test_every_format_marks_it_wherever_it_is_named(show, marked: Document) -> None:
+    text = show(marked)
+    assert "bold (lossy)" in text
+    assert [line for line in text.splitlines() if UNMARKED.search(line)] == []
+    assert "poor (lossy)" not in text
+
+
+@pytest.mark.parametrize("show", [terminal, markdown, html, plots])
+def test_a_name_without_the_mark_would_be_found(show, unmarked: Document) -> None:
+    assert UNMARKED.search(show(unmarked))
+    assert "lossy" not in show(unmarked)
+
+
+def test_it_fits_80_columns(marked: Document) -> None:
+    console = Console(file=io.StringIO(), width=80, no_color=True)
+    console.print(terminal_report(marked))
+    assert isinstance(console.file, io.StringIO)
+    assert max(map(len, console.file.getvalue().splitlines())) <= 80
+
+
+def test_json_names_the_rule_and_keeps_its_schema(marked: Document) -> None:
+    found = to_json(marked)
+    schema = json.loads((PACKAGE / "report" / "schema.json").read_text(encoding="utf-8"))
+    Draft202012Validator(schema).validate(json.loads(json.dumps(found)))
+    for entry in (*found["cells"], *found["decisions"], *found["compromises"]):
+        assert entry["lossy"] == (RULE if "bold" in entry["pairing"] else None)
+    for decision in found["decisions"]:
+        assert decision["sentence"].endswith(f" [lossy: {RULE}]") == bool(decision["lossy"])
+
+
+def test_csv_has_the_rule_in_a_column(marked: Document) -> None:
+    rows = list(csv.DictReader(io.StringIO(to_csv([marked]))))
+    assert {row["drafter"]: row["lossy"] for row in rows} == {"none": "", "bold": RULE, "poor": ""}
+
+
+def test_a_warning_says_what_it_is(marked: Document) -> None:
+    (warning,) = [text for text in marked.warnings if "lossy" in text]
+    assert warning.startswith(f"demo/bold is lossy by choice (rule {RULE}): it keeps drafts that")
+
+
+def test_the_answer_is_lossless_where_any_lossless_drafter_helps(marked: Document) -> None:
+    def both_help(document: Document) -> Document:
+        speedups = {"demo/bold": Interval(estimate=3, low=2.9, high=3.1)}
+        slower = Interval(estimate=1.2, low=1.1, high=1.3)
+        return replace(
+            document,
+            decisions=tuple(
+                replace(d, speedup=speedups.get(d.pairing, slower)) for d in document.decisions
+            ),
+        )
+
+    section = sections(both_help(marked))[0]
+    assert section.best is not None
+    assert section.best.pairing == "demo/poor"
+    assert answer(section).headline.startswith("demo/poor, ")
+    line = answer_lines(both_help(marked))[1]
+    assert line.startswith("  demo/bold (lossy): ")
+    assert line.endswith(f"[lossy: {RULE}]")
+
+
+def test_where_only_a_lossy_drafter_helps_the_answer_says_so(marked: Document) -> None:
+    headline = answer(sections(marked)[0]).headline
+    assert headline.startswith("demo/bold (lossy), K=")
+    assert headline.endswith(f"[lossy: {RULE}]")
+
+
+def test_another_text_than_that_of_k_0_is_no_surprise() -> None:
+    stored = with_rule(renamed(stored_run(SMALL), "draft", "bold"), "bold")
+    blocks = tuple(
+        replace(
+            block,
+            requests=tuple(
+                replace(r, output_ids=(9, *r.output_ids[1:])) if "bold" in r.cell_id else r
+                for r in block.requests
+            ),
+        )
+        for block in stored.blocks
+    )
+    cells = build_document(replace(stored, blocks=blocks)).cells
+    said = {warning for cell in cells for warning in cell.warnings}
+    assert said == {
+        f"6 of 6 outputs differ from K = 0 at temperature 0, as the rule {RULE} lets them"
+    }
+    assert all(cell.valid for cell in cells)
+
+
+def test_speedups_of_texts_that_differ_in_length_are_per_token() -> None:
+    """A text half as long in half the time is not faster."""
+    stored = with_rule(renamed(stored_run(SMALL), "draft", "bold"), "bold")
+    base = {
+        (block.block_id, r.prompt_id): r
+        for block in stored.blocks
+        for r in block.requests
+        if "|k0|" in r.cell_id
+    }
+
+    def halved(block, request):
+        if "bold" not in request.cell_id:
+            return request
+        same = base[block.block_id, request.prompt_id]
+        half = len(same.output_ids[1:]) // 2
+        return replace(
+            request, output_ids=same.output_ids[: 1 + half], decode_s=(same.decode_s or 0) / 2
+        )
+
+    blocks = tuple(
+        replace(block, requests=tuple(halved(block, r) for r in block.requests))
+        for block in stored.blocks
+    )
+    cells = build_document(replace(stored, blocks=blocks)).cells
+    speedups = [c.speedup for c in cells if c.key.drafter == "bold"]
+    assert speedups
+    assert all(s is not None and abs(s.estimate - 1) < 1e-9 for s in speedups)
+
+
+def test_cells_of_another_rule_are_other_cells() -> None:
+    keys = [plan.key for plan in stored_run(SMALL).run.cells]
+    (key, *_) = [key for key in keys if key.num_speculative_tokens]
+    ids = {replace(key, lossy=rule).id for rule in (None, "typical", RULE)}
+    assert len(ids) == 3
+    assert key.id in ids
