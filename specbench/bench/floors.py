@@ -5,7 +5,7 @@ from dataclasses import replace
 from statistics import median
 
 from specbench.bench.blocks import Cell
-from specbench.bench.session import work_of
+from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest
 from specbench.records import BlockRecord, ForwardCost
 

@@ -7,7 +7,7 @@ import torch
 
 from specbench.bench.blocks import Cell
 from specbench.bench.floors import middle_context
-from specbench.bench.session import work_of
+from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest, Work
 from specbench.probes.launches import HostCalls, count_host_calls
 from specbench.records import BlockRecord, LimitRecord

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from specbench.bench.blocks import Cell, request_seed
-from specbench.bench.session import work_of
+from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.metrics.setting import is_baseline
 from specbench.records import RoundCost

@@ -17,7 +17,8 @@ from specbench.bench.recording import (
     make_records,
     make_samples,
 )
-from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass, Work
+from specbench.bench.work import work_of
+from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.errors import ModelError, UsageError, WorkloadError
 from specbench.lengthening import TextSource, lengthen
 from specbench.probes.probe import Probe
@@ -288,16 +289,3 @@ class Session:
 
 
 _NOTHING = EngineRequest(prompt_ids=(), max_new_tokens=0, sampling=GREEDY, seed=0)
-
-
-def work_of(cell: Cell) -> Work:
-    """What an engine is told to do for a cell."""
-    key = cell.key
-    return Work(
-        drafter=key.drafter,
-        method=key.method,
-        k=key.num_speculative_tokens,
-        adaptive=key.adaptive,
-        workload=key.workload if key.adaptive else "",
-        context=key.context if key.adaptive else None,
-    )

@@ -14,9 +14,10 @@ from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
 from specbench.bench.plan import BUILTIN, TargetPlan, peers_of
 from specbench.bench.recording import first_line
-from specbench.bench.session import Session, work_of
+from specbench.bench.session import Session
 from specbench.bench.traces import Trace
 from specbench.bench.watch import Watch
+from specbench.bench.work import work_of
 from specbench.config import Drafter, Pairing
 from specbench.decoding.controller import default_ks
 from specbench.engines.engine import Engine, EngineRequest, Load, Work
@@ -83,11 +84,8 @@ class TargetRun:
         self._watch.stage(f"{target}: warming up")
         try:
             prompt_ids = self._sample_prompt(engine, session)
-            self._writer.append(
-                self._meter.target_alone(
-                    engine, lambda: _short(engine, prompt_ids, engine.baseline)
-                )
-            )
+            short = partial(_short, engine, prompt_ids, engine.baseline)
+            self._writer.append(self._meter.target_alone(engine, short))
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
                 deadline = self._deadline.part(share)
                 forecasting = self._forecasting(session, deadline)

@@ -9,9 +9,10 @@ from specbench.bench.benchmark import default_threads, find_device, open_engines
 from specbench.bench.blocks import Setting
 from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
 from specbench.bench.recording import first_line
-from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS, work_of
+from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
 from specbench.bench.target import REFUSALS
 from specbench.bench.watch import Watch
+from specbench.bench.work import work_of
 from specbench.config import Pairing
 from specbench.engines.engine import Engine, EngineRequest, Work
 from specbench.engines.peers import BASELINES

@@ -4,14 +4,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from specbench.config import Drafter, Target
 from specbench.costs import bytes_per_forward
 from specbench.decoding.backends import attention_backend
-from specbench.decoding.calibration import measure_round_costs
 from specbench.decoding.clock import make_clock
-from specbench.decoding.controller import Controller, default_ks
 from specbench.decoding.decoder import Decoder
 from specbench.decoding.drafter import Drafter as DraftingMethod
 from specbench.decoding.graphs import Launchers
@@ -19,7 +17,6 @@ from specbench.decoding.loading import eos_ids
 from specbench.decoding.policy import Beside, FixedK, Policy
 from specbench.decoding.request import Request, Result
 from specbench.decoding.round import Verifier
-from specbench.decoding.round_costs import RoundCosts
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.scoring import mean_log_probs
@@ -27,6 +24,7 @@ from specbench.decoding.self_test import Forward
 from specbench.decoding.synthetic import SyntheticVerifier
 from specbench.engines.arrivals import arrivals
 from specbench.engines.bare_forwards import BareForwards, Forwards
+from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
@@ -40,7 +38,7 @@ from specbench.engines.engine import (
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.shelf import Shelf, bytes_read, identity
 from specbench.footprint import rounded_up
-from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity, Sampling
+from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
 
 MOST_CAPTURING_PASSES = 3
 
@@ -53,16 +51,6 @@ class BuiltinOptions:
     graph: Literal["auto", "off", "step", "round"] = "auto"
     compile: bool = False
     acceptance: tuple[float, ...] | None = None  # synthetic, per position
-
-
-class _Setting(NamedTuple):
-    """What round costs depend on."""
-
-    drafter: str
-    max_k: int
-    context: int | None
-    num_rows: int
-    sampling: Sampling
 
 
 class BuiltinEngine:
@@ -88,8 +76,7 @@ class BuiltinEngine:
         self._bare_forwards = BareForwards(self._launchers.graphs, self._clock)
         self._drafters = LoadedDrafters(held, self.tokenizer, shelf, options.forward)
         self._decoders: dict[tuple[str, bool], Decoder] = {}
-        self._costs: dict[_Setting, RoundCosts] = {}
-        self._controllers: dict[tuple[str, _Setting], Controller] = {}
+        self._controllers = Controllers()
 
     @property
     def record(self) -> EngineRecord:
@@ -121,8 +108,7 @@ class BuiltinEngine:
         return self._drafters.add(drafter)
 
     def remove_drafter(self, name: str) -> None:
-        self._costs = {key: costs for key, costs in self._costs.items() if key[0] != name}
-        self._controllers = {k: c for k, c in self._controllers.items() if k[1][0] != name}
+        self._controllers.forget(name)
         self._decoders = {key: value for key, value in self._decoders.items() if key[0] != name}
         self._drafters.remove(name)
 
@@ -134,7 +120,13 @@ class BuiltinEngine:
         if not work.adaptive:
             return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))
         cpu_s = time.process_time()
-        policy, calibration_s = self._controller(requests[0], work, load)
+        policy, calibration_s = self._controllers.open(
+            requests[0],
+            work,
+            load,
+            self._drafters.depth(work),
+            lambda: self._decoder(work.drafter, False),
+        )
         served = self._serve(requests, work, load, policy)
         return replace(
             served,
@@ -275,26 +267,6 @@ class BuiltinEngine:
                 make_launcher=self._launchers,
             )
         return known
-
-    def _controller(
-        self, request: EngineRequest, work: Work, load: Load
-    ) -> tuple[Controller, float]:
-        """The workload's controller, and the seconds spent on measuring round costs first.
-
-        They are measured once for all workloads, and followed from then on.
-        """
-        k = self._drafters.depth(work)
-        setting = _Setting(work.drafter, k, work.context, load.concurrency, request.sampling)
-        ks, seconds = default_ks(k), 0.0
-        if setting not in self._costs:
-            decoder = self._decoder(work.drafter, False)  # a short answer shows few rounds
-            self._costs[setting], seconds = measure_round_costs(
-                decoder, request.prompt_ids, ks, load.concurrency, Sampler(request.sampling)
-            )
-        known = (work.workload, setting)
-        if known not in self._controllers:
-            self._controllers[known] = Controller(ks, self._costs[setting])
-        return self._controllers[known], seconds
 
     def _result(self, result: Result) -> EngineResult:
         return EngineResult(

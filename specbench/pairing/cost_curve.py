@@ -52,8 +52,9 @@ def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) ->
     """The costs of another engine at so many requests at once, for every K of `ks` it covers.
 
     Costs of equal K are repeats. Between two K > 0 that are told a round's cost lies on a
-    straight line, as K drafts and K + 1 checked tokens do; beyond them nothing is made up. Raises UsageError where the costs do not
-    say what K = 0 costs, or nothing of this concurrency.
+    straight line, as K drafts and K + 1 checked tokens do; beyond them nothing is made up.
+    Raises UsageError where the costs do not say what K = 0 costs, or nothing of this
+    concurrency.
     """
     if not costs:
         raise ValueError("no costs")

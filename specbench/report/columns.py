@@ -5,8 +5,18 @@ from dataclasses import dataclass
 
 from specbench.pairing.reasons import speedup_text
 from specbench.records import NO_DRAFTER, CellSummary
-from specbench.report.numbers import ABSENT, measured, scalar, significant
-from specbench.report.sections import Section, drafter_of, label_of, short_k
+from specbench.report.cell_texts import (
+    detectable,
+    joined,
+    k_of,
+    metric,
+    milliseconds,
+    per_second,
+    roofline,
+    split,
+)
+from specbench.report.numbers import ABSENT, measured, significant
+from specbench.report.sections import Section, drafter_of, label_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,64 +59,11 @@ def legend(columns: Sequence[Column]) -> str:
     return "; ".join(f"{c.header}: {c.meaning}" for c in columns if c.meaning) + "."
 
 
-def _metric(name: str, form: Callable[[float], str]) -> Callable[[CellSummary], str | None]:
-    def text(cell: CellSummary) -> str | None:
-        value = scalar(cell.metrics.get(name))
-        return None if value is None else form(value)
-
-    return text
-
-
-def _share_of_round(cell: CellSummary, name: str) -> float | None:
-    part, whole = scalar(cell.metrics.get(name)), scalar(cell.metrics.get("round_s"))
-    return None if part is None or not whole else 100 * part / whole
-
-
-def _split(cell: CellSummary, *names: str) -> str | None:
-    """Shares of a round's time, such as 12/83%."""
-    shares = [_share_of_round(cell, name) for name in names]
-    known = [share for share in shares if share is not None]
-    return "/".join(f"{round(share)}" for share in known) + "%" if known == shares else None
-
-
-def _roofline(cell: CellSummary) -> str | None:
-    least_s = scalar(cell.metrics.get("roofline_round_s"))
-    ratio = scalar(cell.metrics.get("roofline_ratio"))
-    if least_s is None or ratio is None:
-        return None
-    return f"{_milliseconds(least_s)} ({ratio:.2f}x)"
-
-
-def _joined(cell: CellSummary, *names: str) -> str | None:
-    values = [scalar(cell.metrics.get(name)) for name in names]
-    if all(value is None for value in values):
-        return None
-    return ", ".join(ABSENT if value is None else significant(value) for value in values)
-
-
-def _detectable(cell: CellSummary) -> str | None:
-    effect = cell.minimum_detectable_effect
-    return None if effect is None else f"{effect:.1%}"
-
-
-def _k(cell: CellSummary) -> str:
-    mean_k = scalar(cell.metrics.get("mean_num_speculative_tokens"))
-    return short_k(cell.key) if mean_k is None else f"{short_k(cell.key)} {mean_k:.1f}"
-
-
-def _milliseconds(seconds: float) -> str:
-    return significant(seconds * 1e3)
-
-
-def _per_second(value: float) -> str:
-    return f"{value:,.{2 if value < 10 else 1}f}"
-
-
-_K = Column(header="K", meaning="drafted tokens a round at most, of auto the mean", text=_k)
+_K = Column(header="K", meaning="drafted tokens a round at most, of auto the mean", text=k_of)
 _TOKENS_PER_S = Column(
     header="tok/s",
     meaning="output tokens after the first / decode seconds",
-    text=_metric("decode_tokens_per_s", _per_second),
+    text=metric("decode_tokens_per_s", per_second),
 )
 _SPEEDUP = Column(
     header="speed-up [95%]",
@@ -115,35 +72,35 @@ _SPEEDUP = Column(
     text=lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
 )
 _DETECTABLE = Column(
-    header="MDE", meaning="the smallest effect this comparison would detect", text=_detectable
+    header="MDE", meaning="the smallest effect this comparison would detect", text=detectable
 )
 _LENGTH = Column(
     header="length",
     meaning="mean acceptance length, tokens a round",
-    text=_metric("mean_acceptance_length", "{:.2f}".format),
+    text=metric("mean_acceptance_length", "{:.2f}".format),
 )
 _RATE = Column(
     header="rate",
     meaning="acceptance rate, accepted / drafted tokens",
-    text=_metric("acceptance_rate", "{:.0%}".format),
+    text=metric("acceptance_rate", "{:.0%}".format),
 )
 
-_END_TO_END = _metric("end_to_end_speedup", "{:.2f}x".format)
+_END_TO_END = metric("end_to_end_speedup", "{:.2f}x".format)
 _AT_ONCE = Column(
     header="at once",
     meaning="tokens a request from checking a whole expected answer, before the first round",
-    text=_metric("num_checked_at_once", "{:.1f}".format),
+    text=metric("num_checked_at_once", "{:.1f}".format),
 )
 
 _BUSY = Column(
     header="tok/s, busy",
     meaning="tokens a second while all rows are busy",
-    text=_metric("busy_tokens_per_s", _per_second),
+    text=metric("busy_tokens_per_s", per_second),
 )
 _ALL = Column(
     header="tok/s, all",
     meaning="tokens a second over whole passes, ramp and drain included",
-    text=_metric("aggregate_tokens_per_s", _per_second),
+    text=metric("aggregate_tokens_per_s", per_second),
 )
 # Of figures that another tool gave, which have no busy time and no interval.
 _IMPORTED = (
@@ -161,12 +118,12 @@ _IMPORTED = (
 _USER = Column(
     header="a user",
     meaning="median tokens a second that one request sees",
-    text=_metric("user_tokens_per_s", _per_second),
+    text=metric("user_tokens_per_s", per_second),
 )
 _TTFT = Column(
     header="TTFT ms",
     meaning="median time from arrival to the first token",
-    text=_metric("ttft_s", _milliseconds),
+    text=metric("ttft_s", milliseconds),
 )
 _WHOLE = Column(
     header="whole request",
@@ -177,13 +134,13 @@ _WHOLE = Column(
 _BREAK_EVEN = Column(
     header="break-even",
     meaning="the acceptance length above which speculation pays",
-    text=_metric("break_even_length", "{:.2f}".format),
+    text=metric("break_even_length", "{:.2f}".format),
 )
 _ROUND = Column(
-    header="round ms", meaning="mean time of a round", text=_metric("round_s", _milliseconds)
+    header="round ms", meaning="mean time of a round", text=metric("round_s", milliseconds)
 )
 _JOULES = Column(
-    header="J/token", meaning="energy a token", text=_metric("joules_per_token", significant)
+    header="J/token", meaning="energy a token", text=metric("joules_per_token", significant)
 )
 
 TERMINAL_COLUMNS = (
@@ -198,7 +155,7 @@ TERMINAL_COLUMNS = (
     Column(
         header="draft/verify",
         meaning="their shares of a round's time",
-        text=lambda cell: _split(cell, "draft_s", "verify_s"),
+        text=lambda cell: split(cell, "draft_s", "verify_s"),
     ),
 )
 
@@ -224,28 +181,28 @@ PAGE_COLUMNS = (
     Column(
         header="draft, verify, other",
         meaning="their shares of that time",
-        text=lambda cell: _split(cell, "draft_s", "verify_s", "other_s"),
+        text=lambda cell: split(cell, "draft_s", "verify_s", "other_s"),
     ),
     Column(
         header="overhead",
         meaning="a round / its bare forwards measured alone",
-        text=_metric("overhead_ratio", "{:.2f}x".format),
+        text=metric("overhead_ratio", "{:.2f}x".format),
     ),
     Column(
         header="roofline ms",
         meaning="the time to read a round's weights, keys and values at the measured copy "
         "bandwidth, and how many times as long the median round is",
-        text=_roofline,
+        text=roofline,
     ),
     Column(
         header="bandwidth",
         meaning="share of the measured copy bandwidth that a round uses",
-        text=_metric("bandwidth_utilisation", "{:.0%}".format),
+        text=metric("bandwidth_utilisation", "{:.0%}".format),
     ),
     Column(
         header="launches, waits",
         meaning="kernels or graphs that the host starts in a round, and times it waits",
-        text=lambda cell: _joined(cell, "launches_per_round", "syncs_per_round"),
+        text=lambda cell: joined(cell, "launches_per_round", "syncs_per_round"),
     ),
     _JOULES,
 )
@@ -253,7 +210,7 @@ PAGE_COLUMNS = (
 PAGE_STREAM_COLUMNS = (
     _K,
     Column(
-        header="passes", meaning="over the prompt list", text=_metric("num_passes", "{:g}".format)
+        header="passes", meaning="over the prompt list", text=metric("num_passes", "{:g}".format)
     ),
     _BUSY,
     _SPEEDUP,
@@ -263,21 +220,21 @@ PAGE_STREAM_COLUMNS = (
     _WHOLE,
     _USER,
     _TTFT,
-    Column(header="p95", meaning="its 95th percentile", text=_metric("ttft_s_p95", _milliseconds)),
+    Column(header="p95", meaning="its 95th percentile", text=metric("ttft_s_p95", milliseconds)),
     Column(
         header="queue ms",
         meaning="median time from arrival to prefill",
-        text=_metric("queue_s", _milliseconds),
+        text=metric("queue_s", milliseconds),
     ),
     Column(
         header="busy",
         meaning="share of a pass between the first and the last round with all rows live",
-        text=_metric("busy_share", "{:.0%}".format),
+        text=metric("busy_share", "{:.0%}".format),
     ),
     Column(
         header="rows used",
         meaning="live rows / computed rows",
-        text=_metric("padding_efficiency", "{:.0%}".format),
+        text=metric("padding_efficiency", "{:.0%}".format),
     ),
     _LENGTH,
     _AT_ONCE,
@@ -287,7 +244,7 @@ PAGE_STREAM_COLUMNS = (
     Column(
         header="KV cache",
         meaning="allocated for all rows, target and drafter",
-        text=_metric("kv_bytes", lambda value: measured(value, "bytes")),
+        text=metric("kv_bytes", lambda value: measured(value, "bytes")),
     ),
     _JOULES,
 )
