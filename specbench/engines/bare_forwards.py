@@ -56,6 +56,10 @@ class BareForwards:
         self._clock = clock
         self._known: dict[_Shape, _Graph] = {}
 
+    def forget(self) -> None:
+        """Give back the graphs of what is gone."""
+        self._known = {s: graph for s, graph in self._known.items() if graph.whose() is not None}
+
     @torch.inference_mode()
     def seconds(self, whose: Forwards, num_tokens: int, context: int) -> float:
         """Seconds of a forward over `num_tokens` tokens of row 0 after `context` others.
@@ -97,7 +101,7 @@ class BareForwards:
             captured = self._graphs.capture(run)
         except RuntimeError:  # its rounds run eagerly, too
             captured = None
-        self._known = {s: graph for s, graph in self._known.items() if graph.whose() is not None}
+        self.forget()
         self._known[shape] = _Graph(
             weakref.ref(whose), weakref.ref(whose.cache), captured, (tokens_1T, positions_1T)
         )

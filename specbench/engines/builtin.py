@@ -111,6 +111,7 @@ class BuiltinEngine:
         self._controllers.forget(name)
         self._decoders = {key: value for key, value in self._decoders.items() if key[0] != name}
         self._drafters.remove(name)
+        self._bare_forwards.forget()
 
     def generate(self, request: EngineRequest, work: Work) -> EngineResult:
         served = self.serve([request], work, Load())
@@ -225,11 +226,15 @@ class BuiltinEngine:
         forwards = self.forwards(work.drafter, work.k)
         if not forwards:
             return None
+        # A text that is checked before the first round would move the row unseen.
+        request = replace(request, prediction_ids=())
+        is_captured = self._launchers.graphs is not None
+        if is_captured:
+            self.generate(request, work)  # else a pass that captures is done over
         seconds: dict[RoundForward, list[float]] = {forward: [] for forward in forwards}
         in_order = sorted(forwards, key=lambda forward: forward.role == "target")
         # Slots that no round has committed to, a round under way included, are free to write.
-        launcher_lag = 1 if self._shelf.device.type == "cuda" else 0
-        length = len(request.prompt_ids) + launcher_lag * (work.k + 1)
+        length = len(request.prompt_ids) + (work.k + 1 if is_captured else 0)
 
         def between(num_emitted: int) -> None:
             nonlocal length
@@ -239,10 +244,10 @@ class BuiltinEngine:
                     seconds[forward].append(self.forward_seconds(work.drafter, forward, length))
 
         policy = Beside(self._drafters.depth(work), between)
-        rounds = self._serve([request], work, Load(), policy).rounds
-        return Floor(
-            round_s=rounds.seconds, forward_s={f: tuple(all_s) for f, all_s in seconds.items()}
-        )
+        (result,) = self._serve([request], work, Load(), policy).results
+        num_rounds = len(result.rounds) if result.rounds else 0
+        last = {f: all_s[len(all_s) - f.times * num_rounds :] for f, all_s in seconds.items()}
+        return Floor(result=result, forward_s={f: tuple(all_s) for f, all_s in last.items()})
 
     def forward_seconds(self, drafter: str, forward: RoundForward, context: int) -> float:
         """Seconds of that forward alone, after `context` tokens."""

@@ -94,8 +94,12 @@ class RoundForward:
 class Floor:
     """Rounds and the bare forwards in them, measured in turns; seconds of each, in order."""
 
-    round_s: tuple[float, ...]
+    result: EngineResult
     forward_s: Mapping[RoundForward, tuple[float, ...]]
+
+    @property
+    def round_s(self) -> tuple[float, ...]:
+        return self.result.rounds.round_s if self.result.rounds else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -241,7 +241,17 @@ class FakeEngine:
             )
             for forward in self.forwards(work.drafter, work.k)
         }
-        return Floor(round_s=rounds.round_s, forward_s=forward_s)
+        result = EngineResult(
+            output_ids=(),
+            hit_eos=False,
+            prefill_s=None,
+            ttft_s=None,
+            decode_s=None,
+            total_s=0.0,
+            cpu_s=None,
+            rounds=rounds,
+        )
+        return Floor(result=result, forward_s=forward_s)
 
 
 def _emitted(num_tokens: int, per_round: int) -> Iterator[int]:

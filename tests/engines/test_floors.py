@@ -1,8 +1,11 @@
 """Bare forwards measured between rounds leave the rounds as they are."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from specbench.config import Drafter
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, RoundForward, Work
 from specbench.engines.shelf import Shelf
@@ -34,13 +37,37 @@ def test_every_round_is_followed_by_each_of_its_forwards(builtin, work):
 
 
 @pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
-def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work, monkeypatch):
-    alone = builtin.generate(REQUEST, work)
-    texts = []
-    kept = builtin._result
-    monkeypatch.setattr(builtin, "_result", lambda r: texts.append(r.output_ids) or kept(r))
-    builtin.floor(REQUEST, work)
-    assert texts == [alone.output_ids]
+def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work):
+    assert builtin.floor(REQUEST, work).result.output_ids == (
+        builtin.generate(REQUEST, work).output_ids
+    )
+
+
+def test_a_text_checked_at_once_does_not_hide_where_the_row_stands(target):
+    drafter = Drafter(name="said", method="previous_turn", parameters={"whole_answer": True})
+    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    engine.add_drafter(drafter)
+    answer = engine.generate(REQUEST, PLAIN).output_ids
+    said = replace(REQUEST, prediction_ids=answer[:12])
+    work = Work(drafter="said", method="previous_turn", k=3)
+    assert engine.generate(said, work).answer_check
+    floor = engine.floor(said, work)
+    assert floor.result.output_ids == answer
+    assert floor.result.answer_check is None
+
+
+def test_a_pass_done_over_leaves_the_samples_of_its_last(builtin, monkeypatch):
+    """As where the first one captured."""
+    serve = builtin._serve
+
+    def twice(requests, work, load, policy):
+        serve(requests, work, load, policy)
+        return serve(requests, work, load, policy)
+
+    monkeypatch.setattr(builtin, "_serve", twice)
+    floor = builtin.floor(REQUEST, PLAIN)
+    (seconds,) = floor.forward_s.values()
+    assert len(seconds) == len(floor.round_s) == REQUEST.max_new_tokens - 1
 
 
 def test_a_context_longer_than_the_rows_takes_their_last_slots(builtin):
