@@ -139,7 +139,7 @@ class Forecasting:
         )
         costs_s = 0.0 if self._told else (self._clock() - began_s) / len(group)
         for question in group:
-            curve = curves.get(question.pairing.drafter.name)
+            curve = curves.get(_deepest(question))
             ks = [cell.key.num_speculative_tokens for cell in question.cells]
             if curve is None:
                 continue
@@ -156,15 +156,17 @@ class Forecasting:
                 name = f"{question.pairing.name} on {question.setting.workload}"
                 self._watch.warn(f"{name}: not forecast, {first_line(error)}")
 
-    def _told_curves(self, group: Sequence[_Question]) -> dict[str, CostCurve]:
+    def _told_curves(self, group: Sequence[_Question]) -> dict[CellKey, CostCurve]:
         curves = {}
         for question in group:
             ks = [cell.key.num_speculative_tokens for cell in question.cells]
             rows = question.setting.concurrency
-            curves[question.pairing.drafter.name] = told(self._told, concurrency=rows, ks=ks)
+            curves[_deepest(question)] = told(self._told, concurrency=rows, ks=ks)
         return curves
 
-    def _measured_curves(self, group: Sequence[_Question], num_groups: int) -> dict[str, CostCurve]:
+    def _measured_curves(
+        self, group: Sequence[_Question], num_groups: int
+    ) -> dict[CellKey, CostCurve]:
         """The costs of each drafter beside one K = 0; none where a cell refuses its texts."""
         self._watch.stage(f"{self._plan.target.name}: timing rounds")
         costed = self._costed(group)
@@ -187,15 +189,17 @@ class Forecasting:
         for cost in costs:
             self._writer.append(cost)
         found = {}
-        for drafter in {question.pairing.drafter.name for question in group}:
+        for question in group:
             own = [
                 cost
                 for one, cost in zip(costed, costs, strict=True)
-                if one.cell.drafter in (drafter, NO_DRAFTER)
+                if one.cell.drafter in (question.pairing.drafter.name, NO_DRAFTER)
             ]
-            curve = measured_here(own)
+            ks = {cost.num_speculative_tokens for cost in own}
+            rounds = {k: known for k in ks if (known := replayed(question.traces, k)) is not None}
+            curve = measured_here(own, {k: known.per_text for k, known in rounds.items()})
             if curve is not None:
-                found[drafter] = curve
+                found[_deepest(question)] = curve
         return found
 
     def _within(self, share: float) -> Callable[[], bool]:

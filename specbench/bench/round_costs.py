@@ -15,10 +15,10 @@ from specbench.records import RoundCost
 from specbench.stats.intervals import mean_log_ratio
 from specbench.tracing.text import Text
 
-# A visit is as many tokens at every K. A machine takes some rounds to get to its pace, so a few
-# rounds of K = 0 would seem slower than those of an answer, which has many.
-VISIT_TOKENS = 32
-FEWEST_ROUNDS = 3  # of a visit, besides the one that warms up
+# A visit is as many tokens at every K. After a prompt a machine takes some rounds to get to its
+# pace: the first half of a visit shows what that costs, the second half what rounds cost then.
+VISIT_TOKENS = 24
+FEWEST_ROUNDS = 4  # of a visit
 FEWEST_VISITS, MOST_VISITS = 6, 24  # an interval needs five
 ENOUGH_ERROR = 0.01  # standard error of a cost, relative to K = 0: on an idle machine soon there
 TIME_SHARE = 0.08  # of what decoding at every K would take: no more visits then
@@ -50,7 +50,8 @@ def measure_round_costs(
     after the first one only while they `may_go_on`.
     """
     visits: dict[str, list[float]] = {one.cell.key.id: [] for one in costed}
-    num_rounds = dict.fromkeys(visits, 0)
+    first: dict[str, list[float]] = {cell_id: [] for cell_id in visits}
+    num_rounds, num_first = dict.fromkeys(visits, 0), dict.fromkeys(visits, 0)
     contexts: list[int] = []
     rows = costed[0].cell.key.concurrency
     began_s = clock()
@@ -64,12 +65,15 @@ def measure_round_costs(
         order = list(costed)
         random.Random(f"{seed}|{visit}").shuffle(order)  # drift hits every K alike
         for one in order:
-            fewest = (FEWEST_ROUNDS + 1) * one.tokens_per_round
+            fewest = FEWEST_ROUNDS * one.tokens_per_round
             num_tokens = math.ceil(max(fewest, VISIT_TOKENS)) + 1
             requests = [_request(text, one.cell, num_tokens, seed) for text in chosen]
             served = engine.serve(requests, work_of(one.cell), Load(concurrency=rows))
             seconds = round_seconds(served, rows)
-            visits[one.cell.key.id].append(fmean(seconds))
+            half = max(len(seconds) // 2, 1)
+            first[one.cell.key.id].append(fmean(seconds[:half]))
+            visits[one.cell.key.id].append(fmean(seconds[half:] or seconds))
+            num_first[one.cell.key.id] += half
             num_rounds[one.cell.key.id] += len(seconds)
     for one in costed:
         yield RoundCost(
@@ -78,12 +82,14 @@ def measure_round_costs(
             num_rows=rows,
             context=round(median(contexts)),
             visits_s=tuple(visits[one.cell.key.id]),
+            first_s=tuple(first[one.cell.key.id]),
+            num_first=num_first[one.cell.key.id] / len(first[one.cell.key.id]),
             num_rounds=num_rounds[one.cell.key.id],
         )
 
 
 def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
-    """Of rounds with all rows in use but the first: from each one's start to the next one's."""
+    """Of rounds with all rows in use: from each one's start to the next one's."""
     rounds = served.rounds
     until = [*rounds.at_s[1:], None]
     found = [
@@ -93,7 +99,7 @@ def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
         )
         if live >= num_rows
     ]
-    return found[1:] or found or list(rounds.seconds)
+    return found or list(rounds.seconds)
 
 
 def _is_enough(

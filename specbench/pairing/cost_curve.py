@@ -36,13 +36,18 @@ class CostCurve:
         return _geometric_mean(self.visits[k])
 
 
-def measured_here(costs: Iterable[RoundCost]) -> CostCurve | None:
+def measured_here(costs: Iterable[RoundCost], num_rounds: Mapping[int, float]) -> CostCurve | None:
     """The curve of costs that were measured together; None without K = 0.
 
+    `num_rounds` are those of a typical answer, by K: the fewer, the more its first ones count.
     A K whose visits are not those of K = 0 was cut short, and is left out; of a K that was
     measured again the last one counts.
     """
-    newest = {cost.num_speculative_tokens: cost.visits_s for cost in costs}
+    newest = {
+        cost.num_speculative_tokens: cost.of_answer(num_rounds[cost.num_speculative_tokens])
+        for cost in costs
+        if cost.num_speculative_tokens in num_rounds
+    }
     if 0 not in newest:
         return None
     return CostCurve(visits={k: v for k, v in newest.items() if len(v) == len(newest[0])})
@@ -51,10 +56,9 @@ def measured_here(costs: Iterable[RoundCost]) -> CostCurve | None:
 def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> CostCurve:
     """The costs of another engine at so many requests at once, for every K of `ks` it covers.
 
-    Costs of equal K are repeats. Between two K > 0 that are told a round's cost lies on a
-    straight line, as K drafts and K + 1 checked tokens do; beyond them nothing is made up.
-    Raises UsageError where the costs do not say what K = 0 costs, or nothing of this
-    concurrency.
+    Costs of equal K are repeats. Between two K > 0 that are told a round's cost lies on a straight
+    line, as K drafts and K + 1 checked tokens do; beyond them nothing is made up. Raises
+    UsageError where the costs do not say what K = 0 costs, or nothing of this concurrency.
     """
     if not costs:
         raise ValueError("no costs")

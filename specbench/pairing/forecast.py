@@ -32,6 +32,12 @@ class Rounds(NamedTuple):
     num_rounds: NDArray[np.float64]
     num_emitted: NDArray[np.float64]
     pooled: Replayed
+    num_texts: int = 1
+
+    @property
+    def per_text(self) -> float:
+        """Rounds of an answer, on the mean."""
+        return self.pooled.num_rounds / self.num_texts
 
     @property
     def tokens(self) -> LogRatio:
@@ -113,6 +119,7 @@ def replayed(traces: Sequence[TraceRecord], k: int) -> Rounds | None:
         num_rounds=np.array([one.num_rounds for one in prompts]),
         num_emitted=np.array([one.num_emitted for one in prompts]),
         pooled=reduce(Replayed.__add__, prompts),
+        num_texts=len(texts),
     )
 
 

@@ -22,13 +22,21 @@ class RoundCost:
     num_speculative_tokens: int
     num_rows: int
     context: int  # tokens in the cache when a visit begins, median of the visits
-    visits_s: tuple[float, ...]  # a visit's mean round, from its start to the start of the next
+    visits_s: tuple[float, ...]  # mean of a visit's later rounds, from start to next start
+    first_s: tuple[float, ...]  # mean of its first ones: a machine takes some to get to its pace
+    num_first: float  # how many those are, on the mean over visits
     num_rounds: int  # of all visits together
 
     @property
     def seconds(self) -> float:
-        """The median visit's mean round."""
+        """The median visit's mean later round."""
         return median(self.visits_s)
+
+    def of_answer(self, num_rounds: float) -> tuple[float, ...]:
+        """By visit, the mean seconds of the rounds of an answer that has so many."""
+        share = min(self.num_first / num_rounds, 1.0)
+        pairs = zip(self.first_s, self.visits_s, strict=True)
+        return tuple(share * first + (1 - share) * later for first, later in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

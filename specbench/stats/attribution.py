@@ -21,6 +21,7 @@ NAMED_SHARE = 0.25  # of a loss; what has a smaller one is not named as a cause
 EVIDENCE = (
     "mean_acceptance_length",
     "acceptance_rate_per_position",
+    "decode_tokens_per_s",
     "round_s",
     "draft_s",
     "verify_s",

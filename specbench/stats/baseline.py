@@ -114,12 +114,17 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
     """Why cells of the runs are not in their baseline, a line each."""
     kept = {cell.key for cell in pooled.cells}
     for run in runs:
+        name = run.origins[0].run_id
         for cell in run.cells:
-            if cell.key not in kept:
-                why = "; ".join(cell.problems) or "other prompts than, or missing in, another run"
-                yield f"{cell.key.id}, run {run.origins[0].run_id}: {why}"
+            if cell.key not in kept and cell.problems:
+                yield f"{cell.key.id}, run {name}: {'; '.join(cell.problems)}"
         for key in run.unmeasured:
-            yield f"{key.id}, run {run.origins[0].run_id}: not measured"
+            yield f"{key.id}, run {name}: not measured"
+    explained = {cell.key for run in runs for cell in run.cells if cell.problems}
+    explained |= {key for run in runs for key in run.unmeasured}
+    for cell in runs[0].cells:
+        if cell.key not in kept | explained:
+            yield f"{cell.key.id}: not in every run, or of other prompts there"
 
 
 def _all_hardware(runs: Sequence[Snapshot]) -> dict[str, str]:

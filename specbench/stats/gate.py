@@ -13,7 +13,7 @@ from specbench.stats.attribution import Attribution, attribute
 from specbench.stats.baseline import Snapshot
 from specbench.stats.comparable import CellPair, pair_up
 from specbench.stats.comparison import Runs, holm
-from specbench.stats.fingerprint import Difference, changes, differences, have_same_arithmetic
+from specbench.stats.fingerprint import Difference, changes, have_same_arithmetic
 from specbench.stats.judging import (
     Case,
     Judgement,
@@ -107,6 +107,7 @@ def check(
             tolerance.share,
             runs=Runs(baseline.num_runs, candidate.num_runs),
             devices=(baseline.fingerprint.device, candidate.fingerprint.device),
+            same_hardware=baseline.fingerprint.hardware == candidate.fingerprint.hardware,
         )
     ]
     texts = [judge_text(pair, is_binding=same_text) for pair in usable]
@@ -172,8 +173,7 @@ def _attributions(
     baseline: Snapshot,
     candidate: Snapshot,
 ) -> Iterator[Attribution]:
-    found = differences(baseline.fingerprint, candidate.fingerprint)
-    same_hardware = not any(d.name == "hardware" for d in found)
+    same_hardware = baseline.fingerprint.hardware == candidate.fingerprint.hardware
     for before, after in pairs:
         failed = [
             j.metric for j in judgements if j.cell == before.key and j.verdict is Verdict.REGRESSION

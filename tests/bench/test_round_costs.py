@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 
@@ -14,7 +15,7 @@ from specbench.bench.round_costs import (
     round_seconds,
 )
 from specbench.engines.engine import ServedPass
-from specbench.records import CellKey, RoundTimeline, Sampling
+from specbench.records import CellKey, RoundCost, RoundTimeline, Sampling
 from specbench.tracing.text import Text
 from tests.bench.fakes import FakeClock, FakeEngine
 
@@ -58,17 +59,16 @@ class Disturbed(FakeEngine):
     """Rounds of a pass take up to `share` longer, all alike; what was asked is kept."""
 
     share = 0.0
+    slow_start = 0  # rounds that take a second more
 
     def serve(self, requests, work, load) -> ServedPass:
         rng = random.Random(f"{len(self.calls)}")
         factor = 1 + self.share * rng.random()
         served = super().serve(requests, work, load)
         rounds = served.rounds
-        slow = replace(
-            rounds,
-            at_s=tuple(s * factor for s in rounds.at_s),
-            seconds=tuple(s * factor for s in rounds.seconds),
-        )
+        seconds = [s * factor + (i < self.slow_start) for i, s in enumerate(rounds.seconds)]
+        at_s = tuple(accumulate(seconds, initial=0.0))[:-1]
+        slow = replace(rounds, at_s=at_s, seconds=tuple(seconds))
         return replace(served, rounds=slow)
 
 
@@ -98,15 +98,41 @@ def timeline(at_s, seconds, num_live) -> ServedPass:
     return ServedPass(results=(), seconds=9.0, rounds=rounds, cpu_s=9.0)
 
 
-def test_a_round_lasts_until_the_next_one_begins_and_the_first_one_is_left_out():
+def test_a_round_lasts_until_the_next_one_begins():
     served = timeline((0.0, 2.0, 3.5, 5.0), (1.0, 1.0, 1.0, 1.0), (2, 2, 2, 2))
-    assert round_seconds(served, 2) == [1.5, 1.5, 1.0]
+    assert round_seconds(served, 2) == [2.0, 1.5, 1.5, 1.0]
 
 
 def test_rounds_with_rows_that_are_done_are_left_out():
     served = timeline((0.0, 2.0, 3.5, 5.0), (1.0, 1.0, 1.0, 1.0), (2, 2, 2, 1))
-    assert round_seconds(served, 2) == [1.5, 1.5]
+    assert round_seconds(served, 2) == [2.0, 1.5, 1.5]
     assert round_seconds(timeline((0.0,), (1.0,), (2,)), 2) == [1.0]
+
+
+def test_a_slow_start_counts_as_much_as_it_does_in_an_answer():
+    """4 first rounds of 3 s and later ones of 2 s: 8 rounds take 20 s, 16 take 36."""
+    cost = RoundCost(
+        cell_ids=("a",),
+        num_speculative_tokens=0,
+        num_rows=1,
+        context=9,
+        visits_s=(2.0, 2.0),
+        first_s=(3.0, 3.0),
+        num_first=4.0,
+        num_rounds=16,
+    )
+    assert cost.of_answer(8) == pytest.approx((2.5, 2.5))
+    assert cost.of_answer(16) == pytest.approx((2.25, 2.25))
+    assert cost.of_answer(2) == pytest.approx((3.0, 3.0))
+
+
+def test_a_machine_that_starts_slowly_is_seen_to():
+    """The first five rounds of a pass take a second more, as they would in an answer."""
+    engine = engine_of()
+    engine.slow_start = 5
+    costs = measure(engine, [costed(0), costed(4)])
+    assert costs[0].visits_s == pytest.approx((1.0,) * 6)
+    assert costs[0].of_answer(64)[0] == pytest.approx((64 + 5) / 64, rel=0.01)
 
 
 def test_on_a_quiet_machine_a_few_visits_are_enough():
@@ -120,7 +146,7 @@ def test_on_a_quiet_machine_a_few_visits_are_enough():
 def test_a_visit_is_as_many_tokens_at_every_k_and_in_another_order_each_time():
     engine = engine_of()
     measure(engine, [costed(0), costed(1), costed(4)])
-    assert {call.request.max_new_tokens for call in engine.calls} == {33}
+    assert {call.request.max_new_tokens for call in engine.calls} == {25}
     ks = [call.k for call in engine.calls]
     visits = [tuple(ks[i : i + 3]) for i in range(0, len(ks), 3)]
     assert all(sorted(visit) == [0, 1, 4] for visit in visits)

@@ -86,7 +86,8 @@ def test_a_slower_forward_of_the_target_is_caught_as_round_time(
         return sound(self, *arguments, **named)
 
     monkeypatch.setattr(FusedRunner, "forward", slower)
-    code, document = gate(place, usual, measured(place))
+    slow = measured(place)
+    code, document = gate(place, usual, slow)
     assert code == 1
     found = verdicts(document)
     assert (found["mean_acceptance_length"], found["output_tokens"]) == ("pass", "pass")
@@ -94,6 +95,11 @@ def test_a_slower_forward_of_the_target_is_caught_as_round_time(
     (attribution,) = document["attributions"]
     assert attribution["causes"] == ["round time"]
     assert "verify" in [part["name"] for part in attribution["slower"]]
+
+    # The other way round all is faster, K = 0 by more than K = 4: an improvement never fails.
+    code, document = gate(place, slow, usual)
+    assert code == 0
+    assert set(verdicts(document).values()) == {"pass"}
 
 
 def test_the_forward_that_is_slowed_is_the_targets(place: Path, usual: str) -> None:

@@ -47,7 +47,21 @@ def test_cells_that_are_not_valid_everywhere_are_left_out_and_named():
     one = side(cell({"decode_speedup": figure(2.0)}), bad, name="a")
     pooled = pool([one])
     assert [c.key for c in pooled.cells] == [key()]
-    assert [line.endswith("throttled") for line in left_out([one], pooled)] == [True]
+    assert [line.endswith("run a0: throttled") for line in left_out([one], pooled)] == [True]
+
+
+def test_cells_of_other_prompts_are_left_out_and_named():
+    more = cell({"decode_speedup": figure(2.0)}, of=key(5))
+    names = ("q1", "q2", "q3", "q4", "q5")
+    runs = [
+        side(cell({"decode_speedup": figure(2.0)}), more, name="a"),
+        side(cell({"decode_speedup": figure(2.0)}), replace(more, units=names), name="b"),
+    ]
+    pooled = pool(runs)
+    assert [c.key for c in pooled.cells] == [key()]
+    (line,) = left_out(runs, pooled)
+    assert "k5" in line
+    assert line.endswith("of other prompts there")
 
 
 @pytest.mark.parametrize(

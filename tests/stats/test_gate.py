@@ -228,3 +228,20 @@ def test_unpaired_prompts_add_their_spreads():
     (found,) = check(before, side(after, name="b"), SPEEDUP, {"prompts"}).judgements
     # 0.11123 / 0.02828 = 3.933; t(8).
     assert found.p_value == pytest.approx(0.00217, abs=0.00003)
+
+
+@pytest.mark.parametrize(("speed", "verdict"), [(130.0, Verdict.PASS), (101.0, Verdict.REGRESSION)])
+def test_a_speed_up_that_fell_since_everything_got_faster_is_an_improvement(speed, verdict):
+    # The cell's own speed is known to 2 % * sqrt(2): 30 % more is faster for sure, 1 % is not.
+    before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
+    after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(speed)}
+    (found,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgements
+    assert found.verdict is verdict
+    assert ("K = 0 got faster" in found.reason) is (verdict is Verdict.PASS)
+
+
+def test_on_other_hardware_a_speed_up_that_fell_is_a_regression_whatever_the_speed():
+    before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
+    after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(900.0)}
+    other = side(cell(after), name="b", hardware={"device": "cuda", "GPU": "faster"})
+    assert check(side(cell(before)), other, SPEEDUP).verdict is Verdict.REGRESSION
