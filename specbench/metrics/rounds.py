@@ -86,10 +86,16 @@ def overhead_ratio(cell: CellData) -> float | None:
     """Seconds of a round / seconds of its bare forwards, each measured alone in turns with such
     rounds: for a draft model K of the drafter's over 1 token and the target's over K + 1, for a
     head the parts of its work in the drafter's place.
+
+    Absent below 0.95: a round contains its forwards, so the machine was not steady enough.
     """
     rounds = [cost.round_s for cost in cell.forwards if cost.round_s is not None]
     bare_s = _bare_forwards_s(cell)
-    return median(rounds) / bare_s if rounds and bare_s else None
+    ratio = median(rounds) / bare_s if rounds and bare_s else 0.0
+    return ratio if ratio >= _STEADY else None
+
+
+_STEADY = 0.95
 
 
 def _bare_forwards_s(cell: CellData) -> float:

@@ -179,6 +179,13 @@ def test_rounds_and_forwards_of_several_blocks_count_by_their_medians(cell):
     assert overhead_ratio(replace(cell, forwards=blocks)) == pytest.approx(0.12 / 0.10)
 
 
+def test_a_round_faster_than_its_own_forwards_tells_of_the_machine_alone(cell):
+    unsteady = (forward("target", 4, 0.10, round_s=0.094),)
+    steady = (forward("target", 4, 0.10, round_s=0.096),)
+    assert overhead_ratio(replace(cell, forwards=unsteady)) is None
+    assert overhead_ratio(replace(cell, forwards=steady)) == pytest.approx(0.96)
+
+
 def test_a_run_that_kept_no_rounds_beside_its_forwards_has_no_overhead(cell):
     old = (forward("target", 4, 0.10, round_s=None),)
     assert overhead_ratio(replace(cell, forwards=old)) is None
