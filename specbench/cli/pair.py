@@ -141,7 +141,8 @@ def _prepare(
         drafters += [d for d in found.drafters if (d.method, d.model) not in _kinds(drafters)]
         left_out = found.left_out
     if not asked.drafts and not asked.discover:
-        drafters += known or tuple(draftless(files))
+        lossless = tuple(drafter for drafter in known if drafter.lossy is None)
+        drafters += lossless or tuple(draftless(files))
     count: Count | None = None
     if not asked.dry_run:
         from specbench.bench.built_weights import built_weights

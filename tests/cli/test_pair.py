@@ -144,6 +144,13 @@ def test_a_users_mistake_is_a_message_and_exit_code_2(shelf, arguments, said):
     assert "Traceback" not in ran.err
 
 
+def test_a_lossy_drafter_is_planned_where_it_is_named(tmp_path):
+    lines = plan("demo", cwd=tmp_path).out.splitlines()
+    named = plan("demo", "--drafts", "medusa-typical", cwd=tmp_path).out.splitlines()
+    assert not any(line.startswith("medusa-typical") for line in lines)
+    assert any(line.startswith("medusa-typical") for line in named)
+
+
 def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "specbench", "pair", "demo", "--dry-run", "--gpu", "H100"],
