@@ -20,9 +20,11 @@ A pairing is named target/drafter. A folder is relative to the file that names i
 takes dtype and device_map from its target unless it has its own, a target from `defaults`.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -85,6 +87,18 @@ class Pairing:
         target = self.target.model.needs_gib
         drafter = self.drafter.model.needs_gib if self.drafter.model else 0.0
         return None if target is None or drafter is None else target + drafter
+
+    @property
+    def sha256(self) -> str:
+        """Of the entries that its results follow from: models, method, parameters, lossy rule."""
+        models = self.target.model, self.drafter.model
+        facts = {
+            "models": [_weights(model) if model else None for model in models],
+            "method": self.drafter.method,
+            "parameters": dict(self.drafter.parameters),
+            "lossy": str(self.drafter.lossy) if self.drafter.lossy else None,
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +163,12 @@ def load_pairings(path: Path | None = None) -> Pairings:
     pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
     names = partial(_default_names, pairings=pairings)
     return replace(pairings, default=top.may("default", names, pairings.default))
+
+
+def _weights(model: ModelSpec) -> dict[str, object]:
+    """A model's entry without what the same weights may differ by: place and memory told."""
+    facts = asdict(model)
+    return {key: value for key, value in facts.items() if key not in ("folder", "needs_gib")}
 
 
 def _is_named(pairing: Pairing, name: str) -> bool:

@@ -11,6 +11,11 @@ SpecbenchError
 """
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, short enough for a table; its kind where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class SpecbenchError(Exception):
     """Says what is wrong, where, what is allowed and what to do next; exit code 2."""
 

@@ -2,7 +2,7 @@
 
 A drafter is one file `drafters/<name>.py` whose class carries `@drafter("name", ...)`. The class
 docstring is its summary; the keyword-only arguments of `__init__` are its parameters, and
-their annotations say what is allowed: int, float, bool, str, tuple[int, ...],
+their annotations say what is allowed: int, float, bool, str, tuple[int, ...] (a tree's widths),
 Annotated[int, range(1, 33)], Literal["a", "b"].
 """
 
@@ -14,24 +14,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from specbench.errors import UsageError
+from specbench.footprint import MOST_DRAFTS, num_static_drafts
 from specbench.shipped import PACKAGE
 
 FOLDER = PACKAGE / "drafters"
 Setting = int | float | str | bool | tuple[int, ...]
 
+_WIDTHS = "tuple[int, ...]"  # a tree's, level by level
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (float, int),
     "bool": (bool,),
     "str": (str,),
-    "tuple[int, ...]": (tuple,),
+    _WIDTHS: (tuple,),
 }
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",
     "str": "a text",
-    "tuple[int, ...]": "a list of whole numbers",
+    _WIDTHS: "a list of whole numbers above 0",
 }
 
 
@@ -46,6 +48,8 @@ class Parameter:
 
     def complaint(self, value: object) -> str | None:
         """What is wrong with a value; None where nothing is."""
+        if self.type == _WIDTHS and isinstance(value, tuple):
+            return _complaint_of_widths(value)
         right_type = isinstance(value, _TYPES[self.type])
         if isinstance(value, bool) and self.type != "bool":
             right_type = False
@@ -60,6 +64,15 @@ class Parameter:
         if self.allowed is not None:
             return " or ".join(self.allowed)
         return _WORDS[self.type]
+
+
+def _complaint_of_widths(widths: tuple[object, ...]) -> str | None:
+    numbers = [width for width in widths if type(width) is int and width > 0]
+    if len(numbers) < len(widths):
+        return f"is {list(widths)!r}; {_WORDS[_WIDTHS]} is allowed"
+    if len(numbers) > MOST_DRAFTS or num_static_drafts(numbers, len(numbers)) > MOST_DRAFTS:
+        return f"is {list(widths)!r}; at most {MOST_DRAFTS} drafts in all its levels are allowed"
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -78,6 +78,8 @@ def model_spec(source: str) -> ModelSpec:
             f"{source!r} is no target of pairings.yaml, no Hugging Face id (owner/name), no folder "
             "(./ ../ / ~/) and no embedded model (demo:NAME)"
         )
+    if complaint := _folder_complaint(source, Path()):
+        raise UsageError(complaint)
     return ModelSpec(source=source)
 
 
@@ -136,7 +138,34 @@ def _model_folder(value: Value) -> Path | None:
             f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/), "
             "an embedded model (demo:NAME) or a shape (shape:NAME)"
         )
+    if complaint := _folder_complaint(source, value.file.parent):
+        value.fail(complaint)
     return None
+
+
+def _folder_complaint(hub_id: str, beside: Path) -> str | None:
+    """What is wrong with a hub id that a folder is also called; None where nothing is.
+
+    Whoever loads a model takes a folder of the working folder for the hub id of its name, so
+    there it is never let through.
+    """
+    if Path(hub_id).is_dir():
+        return (
+            f"{hub_id!r} is a hub id, and there is a folder of that name here, which would be read "
+            f"in its place; a folder begins with ./ (./{hub_id}), for the hub's model rename it"
+        )
+    if (beside / hub_id).is_dir() and not _is_in_hub_cache(hub_id):
+        return (
+            f"{hub_id!r} is a hub id, and there is a folder of that name beside the file; a folder "
+            f"begins with ./ (./{hub_id})"
+        )
+    return None
+
+
+def _is_in_hub_cache(hub_id: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
+
+    return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
 
 
 def _shipped_model(value: Value, name: str, folder: Path, what: str) -> Path:

@@ -12,13 +12,14 @@ import psutil
 import torch
 
 from specbench.bench.deadline import Deadline
+from specbench.bench.hub import look_for_hub
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import block_seconds
 from specbench.bench.plan import (
     BUILTIN,
     TRANSFORMERS,
     TargetPlan,
-    foreign_workloads,
+    peers_of,
     plan_targets,
 )
 from specbench.bench.target import TargetRun
@@ -65,6 +66,7 @@ def run_benchmark(
         torch.cuda.set_device(device)  # events, streams and graphs are made on the current one
     threads = settings.threads or default_threads(pairings)
     torch.set_num_threads(threads)
+    look_for_hub(pairings, watch.warn)
     plans = plan_targets(settings, pairings, lambda t: _dtype(t, settings, device))
     probe = open_probe(str(device), uuid=cuda_uuid(str(device)))
     environment = describe_environment(str(device), threads, sys.argv, probe)
@@ -81,13 +83,14 @@ def run_benchmark(
             workload_sha256={w.name: w.sha256 for plan in plans for w in plan.workloads},
             cells=tuple(cell for plan in plans for cell in plan.cell_plans()),
             warnings=warnings,
+            pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
         )
         writer = create_run(root, run)
     else:
         writer = resume_run(root, resume)
     with writer:
         if resume is not None:
-            _require_same_work(writer.run, plans)
+            require_same_work(writer.run, plans)
             writer.append(environment)
         watch.run_id(writer.run.run_id)
         for cost in told:
@@ -151,10 +154,26 @@ def default_threads(pairings: Sequence[Pairing]) -> int:
 
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:
     """What a reader of this plan's results should know before they are measured."""
-    return tuple(
+    foreign = (
         f"{name}: outside what {plan.target.name} was trained on; its figures say little"
         for name in foreign_workloads(plan)
     )
+    return (*foreign, *peer_warnings(plan))
+
+
+def foreign_workloads(plan: TargetPlan) -> tuple[str, ...]:
+    """Workloads that are not the target's own, where it has some: text it was not made for."""
+    own = plan.target.workloads
+    return tuple(w.name for w in plan.workloads if own is not None and w.path.parent != own)
+
+
+def peer_warnings(plan: TargetPlan) -> tuple[str, ...]:
+    """Which drafters the engine beside ours leaves out."""
+    left_out = [p.name for p in plan.pairings if not peers_of(p.drafter)]
+    if TRANSFORMERS not in plan.settings.engines or not left_out:
+        return ()
+    rest = "only builtin measures them" if BUILTIN in plan.settings.engines else "add builtin"
+    return (f"the engine transformers has no such method for {', '.join(left_out)}: {rest}",)
 
 
 def _dtype(target: Target, settings: RunSettings, device: torch.device) -> str:
@@ -171,7 +190,16 @@ def _dtype(target: Target, settings: RunSettings, device: torch.device) -> str:
         return "unknown"  # loading will fail likewise, and that failure is recorded
 
 
-def _require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
+def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
+    """UsageError where a resumed run would measure other things than those it has begun with."""
+    now = {pairing.name: pairing.sha256 for plan in plans for pairing in plan.pairings}
+    known = run.pairing_sha256  # empty in runs of an earlier specbench
+    if others := [name for name, sha256 in now.items() if known.get(name, sha256) != sha256]:
+        raise UsageError(
+            f"run {run.run_id} cannot go on: {', '.join(others)} has changed in pairings.yaml "
+            "since (model, method, parameters or lossy rule), and one run would mix both; undo "
+            "the change or start a new run"
+        )
     workloads = {w.name: w.sha256 for plan in plans for w in plan.workloads}
     if workloads != run.workload_sha256:
         changed = sorted(n for n in workloads if workloads[n] != run.workload_sha256.get(n))
@@ -188,8 +216,8 @@ def _require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
 
 def _spent_s(writer: RunWriter, plan: TargetPlan) -> float:
     """Seconds that earlier sessions of this run spent on this target's requests."""
-    ids = {cell.key.id for cell in plan.all_cells}
     stored = load_run(writer.folder, writer.folder.parent)
+    ids = {key.id for key in stored.run.keys if key.target == plan.target.name}
     spent = (seconds for block in stored.blocks for seconds in block_seconds(block).items())
     traces = (trace for trace in stored.traces if trace.target == plan.target.name)
     return sum(seconds for cell_id, seconds in spent if cell_id in ids) + sum(

@@ -10,12 +10,13 @@ from typing import NamedTuple
 from specbench.bench.blocks import Cell, Setting
 from specbench.bench.deadline import Deadline
 from specbench.bench.plan import BUILTIN, TargetPlan
-from specbench.bench.recording import first_line
 from specbench.bench.round_costs import Costed, measure_round_costs
-from specbench.bench.session import REFUSALS, Session
+from specbench.bench.session import Session
 from specbench.bench.traces import Trace, Tracer
 from specbench.bench.watch import Watch
 from specbench.config import Pairing
+from specbench.engines.engine import REFUSALS
+from specbench.errors import first_line
 from specbench.metrics.setting import is_baseline, setting_of
 from specbench.pairing.cost_curve import CostCurve, measured_here, told
 from specbench.pairing.engine_costs import acceptance_rule

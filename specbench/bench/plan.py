@@ -1,12 +1,12 @@
 """What will be measured: cells made of blocks, with K = 0 always among them. No tensors."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from specbench.bench.blocks import Block, Cell, Setting
 from specbench.bench.race import ENOUGH_PROMPTS
 from specbench.config import Drafter, Pairing, Target
-from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
+from specbench.engines.peers import ASSISTED_DEFAULT, ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
 from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, RunSettings, Sampling
 from specbench.workloads import Workload, load_workload
@@ -30,6 +30,7 @@ class TargetPlan:
     workloads: tuple[Workload, ...]
     settings: RunSettings
     dtype: str
+    max_ks: Mapping[str, int] = field(default_factory=dict)  # of drafters loaded so far, limits
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts that may be used: under a budget or a precision, all of them."""
@@ -92,7 +93,16 @@ class TargetPlan:
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
         if self.settings.num_speculative_tokens is not None:
             return self.settings.num_speculative_tokens
-        return (pairing.drafter.num_speculative_tokens or DEFAULT_K,)
+        drafter = pairing.drafter
+        most = self.max_ks.get(drafter.name, DEFAULT_K)
+        return (drafter.num_speculative_tokens or min(DEFAULT_K, most),)
+
+    def is_default_k(self, key: CellKey) -> bool:
+        """Whether neither the user nor the pairing named the K of a cell."""
+        if self.settings.num_speculative_tokens is not None or key.method == ASSISTED_DEFAULT:
+            return False
+        own = {p.drafter.name: p.drafter.num_speculative_tokens for p in self.pairings}
+        return key.drafter in own and own[key.drafter] is None
 
     def largest_k(self, pairing: Pairing) -> int:
         """The most that any of its cells may draft; 0: only the baseline is measured."""
@@ -125,7 +135,7 @@ class TargetPlan:
             yield self._cell(setting, TRANSFORMERS, None, method, 0)
         for pairing in self.pairings:
             for method in peers_of(pairing.drafter):
-                own = method == "assisted_default"
+                own = method == ASSISTED_DEFAULT
                 for k in (ASSISTED_DEFAULT_K,) if own else self.ks(pairing):
                     if k > 0:
                         yield self._cell(setting, TRANSFORMERS, pairing, method, k)
@@ -202,6 +212,7 @@ class TargetPlan:
                     key=cell.key,
                     num_prompts=len({prompt.id for prompt in prompts}),
                     num_repeats=self.repeats(setting),
+                    is_default_k=self.is_default_k(cell.key),
                 )
                 for cell in self.cells(setting)
             ]
@@ -224,6 +235,7 @@ def plan_targets(
             "use --concurrency 1, or add the engine builtin"
         )
     _check_lossy(settings, pairings)
+    _check_peers(settings, pairings)
     return tuple(
         TargetPlan(
             target=group[0].target,
@@ -258,6 +270,19 @@ def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
         )
 
 
+def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
+    """UsageError where no engine that was asked for drafts in the way of any pairing."""
+    if BUILTIN in settings.engines or settings.num_speculative_tokens == (0,):
+        return
+    if not any(peers_of(p.drafter) for p in pairings):
+        methods = ", ".join(dict.fromkeys(p.drafter.method for p in pairings))
+        raise UsageError(
+            f"--engine {', '.join(settings.engines)}: transformers has no method like {methods}, "
+            f"so {', '.join(p.name for p in pairings)} cannot be measured there; the engine "
+            "builtin has it"
+        )
+
+
 def _load_workloads(names: Sequence[str], target: Target) -> tuple[Workload, ...]:
     by_name: dict[str, Workload] = {}
     for name in names:
@@ -269,9 +294,3 @@ def _load_workloads(names: Sequence[str], target: Target) -> tuple[Workload, ...
                 "and a run tells workloads apart by name; rename one"
             )
     return tuple(by_name.values())
-
-
-def foreign_workloads(plan: TargetPlan) -> tuple[str, ...]:
-    """Workloads that are not the target's own, where it has some: text it was not made for."""
-    own = plan.target.workloads
-    return tuple(w.name for w in plan.workloads if own is not None and w.path.parent != own)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from specbench.bench.blocks import Cell
 from specbench.decoding.scoring import likeliest
 from specbench.engines.engine import EngineRequest, ServedPass
+from specbench.errors import first_line
 from specbench.metrics.setting import overlaps
 from specbench.records import DeviceSample, PassRecord, RequestRecord, SamplesRecord
 
@@ -19,11 +20,6 @@ class Turn(NamedTuple):
     seed: int
     request: EngineRequest
     sample: int = 0
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, short enough for a table; its kind where it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def make_pass(cell: Cell, served: ServedPass) -> PassRecord:

@@ -5,8 +5,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-import torch
-
 from specbench.bench.blocks import Block, Cell, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.predictions import quoted_text
@@ -18,8 +16,8 @@ from specbench.bench.recording import (
     make_samples,
 )
 from specbench.bench.work import work_of
-from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
-from specbench.errors import ModelError, UsageError, WorkloadError
+from specbench.engines.engine import REFUSALS, Engine, EngineRequest, Load, ServedPass
+from specbench.errors import WorkloadError
 from specbench.lengthening import TextSource, lengthen
 from specbench.probes.probe import Probe
 from specbench.records import (
@@ -38,7 +36,6 @@ from specbench.tracing.text import Text
 
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 GREEDY = Sampling()
-REFUSALS = (WorkloadError, ModelError, UsageError, torch.OutOfMemoryError)
 
 
 class _Share(NamedTuple):
@@ -77,6 +74,11 @@ class Session:
             if r.target == self.target
         }
         self._lengthened: dict[tuple[str, str, int], Prompt] = {}
+
+    def remove_drafter(self, name: str) -> None:
+        """Give its memory back in every engine."""
+        for engine in self.engines.values():
+            engine.remove_drafter(name)
 
     def run_block(self, block: Block) -> BlockRecord:
         """Measure every cell of the block, in its own order; saved before it returns."""

@@ -1,6 +1,7 @@
 """Measures one target with all its pairings: load, warm up, explore, confirm."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -13,29 +14,19 @@ from specbench.bench.limits import count_launches
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
 from specbench.bench.plan import BUILTIN, TargetPlan, peers_of
-from specbench.bench.recording import first_line
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace
+from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_works
 from specbench.bench.watch import Watch
 from specbench.bench.work import work_of
 from specbench.config import Drafter, Pairing
-from specbench.decoding.controller import default_ks
-from specbench.engines.engine import Engine, EngineRequest, Load, Work
-from specbench.errors import (
-    CompatibilityError,
-    ModelError,
-    ModelMemoryError,
-    UsageError,
-    WorkloadError,
-)
+from specbench.engines.engine import REFUSALS, Engine, EngineRequest, Load, Work
+from specbench.errors import ModelMemoryError, first_line
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, FailureRecord, Sampling
 from specbench.store import RunWriter, StoredRun, load_run
 from specbench.tracing.conversation import trace_conversation
 
-WARM_UP_TOKENS = 12
-# What a machine or a model may refuse; it is a stored result then, and the rest goes on.
-REFUSALS = (ModelError, CompatibilityError, UsageError, WorkloadError, torch.OutOfMemoryError)
 Stage = Literal["load", "warm_up"]
 NO_MEMORY = (ModelMemoryError, torch.OutOfMemoryError)
 
@@ -75,7 +66,7 @@ class TargetRun:
         try:
             engines = open_engines()
         except REFUSALS as error:
-            self._fail(target, "load", error)
+            self._fail(target, "load", error, self._plan.all_cells)
             return
         references = self._stored().references
         session = Session(engines, self._probe, self._writer, references, self._plan)
@@ -84,9 +75,10 @@ class TargetRun:
         self._watch.stage(f"{target}: warming up")
         try:
             prompt_ids = self._sample_prompt(engine, session)
-            short = partial(_short, engine, prompt_ids, engine.baseline)
+            short = partial(answer_shortly, engine, prompt_ids, engine.baseline)
             self._writer.append(self._meter.target_alone(engine, short))
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
+                self._plan = self._within_reach(engine, loaded)
                 deadline = self._deadline.part(share)
                 forecasting = self._forecasting(session, deadline)
                 if forecasting:
@@ -100,7 +92,7 @@ class TargetRun:
                 passes.confirm(session)
                 self._keep_records(engines)  # what fell back in the meantime says so
         except REFUSALS as error:
-            self._fail(target, "warm_up", error)
+            self._fail(target, "warm_up", error, self._plan.all_cells)
 
     def _forecasting(self, session: Session, deadline: Deadline) -> Forecasting | None:
         if not self._plan.settings.forecast:
@@ -114,7 +106,7 @@ class TargetRun:
             for prompt in self._plan.prompts(workload):
                 try:
                     prompt_ids = session.first_turn(workload.name, prompt)
-                    _short(engine, prompt_ids, engine.baseline)
+                    answer_shortly(engine, prompt_ids, engine.baseline)
                 except REFUSALS as error:
                     errors.append(error)
                 else:
@@ -138,7 +130,7 @@ class TargetRun:
                 share = len(loaded) / (len(loaded) + len(waiting)) if waiting else 1.0
                 yield frozenset({NO_DRAFTER, *loaded}), share
             for name in loaded:
-                _remove(session, name)
+                session.remove_drafter(name)
             is_first = False
 
     def _load(
@@ -153,14 +145,14 @@ class TargetRun:
             try:
                 memory = self._meter.with_drafter(session.engine, drafter.name, load_and_run)
             except NO_MEMORY as error:
-                _remove(session, drafter.name)
+                session.remove_drafter(drafter.name)
                 if loaded:
                     waiting.append(pairing)
                 else:
-                    self._fail(pairing.name, "load", error)
+                    self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
             except REFUSALS as error:
-                _remove(session, drafter.name)
-                self._fail(pairing.name, "load", error)
+                session.remove_drafter(drafter.name)
+                self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
             else:
                 self._writer.append(memory)
                 loaded.append(drafter.name)
@@ -181,14 +173,23 @@ class TargetRun:
                 if engine is session.engine:
                     raise
                 self._left_out.add((name, drafter.name))
-                self._fail(f"{self._plan.target.name}/{drafter.name}", "load", error, f"{name}: ")
+                own = [c for c in self._cells_of(drafter.name) if c.key.engine == name]
+                pairing = f"{self._plan.target.name}/{drafter.name}"
+                self._fail(pairing, "load", error, own, at=f"{name}: ")
                 continue
             if not is_tried:
                 is_tried = True
                 if identity is not None:
                     self._writer.append(identity)
                 k = min(k, engine.max_k(drafter.name) or k)
-                _short(engine, prompt_ids, Work(drafter=drafter.name, method=methods[0], k=k))
+                answer_shortly(
+                    engine, prompt_ids, Work(drafter=drafter.name, method=methods[0], k=k)
+                )
+
+    def _within_reach(self, engine: Engine, drafters: frozenset[str]) -> TargetPlan:
+        """The plan with every default K no larger than its drafter can draft ahead."""
+        known = {name: most for name in drafters if (most := engine.max_k(name)) is not None}
+        return replace(self._plan, max_ks={**self._plan.max_ks, **known})
 
     def _keep_records(self, engines: Mapping[str, Engine]) -> None:
         """Store how the engines run, and tell what a user should know."""
@@ -228,7 +229,7 @@ class TargetRun:
             load = Load(concurrency=cell.key.concurrency * num_samples, best_of=num_samples > 1)
             engine = engines[cell.key.engine]
             try:
-                for work in _warm_up_works(cell, engine.max_k(cell.drafter)):
+                for work in warm_up_works(cell, engine.max_k(cell.drafter)):
                     served = engine.serve([request] * load.concurrency, work, load)
                     said = served.results[0].output_ids
             except REFUSALS as error:
@@ -236,7 +237,8 @@ class TargetRun:
                 is_own = engine is next(iter(engines.values()))
                 if is_own and work_of(cell) == engine.baseline and load.concurrency == 1:
                     raise
-                self._fail(cell.key.pairing, "warm_up", error, at=f"{cell.key.method} K={k}: ")
+                at = f"{cell.key.method} K={k}: "
+                self._fail(cell.key.pairing, "warm_up", error, [cell, *others], at=at)
             else:
                 usable += [cell, *others]
         return frozenset(cell.key.id for cell in usable)
@@ -266,35 +268,21 @@ class TargetRun:
     def _stored(self) -> StoredRun:
         return load_run(self._writer.folder, self._writer.folder.parent)
 
-    def _fail(self, pairing: str, stage: Stage, error: Exception, at: str = "") -> None:
+    def _cells_of(self, drafter: str) -> list[Cell]:
+        return [cell for cell in self._plan.all_cells if cell.drafter == drafter]
+
+    def _fail(
+        self, pairing: str, stage: Stage, error: Exception, cells: Sequence[Cell], at: str = ""
+    ) -> None:
         """Store and tell a refusal; one that an earlier session met too is stored once."""
         reason = at + first_line(error)
         self._watch.warn(f"{pairing}: {reason}")
-        failure = FailureRecord(pairing=pairing, workload="", stage=stage, reason=reason)
+        failure = FailureRecord(
+            pairing=pairing,
+            workload="",
+            stage=stage,
+            reason=reason,
+            cell_ids=tuple(cell.key.id for cell in cells),
+        )
         if failure not in self._stored().failures:
             self._writer.append(failure)
-
-
-def _short(engine: Engine, prompt_ids: tuple[int, ...], work: Work) -> None:
-    request = EngineRequest(
-        prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
-    )
-    engine.generate(request, work)
-
-
-def _warm_up_works(cell: Cell, max_k: int | None) -> Iterator[Work]:
-    """What to run before a cell counts: itself, or every K that it may pick, `max_k` at most.
-
-    An adaptive cell's round costs are not measured here: that is part of its own time.
-    """
-    work = work_of(cell)
-    if not work.adaptive:
-        yield work
-        return
-    for k in default_ks(min(work.k, max_k or work.k)):
-        yield Work(drafter=work.drafter, method=work.method, k=k)
-
-
-def _remove(session: Session, drafter: str) -> None:
-    for engine in session.engines.values():
-        engine.remove_drafter(drafter)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol
 from specbench.bench.blocks import Block, Setting
 from specbench.bench.deadline import Deadline
 from specbench.bench.plan import TargetPlan
-from specbench.bench.recording import first_line
-from specbench.bench.session import REFUSALS, Session
+from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.config import Pairing
-from specbench.errors import UsageError
+from specbench.engines.engine import REFUSALS
+from specbench.errors import UsageError, first_line
 from specbench.records import Prompt, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.stats.intervals import MIN_PROMPTS

@@ -5,20 +5,19 @@ from dataclasses import replace
 
 import torch
 
-from specbench.bench.benchmark import default_threads, find_device, open_engines
+from specbench.bench.benchmark import default_threads, find_device, open_engines, peer_warnings
 from specbench.bench.blocks import Setting
+from specbench.bench.hub import look_for_hub
 from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
-from specbench.bench.recording import first_line
 from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
-from specbench.bench.target import REFUSALS
 from specbench.bench.watch import Watch
 from specbench.bench.work import work_of
 from specbench.config import Pairing
-from specbench.engines.engine import Engine, EngineRequest, Work
+from specbench.engines.engine import REFUSALS, Engine, EngineRequest
 from specbench.engines.peers import BASELINES
 from specbench.engines.shelf import Shelf
 from specbench.lossless.collect import Collector, Question
-from specbench.lossless.evidence import Evidence, Refused, Subject
+from specbench.lossless.evidence import Evidence
 from specbench.lossless.examine import Amount, Job, examine
 from specbench.lossless.teacher import Teacher
 from specbench.records import RunSettings, Sampling
@@ -41,8 +40,11 @@ def collect_evidence(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     torch.set_num_threads(settings.threads or default_threads(pairings))
+    look_for_hub(pairings, watch.warn)
     evidence: list[Evidence] = []
     for plan in plan_targets(settings, pairings, lambda _: ""):
+        for warning in peer_warnings(plan):
+            watch.warn(warning)
         jobs = list(_jobs(plan))
         watch.stage(f"{plan.target.name}: loading")
         shelf = Shelf(device, settings.dtype)
@@ -52,7 +54,7 @@ def collect_evidence(
             first = next(iter(engines.values()))
             questions = [_foreseen(first, question) for question in _questions(plan, first)]
         except REFUSALS as error:
-            evidence += [_refused(job, error) for job in jobs]
+            evidence += [job.refused(error) for job in jobs]
             continue
         collector = Collector(teacher, questions, seed=settings.seed)
         rows = {name: num_rows if name == BUILTIN else 1 for name in engines}
@@ -83,7 +85,8 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
         for cell in cells:
             if cell.key.pairing == pairing:
                 drafter = drafters.get(pairing)
-                yield Job(pairing, drafter, cell.key.engine, work_of(cell), cell.sampling)
+                work, is_default = work_of(cell), plan.is_default_k(cell.key)
+                yield Job(pairing, drafter, cell.key.engine, work, cell.sampling, is_default)
 
 
 def _questions(plan: TargetPlan, engine: Engine) -> Iterator[Question]:
@@ -116,15 +119,3 @@ def nearly(answer: Sequence[int]) -> tuple[int, ...]:
     """A text with every eighth token replaced by the one before: drafts from it are kept and
     refused, and their place is lost and found."""
     return tuple(answer[i - 1] if i % 8 == 7 else token for i, token in enumerate(answer))
-
-
-def _refused(job: Job, error: Exception) -> Refused:
-    work: Work = job.work
-    subject = Subject(
-        pairing=job.pairing,
-        engine=job.engine,
-        method=work.method,
-        num_speculative_tokens=work.k,
-        temperature=job.sampling.temperature,
-    )
-    return Refused(subject=subject, reason=first_line(error))

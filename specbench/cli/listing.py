@@ -126,6 +126,7 @@ def _drafters() -> list[dict[str, Any]]:
             "method": method.name,
             "model": method.model,
             "parameters": {p.name: p.default for p in method.parameters},
+            "allowed": {p.name: p.wanted for p in method.parameters},
             "summary": method.summary,
         }
         for method in all_methods()
@@ -177,6 +178,8 @@ def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _entry(row: dict[str, Any], key: str) -> str:
+    if key == "parameters":
+        return "\n".join(f"{p}={_text(v)} ({row['allowed'][p]})" for p, v in row[key].items())
     text = _text(row[key])
     return f"{text} (lossy)" if key == "method" and row.get("lossy") else text
 
@@ -186,8 +189,6 @@ def _text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}={item}" for key, item in value.items())
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from specbench.cli.options import Asked
+from specbench.cli.resuming import require_as_asked
 from specbench.cli.values import (
     Ks,
     one_of,
@@ -160,6 +161,8 @@ def read_methods(methods: str | None) -> tuple[str, ...]:
 
     if methods is None or methods.strip() == "all":
         return ()
+    if "all" in (word.strip() for word in methods.split(",")):
+        raise UsageError(f"--method {methods!r}: all stands alone; leave it out or name only it")
     return parse_names("--method", methods, tuple(method.name for method in all_methods()))
 
 
@@ -179,6 +182,7 @@ def measure(
         from specbench.store import load_run
 
         stored = load_run(resume, out)
+        require_as_asked(stored.run, settings, read_methods(methods))
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
     file = Path(settings.pairings_file) if settings.pairings_file else None
     pairings = load_pairings(file).select(settings.pairings, read_methods(methods))

@@ -9,6 +9,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.measure import INTERRUPTED
+from specbench.cli.pairing_entry import pairing_entry
 from specbench.cli.values import one_of, parse_seconds, parse_temperatures
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ def train(
         typer.echo(json.dumps(card, indent=2))
     else:
         _print(card, out)
+        typer.echo("")
+        typer.echo(pairing_entry(method, out, target, spec, pairings_file))
 
 
 def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
@@ -136,7 +139,7 @@ def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
 
 
 def _print(card: dict[str, Any], out: Path) -> None:
-    """A line a position, then where the head is and how to measure it."""
+    """A line a position, then where the head is."""
     held_out = card["held_out"]
     typer.echo("position  kept with all before it (held-out prompts, greedy chain)")
     for position, share in enumerate(held_out["acceptance_per_position"], 1):
@@ -145,4 +148,3 @@ def _print(card: dict[str, Any], out: Path) -> None:
         f"\n{held_out['mean_length_of_the_chain']:.2f} tokens a round of such a chain; "
         f"{card['head']['parameters']:,} parameters in {out}"
     )
-    typer.echo(f"Measure it: a drafter with method: {card['method']}, model: ./{out.name}")

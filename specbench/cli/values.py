@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -59,7 +60,9 @@ def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ..
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if name not in allowed:
-            raise UsageError(f"{option} {name!r}: allowed are {', '.join(allowed)}")
+            near = get_close_matches(name, allowed, n=1)
+            close = f", did you mean {near[0]!r}?" if near else ":"
+            raise UsageError(f"{option} {name!r}{close} allowed are {', '.join(allowed)}")
     return names
 
 

@@ -9,6 +9,7 @@ import re
 import struct
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,17 @@ class _Safetensors(Mapping[str, Tensor]):
         self._opened: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Tensor:
+        with self._reading(name) as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As the file's header has it: the tensor is not read."""
+        with self._reading(name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Any]:
         file = self._files[name]
         if file not in self._opened:
             path = self._find(file)
@@ -128,10 +140,12 @@ class _Safetensors(Mapping[str, Tensor]):
                 raise ModelError(f"the file {file}, which has {name}, is not there")
             self._opened[file] = _open(path)
         try:
-            tensor: Tensor = self._opened[file].get_tensor(name)
+            yield self._opened[file]
         except (SafetensorError, RuntimeError, ValueError, TypeError) as error:
             raise ModelError(f"{file}: {name} cannot be read: {error}") from error
-        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files  # Mapping's own would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)

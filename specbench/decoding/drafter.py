@@ -72,6 +72,7 @@ class Outcome(NamedTuple):
     span: int
     tokens_BN: Tensor  # what was fed
     logits_BNV: Tensor
+    path_BT: Tensor | None = None  # the path's nodes, of which 0 is the first; None: a chain
 
     def last_kept(self, x_BTF: Tensor) -> Tensor:
         """The entry of the last token kept [B, F]; of a row that was done, the first."""
@@ -91,6 +92,8 @@ class Drafter(Protocol):
     features: tuple[int, ...]  # hidden states of the target that prefill and observe want
     needs_host: bool  # it proposes on the host, so that a graph cannot hold its half of a round
     max_k: int | None  # the deepest it can draft
+    # A row's next text may begin like its last one, and what they share need not be seen again.
+    keeps_prefix: bool
     chains_nest: bool  # a chain at a smaller K is the beginning of one at a greater K
     # What it drafts after a given text, wherever the rounds before began: the same; about the
     # same; or nothing that could be told without those rounds.
@@ -179,6 +182,7 @@ class Memoryless:
     features: tuple[int, ...] = ()
     needs_host: bool = False
     max_k: int | None = None
+    keeps_prefix: bool = True
     chains_nest: bool = False  # the safe side: then every K is looked at by itself
     repeatability: Repeatability = "exact"
     runner: Runner | None = None

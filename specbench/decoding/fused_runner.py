@@ -93,8 +93,8 @@ class FusedRunner:
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
 
-    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
-        self.cache.move_slots(sources_BT, destinations_BT)
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        self.cache.move_slots(sources_BT, destinations_BT, first_row)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         return torch.nn.functional.embedding(tokens_BT, self._weights.embedding)

@@ -31,6 +31,7 @@ from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.slot_cache import SlotCache
 from specbench.decoding.state import State
+from specbench.errors import first_line
 from specbench.footprint import span_bucket
 
 
@@ -140,7 +141,7 @@ class GraphLauncher:
             self._captured[bucket] = self._capture(state, bucket.k, bucket.span)
             self.num_captures += 1
         except RuntimeError as error:
-            self._fall_back("off", f"a round could not be captured: {_first_line(error)}")
+            self._fall_back("off", f"a round could not be captured: {first_line(error)}")
         finally:
             state.budget_B.copy_(budget_B)
 
@@ -215,10 +216,6 @@ class Launchers:
             graphs=self.graphs,
             readback=self._readback,
         )
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _cloned(proposal: Proposal) -> Proposal:

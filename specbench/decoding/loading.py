@@ -23,7 +23,7 @@ from specbench.decoding.quantization import (
     require_packable,
     stored_format,
 )
-from specbench.errors import ModelError, ModelMemoryError
+from specbench.errors import ModelError, ModelMemoryError, first_line
 
 # Its bars would break into the program's own progress.
 disable_progress_bar()
@@ -176,7 +176,7 @@ def _refusing(source: ModelSource, placement: str, stored: str | None) -> Iterat
         yield
     except torch.OutOfMemoryError as error:
         raise ModelMemoryError(
-            f"{source.location} does not fit on {placement}: {_first_line(error)}; choose a "
+            f"{source.location} does not fit on {placement}: {first_line(error)}; choose a "
             "smaller model or dtype, or spread it with device_map: auto"
         ) from error
     except ModelError as error:
@@ -184,19 +184,22 @@ def _refusing(source: ModelSource, placement: str, stored: str | None) -> Iterat
     except _REFUSALS as error:
         install = missing_readers(stored) if stored else None
         kind = f" (stored as {stored})" if stored else ""
-        advice = (
-            f"{_first_line(error)}; all that it needs: {install}" if install else _advice(error)
-        )
+        advice = f"{first_line(error)}; all that it needs: {install}" if install else _advice(error)
         raise ModelError(f"{source.location}{kind}: cannot be loaded: {advice}") from error
 
 
 def _load_config(source: ModelSource) -> Any:
+    """As the files have it, but for implementations: a name there may be that of a repository
+    whose kernels transformers would fetch and run."""
     try:
-        return AutoConfig.from_pretrained(
+        config = AutoConfig.from_pretrained(
             source.location, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ModelError(f"{source.location}: cannot be loaded: {_advice(error)}") from error
+    for name in ("_attn_implementation", "_experts_implementation"):
+        setattr(config, name, None)
+    return config
 
 
 def _loaded(
@@ -243,7 +246,7 @@ def _bytes_of(model: Any) -> int:
 
 
 def _advice(error: Exception) -> str:
-    text = _first_line(error)
+    text = first_line(error)
     if "trust_remote_code" in str(error):
         return f"{text}; set trust_remote_code: true only if you trust its authors' code"
     if "safetensors" in str(error):
@@ -251,10 +254,6 @@ def _advice(error: Exception) -> str:
     if "local" in text or "connect" in text or "offline" in text.lower():
         return f"{text}; download it once with `hf download`, or give a folder (./my-model)"
     return text
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _config_sha256(config: PretrainedConfig, seed: int) -> str:

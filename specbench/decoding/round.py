@@ -93,7 +93,8 @@ def finish_round(
     features = out.features
     if verdict.path_BT is not None:
         # Before the lengths move on: the path's slots become those of its positions.
-        target.move_slots(state.length_B1 + verdict.path_BT[:, 1:], positions_BT[:, 1:])
+        sources_BT = state.length_B1 + verdict.path_BT[:, 1:]
+        target.move_slots(sources_BT, positions_BT[:, 1:], state.first_row)
         features = tuple(_along(verdict.path_BT, feature) for feature in features)
     report_BR = commit(state, proposal, verdict, next_BT)
     drafter.observe(
@@ -106,6 +107,7 @@ def finish_round(
             span=span,
             tokens_BN=tokens_BN,
             logits_BNV=out.logits,
+            path_BT=verdict.path_BT,
         ),
     )
     return report_BR

@@ -100,9 +100,25 @@ class Rows:
 
     def move_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Give a row's work to another; the source is done."""
+        # Drafters may still want what the other row said: it is overwritten after `begin`.
+        self.drafter.begin(self.state.rows(destination, 1), [()])
         self.state.move_row(source, destination)
         self.target.copy_row(source, destination, num_tokens)
         self.drafter.copy_row(source, destination, num_tokens)
+
+    def num_kept(self, text: Sequence[int], num_seen: int, prompt_ids: Sequence[int]) -> int:
+        """How many tokens a prompt need not feed to the row that a text was left in.
+
+        Target and drafter have seen the text's first `num_seen` tokens there.
+        """
+        if not self.drafter.keeps_prefix:
+            return 0
+        pairs = enumerate(zip(text, prompt_ids, strict=False))
+        end = min(len(text), len(prompt_ids))
+        num_shared = next((i for i, (a, b) in pairs if a != b), end)
+        # A head's entry for a token has the next one in it, too: that of the last one shared
+        # may be the old text's.
+        return max(min(num_shared - 1, num_seen, len(prompt_ids) - 1), 0)
 
     def _load(self, group: Sequence[Fill]) -> State:
         state = self.state.rows(group[0].row, len(group))

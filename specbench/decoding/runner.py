@@ -91,8 +91,8 @@ class Runner(Protocol):
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy what is kept of a row's first `num_tokens` tokens to another row."""
 
-    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
-        """Copy slots of rows 0 .. B - 1 within their row; they may overlap."""
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        """Copy slots of B rows from `first_row` on within their row; they may overlap."""
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         """The model's own embedding of tokens [B, T, F], before any scaling of its forward."""
@@ -153,8 +153,8 @@ class StockRunner:
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
 
-    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
-        self.cache.move_slots(sources_BT, destinations_BT)
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        self.cache.move_slots(sources_BT, destinations_BT, first_row)
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         states_BTF: Tensor = self.model.get_input_embeddings()(tokens_BT)

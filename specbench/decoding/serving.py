@@ -145,11 +145,7 @@ class Serving:
             seed=request.seed,
             prediction_ids=request.prediction_ids,
             is_sample=request.is_sample,
-            num_kept=min(
-                _shared(kept.tokens, request.prompt_ids),
-                kept.num_tokens,
-                len(request.prompt_ids) - 1,
-            ),
+            num_kept=self._rows.num_kept(kept.tokens, kept.num_tokens, request.prompt_ids),
         )
 
     def _packed(self) -> tuple[int, ...]:
@@ -279,9 +275,3 @@ class Serving:
             num_rows=tuple(r.num_rows for r in self._rounds),
             num_emitted=tuple(r.num_emitted for r in self._rounds),
         )
-
-
-def _shared(kept: Sequence[int], prompt: Sequence[int]) -> int:
-    """How many leading tokens are the same."""
-    pairs = enumerate(zip(kept, prompt, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(kept), len(prompt)))

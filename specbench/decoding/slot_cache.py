@@ -92,10 +92,13 @@ class SlotCache(Cache):  # type: ignore[misc]
                 for buffer in (layer.keys, layer.values):
                     buffer[destination, :num_tokens].copy_(buffer[source, :num_tokens])
 
-    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
-        """Copy slots of rows 0 .. B - 1 within their row, in all layers; they may overlap."""
-        rows_B1 = torch.arange(len(sources_BT), device=sources_BT.device)[:, None]
-        first_B1 = rows_B1 * self.index.max_len
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        """Copy slots of B rows from `first_row` on within their row, in all layers.
+
+        Sources and destinations may overlap.
+        """
+        rows_B = torch.arange(len(sources_BT), device=sources_BT.device) + first_row
+        first_B1 = rows_B[:, None] * self.index.max_len
         from_N, to_N = (first_B1 + sources_BT).flatten(), (first_B1 + destinations_BT).flatten()
         for layer in self.layers:
             for buffer in (layer.keys, layer.values):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specbench.decoding.tree import Tree, ancestors_of
 from specbench.errors import UsageError
+from specbench.footprint import MOST_DRAFTS, num_static_drafts
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,17 @@ class Topology:
 
     @classmethod
     def of_widths(cls, widths: Sequence[int], depth: int) -> "Topology":
-        """Every node of level i has widths[i] children, one past the list's end."""
+        """Every node of level i has widths[i] children, one past the list's end.
+
+        UsageError where a width is no whole number above 0, and for too many drafts.
+        """
+        if not all(type(width) is int and width > 0 for width in widths):
+            raise UsageError(f"tree: {list(widths)} has to list whole numbers above 0")
+        if (num_drafts := num_static_drafts(widths, depth)) > MOST_DRAFTS:
+            raise UsageError(
+                f"tree: {list(widths)} makes {num_drafts} drafts at K={depth}; at most "
+                f"{MOST_DRAFTS} are allowed: choose smaller widths or a smaller K"
+            )
         level: list[tuple[int, ...]] = [()]
         paths: list[tuple[int, ...]] = []
         for i in range(depth):

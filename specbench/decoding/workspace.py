@@ -99,9 +99,12 @@ class JoinedCache:
             rows = layer.view(self.num_rows, self.max_len, -1)
             rows[destination, :num_tokens].copy_(rows[source, :num_tokens])
 
-    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None:
-        """Copy slots of rows 0 .. B - 1 within their row, in all layers; they may overlap."""
-        first_B1 = self._first_slots_B1[: len(sources_BT)]
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        """Copy slots of B rows from `first_row` on within their row, in all layers.
+
+        Sources and destinations may overlap.
+        """
+        first_B1 = self._first_slots_B1[first_row : first_row + len(sources_BT)]
         from_N, to_N = (first_B1 + sources_BT).flatten(), (first_B1 + destinations_BT).flatten()
         for layer in self.layers:
             layer.index_copy_(0, to_N, layer.index_select(0, from_N))

@@ -1,6 +1,7 @@
 """Take a finished training into the package: `python -m specbench.demo.card --trained DIR`.
 
-Copies the models, writes the workloads, measures, and writes card.json and MODEL_CARD.md.
+Copies the models, writes the workloads, measures, and writes card.json and MODEL_CARD.md. Without
+`--trained` the page alone is written, from card.json and the training.json of each head.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from specbench.demo.prompts import write_workloads
 from specbench.demo.train import END, PARTS, SEED
 
 NAMES = ("target", "draft", "poor")
+HEADS = ("eagle", "eagle3", "medusa")  # of `specbench train`, each with its training.json
 _PROMPTS = 40  # of each workload, first turns only
 
 
@@ -56,8 +58,15 @@ class RegisterFacts:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trained", type=Path, required=True, help="the --out of the training")
+    parser.add_argument("--trained", type=Path, help="the --out of the training")
     trained = parser.parse_args().trained
+    if trained is not None:
+        _take(trained)
+    facts = json.loads((ROOT / "card.json").read_text(encoding="utf-8"))
+    (ROOT / "MODEL_CARD.md").write_text(model_card(facts, head_facts()), encoding="utf-8")
+
+
+def _take(trained: Path) -> None:
     torch.set_num_threads(1)
     for name in NAMES:
         shutil.copytree(trained / name, MODELS / name, dirs_exist_ok=True)
@@ -65,7 +74,16 @@ def main() -> None:
     write_workloads(WORKLOADS, seed=SEED, trained_per_register=END)
     facts = {**_provenance(trained), "registers": _measure()}
     (ROOT / "card.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-    (ROOT / "MODEL_CARD.md").write_text(model_card(facts), encoding="utf-8")
+
+
+def head_facts() -> dict[str, Any]:
+    """What each head's training.json says, with the size of its file."""
+    found = {}
+    for name in HEADS:
+        told = json.loads((MODELS / name / "training.json").read_text(encoding="utf-8"))
+        size = (MODELS / name / "model.safetensors").stat().st_size
+        found[name] = {**told, "head": {**told["head"], "bytes": size}}
+    return found
 
 
 def load(name: str) -> LlamaForCausalLM:

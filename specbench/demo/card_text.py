@@ -7,7 +7,8 @@ _INTRODUCTION = """\
 # The embedded pair
 
 Three small Llama models with one tokenizer, trained from scratch on text written by a generator in
-this repository. They exist so that specbench runs in an empty folder, on a CPU, without a download.
+this repository, and three heads that draft for the target. They exist so that specbench runs in an
+empty folder, on a CPU, without a download.
 
 - The text is synthetic and **easier than life**. Acceptance is therefore higher than with real
   models on real text. Use the pair to learn what the numbers mean, not to predict your own.
@@ -61,8 +62,17 @@ models, not measured speed.
 """
 
 
-def model_card(facts: Mapping[str, Any]) -> str:
-    """The whole page as Markdown."""
+_HEADS = """
+Held out, kept at position i: share of places of the target's greedy answers, to prompts that were
+not trained on, where the head's first i tokens of a chain are the target's own. The last column is
+the mean length of a chain at that, one more token included. Heads learned from the part of the
+corpus that `draft` was trained on and the target was not; on other text they would be accepted
+less often. Each head's `training.json` has the whole of it.
+"""
+
+
+def model_card(facts: Mapping[str, Any], heads: Mapping[str, Any]) -> str:
+    """The whole page as Markdown; `heads` are by name what their training.json says."""
     models = facts["models"]
     parts = [
         _INTRODUCTION.format(
@@ -72,6 +82,7 @@ def model_card(facts: Mapping[str, Any]) -> str:
         _registers(facts["registers"]),
         _CHOICES.format(poor_steps=facts["training"]["poor"]["schedule"]["steps"]),
         _training(facts),
+        _heads(heads),
         _samples(facts["registers"]),
     ]
     return "\n".join(parts)
@@ -145,6 +156,55 @@ def _training(facts: Mapping[str, Any]) -> str:
             f"and {schedule['adamw_lr']} (AdamW). Loss for each 100 steps: {losses}"
         )
     return "\n".join(lines) + "\n"
+
+
+def _heads(heads: Mapping[str, Any]) -> str:
+    rows = []
+    for name, head in heads.items():
+        held_out = head["held_out"]
+        rows.append(
+            [
+                f"`{name}`",
+                f"{head['head']['parameters']:,}",
+                f"{head['head']['bytes'] / 1e6:.1f} MB",
+                f"{head['training']['steps']:,}",
+                f"{head['training']['seconds'] / 60:.0f}",
+                ", ".join(f"{share:.3f}" for share in held_out["acceptance_per_position"]),
+                f"{held_out['mean_length_of_the_chain']:.2f}",
+            ]
+        )
+    header = [
+        "head",
+        "parameters",
+        "file",
+        "steps",
+        "minutes",
+        "kept at position 1, 2 ..",
+        "length",
+    ]
+    made = "\n".join(_head_lines(name, head) for name, head in heads.items())
+    return f"## Heads\n\n{_table(header, rows)}{_HEADS}\n{made}\n"
+
+
+def _head_lines(name: str, head: Mapping[str, Any]) -> str:
+    texts, held_out = head["texts"], head["held_out"]
+    temperatures = " and ".join(f"{temperature:g}" for temperature in texts["temperatures"])
+    commit = head["commit"]
+    made_on = "a commit that was not recorded"
+    if commit is not None:
+        made_on = f"commit `{commit.removesuffix('-dirty')}`"
+        if commit.endswith("-dirty"):
+            made_on += " **with changes that were not committed**; that code is in no commit"
+    return "\n".join(
+        [
+            f"- `{name}`: `{' '.join(head['command'])}`",
+            f"  - learned from the target's own answers at temperature {temperatures} to prompts "
+            f"of {', '.join(texts['sources'])}: {texts['count'] - texts['held_out']:,} texts; "
+            f"{texts['held_out']} held out, {held_out['contexts']:,} places",
+            f"  - {head['head']['stored_as']}, SHA-256 of the weights "
+            f"`{head['head']['sha256'][:16]}...`; made on {made_on}",
+        ]
+    )
 
 
 def _samples(registers: Mapping[str, Any]) -> str:

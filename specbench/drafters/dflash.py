@@ -56,7 +56,7 @@ class DFlash(Memoryless):
             head.see(features, positions_1T, span, 0)
 
         def block(tokens_1T: Tensor, positions_1T: Tensor, span: int) -> Tensor:
-            return head.logits(tokens_1T[:, :1], positions_1T, span)
+            return head.logits(tokens_1T[:, :1], positions_1T, span, 0)
 
         num_layers = len(head.layers.layers)
         return {
@@ -95,7 +95,8 @@ class DFlash(Memoryless):
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         current_B1 = state.tokens_at(state.length_B1)
-        logits_BKV = self.head.logits(current_B1, state.positions(0, k + 1), span)
+        places_BN = state.positions(0, k + 1)
+        logits_BKV = self.head.logits(current_B1, places_BN, span, state.first_row)
         num_drafted_B = torch.full_like(state.budget_B, k)
         if sampler.is_greedy:
             return Proposal(logits_BKV.argmax(-1), num_drafted_B)

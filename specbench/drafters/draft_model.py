@@ -32,6 +32,7 @@ class DraftModel:
     features: tuple[int, ...] = ()
     needs_host = False
     max_k: int | None = None
+    keeps_prefix = True
     chains_nest = True
     repeatability: Repeatability = "exact"
     weights: tuple[Tensor, ...] = ()
@@ -64,29 +65,18 @@ class DraftModel:
         self._see(chunk.tokens_BT, chunk.positions_BT, chunk.span, state.first_row, chunk.start)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        if self._is_tree:
-            return self._propose_tree(state, k, span, sampler)
         # The token before the current one is fed again: after a round in which every draft
         # was accepted it is the one the draft model has not seen, and else it costs nothing.
         positions_B2 = state.positions(-1, 2)
-        logits_BV = self._logits(state.tokens_at(positions_B2), positions_B2, span)[:, -1]
-
-        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
-            return self._logits(tokens_B1, positions_B1, span)
-
-        return grow_chain(state, logits_BV, follow, k, sampler)
-
-    def _propose_tree(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        # A round leaves the tokens it kept in the slots of their nodes: they are fed again.
-        positions_BT, tokens_BT = state.last(k)
-        tokens_BT = torch.cat([tokens_BT, state.tokens_at(state.length_B1)], 1)
-        positions_BT = torch.cat([positions_BT, state.length_B1], 1)
-        logits_BV = self._logits(tokens_BT, positions_BT, span)[:, -1]
+        logits_of = partial(self._logits, span=span, first_row=state.first_row)
+        logits_BV = logits_of(state.tokens_at(positions_B2), positions_B2)[:, -1]
 
         def feed(nodes: Frontier) -> Tensor:
-            return self._logits(nodes.tokens_BW, nodes.positions_BW, span, nodes.branches)
+            return logits_of(nodes.tokens_BW, nodes.positions_BW, branches=nodes.branches)
 
-        return grow_static(self._trees[k], state, logits_BV, feed, sampler)
+        if self._is_tree:
+            return grow_static(self._trees[k], state, logits_BV, feed, sampler)
+        return grow_chain(state, logits_BV, logits_of, k, sampler)
 
     def whole_answer(self, state: State, most: int) -> Proposal | None:  # noqa: ARG002
         return None
@@ -101,11 +91,18 @@ class DraftModel:
     def forwards(self, k: int) -> tuple[BareForward, ...]:
         if self._is_tree:
             widths = self._trees[k].topology.inner_widths
-            return (BareForward(k + 1, 1), *(BareForward(width, 1) for width in widths))
+            return (BareForward(2, 1), *(BareForward(width, 1) for width in widths))
         return (BareForward(2, 1), BareForward(1, k - 1)) if k > 1 else (BareForward(2, 1),)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """What was rejected is overwritten by the next proposal: nothing to do."""
+        """A tree's kept path moves to its positions, as in the target's cache.
+
+        What was rejected is overwritten before it is seen again.
+        """
+        if outcome.path_BT is not None:
+            positions_BT = outcome.positions_BT
+            sources_BT = positions_BT[:, :1] + outcome.path_BT[:, 1:]
+            self.runner.move_slots(sources_BT, positions_BT[:, 1:], state.first_row)
 
     def _see(
         self,
@@ -129,11 +126,15 @@ class DraftModel:
         self,
         tokens_BT: Tensor,
         positions_BT: Tensor,
+        *,
         span: int,
+        first_row: int,
         branches: Branches | None = None,
     ) -> Tensor:
         """Over the target's vocabulary [B, T, V]; tokens the draft model lacks are impossible."""
-        out = self.runner.forward(self._known(tokens_BT), positions_BT, span, branches=branches)
+        out = self.runner.forward(
+            self._known(tokens_BT), positions_BT, span, first_row=first_row, branches=branches
+        )
         missing = self._target_vocab_size - out.logits.shape[-1]
         if missing < 0:
             return out.logits[..., :missing]

@@ -38,7 +38,7 @@ class Eagle(FeatureDrafter):
     @staticmethod
     def new_checkpoint(config: Any, seed: int, *, bias: bool = True) -> Checkpoint:
         """A head that knows nothing yet, for a target of this config."""
-        fields = {**new_layer_fields(config), "bias": bias}
+        fields = {**new_layer_fields(config, "LlamaForCausalLM"), "bias": bias}
         bare = Checkpoint(source="a new EAGLE head", config=fields, tensors={})
         with torch.device("meta"):
             weights = EagleWeights(layer_config(bare), frozenset(), has_bias=bias)

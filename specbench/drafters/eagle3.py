@@ -50,7 +50,7 @@ class Eagle3(FeatureDrafter):
         """
         text = config.get_text_config()
         fields = {
-            **new_layer_fields(config),
+            **new_layer_fields(config, "LlamaForCausalLMEagle3"),
             "draft_vocab_size": len(target_ids) or text.vocab_size,
             "eagle_aux_hidden_state_layer_ids": list(
                 layer_ids or default_layer_ids(text.num_hidden_layers)

@@ -153,8 +153,12 @@ class Medusa(Memoryless):
                 tensors[f"{i}.{j}.linear.weight"] = draw(F, F)
                 tensors[f"{i}.{j}.linear.bias"] = draw(F)
             tensors[f"{i}.{num_layers}.weight"] = draw(V, F)
-        sizes = {"medusa_num_heads": num_heads, "medusa_num_layers": num_layers}
-        return Checkpoint(source="new medusa heads", config=sizes, tensors=tensors)
+        fields = {
+            "architectures": ["MedusaModel"],
+            "medusa_num_heads": num_heads,
+            "medusa_num_layers": num_layers,
+        }
+        return Checkpoint(source="new medusa heads", config=fields, tensors=tensors)
 
 
 def _accuracies(checkpoint: Checkpoint) -> list[list[float]]:

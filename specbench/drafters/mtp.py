@@ -37,6 +37,8 @@ class Mtp(FeatureDrafter):
         head = MtpHead(parts.checkpoint(), parts.target)
         super().__init__(head, TreePlan())
         self._mtp = head
+        # A later layer goes on from the states of the one before it, which only a row's end has.
+        self.keeps_prefix = head.num_layers == 1
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int, *, num_layers: int = 1) -> Checkpoint:
@@ -111,7 +113,9 @@ class Mtp(FeatureDrafter):
             W = min(depth, head.num_layers)
             tokens_BW = torch.cat([tokens_BW, tokens_B1], 1)[:, -W:]
             places_BW = state.positions(depth - W, W)
-            states_BWF = head.step(tokens_BW, states_BWF, places_BW, span, depth=depth)
+            states_BWF = head.step(
+                tokens_BW, states_BWF, places_BW, span, first_row=state.first_row, depth=depth
+            )
             return head.logits(states_BWF[:, -1:], depth)
 
         logits_BV = head.logits(kept_BLF[:, :1])[:, 0]

@@ -40,6 +40,8 @@ class PreviousTurn(Memoryless):
     ) -> None:
         self._max_ngram = max_ngram
         self._checks_whole_answer = whole_answer
+        if whole_answer:
+            self.repeatability = "none"  # what the check leaves to rounds is known by running it
         self._device = parts.target.device
         self._make_buffers(0, 0)
 

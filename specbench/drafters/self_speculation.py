@@ -49,16 +49,15 @@ class SelfSpeculation(Memoryless):
         return self._trees[k].topology.num_drafts if self._is_tree else k
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
-        first = self.runner
+        forward = partial(self.runner.forward, span=span, first_row=state.first_row)
         tokens_B1 = state.tokens_at(state.length_B1)
-        logits_BV = first.forward(tokens_B1, state.length_B1, span).logits[:, 0]
+        logits_BV = forward(tokens_B1, state.length_B1).logits[:, 0]
 
         def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
-            return first.forward(tokens_B1, positions_B1, span).logits
+            return forward(tokens_B1, positions_B1).logits
 
         def feed(nodes: Frontier) -> Tensor:
-            places = (nodes.tokens_BW, nodes.positions_BW)
-            return first.forward(*places, span, branches=nodes.branches).logits
+            return forward(nodes.tokens_BW, nodes.positions_BW, branches=nodes.branches).logits
 
         if self._is_tree:
             return grow_static(self._trees[k], state, logits_BV, feed, sampler)

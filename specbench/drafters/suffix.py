@@ -96,7 +96,6 @@ class Suffix(Memoryless):
             shared = self._samples.setdefault(source, SuffixTree(self._max_depth))
             self._samples[destination] = shared
             return
-        self._keep_answer(destination)
         self._rows[destination], self._rows[source] = self._rows[source], None
         self._filled.discard(destination)
 

@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+import torch
+
 from specbench.config import Drafter
 from specbench.decoding.tokenizer import Tokenizer
+from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
 from specbench.records import (
     AnswerCheck,
     EngineRecord,
@@ -14,6 +17,9 @@ from specbench.records import (
     RoundTimeline,
     Sampling,
 )
+
+# What a machine or a model may refuse; it is a stored result then, and the rest goes on.
+REFUSALS = (ModelError, CompatibilityError, UsageError, WorkloadError, torch.OutOfMemoryError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

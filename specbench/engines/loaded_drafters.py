@@ -58,6 +58,7 @@ class LoadedDrafters:
         self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
         self._models: dict[str, Held] = {}
         self._rules: dict[str, LossyRule] = {}
+        self._trees: dict[str, str] = {}  # of drafters with a limit: which tree sets it
         self.max_ks: dict[str, int] = {}  # of every drafter that ever was here and has a limit
         self.notes = target.notes
 
@@ -90,6 +91,7 @@ class LoadedDrafters:
             self._rules[drafter.name] = drafter.lossy
         if method.max_k is not None:
             self.max_ks[drafter.name] = method.max_k
+            self._trees[drafter.name] = _in_tree(drafter)
         if spec is None:
             return None
         if is_head:
@@ -123,7 +125,10 @@ class LoadedDrafters:
         if most is None or work.k <= most:
             return work.k
         if not work.adaptive:
-            raise UsageError(f"{work.drafter} drafts at most {most} tokens ahead; choose -k {most}")
+            tree = self._trees.get(work.drafter, "")
+            raise UsageError(
+                f"{work.drafter} drafts at most {most} tokens ahead{tree}; choose -k {most}"
+            )
         return most
 
     def weights_bytes(self, name: str) -> int:
@@ -174,3 +179,12 @@ class LoadedDrafters:
 
     def _note(self, *notes: str) -> None:
         self.notes = (*self.notes, *(note for note in notes if note not in self.notes))
+
+
+def _in_tree(drafter: Drafter) -> str:
+    """` in its tree (`tree: auto`)` where it drafts one by name, else nothing."""
+    for parameter in find_method(drafter.method).parameters:
+        if parameter.name == "tree":
+            tree = drafter.parameters.get("tree", parameter.default)
+            return f" in its tree (`tree: {tree}`)" if tree and tree != "chain" else ""
+    return ""

@@ -8,10 +8,11 @@ BASELINES = ("generate", "generate_static")
 # Tokens a round that `assisted_default` drafts at most, unless the draft's checkpoint names
 # another number; the engine's record tells what it was.
 ASSISTED_DEFAULT_K = 20
+ASSISTED_DEFAULT = "assisted_default"
 
 # Our drafting methods that it has, too, and what it calls them.
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {
-    "draft_model": ("assisted", "assisted_default"),
+    "draft_model": ("assisted", ASSISTED_DEFAULT),
     "ngram": ("prompt_lookup",),
 }
 

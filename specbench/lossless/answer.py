@@ -93,9 +93,34 @@ def _sentence(findings: Sequence[Finding]) -> str:
         ("inconclusive", "not decided"),
     ):
         worst = next((f for f in findings if f.verdict == verdict), None)
+        if worst is not None and verdict == "lossy":
+            return f"{says}: {_at_every_temperature(findings)}."
         if worst is not None:
             return f"{says}: {_setting(worst)}: {worst.reason}{_p(worst)}."
     return f"lossless: {'; '.join(filter(None, (_greedy(findings), _sampled(findings))))}."
+
+
+def _at_every_temperature(findings: Sequence[Finding]) -> str:
+    """What was found of a lossy pairing; of several K the plainest at each temperature."""
+    told: list[str] = []
+    by_temperature: dict[float, list[Finding]] = {}
+    for finding in findings:
+        by_temperature.setdefault(finding.subject.temperature, []).append(finding)
+    for found in by_temperature.values():
+        worst = min(
+            found, key=lambda f: (f.match_rate or 0.0, 1.0 if f.p_value is None else f.p_value)
+        )
+        prefix = f"{worst.subject.lossy} is lossy by choice; "
+        reason = worst.reason.removeprefix(prefix) if told else worst.reason
+        told.append(f"{_setting(worst)}: {reason}{_share(worst)}{_p(worst)}")
+    return "; ".join(told)
+
+
+def _share(finding: Finding) -> str:
+    if finding.match_rate is None or finding.num_prompts is None:
+        return ""
+    same = round(finding.match_rate * finding.num_prompts)
+    return f" ({same} of {finding.num_prompts} answers are those of K = 0)"
 
 
 def _greedy(findings: Sequence[Finding]) -> str:

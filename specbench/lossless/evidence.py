@@ -40,6 +40,7 @@ class Divergence:
     gap: float
     steps: float | None  # None where one text has ended
     tie_steps: float
+    below: float | None = None  # the same distance as `steps`, in logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

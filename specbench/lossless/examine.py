@@ -2,18 +2,15 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-import torch
-
 from specbench.config import Drafter
-from specbench.engines.engine import Engine, Work
-from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
+from specbench.engines.engine import REFUSALS, Engine, Work
+from specbench.errors import ModelError, first_line
 from specbench.lossless.collect import Collector, Examined, Texts
-from specbench.lossless.evidence import Evidence, Refused
+from specbench.lossless.evidence import Evidence, Refused, Subject
 from specbench.records import Sampling
-
-_REFUSALS = (ModelError, CompatibilityError, UsageError, WorkloadError, torch.OutOfMemoryError)
 
 
 class Job(NamedTuple):
@@ -24,6 +21,20 @@ class Job(NamedTuple):
     engine: str
     work: Work
     sampling: Sampling
+    is_default_k: bool = False  # nobody asked for this K: the drafter's own limit may lower it
+
+    def refused(self, error: Exception) -> Refused:
+        """As evidence. Whether it is lossy follows from its drafter, which no engine may have."""
+        rule = self.drafter.lossy if self.drafter else None
+        subject = Subject(
+            pairing=self.pairing,
+            engine=self.engine,
+            method=self.work.method,
+            num_speculative_tokens=self.work.k,
+            temperature=self.sampling.temperature,
+            lossy=str(rule) if rule else None,
+        )
+        return Refused(subject=subject, reason=first_line(error))
 
 
 class Amount(NamedTuple):
@@ -54,9 +65,9 @@ def examine(
             try:
                 if drafter is not None:
                     engines[name].add_drafter(drafter)
-            except _REFUSALS as error:
+            except REFUSALS as error:
                 refused[name] = error
-        for job in own:
+        for job in (_within_reach(job, engines) if not refused else job for job in own):
             who = Examined(pairing, engines[job.engine], job.work, amount.num_rows[job.engine])
             method = f"{job.work.method} " if job.work.k else ""
             stage(f"{pairing}: {method}K={job.work.k} T={job.sampling.temperature:g}")
@@ -64,13 +75,19 @@ def examine(
                 if job.engine in refused:
                     raise refused[job.engine]
                 found.append(_evidence(collector, who, job, amount.num_tokens, baselines))
-            except _REFUSALS as error:
-                subject = who.at(job.sampling.temperature)
-                found.append(Refused(subject=subject, reason=_first_line(error)))
+            except REFUSALS as error:
+                found.append(job.refused(error))
         if own[0].drafter is not None:
             for engine in engines.values():
                 engine.remove_drafter(own[0].drafter.name)
     return found
+
+
+def _within_reach(job: Job, engines: Mapping[str, Engine]) -> Job:
+    if not job.is_default_k:
+        return job
+    most = next(iter(engines.values())).max_k(job.work.drafter) or job.work.k
+    return job._replace(work=replace(job.work, k=min(job.work.k, most)))
 
 
 def _evidence(
@@ -85,7 +102,3 @@ def _evidence(
     if job.engine not in baselines:
         raise ModelError(f"{job.engine} could not decode at K = 0, there is nothing to compare")
     return collector.greedy(who, texts, baselines[job.engine])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

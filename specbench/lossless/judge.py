@@ -3,6 +3,7 @@
 The false alarm rate is that of a whole call: all its p-values are adjusted together (Holm).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -108,7 +109,7 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
         worst = max(d.steps or 0.0 for d in evidence.divergences)
         reason = (
             f"{len(evidence.divergences)} tokens differ where rounding decides: they are at most "
-            f"{worst:.0f} steps below the target's best"
+            f"{worst:.0f} steps{_in_logits(evidence.divergences)} below the target's best"
         )
     else:
         verdict, reason = "bug", _told(first)
@@ -174,6 +175,12 @@ _SEEN_BY = {
 }
 
 
+def _in_logits(divergences: Sequence[Divergence]) -> str:
+    """The largest distance of a token from the target's best, in logits."""
+    below = max((d.below for d in divergences if d.below is not None), default=None)
+    return "" if below is None else f" ({below:.2g} in logits)"
+
+
 def _told(divergence: Divergence) -> str:
     place = f"{divergence.prompt_id}, token {divergence.position}"
     if divergence.expected is None:
@@ -182,6 +189,15 @@ def _told(divergence: Divergence) -> str:
         return f"{place}: the text stops before its end"
     return (
         f"{place}: {divergence.found} instead of {divergence.expected}, the worse of them "
-        f"{divergence.steps:.0f} rounding steps below the target's best "
-        f"({divergence.tie_steps:.0f} make a tie)"
+        f"{_distance(divergence)} below the target's best"
     )
+
+
+def _distance(divergence: Divergence) -> str:
+    """`0.53 in logits (a token 0.59 times as likely; 500 rounding steps, 8 make a tie)`."""
+    steps = f"{divergence.steps:.0f} rounding steps"
+    tie = f"{divergence.tie_steps:.0f} make a tie"
+    if divergence.below is None:
+        return f"{steps} ({tie})"
+    ratio = math.exp(-divergence.below)
+    return f"{divergence.below:.2g} in logits ({ratio:.2g} times as likely; {steps}, {tie})"

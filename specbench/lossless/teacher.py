@@ -117,10 +117,11 @@ def _divergence(
     prompt_id: str, position: int, expected: int | None, found: int | None, logits_V: Tensor
 ) -> Divergence:
     best, second = logits_V.topk(2).values.double().tolist()
-    steps = None
+    steps = below = None
     if expected is not None and found is not None:
         worse = min(float(logits_V[expected]), float(logits_V[found]))
-        steps = (best - worse) / float(rounding_step(logits_V[None]))
+        below = best - worse
+        steps = below / float(rounding_step(logits_V[None]))
     return Divergence(
         prompt_id=prompt_id,
         position=position,
@@ -128,6 +129,7 @@ def _divergence(
         found=found,
         gap=best - second,
         steps=steps,
+        below=below,
         tie_steps=_TIE_STEPS.get(logits_V.dtype, _TIE_STEPS[torch.float32]),
     )
 

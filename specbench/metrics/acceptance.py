@@ -55,7 +55,11 @@ def acceptance_rate(cell: CellData) -> float | None:
 
 @metric(unit="tokens/round", better=None)
 def num_draft_nodes(cell: CellData) -> int | None:
-    """max(d): the drafts of a whole proposal; K in a chain, more in a tree."""
+    """max(d): the largest number of tokens drafted in a round; K in a chain, more in a tree.
+
+    A tree's size where a round drafted all of it. Records do not tell what is left out for the
+    budget, or because a drafter knew too little: then the tree was larger.
+    """
     rounds = cell.speculative_rounds
     return None if rounds is None else max(rounds.num_drafted)
 

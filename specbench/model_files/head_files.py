@@ -2,9 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from specbench.errors import ModelError
+from specbench.model_files.fields import Fields
 
 
 class Shaped(Protocol):
@@ -12,6 +13,13 @@ class Shaped(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+
+@runtime_checkable
+class KnowsShapes(Protocol):
+    """Tensors whose shapes are known before they are read."""
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
 
 
 T_co = TypeVar("T_co", bound=Shaped, covariant=True)
@@ -30,6 +38,11 @@ class HeadFiles(Generic[T_co]):
     tensors: Mapping[str, T_co] = field(repr=False)
     revision: str | None = None  # the hub's commit
 
+    @property
+    def fields(self) -> Fields:
+        """The config, whose values may be of any type."""
+        return Fields(source=self.source, values=self.config)
+
     def renamed(self, rename: Mapping[str, str]) -> Self:
         """With prefixes replaced: the first that fits a name, in the order given."""
 
@@ -40,6 +53,10 @@ class HeadFiles(Generic[T_co]):
             return name
 
         return self._mapped(new_name)
+
+    def without(self, suffix: str) -> Self:
+        """Without the tensors whose names end so."""
+        return self._mapped(lambda name: None if name.endswith(suffix) else name)
 
     def under(self, prefix: str) -> Self:
         """Only what begins with the prefix, and without it."""
@@ -56,15 +73,19 @@ class HeadFiles(Generic[T_co]):
                 names[new] = old
         return replace(self, tensors=_Renamed(self.tensors, names))
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, which is not read where its file's header says it."""
+        return shape_of(self.tensors, name)
+
     def require(self, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]) -> None:
         """ModelError lists every tensor that is missing, not known, or of another shape."""
         needed = set(shapes) - optional
         missing = sorted(needed - set(self.tensors))
         surplus = sorted(set(self.tensors) - set(shapes))
         wrong = [
-            f"{name} is {tuple(self.tensors[name].shape)}, not {shape}"
+            f"{name} is {found}, not {shape}"
             for name, shape in sorted(shapes.items())
-            if name in self.tensors and tuple(self.tensors[name].shape) != shape
+            if name in self.tensors and (found := self.shape(name)) != shape
         ]
         problems = [
             *([f"missing: {_listed(missing)}"] if missing else []),
@@ -81,6 +102,13 @@ def _listed(names: list[str], most: int = 12) -> str:
     return ", ".join(names[:most]) + more
 
 
+def shape_of(tensors: Mapping[str, Shaped], name: str) -> tuple[int, ...]:
+    """As the mapping itself tells, where it can tell without reading the tensor."""
+    if isinstance(tensors, KnowsShapes):
+        return tensors.shape(name)
+    return tuple(tensors[name].shape)
+
+
 class _Renamed(Mapping[str, T_co]):
     """Another mapping's tensors under other names."""
 
@@ -90,6 +118,12 @@ class _Renamed(Mapping[str, T_co]):
 
     def __getitem__(self, name: str) -> T_co:
         return self._tensors[self._names[name]]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return shape_of(self._tensors, self._names[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names  # Mapping's own would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from specbench.errors import ModelError
+from specbench.model_files.dflash_style import DFLASH_ARCHITECTURE
 from specbench.model_files.eagle3_style import EAGLE3_NAMES
-from specbench.model_files.head_fit import DFLASH_ARCHITECTURE, EAGLE_NAMES
+from specbench.model_files.head_fit import EAGLE_NAMES
 from specbench.model_files.model import ModelFiles
 
 _CAUSAL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
@@ -73,6 +74,11 @@ def _is_medusa(names: frozenset[str]) -> bool:
     return any(_MEDUSA_NAME.fullmatch(name) for name in names)
 
 
+def _is_mtp(names: frozenset[str]) -> bool:
+    """MTP layers alone; beside a whole model's tensors they are that model's own."""
+    return bool(names) and all(name.startswith(("mtp.", "model.mtp_layers.")) for name in names)
+
+
 def _renamed(names: frozenset[str], rename: Mapping[str, str]) -> frozenset[str]:
     def new(name: str) -> str:
         for old, to in rename.items():
@@ -84,6 +90,7 @@ def _renamed(names: frozenset[str], rename: Mapping[str, str]) -> frozenset[str]
 
 
 _BY_TENSORS: Mapping[str, Callable[[frozenset[str]], bool]] = {
+    "mtp": _is_mtp,
     "eagle3": _is_eagle3,
     "eagle": _is_eagle,
     "medusa": _is_medusa,

@@ -54,11 +54,12 @@ class MedusaLayout:
     biases: list[list[str]]
     outs: list[str]
     shapes: dict[str, tuple[int, ...]]
+    has_bias: bool
 
     @property
     def optional(self) -> frozenset[str]:
-        """Tensors that may be missing, and are zero then."""
-        return frozenset(name for names in self.biases for name in names)
+        """Tensors that are zero where the files have none of them; else all are needed."""
+        return frozenset() if self.has_bias else frozenset(n for of in self.biases for n in of)
 
     @classmethod
     def of(cls, files: HeadFiles[Shaped], target: HeadTarget) -> "MedusaLayout":
@@ -86,7 +87,7 @@ class MedusaLayout:
         outs = [names.out.format(i=i, num_layers=num_layers) for i in heads]
         if _SHARED in tensors:  # one for all heads
             outs = [_SHARED]
-        map_shape = tuple(tensors[TOKEN_MAP].shape) if TOKEN_MAP in tensors else ()
+        map_shape = files.shape(TOKEN_MAP) if TOKEN_MAP in tensors else ()
         num_tokens = map_shape[0] if map_shape else target.vocab_size
         shapes: dict[str, tuple[int, ...]] = {n: (size, size) for of in weights for n in of}
         shapes |= {n: (size,) for of in biases for n in of}
@@ -100,17 +101,22 @@ class MedusaLayout:
             biases=biases,
             outs=outs,
             shapes=shapes,
+            has_bias=any(name in tensors for of in biases for name in of),
         )
 
 
 def medusa_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     """Sizes that have to be the target's; all shapes are those of `MedusaLayout`. ModelError."""
     layout = MedusaLayout.of(files, target)
-    first = tuple(files.tensors[layout.weights[0][0]].shape)
-    fit: dict[str, tuple[object, object]] = {"hidden_size": (first[-1], target.hidden_size)}
+    if layout.weights[0][0] not in files.tensors:
+        files.require(layout.shapes, layout.optional)
+    first = files.shape(layout.weights[0][0])
+    fit: dict[str, tuple[object, object]] = {
+        "hidden_size": (first[-1] if first else None, target.hidden_size)
+    }
     if layout.outs[0] in files.tensors:
-        rows, *_ = files.tensors[layout.outs[0]].shape
-        fit["vocab_size"] = (rows, layout.num_tokens)
+        rows = files.shape(layout.outs[0])[:1]
+        fit["vocab_size"] = (rows[0] if rows else None, layout.num_tokens)
     if not misfits(fit):
         files.require(layout.shapes, layout.optional)
     return fit

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from specbench.errors import ModelError
+from specbench.model_files.fields import MOST_LAYERS, Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
 from specbench.model_files.head_fit import Fit, HeadTarget
+from specbench.model_files.layer_config import SIZES
 
 F = TypeVar("F", bound=HeadFiles[Any])
 
@@ -75,13 +77,13 @@ FAMILIES: Mapping[str, Family] = {
         decoder="qwen3_5_moe_text", files=_QWEN, recycles_normed=True, num_axes=3
     ),
 }
+_MTP_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok")
 _COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 
 
-def text_fields(files: HeadFiles[Shaped]) -> Mapping[str, Any]:
+def text_fields(files: HeadFiles[Shaped]) -> Fields:
     """The config of the language model, which may lie within that of a larger one."""
-    fields: Mapping[str, Any] = files.config.get("text_config") or files.config
-    return fields
+    return files.fields.section("text_config") or files.fields
 
 
 def family_name(model_type: object) -> str:
@@ -103,7 +105,8 @@ def family_of(files: HeadFiles[Shaped]) -> Family:
 def num_mtp_layers(files: HeadFiles[Shaped]) -> int:
     """As the config says; some families say nothing and have one."""
     fields = text_fields(files)
-    counts = [int(fields[name]) for name in _COUNTS if fields.get(name) is not None]
+    found = (fields.whole(name, most=MOST_LAYERS) for name in _COUNTS)
+    counts = [count for count in found if count is not None]
     if 0 in counts:
         raise ModelError(f"{files.source}: its config says that it has no MTP layers")
     return counts[0] if counts else 1
@@ -137,7 +140,7 @@ def file_name(files: HeadFiles[Shaped], name: str) -> str:
 
 def prefixes(files: HeadFiles[Shaped]) -> dict[str, str]:
     """Of tensors in the files, each with ours."""
-    first = text_fields(files).get("num_hidden_layers", 0)
+    first = text_fields(files).whole("num_hidden_layers") or 0
     return {
         old.format(i=i, n=first + i): new.format(i=i)
         for i in range(num_mtp_layers(files))
@@ -148,8 +151,10 @@ def prefixes(files: HeadFiles[Shaped]) -> dict[str, str]:
 def mtp_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     """Sizes that have to be the target's."""
     fields = text_fields(files)
+    for name in (*SIZES, *_MTP_SIZES):
+        fields.whole(name, least=1)
     return {
-        "hidden_size": (fields.get("hidden_size"), target.hidden_size),
-        "num_hidden_layers": (fields.get("num_hidden_layers"), target.num_layers),
-        "vocab_size": (fields.get("vocab_size"), target.vocab_size),
+        "hidden_size": (fields.whole("hidden_size", least=1), target.hidden_size),
+        "num_hidden_layers": (fields.whole("num_hidden_layers", least=1), target.num_layers),
+        "vocab_size": (fields.whole("vocab_size", least=1), target.vocab_size),
     }

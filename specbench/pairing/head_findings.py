@@ -3,16 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 
 from specbench.errors import ModelError
+from specbench.model_files.dflash_style import DFlashStyle, dflash_fit
 from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import (
-    EAGLE_NAMES,
-    Fit,
-    HeadTarget,
-    dflash_fields,
-    dflash_fit,
-    eagle_fit,
-)
+from specbench.model_files.head_fit import EAGLE_NAMES, Fit, HeadTarget, eagle_fit
 from specbench.model_files.headers import TensorHeader
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.medusa_layout import medusa_fit, medusa_tensors
@@ -43,8 +37,8 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
             return  # its sizes are those of its tensors
     try:
         fit = _FITS[method](files, target)
-    except (ModelError, TypeError, ValueError, LookupError, AttributeError) as error:
-        yield finding("head", "refused", reason=_told(error))
+    except ModelError as error:
+        yield finding("head", "refused", reason=str(error))
         return
     for name, (own, wanted) in fit.items():
         reason = "as the target's"
@@ -101,7 +95,7 @@ def _layers(files: HeadFiles[Shaped], target: ModelFiles, method: str) -> Iterat
         ids = list(Style.of(files, target.num_layers).layer_ids)
         yield finding("layer_ids", "ok", layers, ids, "all are there")
     elif method == "dflash":
-        ids = list(dflash_fields(files)["target_layer_ids"])
+        ids = list(DFlashStyle.of(files).layer_ids)
         yield finding("layer_ids", "ok", layers, ids, "all are there")
     elif method == "mtp":
         yield finding("mtp_layers", "ok", layers, num_mtp_layers(files), "in the files")
@@ -120,7 +114,3 @@ def _verifier(head: ModelFiles, target: ModelFiles) -> Iterator[Finding]:
     is_same = named.rstrip("/").split("/")[-1].lower() == source.rstrip("/").split("/")[-1].lower()
     reason = "made for it" if is_same else "its authors name another target; acceptance will tell"
     yield finding("made_for", "ok" if is_same else "warning", source, named, reason)
-
-
-def _told(error: Exception) -> str:
-    return str(error) if isinstance(error, ModelError) else f"its config is wrong: {error!r}"

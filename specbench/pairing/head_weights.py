@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from specbench.errors import ModelError
 from specbench.model_files.eagle3_style import EAGLE3_NAMES
 from specbench.model_files.head_files import HeadFiles
-from specbench.model_files.head_fit import EAGLE_NAMES, layer_fields
+from specbench.model_files.head_fit import EAGLE_NAMES
 from specbench.model_files.headers import TensorHeader, same_bytes
+from specbench.model_files.layer_config import head_size, layer_fields
 from specbench.model_files.medusa_layout import MedusaLayout, medusa_tensors
 from specbench.model_files.model import ModelFiles
 from specbench.model_files.mtp_families import layer_tensors, num_mtp_layers
@@ -83,10 +84,8 @@ def _is_copy(header: TensorHeader, of: list[TensorHeader]) -> bool:
 def _layers_kv(files: Files) -> int:
     """Numbers that a token takes in the layers of a head."""
     fields = layer_fields(files)
-    heads = int(fields["num_attention_heads"])
-    kv_heads = int(fields.get("num_key_value_heads") or heads)
-    head = int(fields.get("head_dim") or int(fields["hidden_size"]) // heads)
-    return int(fields.get("num_hidden_layers") or 1) * 2 * kv_heads * head
+    kv_heads = fields.whole("num_key_value_heads") or fields.must("num_attention_heads")
+    return (fields.whole("num_hidden_layers") or 1) * 2 * kv_heads * head_size(fields)
 
 
 def _floats(tensors: Mapping[str, TensorHeader]) -> int:

@@ -261,6 +261,8 @@ class FailureRecord:
     workload: str  # "" where the failure is not about one workload
     stage: Literal["load", "warm_up", "decode"]
     reason: str
+    # What it kept from being measured; a later block with one of these settles it.
+    cell_ids: tuple[str, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

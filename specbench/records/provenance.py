@@ -1,7 +1,7 @@
 """Where and how it was measured: environment, models, settings, plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from specbench.records.forecasts import AcceptanceRule
@@ -95,6 +95,8 @@ class CellPlan:
     key: CellKey
     num_prompts: int
     num_repeats: int
+    # Nobody asked for this K, so the drafter's own limit may lower it; unknown in earlier runs.
+    is_default_k: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +110,7 @@ class RunRecord:
     workload_sha256: Mapping[str, str]
     cells: tuple[CellPlan, ...]
     warnings: tuple[str, ...] = ()
+    pairing_sha256: Mapping[str, str] = field(default_factory=dict)  # of their entries in the file
 
     @property
     def keys(self) -> tuple[CellKey, ...]:

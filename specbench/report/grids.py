@@ -60,6 +60,8 @@ def result_grid(section: Section) -> Grid:
 
 def result_legend(every: Sequence[Section]) -> str:
     """What the headers of the result tables mean."""
+    if not any(section.measured for section in every):
+        return "Nothing was measured."
     return legend(union(shown(page_columns(section), section.measured) for section in every))
 
 

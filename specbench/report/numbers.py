@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
+_NOTHING = 1e-9  # a picosecond in ms: no clock is that fine, floating point is
 _COUNTS = {"tokens", "rounds", "requests"}
 _SIZES = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
@@ -40,8 +41,11 @@ def measured(value: float, unit: str) -> str:
 
 
 def significant(value: float) -> str:
-    """Three digits, and every digit before the point: 0.0123, 1.23, 123, 12,345."""
-    if value == 0:
+    """Three digits, and every digit before the point: 0.0123, 1.23, 123, 12,345.
+
+    What is left of a difference of equal numbers is 0.
+    """
+    if abs(value) < _NOTHING:
         return "0"
     decimals = 2 - math.floor(math.log10(abs(value)))
     return f"{value:,.{max(0, decimals)}f}"

@@ -31,9 +31,9 @@ _IDENTITIES = (
         ),
     ),
     _Identity(
-        "num_emitted outside 1 .. num_accepted + 1",
+        "num_emitted outside num_accepted .. num_accepted + 1, or 0",
         lambda _, log, __: all(
-            1 <= e <= a + 1 for e, a in zip(log.num_emitted, log.num_accepted, strict=True)
+            max(1, a) <= e <= a + 1 for e, a in zip(log.num_emitted, log.num_accepted, strict=True)
         ),
     ),
     _Identity(

@@ -1,15 +1,16 @@
 """Reads stored runs. A last line that a kill cut short is passed over; other damage is not."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import StoreError
 from specbench.records import (
     BlockRecord,
+    CellPlan,
     EngineCost,
     EngineRecord,
     Environment,
@@ -101,13 +102,13 @@ def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
     records = contents.records
     return StoredRun(
         folder=folder,
-        run=run,
+        run=_within_reach(run, records),
         is_complete=contents.is_complete,
         blocks=tuple(r for r in records if isinstance(r, BlockRecord)),
         references=tuple(r for r in records if isinstance(r, ReferenceRecord)),
         memory=tuple(r for r in records if isinstance(r, MemoryRecord)),
         forwards=tuple(r for r in records if isinstance(r, ForwardCost)),
-        failures=tuple(r for r in records if isinstance(r, FailureRecord)),
+        failures=_unsettled(records),
         models=tuple(r for r in records if isinstance(r, ModelIdentity)),
         engines=tuple(r for r in records if isinstance(r, EngineRecord)),
         limits=tuple(r for r in records if isinstance(r, LimitRecord)),
@@ -191,6 +192,31 @@ def disk_errors_named(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{error.filename or place}: {error.strerror}") from error
+
+
+def _within_reach(run: RunRecord, records: Sequence[StoredRecord]) -> RunRecord:
+    """The plan as it was measured: a default K is no larger than its drafter can draft ahead."""
+    engines = [r for r in records if isinstance(r, EngineRecord)]
+    most = {(r.target, name): k for r in engines for name, k in r.max_k.items()}
+
+    def reached(plan: CellPlan) -> CellPlan:
+        key, k = plan.key, plan.key.num_speculative_tokens
+        limit = most.get((key.target, key.drafter), k) if plan.is_default_k else k
+        return replace(plan, key=replace(key, num_speculative_tokens=limit)) if limit < k else plan
+
+    return replace(run, cells=tuple(reached(plan) for plan in run.cells)) if most else run
+
+
+def _unsettled(records: Sequence[StoredRecord]) -> tuple[FailureRecord, ...]:
+    """Failures but for those of cells that a later block has measured all the same."""
+    failures: list[FailureRecord] = []
+    for record in records:
+        if isinstance(record, FailureRecord):
+            failures.append(record)
+        elif isinstance(record, BlockRecord) and failures:
+            measured = {r.cell_id for r in record.requests if r.error is None}
+            failures = [f for f in failures if measured.isdisjoint(f.cell_ids)]
+    return tuple(failures)
 
 
 def _list_run(folder: Path) -> RunListing:

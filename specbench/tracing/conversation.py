@@ -65,8 +65,8 @@ def trace(
     """
     if drafter.repeatability == "none":
         raise UsageError(
-            f"{names.drafter}: {names.method} cannot be forecast, as what it drafts comes from "
-            "what its own earlier rounds fed to the target; measure it"
+            f"{names.drafter}: {names.method} cannot be forecast, as what it drafts follows from "
+            "what was checked before, drafts that were not kept included; measure it"
         )
     wanted = sorted({k for k in ks if 0 < k <= (drafter.max_k or k)})
     if not wanted or not texts:

@@ -97,16 +97,12 @@ class Track:
 
     def _fill(self, text: Text, sampler: TextSampler) -> None:
         """The prompt, of which the conversation's earlier turns are in the row already."""
-        pairs = enumerate(zip(self._before, text.prompt_ids, strict=False))
-        end = min(len(self._before), len(text.prompt_ids))
-        num_shared = next((i for i, (a, b) in pairs if a != b), end)
-        kept = min(num_shared, len(self._before) - 2, len(text.prompt_ids) - 1)
         fill = Fill(
             row=0,
             prompt_ids=text.prompt_ids,
             max_new_tokens=text.max_new_tokens,
             seed=text.seed,
-            num_kept=max(kept, 0),
+            num_kept=self._rows.num_kept(self._before, len(self._before) - 2, text.prompt_ids),
             prediction_ids=text.prediction_ids,
         )
         self._rows.fill([fill], sampler)

@@ -4,7 +4,7 @@ Shape suffixes: B rows, T tokens, N positions, F the head's states, D the tokens
 V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -21,6 +21,10 @@ from specbench.training.teacher import Lesson
 
 _LATER = 0.8  # how much less each pass counts than the one before
 _NOISE = 0.1  # of a feature's deviation; uniform. Li et al. 2024 (arXiv:2401.15077), section 4
+_HEADS: Mapping[str, Callable[[Checkpoint, Runner], EagleHead | Eagle3Head]] = {
+    "eagle": EagleHead,
+    "eagle3": Eagle3Head,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +45,8 @@ class _Pass(NamedTuple):
 class ChainPupil:
     """Output t of a pass is about token t + 2, as the target's own state t + 1 is."""
 
-    def __init__(self, checkpoint: Checkpoint, target: Runner, passes: Passes) -> None:
+    def __init__(self, method: str, checkpoint: Checkpoint, target: Runner, passes: Passes) -> None:
+        self._method = method
         self._initial, self._target, self._passes = checkpoint, target, passes
         self._head, self._module = self._open(checkpoint, target)
         self.features, self.num_tokens = self._head.features, self._head.num_tokens
@@ -99,8 +104,7 @@ class ChainPupil:
 
     def _open(self, checkpoint: Checkpoint, target: Runner) -> tuple[FeatureHead, nn.Module]:
         """The head, and the module that has all of its weights."""
-        is_eagle3 = "draft_vocab_size" in checkpoint.config
-        head = (Eagle3Head if is_eagle3 else EagleHead)(checkpoint, target)
+        head = _HEADS[self._method](checkpoint, target)
         return head, head.module
 
     def _files(self, trained: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

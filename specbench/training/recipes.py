@@ -85,9 +85,11 @@ def open_pupil(method: str, checkpoint: Checkpoint, target: Runner) -> Pupil:
     passes = recipe_of(method).passes
     assert passes is not None
     if method != "mtp":
-        return ChainPupil(checkpoint, target, passes)
+        return ChainPupil(method, checkpoint, target, passes)
     num_layers = num_mtp_layers(checkpoint)
-    return MtpPupil(checkpoint, target, passes if num_layers == 1 else Passes(count=num_layers))
+    if num_layers > 1:
+        passes = Passes(count=num_layers)
+    return MtpPupil(method, checkpoint, target, passes)
 
 
 def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, ...]) -> Checkpoint:

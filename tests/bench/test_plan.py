@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.bench.benchmark import foreign_workloads
 from specbench.bench.blocks import confirm_block, request_seed
-from specbench.bench.plan import foreign_workloads
 from specbench.errors import UsageError
 from tests.bench.fake_runs import SETTINGS, make_plan, write_prompts
 

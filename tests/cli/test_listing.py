@@ -115,3 +115,11 @@ targets:
 def test_doctor_of_one_pairing_looks_at_that_alone(tiny):
     document = json.loads(specbench("doctor", "tiny/ngram", "--json", cwd=tiny).out)
     assert [row["pairing"] for row in document["pairings"]] == ["tiny/ngram"]
+
+
+def test_drafters_are_listed_with_what_each_parameter_may_be(tmp_path):
+    text = " ".join(specbench("list", "drafters", cwd=tmp_path).out.split())
+    assert "max_ngram=3 (a" in text
+    rows = json.loads(specbench("list", "drafters", "--json", cwd=tmp_path).out)
+    medusa = next(row for row in rows if row["method"] == "medusa")
+    assert medusa["allowed"]["tree"] == "auto or chain or published or stage2 or fitted"

@@ -39,6 +39,8 @@ from tests.cli.calls import specbench
         (["--dtype", "fp16"], "--dtype 'fp16': allowed are float32, bfloat16, float16, float64"),
         (["--top-p", "0"], "--top-p 0 leaves no token; above 0 and up to 1 is allowed"),
         (["--engine", "vllm"], "--engine 'vllm': allowed are builtin, transformers"),
+        (["--method", "draft-model"], "'draft-model', did you mean 'draft_model'? allowed are"),
+        (["--method", "all,ngram"], "all stands alone"),
         (["--concurrency", "0"], "--concurrency '0': 1 to 1024 rows are allowed"),
         (["--concurrency", "many"], "--concurrency 'many': expected numbers such as 1 or 1,4,16"),
         (["--forward", "fast"], "--forward 'fast': allowed are auto, stock, fused"),

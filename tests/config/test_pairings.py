@@ -95,6 +95,27 @@ def test_parameters_reach_the_drafter_as_they_are_written(tmp_path: Path) -> Non
     assert parameters("{method: self_speculation, parameters: {tree: [4, 2]}}") == {"tree": (4, 2)}
 
 
+@pytest.mark.parametrize(
+    ("tree", "complaint"),
+    [
+        ("[0]", r"is \[0\]; a list of whole numbers above 0 is allowed"),
+        ("[2, 0]", r"is \[2, 0\]; a list of whole numbers above 0"),
+        ("[64, 64, 64]", r"is \[64, 64, 64\]; at most 256 drafts"),
+        ("[257]", "at most 256 drafts"),
+        ("[a]", "a"),
+        ("[2.5]", "2.5"),
+    ],
+)
+def test_a_tree_that_cannot_be_is_refused_with_its_line(
+    tmp_path: Path, tree: str, complaint: str
+) -> None:
+    drafter = f"{{method: self_speculation, parameters: {{tree: {tree}}}}}"
+    text = f"targets:\n  b:\n    model: o/b\n    drafters:\n      s: {drafter}\n"
+
+    with pytest.raises(ConfigError, match=rf":5: .*tree.*{complaint}"):
+        read(tmp_path, text)
+
+
 def test_a_pairing_needs_the_memory_of_both_models_if_both_are_known(tmp_path: Path) -> None:
     draft, copy, heads, _ = read(tmp_path, TWO_TARGETS).all
     assert draft.needs_gib == 11.5
@@ -213,3 +234,19 @@ def test_a_quantization_that_does_not_exist_is_answered_with_those_that_do(tmp_p
     wanted = r"pairings.yaml:5: targets.b.quantization: .*int3.*allowed: int8, int4, fp8"
     with pytest.raises(ConfigError, match=wanted):
         read(tmp_path, text)
+
+
+@pytest.mark.parametrize("where", ["here", "file"])
+def test_a_hub_id_is_never_a_folder_of_that_name(tmp_path, monkeypatch, where):
+    (tmp_path / "here" / "file").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    file = tmp_path / "here" / "file" / "pairings.yaml"
+    file.write_text(
+        "targets: {big: {model: owner/big, drafters: {head: {method: eagle, model: my-head}}}}"
+    )
+    assert load_pairings(file).all[0].name == "big/head"
+    place = tmp_path / "here" / ("" if where == "here" else "file") / "my-head"
+    place.mkdir()
+    with pytest.raises(ConfigError, match=r"a folder begins with \./ \(\./my-head\)"):
+        load_pairings(file)

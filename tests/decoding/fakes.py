@@ -1,6 +1,6 @@
 """Runners and drafters that obey the real protocols, with numbers a reader can work out."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -77,7 +77,9 @@ class CountingRunner:
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None: ...
 
-    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor) -> None: ...
+    def move_slots(
+        self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0
+    ) -> None: ...
 
     def embed(self, tokens_BT: Tensor) -> Tensor:
         return tokens_BT[..., None].float()
@@ -118,6 +120,7 @@ class Wrapped:
         self.forwards = inner.forwards
         self.num_drafts = inner.num_drafts
         self.needs_host = inner.needs_host
+        self.keeps_prefix = inner.keeps_prefix
         self.max_k = inner.max_k
         self.runner = inner.runner
         self.buffers = inner.buffers
@@ -127,7 +130,7 @@ class Wrapped:
         return self.change(self.inner.propose(state, k, span, sampler))
 
     def change(self, proposal: Proposal) -> Proposal:
-        raise NotImplementedError
+        return proposal
 
 
 class Unlawful(Wrapped):
@@ -153,3 +156,40 @@ class Perturbed(Wrapped):
         tokens_BK = proposal.tokens_BK.clone()
         tokens_BK[:, 1] = (tokens_BK[:, 1] + 1) % 7
         return proposal._replace(tokens_BK=tokens_BK)
+
+
+class Foreseeing(Wrapped):
+    """Drafts the answers themselves: a chain whole, a tree along one of its deepest paths.
+
+    The last of those paths, so that what is kept lies in other slots than a chain's. `answers`
+    are by prompt.
+    """
+
+    def __init__(self, inner: Drafter, answers: Mapping[Sequence[int], Sequence[int]]) -> None:
+        super().__init__(inner)
+        self._answers = answers
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        proposal = super().propose(state, k, span, sampler)
+        tokens_BK, depth = proposal.tokens_BK.clone(), proposal.depth
+        path_BT = torch.arange(depth + 1).expand(state.num_rows, -1)
+        if proposal.tree is not None:
+            tree = proposal.tree
+            depths_BK = tree.depths_BN[:, 1:] * tree.is_meant_BK
+            order_K = torch.arange(depths_BK.shape[1])
+            leaf_B = (depths_BK * len(order_K) + order_K).argmax(1) + 1
+            path_BT = tree.path_to(leaf_B)
+        for row, path in enumerate(path_BT.tolist()):
+            for token, node in zip(self._following(state, row), path[1:], strict=False):
+                if node:
+                    tokens_BK[row, node - 1] = token
+        if proposal.tree is None:
+            proposal = proposal._replace(num_drafted_B=torch.full_like(state.budget_B, depth))
+        return proposal._replace(tokens_BK=tokens_BK)
+
+    def _following(self, state: State, row: int) -> Sequence[int]:
+        text = state.tokens_BC[row, : int(state.length_B[row]) + 1].tolist()
+        for prompt, answer in self._answers.items():
+            if tuple(text[: len(prompt)]) == tuple(prompt):
+                return answer[len(text) - len(prompt) :]
+        return ()

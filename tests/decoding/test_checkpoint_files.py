@@ -232,3 +232,23 @@ def test_a_tokenizer_of_its_own_is_noticed(folder: Path) -> None:
     assert not has_tokenizer(str(folder))
     (folder / "tokenizer.json").write_text("{}")
     assert has_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize("layout", ["one file", "shards"])
+def test_shapes_are_known_without_reading_a_tensor(
+    layout: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    LAYOUTS[layout](folder, TENSORS)
+    head = read_checkpoint(str(folder)).renamed({"fc.": "join."}).without("d2t")
+    files = type(read_checkpoint(str(folder)).tensors)
+
+    def read(self: object, name: str) -> Tensor:  # noqa: ARG001
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(files, "__getitem__", read)
+
+    head.require({"join.weight": (2, 3)}, frozenset())
+    with pytest.raises(ModelError, match=r"join.weight is \(2, 3\), not \(3, 2\)"):
+        head.require({"join.weight": (3, 2)}, frozenset())
+    with pytest.raises(AssertionError, match="was read"):
+        head.tensors["join.weight"]

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import modeling_utils
+from transformers.integrations import hub_kernels
 
 from specbench.decoding import digest
 from specbench.decoding.loading import ModelSource, eos_ids, load_model, planned_dtype
@@ -169,3 +171,23 @@ def test_end_tokens_are_those_of_the_generation_settings_else_the_models(
     model.generation_config.eos_token_id = generation
     model.config.eos_token_id = config
     assert eos_ids(model) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["attn_implementation", "_attn_implementation", "experts_implementation"]
+)
+def test_a_config_that_names_a_kernel_has_none_fetched(folder, monkeypatch, name):
+    """Transformers would download and import the repository that a config names."""
+    asked = []
+    for module in (hub_kernels, modeling_utils):
+        for loader in ("load_and_register_attn_kernel", "lazy_load_kernel", "get_kernel"):
+            monkeypatch.setattr(
+                module, loader, lambda *args, **_: asked.append(args), raising=False
+            )
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {name: "someone/kernel"}))
+
+    loaded = load_model(source(folder), CPU)
+
+    assert not asked
+    assert loaded.model.config._attn_implementation == "sdpa"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from specbench.decoding import attention, tree, verifier
+from specbench.decoding import attention, growth, tree, verifier
 from specbench.decoding import round as one_round
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
@@ -153,13 +153,31 @@ BUGS_BY_HAND: dict[str, Any] = {
         "kept_BN",
     ),
     "siblings share one chance": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3),
+        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 2, 4),
         verifier._reject_tree,
         "Purpose.ACCEPT, turn=i)",
         "Purpose.ACCEPT)",
     ),
+    "two siblings share a chance": (
+        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 2, 4),
+        verifier._reject_tree,
+        "turn=i)",
+        "turn=i // 2)",
+    ),
+    "siblings after the first share a chance": (
+        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 4),
+        verifier._reject_tree,
+        "turn=i)",
+        "turn=min(i, 1))",
+    ),
+    "siblings are drawn with the target's noise": (
+        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 5),
+        growth.grow_static,
+        "Purpose.DRAFT",
+        "Purpose.TARGET",
+    ),
     "the draft's law keeps the token that was rejected": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3),
+        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 4),
         verifier._reject_tree,
         "q_BV = torch.where(is_refused_B1, others_BV, q_BV)",
         "q_BV = q_BV",

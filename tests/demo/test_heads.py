@@ -4,10 +4,12 @@ import json
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from specbench.config import load_pairings
 from specbench.decoding.digest import weights_sha256
 from specbench.demo import MODELS
+from specbench.drafters.registry import drafter_class
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.shelf import Shelf
@@ -15,6 +17,11 @@ from specbench.records import Sampling
 from specbench.shipped import shipped
 from tests.demo.test_models import prompts
 
+ARCHITECTURES = {
+    "eagle": "LlamaForCausalLM",
+    "eagle3": "LlamaForCausalLMEagle3",
+    "medusa": "MedusaModel",
+}
 # Pairings and the tokens a round at K = 4 that a few code prompts must give; what is measured
 # on all workloads is in the README.
 LEAST = {"eagle": 2.5, "eagle-tree": 3.0, "eagle3": 2.5, "medusa": 2.0, "medusa-tree": 2.2}
@@ -26,6 +33,15 @@ def test_the_weights_are_those_of_the_heads_card(name: str) -> None:
 
     assert of_head["head"]["sha256"] == weights_sha256(str(MODELS / name), None)
     assert of_head["target"]["sha256"] == weights_sha256(str(MODELS / "target"), None)
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3", "medusa"])
+def test_servers_know_a_head_by_its_class_as_they_will_know_a_new_one(name: str) -> None:
+    """vLLM refuses a config that names none."""
+    config = json.loads((MODELS / name / "config.json").read_text(encoding="utf-8"))
+    new = drafter_class(name).new_checkpoint(AutoConfig.from_pretrained(MODELS / "target"), 0)
+
+    assert config["architectures"] == new.config["architectures"] == [ARCHITECTURES[name]]
 
 
 @pytest.mark.parametrize("name", LEAST)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specbench.demo import MODELS, ROOT, WORKLOADS
-from specbench.demo.card import NAMES, load, weights_sha256
+from specbench.demo.card import NAMES, head_facts, load, weights_sha256
 from specbench.demo.card_text import model_card
 from specbench.demo.corpus import REGISTERS, sample
 from specbench.demo.documents import encode
@@ -31,7 +31,20 @@ def test_the_weights_are_those_of_the_card(name: str, card: dict) -> None:
 
 
 def test_the_card_page_is_generated_from_the_card_data(card: dict) -> None:
-    assert (ROOT / "MODEL_CARD.md").read_text(encoding="utf-8") == model_card(card)
+    assert (ROOT / "MODEL_CARD.md").read_text(encoding="utf-8") == model_card(card, head_facts())
+
+
+def test_the_card_page_tells_of_heads_what_their_training_says(card: dict) -> None:
+    heads = head_facts()
+    page = model_card(card, heads)
+    for name, head in heads.items():
+        row = next(line for line in page.split("\n") if line.startswith(f"| `{name}` |"))
+        assert f"{head['head']['parameters']:,}" in row
+        assert f"| {head['training']['steps']:,} |" in row
+        assert f"{head['held_out']['acceptance_per_position'][-1]:.3f} |" in row
+        assert all(source in page for source in head["texts"]["sources"])
+    num_dirty = sum(head["commit"].endswith("-dirty") for head in heads.values())
+    assert page.count("changes that were not committed") == num_dirty
 
 
 def test_everything_shipped_stays_below_fifteen_megabytes() -> None:

@@ -125,6 +125,14 @@ def test_a_bad_parameter_is_refused_with_what_is_allowed(
         build_drafter("ngram", parts, parameters)
 
 
+@pytest.mark.parametrize("tree", [(0,), (2, -1), ("a",), (2.5,), (True,), (64, 64, 64), (1,) * 257])
+def test_a_tree_of_impossible_widths_is_refused_by_name(tree: tuple[Any, ...]) -> None:
+    parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
+
+    with pytest.raises(UsageError, match=r"draft_model: tree is .* allowed"):
+        build_drafter("draft_model", parts, {"tree": tree})
+
+
 def test_an_unknown_parameter_is_refused_with_those_there_are() -> None:
     parts = Parts(target=CountingRunner(), draft_runner=refused, checkpoint=refused)
 

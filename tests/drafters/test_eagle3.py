@@ -219,7 +219,7 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "a window": ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
     "dynamic positions": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     "no size": ({"intermediate_size": None}, "lacks intermediate_size"),
-    "a word for a number": ({"intermediate_size": "many"}, "config is wrong"),
+    "a word for a number": ({"intermediate_size": "many"}, "intermediate_size is 'many'"),
     "a norm it has no weights for": ({"norm_before_fc": True}, "missing: input_norm.weight"),
 }
 
@@ -243,6 +243,9 @@ def test_a_config_that_does_not_fit_is_refused_by_name(case: str) -> None:
             {"d2t": torch.zeros(29, dtype=torch.long).index_fill(0, torch.tensor(3), -1)},
             "different",
         ),
+        ({"d2t": (torch.tensor(IDS) - torch.arange(29)).float()}, "d2t is of torch.float32"),
+        ({"t2d": torch.zeros(97)}, "t2d is of torch.float32"),
+        ({"t2d": torch.arange(97) < 29}, "d2t and t2d name different tokens"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused(

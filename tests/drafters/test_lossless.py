@@ -78,3 +78,7 @@ def test_an_end_of_text_ends_every_drafters_text_at_the_same_token(variant: Vari
     results = decode(target, drafter, requests(), k=deepest(drafter, 4), eos_ids=eos_ids)
 
     assert_texts(results, [until_eos(text, eos_ids) for text in texts])
+    for result in results:
+        log = result.rounds
+        for accepted, emitted in zip(log.num_accepted, log.num_emitted, strict=True):
+            assert accepted <= emitted <= accepted + 1

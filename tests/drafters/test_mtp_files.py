@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModel, modeling_utils
+from transformers.integrations import hub_kernels
 
+from specbench.decoding import attention
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import StockRunner
 from specbench.drafters.heads.mtp import MtpHead
@@ -114,3 +117,40 @@ def test_files_that_lost_their_mtp_layers_are_refused_with_what_to_do() -> None:
 def test_a_target_that_keeps_recurrent_state_is_refused_before_its_head_is_asked_for() -> None:
     with pytest.raises(ModelError, match="recurrent state"):
         StockRunner(build(family_of("qwen3_next").config))
+
+
+KERNEL = "someone/kernel"
+IMPLEMENTATIONS = {
+    "attn_implementation": KERNEL,
+    "_attn_implementation": KERNEL,
+    "_attn_implementation_internal": KERNEL,
+    "experts_implementation": KERNEL,
+    "auto_map": {"AutoModel": "modeling_own.Own"},
+}
+
+
+@pytest.mark.parametrize("name", ["mimo", "deepseek_v3", "glm4_moe"])
+def test_a_config_that_names_a_kernel_has_none_fetched(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transformers would download and import the repository that a config names."""
+    asked: list[object] = []
+
+    def fetch(*arguments: object, **options: object) -> None:
+        asked.append((arguments, options))
+        raise AssertionError(f"a kernel was asked for: {arguments}")
+
+    for module in (hub_kernels, modeling_utils):
+        for loader in ("load_and_register_attn_kernel", "lazy_load_kernel", "get_kernel"):
+            monkeypatch.setattr(module, loader, fetch, raising=False)
+    target, own = target_of(name), checkpoint_for(name, family_of(name).config)
+    before = MtpHead(own, target)
+    named = MtpHead(replace(own, config={**own.config, **IMPLEMENTATIONS}), target)
+
+    assert not asked
+    block: Any = named.layers.layers[0]
+    assert block.self_attn.config._attn_implementation == attention.NAME
+    assert [w.shape for w in named.weights] == [w.shape for w in before.weights]
+    evil = AutoConfig.for_model("qwen2", attn_implementation=KERNEL)
+    with torch.device("meta"), pytest.raises(AssertionError, match="a kernel was asked for"):
+        AutoModel.from_config(evil)  # what the files' own config would have led to

@@ -192,7 +192,7 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
         dynamic_trees,
         "eagle",
         one_round.finish_round,
-        "target.move_slots(state.length_B1 + verdict.path_BT[:, 1:], positions_BT[:, 1:])",
+        "target.move_slots(sources_BT, positions_BT[:, 1:], state.first_row)",
         "pass",
     ),
 }

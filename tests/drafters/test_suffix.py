@@ -259,6 +259,22 @@ def test_a_row_that_moved_goes_on_with_its_text_and_one_that_was_copied_reads_it
     assert proposal.tokens_BK.tolist() == [[2, 0], [1, 2]]
 
 
+def test_an_answer_whose_row_is_given_to_another_is_kept_to_its_end() -> None:
+    target = CountingRunner()
+    drafter = suffix(target)
+    requests = [
+        Request(prompt_ids=(10,), max_new_tokens=7),  # 11 .. 17; then the second row moves
+        Request(prompt_ids=(40,), max_new_tokens=12),
+        Request(prompt_ids=(14, 15), max_new_tokens=5, arrival=Arrival(at_s=25.0)),
+    ]
+    decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock())
+
+    *_, last = decoder.serve(requests, Sampler(GREEDY), FixedK(3), num_rows=2).results
+
+    # After 16, which prefill says, the earlier answer goes on with 17.
+    assert last.rounds.num_accepted[0] == 1
+
+
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [

@@ -113,7 +113,9 @@ def test_a_k_that_is_too_deep_is_refused_before_anything_runs(engine: BuiltinEng
     assert engine.max_k("medusa") == NUM_HEADS
     assert engine.max_k("none") is None
     assert engine.record.max_k == {"medusa": NUM_HEADS}
-    with pytest.raises(UsageError, match="medusa drafts at most 3 tokens ahead; choose -k 3"):
+    with pytest.raises(
+        UsageError, match=r"at most 3 tokens ahead in its tree \(`tree: auto`\); choose -k 3"
+    ):
         engine.generate(REQUEST, work(4))
 
 

@@ -70,7 +70,11 @@ def test_rounding_between_the_two_best_is_a_tie() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (divergence(steps=500), "500 rounding steps below the target's best (8 make a tie)"),
+        (divergence(steps=500), "500 rounding steps (8 make a tie) below the target's best"),
+        (
+            divergence(steps=500, below=0.5),
+            "0.5 in logits (0.61 times as likely; 500 rounding steps, 8 make a tie) below",
+        ),
         (divergence(None, found=None), "the text stops before its end"),
         (divergence(None, expected=None), "the text goes on after its end"),
     ],
@@ -131,6 +135,14 @@ def test_sound_calls_raise_no_more_alarms_than_stated() -> None:
     alarms = sum(any(f.verdict == "bug" for f in call) for call in calls)
     print(f"{alarms} alarms in 400 sound calls at 5 %")
     assert alarms <= 30
+
+
+def test_a_lossy_pairing_tells_of_every_temperature() -> None:
+    wrong = greedy(divergence(steps=500, below=0.5), lossy="typical")
+    (told,) = sentences(judge([wrong, sampled(lossy="typical")]))
+    assert told.startswith("big/good: lossy by choice: builtin ngram K=4 at T=0: typical is lossy")
+    assert "(9 of 10 answers are those of K = 0); builtin ngram K=4 at T=0.7: the tokens" in told
+    assert told.count("lossy by choice") == 2
 
 
 @pytest.mark.parametrize("evidence", [greedy(lossy="typical"), sampled(lossy="typical")])

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from scipy.stats import chi2, multinomial
 
 from specbench.lossless.evidence import Floats, JointCounts
 from specbench.lossless.statistics import (
@@ -74,17 +75,55 @@ def test_another_temperature_is_seen_and_the_right_one_is_not() -> None:
     assert temperature_p_value(sound, null=0.7) < 1e-3
 
 
-def test_the_joint_law_of_short_texts() -> None:
+def joint(observed_C: Floats, law_C: Floats) -> float:
+    counts = JointCounts(observed_C=observed_C, probability_C=law_C, num_tokens=2)
+    return joint_p_value(counts)
+
+
+def chi_square(observed_C: Floats, law_C: Floats) -> float:
+    expected_C = law_C * observed_C.sum()
+    statistic = ((observed_C - expected_C) ** 2 / expected_C).sum()
+    return float(chi2.sf(statistic, len(law_C) - 1))
+
+
+# Eight of nine texts are expected 5 times in 1,024, or 0.5 times: where a chi-square fails.
+RARE = {each: np.array([each] * 8 + [1 - 8 * each]) for each in (5 / 1024, 0.5 / 1024)}
+
+
+@pytest.mark.parametrize("each", RARE)
+def test_sound_texts_raise_no_more_alarms_than_stated_be_some_rare(each: float) -> None:
+    """20,000 calls: at a share of 2e-4, 4 alarms are due, and more than 13 in 7 of 100,000."""
+    rng = np.random.default_rng(0)
+    draws_NC = rng.multinomial(1024, RARE[each], 20_000).astype(float)
+    p_values = np.array([joint(row_C, RARE[each]) for row_C in draws_NC])
+    control = np.array([chi_square(row_C, RARE[each]) for row_C in draws_NC])
+
+    for alpha, most in ((2e-4, 13), (1e-3, 40), (1e-2, 260)):
+        print(f"{alpha}: {(p_values < alpha).sum()} alarms, chi-square {(control < alpha).sum()}")
+        assert (p_values < alpha).sum() <= most
+    assert (control < 2e-4).sum() > 13, "the simulation sees a test that breaks its word"
+
+
+def test_the_mean_ratio_of_all_counts_is_one() -> None:
+    """All ways in which 6 texts fall into 3 cells: what makes 1 / ratio a p-value, exactly."""
+    law_C = np.array([0.7, 0.28, 0.02])
+    counts = [(a, b, 6 - a - b) for a in range(7) for b in range(7 - a)]
+    chances = np.array([multinomial.pmf(each, 6, law_C) for each in counts])
+    p_values = np.array([joint(np.array(each, dtype=float), law_C) for each in counts])
+
+    assert chances.sum() == pytest.approx(1)
+    for alpha in np.unique(p_values):
+        assert chances[p_values <= alpha].sum() <= alpha + 1e-12
+    assert (chances / p_values)[p_values < 1].sum() <= 1
+
+
+def test_another_law_of_short_texts_is_seen() -> None:
     rng = np.random.default_rng(0)
     law_C = rng.dirichlet(np.ones(100))
-
-    def p_value(drawn_from: Floats) -> float:
-        observed_C = rng.multinomial(5000, drawn_from).astype(float)
-        return joint_p_value(JointCounts(observed_C=observed_C, probability_C=law_C, num_tokens=2))
-
-    alarms = np.mean([p_value(law_C) < 0.05 for _ in range(NUM_CALLS)])
-    assert 0.03 < alarms < 0.07
-    assert p_value(law_C**1.3 / (law_C**1.3).sum()) < 1e-4
+    cold_C = law_C**1.2 / (law_C**1.2).sum()
+    found = [joint(rng.multinomial(5000, cold_C).astype(float), law_C) < 2e-4 for _ in range(200)]
+    print(f"a law that is 17 % colder: found in {np.mean(found):.0%} of calls")
+    assert np.mean(found) > 0.8
 
 
 def test_a_text_that_cannot_be_has_probability_0() -> None:

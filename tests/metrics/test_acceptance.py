@@ -14,6 +14,7 @@ from specbench.metrics.acceptance import (
     mean_acceptance_length,
     mean_acceptance_length_per_request,
     mean_acceptance_length_when_drafted,
+    num_draft_nodes,
 )
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import measure
@@ -64,6 +65,19 @@ def test_the_histogram_sums_to_the_rounds(cell):
     assert acceptance_histogram(cell) == (2, 1, 1, 1)
 
 
+def test_the_draft_nodes_are_the_most_that_a_round_drafted(cell):
+    # A tree of 21: unknown to its drafter in part, whole, cut by the budget, not drafted at all.
+    tree = with_rounds(cell, drafted=(15, 21, 8, 0), accepted=(1, 3, 2, 0))
+    assert num_draft_nodes(tree) == 21
+    assert num_draft_nodes(with_rounds(cell, drafted=(15, 8), accepted=(1, 2))) == 15
+    assert num_draft_nodes(cell) == 3
+    assert num_draft_nodes(with_rounds(cell, drafted=(0, 0), accepted=(0, 0))) == 0
+
+
+def test_alpha_is_absent_for_a_tree(cell):
+    assert alpha(with_rounds(cell, drafted=(4, 3), accepted=(1, 3))) is None
+
+
 def test_alpha_counts_a_short_draft_kept_whole_as_no_rejection(cell):
     # Rejections: a < d in (1 of 3) and (0 of 3); not in (0 of 0) and (2 of 2).
     assert alpha(cell) == pytest.approx(6 / (6 + 2))
@@ -87,6 +101,7 @@ def test_the_length_is_one_plus_the_sum_of_the_joint_rates(cell):
 def test_the_baseline_has_no_acceptance(baseline_cell):
     given = measure(baseline_cell)
     assert not [name for name in given if "accept" in name or name == "alpha"]
+    assert "num_draft_nodes" not in given
     assert vllm_counts(baseline_cell) is None
 
 

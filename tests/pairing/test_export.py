@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from specbench.demo import MODELS
 from specbench.errors import UsageError
 from specbench.model_spec import ModelSpec
 from specbench.pairing.deployment import GREEDY, MATCHED, REJECTION, Tier
@@ -135,7 +136,14 @@ def test_tensorrt_llm_1_2_is_told_that_one_model_drafters_may_sample():
     assert "allow_advanced" not in exported("tensorrt_llm", greedy).config.text
 
 
-def test_a_head_of_our_own_lacks_the_name_that_vllm_asks_for(tmp_path):
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_a_head_of_our_own_has_the_name_that_vllm_asks_for(name):
+    folder = MODELS / name
+    made = with_draft(deployment(name, tree="chain"), source=str(folder), folder=folder)
+    assert "names no class" not in lost(exported("vllm", made))
+
+
+def test_of_a_head_without_the_name_that_vllm_asks_for_it_is_told(tmp_path):
     head = tmp_path / "head"
     head.mkdir()
     for config, is_named in (({}, False), ({"architectures": ["LlamaForCausalLM"]}, True)):

@@ -62,10 +62,19 @@ def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
 
     child = [sys.executable, "-m", "tests.pairing.memory_child", str(file)]
     arguments = [str(PLACE.context), str(PLACE.num_speculative_tokens)]
-    done = subprocess.run(child + arguments, capture_output=True, text=True, check=True, cwd=ROOT)
-    grown = json.loads(done.stdout.splitlines()[-1])
+    # The least of three: what a busy machine leaves with the allocator only adds to it.
+    grown = [
+        min(both) for both in zip(*(_growth(child + arguments) for _ in range(3)), strict=True)
+    ]
 
     assert grown == pytest.approx([alone.peak.total, pair.peak.total], rel=0.05)
     # The draft's own share, of which the target's size hides an error.
     cost = pair.peak.total - alone.peak.total
     assert grown[1] - grown[0] == pytest.approx(cost, rel=0.15)
+
+
+def _growth(command: list[str]) -> tuple[int, int]:
+    """Bytes that a process of its own grew by, with the target alone and with the pair."""
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    alone, pair = json.loads(done.stdout.splitlines()[-1])
+    return alone, pair

@@ -9,6 +9,8 @@ from specbench.report.numbers import listed, measured, plural, ranges, significa
     ("value", "text"),
     [
         (0, "0"),
+        (-8.67e-16, "0"),
+        (0.0000123, "0.0000123"),
         (0.012345, "0.0123"),
         (1.2345, "1.23"),
         (-12.345, "-12.3"),

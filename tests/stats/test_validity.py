@@ -111,12 +111,19 @@ def test_more_accepted_than_k_breaks_an_identity(steady):
     assert any("num_accepted > K" in reason for reason in judge_cell(wrong))
 
 
-@pytest.mark.parametrize("emitted", [(3, 3, 2, 2, 1, 1), (3, 3, 3, 1, 1, 0)])
-def test_a_round_emits_at_least_one_token_and_at_most_one_more_than_accepted(steady, emitted):
+@pytest.mark.parametrize(
+    "emitted", [(3, 3, 2, 2, 1, 1), (3, 3, 3, 1, 1, 0), (3, 3, 1, 1, 1, 1), (1, 3, 3, 1, 1, 1)]
+)
+def test_a_round_emits_a_token_all_that_it_accepted_and_at_most_one_more(steady, emitted):
     wrong = with_first(
         with_rounds(steady, num_emitted=emitted), output_ids=tuple(range(1 + sum(emitted)))
     )
     assert "num_emitted outside" in only_reason(wrong)
+
+
+def test_an_end_of_text_among_the_drafts_leaves_out_the_additional_token(steady):
+    ended = with_rounds(steady, num_emitted=(3, 3, 2, 1, 1, 1))
+    assert judge_cell(with_first(ended, output_ids=tuple(range(12)))) == ()
 
 
 def test_a_round_cut_short_by_eos_breaks_nothing(steady):

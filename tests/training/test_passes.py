@@ -3,11 +3,15 @@
 Shape suffixes: B rows, T tokens, F the head's states.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from specbench.drafters.heads.eagle import EagleHead
 from specbench.drafters.registry import build_drafter
 from specbench.training.chain_pupil import ChainPupil
+from specbench.training.recipes import open_pupil
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import Watched, run_rounds
@@ -76,3 +80,13 @@ def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
     assert contexts == possible[: len(contexts)]
     assert right == counted[: len(right)]
     assert len(right) == (num_heads or 3)
+
+
+def test_a_head_is_opened_as_its_methods_whatever_its_config_says():
+    """Configs of EAGLE heads may have a draft vocabulary: vLLM writes one into them."""
+    bench = lab()
+    head = bench.pupil("eagle").checkpoint()
+    changed = replace(head, config={**head.config, "draft_vocab_size": VOCAB_SIZE})
+    pupil = open_pupil("eagle", changed, bench.target)
+    assert isinstance(pupil, ChainPupil)
+    assert isinstance(pupil._head, EagleHead)

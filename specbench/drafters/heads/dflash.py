@@ -25,11 +25,7 @@ from specbench.drafters.heads.layers import (
     require_fit,
     tensors_of,
 )
-from specbench.model_files.head_fit import (
-    DFLASH_ARCHITECTURE,
-    dflash_fields,
-    dflash_fit,
-)
+from specbench.model_files.dflash_style import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
 
 
 class _Layers(nn.Module):
@@ -54,14 +50,10 @@ class DFlashHead:
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         """ModelError says what is missing, does not fit the target or cannot be run."""
-        given = dflash_fields(checkpoint)
+        self._style = style = DFlashStyle.of(checkpoint)
         require_fit(checkpoint, **dflash_fit(checkpoint, target))
-        self.features = tuple(int(i) + 1 for i in given["target_layer_ids"])
-        self.block_size = int(given.get("block_size", 16))
-        self._mask_id = int(given["mask_token_id"])
-        self._embedding_scale = float(given.get("input_embedding_scale", 1))
-        self._logit_scale = float(given.get("output_multiplier", 1))
-        self._softcap = float(given.get("final_logit_softcapping") or 0)
+        self.features = tuple(i + 1 for i in style.layer_ids)
+        self.block_size = style.block_size
         self._target = target
         config = make_config(checkpoint, target.max_position)
         self.model = make_layers(config, len(self.features))
@@ -102,18 +94,22 @@ class DFlashHead:
             values = attention.v_proj(context_BTF).view(shape).transpose(1, 2)
             cache.update(apply_rotary_pos_emb(keys, keys, *turn)[1], values, i)
 
-    def logits(self, current_B1: Tensor, places_BN: Tensor, span: int) -> Tensor:
+    def logits(self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int) -> Tensor:
         """For each of the K tokens after the current one, of which none is known [B, K, V]."""
         B, N = places_BN.shape
-        masks_BK = torch.full_like(places_BN[:, 1:], self._mask_id)
+        masks_BK = torch.full_like(places_BN[:, 1:], self._style.mask_id)
         embedded = self._target.embed(torch.cat([current_B1, masks_BK], 1))
         everything = torch.ones(B, N, N, dtype=torch.bool, device=places_BN.device)
         branches = Branches(places_BN[:, :1], places_BN, everything, places_BN)
-        embedded = embedded * self._embedding_scale
-        states_BNF = self.layers.forward(embedded, places_BN, span, branches=branches)
-        logits_BKV = self._target.logits(self.model.norm(states_BNF[:, 1:])) * self._logit_scale
-        if self._softcap:
-            logits_BKV = (logits_BKV / self._softcap).tanh() * self._softcap
+        embedded = embedded * self._style.embedding_scale
+        states_BNF = self.layers.forward(
+            embedded, places_BN, span, first_row=first_row, branches=branches
+        )
+        logits_BKV = (
+            self._target.logits(self.model.norm(states_BNF[:, 1:])) * self._style.logit_scale
+        )
+        if cap := self._style.softcap:
+            logits_BKV = (logits_BKV / cap).tanh() * cap
         return logits_BKV
 
 
@@ -146,8 +142,7 @@ def new_dflash_checkpoint(
     """Random layers for a target with this config; its last token is taken for the mask."""
     text = config.get_text_config()
     target_layer_ids = spread_layers(text.num_hidden_layers, num_layers)
-    fields = new_layer_fields(config) | {
-        "architectures": [DFLASH_ARCHITECTURE],
+    fields = new_layer_fields(config, DFLASH_ARCHITECTURE) | {
         "model_type": "qwen3",
         "num_hidden_layers": num_layers,
         "num_target_layers": text.num_hidden_layers,

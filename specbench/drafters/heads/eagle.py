@@ -24,7 +24,7 @@ from specbench.drafters.heads.layers import (
     tensors_of,
     token_embedding,
 )
-from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit
+from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit, eagle_has_bias
 
 # The tree of EAGLE-1: its authors' `mc_sim_7b_63`, SafeAILab/EAGLE eagle/model/choices.py.
 _PATHS = """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100
@@ -41,13 +41,11 @@ class EagleHead(JoiningHead):
     _weights: "EagleWeights"
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
-        given = checkpoint.config
-        is_speculators = "speculators_model_type" in given
         checkpoint = checkpoint.renamed(EAGLE_NAMES)
         fit = eagle_fit(checkpoint, target)
         config = layer_config(checkpoint, target.max_position)
         require_fit(checkpoint, **fit)
-        has_bias = bool(given.get("fusion_bias", given.get("bias", not is_speculators)))
+        has_bias = eagle_has_bias(checkpoint)
         with torch.device("meta"):
             self._weights = EagleWeights(config, checkpoint.tensors.keys(), has_bias=has_bias)
         table = {"embed_tokens.weight": (config.vocab_size, config.hidden_size)}

@@ -4,7 +4,7 @@ Shape suffixes: B rows, T tokens, F the head's hidden size, D the tokens that it
 V the target's vocabulary.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ class Eagle3Head(JoiningHead):
             target,
             {"embed_tokens.weight": (V, F), "d2t": (D,), "t2d": (V,)},
         )
-        self._target_ids_D = _target_ids(checkpoint, beside.get("d2t"), D, V)
+        self._target_ids_D = _target_ids(checkpoint, beside, D, V)
         self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
         self._target = target
         self.features = style.layer_ids
@@ -107,14 +107,26 @@ class Eagle3Head(JoiningHead):
         return unsaid_BTV.index_copy(-1, self._target_ids_D, logits_BTD)
 
 
-def _target_ids(checkpoint: Checkpoint, d2t_D: Tensor | None, D: int, V: int) -> Tensor | None:
-    """The target's id of each token the head can say; d2t holds differences, not ids."""
+def _target_ids(
+    checkpoint: Checkpoint, tables: Mapping[str, Tensor], D: int, V: int
+) -> Tensor | None:
+    """The target's id of each token the head can say; d2t holds differences, not ids.
+
+    ModelError where there is none such, or t2d, a mark for each of the target's ids, says others.
+    """
+    d2t_D, t2d_V = tables.get("d2t"), tables.get("t2d")
+    for name, table in tables.items():
+        is_flag = table.dtype == torch.bool and name == "t2d"
+        if name != "embed_tokens.weight" and not is_flag and not _is_whole(table):
+            raise ModelError(f"{checkpoint.source}: {name} is of {table.dtype}, not whole numbers")
     if d2t_D is None:
         if D != V:
             raise ModelError(
                 f"{checkpoint.source} does not fit: missing: d2t, for draft_vocab_size is {D} and "
                 f"vocab_size {V}"
             )
+        if t2d_V is not None and not t2d_V.all():
+            raise ModelError(f"{checkpoint.source}: t2d leaves tokens out, and there is no d2t")
         return None
     ids_D = torch.arange(D, device=d2t_D.device) + d2t_D
     ids = set(ids_D.tolist())
@@ -122,7 +134,15 @@ def _target_ids(checkpoint: Checkpoint, d2t_D: Tensor | None, D: int, V: int) ->
         raise ModelError(
             f"{checkpoint.source}: d2t does not lead to {D} different tokens of the target's {V}"
         )
+    if t2d_V is not None and set(t2d_V.nonzero()[:, 0].tolist()) != ids:
+        raise ModelError(
+            f"{checkpoint.source}: d2t and t2d name different tokens; one is of another head"
+        )
     return ids_D
+
+
+def _is_whole(table: Tensor) -> bool:
+    return table.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Eagle3Weights(nn.Module):

@@ -224,7 +224,13 @@ class FeatureDrafter(Memoryless):
             nonlocal states_BWF, depth
             depth += 1
             states_BWF = head.step(
-                tokens_BW, states_BWF, places_BW, span, branches=branches, depth=depth
+                tokens_BW,
+                states_BWF,
+                places_BW,
+                span,
+                first_row=state.first_row,
+                branches=branches,
+                depth=depth,
             )
             return head.logits(states_BWF)
 

@@ -5,7 +5,6 @@ B rows, T tokens, F hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 from transformers import LlamaConfig, Qwen3Config
+from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
     LlamaDecoderLayer,
@@ -24,9 +24,15 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.layer_stack import LayerStack
 from specbench.decoding.runner import Runner
-from specbench.errors import ModelError
-from specbench.model_files.head_fit import LAYER_NEEDS, layer_fields, misfits
+from specbench.errors import ModelError, first_line
+from specbench.model_files.head_fit import misfits
+from specbench.model_files.layer_config import LAYER_NEEDS, layer_fields
 
+# What transformers raises for a config that it cannot build from.
+WRONG_CONFIG = (
+    *(StrictDataclassError, ValueError, TypeError, LookupError, AttributeError),
+    *(ArithmeticError, RuntimeError, NotImplementedError, ImportError),
+)
 Embed = Callable[[Tensor], Tensor]
 
 _OPTIONAL = (
@@ -43,18 +49,19 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
     something or has what cannot be run.
     """
     given = layer_fields(checkpoint)
-    fields = {
-        name: given[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.get(name) is not None
-    }
+    fields = {name: given.values[name] for name in (*LAYER_NEEDS, *_OPTIONAL) if given.has(name)}
     own = fields.pop("max_position_embeddings", 0)
     if most := max(own, num_positions or 0):
         fields["max_position_embeddings"] = most
-    make = Qwen3Config if given.get("model_type") == "qwen3" else LlamaConfig
+    make = Qwen3Config if given.text("model_type") == "qwen3" else LlamaConfig
     try:
         config = make(**{"num_hidden_layers": 1, **fields})
-    except (StrictDataclassError, ValueError, TypeError, KeyError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelError(f"{checkpoint.source}: its config is wrong: {first}") from error
+    except WRONG_CONFIG as error:
+        raise ModelError(
+            f"{checkpoint.source}: its config is wrong: {first_line(error)}"
+        ) from error
+    if config.hidden_act not in ACT2FN:
+        given.fail("hidden_act", "an activation that transformers has")
     return config
 
 
@@ -96,8 +103,16 @@ def _fit_biases(attention: nn.Module, prefix: str, names: Collection[str]) -> No
 
 
 def layer_stack(config: Any, layers: nn.ModuleList, device: torch.device) -> LayerStack:
-    """The layers over slots of their own, at the positions that the config's rotary gives."""
-    return LayerStack(config, list(layers), LlamaRotaryEmbedding(config).to(device))
+    """The layers over slots of their own, at the positions that the config's rotary gives.
+
+    ModelError for a rotary that transformers cannot make.
+    """
+    try:
+        rotary = LlamaRotaryEmbedding(config).to(device)
+    except WRONG_CONFIG as error:
+        what = f"rope_parameters are {config.rope_parameters}"
+        raise ModelError(f"a head's config is wrong: {what}: {first_line(error)}") from error
+    return LayerStack(config, list(layers), rotary)
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -116,12 +131,11 @@ def load(
     needs all of its own; ModelError lists what is missing, not known or of another shape.
     """
     # Old transformers stored the rotary frequencies, which follow from the config.
-    given = {n: t for n, t in checkpoint.tensors.items() if not n.endswith("rotary_emb.inv_freq")}
-    checkpoint = replace(checkpoint, tensors=given)
+    checkpoint = checkpoint.without("rotary_emb.inv_freq")
     checkpoint.require(shapes_of(module) | dict(beside), frozenset(beside))
     tensors = {
         name: tensor.to(target.device, target.dtype if tensor.is_floating_point() else tensor.dtype)
-        for name, tensor in given.items()
+        for name, tensor in checkpoint.tensors.items()
     }
     others = {name: tensors.pop(name) for name in beside if name in tensors}
     module.load_state_dict(tensors, assign=True)
@@ -161,12 +175,16 @@ def _is_targets(target: Runner, weight_VF: Tensor) -> bool:
     return all(torch.equal(target.embed(ids_1V[:, p])[0], weight_VF[p]) for p in pieces)
 
 
-def new_layer_fields(config: Any) -> dict[str, Any]:
-    """The config of a new head's layer, as wide as those of the target with this config."""
+def new_layer_fields(config: Any, architecture: str) -> dict[str, Any]:
+    """The config of a new head's layer, as wide as those of the target with this config.
+
+    `architecture` is what servers know such a head by.
+    """
     text = config.get_text_config()
     heads = text.num_attention_heads
     rope = getattr(text, "rope_parameters", None) or {}
     return {
+        "architectures": [architecture],
         "model_type": "llama",
         "num_hidden_layers": 1,
         "vocab_size": text.vocab_size,

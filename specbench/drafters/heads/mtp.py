@@ -3,12 +3,13 @@
 Shape suffixes: B rows, T tokens, F hidden size, V vocabulary.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.layer_stack import LayerStack
@@ -16,6 +17,7 @@ from specbench.decoding.runner import Runner
 from specbench.decoding.tree import Branches
 from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.layers import (
+    WRONG_CONFIG,
     drawn,
     new_layer_fields,
     output_weights,
@@ -24,6 +26,7 @@ from specbench.drafters.heads.layers import (
     tensors_of,
 )
 from specbench.drafters.heads.mtp_layouts import by_expert, copies, joined_experts, split_experts
+from specbench.errors import ModelError, first_line
 from specbench.model_files.mtp_families import (
     FAMILIES,
     Family,
@@ -36,7 +39,9 @@ from specbench.model_files.mtp_families import (
     text_fields,
 )
 
-_LEFT_OUT = ("model_type", "quantization_config", "auto_map", "dtype", "torch_dtype")
+# Older names of fields, and what layers look for beyond them.
+_BESIDE_FIELDS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")
+_MIMO = "MiMoForCausalLM"
 _ALWAYS_FLOAT32 = "e_score_correction_bias"  # as transformers has it: it only picks experts
 
 
@@ -157,17 +162,34 @@ class MtpHead:
 def make_layers(checkpoint: Checkpoint) -> tuple[nn.ModuleList, Any]:
     """The MTP layers without weights, and the model that their decoder layers come from."""
     family, count = family_of(checkpoint), num_mtp_layers(checkpoint)
-    fields = {k: v for k, v in text_fields(checkpoint).items() if k not in _LEFT_OUT}
-    fields |= family.fields
-    fields |= {"num_hidden_layers": count, "layer_types": ["full_attention"] * count}
-    with torch.device("meta"):
-        decoder = AutoModel.from_config(AutoConfig.for_model(family.decoder, **fields))
-        F, eps = decoder.config.hidden_size, decoder.config.rms_norm_eps
-        layers = nn.ModuleList(MtpLayer(block, F, eps) for block in decoder.layers)
+    given = {**_decoder_fields(text_fields(checkpoint).values, family), **family.fields}
+    given |= {"num_hidden_layers": count, "layer_types": ["full_attention"] * count}
+    try:
+        with torch.device("meta"):
+            config = AutoConfig.for_model(family.decoder, **given)
+            decoder = AutoModel.from_config(config, attn_implementation="eager")
+            F, eps = decoder.config.hidden_size, decoder.config.rms_norm_eps
+            layers = nn.ModuleList(MtpLayer(block, F, eps) for block in decoder.layers)
+    except WRONG_CONFIG as error:
+        raise ModelError(
+            f"{checkpoint.source}: its config is wrong: {first_line(error)}"
+        ) from error
     for layer in layers[1:]:
         for name in family.shared:
             setattr(layer, name, getattr(layers[0], name))
     return layers, decoder
+
+
+def _decoder_fields(given: Mapping[str, Any], family: Family) -> dict[str, Any]:
+    """What the config of the family's decoder layers has fields for, and nothing else.
+
+    The files are not trusted, and transformers takes more than sizes from a config: an
+    implementation of attention may name a repository whose code it fetches and runs.
+    """
+    own = type(AutoConfig.for_model(family.decoder))
+    known = {f.name for f in fields(own)} - {f.name for f in fields(PreTrainedConfig)}
+    known |= {*own.attribute_map, *_BESIDE_FIELDS}
+    return {name: value for name, value in given.items() if name in known}
 
 
 def layer_shapes(layers: nn.ModuleList, family: Family) -> dict[str, tuple[int, ...]]:
@@ -220,7 +242,7 @@ def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint
     """Random MTP layers for a target with this config; in MiMo's layout where it has none."""
     text = config.get_text_config()
     family = family_name(config.model_type)
-    fields = text.to_dict() if family in FAMILIES else new_layer_fields(config)
+    fields = text.to_dict() if family in FAMILIES else new_layer_fields(config, _MIMO)
     family = family if family in FAMILIES else "mimo"
     fields |= {"model_type": family, "num_hidden_layers": text.num_hidden_layers}
     fields |= {"num_nextn_predict_layers": num_layers}

@@ -1,0 +1,42 @@
+"""Models of the hub that are not on this machine: one short look whether they can be had."""
+
+from collections.abc import Callable, Sequence
+
+from huggingface_hub import constants, get_session, try_to_load_from_cache
+
+from specbench.config import Pairing
+
+PATIENCE_S = 5.0  # a hub that answers at all answers sooner
+
+
+def look_for_hub(pairings: Sequence[Pairing], warn: Callable[[str], None]) -> None:
+    """Say what will be downloaded; where the hub cannot be reached, say so and go offline.
+
+    Offline means that loading fails at once for what is not here, in place of retrying for
+    minutes what one try has shown; what is here loads as ever.
+    """
+    specs = [s for p in pairings for s in (p.target.model, p.drafter.model) if s is not None]
+    hub_ids = dict.fromkeys((spec.source, spec.revision) for spec in specs if spec.folder is None)
+    missing = [source for source, revision in hub_ids if _is_missing(source, revision)]
+    if not missing or constants.is_offline_mode():
+        return
+    names = ", ".join(missing)
+    if _is_reachable():
+        warn(f"not on this machine yet, downloading: {names}")
+        return
+    warn(f"{names}: not on this machine, and {constants.ENDPOINT} cannot be reached")
+    constants.HF_HUB_OFFLINE = True
+
+
+def _is_missing(source: str, revision: str | None) -> bool:
+    cached = try_to_load_from_cache(source, "config.json", revision=revision)
+    return not isinstance(cached, str)
+
+
+def _is_reachable() -> bool:
+    """Whether anything answers there, whatever it says."""
+    try:
+        get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
+    except Exception:  # of whichever HTTP client the hub's library uses
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""The config of a head's own decoder layers: read with care, and refused where it is not run."""
+
+import math
+
+from specbench.errors import ModelError
+from specbench.model_files.attention import rope_type
+from specbench.model_files.fields import MOST_LAYERS, Fields
+from specbench.model_files.head_files import HeadFiles, Shaped
+
+LAYER_NEEDS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
+# Numbers above 0 where a config has them.
+SIZES = (*LAYER_NEEDS, "num_key_value_heads", "head_dim", "max_position_embeddings")
+# What would change the computation, with the value that does not.
+_NEUTRAL = {
+    "partial_rotary_factor": 1.0,
+    "attn_logit_softcapping": 0.0,
+    "residual_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "logits_scaling": 1.0,
+    "clip_qkv": 0.0,
+}
+
+
+def layer_fields(files: HeadFiles[Shaped]) -> Fields:
+    """The config of a head's decoder layers, its own or that of a speculators checkpoint.
+
+    ModelError where it lacks something, has a value of another type, or asks for what heads
+    cannot run.
+    """
+    fields = files.fields.section("transformer_layer_config") or files.fields
+    if lacking := [name for name in LAYER_NEEDS if not fields.has(name)]:
+        fields.lacks(*lacking)
+    for name in SIZES:
+        fields.whole(name, least=1)
+    fields.whole("num_hidden_layers", least=1, most=MOST_LAYERS)
+    for name in ("rms_norm_eps", "rope_theta"):
+        fields.number(name)
+    fields.flag("mlp_bias")
+    for name in ("hidden_act", "model_type"):
+        fields.text(name)
+    _refuse_uneven_heads(fields)
+    _refuse_windows(fields)
+    _refuse_positions(fields)
+    _refuse_scales(fields)
+    return fields
+
+
+def head_size(fields: Fields) -> int:
+    """Numbers in a key of one attention head."""
+    heads = fields.must("num_attention_heads", least=1)
+    return fields.whole("head_dim", least=1) or fields.must("hidden_size", least=1) // heads
+
+
+def _refuse_uneven_heads(fields: Fields) -> None:
+    heads = fields.must("num_attention_heads")
+    if heads % (fields.whole("num_key_value_heads") or heads):
+        fields.fail("num_key_value_heads", f"a divisor of num_attention_heads, {heads}")
+    if head_size(fields) % 2 or not head_size(fields):
+        name = "head_dim" if fields.has("head_dim") else "hidden_size"
+        fields.fail(name, "such that each attention head has an even number of its own")
+
+
+def _refuse_windows(fields: Fields) -> None:
+    is_sliding = fields.flag("use_sliding_window") and fields.whole("sliding_window")
+    is_sliding = is_sliding or "sliding_attention" in fields.texts("layer_types")
+    if fields.text("model_type") == "mistral":  # which has no switch for it
+        is_sliding = is_sliding or fields.whole("sliding_window")
+    if is_sliding:
+        raise ModelError(
+            f"{fields.source}: its config has sliding_attention (layer_types, or sliding_window), "
+            "which heads cannot run; choose a head whose layers attend to everything"
+        )
+
+
+def _refuse_positions(fields: Fields) -> None:
+    rope = fields.section("rope_parameters") or fields.section("rope_scaling")
+    if rope is None:
+        return
+    for name in ("rope_type", "type"):
+        rope.text(name)
+    for name in ("rope_theta", "factor"):
+        rope.number(name)
+    if rope_type(rope.values) == "dynamic":
+        raise ModelError(
+            f"{fields.source}: rope_type dynamic rescales positions by the current length; "
+            "set it to default in the head's config"
+        )
+    if rope.number("partial_rotary_factor") not in (None, 1.0):
+        _refuse(rope, "partial_rotary_factor", 1.0)
+
+
+def _refuse_scales(fields: Fields) -> None:
+    for name, neutral in _NEUTRAL.items():
+        if fields.number(name) not in (None, neutral):
+            _refuse(fields, name, neutral)
+    size = head_size(fields)
+    scalar = fields.number("query_pre_attn_scalar")
+    if scalar is not None and scalar != size:
+        _refuse(fields, "query_pre_attn_scalar", size)
+    multiplier = fields.number("attention_multiplier")
+    if multiplier is not None and not math.isclose(multiplier, size**-0.5, rel_tol=1e-3):
+        _refuse(fields, "attention_multiplier", size**-0.5)
+
+
+def _refuse(fields: Fields, name: str, neutral: float) -> None:
+    raise ModelError(
+        f"{fields.source}: {fields.path}{name} is {fields.values[name]!r}, which heads cannot run "
+        f"({neutral:g} would change nothing); choose a head with plain attention"
+    )

@@ -1,0 +1,42 @@
+"""A K that nobody named gives way to what the drafter can draft; one that was named does not."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from specbench.bench.plan import DEFAULT_K
+from specbench.records import RunSettings
+from specbench.report.document import Document, build_document
+from tests.bench.fake_runs import SETTINGS, make_plan, measure
+from tests.bench.fakes import FakeClock, FakeEngine
+
+UNSAID = replace(SETTINGS, num_speculative_tokens=None)
+
+
+def measured(settings: RunSettings, folder: Path, most: int) -> Document:
+    limits = {"good": most, "bad": most}
+    engine = FakeEngine(FakeClock(), max_ks=limits)
+    engine.record = replace(engine.record, max_k=limits)
+    return build_document(measure(make_plan(folder, settings), engine, folder))
+
+
+def ks_of(document: Document, drafter: str) -> set[int]:
+    return {c.key.num_speculative_tokens for c in document.cells if c.key.drafter == drafter}
+
+
+def test_a_default_k_is_no_deeper_than_the_drafter(tmp_path: Path) -> None:
+    document = measured(UNSAID, tmp_path, 2)  # `bad` names no K, `good` names 3
+    assert ks_of(document, "bad") == {2}
+    assert {p.key.num_speculative_tokens for p in document.run.cells} == {0, 2, 3}
+    assert [key for key in document.missing if key.drafter == "bad"] == []
+
+
+def test_a_drafter_that_goes_deeper_keeps_the_default(tmp_path: Path) -> None:
+    assert ks_of(measured(UNSAID, tmp_path, 9), "bad") == {DEFAULT_K}
+
+
+def test_a_run_that_is_resumed_keeps_the_k_it_had(tmp_path: Path) -> None:
+    before = measured(UNSAID, tmp_path, 2)
+    again = measured(UNSAID, tmp_path, 2)
+    assert [c.key for c in again.cells] == [c.key for c in before.cells]
+    assert [c.num_requests for c in again.cells] == [c.num_requests for c in before.cells]
+    assert again.missing == before.missing

@@ -1,0 +1,41 @@
+"""What the engine beside ours leaves out is said before anything is measured."""
+
+from pathlib import Path
+
+import pytest
+
+from specbench.bench.benchmark import plan_warnings
+from specbench.bench.plan import TargetPlan, plan_targets
+from specbench.config import load_pairings
+from specbench.errors import UsageError
+from specbench.records import RunSettings
+
+PAIRINGS = """\
+targets:
+  big:
+    model: owner/big
+    drafters:
+      head: {method: eagle, model: owner/head}
+      copy: {method: ngram}
+"""
+
+
+def planned(folder: Path, *engines: str, names: tuple[str, ...]) -> TargetPlan:
+    (folder / "pairings.yaml").write_text(PAIRINGS)
+    pairings = load_pairings(folder / "pairings.yaml").select(names)
+    settings = RunSettings(command="run", pairings=names, workloads=("chat",), engines=engines)
+    (plan,) = plan_targets(settings, pairings, lambda _: "float32")
+    return plan
+
+
+def test_alone_with_nothing_like_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="transformers has no method like eagle, so big/head"):
+        planned(tmp_path, "transformers", names=("big/head",))
+
+
+def test_beside_ours_it_is_a_warning(tmp_path: Path) -> None:
+    both = planned(tmp_path, "builtin", "transformers", names=("big",))
+    (warning,) = plan_warnings(both)
+    assert "no such method for big/head: only builtin measures" in warning
+    assert plan_warnings(planned(tmp_path, "builtin", names=("big",))) == ()
+    assert plan_warnings(planned(tmp_path, "transformers", names=("big/copy",))) == ()

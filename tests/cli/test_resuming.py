@@ -1,0 +1,50 @@
+"""What may stand beside --resume."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calls import Ran, specbench
+from tests.cli.conftest import SMALL
+
+
+@pytest.fixture
+def run_id(finished: Ran) -> str:
+    found = re.search(r"^run (\S+)$", finished.err, re.MULTILINE)
+    assert found
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("beside", "says"),
+    [
+        (["tiny/draft"], "measures tiny/draft, tiny/ngram and cannot go on with tiny/draft; leave"),
+        (["--method", "ngram"], "cannot go on with tiny/ngram"),
+        (["-k", "3"], "other settings than -k says"),
+        (["--prompts", "5", "--temperature", "1"], "than --temperature, --prompts says"),
+    ],
+)
+def test_others_than_its_own_names_and_settings_are_refused(
+    beside: list[str], says: str, run_id: str, tiny: Path
+) -> None:
+    ran = specbench("run", *beside, "--resume", run_id, cwd=tiny)
+    assert ran.code == 2
+    assert says in " ".join(ran.err.split())
+
+
+def test_its_own_may_be_repeated(run_id: str, tiny: Path) -> None:
+    own = ("tiny", "-w", "prompts.jsonl", "-k", "2", *SMALL)
+    assert specbench("run", *own, "--resume", run_id, cwd=tiny).code == 0
+
+
+def test_a_pairing_that_was_changed_since_is_refused(run_id: str, tiny: Path) -> None:
+    file = tiny / "pairings.yaml"
+    text = file.read_text()
+    try:
+        file.write_text(text.replace("method: ngram", "method: ngram, parameters: {max_ngram: 4}"))
+        ran = specbench("run", "--resume", run_id, cwd=tiny)
+    finally:
+        file.write_text(text)
+    assert ran.code == 2
+    assert "tiny/ngram has changed in pairings.yaml" in " ".join(ran.err.split())

@@ -1,0 +1,187 @@
+"""What is drafted after a text is what a fresh prefill of it gives, whatever rounds led there.
+
+Seven tokens and random models: drafts are kept and refused often, on every branch.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.decoding.decoder import Decoder
+from specbench.decoding.drafter import Drafter, Proposal
+from specbench.decoding.request import Request, Result
+from specbench.decoding.round import run_round
+from specbench.decoding.rows import Fill, Rows
+from specbench.decoding.runner import StockRunner
+from specbench.decoding.sampling import Sampler
+from specbench.decoding.scheduler import Arrival
+from specbench.decoding.state import State
+from specbench.drafters.registry import build_drafter, drafter_class
+from tests.decoding.fakes import CountingClock, Wrapped
+from tests.decoding.graph_bench import Cycle
+from tests.decoding.lossless import (
+    GREEDY,
+    LAW_PROMPT,
+    WARM,
+    deepest,
+    law_model,
+    make_drafter,
+    parts_of,
+)
+from tests.drafters.feature_cases import Path, paths_of
+from tests.drafters.variants import VARIANTS, Variant
+
+SPAN, SEED = 128, 7
+KS = (6, 2, 4, 0, 0, 0, 1, 5, 1, 1, 3, 0)
+TWO_LAYERS = Variant("mtp, 2 layers", "mtp", {"num_layers": 2})
+# These know what their own rounds fed, or an answer that a longer prompt does not begin anew.
+WITH_A_PAST = {"lookahead", "token_recycling", "previous_turn"}
+FRESH = [variant for variant in (*VARIANTS, TWO_LAYERS) if variant.method not in WITH_A_PAST]
+# Suffix decoding also drafts from the answer of the turn before.
+TURNS = [variant for variant in FRESH if variant.method != "suffix"]
+
+
+@cache
+def models() -> tuple[StockRunner, StockRunner]:
+    return StockRunner(law_model(seed=0, num_layers=2)), StockRunner(law_model(seed=1))
+
+
+def drafter_of(variant: Variant) -> Drafter:
+    target, draft = models()
+    if variant is not TWO_LAYERS:
+        return make_drafter(variant.method, target, draft, **variant.parameters)
+    head = drafter_class("mtp").new_checkpoint(target.model.config, 0, **variant.parameters)
+    return build_drafter("mtp", parts_of(target, None, head), {})
+
+
+class Drafted(NamedTuple):
+    """One row's proposal after a text, which ends with the current token."""
+
+    text: Path
+    k: int
+    paths: list[Path]
+    laws: Tensor | None
+
+
+def drafted(state: State, k: int, proposal: Proposal) -> Drafted:
+    paths = paths_of(proposal, 0)
+    if proposal.tree is None:
+        paths = paths[: int(proposal.num_drafted_B[0])]
+    text = tuple(state.tokens_BC[0, : int(state.length_B[0]) + 1].tolist())
+    laws = None if proposal.probs is None else proposal.probs[0]
+    return Drafted(text, k, paths, laws)
+
+
+class Saying(Sampler):
+    """Picks one token, whatever a model says: another round's may have come from a refusal."""
+
+    def __init__(self, token: int) -> None:
+        super().__init__(WARM)
+        self._token = token
+
+    def pick(self, *_: Tensor) -> Tensor:
+        return torch.tensor([[self._token]])
+
+
+class Watched(Wrapped):
+    """Remembers the proposals of a single row."""
+
+    def __init__(self, inner: Drafter) -> None:
+        super().__init__(inner)
+        self.seen: list[Drafted] = []
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        proposal = self.inner.propose(state, k, span, sampler)
+        self.seen.append(drafted(state, k, proposal))
+        return proposal
+
+
+def served(variant: Variant, *prompts: Path) -> tuple[list[Drafted], list[Result]]:
+    """The proposals of a conversation's turns, of 40 tokens each."""
+    watched = Watched(drafter_of(variant))
+    ks = [deepest(watched, k) if k else 0 for k in KS]
+    turns = [
+        Request(
+            prompt_ids=prompt,
+            max_new_tokens=40,
+            seed=SEED,
+            arrival=Arrival(conversation="c"),
+        )
+        for prompt in prompts
+    ]
+    decoder = Decoder(models()[0], watched, eos_ids=(), clock=CountingClock())
+    results = decoder.serve(turns, Sampler(WARM), Cycle(*ks), num_rows=1).results
+    return watched.seen, results
+
+
+def filled(drafter: Drafter, prompts: Sequence[Path], sampler: Sampler, **more: Any) -> Rows:
+    rows = Rows(models()[0], drafter, num_rows=len(prompts), capacity=SPAN, eos_ids=())
+    rows.begin(len(prompts))
+    fills = [
+        Fill(row=row, prompt_ids=prompt, max_new_tokens=SPAN, seed=SEED, **more)
+        for row, prompt in enumerate(prompts)
+    ]
+    rows.fill(fills, sampler)
+    return rows
+
+
+@torch.inference_mode()
+def assert_those_of_a_fresh_prefill(variant: Variant, seen: Sequence[Drafted]) -> None:
+    for old in seen:
+        drafter = drafter_of(variant)
+        state = filled(drafter, [old.text[:-1]], Saying(old.text[-1])).state
+        new = drafted(state, old.k, drafter.propose(state, old.k, SPAN, Sampler(WARM)))
+
+        where = f"K = {old.k} after {len(old.text)} tokens"
+        assert new.text == old.text, where
+        assert new.paths == old.paths, where
+        if old.laws is not None:
+            torch.testing.assert_close(old.laws, new.laws, atol=1e-4, rtol=1e-3, msg=where)
+
+
+@pytest.mark.parametrize("variant", FRESH, ids=str)
+def test_proposals_after_rounds_of_any_k_are_those_of_a_fresh_prefill(variant: Variant) -> None:
+    seen, results = served(variant, LAW_PROMPT)
+
+    assert len(seen) >= 7
+    assert variant.method == "suffix" or len(set(results[0].rounds.num_accepted)) > 1
+    assert_those_of_a_fresh_prefill(variant, seen)
+
+
+@pytest.mark.parametrize("num_left_out", [0, 1, 2, 3, 25])
+@pytest.mark.parametrize("variant", TURNS, ids=str)
+def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(
+    variant: Variant, num_left_out: int
+) -> None:
+    _, (first,) = served(variant, LAW_PROMPT)
+    end = len(first.output_ids) - num_left_out
+    # It goes on as the answer did not.
+    other = (first.output_ids[end] + 1) % 7 if num_left_out else 3
+    then = (*LAW_PROMPT, *first.output_ids[:end], other, 5, 2, 4)
+
+    seen, _ = served(variant, LAW_PROMPT, then)
+
+    of_turn = [drafted for drafted in seen if drafted.text[: len(then)] == then]
+    assert len(of_turn) >= 7
+    assert_those_of_a_fresh_prefill(variant, of_turn)
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
+@torch.inference_mode()
+def test_rows_that_do_not_begin_at_0_are_drafted_for_as_those_that_do(variant: Variant) -> None:
+    prompt, other = LAW_PROMPT, tuple(reversed(LAW_PROMPT[:-2]))
+
+    def rounds(prompts: Sequence[Path], row: int) -> tuple[list[Drafted], Path]:
+        watched, sampler = Watched(drafter_of(variant)), Sampler(GREEDY)
+        rows = filled(watched, prompts, sampler, prediction_ids=(0, 2, 1, 5, 0, 2) * 2)
+        state = rows.state.rows(row, 1)
+        for k in (4, 4, 2, 4, 3, 4):
+            run_round(models()[0], watched, state, sampler, k=deepest(watched, k), span=SPAN)
+        text = tuple(state.tokens_BC[0, : int(state.length_B[0]) + 1].tolist())
+        return watched.seen, text
+
+    assert rounds([other, other, prompt], 2) == rounds([prompt, other, other], 0)

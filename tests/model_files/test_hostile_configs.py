@@ -1,0 +1,158 @@
+"""Whatever a head's config says: it is loaded, or refused by the field's name; never a crash."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.config import Drafter, Target
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.runner import StockRunner
+from specbench.drafters.registry import build_drafter, drafter_class
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.shelf import Shelf
+from specbench.errors import ModelError, SpecbenchError
+from specbench.model_files.model import ModelFiles
+from specbench.model_spec import ModelSpec
+from specbench.pairing.compatibility import check_drafter
+from tests.cli.calls import specbench
+from tests.decoding.lossless import parts_of
+from tests.decoding.models import tiny_llama
+from tests.tiny_models import VOCAB_SIZE, change_config, files_of, write_head, write_model
+
+METHODS = ("eagle", "eagle3", "medusa", "dflash", "mtp")
+IDS = "eagle_aux_hidden_state_layer_ids"
+# Method, what its config says, the field that the refusal names.
+HOSTILE: list[tuple[str, dict[str, Any], str]] = [
+    ("eagle", {"hidden_size": "32"}, "hidden_size"),
+    ("eagle", {"hidden_size": -32}, "hidden_size"),
+    ("eagle", {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+    ("eagle", {"num_key_value_heads": 3}, "num_key_value_heads"),
+    ("eagle", {"rms_norm_eps": [1]}, "rms_norm_eps"),
+    ("eagle", {"bias": "no"}, "bias"),
+    ("eagle", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ("eagle", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+    ("eagle", {"rope_parameters": 3}, "rope_parameters"),
+    ("eagle3", {"sliding_window": 8, "use_sliding_window": True}, "sliding_window"),
+    ("eagle3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("eagle3", {"query_pre_attn_scalar": 7}, "query_pre_attn_scalar"),
+    ("eagle3", {"parallel_drafting": True}, "parallel_drafting"),
+    ("eagle3", {"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step"),
+    ("eagle3", {IDS: ["a"]}, IDS),
+    ("eagle3", {IDS: 3}, IDS),
+    ("eagle3", {IDS: [0.0, 1.0, 1.0]}, IDS),
+    ("eagle3", {"eagle_config": [1]}, "eagle_config"),
+    ("eagle3", {"transformer_layer_config": [1]}, "transformer_layer_config"),
+    ("eagle3", {"draft_vocab_size": "x"}, "draft_vocab_size"),
+    ("eagle3", {"logit_scale": "x"}, "logit_scale"),
+    ("eagle3", {"norm_before_fc": "yes"}, "norm_before_fc"),
+    ("dflash", {"dflash_config": 3}, "dflash_config"),
+    ("dflash", {"dflash_config": {"target_layer_ids": 1, "mask_token_id": 1}}, "target_layer"),
+    ("dflash", {"dflash_config": {"target_layer_ids": ["a"], "mask_token_id": 1}}, "target_layer"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [-2], "mask_token_id": 1}}, "target_layer"),
+    ("dflash", {"dflash_config": {"target_layer_ids": [1], "mask_token_id": -1}}, "mask_token_id"),
+    ("dflash", {"block_size": 1}, "block_size"),
+    ("dflash", {"output_multiplier": True}, "output_multiplier"),
+    ("mtp", {"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers"),
+    ("mtp", {"num_nextn_predict_layers": -1}, "num_nextn_predict_layers"),
+    ("mtp", {"text_config": [1]}, "text_config"),
+    ("mtp", {"vocab_size": "x"}, "vocab_size"),
+]
+VALUES: tuple[Any, ...] = (
+    *("x", "", -1, 0, 1.5, 1e300, 10**30, True, False, [], [1], ["a"], [[]], {}, {"a": 1}),
+    *({"rope_type": "x"}, {"rope_type": "yarn"}, {"rope_type": [1]}, {"type": 3, "factor": "x"}),
+)
+BESIDE = (
+    *("eagle_config", "dflash_config", "rope_parameters", "rope_scaling", "text_config"),
+    *("medusa_head_accuracies", "transformer_layer_config", "speculators_model_type"),
+)
+NOT_OF_THE_HEADS = ("use_cache", "transformers_version")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with a head of every method beside it."""
+    folder = tmp_path_factory.mktemp("heads")
+    target = write_model(folder / "target", num_hidden_layers=3)
+    for method in METHODS:
+        write_head(folder / method, method, target)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> BuiltinEngine:
+    spec = ModelSpec(source="./target", folder=folder / "target")
+    return BuiltinEngine(Target(name="target", model=spec, drafters=()), Shelf(torch.device("cpu")))
+
+
+@pytest.fixture
+def head(folder: Path) -> Any:
+    """Sets fields of a head's config, which is as it was afterwards."""
+    kept: dict[Path, str] = {}
+
+    def change(method: str, fields: dict[str, Any]) -> ModelFiles:
+        file = folder / method / "config.json"
+        file.write_text(kept.setdefault(file, file.read_text()))
+        return change_config(files_of(folder / method), **fields)
+
+    yield change
+    for file, content in kept.items():
+        file.write_text(content)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_that_nobody_changed_is_loaded_and_planned(engine, folder, method):
+    spec = ModelSpec(source=f"./{method}", folder=folder / method)
+    engine.add_drafter(Drafter(name=method, method=method, model=spec))
+    engine.remove_drafter(method)
+    ran = specbench("pair", "./target", "--drafts", f"./{method}", "--dry-run", cwd=folder)
+    assert (ran.code, ran.err) == (0, "")
+
+
+@pytest.mark.parametrize(("method", "fields", "named"), HOSTILE)
+def test_the_engine_names_the_field(engine, head, method, fields, named):
+    files = head(method, fields)
+    spec = ModelSpec(source=f"./{method}", folder=files.folder)
+    with pytest.raises(ModelError, match=named) as refused:
+        engine.add_drafter(Drafter(name=method, method=method, model=spec))
+    assert str(files.folder.name) in str(refused.value)
+
+
+@pytest.mark.parametrize(("method", "fields", "named"), HOSTILE)
+def test_a_dry_run_names_the_field_and_ends_with_exit_code_2(folder, head, method, fields, named):
+    head(method, fields)
+    ran = specbench("pair", "./target", "--drafts", f"./{method}", "--dry-run", cwd=folder)
+    assert ran.code == 2
+    assert named in "".join((ran.out + ran.err).split())
+    assert "Traceback" not in ran.out + ran.err
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_any_value_of_any_field_is_read_or_refused(folder, head, method):
+    target, model = files_of(folder / "target"), tiny_llama(vocab_size=VOCAB_SIZE)
+    runner = StockRunner(model)
+    whole: Checkpoint = drafter_class(method).new_checkpoint(model.config, 0)
+    known = (*whole.config, *BESIDE)
+    num_refused = 0
+    for name in known:
+        if name in NOT_OF_THE_HEADS:
+            continue
+        for value in VALUES:
+            wrong = replace(whole, config={**whole.config, name: value})
+            try:
+                build_drafter(method, parts_of(runner, checkpoint=wrong), {})
+            except SpecbenchError:
+                num_refused += 1
+    assert num_refused > len(VALUES) // 2
+    for name in known:
+        for value in VALUES[::3]:
+            check_drafter(
+                target,
+                Drafter(
+                    name="head",
+                    method=method,
+                    model=ModelSpec(source="./h", folder=head(method, {name: value}).folder),
+                ),
+            )
