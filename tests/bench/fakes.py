@@ -206,7 +206,7 @@ class FakeEngine:
         draft_s, verify_s = 0.1 * k * slowness, 1.0 * slowness
         return RoundLog(
             num_drafted=(k,) * len(emitted),
-            num_accepted=(k if drafter == "good" else 0,) * len(emitted),
+            num_accepted=tuple(e - 1 if drafter == "good" else 0 for e in emitted),
             num_emitted=tuple(emitted),
             round_s=(draft_s + verify_s,) * len(emitted),
             draft_s=(draft_s,) * len(emitted),

@@ -11,6 +11,7 @@ from specbench.drafters.heads import eagle3, feature_drafter
 from specbench.drafters.heads.eagle import STATIC_TREE, EagleHead
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.joining_head import JoiningHead
+from specbench.errors import ModelError
 from tests.decoding.conftest import Plant
 from tests.drafters.feature_cases import (
     BEAM,
@@ -203,5 +204,5 @@ def test_the_check_of_drafts_fails_where(bug: str, plant: Plant) -> None:
     check, method, function, right, wrong = BUGS[bug]
     plant(function, right, wrong)
 
-    with pytest.raises((AssertionError, IndexError, RuntimeError)):
+    with pytest.raises((AssertionError, IndexError, RuntimeError, ModelError)):
         check(method)

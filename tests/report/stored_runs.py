@@ -260,8 +260,8 @@ def _rounds(wish: Wish, key: CellKey, request: str) -> RoundLog:
     done = 1
     while done < NUM_TOKENS:
         kept = next((i for i in range(k) if not is_guessed[done + i]), k)
-        accepted.append(kept)
-        emitted.append(min(kept + 1, NUM_TOKENS - done))
+        accepted.append(min(kept, NUM_TOKENS - done - 1))  # the budget cuts drafts short
+        emitted.append(accepted[-1] + 1)
         done += emitted[-1]
         drafts.append(noise * k * STEP_S * DRAFT_STEPS.get(key.drafter, 0.0))
         verifies.append(noise * STEP_S * (1 + 0.04 * k))
