@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from os.path import isdir
 from pathlib import Path
 
 from specbench.errors import UsageError
@@ -149,12 +150,12 @@ def _folder_complaint(hub_id: str, beside: Path) -> str | None:
     Whoever loads a model takes a folder of the working folder for the hub id of its name, so
     there it is never let through.
     """
-    if Path(hub_id).is_dir():
+    if isdir(hub_id):  # False too for what is too long to be a path
         return (
             f"{hub_id!r} is a hub id, and there is a folder of that name here, which would be read "
             f"in its place; a folder begins with ./ (./{hub_id}), for the hub's model rename it"
         )
-    if (beside / hub_id).is_dir() and not _is_in_hub_cache(hub_id):
+    if isdir(beside / hub_id) and not _is_in_hub_cache(hub_id):
         return (
             f"{hub_id!r} is a hub id, and there is a folder of that name beside the file; a folder "
             f"begins with ./ (./{hub_id})"

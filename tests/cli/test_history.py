@@ -63,7 +63,7 @@ def test_the_page_is_written_where_asked(nightly, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--metric", "speed"), "--metric 'speed': allowed are"),
+        (("--metric", "speed"), "did you mean 'cpu_speedup'? allowed are"),
         (("--metric", "joules_per_token"), "no valid cell of these 10 runs has it"),
         (("--pairing", "nobody/x", *METRIC), "no valid cell"),
         (("--out", "elsewhere"), "no run in elsewhere yet"),

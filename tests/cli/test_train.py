@@ -79,7 +79,7 @@ def test_medusa_tells_its_tree_how_often_each_rank_is_right(tiny):
     rates = json.loads((tiny / "heads" / "medusa" / "config.json").read_text())
     assert ran.code == 0, ran.err
     assert [len(head) for head in rates["medusa_head_accuracies"]] == [10, 10]
-    assert "model: ./medusa" in ran.out
+    assert "model: ./heads/medusa" in ran.out
 
 
 def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):

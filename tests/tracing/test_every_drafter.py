@@ -28,7 +28,7 @@ from tests.tracing.answers import counted
 KS = range(1, 9)
 MOST = 30
 PROMPTS = ((*LAW_PROMPT, 3, 3), LAW_PROMPT[:4])
-REFUSED = {"lookahead", "lookahead, window 3 ngram 3 guesses 2"}
+REFUSED = {"lookahead", "lookahead, window 3 ngram 3 guesses 2", "previous_turn, whole answer"}
 APPROXIMATE = {"token_recycling", "token_recycling, 12 drafts"}
 DRAWN_TREES = {"draft_model, tree 3 2", "eagle, static", "eagle3, static"}
 DRAWN_TREES |= {"self_speculation, tree 3 2"}
