@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from os.path import isdir
 from pathlib import Path
 
 from specbench.errors import UsageError
@@ -150,12 +149,12 @@ def _folder_complaint(hub_id: str, beside: Path) -> str | None:
     Whoever loads a model takes a folder of the working folder for the hub id of its name, so
     there it is never let through.
     """
-    if isdir(hub_id):  # False too for what is too long to be a path
+    if _is_folder(Path(hub_id)):
         return (
             f"{hub_id!r} is a hub id, and there is a folder of that name here, which would be read "
             f"in its place; a folder begins with ./ (./{hub_id}), for the hub's model rename it"
         )
-    if isdir(beside / hub_id) and not _is_in_hub_cache(hub_id):
+    if _is_folder(beside / hub_id) and not _is_in_hub_cache(hub_id):
         return (
             f"{hub_id!r} is a hub id, and there is a folder of that name beside the file; a folder "
             f"begins with ./ (./{hub_id})"
@@ -174,3 +173,10 @@ def _shipped_model(value: Value, name: str, folder: Path, what: str) -> Path:
     if known and name not in known:  # with none at all (before training), loading says so
         value.fail(f"no {what} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
     return folder / name
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # too long to be a path
+        return False

@@ -164,7 +164,7 @@ def test_a_round_does_not_know_what_comes_after_its_drafts(variant: Variant):
 def test_what_only_its_own_rounds_can_tell_is_refused_by_name(name: str):
     variant = next(variant for variant in VARIANTS if variant.name == name)
 
-    with pytest.raises(UsageError, match=f"{name}: lookahead cannot be forecast"):
+    with pytest.raises(UsageError, match=f"{name}: {variant.method} cannot be forecast"):
         traced(variant, texts()[0])
 
 
