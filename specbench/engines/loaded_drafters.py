@@ -20,6 +20,7 @@ from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.bare_forwards import Forwards
 from specbench.engines.engine import Work
 from specbench.engines.shelf import Shelf, bytes_read, head_identity, identity
+from specbench.engines.training_note import trained_for
 from specbench.errors import ModelError, UsageError
 from specbench.methods import find_method
 from specbench.model_spec import ModelSpec
@@ -95,9 +96,20 @@ class LoadedDrafters:
         if spec is None:
             return None
         if is_head:
+            self._say_if_of_another_target(drafter.name, spec)
             sha256 = self._shelf.checkpoint_sha256(spec, head())
             return head_identity(drafter.name, spec, head(), sha256, method.weights, tokenizer)
         return identity(drafter.name, spec, self._models[drafter.name].loaded, tokenizer)
+
+    def _say_if_of_another_target(self, name: str, spec: ModelSpec) -> None:
+        """A head of the same shape runs with any target, and drafts well for its own alone."""
+        made_for, target = trained_for(spec), self._target.loaded.content_sha256
+        if made_for is not None and not target.endswith(made_for):
+            self._note(
+                f"{name}: its head was trained for another target than "
+                f"{self._target.spec.source} (training.json names other weights): few of its "
+                "drafts will be kept"
+            )
 
     def remove(self, name: str) -> None:
         """Give its memory back once nobody else has the drafter any more."""

@@ -195,3 +195,20 @@ def test_levels_of_a_tree_that_are_equally_wide_are_one_kind_of_forward(pair: Ta
     assert (target.num_tokens, target.times) == (9, 1)
     assert (first.num_tokens, first.times) == (1, 1)
     assert (others.num_tokens, others.times) == (2, 3)
+
+
+def test_a_head_that_was_trained_for_another_target_is_told(pair: Target) -> None:
+    own = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    head = head_of(pair)
+    place = Path(head.model.location) / "training.json"
+    try:
+        for sha256, is_told in ((own.identity.content_sha256, False), ("0" * 64, True)):
+            place.write_text(json.dumps({"target": {"sha256": sha256}}))
+            engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+            engine.add_drafter(head)
+            told = [note for note in engine.record.notes if "another target" in note]
+            assert bool(told) is is_told
+        place.write_text('{"target": [1]}')
+        BuiltinEngine(pair, Shelf(torch.device("cpu"))).add_drafter(head)
+    finally:
+        place.unlink()
