@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
-BASE = {"", "errors", "records", "costs", "footprint"}
+BASE = {"", "errors", "records", "costs", "footprint", "whole_file"}
 FILES = {"config", "store", "workloads", "shipped", "methods"}
 ANALYSING = {*BASE, *FILES, "metrics", "stats", "importers", "pairing", "report"}
 DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
@@ -17,6 +17,7 @@ DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
 MAY_IMPORT = {
     "": set(),
     "errors": set(),
+    "whole_file": set(),
     "records": set(),
     "costs": set(),
     "footprint": set(),

@@ -11,6 +11,7 @@ import typer
 from specbench.cli import options
 from specbench.cli.values import MAX_K, MAX_ROWS
 from specbench.errors import StoreError, UsageError
+from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
     from specbench.config import Pairing
@@ -190,9 +191,7 @@ def _document(made: "Export", deployment: "Deployment") -> dict[str, object]:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
         raise StoreError(f"--out {path}: cannot write: {error.strerror}") from error

@@ -10,6 +10,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from specbench.errors import StoreError
 from specbench.stats.baseline import Snapshot
+from specbench.whole_file import write_whole
 
 SCHEMA_VERSION = 1  # of the file
 KIND = "specbench baseline"
@@ -35,11 +36,9 @@ def write_baseline(baseline: Snapshot, path: Path) -> None:
     text = json.dumps(_FILE.dump_python(document, mode="json", exclude_none=True), indent=1)
     # A list of numbers is one line of a diff, not one line a prompt.
     text = _FLAT_LIST.sub(lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text)
-    draft = path.with_suffix(path.suffix + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(text + "\n", encoding="utf-8")
-        draft.replace(path)
+        write_whole(path, text + "\n")
     except OSError as error:
         raise StoreError(f"{error.filename or path}: {error.strerror}") from error
 
