@@ -2,26 +2,27 @@
 
     python -m benchmarks.forecast [--pairings P..] [--temperatures T..] [--prompts N] [--out FILE]
 
-Two runs of the product, one after the other: `sweep-k` at every K, and the same with
-`--forecast`. What the second one forecast of every K is held against what the first one measured,
-on the same prompts; its choice against the first one's fastest K, both as the first one measured
-them; and its time against the first one's, as far as it is spent on rounds, traces and costs.
+One exhaustive run of the product: traces, then every K measured with the visits that round costs
+are taken from in between, because the pace of a machine changes by more than the forecast's error
+from one minute to the next. What was forecast of every K is held against what was measured, on the
+same prompts; the forecast's choice against the fastest K; and the time of traces, costs and the few
+K that a forecast has measured against the time of all of them.
 """
 
 import argparse
 import math
-import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.run import cells_of, provenance, run, write
 from specbench.bench.passes import block_seconds
+from specbench.bench.race import ENOUGH_PROMPTS
 from specbench.metrics.setting import is_baseline, setting_of
-from specbench.pairing.forecast_check import CheckedForecast, check_forecasts
+from specbench.pairing.forecast_check import CheckedForecast, check_forecasts, is_left_out
 from specbench.records import CellKey, CellSummary, RunSettings
-from specbench.report.document import build_document
 from specbench.stats.summary import summarise
 from specbench.store import StoredRun
 
@@ -32,41 +33,44 @@ MOST = 8
 
 def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parse(arguments)
-    settings = _settings(asked)
-    sweep, sweep_s = _timed(settings, asked.runs)
-    forecast, forecast_s = _timed(replace(settings, forecast=True), asked.runs)
-    document = {
-        "sweep": provenance(sweep),
-        "forecast": provenance(forecast),
-        **results(sweep, forecast),
-        "sweep_wall_s": sweep_s,
-        "forecast_wall_s": forecast_s,
-    }
+    stored = run(_settings(asked), asked.runs)
+    document = {"run": provenance(stored), **results(stored)}
     write(document, asked.out)
     print("\n".join(table(document)))
 
 
-def results(sweep: StoredRun, forecast: StoredRun) -> dict[str, Any]:
-    """Every forecast beside the sweep's cells, and the time that both runs took."""
-    cells = cells_of(sweep, "explore")
+def results(stored: StoredRun) -> dict[str, Any]:
+    """Every forecast beside what was measured, and the time of both ways to a choice."""
+    cells = cells_of(stored, "explore")
     summaries = summarise(cells)
-    checked = check_forecasts(forecast.forecasts, forecast.traces, cells, summaries)
-    spent = {"sweep_s": _blocks_s(sweep), "forecast_s": _blocks_s(forecast)}
-    tracing_s = sum(f.trace_s + f.costs_s for f in forecast.forecasts)
-    decided = {
-        setting_of(d.leader)._replace(target=d.pairing): d.num_speculative_tokens
-        for d in build_document(forecast).decisions
-    }
+    checked = check_forecasts(stored.forecasts, stored.traces, cells, summaries)
+    told_s = sum(f.trace_s + f.costs_s for f in stored.forecasts)
+    seconds = list(_cell_seconds(stored))
+    sweep_s = sum(spent_s for spent_s, _ in seconds)
+    few_s = sum(spent_s for spent_s, is_saved in seconds if not is_saved)
     return {
-        "forecasts": [
-            row for one in checked if one.measured for row in [_row(one, summaries, decided)]
-        ],
-        "block_s": spent,
-        "tracing_and_costs_s": tracing_s,
+        "forecasts": [row for one in checked if one.measured for row in [_row(one, summaries)]],
+        "sweep_s": sweep_s,
+        "tracing_and_costs_s": told_s,
+        "few_s": few_s,
         # What reaching a choice took, and what measuring the few best brought it to.
-        "share_to_choose": tracing_s / spent["sweep_s"],
-        "share_of_time": (tracing_s + spent["forecast_s"]) / spent["sweep_s"],
+        "share_to_choose": told_s / sweep_s,
+        "share_of_time": (told_s + few_s) / sweep_s,
     }
+
+
+def _cell_seconds(stored: StoredRun) -> Iterator[tuple[float, bool]]:
+    """Seconds of every cell in every block, and whether a run with a forecast saves them: a K not
+    worth measuring, and prompts beyond those that are measured after a forecast."""
+    keys = {plan.key.id: plan.key for plan in stored.run.cells}
+    few = stored.run.settings.num_prompts or ENOUGH_PROMPTS
+    begun: dict[str, dict[str, None]] = defaultdict(dict)  # prompts of a workload, in order
+    for block in stored.blocks:
+        begun[block.workload].setdefault(block.prompt_id)
+        is_beyond = list(begun[block.workload]).index(block.prompt_id) >= few
+        for cell_id, spent_s in block_seconds(block).items():
+            is_left = block.purpose == "explore" and is_left_out(keys[cell_id], stored.forecasts)
+            yield spent_s, is_beyond or is_left
 
 
 def table(document: dict[str, Any]) -> list[str]:
@@ -90,13 +94,11 @@ def table(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _row(
-    one: CheckedForecast, summaries: Sequence[CellSummary], decided: dict[Any, int]
-) -> dict[str, Any]:
+def _row(one: CheckedForecast, summaries: Sequence[CellSummary]) -> dict[str, Any]:
     key = one.forecast.key
     speeds = dict(_speeds(key, summaries))
     fastest = max(speeds, key=speeds.__getitem__)
-    chosen = decided.get(setting_of(key)._replace(target=key.pairing), 0)
+    decided = max((0, *one.forecast.to_measure), key=speeds.__getitem__)
     errors = one.measured.values()
     return {
         "pairing": key.pairing,
@@ -106,10 +108,10 @@ def _row(
         "is_exact": one.forecast.is_exact,
         "choice": one.forecast.best,
         "to_measure": one.forecast.to_measure,
-        "decided": chosen,
+        "decided": decided,  # the fastest of those that are measured after the forecast
         "fastest": fastest,
         "choice_ratio": speeds[one.forecast.best] / speeds[fastest],
-        "decided_ratio": speeds[chosen] / speeds[fastest],
+        "decided_ratio": speeds[decided] / speeds[fastest],
         "worst_length_error": _worst([error.length_error for error in errors]),
         "worst_speedup_error": _worst([error.speedup_error for error in errors]),
         "points": [
@@ -138,22 +140,14 @@ def _share(value: float | None) -> str:
     return "    -" if value is None else f"{value:+.1%}"
 
 
-def _blocks_s(stored: StoredRun) -> float:
-    return sum(sum(block_seconds(block).values()) for block in stored.blocks)
-
-
-def _timed(settings: RunSettings, root: Path) -> tuple[StoredRun, float]:
-    began_s = time.perf_counter()
-    stored = run(settings, root)
-    return stored, time.perf_counter() - began_s
-
-
 def _settings(asked: argparse.Namespace) -> RunSettings:
     return RunSettings(
         command="sweep-k",
         pairings=asked.pairings,
         workloads=asked.workloads,
         num_speculative_tokens=tuple(range(asked.most + 1)),
+        forecast=True,
+        exhaustive=True,
         is_default_range=True,  # what a head cannot draft is left out
         temperatures=asked.temperatures,
         num_prompts=asked.prompts,

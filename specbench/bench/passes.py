@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -51,8 +51,13 @@ class Passes:
         self._copy_bytes_per_s: float | None = None  # measured once, when first needed
         self._precise: set[CellKey] = set()  # questions known well enough, by their K = 0
 
-    def explore(self, session: Session, engine: Engine) -> None:
-        """Every cell, block by block."""
+    def explore(
+        self,
+        session: Session,
+        engine: Engine,
+        beside: Callable[[Block, BlockRecord], None] | None = None,
+    ) -> None:
+        """Every cell, block by block; `beside` is called after each."""
         total = sum(1 for _ in self._plan.explore_blocks())
         for done, block in enumerate(self._explored()):
             self._watch.stage(f"{block.target}: {block.workload}")
@@ -61,6 +66,8 @@ class Passes:
                     continue
                 record = session.run_block(block)
                 self._measure_beside(session, engine, block, record)
+                if beside is not None:
+                    beside(block, record)
             self._watch.advance(done + 1, total, self._deadline.seconds_left("explore"))
 
     def _measure_beside(

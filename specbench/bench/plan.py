@@ -41,10 +41,14 @@ class TargetPlan:
         return workload.take(DEFAULT_PROMPTS, self.settings.seed)
 
     def measured(self, workload: Workload) -> tuple[Prompt, ...]:
-        """The prompts of the first pass; after a forecast over all of them a few will do."""
-        prompts = self.prompts(workload)
+        """The prompts of the first pass."""
+        is_narrowed = self.settings.forecast and not self.settings.exhaustive
+        return self.after_forecast(workload) if is_narrowed else self.prompts(workload)
+
+    def after_forecast(self, workload: Workload) -> tuple[Prompt, ...]:
+        """After a forecast over all prompts a few will do, unless their number was asked for."""
         is_told = self.settings.num_prompts is not None or self.is_open_ended
-        return prompts if is_told or not self.settings.forecast else prompts[:ENOUGH_PROMPTS]
+        return self.prompts(workload)[: None if is_told else ENOUGH_PROMPTS]
 
     def pass_prompts(self, workload: Workload, concurrency: int) -> tuple[Prompt, ...]:
         """The prompt list of one pass over many rows; it starts again where it is too short."""

@@ -3,7 +3,8 @@
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -12,6 +13,7 @@ from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.metrics.setting import is_baseline
 from specbench.records import RoundCost
+from specbench.records.forecasts import later_s
 from specbench.stats.intervals import mean_log_ratio
 from specbench.tracing.text import Text
 
@@ -21,7 +23,7 @@ VISIT_TOKENS = 24
 FEWEST_ROUNDS = 4  # of a visit
 FEWEST_VISITS, MOST_VISITS = 6, 24  # an interval needs five
 ENOUGH_ERROR = 0.01  # standard error of a cost, relative to K = 0: on an idle machine soon there
-TIME_SHARE = 0.08  # of what decoding at every K would take: no more visits then
+TIME_SHARE = 0.06  # of what decoding at every K would take: no more visits then
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,58 +36,94 @@ class Costed:
     num_rounds: float  # that measuring all of them for real would take
 
 
-def measure_round_costs(
-    engine: Engine,
-    costed: Sequence[Costed],
-    texts: Sequence[Text],
-    *,
-    seed: int,
-    may_go_on: Callable[[], bool] = lambda: True,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[RoundCost]:
-    """The costs of cells of equal rows and sampling, K = 0 among them.
+class RoundCosts:
+    """The costs of cells of equal rows and sampling, K = 0 among them, visit by visit.
 
-    A visit goes on from the middle of a text's answer; with several rows each has a text of its
-    own. Visits are made until costs are known well enough, or have taken their share of time, and
-    after the first one only while they `may_go_on`.
+    A visit goes on from within a text's answer; with several rows each has a text of its own.
     """
-    visits: dict[str, list[float]] = {one.cell.key.id: [] for one in costed}
-    first: dict[str, list[float]] = {cell_id: [] for cell_id in visits}
-    num_rounds, num_first = dict.fromkeys(visits, 0), dict.fromkeys(visits, 0)
-    contexts: list[int] = []
-    rows = costed[0].cell.key.concurrency
-    began_s = clock()
-    for visit in range(MOST_VISITS):
-        if visit >= FEWEST_VISITS and _is_enough(costed, visits, clock() - began_s):
-            break
-        if visit and not may_go_on():
-            break
-        chosen = [texts[(visit * rows + row) % len(texts)] for row in range(rows)]
-        contexts += [len(text.prompt_ids) + _middle(text) for text in chosen]
-        order = list(costed)
-        random.Random(f"{seed}|{visit}").shuffle(order)  # drift hits every K alike
-        for one in order:
+
+    def __init__(
+        self,
+        engine: Engine,
+        costed: Sequence[Costed],
+        texts: Sequence[Text],
+        *,
+        seed: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.costed = costed
+        (self._baseline,) = (one for one in costed if is_baseline(one.cell.key))
+        self._engine = engine
+        self._texts = texts
+        self._seed = seed
+        self._clock = clock
+        self._rows = costed[0].cell.key.concurrency
+        self._visits: dict[str, list[tuple[float, ...]]] = {c.cell.key.id: [] for c in costed}
+        self._contexts: list[int] = []
+        self.spent_s = 0.0
+
+    def finish(self, may_go_on: Callable[[], bool] = lambda: True) -> list[RoundCost]:
+        """Visit until costs are known well enough or have taken their share of time; after the
+        first visit only while they `may_go_on`."""
+        while not self.is_enough and (not self.num_visits or may_go_on()):
+            self.visit()
+        return [
+            RoundCost(
+                cell_ids=one.cell_ids,
+                num_speculative_tokens=one.cell.key.num_speculative_tokens,
+                num_rows=self._rows,
+                context=round(median(self._contexts)),
+                visits_s=tuple(self._visits[one.cell.key.id]),
+            )
+            for one in self.costed
+        ]
+
+    @property
+    def num_visits(self) -> int:
+        return len(self._contexts) // self._rows
+
+    def visit(self) -> None:
+        """Some rounds of every cell, one cell after another, all over the same texts."""
+        began_s, number = self._clock(), self.num_visits
+        chosen = [
+            self._texts[(number * self._rows + row) % len(self._texts)] for row in range(self._rows)
+        ]
+        self._contexts += [len(text.prompt_ids) + _num_read(text) for text in chosen]
+        seconds: dict[str, list[list[float]]] = defaultdict(list)
+        for one in self._order(number):
             fewest = FEWEST_ROUNDS * one.tokens_per_round
             num_tokens = math.ceil(max(fewest, VISIT_TOKENS)) + 1
-            requests = [_request(text, one.cell, num_tokens, seed) for text in chosen]
-            served = engine.serve(requests, work_of(one.cell), Load(concurrency=rows))
-            seconds = round_seconds(served, rows)
-            half = max(len(seconds) // 2, 1)
-            first[one.cell.key.id].append(fmean(seconds[:half]))
-            visits[one.cell.key.id].append(fmean(seconds[half:] or seconds))
-            num_first[one.cell.key.id] += half
-            num_rounds[one.cell.key.id] += len(seconds)
-    for one in costed:
-        yield RoundCost(
-            cell_ids=one.cell_ids,
-            num_speculative_tokens=one.cell.key.num_speculative_tokens,
-            num_rows=rows,
-            context=round(median(contexts)),
-            visits_s=tuple(visits[one.cell.key.id]),
-            first_s=tuple(first[one.cell.key.id]),
-            num_first=num_first[one.cell.key.id] / len(first[one.cell.key.id]),
-            num_rounds=num_rounds[one.cell.key.id],
-        )
+            requests = [_request(text, one.cell, num_tokens, self._seed) for text in chosen]
+            served = self._engine.serve(requests, work_of(one.cell), Load(concurrency=self._rows))
+            seconds[one.cell.key.id].append(round_seconds(served, self._rows))
+        for cell_id, times in seconds.items():
+            self._visits[cell_id].append(tuple(map(fmean, zip(*times, strict=False))))
+        self.spent_s += self._clock() - began_s
+
+    def _order(self, number: int) -> list[Costed]:
+        """Shuffled, so that drift hits every K alike; K = 0 comes several times.
+
+        Every ratio shares its error. With n others, sqrt(n) of them cost least for the same
+        errors of all ratios (Dunnett 1955, on comparisons with one control).
+        """
+        order = [one for one in self.costed if one is not self._baseline]
+        random.Random(f"{self._seed}|{number}").shuffle(order)
+        times = round(math.sqrt(len(order))) or 1
+        for i in reversed(range(times)):
+            order.insert(round(len(order) * (i + 0.5) / times), self._baseline)
+        return order
+
+    @property
+    def is_enough(self) -> bool:
+        if self.num_visits < FEWEST_VISITS:
+            return False
+        later = {cell_id: [*map(later_s, visits)] for cell_id, visits in self._visits.items()}
+        sweep_s = sum(median(later[one.cell.key.id]) * one.num_rounds for one in self.costed)
+        if self.num_visits >= MOST_VISITS or self.spent_s > TIME_SHARE * sweep_s:
+            return True
+        step = later[self._baseline.cell.key.id]
+        ratios = (mean_log_ratio(own, step) for own in later.values() if own is not step)
+        return all((ratio.standard_error or 0.0) <= ENOUGH_ERROR for ratio in ratios)
 
 
 def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
@@ -102,19 +140,8 @@ def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
     return found or list(rounds.seconds)
 
 
-def _is_enough(
-    costed: Sequence[Costed], visits: Mapping[str, Sequence[float]], spent_s: float
-) -> bool:
-    sweep_s = sum(median(visits[one.cell.key.id]) * one.num_rounds for one in costed)
-    if spent_s > TIME_SHARE * sweep_s:
-        return True
-    (baseline,) = (one.cell.key.id for one in costed if is_baseline(one.cell.key))
-    ratios = (mean_log_ratio(own, visits[baseline]) for i, own in visits.items() if i != baseline)
-    return all((ratio.standard_error or 0.0) <= ENOUGH_ERROR for ratio in ratios)
-
-
 def _request(text: Text, cell: Cell, num_tokens: int, seed: int) -> EngineRequest:
-    begun = text.output_ids[: _middle(text)]
+    begun = text.output_ids[: _num_read(text)]
     return EngineRequest(
         prompt_ids=(*text.prompt_ids, *begun),
         max_new_tokens=num_tokens,
@@ -125,6 +152,7 @@ def _request(text: Text, cell: Cell, num_tokens: int, seed: int) -> EngineReques
     )
 
 
-def _middle(text: Text) -> int:
-    """Tokens of the answer that a visit takes for read; at least one is left to decode."""
-    return len(text.output_ids) // 2
+def _num_read(text: Text) -> int:
+    """Tokens of the answer that a visit takes for read: it is in the middle of a long answer,
+    and where it began of a short one."""
+    return max((len(text.output_ids) - VISIT_TOKENS) // 2, 0)

@@ -88,7 +88,9 @@ class TargetRun:
                 usable = forecasting.narrow(usable) if forecasting else usable
                 self._count_launches(engine, prompt_ids, usable)
                 passes = Passes(self._plan, self._writer, self._watch, deadline, usable)
-                passes.explore(session, engine)
+                passes.explore(session, engine, forecasting.beside if forecasting else None)
+                if forecasting:
+                    forecasting.conclude()
                 passes.confirm(session)
                 self._keep_records(engines)  # what fell back in the meantime says so
         except REFUSALS as error:

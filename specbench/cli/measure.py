@@ -62,6 +62,8 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
     is_forecast = asked.forecast or bool(costs)
     if is_forecast:
         require_forecast(asked, engines)
+    elif asked.exhaustive:
+        raise UsageError("--exhaustive checks forecasts; add --forecast")
     rule = read_rule(asked)
     names = [name.strip() for item in asked.workload or () for name in item.split(",")]
     return RunSettings(
@@ -83,6 +85,7 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
         temperatures=temperatures,
         num_samples=asked.samples,
         forecast=is_forecast,
+        exhaustive=asked.exhaustive,
         costs=costs,
         acceptance_rule=rule,
         top_k=asked.top_k,
@@ -152,6 +155,8 @@ def require_forecast(asked: Asked, engines: tuple[str, ...]) -> None:
         raise UsageError(f"{option} is about one answer to a prompt; leave --samples out")
     if asked.acceptance is not None:
         raise UsageError(f"{option} traces real acceptance; leave --acceptance out")
+    if asked.exhaustive and asked.costs:
+        raise UsageError("--exhaustive measures here, --costs are another engine's; choose one")
     check_sources(asked.costs or ())
 
 

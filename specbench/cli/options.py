@@ -96,6 +96,14 @@ Forecast = Annotated[
         "measure only the K that may be best.",
     ),
 ]
+Exhaustive = Annotated[
+    bool,
+    typer.Option(
+        "--exhaustive",
+        help="With --forecast: measure every K all the same, to see how far off forecasts are "
+        "here.",
+    ),
+]
 Costs = Annotated[
     list[str] | None,
     typer.Option(
@@ -179,6 +187,7 @@ class Asked:
     samples: Samples = 1
     context: Context = None
     forecast: Forecast = False
+    exhaustive: Exhaustive = False
     costs: Costs = None
     acceptance_rule: AcceptanceRule = None
     forward: Forward = "auto"

@@ -1,7 +1,8 @@
 """What was forecast before any K was measured for real, and the costs it stands on."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Literal
 
 from specbench.records.answers import Interval
@@ -22,21 +23,36 @@ class RoundCost:
     num_speculative_tokens: int
     num_rows: int
     context: int  # tokens in the cache when a visit begins, median of the visits
-    visits_s: tuple[float, ...]  # mean of a visit's later rounds, from start to next start
-    first_s: tuple[float, ...]  # mean of its first ones: a machine takes some to get to its pace
-    num_first: float  # how many those are, on the mean over visits
-    num_rounds: int  # of all visits together
+    visits_s: tuple[tuple[float, ...], ...]  # by visit, each round from its start to the next one's
+
+    @property
+    def num_rounds(self) -> int:
+        """Of all visits together."""
+        return sum(map(len, self.visits_s))
 
     @property
     def seconds(self) -> float:
-        """The median visit's mean later round."""
-        return median(self.visits_s)
+        """Of a round once the machine is at its pace, median of the visits."""
+        return median(map(later_s, self.visits_s))
 
     def of_answer(self, num_rounds: float) -> tuple[float, ...]:
-        """By visit, the mean seconds of the rounds of an answer that has so many."""
-        share = min(self.num_first / num_rounds, 1.0)
-        pairs = zip(self.first_s, self.visits_s, strict=True)
-        return tuple(share * first + (1 - share) * later for first, later in pairs)
+        """By visit, the mean seconds of the rounds of an answer that has so many, at least 1.
+
+        Rounds after a prompt are slower at first: an answer has as many of them as a visit has,
+        and those beyond a visit's last one take what its later ones do.
+        """
+        return tuple(_of_answer(rounds_s, max(num_rounds, 1.0)) for rounds_s in self.visits_s)
+
+
+def later_s(rounds_s: Sequence[float]) -> float:
+    """The mean of a visit's second half."""
+    return fmean(rounds_s[len(rounds_s) // 2 :])
+
+
+def _of_answer(rounds_s: Sequence[float], num_rounds: float) -> float:
+    whole = min(int(num_rounds), len(rounds_s))
+    beyond_s = rounds_s[whole] if whole < len(rounds_s) else later_s(rounds_s)
+    return (sum(rounds_s[:whole]) + (num_rounds - whole) * beyond_s) / num_rounds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -77,6 +77,7 @@ class RunSettings:
     acceptance: tuple[float, ...] | None = None  # drawn, per position: the text is no text
     dummy_weights: bool = False
     forecast: bool = False  # trace and forecast, then measure the best few K alone
+    exhaustive: bool = False  # forecast, and measure every K all the same
     most_drafters: int | None = None  # of a forecast, to be measured in each setting; None: all
     costs: tuple[str, ...] = ()  # files or addresses: what rounds cost in another engine
     acceptance_rule: AcceptanceRule | None = None  # that engine's; None: as drafts are made here

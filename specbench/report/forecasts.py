@@ -92,9 +92,20 @@ def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
     if record.costs_of is not None:
         return f"{said}, with the costs of {whose_costs(record)}"
     ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
+    is_exhaustive = not set(one.measured) <= set(record.to_measure)
+    few = "would measure" if is_exhaustive else "measured"
+    return f"{said}; of K = {ranges(ks)} {few} {ranges(list(record.to_measure))}{_time(record)}"
+
+
+def _time(record: ForecastRecord) -> str:
+    """The forecast's own estimate of what it saves; empty where there is none."""
     saved = record.share_saved
-    time = "" if saved is None else f", {saved:.0%} of the sweep's time saved by its own estimate"
-    return f"{said}; of K = {ranges(ks)} measured {ranges(list(record.to_measure))}{time}"
+    if saved is None:
+        return ""
+    share = f"{saved:.0%} of the sweep's time saved"
+    if saved < 0:  # so short a sweep has little to save
+        share = f"{-saved:.0%} more time than the sweep"
+    return f", {share} by its own estimate"
 
 
 def best_forecast(found: Sequence[CheckedForecast]) -> CheckedForecast | None:

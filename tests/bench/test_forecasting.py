@@ -87,7 +87,7 @@ def test_costs_are_those_of_real_rounds_at_every_k_in_turns(whole):
     for cost in costs.values():
         assert cost.seconds == pytest.approx(1 + 0.1 * cost.num_speculative_tokens)
         assert len(cost.visits_s) == 6
-        assert cost.context == 15 + 20  # the prompt as the template has it, half the answer
+        assert cost.context == 15 + 8  # the prompt as the template has it, 8 of 41 tokens
 
 
 def test_every_prompt_is_traced_once_for_each_drafter(whole):
@@ -118,6 +118,28 @@ def test_a_drafter_that_cannot_be_traced_is_measured_at_every_k(tmp_path):
     stored = run(tmp_path, trace=only_good, watch=watch)
     assert cells_run(stored) == {("none", 0), ("good", 4), ("bad", 1), ("bad", 2), ("bad", 4)}
     assert watch.warnings.count("bad: cannot be forecast") == 1
+
+
+@pytest.fixture(scope="module")
+def exhaustive(tmp_path_factory) -> StoredRun:
+    return run(tmp_path_factory.mktemp("exhaustive"), replace(FORECAST, exhaustive=True))
+
+
+def test_an_exhaustive_run_measures_every_k_beside_its_forecast(exhaustive, whole):
+    assert exhaustive.is_complete
+    ks = {("none", 0)} | {(name, k) for name in ("good", "bad") for k in (1, 2, 4)}
+    assert cells_run(exhaustive) == ks
+    for name in ("big/good", "big/bad"):
+        mine, other = forecast_of(exhaustive, name), forecast_of(whole, name)
+        assert (mine.points, mine.to_measure) == (other.points, other.to_measure)
+    (good, _) = build_document(exhaustive).forecasts
+    assert set(good.measured) == {1, 2, 4}
+    assert [point.speedup_error for point in good.measured.values()] == pytest.approx([0] * 3)
+
+
+def test_there_costs_are_measured_between_blocks_as_their_share_of_the_time_comes_up(exhaustive):
+    kinds = [type(record).__name__ for record in read_records(exhaustive.folder).records]
+    assert kinds.index("BlockRecord") < kinds.index("RoundCost") < kinds.index("ForecastRecord")
 
 
 class Stop(KeyboardInterrupt):

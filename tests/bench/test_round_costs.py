@@ -11,7 +11,7 @@ from specbench.bench.round_costs import (
     FEWEST_VISITS,
     MOST_VISITS,
     Costed,
-    measure_round_costs,
+    RoundCosts,
     round_seconds,
 )
 from specbench.engines.engine import ServedPass
@@ -81,7 +81,7 @@ def engine_of(share: float = 0.0) -> Disturbed:
 def measure(engine: FakeEngine, cells: list[Costed], **options):
     return {
         cost.num_speculative_tokens: cost
-        for cost in measure_round_costs(engine, cells, TEXTS, seed=0, clock=engine.clock, **options)
+        for cost in RoundCosts(engine, cells, TEXTS, seed=0, clock=engine.clock).finish(**options)
     }
 
 
@@ -110,20 +110,21 @@ def test_rounds_with_rows_that_are_done_are_left_out():
 
 
 def test_a_slow_start_counts_as_much_as_it_does_in_an_answer():
-    """4 first rounds of 3 s and later ones of 2 s: 8 rounds take 20 s, 16 take 36."""
+    """Rounds of 5, 3, 2 and 2 s: 4 of them take 12 s, 8 take 20, 2 take 8, 2.5 take 9."""
     cost = RoundCost(
         cell_ids=("a",),
         num_speculative_tokens=0,
         num_rows=1,
         context=9,
-        visits_s=(2.0, 2.0),
-        first_s=(3.0, 3.0),
-        num_first=4.0,
-        num_rounds=16,
+        visits_s=((5.0, 3.0, 2.0, 2.0),) * 2,
     )
+    assert cost.num_rounds == 8
+    assert cost.seconds == 2.0
+    assert cost.of_answer(4) == pytest.approx((3.0, 3.0))
     assert cost.of_answer(8) == pytest.approx((2.5, 2.5))
-    assert cost.of_answer(16) == pytest.approx((2.25, 2.25))
-    assert cost.of_answer(2) == pytest.approx((3.0, 3.0))
+    assert cost.of_answer(2) == pytest.approx((4.0, 4.0))
+    assert cost.of_answer(2.5) == pytest.approx((9 / 2.5,) * 2)
+    assert cost.of_answer(0.5) == pytest.approx((5.0, 5.0))
 
 
 def test_a_machine_that_starts_slowly_is_seen_to():
@@ -131,8 +132,9 @@ def test_a_machine_that_starts_slowly_is_seen_to():
     engine = engine_of()
     engine.slow_start = 5
     costs = measure(engine, [costed(0), costed(4)])
-    assert costs[0].visits_s == pytest.approx((1.0,) * 6)
-    assert costs[0].of_answer(64)[0] == pytest.approx((64 + 5) / 64, rel=0.01)
+    assert costs[0].seconds == pytest.approx(1.0)
+    assert costs[0].of_answer(64)[0] == pytest.approx((64 + 5) / 64)
+    assert costs[4].of_answer(3)[0] == pytest.approx(2.4)
 
 
 def test_on_a_quiet_machine_a_few_visits_are_enough():
@@ -140,7 +142,15 @@ def test_on_a_quiet_machine_a_few_visits_are_enough():
     costs = measure(engine, [costed(0), costed(1), costed(4)])
     assert {k: cost.seconds for k, cost in costs.items()} == pytest.approx({0: 1, 1: 1.1, 4: 1.4})
     assert {len(cost.visits_s) for cost in costs.values()} == {FEWEST_VISITS}
-    assert {cost.context for cost in costs.values()} == {3 + 4}
+    assert {cost.context for cost in costs.values()} == {3}
+
+
+def test_a_visit_is_in_the_middle_of_a_long_answer():
+    texts = [replace(TEXTS[0], output_ids=tuple(range(64)))]
+    engine = engine_of()
+    costs = RoundCosts(engine, [costed(0), costed(4)], texts, seed=0, clock=engine.clock)
+    assert {cost.context for cost in costs.finish()} == {3 + 20}  # 20 + 24 + 20
+    assert {call.request.prompt_ids[3:] for call in engine.calls} == {tuple(range(20))}
 
 
 def test_a_visit_is_as_many_tokens_at_every_k_and_in_another_order_each_time():
@@ -151,6 +161,17 @@ def test_a_visit_is_as_many_tokens_at_every_k_and_in_another_order_each_time():
     visits = [tuple(ks[i : i + 3]) for i in range(0, len(ks), 3)]
     assert all(sorted(visit) == [0, 1, 4] for visit in visits)
     assert len(set(visits)) > 1
+
+
+def test_k_0_comes_as_often_as_the_root_of_the_others_and_spread_among_them():
+    engine = engine_of()
+    cells = [costed(k) for k in range(10)]
+    costs = measure(engine, cells)
+    ks = [call.k for call in engine.calls]
+    for visit in (ks[i : i + 12] for i in range(0, len(ks), 12)):
+        assert sorted(visit) == [0, 0, *range(10)]
+        assert [i for i, k in enumerate(visit) if not k] == [2, 6, 10]
+    assert {len(cost.visits_s[0]) for cost in costs.values() if cost.seconds == 1} == {24}
 
 
 def test_deep_ones_have_some_rounds_all_the_same():
@@ -167,8 +188,8 @@ def test_a_noisy_machine_is_visited_more_often():
 
 
 def test_costs_take_a_small_share_of_what_they_save():
-    """A sweep of 300 rounds is over sooner than its costs would be known."""
-    costs = measure(engine_of(5.0), [costed(0, 300), costed(4, 300)])
+    """A sweep of 200 rounds is over sooner than its costs would be known."""
+    costs = measure(engine_of(5.0), [costed(0, 200), costed(4, 200)])
     assert len(costs[0].visits_s) == FEWEST_VISITS
 
 

@@ -1,0 +1,89 @@
+"""What forecasts are about, and which of them share round costs."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from specbench.bench.blocks import Cell, Setting
+from specbench.bench.plan import TargetPlan
+from specbench.bench.round_costs import Costed
+from specbench.config import Pairing
+from specbench.metrics.setting import is_baseline, setting_of
+from specbench.pairing.forecast import Effort, middle_context, replayed
+from specbench.pairing.replay import Replayed
+from specbench.records import CellKey, TraceRecord
+
+_ALIKE = 256  # tokens of context: within so many, and within doublings beyond, costs are shared
+
+
+class Question(NamedTuple):
+    """What one forecast is about: a drafter in a setting."""
+
+    pairing: Pairing
+    setting: Setting
+    cells: tuple[Cell, ...]  # its K > 0, of one fixed K each
+    traces: list[TraceRecord]
+
+    @property
+    def key(self) -> CellKey:
+        """Of its deepest K: forecasts go by it."""
+        return max((c.key for c in self.cells), key=lambda key: key.num_speculative_tokens)
+
+    @property
+    def ks(self) -> list[int]:
+        return [cell.key.num_speculative_tokens for cell in self.cells]
+
+
+def sharing_costs(questions: Iterable[Question]) -> list[list[Question]]:
+    """Groups that differ in workload and drafter alone, and whose contexts are alike."""
+    groups: dict[tuple[object, ...], list[Question]] = {}
+    for question in questions:
+        same = setting_of(question.cells[0].key)._replace(workload="")
+        size = max(middle_context(question.traces), _ALIKE)
+        groups.setdefault((same, (size - 1).bit_length()), []).append(question)
+    return list(groups.values())
+
+
+def costed(plan: TargetPlan, group: Sequence[Question]) -> list[Costed]:
+    """A cell for each drafter and K, the first of its workloads, and one without drafts."""
+    cells: dict[tuple[str, int], Cell] = {}
+    ids: dict[tuple[str, int], list[str]] = {}
+    rounds: dict[tuple[str, int], list[Replayed]] = {}
+    scale: dict[tuple[str, int], float] = {}
+    for question in group:
+        baseline = next(c for c in plan.cells(question.setting) if is_baseline(c.key))
+        repeats = effort(plan, question).sweep
+        for cell in (baseline, *question.cells):
+            place = (cell.drafter, cell.key.num_speculative_tokens)
+            replay = replayed(question.traces, cell.key.num_speculative_tokens)
+            if replay is None or cell.key.id in ids.get(place, ()):
+                continue
+            cells.setdefault(place, cell)
+            ids.setdefault(place, []).append(cell.key.id)
+            rounds.setdefault(place, []).append(replay.pooled)
+            scale[place] = repeats
+    return [
+        Costed(
+            cell=cell,
+            cell_ids=tuple(ids[place]),
+            tokens_per_round=max(r.num_emitted / r.num_rounds for r in rounds[place]),
+            num_rounds=scale[place] * sum(r.num_rounds for r in rounds[place]),
+        )
+        for place, cell in cells.items()
+    ]
+
+
+def effort(
+    plan: TargetPlan, question: Question, *, trace_s: float = 0.0, costs_s: float = 0.0
+) -> Effort:
+    """How much decoding each traced prompt stands for, in the sweep and after the forecast."""
+    setting = question.setting
+    repeats: float = plan.repeats(setting)
+    workload = next(w for w in plan.workloads if w.name == setting.workload)
+    num_traced = len({trace.prompt_id for trace in question.traces})
+    if setting.is_stream:  # rows decode side by side
+        share = len(plan.pass_prompts(workload, setting.concurrency)) / setting.concurrency
+        sweep = after = repeats * share / num_traced
+    else:
+        sweep = repeats * len(plan.prompts(workload)) / num_traced
+        after = repeats * len(plan.after_forecast(workload)) / num_traced
+    return Effort(sweep=sweep, after=after, trace_s=trace_s, costs_s=costs_s)
