@@ -25,7 +25,7 @@ run: $(RUN_STAMP)  ## Set up, then sweep K on the embedded pairs (about 4 minute
 	@echo "(docs/pairings.md), then: $(BIN)/specbench run TARGET/DRAFTER --workload code"
 
 test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
-	$(BIN)/python -m pytest -n auto -m "not gpu"
+	$(BIN)/python -m pytest -n auto
 
 check: $(DEV_STAMP)  ## Format, lint and types; changes nothing
 	$(BIN)/ruff format --check .

@@ -14,7 +14,7 @@ from specbench.store import list_runs
 PAIRING = "demo/draft"
 RECIPE = ("-w", "chat,code,creative", "--prompts", "12")  # as docs/ci.md has it
 BASELINE_RUNS, CANDIDATE_RUNS = 5, 3
-TOLERANCES = {"mean_acceptance_length": 0.02, "decode_speedup": 0.20}
+TOLERANCES = {"mean_acceptance_length": 0.02, "decode_speedup": 0.25}
 PLANTED_S = 0.03  # in every forward of the target
 
 _PLAIN = "from specbench.cli import main; main()"

@@ -158,6 +158,13 @@ class Tracer:
         drafter = pairing.drafter
         if drafter.name in self._untraceable:
             return
+        if drafter.lossy is not None:
+            self._untraceable.add(drafter.name)
+            self._watch.warn(
+                f"{drafter.name}: not forecast, every K is measured: its lossy rule keeps drafts "
+                "that a replay would not"
+            )
+            return
         ks = [k for k in self._plan.ks(pairing) if k]
         drafting = self._drafting(texts[0].sampling.temperature)
         try:

@@ -142,7 +142,8 @@ def _measured(
             "which K to serve; measure the models themselves, or give K by hand: -k 4"
         )
     deployment = winner(chosen, document.decisions, document.cells, asked)
-    return replace(deployment, basis=(f"run {document.run.run_id}", *deployment.basis))
+    cut = "" if document.is_complete else ", which was interrupted: what it measured so far"
+    return replace(deployment, basis=(f"run {document.run.run_id}{cut}", *deployment.basis))
 
 
 def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":

@@ -52,12 +52,14 @@ def history(
     as_json: options.AsJson = False,
 ) -> None:
     """Show metrics over the runs of one fingerprint: trend, and steps with the run they came."""
+    from specbench.cli.sides import parse_words
     from specbench.cli.values import parse_names
     from specbench.metrics.registry import all_metrics
+    from specbench.stats.history import WORDS
     from specbench.stats.history import history as history_of
 
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
-    allowed = tuple(filter(None, (part.strip() for part in allow_different.split(","))))
+    allowed = parse_words("--allow-different", allow_different, WORDS)
     past = _past(run, out, pairing, workload)
     found = history_of(past, metrics, allowed=allowed)
     if not found.series:

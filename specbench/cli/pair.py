@@ -41,6 +41,8 @@ def pair(target: _Target, asked: Paired) -> None:
     from specbench.model_files.model import open_model
 
     settings = _settings(asked)
+    if asked.write is not None and asked.write.exists():
+        raise UsageError(f"--write {asked.write}: it is there already; name a new file")
     chosen, known = _find_target(target, asked.pairings_file)
     files = open_model(chosen.model)
     machine = _machine(asked, settings, files)
@@ -209,9 +211,9 @@ def _measure(
         print_ranking(ranked, document, paths)
     own = {drafter.name: drafter for drafter in drafters}
     best = [
-        replace(own[r.drafter], num_speculative_tokens=r.num_speculative_tokens)
+        replace(own[r.drafter], num_speculative_tokens=r.measured.num_speculative_tokens)
         for r in ranked
-        if r.num_speculative_tokens and r.is_measured
+        if r.measured is not None and r.measured.num_speculative_tokens
     ]
     _write(asked.write, prepared.target, best, f"measured by specbench pair, run {run.run.run_id}")
     if document.failures or document.missing:

@@ -205,12 +205,12 @@ def _source(drafter: Drafter) -> str | None:
 
 def verdict(ranked: Sequence[Ranked]) -> str:
     """What to do, in a sentence."""
-    best = next((one for one in ranked if one.num_speculative_tokens and one.is_measured), None)
-    if best is None:
-        return _undecided(ranked) or "Do not speculate: nothing that was measured gains."
-    gain = max(best.gains.values(), key=lambda g: g.value)
-    text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{best.speedup:.2f}x"
-    return f"Use {best.drafter} ({best.method}) with K={best.num_speculative_tokens}: {text}."
+    for one in ranked:
+        gain = one.measured
+        if gain is not None and gain.num_speculative_tokens:
+            text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{gain.value:.2f}x"
+            return f"Use {one.drafter} ({one.method}) with K={gain.num_speculative_tokens}: {text}."
+    return _undecided(ranked) or "Do not speculate: nothing that was measured gains."
 
 
 def _undecided(ranked: Sequence[Ranked]) -> str | None:

@@ -82,6 +82,9 @@ def recommend(
             f"run {document.run.run_id} has no valid K = 0 to compare with; "
             "`specbench report` says what was measured"
         )
+    if not document.is_complete:
+        told = f"run {document.run.run_id} was interrupted: by what it measured so far"
+        typer.echo(told, err=True)
     if as_json:
         import json
 

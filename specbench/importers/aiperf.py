@@ -7,6 +7,7 @@ token: (last - first) / (n - 1) of a request.
 
 import shlex
 from collections.abc import Mapping
+from math import inf
 
 from specbench.importers.imported_cell import Figures, Reading, Told, known
 from specbench.importers.result_file import Result
@@ -48,6 +49,7 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
         engine="openai",
         model=asked.get("--model") or asked.get("-m"),
         concurrency=_number(asked.get("--concurrency")),
+        request_rate=_rate(asked.get("--request-rate")),
         temperature=_temperature(asked),
         tool_version=result.text("aiperf_version"),
         measured_at=result.text("start_time"),
@@ -93,6 +95,15 @@ def _command(result: Result) -> dict[str, str]:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text and text.isdecimal() and 0 < len(text) < 7 else None
+
+
+def _rate(text: str | None) -> float | None:
+    """Arrivals a second; None where requests come as soon as others end."""
+    try:
+        rate = float(text) if text else 0.0
+    except ValueError:
+        return None
+    return rate if 0 < rate < inf else None
 
 
 def _temperature(asked: Mapping[str, str]) -> float | None:

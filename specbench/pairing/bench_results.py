@@ -5,7 +5,8 @@ output tokens after the first ones and A accepted drafts there were T - A rounds
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, NoReturn
 
 from specbench.errors import UsageError
@@ -47,7 +48,7 @@ def _cost(result: Mapping[str, Any], source: str, line: int) -> EngineCost:
         value = result.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
             fail(f"{name}: a number is needed, not {str(value)[:40]!r}")
         return float(value)
 
@@ -75,7 +76,7 @@ def _cost(result: Mapping[str, Any], source: str, line: int) -> EngineCost:
         engine=_engine(result),
         num_speculative_tokens=k,
         concurrency=int(rows),
-        cost=_decode_s(result, tpot_ms, after_first) / num_rounds,
+        cost=_decode_s(result, tpot_ms, after_first, fail) / num_rounds,
         is_relative=False,
         mean_acceptance_length=number("spec_decode_acceptance_length") if k else None,
     )
@@ -99,9 +100,17 @@ def _k(result: Mapping[str, Any], num_draft_tokens: float, num_drafts: float) ->
     return round(num_draft_tokens / num_drafts) if num_drafts else 0
 
 
-def _decode_s(result: Mapping[str, Any], tpot_ms: float, after_first: float) -> float:
+def _decode_s(
+    result: Mapping[str, Any],
+    tpot_ms: float,
+    after_first: float,
+    fail: Callable[[str], NoReturn],
+) -> float:
     """Seconds from first tokens to last ones: exact where the file has details."""
     gaps = result.get("itls")
     if isinstance(gaps, list) and gaps and all(isinstance(one, list) for one in gaps):
-        return float(sum(map(sum, gaps)))
+        spent = [gap for one in gaps for gap in one]
+        if not all(type(gap) in (int, float) and 0 <= gap < inf for gap in spent):
+            fail("itls: lists of seconds are needed")
+        return float(sum(spent))
     return tpot_ms / 1000 * after_first

@@ -97,6 +97,8 @@ class Deployment:
     @property
     def acceptance_rule(self) -> str:
         """The rule that the measured figures hold for."""
+        if self.pairing.drafter.lossy is not None:
+            return f"the lossy rule {self.pairing.drafter.lossy}: the text is not the target's"
         if self.temperature == 0:
             return GREEDY
         return REJECTION if self.draws_drafts else MATCHED
@@ -190,6 +192,12 @@ def model_name(spec: ModelSpec) -> str:
 def settings_lost(deployment: Deployment) -> list[str]:
     """Settings of pairings.yaml that no engine takes as specbench does."""
     lost = []
+    rule = deployment.pairing.drafter.lossy
+    if rule is not None and deployment.k:
+        lost.append(
+            f"the lossy rule {rule}: without it fewer drafts are kept, so the measured speed-up is "
+            "not this engine's"
+        )
     for role, spec in (("target", deployment.target), ("drafter", deployment.drafter)):
         if spec is None:
             continue

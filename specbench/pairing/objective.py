@@ -147,6 +147,8 @@ def _pick(
         fewest = min(candidate.key.concurrency for candidate in kept)
         kept = [candidate for candidate in kept if candidate.key.concurrency == fewest]
     best = None
+    if any(c.key.num_speculative_tokens and c.key.lossy is None for c in kept):
+        kept = [c for c in kept if c.key.lossy is None]  # as an answer of the report
     if kept:
         highest = max(candidate.cautious_rate for candidate in kept)
         tied = [c for c in kept if c.cautious_rate * (1 + TIE) >= highest]
@@ -173,13 +175,14 @@ def _helping(
         if cell is None or speedup is None or speedup.low is None:
             continue
         if judge(speedup) is Verdict.HELPS:
-            yield _candidate(cell, rate * speedup.estimate, rate * speedup.low, objective)
+            gains = [_gain(cell, x, objective) for x in (speedup.estimate, speedup.low)]
+            yield _candidate(cell, rate * gains[0], rate * gains[1], objective)
 
 
 def _ways(rate: float, cells: Sequence[CellSummary], objective: Objective) -> Iterator[Candidate]:
     for cell in cells:
         if cell.speedup is not None:
-            its_rate = rate * cell.speedup.estimate
+            its_rate = rate * _gain(cell, cell.speedup.estimate, objective)
             yield _candidate(cell, its_rate, its_rate, objective)
 
 
@@ -203,6 +206,12 @@ def _rate(cell: CellSummary, objective: Objective) -> float | None:
     if is_stream(cell.key):
         return _number(cell, "busy_tokens_per_s") or _number(cell, "aggregate_tokens_per_s")
     return _number(cell, "decode_tokens_per_s")
+
+
+def _gain(cell: CellSummary, speedup: float, objective: Objective) -> float:
+    """How many times the tokens a second: in open loop arrivals fix those of all users."""
+    is_fixed = objective.name != "latency" and cell.key.request_rate is not None
+    return 1.0 if is_fixed else speedup
 
 
 def _value(rate: float, objective: Objective) -> float:

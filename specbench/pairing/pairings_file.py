@@ -53,6 +53,8 @@ def _drafter(drafter: Drafter) -> dict[str, Any]:
         }
     if drafter.num_speculative_tokens is not None:
         entry["num_speculative_tokens"] = drafter.num_speculative_tokens
+    if drafter.lossy is not None:
+        entry["lossy"] = {"rule": drafter.lossy.name, **drafter.lossy.parameters}
     return entry
 
 

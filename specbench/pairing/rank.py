@@ -39,7 +39,13 @@ class Ranked:
     @property
     def is_measured(self) -> bool:
         """Whether a figure of it was measured for real."""
-        return any(gain.basis == "measured" for gain in self.gains.values())
+        return self.measured is not None
+
+    @property
+    def measured(self) -> Gain | None:
+        """Where it gains most of what was measured: no forecast is quoted as a result."""
+        found = [gain for gain in self.gains.values() if gain.basis == "measured"]
+        return max(found, key=lambda gain: gain.value, default=None)
 
     @property
     def speedup(self) -> float:

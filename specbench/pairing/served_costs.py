@@ -108,7 +108,8 @@ def _cost(
             )
         # Rounds without a draft are not counted as drafts; drafts past the end of an answer
         # are counted as accepted.
-        num_rounds = max(counted.num_rounds, num_tokens - (counted.num_accepted or num_tokens))
+        unaccepted = 0.0 if counted.num_accepted is None else num_tokens - counted.num_accepted
+        num_rounds = max(counted.num_rounds, unaccepted)
     return EngineCost(
         source=client.server.shown,
         engine=client.engine(counted),

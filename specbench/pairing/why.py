@@ -18,6 +18,7 @@ Bound = Literal["draft", "verify", "acceptance", "overhead"]
 MISMATCHED = 0.5  # the first draft is kept less often
 TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be kept so often
 _STEP = 1e-6
+_WITH_MODEL = {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,26 +96,32 @@ def why(cell: CellSummary) -> Iterator[str]:
         elif kept is not None:
             yield f"breaks even where {needed:.0%} of tested drafts are kept; {kept:.0%} were"
     first = metrics.get("acceptance_rate_per_position")
-    if isinstance(first, tuple) and first and first[0] < MISMATCHED and _has_model(cell):
+    if isinstance(first, tuple) and first and first[0] < MISMATCHED and _shows_match(cell):
         yield f"the draft is mismatched: its first token is kept {first[0]:.0%} of the time"
     cost = _number(metrics, "draft_cost_ratio")
     if cost is not None and cost > TOO_SMALL and cell.key.method == "draft_model":
         yield (
-            f"the target is too small for a separate draft model: a drafted token costs "
-            f"{cost:.2f} of its steps; a head, n-grams or the target's own layers cost less"
+            f"the target is too small for a separate draft model of this size: a drafted token "
+            f"costs {cost:.2f} of its steps; a smaller draft, a head or n-grams cost less"
         )
 
 
 _BOUND: Mapping[Bound, str] = {
-    "draft": "draft-bound: drafting takes most of what is lost; a smaller draft or K would help",
-    "verify": "verify-bound: checking K + 1 tokens costs more than a step; a smaller K would help",
-    "acceptance": "acceptance-bound: most is lost to drafts that are not kept",
-    "overhead": "overhead-bound: most is lost between the forwards; graphs or --compile would help",
+    "draft": "draft-bound: drafting loses most; a cheaper draft would help",
+    "verify": "verify-bound: checking K + 1 tokens costs more than a step, which loses most",
+    "acceptance": "acceptance-bound: drafts that are not kept lose most",
+    "overhead": "overhead-bound: gaps between forwards lose most; graphs or --compile may help",
 }
 
 
-def _has_model(cell: CellSummary) -> bool:
-    return cell.key.method in {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash"}
+def _shows_match(cell: CellSummary) -> bool:
+    """Whether a perfect drafter would be kept: above temperature 0 one that draws its drafts.
+
+    Others are kept with the target's own p, which is low where the text is open.
+    """
+    if cell.key.temperature == 0:
+        return cell.key.method in _WITH_MODEL
+    return cell.key.method in {"draft_model", "mtp", "dflash"}
 
 
 def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 from specbench.config import Pairing
 from specbench.errors import UsageError
+from specbench.metrics.setting import setting_of
 from specbench.pairing.compromise import find_compromise
 from specbench.pairing.deployment import Deployment, Tier
-from specbench.pairing.recommend import Recommendation, by_question, choose
+from specbench.pairing.peers import OWN_DEFAULTS
+from specbench.pairing.recommend import Recommendation, Verdict, by_question, choose, judge
 from specbench.records import NO_DRAFTER, CellSummary
 
 OWN_ENGINE = "builtin"
@@ -58,6 +60,7 @@ def winner(
 def _meant(decisions: list[Recommendation], asked: Asked) -> list[Recommendation]:
     """Those of one engine, temperature and context, by rows; streams in open loop left out."""
     left = [d for d in decisions if d.leader.request_rate is None and d.leader.num_samples == 1]
+    left = [d for d in left if d.leader.method != OWN_DEFAULTS]  # whose K is the engine's own
     if asked.workload is not None:
         left = [d for d in left if d.workload == asked.workload]
     if asked.temperature is not None:
@@ -102,7 +105,9 @@ def _at_rows(
         return Tier(rows, decisions[0].num_speculative_tokens), said
     if len(decisions) == 1:
         leader = next((choose(group).leader for group in by_question(same)), None)
-        k = leader.key.num_speculative_tokens if leader else decisions[0].num_speculative_tokens
+        if leader is None or judge(leader.speedup) is not Verdict.HELPS:
+            return Tier(rows, 0), [*said, "engines take a fixed K, and none is shown to help"]
+        k = leader.key.num_speculative_tokens
         return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]
     shared = find_compromise(same)
     if shared is None:
@@ -114,12 +119,8 @@ def _at_rows(
 
 def _alike(cell: CellSummary, decision: Recommendation) -> bool:
     leader = decision.leader
-    return (cell.key.engine, cell.key.concurrency, cell.key.temperature, cell.key.context) == (
-        leader.engine,
-        leader.concurrency,
-        leader.temperature,
-        leader.context,
-    ) and cell.key.request_rate is None
+    alike = setting_of(cell.key)._replace(workload=""), cell.key.method
+    return alike == (setting_of(leader)._replace(workload=""), leader.method)
 
 
 def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:

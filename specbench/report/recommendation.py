@@ -163,9 +163,13 @@ def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
             continue
         if found.concurrency is not None and found.concurrency > found.points[0].at:
             below = max(p.at for p in found.points if p.at < found.concurrency)
+            at = next(p.speedup for p in found.points if p.at == found.concurrency)
+            is_lost = at is not None and at.estimate <= 1
+            gain = "no longer gain" if is_lost else "are not shown to gain"
+            word = "saturated" if is_lost else "perhaps saturated"
             yield (
-                f"{label_of(key)}, K={short_k(key)}: saturated above {plural(below, 'user')}, "
-                f"{found.concurrency} at once no longer gain"
+                f"{label_of(key)}, K={short_k(key)}: {word} above {plural(below, 'user')}, "
+                f"{found.concurrency} at once {gain}"
             )
 
 
@@ -206,4 +210,5 @@ def _key_json(key: CellKey) -> dict[str, Any]:
         "num_speculative_tokens": key.num_speculative_tokens,
         "adaptive": key.adaptive,
         "concurrency": key.concurrency,
+        "lossy": key.lossy,
     }

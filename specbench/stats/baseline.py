@@ -36,7 +36,7 @@ class Snapshot:
     origins: tuple[Origin, ...]
     fingerprint: Fingerprint
     cells: tuple[CellFigures, ...]
-    unmeasured: tuple[CellKey, ...] = ()  # planned, yet without a single request
+    unmeasured: tuple[CellKey, ...] = ()  # planned without a request; of a pool not in every run
     is_complete: bool = True
 
     @property
@@ -103,10 +103,14 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
     cells = tuple(_pooled_cells(runs))
     if not cells:
         raise UsageError("no cell is valid in every one of these runs: nothing to compare with")
+    kept = {cell.key for cell in cells}
+    planned = (key for run in runs for key in (*(c.key for c in run.cells), *run.unmeasured))
     return Snapshot(
         origins=tuple(run.origins[0] for run in runs),
         fingerprint=replace(first.fingerprint, hardware=_all_hardware(runs)),
         cells=cells,
+        # Planned all the same: as a candidate they are missing, not other work.
+        unmeasured=tuple(dict.fromkeys(key for key in planned if key not in kept)),
     )
 
 

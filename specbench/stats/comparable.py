@@ -25,6 +25,7 @@ _FIELDS_OF_WORD: Mapping[str, tuple[str, ...]] = {
     "request-rate": ("request_rate",),
     "context": ("context",),
     "samples": ("num_samples",),
+    "lossy": ("lossy",),
 }
 WORDS = (
     *_FIELDS_OF_WORD,

@@ -38,6 +38,7 @@ class Fingerprint:
     # Known and never refused: what may explain a change.
     drafters: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its draft
     software: Mapping[str, str] = field(default_factory=dict)  # driver, packages, forward, graph
+    entries: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its entry
 
     @property
     def device(self) -> str:
@@ -62,6 +63,7 @@ def fingerprint_of(
         torch=environment.packages.get("torch", ""),
         drafters=dict(_drafters(models, targets)),
         software=_software(environment, engines),
+        entries=dict(run.pairing_sha256),
     )
 
 
@@ -95,6 +97,11 @@ def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, 
             Difference(f"weights of {name}", one[:12], candidate.drafters[name][:12])
             for name, one in baseline.drafters.items()
             if candidate.drafters.get(name, one) != one
+        ),
+        *(
+            Difference(f"entry of {name} (model, method, parameters)", one[:12], other[:12])
+            for name, one in baseline.entries.items()
+            if (other := candidate.entries.get(name, one)) != one
         ),
         *_changed(baseline.software, candidate.software),
     )

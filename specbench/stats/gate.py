@@ -197,6 +197,9 @@ def _notes(
     own = {origin.run_id for origin in candidate.origins}
     if own & {origin.run_id for origin in baseline.origins}:
         yield "the baseline holds the candidate's own run"
+    for name, side in (("baseline", baseline), ("candidate", candidate)):
+        if not side.is_complete:
+            yield f"the {name} was interrupted: what it measured so far is judged"
     if only_candidate:
         yield f"{len(only_candidate)} cells of the candidate have no baseline and were not judged"
     if any(cell.key.adaptive for cell in baseline.cells):

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from specbench.metrics.registry import Better, Metric, all_metrics
 from specbench.records import CellKey, CellSummary
 from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
-from specbench.stats.fingerprint import Difference, Fingerprint, differences
+from specbench.stats.comparable import PROMPTS
+from specbench.stats.fingerprint import HARDWARE, Difference, Fingerprint, differences
+
+# What runs of one history may differ in, where that is asked for.
+WORDS = (
+    *("model", "tokenizer", "workload", "sampling", "max-new-tokens", "synthetic"),
+    *(HARDWARE, PROMPTS),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +106,8 @@ def history(
             kept.append(run)
     known = all_metrics()
     cells = {run.run_id: {c.key: c for c in run.cells if c.valid} for run in kept}
+    if PROMPTS not in tolerated:
+        left_out += _drop_other_prompts(cells)
     keys = dict.fromkeys(key for run in reversed(kept) for key in cells[run.run_id])
     series = (
         _series(key, known[name], kept, [cells[run.run_id].get(key) for run in kept])
@@ -106,6 +115,22 @@ def history(
         for name in metrics
     )
     return History(series=tuple(s for s in series if s.points), left_out=tuple(left_out))
+
+
+def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[LeftOut]:
+    """Drop cells over fewer or more prompts than the newest run has, as interrupted runs leave."""
+    newest = {key: cell.num_prompts for own in cells.values() for key, cell in own.items()}
+    dropped = []
+    for run_id, own in cells.items():
+        other = [key for key, cell in own.items() if cell.num_prompts != newest[key]]
+        if other:
+            first = other[0]
+            here, there = f"{newest[first]} of {first.workload}", str(own[first].num_prompts)
+            found = Difference(PROMPTS, here, there)
+            dropped.append(LeftOut(run_id=run_id, differences=(found,)))
+        for key in other:
+            del own[key]
+    return dropped
 
 
 def _series(

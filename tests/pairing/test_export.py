@@ -13,6 +13,7 @@ from specbench.errors import UsageError
 from specbench.model_spec import ModelSpec
 from specbench.pairing.deployment import GREEDY, MATCHED, REJECTION, Tier
 from specbench.pairing.export import engines, find_exporter
+from specbench.records import LossyRule
 from tests.pairing.deployments import SEVERAL, TARGET, deployment, exported, with_draft
 
 
@@ -236,3 +237,15 @@ def test_engines_are_found_by_their_files():
     assert engines() == ("llama_cpp", "sglang", "tensorrt_llm", "transformers", "vllm")
     with pytest.raises(UsageError, match="allowed are llama_cpp, sglang"):
         find_exporter("ollama")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_lossy_rule_is_said_and_said_to_be_lost(temperature):
+    made = deployment("eagle3", temperature=temperature)
+    rule = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
+    drafter = replace(made.pairing.drafter, lossy=rule)
+    made = replace(made, pairing=replace(made.pairing, drafter=drafter))
+    for engine in ("vllm", "sglang", "tensorrt_llm", "llama_cpp"):
+        found = exported(engine, made)
+        assert "lossy rule typical" in found.acceptance_rule
+        assert any("lossy rule typical" in text for text in found.not_expressed)

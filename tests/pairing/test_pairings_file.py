@@ -8,6 +8,7 @@ from specbench.config import Drafter, Target, load_pairings
 from specbench.errors import UsageError
 from specbench.model_spec import ModelSpec, model_spec
 from specbench.pairing.pairings_file import write_pairings
+from specbench.records import LossyRule
 from specbench.shipped import shipped
 
 DRAFTERS = (
@@ -22,6 +23,12 @@ DRAFTERS = (
         name="far",
         method="draft_model",
         model=ModelSpec(source="owner/draft", revision="123", dtype="bfloat16"),
+    ),
+    Drafter(
+        name="typical",
+        method="draft_model",
+        model=model_spec("demo:draft"),
+        lossy=LossyRule(name="typical", parameters={"threshold": 0.2, "alpha": 0.3}),
     ),
 )
 

@@ -53,7 +53,7 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarised):
         "acceptance length 3.12 at K=6, break-even 1.64",
         "a draft token costs 0.05 baseline steps, verification 1.20",
         "the drafter takes 3 MiB, room for 1,200 tokens of context",
-        "acceptance-bound: most is lost to drafts that are not kept",
+        "acceptance-bound: drafts that are not kept lose most",
         "K=6 led the first pass over K = 2, 6",
         "measured again on fresh repeats: 1.90x [1.80, 2.00] over 12 prompts",
     )

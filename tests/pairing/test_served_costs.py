@@ -8,7 +8,7 @@ from specbench.errors import UsageError
 from specbench.pairing.engine_costs import check_sources, read_engine_costs
 from specbench.pairing.metrics_page import read_counters
 from specbench.pairing.served_costs import Server, time_server
-from tests.pairing.serving import FakeServer, serving
+from tests.pairing.serving import POSITION, VLLM_PAGE, FakeServer, serving
 
 PROMPTS = ("Hello", "Name a colour")
 
@@ -142,3 +142,23 @@ def test_counters_are_told_apart_from_what_was_before():
     )
     since = after.since(before)
     assert (since.num_rounds, since.num_draft_tokens, since.num_accepted) == (10, 30, 10)
+
+
+class LookupServer(FakeServer):
+    """Looks its drafts up: in one round of 8, or in none, and none of them is kept."""
+
+    num_drafting: int = 0
+
+    def page(self) -> str:
+        drafts = self.total_rounds // 8 * self.num_drafting
+        page = VLLM_PAGE.format(drafts=drafts, draft_tokens=3 * drafts, accepted=0)
+        return page + "".join(POSITION.format(i) for i in range(self.k))
+
+
+@pytest.mark.parametrize("num_drafting", [0, 1])
+def test_rounds_in_which_nothing_was_drafted_are_rounds(num_drafting):
+    fake = LookupServer(kept=0)
+    fake.num_drafting = num_drafting
+    with serving(fake) as url:
+        costs = time_server(url, PROMPTS)
+    assert {c.mean_acceptance_length for c in costs} == {1.0}

@@ -1,6 +1,7 @@
 """What bounds a cell, by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_no_acceptance_pays_for_a_round_dearer_than_all_it_can_emit():
 def test_a_mismatched_draft_is_called_so(summarised):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
     assert list(why(summarised(2, 0.8, 0.9, 1.0, metrics=poor))) == [
-        "acceptance-bound: most is lost to drafts that are not kept",
+        "acceptance-bound: drafts that are not kept lose most",
         "breaks even where 62% of tested drafts are kept; 30% were",
         "the draft is mismatched: its first token is kept 30% of the time",
     ]
@@ -80,3 +81,13 @@ def test_a_target_too_small_for_a_draft_model_is_called_so(summarised):
 def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarised):
     lines = list(why(summarised(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
     assert "a round costs 3.20 steps: K=2 loses even if every draft is kept" in lines
+
+
+def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarised):
+    """Above temperature 0 they are kept with the target's own p, however good the head is."""
+    poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
+    cell = summarised(2, 0.8, 0.9, 1.0, metrics=poor)
+    warm = replace(cell, key=replace(cell.key, temperature=1.0, method="medusa"))
+    assert not any("mismatched" in sentence for sentence in why(warm))
+    drawn = replace(cell, key=replace(cell.key, temperature=1.0))
+    assert any("mismatched" in sentence for sentence in why(drawn))

@@ -129,3 +129,27 @@ def test_a_winner_without_interval_does_not_help(measured):
     made = found([(unsure, decide(choose(unsure)))])
     assert made.k == 0
     assert decision.num_speculative_tokens == 4
+
+
+def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarised):
+    cells, _ = measured({2: 0.9, 4: 0.8})
+    auto = at(summarised(8, 1.15, 1.2, 1.25), adaptive=True)
+    decision = decide(choose([*cells, auto]), auto)
+    made = found([([*cells, auto], decision)])
+    assert made.k == 0
+    assert "none is shown to help" in made.basis[-1]
+
+
+def test_samples_of_the_same_run_are_another_setting(measured):
+    several = [measured({2: 1.2, 4: 1.5}, name, num_samples=4) for name in ("code", "edit")]
+    parts = [measured({2: 1.3, 4: 1.6}, name) for name in ("code", "edit")]
+    assert found([*parts, *several]).tiers == (Tier(None, 4),)
+
+
+def test_a_peers_own_defaults_are_no_k_to_export(measured):
+    peer = {"engine": "transformers"}
+    parts = [
+        measured({2: 1.3, 4: 1.6}, method="assisted", **peer),
+        measured({20: 1.9}, method="assisted_default", **peer),
+    ]
+    assert found(parts).tiers == (Tier(None, 4),)

@@ -7,6 +7,8 @@ import pytest
 from specbench.errors import StoreError, UsageError
 from specbench.stats.baseline import left_out, pool
 from specbench.stats.baseline_file import SCHEMA_VERSION, read_baseline, write_baseline
+from specbench.stats.gate import check
+from specbench.stats.judging import Verdict
 from tests.stats.gate_sides import cell, figure, key, side
 
 
@@ -122,3 +124,12 @@ def test_the_schema_version_is_in_the_file(tmp_path):
     path = tmp_path / "baseline.json"
     write_baseline(replace(run(2.0, "a")), path)
     assert json.loads(path.read_text())["schema_version"] == SCHEMA_VERSION
+
+
+def test_a_cell_that_was_throttled_once_is_missing_in_a_pooled_candidate():
+    fine, chat = cell({"decode_speedup": figure(2.0)}), key(4, "chat")
+    whole = side(fine, cell({"decode_speedup": figure(2.0)}, of=chat), name="a")
+    broken = replace(whole.cells[1], problems=("throttled",))
+    pooled = pool([whole, side(fine, broken, name="b")])
+    assert pooled.unmeasured == (chat,)
+    assert check(whole, pooled).verdict is Verdict.MISSING

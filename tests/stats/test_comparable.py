@@ -45,6 +45,7 @@ def test_other_work_is_refused_by_name_unless_it_is_allowed(changed, word):
         ({"k": 5}, "K: 4 in the baseline, 5 in the candidate"),
         ({"temperature": 1.0}, "temperature: 0.0 in the baseline, 1.0"),
         ({"dtype": "bfloat16"}, "dtype: float32 in the baseline, bfloat16"),
+        ({"lossy": "typical"}, "lossy: None in the baseline, typical in the candidate"),
         ({"adaptive": True, "k": 8}, "K: 4 in the baseline, auto"),
         ({"workload": "chat"}, "not planned in the candidate"),
     ],

@@ -144,3 +144,17 @@ def test_names_from_elsewhere_are_escaped():
 def test_a_history_needs_a_run():
     with pytest.raises(ValueError, match="needs a run"):
         history([], ["decode_speedup"])
+
+
+def test_runs_over_fewer_prompts_are_left_out_and_said():
+    whole = runs([1.5, 1.5, 1.5])
+    cut = run(4, replace(cell(1.1), num_prompts=3))
+    found = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"])
+    assert [point.run_id for point in found.series[0].points] == [
+        *(r.run_id for r in whole),
+        "run-05",
+    ]
+    (left,) = found.left_out
+    assert (left.run_id, left.differences[0].name) == ("run-04", "prompts")
+    kept = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"], allowed=["prompts"])
+    assert len(kept.series[0].points) == 5

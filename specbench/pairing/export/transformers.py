@@ -7,6 +7,7 @@ at a time; the assistant reads its K from its own generation config.
 from typing import Any
 
 from specbench.errors import UsageError
+from specbench.model_spec import ModelSpec
 from specbench.pairing.deployment import (
     ConfigFile,
     Deployment,
@@ -37,7 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 prompt = " ".join(sys.argv[1:]) or "Hello"
 device = "cuda" if torch.cuda.is_available() else "cpu"
-tokenizer = AutoTokenizer.from_pretrained({tokenizer})
+tokenizer = AutoTokenizer.{tokenizer}
 target = AutoModelForCausalLM.{target}
 {assistant}\
 settings = GenerationConfig({settings})
@@ -99,7 +100,7 @@ def _program(deployment: Deployment) -> str:
     elif deployment.k:
         settings |= {"assistant_early_exit": _early_exit(deployment), **drafting}
     return _PROGRAM.format(
-        tokenizer=repr(model_name(deployment.target)),
+        tokenizer=f"from_pretrained({_source(deployment.target, {})})",
         target=_loading(deployment, is_drafter=False),
         assistant=assistant,
         settings=_keywords(settings),
@@ -120,14 +121,19 @@ def _early_exit(deployment: Deployment) -> int:
 def _loading(deployment: Deployment, *, is_drafter: bool) -> str:
     """The call that loads a model, onto one device unless pairings.yaml places it."""
     spec = deployment.head if is_drafter else deployment.target
-    keywords: dict[str, Any] = {"revision": spec.revision} if spec.revision else {}
-    keywords["dtype"] = deployment.dtype or spec.dtype
-    if spec.trust_remote_code:
-        keywords["trust_remote_code"] = True
+    keywords: dict[str, Any] = {"dtype": deployment.dtype or spec.dtype}
     if spec.device_map:
         keywords["device_map"] = spec.device_map
-    load = f"from_pretrained({model_name(spec)!r}, {_keywords(keywords)})"
+    load = f"from_pretrained({_source(spec, keywords)})"
     return load if spec.device_map else f"{load}.to(device)"
+
+
+def _source(spec: ModelSpec, keywords: dict[str, Any]) -> str:
+    """Arguments that name the files of a model, its tokenizer's likewise."""
+    named: dict[str, Any] = {"revision": spec.revision} if spec.revision else {}
+    if spec.trust_remote_code:
+        named["trust_remote_code"] = True
+    return ", ".join(filter(None, (repr(model_name(spec)), _keywords(named | keywords))))
 
 
 def _keywords(values: dict[str, Any]) -> str:
