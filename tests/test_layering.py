@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
-BASE = {"", "errors", "records", "costs", "footprint", "whole_file"}
+BASE = {"", "errors", "records", "costs", "footprint", "whole_file", "json_text"}
 FILES = {"config", "store", "workloads", "shipped", "methods"}
 ANALYSING = {*BASE, *FILES, "metrics", "stats", "importers", "pairing", "report"}
 DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "": set(),
     "errors": set(),
     "whole_file": set(),
+    "json_text": set(),
     "records": set(),
     "costs": set(),
     "footprint": set(),

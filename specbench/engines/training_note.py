@@ -1,8 +1,8 @@
 """What `specbench train` left beside a head: for which target it was made."""
 
-import json
 from pathlib import Path
 
+from specbench.json_text import parse_json
 from specbench.model_spec import ModelSpec
 
 FILE = "training.json"
@@ -11,7 +11,7 @@ FILE = "training.json"
 def trained_for(spec: ModelSpec) -> str | None:
     """Content hash of the target that a head was trained for; None where nobody says."""
     try:
-        said = json.loads((Path(spec.location) / FILE).read_text(encoding="utf-8"))
+        said = parse_json((Path(spec.location) / FILE).read_bytes())
         sha256 = said["target"]["sha256"]
     except (OSError, ValueError, LookupError, TypeError):
         return None

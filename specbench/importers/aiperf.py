@@ -6,7 +6,7 @@ token: (last - first) / (n - 1) of a request.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 
 from specbench.importers.imported_cell import Figures, Reading, Told, known
@@ -42,7 +42,8 @@ def recognises(result: Result) -> bool:
 
 def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
     """K is never in the file; the model and the load are, in its command line."""
-    asked = _command(result)
+    words = _words(result)
+    asked = _options(words)
     finished = _figure(result, "request_count", "avg", _COUNTS)
     failed = _figure(result, "error_request_count", "avg", _COUNTS)
     return Reading(
@@ -50,7 +51,7 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
         model=asked.get("--model") or asked.get("-m"),
         concurrency=_number(asked.get("--concurrency")),
         request_rate=_rate(asked.get("--request-rate")),
-        temperature=_temperature(asked),
+        temperature=_temperature(words),
         tool_version=result.text("aiperf_version"),
         measured_at=result.text("start_time"),
         num_requests=None if finished is None else int(finished + (failed or 0)),
@@ -77,14 +78,18 @@ def _figure(result: Result, tag: str, statistic: str, units: Mapping[str, float]
     return value * units[unit.lower()]
 
 
-def _command(result: Result) -> dict[str, str]:
-    """The options of its command line; empty where the file has none."""
+def _words(result: Result) -> list[str]:
+    """Its command line; empty where the file has none."""
     holders = (result.section("run_info"), result.section("input_config"))
     lines = [line for holder in holders if holder and (line := holder.text("cli_command"))]
     try:
-        words = shlex.split(lines[0]) if lines else []
+        return shlex.split(lines[0]) if lines else []
     except ValueError:  # an open quote: it was cut
-        words = []
+        return []
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """The value of each option, of one given several times the last."""
     options = {}
     for word, following in zip(words, [*words[1:], ""], strict=True):
         name, equals, value = word.partition("=")
@@ -106,9 +111,18 @@ def _rate(text: str | None) -> float | None:
     return rate if 0 < rate < inf else None
 
 
-def _temperature(asked: Mapping[str, str]) -> float | None:
-    name, _, value = asked.get("--extra-inputs", "").partition(":")
+def _temperature(words: Sequence[str]) -> float | None:
+    """Of all extra inputs: the option may come several times, with several NAME:VALUE each."""
+    found, is_extra = None, False
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name.startswith("-"):
+            is_extra = name == "--extra-inputs"
+        told = (value if equals else "") if name.startswith("-") else word
+        for pair in told.split(",") if is_extra else ():
+            name, _, value = pair.partition(":")
+            found = value if name.strip() == "temperature" else found
     try:
-        return float(value) if name == "temperature" else None
+        return None if found is None else float(found)
     except ValueError:
         return None

@@ -4,12 +4,12 @@ The file has no seconds of a round, but a round emits one token more than it acc
 output tokens after the first ones and A accepted drafts there were T - A rounds.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any, NoReturn
 
 from specbench.errors import UsageError
+from specbench.json_text import parse_json
 from specbench.records import EngineCost
 
 _MARK = "mean_tpot_ms"  # every result has it, and no table of costs
@@ -29,11 +29,11 @@ def read_results(text: str, source: str) -> list[EngineCost] | None:
 def _objects(text: str) -> dict[int, Mapping[str, Any]]:
     """JSON objects by the line they begin on; none where something else is in the text."""
     try:
-        whole = json.loads(text)
+        whole = parse_json(text)
     except ValueError:
         lines = {i: line for i, line in enumerate(text.splitlines(), start=1) if line.strip()}
         try:
-            parsed = {i: json.loads(line) for i, line in lines.items()}
+            parsed = {i: parse_json(line) for i, line in lines.items()}
         except ValueError:
             return {}
         return parsed if all(isinstance(one, dict) for one in parsed.values()) else {}

@@ -189,11 +189,14 @@ def model_name(spec: ModelSpec) -> str:
     return spec.source if is_known_elsewhere else spec.location
 
 
-def settings_lost(deployment: Deployment) -> list[str]:
-    """Settings of pairings.yaml that no engine takes as specbench does."""
+def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[str]:
+    """Settings of pairings.yaml that no engine takes as specbench does.
+
+    `keeps_lossy`: this one has the drafter's lossy rule.
+    """
     lost = []
     rule = deployment.pairing.drafter.lossy
-    if rule is not None and deployment.k:
+    if rule is not None and deployment.k and not keeps_lossy:
         lost.append(
             f"the lossy rule {rule}: without it fewer drafts are kept, so the measured speed-up is "
             "not this engine's"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from specbench.errors import UsageError
 
 GIB, GB = 2**30, 10**9
-RESERVED_BYTES = 3 * 2**28  # CUDA's context and libraries, and what error correction takes
+RESERVED_BYTES = 3 * 2**28  # CUDA's context and libraries
 
 
 class UnknownGpu(UsageError):
@@ -23,25 +23,27 @@ class Gpu:
     source: str = "vendor datasheet"
 
 
-def _gpu(name: str, gib: int, gb_per_s: float) -> Gpu:
-    return Gpu(name=name, memory_bytes=gib * GIB, bytes_per_s=gb_per_s * GB)
+def _gpu(name: str, gib: int, gb_per_s: float, *, in_band_ecc: bool = False) -> Gpu:
+    """`in_band_ecc`: GDDR whose error correction, on by default, takes a sixteenth of it."""
+    memory_bytes = gib * GIB * 15 // 16 if in_band_ecc else gib * GIB
+    return Gpu(name=name, memory_bytes=memory_bytes, bytes_per_s=gb_per_s * GB)
 
 
 # Datasheets' GB are GiB of memory and 1e9 bytes a second.
 GPUS: tuple[Gpu, ...] = (
-    _gpu("T4", 16, 320),
+    _gpu("T4", 16, 320, in_band_ecc=True),
     _gpu("V100-16GB", 16, 900),
     _gpu("V100-32GB", 32, 900),
-    _gpu("A10", 24, 600),
-    _gpu("A10G", 24, 600),
+    _gpu("A10", 24, 600, in_band_ecc=True),
+    _gpu("A10G", 24, 600, in_band_ecc=True),
     _gpu("A30", 24, 933),
-    _gpu("A40", 48, 696),
+    _gpu("A40", 48, 696, in_band_ecc=True),
     _gpu("A100-40GB", 40, 1555),
     _gpu("A100-80GB-PCIe", 80, 1935),
     _gpu("A100-80GB", 80, 2039),
-    _gpu("L4", 24, 300),
-    _gpu("L40", 48, 864),
-    _gpu("L40S", 48, 864),
+    _gpu("L4", 24, 300, in_band_ecc=True),
+    _gpu("L40", 48, 864, in_band_ecc=True),
+    _gpu("L40S", 48, 864, in_band_ecc=True),
     _gpu("H100", 80, 3350),
     _gpu("H100-PCIe", 80, 2000),
     _gpu("H100-NVL", 94, 3900),
@@ -55,6 +57,7 @@ GPUS: tuple[Gpu, ...] = (
     _gpu("RTX-A6000", 48, 768),
     _gpu("RTX-6000-Ada", 48, 960),
     _gpu("RTX-PRO-6000", 96, 1792),
+    _gpu("RTX-PRO-6000-Server", 96, 1597),
     _gpu("MI210", 64, 1638),
     _gpu("MI250X", 128, 3277),
     _gpu("MI300X", 192, 5300),
@@ -79,7 +82,7 @@ _ALIASES = {
     "v100sxm216gb": "V100-16GB",
     "v100sxm232gb": "V100-32GB",
     "rtx6000adageneration": "RTX-6000-Ada",
-    "rtxpro6000blackwellserveredition": "RTX-PRO-6000",
+    "rtxpro6000blackwellserveredition": "RTX-PRO-6000-Server",
     "rtxpro6000blackwellworkstationedition": "RTX-PRO-6000",
     "instinctmi300x": "MI300X",
 }

@@ -181,7 +181,7 @@ def _helping(
 
 def _ways(rate: float, cells: Sequence[CellSummary], objective: Objective) -> Iterator[Candidate]:
     for cell in cells:
-        if cell.speedup is not None:
+        if cell.speedup is not None and cell.key.lossy is None:
             its_rate = rate * _gain(cell, cell.speedup.estimate, objective)
             yield _candidate(cell, its_rate, its_rate, objective)
 

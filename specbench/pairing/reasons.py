@@ -37,13 +37,17 @@ def k_text(cell: CellSummary) -> str:
 
 
 def reasons_for(
-    cells: Sequence[CellSummary], leader: CellSummary | None, confirmed: CellSummary | None
+    cells: Sequence[CellSummary],
+    leader: CellSummary | None,
+    confirmed: CellSummary | None,
+    *,
+    is_synthetic: bool = False,
 ) -> tuple[str, ...]:
     """Why the leader won or lost, what it costs, how it was measured, what was left out."""
     facts: list[str] = []
     if leader is not None:
         facts += _costs(confirmed or leader)
-        facts += why(confirmed or leader)
+        facts += why(confirmed or leader, is_synthetic=is_synthetic)
         facts += _evidence(cells, leader, confirmed)
     facts += (
         f"{k_text(cell)} left out: {'; '.join(cell.invalid_reasons)}"

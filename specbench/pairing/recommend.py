@@ -5,7 +5,7 @@ to measure again, `decide` quotes only that second measurement.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from specbench.metrics.setting import setting_of
@@ -78,27 +78,35 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
     )
 
 
-def decide(choice: Choice, confirmed: CellSummary | None = None) -> Recommendation:
+def decide(
+    choice: Choice, confirmed: CellSummary | None = None, *, is_synthetic: bool = False
+) -> Recommendation:
     """The answer, quoting `confirmed`: the cell `choice.to_confirm` over fresh repeats.
 
     Without it a winner that needs it is not shown to help. Raises ValueError when `confirmed`
-    is another cell than the leader.
+    is another cell than the leader. `is_synthetic` as in `why`.
     """
+    decision = _decide(choice, confirmed)
+    reasons = reasons_for(choice.cells, choice.leader, confirmed, is_synthetic=is_synthetic)
+    return replace(decision, reasons=reasons)
+
+
+def _decide(choice: Choice, confirmed: CellSummary | None) -> Recommendation:
     leader = choice.leader
     if leader is None:
-        return _decision(choice, Verdict.NOT_SHOWN, None, "not shown to help, no valid measurement")
+        return _decision(choice, Verdict.NOT_SHOWN, "not shown to help, no valid measurement")
     if confirmed is not None and confirmed.key != leader.key:
         raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
     if choice.to_confirm is not None and confirmed is None:
         text = f"not shown to help, {k_text(leader)} led the first pass and was not measured again"
-        return _decision(choice, Verdict.NOT_SHOWN, None, text)
+        return _decision(choice, Verdict.NOT_SHOWN, text)
     evidence = confirmed or leader
     if not evidence.valid or evidence.speedup is None:
         text = f"not shown to help, {k_text(evidence)} was measured again but not validly"
-        return _decision(choice, Verdict.NOT_SHOWN, confirmed, text)
+        return _decision(choice, Verdict.NOT_SHOWN, text)
     verdict = judge(evidence.speedup)
     text = _answer(verdict, evidence, evidence.speedup)
-    return _decision(choice, verdict, confirmed, text, evidence.speedup)
+    return _decision(choice, verdict, text, evidence.speedup)
 
 
 def judge(speedup: Interval | None) -> Verdict:
@@ -153,7 +161,6 @@ def _answer(verdict: Verdict, cell: CellSummary, speedup: Interval) -> str:
 def _decision(
     choice: Choice,
     verdict: Verdict,
-    confirmed: CellSummary | None,
     text: str,
     speedup: Interval | None = None,
 ) -> Recommendation:
@@ -171,7 +178,7 @@ def _decision(
         num_speculative_tokens=key.num_speculative_tokens if helps else 0,
         speedup=speedup,
         sentence=f"{key.workload}: {text}{lossy_mark(key)}",
-        reasons=reasons_for(choice.cells, choice.leader, confirmed),
+        reasons=(),
         leader=key,
     )
 

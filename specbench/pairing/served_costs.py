@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, parse_qs, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
 from specbench.errors import UsageError
+from specbench.json_text import parse_json
 from specbench.pairing.metrics_page import Counters, read_counters
 from specbench.records import EngineCost
 
@@ -204,7 +205,7 @@ class _Client:
     def _json(self, url: str) -> dict[str, Any]:
         try:
             with self._open(url) as response:
-                found = json.load(response)
+                found = parse_json(response.read())
         except HTTPError as error:
             self.fail(f"{urlsplit(url).path} answered {error.code}")
         except ValueError:
@@ -229,7 +230,7 @@ def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         text = line.decode("utf-8", "replace").strip()
         if text.startswith("data:") and not text.endswith("[DONE]"):
             try:
-                event = json.loads(text.removeprefix("data:"))
+                event = parse_json(text.removeprefix("data:"))
             except ValueError:
                 continue
             if isinstance(event, dict):

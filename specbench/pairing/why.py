@@ -83,8 +83,11 @@ def break_even_acceptance(k: int, break_even: float) -> float | None:
     return high
 
 
-def why(cell: CellSummary) -> Iterator[str]:
-    """Short sentences: what bounds the cell, what would break even, what is amiss."""
+def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
+    """Short sentences: what bounds the cell, what would break even, what is amiss.
+
+    `is_synthetic`: acceptance or weights were made up, so how the models match is not known.
+    """
     k, metrics = cell.key.num_speculative_tokens, cell.metrics
     lost, break_even = losses(metrics, k), _break_even(metrics)
     if lost is not None and not cell.key.adaptive:
@@ -96,7 +99,8 @@ def why(cell: CellSummary) -> Iterator[str]:
         elif kept is not None:
             yield f"breaks even where {needed:.0%} of tested drafts are kept; {kept:.0%} were"
     first = metrics.get("acceptance_rate_per_position")
-    if isinstance(first, tuple) and first and first[0] < MISMATCHED and _shows_match(cell):
+    shows_match = _shows_match(cell) and not is_synthetic
+    if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
         yield f"the draft is mismatched: its first token is kept {first[0]:.0%} of the time"
     cost = _number(metrics, "draft_cost_ratio")
     if cost is not None and cost > TOO_SMALL and cell.key.method == "draft_model":

@@ -99,10 +99,10 @@ def build_document(stored: StoredRun) -> Document:
     repeated = _gather(stored, "confirm")
     cells = summarise(explored)
     confirmed = {cell.key: cell for cell in summarise(repeated)}
-    choices = [choose(group) for group in by_question(cells)]
+    made_up = stored.run.settings.is_synthetic
     decisions = [
-        decide(choice, confirmed.get(choice.to_confirm) if choice.to_confirm else None)
-        for choice in choices
+        decide(c, confirmed.get(c.to_confirm) if c.to_confirm else None, is_synthetic=made_up)
+        for c in map(choose, by_question(cells))
     ]
     imported = summarise_imported([plan.key for plan in stored.run.cells], stored.imported)
     measured = {cell.key for cell in (*cells, *imported)}

@@ -97,6 +97,14 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
                     f"work: {found.name}: {found.baseline} and {found.candidate}; "
                     f"to pool them all the same: --allow-different {found.name}"
                 )
+        for name, one in first.fingerprint.drafters.items():
+            other = run.fingerprint.drafters.get(name, one)
+            if other != one and "drafter" not in allowed:
+                raise UsageError(
+                    f"runs {first.origins[0].run_id} and {origin.run_id} are not of the same "
+                    f"work: weights of {name}: {one[:12]} and {other[:12]}; "
+                    "to pool them all the same: --allow-different drafter"
+                )
     ids = [run.origins[0].run_id for run in runs]
     if len(set(ids)) < len(ids):
         raise UsageError("a run was named twice: the deviation between runs would be too small")

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from specbench.errors import StoreError
+from specbench.json_text import parse_json
 from specbench.stats.baseline import Snapshot
 from specbench.whole_file import write_whole
 
@@ -50,7 +51,7 @@ def read_baseline(path: Path) -> Snapshot:
     except (OSError, UnicodeDecodeError) as error:
         raise StoreError(f"{path}: {getattr(error, 'strerror', None) or 'is no text'}") from error
     try:
-        document: Any = json.loads(text)
+        document: Any = parse_json(text)
     except ValueError as error:
         raise StoreError(f"{path}: damaged: {error}") from error
     if not isinstance(document, dict) or document.get("kind") != KIND:

@@ -154,8 +154,10 @@ def rounded(value: float) -> float:
 
 
 def _repeats_exactly(key: CellKey) -> bool:
-    """Whether the same machine emits the same tokens: greedy, and no choice that hangs on time."""
-    return key.temperature == 0 and not key.adaptive and key.request_rate is None
+    """Whether the same machine emits the same tokens whatever is drafted: greedy, and no
+    choice that hangs on time."""
+    is_free = key.adaptive or key.request_rate is not None or key.lossy is not None
+    return key.temperature == 0 and not is_free
 
 
 def _texts(cell: CellData) -> dict[str, str]:

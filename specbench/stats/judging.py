@@ -16,6 +16,7 @@ FALSE_ALARM = 0.05  # of a whole gate, over all its comparisons
 OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always held to
 SPEED = "decode_tokens_per_s"
 CELL = "cell"  # stands for all metrics of a cell that cannot be used
+_ARITHMETIC = ("target", "dtype", "engine")  # fields of a cell's key that its text hangs on
 
 
 class Verdict(StrEnum):
@@ -187,11 +188,15 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
 def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
     """Whether greedy output is the same, token for token; None where it need not repeat.
 
-    `is_binding`: device, torch, dtype and model are the same, so that it has to be.
+    `is_binding`: device, torch and model are the same, so that it has to be where the cells'
+    dtype is, too.
     """
     before, after = pair
     if after is None or not before.texts or not after.texts:
         return None
+    is_binding = is_binding and all(
+        getattr(before.key, name) == getattr(after.key, name) for name in _ARITHMETIC
+    )
     common = [prompt for prompt in before.texts if prompt in after.texts]
     other = [prompt for prompt in common if before.texts[prompt] != after.texts[prompt]]
     reason = ""
@@ -202,7 +207,7 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
             f"{first.start} to {first.stop - 1}; `specbench verify` tells a near-tie from a fault"
         )
         if not is_binding:
-            reason += "; no regression, since hardware, torch or model differ"
+            reason += "; no regression, since hardware, torch, dtype, engine or model differ"
     is_regression = bool(other) and is_binding
     return Judgement(
         cell=before.key,

@@ -3,13 +3,13 @@
 A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a RunRecord.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from specbench.json_text import parse_json
 from specbench.records import (
     BlockRecord,
     EngineCost,
@@ -144,7 +144,7 @@ def decode_run(text: bytes) -> RunRecord:
     """The run of a run.json; NewerSchemaError, NotJsonError or ValueError says what is wrong."""
     # A newer layout has keys that are unknown here: its version is the news, not the keys.
     try:
-        document = json.loads(text)
+        document = parse_json(text)
     except ValueError as error:
         raise NotJsonError(str(error)) from error
     version = document.get("schema_version") if isinstance(document, dict) else None

@@ -97,6 +97,26 @@ def test_aiperf_is_read_by_its_units():
     )
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "--extra-inputs temperature:0.7 --extra-inputs top_p:0.9",
+        "--extra-inputs top_p:0.9 temperature:0.7 --concurrency 4",
+        "--extra-inputs=top_p:0.9,temperature:0.7 --extra-inputs=seed:1",
+        "--extra-inputs temperature:0 --extra-inputs temperature:0.7",
+    ],
+)
+def test_a_temperature_is_found_among_all_extra_inputs(tmp_path, extra):
+    result = json.loads((FILES / "aiperf.json").read_text())
+    command = f"aiperf profile --model m --concurrency 4 {extra} --streaming"
+    for holder in ("run_info", "input_config"):
+        result[holder] = result.get(holder, {}) | {"cli_command": command}
+    file = tmp_path / "aiperf.json"
+    file.write_text(json.dumps(result))
+    (found,) = import_files([file], Told(num_speculative_tokens=4))
+    assert found.key.temperature == 0.7
+
+
 def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
     base, spec = import_files([FILES / "sglang.jsonl"], Told(temperature=0.0))
     assert (base.key.num_speculative_tokens, base.key.method) == (0, "none")

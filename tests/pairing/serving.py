@@ -36,6 +36,7 @@ class FakeServer:
     has_usage: bool = True
     has_chat: bool = True
     models: tuple[str, ...] = ("tiny",)
+    models_page: str = ""  # in place of them
     asked: list[dict[str, Any]] = field(default_factory=list)
     total_rounds: int = 1_000
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -69,7 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         fake = self.server.fake
         if self.path == "/v1/models":
-            self._send(json.dumps({"data": [{"id": name} for name in fake.models]}))
+            named = json.dumps({"data": [{"id": name} for name in fake.models]})
+            self._send(fake.models_page or named)
         elif self.path == "/version":
             self._send('{"version": "0.32.0"}')
         elif self.path == "/metrics" and fake.has_metrics:

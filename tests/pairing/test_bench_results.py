@@ -100,3 +100,11 @@ def test_other_files_are_no_results(tmp_path):
     path = tmp_path / "result.json"
     path.write_text(json.dumps(PLAIN, indent=2))
     assert read_file(path)[0].engine == "vllm"
+
+
+def test_a_file_nested_beyond_reason_is_refused(tmp_path):
+    path = tmp_path / "result.json"
+    for text in ("[" * 100_000, json.dumps(PLAIN) + "\n" + '{"a":' * 100_000):
+        path.write_text(text)
+        with pytest.raises(UsageError, match=r"result\.json:1: "):
+            read_file(path)

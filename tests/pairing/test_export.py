@@ -197,6 +197,18 @@ def test_weights_packed_on_loading_are_said_to_be_lost(engine):
     )
 
 
+@pytest.mark.parametrize("engine", engines())
+def test_revisions_reach_the_engine_or_are_said_to_be_lost(engine):
+    pinned = replace(TARGET, model=ModelSpec(source="org/Big-8B", revision="abc1"))
+    made = with_draft(deployment("draft_model", target=pinned), revision="def2")
+    found = exported(engine, made)
+    told = found.command_line + (found.config.text if found.config else "")
+    for revision in ("abc1", "def2"):
+        assert revision in told or f"revision {revision}" in lost(found)
+    if engine == "llama_cpp":  # what is not drafted has no revision
+        assert "def2" not in lost(exported(engine, replace(made, tiers=(Tier(None, 0),))))
+
+
 def test_a_dtype_that_no_server_knows_is_left_out_and_said():
     for engine in ("vllm", "sglang", "tensorrt_llm"):
         made = exported(engine, deployment("ngram", dtype="float64"))
@@ -239,12 +251,40 @@ def test_engines_are_found_by_their_files():
         find_exporter("ollama")
 
 
+@pytest.mark.parametrize("tree", ["chain", "static"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_sglang_rejects_from_what_was_drawn_also_where_a_tree_became_a_chain(method, tree):
+    made = exported("sglang", deployment(method, temperature=0.7, tree=tree))
+    assert "--speculative-use-rejection-sampling" in made.command
+    assert flag(made, "--speculative-eagle-topk") == "1"
+    assert "along it" not in lost(made)
+    assert ("chain of depth" in lost(made)) == (tree == "static")
+    grown = exported("sglang", deployment(method, temperature=0.7))
+    assert "--speculative-use-rejection-sampling" not in grown.command
+
+
+def with_rule(made, name, **parameters):
+    drafter = replace(made.pairing.drafter, lossy=LossyRule(name=name, parameters=parameters))
+    return replace(made, pairing=replace(made.pairing, drafter=drafter))
+
+
+def test_sglang_has_the_threshold_rule_above_temperature_0():
+    made = with_rule(deployment("draft_model", temperature=0.7), "threshold", single=0.5)
+    found = exported("sglang", made)
+    assert flag(found, "--speculative-accept-threshold-single") == "0.5"
+    assert flag(found, "--speculative-accept-threshold-acc") == "1.0"
+    assert "--speculative-use-rejection-sampling" not in found.command  # it has no threshold
+    assert found.not_expressed == ()
+    cold = exported("sglang", replace(made, temperature=0.0))
+    assert "lossy rule threshold" in lost(cold)
+    other = exported("sglang", with_rule(made, "typical", threshold=0.09, alpha=0.3))
+    assert flag(other, "--speculative-accept-threshold-single") == "1.0"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_lossy_rule_is_said_and_said_to_be_lost(temperature):
     made = deployment("eagle3", temperature=temperature)
-    rule = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
-    drafter = replace(made.pairing.drafter, lossy=rule)
-    made = replace(made, pairing=replace(made.pairing, drafter=drafter))
+    made = with_rule(made, "typical", threshold=0.09, alpha=0.3)
     for engine in ("vllm", "sglang", "tensorrt_llm", "llama_cpp"):
         found = exported(engine, made)
         assert "lossy rule typical" in found.acceptance_rule

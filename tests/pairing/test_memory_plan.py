@@ -132,7 +132,7 @@ def test_a_plan_without_files_of_a_draft_is_absent(target, tmp_path: Path):
         ("NVIDIA H100 80GB HBM3", 80, 3350),
         ("NVIDIA GeForce RTX 4090", 24, 1008),
         ("NVIDIA A100-SXM4-80GB", 80, 2039),
-        ("Tesla T4", 16, 320),
+        ("Tesla T4", 15, 320),
         ("rtx 4090", 24, 1008),
         ("A100", 80, 2039),
         ("a100-40gb", 40, 1555),

@@ -138,20 +138,6 @@ def test_a_limit_that_says_nothing_is_refused_with_what_is_allowed(text):
         parse_limits(text)
 
 
-def test_a_lossy_way_is_only_taken_where_no_lossless_one_helps(measured):
-    cells = measured(1, 100, 100, {4: (1.4, 1.5, 1.6)})
-    typical = replace(
-        cells[1],
-        key=replace(cells[1].key, pairing="demo/typical", drafter="typical", lossy="typical"),
-        speedup=replace(cells[1].speedup, low=1.8, estimate=1.9, high=2.0),
-    )
-    decisions = [decide(choose([cell])) for cell in (cells[1], typical)]
-    (one,) = pick([*cells, typical], decisions, LATENCY)
-    assert one.best.key.lossy is None
-    (one,) = pick([cells[0], typical], decisions[1:], LATENCY)
-    assert one.best.key.lossy == "typical"
-
-
 def test_in_open_loop_arrivals_fix_the_throughput(measured):
     cells = [
         replace(cell, key=replace(cell.key, request_rate=2.0))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.costs import expected_tokens_iid
+from specbench.pairing.recommend import choose, decide
 from specbench.pairing.why import break_even_acceptance, losses, why
 
 
@@ -70,6 +71,15 @@ def test_a_mismatched_draft_is_called_so(summarised):
     ]
     good = poor | {"acceptance_rate_per_position": (0.8, 0.5)}
     assert not any("mismatched" in line for line in why(summarised(2, 0.8, 0.9, 1.0, metrics=good)))
+
+
+def test_made_up_acceptance_says_nothing_of_how_models_match(summarised):
+    poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
+    cell = summarised(2, 0.8, 0.9, 1.0, metrics=poor)
+    for is_synthetic in (False, True):
+        reasons = decide(choose([cell]), is_synthetic=is_synthetic).reasons
+        assert any("mismatched" in reason for reason in reasons) is not is_synthetic
+        assert any("acceptance-bound" in reason for reason in reasons)
 
 
 def test_a_target_too_small_for_a_draft_model_is_called_so(summarised):

@@ -105,6 +105,7 @@ def test_a_metric_of_all_prompts_is_one_line_of_a_diff(tmp_path):
     ("text", "says"),
     [
         ("{", "damaged"),
+        ("[" * 100_000, "damaged: nested too deeply"),
         ("[]", "no baseline"),
         ('{"kind": "specbench baseline", "schema_version": 99}', "schema version 99; update"),
         ('{"kind": "specbench baseline", "schema_version": 1}', "damaged: baseline"),

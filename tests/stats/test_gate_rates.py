@@ -18,7 +18,7 @@ from specbench.stats.comparison import Spread
 pytestmark = pytest.mark.slow
 
 PAIRS = 2_000
-SPEEDUP = {"decode_speedup": 0.25}  # of single runs on a CPU, by default
+SPEEDUP = {"decode_speedup": 0.40}  # of single runs on a CPU, by default
 SPEED = {"decode_tokens_per_s": 0.40}
 LENGTH = {"mean_acceptance_length": 0.02}
 SAMPLED_LENGTH = {"mean_acceptance_length": 0.15}
@@ -67,6 +67,13 @@ def test_identical_single_runs_pass(greedy):
     found = run_gates("identical single runs", greedy, {**LENGTH, **SPEEDUP, **SPEED})
     assert found.alarms <= 0.05
     assert found.inconclusive_counts == 0
+
+
+@pytest.mark.parametrize("metric", ["decode_speedup", "decode_tokens_per_s"])
+def test_identical_single_runs_pass_at_a_tight_tolerance_too(metric, greedy):
+    """5 %, as in docs/ci.md's example: noise exceeds it often, and is no regression."""
+    found = run_gates("identical, tight", greedy, {metric: 0.05}, num_pairs=1_000)
+    assert found.alarms <= 0.05
 
 
 def test_identical_runs_of_the_recipe_pass_and_are_decided(greedy):

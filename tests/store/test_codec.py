@@ -126,7 +126,9 @@ def test_a_newer_schema_is_told_from_damage_even_where_its_keys_are_unknown():
         decode_run(json.dumps(document).encode())
 
 
-@pytest.mark.parametrize("text", [b"null", b"[]", b'{"schema_version": 1}', b'{"schema_ver'])
+@pytest.mark.parametrize(
+    "text", [b"null", b"[]", b'{"schema_version": 1}', b'{"schema_ver', b"[" * 100_000]
+)
 def test_a_damaged_run_document_is_refused(text: bytes):
     with pytest.raises(ValueError, match=r".+"):
         decode_run(text)

@@ -51,6 +51,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     command = ["llama-server", "--model", _gguf(model_name(target))]
     lost = [*settings_lost(deployment), *deployment.tiers_lost, _convert(model_name(target))]
     deployment = deployment.flat
+    if target.revision:
+        lost.append(f"revision {target.revision} of the target: convert that one")
     if deployment.dtype:
         lost.append(f"{deployment.dtype}, in which it was measured: convert with that --outtype")
     if deployment.k:
@@ -130,6 +132,8 @@ def _convert(source: str) -> str:
 
 def _lost(deployment: Deployment) -> list[str]:
     lost = []
+    if deployment.drafter is not None and deployment.drafter.revision:
+        lost.append(f"revision {deployment.drafter.revision} of the drafter: convert that one")
     if deployment.tree:
         lost.append(
             f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "

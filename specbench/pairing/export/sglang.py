@@ -27,6 +27,7 @@ _ALGORITHMS = {
     "ngram": "NGRAM",
 }
 _ADAPTIVE = ("eagle", "eagle3")
+_THRESHOLDS = ("draft_model", "eagle", "eagle3", "mtp")  # verified by EAGLE's kernel
 _NEAREST = {
     "medusa": "an eagle or eagle3 head",
     "suffix": "ngram, whose trie remembers earlier answers, too",
@@ -50,7 +51,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         command.append("--trust-remote-code")
     lost = [
         *told_apart(release, _NEWEST),
-        *settings_lost(deployment),
+        *settings_lost(deployment, keeps_lossy=_single(deployment) is not None),
         *deployment.dtype_lost,
     ]
     if not _has_tiers(deployment):
@@ -92,7 +93,7 @@ def _draft_flags(deployment: Deployment) -> list[str]:
         chain = ["--speculative-ngram-max-bfs-breadth", "1"]
         return [*flags, "--speculative-num-draft-tokens", str(k + 1), *chain]
     top_k, num_drafts = 1, k
-    if deployment.method in _ADAPTIVE and deployment.tree == "dynamic":
+    if _is_tree(deployment):
         top_k = deployment.whole("top_k")
         num_drafts = min(deployment.whole("max_drafts"), top_k + (k - 1) * top_k**2)
     return [
@@ -104,14 +105,27 @@ def _draft_flags(deployment: Deployment) -> list[str]:
 
 
 def _acceptance_flags(deployment: Deployment) -> list[str]:
-    """Thresholds of 1 are the lossless ones."""
+    """Thresholds of 1 are the lossless ones. Rejection sampling, which has none, is for chains."""
     if deployment.temperature == 0:
         return []
-    flags = ["--speculative-accept-threshold-single", "1.0"]
+    single = _single(deployment)
+    flags = ["--speculative-accept-threshold-single", "1.0" if single is None else str(single)]
     flags += ["--speculative-accept-threshold-acc", "1.0"]
-    if deployment.draws_drafts and not deployment.tree:
+    if deployment.draws_drafts and single is None:  # what is drawn goes out as a chain
         flags.append("--speculative-use-rejection-sampling")
     return flags
+
+
+def _single(deployment: Deployment) -> float | None:
+    """The threshold of a lossy rule that SGLang has, too; at temperature 0 it applies none."""
+    rule = deployment.pairing.drafter.lossy
+    is_kept = deployment.temperature > 0 and deployment.method in _THRESHOLDS
+    return rule.parameters["single"] if rule and rule.name == "threshold" and is_kept else None
+
+
+def _is_tree(deployment: Deployment) -> bool:
+    """Whether SGLang grows the same tree; any other goes out as a chain."""
+    return deployment.method in _ADAPTIVE and deployment.tree == "dynamic"
 
 
 def _has_tiers(deployment: Deployment) -> bool:
@@ -130,7 +144,7 @@ def _tiers(deployment: Deployment) -> dict[str, dict[str, list[int]]]:
 
 def _lost(deployment: Deployment) -> list[str]:
     lost = []
-    if deployment.tree and not (deployment.method in _ADAPTIVE and deployment.tree == "dynamic"):
+    if deployment.tree and not _is_tree(deployment):
         lost.append(
             f"the {deployment.tree} token tree of {deployment.method}: exported as a chain of "
             f"depth K={deployment.k}, which keeps fewer tokens than the tree did"
@@ -140,6 +154,4 @@ def _lost(deployment: Deployment) -> list[str]:
             f"max_ngram {deployment.setting('max_ngram')}: SGLang matches suffixes of any length "
             "in its trie"
         )
-    if deployment.temperature > 0 and deployment.draws_drafts and deployment.tree:
-        lost.append("rejection sampling over a token tree: SGLang samples the target along it")
     return lost

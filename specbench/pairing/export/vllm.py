@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from specbench.errors import UsageError
+from specbench.json_text import parse_json
 from specbench.model_spec import ModelSpec
 from specbench.pairing.deployment import (
     Deployment,
@@ -103,7 +104,7 @@ def _names_architecture(head: ModelSpec) -> bool:
     if file is None or not file.is_file():
         return True
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_bytes())
     except ValueError:
         return True  # whoever loads it says what is wrong
     return isinstance(config, dict) and bool(config.get("architectures"))
