@@ -88,7 +88,8 @@ def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
     name = f"{label_of(record.key)}, " if names_pairing else ""
     what = f"{name}K={record.best}" if record.best else "do not speculate"
     speed = "" if best.speedup is None else f", {speedup_text(best.speedup)}"
-    said = f"forecast {what}{speed}"
+    about = "" if record.is_exact else ", an approximation for this method"
+    said = f"forecast {what}{speed}{about}"
     if record.costs_of is not None:
         return f"{said}, with the costs of {whose_costs(record)}"
     ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]

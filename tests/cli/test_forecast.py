@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from specbench.report.document import build_document
 from specbench.store import load_run
 from tests.cli.calls import Ran, specbench
 from tests.cli.conftest import SMALL
@@ -47,6 +48,19 @@ def test_run_can_forecast_too(tiny):
     ran = specbench("run", *ASKED[1:], "-k", "2", "--forecast", "--out", "run", cwd=tiny)
     assert ran.code == 0, ran.err
     assert load_run("latest", tiny / "run").forecasts[0].to_measure == (2,)
+
+
+def test_an_exhaustive_run_measures_every_k_beside_what_was_forecast(tiny):
+    options = ("--forecast", "--exhaustive", "--out", "exhaustive")
+    ran = specbench(*ASKED, *options, cwd=tiny)
+    assert ran.code == 0, ran.err
+    stored = load_run("latest", tiny / "exhaustive")
+    (made,) = build_document(stored).forecasts
+    ks = {p.num_speculative_tokens for p in made.forecast.points} - {0}
+    assert set(made.measured) == ks
+    assert len(ks) > 1
+    lengths = [point.length_error for point in made.measured.values()]
+    assert lengths == pytest.approx([0] * len(ks), abs=1e-9)
 
 
 def test_a_method_that_cannot_be_traced_is_measured(tiny):
@@ -126,8 +140,10 @@ def test_the_costs_of_a_running_server(tiny):
         (("--forecast", "--request-rate", "2"), "leave --request-rate out"),
         (("--forecast", "--samples", "2", "--temperature", "1"), "leave --samples out"),
         (("--forecast", "--acceptance", "0.7"), "leave --acceptance out"),
+        (("--exhaustive",), "add --forecast"),
+        (("--exhaustive", "--costs", "rows.csv"), "choose one"),
     ],
-    ids=lambda value: value[1][:12] if isinstance(value, tuple) else "",
+    ids=lambda value: " ".join(value)[:32] if isinstance(value, tuple) else "",
 )
 def test_mistakes_end_with_2_before_anything_is_measured(tiny, options, said):
     (tiny / "rows.csv").write_text(COSTS)

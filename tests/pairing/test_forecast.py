@@ -6,7 +6,14 @@ from dataclasses import replace
 import pytest
 
 from specbench.pairing.cost_curve import CostCurve
-from specbench.pairing.forecast import Effort, choose, forecast, middle_context, replayed
+from specbench.pairing.forecast import (
+    INEXACT,
+    Effort,
+    choose,
+    forecast,
+    middle_context,
+    replayed,
+)
 from specbench.records import ForecastRecord, Interval
 from tests.pairing.cells import draft
 from tests.pairing.traces import curve, right, trace, wrong
@@ -125,6 +132,14 @@ def test_an_approximate_replay_asks_for_a_measurement_of_close_ones():
     record = forecast(KEY, traces, curve(COSTS), range(5))
     assert not record.is_exact
     assert set(record.to_measure) == {2, 3}
+
+
+def test_an_approximate_replay_has_an_error_though_prompts_agree():
+    traces = [right(p, is_exact=False) for p in PROMPTS]
+    best = forecast(KEY, traces, curve(COSTS), range(5)).points[2].speedup
+    assert best.estimate == pytest.approx(2.0)
+    for end, sign in ((best.low, -1), (best.high, 1)):
+        assert end == pytest.approx(2.0 * math.exp(sign * 1.96 * INEXACT), rel=1e-3)
 
 
 def test_at_most_three_are_measured():

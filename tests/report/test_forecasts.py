@@ -11,7 +11,7 @@ from specbench.records import EngineCost
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document, to_json
 from specbench.report.figures import charts
-from specbench.report.forecasts import forecast_grid, forecast_lines
+from specbench.report.forecasts import forecast_grid, forecast_lines, forecast_text
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.tables import terminal_report
@@ -134,3 +134,19 @@ def test_a_run_without_a_forecast_has_no_such_section(cpu_document):
 
 def test_the_schema_is_still_one():
     Draft202012Validator.check_schema(VALIDATOR.schema)
+
+
+def test_a_forecast_says_that_it_is_an_approximation_and_what_it_would_have_measured(here):
+    (good, _) = here.forecasts
+    assert "approximation" not in forecast_text(good)
+    rough = replace(good, forecast=replace(good.forecast, is_exact=False))
+    assert ", an approximation for this method; of K" in forecast_text(rough)
+    every = replace(good, measured={**good.measured, 1: good.measured[4]})
+    assert "would measure 4" in forecast_text(every)
+
+
+def test_a_forecast_that_saves_nothing_says_what_it_takes(here):
+    (good, _) = here.forecasts
+    dear = replace(good, forecast=replace(good.forecast, trace_s=2 * good.forecast.sweep_s))
+    assert " more time than the sweep by its own estimate" in forecast_text(dear)
+    assert "-" not in forecast_text(dear).rpartition("measured")[2]
