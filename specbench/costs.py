@@ -38,17 +38,6 @@ def predicted_speedup(tokens: float, break_even: float) -> float:
     return tokens / break_even
 
 
-def optimal_k(tokens: Sequence[float], break_even: Sequence[float]) -> int:
-    """The K with the highest predicted speed-up; of equals the smallest.
-
-    Entry K of both sequences belongs to K; entry 0 is the baseline, 1 token for 1 step.
-    """
-    speedups = [
-        predicted_speedup(emitted, cost) for emitted, cost in zip(tokens, break_even, strict=True)
-    ]
-    return speedups.index(max(speedups))
-
-
 def expected_tokens_by_k(conditional_acceptance: Sequence[float]) -> list[float]:
     """Tokens a round emits at K = 0, 1, .. n, from P(draft i kept | drafts before it kept)."""
     tokens, kept = [1.0], 1.0

@@ -77,13 +77,18 @@ def _complaint_of_widths(widths: tuple[object, ...]) -> str | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """A drafting method. `is_head`: its model is a head for one target, not a model by itself."""
+    """A drafting method. `is_head`: its model is a head for one target, not a model by itself.
+
+    `draws`: above temperature 0 its drafts are drawn from a law of their own, but for those of a
+    dynamic tree, which are its likeliest.
+    """
 
     name: str
     module: str
     summary: str
     model: Literal["required", "optional", "refused"]
     is_head: bool
+    draws: bool
     parameters: tuple[Parameter, ...]
 
     def parameter(self, name: str) -> Parameter:
@@ -130,6 +135,7 @@ def _method(node: ast.ClassDef, mark: ast.Call, stem: str) -> Method:
         summary=" ".join((ast.get_docstring(node) or "").split("\n\n")[0].split()),
         model=marks.get("model", "refused"),
         is_head=bool(marks.get("is_head", False)),
+        draws=bool(marks.get("draws", False)),
         parameters=tuple(
             _parameter(arg, default)
             for item in node.body

@@ -7,7 +7,9 @@ import pytest
 from specbench.config import load_pairings
 from specbench.errors import ConfigError, WorkloadError
 from specbench.workloads import load_workload
-from tests.broken_inputs import BROKEN_PAIRINGS, BROKEN_WORKLOADS, BrokenInput
+from tests.broken_inputs import BrokenInput
+from tests.broken_pairings import BROKEN_PAIRINGS
+from tests.broken_workloads import BROKEN_WORKLOADS
 
 
 @pytest.fixture

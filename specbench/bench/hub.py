@@ -1,12 +1,18 @@
 """Models of the hub that are not on this machine: one short look whether they can be had."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
+from urllib.parse import urlsplit
 
 from huggingface_hub import constants, get_session, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError
 
 from specbench.config import Pairing
 
 PATIENCE_S = 5.0  # a hub that answers at all answers sooner
+# The hub's error derives from that of the HTTP client it uses, which is another one by release.
+# ValueError is for what is no address at all.
+_UNREACHABLE = cast("tuple[type[Exception], ...]", (*HfHubHTTPError.__bases__, ValueError))
 
 
 def look_for_hub(pairings: Sequence[Pairing], warn: Callable[[str], None]) -> None:
@@ -36,7 +42,8 @@ def _is_missing(source: str, revision: str | None) -> bool:
 def _is_reachable() -> bool:
     """Whether anything answers there, whatever it says."""
     try:
+        _ = urlsplit(constants.ENDPOINT).port
         get_session().head(constants.ENDPOINT, timeout=PATIENCE_S)
-    except Exception:  # of whichever HTTP client the hub's library uses
+    except _UNREACHABLE:
         return False
     return True

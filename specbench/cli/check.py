@@ -11,9 +11,10 @@ import typer
 from specbench.cli import options
 from specbench.cli.baseline import AllowDifferent
 from specbench.errors import UsageError
+from specbench.stats.tolerances import Tolerance, default_tolerances, defaults_in_words
 
 if TYPE_CHECKING:
-    from specbench.stats.gate import Gate, Tolerance
+    from specbench.stats.gate import Gate
 
 WIDTH = 80
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file that a CI job's summary is made of
@@ -22,8 +23,7 @@ _FailOn = Annotated[
     str | None,
     typer.Option(
         help="Metrics and how much worse each may be: decode_speedup:5%,round_s:0.1.",
-        show_default="mean_acceptance_length:2%, peak_allocated_bytes:3%, decode_speedup:5%, "
-        "decode_tokens_per_s:10%; of a CPU 25% and 40%",
+        show_default=defaults_in_words(),
     ),
 ]
 
@@ -51,7 +51,7 @@ def check(
     from specbench.stats.attribution import EVIDENCE
     from specbench.stats.comparable import WORDS
     from specbench.stats.gate import check as judge
-    from specbench.stats.gate import default_tolerances, metric_of
+    from specbench.stats.gate import metric_of
 
     tolerances = None if fail_on is None else parse_fail_on(fail_on)
     asked = tolerances or default_tolerances("")
@@ -86,10 +86,8 @@ def exit_code(gate: "Gate") -> int:
     return codes[gate.verdict]
 
 
-def parse_fail_on(text: str) -> "tuple[Tolerance, ...]":
+def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
     """`mean_acceptance_length:2%,decode_speedup:0.05`; each metric once."""
-    from specbench.stats.gate import Tolerance
-
     found: dict[str, Tolerance] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([A-Za-z0-9_]+(?:\[\d+\])?)\s*:\s*(\d+(?:\.\d+)?)(%?)\s*", part)

@@ -103,6 +103,13 @@ def export(
             raise UsageError(
                 "-k and --run exclude each other: K is given by hand or comes of a run"
             )
+        unused = {"-w": workload, "--concurrency": concurrency}
+        for option, value in unused.items():
+            if value is not None:
+                raise UsageError(
+                    f"{option} picks among what a run measured, and -k gives K by hand; leave one "
+                    "of them out"
+                )
         if len(chosen) > 1:
             names = ", ".join(one.name for one in chosen)
             raise UsageError(f"-k {num_speculative_tokens} of which drafter? {names}")

@@ -76,13 +76,19 @@ def history(
 
 
 def _past(newest: str, root: Path, pairing: str | None, workload: str | None) -> "list[PastRun]":
-    """Every run up to the newest, read and analysed; one that cannot be read is passed over."""
+    """Every run up to the newest, read and analysed; one that cannot be read is named on stderr
+    and passed over."""
     from specbench.report.document import build_document
     from specbench.stats.fingerprint import fingerprint_of
     from specbench.stats.history import PastRun
     from specbench.store import LATEST, list_runs, load_run
 
-    listed = [listing for listing in list_runs(root) if not listing.problem]
+    listed = []
+    for listing in list_runs(root):
+        if listing.problem:
+            typer.echo(f"{listing.run_id} left out: {listing.problem}", err=True)
+        else:
+            listed.append(listing)
     if newest != LATEST:
         last = load_run(newest, root).run
         listed = [x for x in listed if x.created_at <= last.environment.created_at]
@@ -90,7 +96,11 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
         raise StoreError(f"no run in {root} yet; `specbench run` makes one")
     past = []
     for listing in listed:
-        stored = load_run(listing.run_id, root)
+        try:
+            stored = load_run(listing.run_id, root)
+        except StoreError as error:
+            typer.echo(f"{listing.run_id} left out: {error}", err=True)
+            continue
         cells = tuple(
             cell
             for cell in build_document(stored).cells
@@ -104,6 +114,8 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
                 cells=cells,
             )
         )
+    if not past:
+        raise StoreError(f"no run in {root} can be read")
     return past
 
 

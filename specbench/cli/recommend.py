@@ -52,6 +52,11 @@ def recommend(
         raise UsageError(f"--objective {objective!r}: allowed are {', '.join(OBJECTIVES)}")
     if name == "cost" and price_per_hour is None:
         raise UsageError("--objective cost needs the machine's --price-per-hour, such as 2.50")
+    if name != "cost" and price_per_hour is not None:
+        raise UsageError(
+            f"--price-per-hour is of no use to --objective {name}; leave it out, or ask for "
+            "--objective cost"
+        )
     wanted = Objective(
         name=name,
         limits=parse_limits(slo) if slo is not None else {},

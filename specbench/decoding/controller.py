@@ -6,7 +6,7 @@ from specbench.costs import amortised_goodput, goodput
 from specbench.decoding.acceptance import Acceptance
 from specbench.decoding.round_costs import RoundCosts
 
-# The shares are of tokens a second or of time; tests/decoding/test_controller.py simulates them.
+# The shares are of tokens a second or of time; test_adaptive_regret.py simulates them.
 _SWITCH_GAIN = 0.005  # what another K must promise before it is taken
 _DOUBT = 0.75  # standard errors by which K = 0 must win before drafting stops
 _STAY_ROUNDS = 50  # rounds at K > 0 that one catch-up is spread over

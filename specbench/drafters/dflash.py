@@ -19,7 +19,7 @@ from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
 from specbench.drafters.registry import Parts, drafter
 
 
-@drafter("dflash", model="required", is_head=True)
+@drafter("dflash", model="required", is_head=True, draws=True)
 class DFlash(Memoryless):
     """A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036).
 

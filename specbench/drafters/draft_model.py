@@ -22,7 +22,7 @@ from specbench.decoding.tree import Branches
 from specbench.drafters.registry import Parts, drafter
 
 
-@drafter("draft_model", model="required")
+@drafter("draft_model", model="required", draws=True)
 class DraftModel:
     """Chain or tree drafting with a KV cache of its own (Leviathan et al. 2023, arXiv:2211.17192).
 

@@ -15,7 +15,7 @@ from specbench.drafters.heads.layers import drawn, layer_config, new_layer_field
 from specbench.drafters.registry import Parts, drafter
 
 
-@drafter("eagle", model="required", is_head=True)
+@drafter("eagle", model="required", is_head=True, draws=True)
 class Eagle(FeatureDrafter):
     """A head of one layer goes on from the target's last hidden state (arXiv:2401.15077).
 

@@ -14,7 +14,7 @@ from specbench.drafters.registry import Parts, drafter
 from specbench.model_files.eagle3_style import Style, default_layer_ids
 
 
-@drafter("eagle3", model="required", is_head=True)
+@drafter("eagle3", model="required", is_head=True, draws=True)
 class Eagle3(FeatureDrafter):
     """A head over three of the target's hidden states, trained on its own drafts.
 

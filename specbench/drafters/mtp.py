@@ -21,7 +21,7 @@ from specbench.drafters.heads.mtp import MtpHead, new_mtp_checkpoint
 from specbench.drafters.registry import Parts, drafter
 
 
-@drafter("mtp", model="optional", is_head=True)
+@drafter("mtp", model="optional", is_head=True, draws=True)
 class Mtp(FeatureDrafter):
     """The multi-token prediction layers of the target (DeepSeek-AI 2024, arXiv:2412.19437, 2.2).
 

@@ -18,7 +18,7 @@ from specbench.drafters.registry import Parts, drafter
 from specbench.errors import UsageError
 
 
-@drafter("self_speculation")
+@drafter("self_speculation", draws=True)
 class SelfSpeculation(Memoryless):
     """The target's first layers draft for all of it (Elhoushi et al. 2024, arXiv:2404.16710).
 

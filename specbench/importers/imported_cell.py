@@ -72,7 +72,8 @@ class ImportedCell:
 def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> ImportedCell:
     """The cell of a result; UsageError names what neither the file nor the user says.
 
-    A file that carries no sign of speculation is a K = 0 baseline, whatever pairing was told.
+    K of the file goes before the one told. A file that does not say whether its server
+    speculated needs the one told, and at K = 0 is a baseline, whatever pairing was told.
     """
     k = reading.num_speculative_tokens
     if k is None:

@@ -86,3 +86,9 @@ def measure(cell: CellData) -> Mapping[str, Value]:
             raise ArithmeticError(f"{name} of {cell.key.id} is {value}")
         values[name] = value
     return values
+
+
+def number_of(metrics: Mapping[str, Value], name: str) -> float | None:
+    """A metric that is a single number; None for a list or an absent one."""
+    value = metrics.get(name)
+    return None if isinstance(value, tuple) else value

@@ -5,6 +5,7 @@ from statistics import median
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import metric
+from specbench.metrics.setting import overlaps
 
 
 @metric(unit="tokens/s", better="higher")
@@ -60,6 +61,17 @@ def end_to_end_speedup(cell: CellData) -> float | None:
     """
     seconds = paired_end_to_end(cell)
     return None if seconds is None else seconds.speedup
+
+
+@metric(unit="tokens/s", better="higher")
+def end_to_end_tokens_per_s(cell: CellData) -> float | None:
+    """All output tokens / seconds of whole requests, prefill of target and drafter included: what
+    one row gives, as busy_tokens_per_s is what many do. Absent where requests overlap.
+    """
+    if overlaps(cell.key):
+        return None
+    timed = [(r.num_output_tokens, r.total_s) for r in cell.finished if r.total_s]
+    return sum(n for n, _ in timed) / sum(s for _, s in timed) if timed else None
 
 
 @metric(unit="x", better="higher")

@@ -86,10 +86,6 @@ class ModelFiles:
         return self.must("vocab_size")
 
     @property
-    def num_kv_heads(self) -> int:
-        return self.size("num_key_value_heads") or self.must("num_attention_heads")
-
-    @property
     def head_size(self) -> int:
         return self.size("head_dim") or self.hidden_size // self.must("num_attention_heads")
 

@@ -13,7 +13,6 @@ GREEDY = "greedy: a draft is kept where it is the target's argmax"
 MATCHED = "a draft is kept where the target's own draw equals it"
 REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
 
-_DRAWN = ("draft_model", "self_speculation", "mtp", "dflash")  # above temperature 0 always
 _HEADS_WITH_TREES = ("eagle", "eagle3", "medusa")
 
 
@@ -91,8 +90,7 @@ class Deployment:
     @property
     def draws_drafts(self) -> bool:
         """Whether drafts are drawn from a law q, above temperature 0."""
-        is_drawn_head = self.method in ("eagle", "eagle3") and self.tree != "dynamic"
-        return self.method in _DRAWN or is_drawn_head
+        return find_method(self.method).draws and self.tree != "dynamic"
 
     @property
     def acceptance_rule(self) -> str:

@@ -22,7 +22,6 @@ from specbench.pairing.workspace import Layers, sampling_bytes, state_bytes
 
 Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
 CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones
-_WITH_LAWS = ("draft_model", "self_speculation", "eagle", "eagle3", "mtp", "dflash")
 STEP = 64  # tokens of context: rows are made in steps of this many
 
 
@@ -201,10 +200,8 @@ def _peak(
     if k and len(layers) > 1:
         of_round += layers[1].forward_bytes(rows, 2, capacity, 2)
     if place.temperature > 0:
-        has_laws = drafter.method in _WITH_LAWS
-        of_round += sampling_bytes(
-            rows, shape.num_drafts, of_target.vocab_size, has_laws=has_laws and bool(k)
-        )
+        has_laws = bool(k) and find_method(drafter.method).draws
+        of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, has_laws=has_laws)
     prefill = max(la.prefill_bytes(rows, context) for la in layers)
     # A captured round keeps its tensors for as long as its graph lives.
     busy = prefill + of_round + CUBLAS_BYTES if is_gpu else max(prefill, of_round)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from specbench.errors import UsageError
+from specbench.metrics.registry import number_of
 from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
 from specbench.pairing.recommend import TIE, Recommendation, Verdict, judge
 from specbench.records import CellKey, CellSummary
@@ -63,7 +64,7 @@ class Pick:
     question: Setting  # concurrency 0: chosen among those that were measured
     best: Candidate | None  # None: nothing keeps the limits
     candidates: tuple[Candidate, ...]  # best first
-    ways: tuple[Candidate, ...]  # every valid cell by its first pass, to find one way for all
+    ways: tuple[Candidate, ...]  # by the first pass, to find one for all; latency: fewest rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +85,8 @@ def parse_limits(text: str) -> dict[str, float]:
                 f"--slo {part.strip()!r}: wanted NAME=TIME such as tpot=30ms or ttft=0.5s; "
                 f"names are {', '.join(LIMITS)}, units {', '.join(_UNITS)}"
             )
+        if LIMITS[match[1]] in limits:
+            raise UsageError(f"--slo names {match[1]} twice; leave one of the two out")
         limits[LIMITS[match[1]]] = float(match[2]) * _UNITS[match[3]]
     return limits
 
@@ -143,9 +146,8 @@ def _pick(
     question: Setting, group: list[Candidate], ways: list[Candidate], objective: Objective
 ) -> Pick:
     kept = [candidate for candidate in group if not candidate.broken]
-    if objective.name == "latency" and kept:
-        fewest = min(candidate.key.concurrency for candidate in kept)
-        kept = [candidate for candidate in kept if candidate.key.concurrency == fewest]
+    if objective.name == "latency":
+        kept, ways = _fewest_rows(kept), _fewest_rows([way for way in ways if not way.broken])
     best = None
     if any(c.key.num_speculative_tokens and c.key.lossy is None for c in kept):
         kept = [c for c in kept if c.key.lossy is None]  # as an answer of the report
@@ -160,6 +162,11 @@ def _pick(
         candidates=(best, *others) if best else tuple(others),
         ways=tuple(ways),
     )
+
+
+def _fewest_rows(ways: list[Candidate]) -> list[Candidate]:
+    fewest = min((way.key.concurrency for way in ways), default=0)
+    return [way for way in ways if way.key.concurrency == fewest]
 
 
 def _helping(
@@ -199,19 +206,32 @@ def _candidate(
 
 
 def _rate(cell: CellSummary, objective: Objective) -> float | None:
-    """Tokens a second: of one user for latency, else of all rows."""
+    """Tokens a second: of one user for latency, else of all rows, prefills included."""
     if objective.name == "latency":
-        seconds = _number(cell, "tpot_s")
+        seconds = number_of(cell.metrics, "tpot_s")
         return 1 / seconds if seconds else None
     if is_stream(cell.key):
-        return _number(cell, "busy_tokens_per_s") or _number(cell, "aggregate_tokens_per_s")
-    return _number(cell, "decode_tokens_per_s")
+        return number_of(cell.metrics, "busy_tokens_per_s") or number_of(
+            cell.metrics, "aggregate_tokens_per_s"
+        )
+    names = ("end_to_end_tokens_per_s", "aggregate_tokens_per_s", "decode_tokens_per_s")
+    return next((rate for name in names if (rate := number_of(cell.metrics, name))), None)
 
 
 def _gain(cell: CellSummary, speedup: float, objective: Objective) -> float:
-    """How many times the tokens a second: in open loop arrivals fix those of all users."""
-    is_fixed = objective.name != "latency" and cell.key.request_rate is not None
-    return 1.0 if is_fixed else speedup
+    """How many times the tokens a second: in open loop arrivals fix those of all users.
+
+    One row's speed-up leaves prefill out, which all users wait for: of it that share holds which
+    the first pass's whole requests kept.
+    """
+    if objective.name == "latency":
+        return speedup
+    if cell.key.request_rate is not None:
+        return 1.0
+    whole, decode = cell.speedup_end_to_end, cell.speedup
+    if is_stream(cell.key) or whole is None or decode is None:
+        return speedup
+    return speedup * whole.estimate / decode.estimate
 
 
 def _value(rate: float, objective: Objective) -> float:
@@ -225,7 +245,7 @@ def _value(rate: float, objective: Objective) -> float:
 def _broken(cell: CellSummary, objective: Objective) -> Iterator[str]:
     names = {metric: name for name, metric in LIMITS.items()}
     for metric, limit in objective.limits.items():
-        found = _number(cell, metric)
+        found = number_of(cell.metrics, metric)
         if found is None:
             yield f"{names[metric]} is not known"
         elif found > limit:
@@ -239,8 +259,3 @@ def _way(key: CellKey) -> tuple[object, ...]:
 def _plainness(key: CellKey) -> tuple[bool, int, bool, int]:
     is_speculative = key.num_speculative_tokens > 0
     return is_speculative, key.concurrency, key.adaptive, key.num_speculative_tokens
-
-
-def _number(cell: CellSummary, name: str) -> float | None:
-    value = cell.metrics.get(name)
-    return None if isinstance(value, tuple) else value

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from specbench.metrics.registry import number_of
 from specbench.metrics.setting import is_stream
 from specbench.pairing.why import why
 from specbench.records import CellSummary, Interval
@@ -24,7 +25,7 @@ def units_of(cell: CellSummary) -> Units:
     """The units of a cell's interval."""
     if not is_stream(cell.key):
         return Units(count=cell.num_prompts, singular="prompt", plural="prompts")
-    passes = _number(cell, "num_passes") or 0
+    passes = number_of(cell.metrics, "num_passes") or 0
     return Units(count=round(passes), singular="pass", plural="passes")
 
 
@@ -32,7 +33,7 @@ def k_text(cell: CellSummary) -> str:
     """`K=5`, or `auto (mean K 3.1)` of an adaptive cell."""
     if not cell.key.adaptive:
         return f"K={cell.key.num_speculative_tokens}"
-    mean_k = _number(cell, "mean_num_speculative_tokens")
+    mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
     return "auto" if mean_k is None else f"auto (mean K {mean_k:.1f})"
 
 
@@ -66,15 +67,18 @@ def speedup_text(speedup: Interval, word: str = "") -> str:
 
 
 def _costs(cell: CellSummary) -> Iterator[str]:
-    length = _number(cell, "mean_acceptance_length")
-    break_even = _number(cell, "break_even_length")
+    length = number_of(cell.metrics, "mean_acceptance_length")
+    break_even = number_of(cell.metrics, "break_even_length")
     if length is not None and break_even is not None:
         yield f"acceptance length {length:.2f} at {k_text(cell)}, break-even {break_even:.2f}"
-    draft, verify = _number(cell, "draft_cost_ratio"), _number(cell, "verify_cost_ratio")
+    draft, verify = (
+        number_of(cell.metrics, "draft_cost_ratio"),
+        number_of(cell.metrics, "verify_cost_ratio"),
+    )
     if draft is not None and verify is not None:
         yield f"a draft token costs {draft:.2f} baseline steps, verification {verify:.2f}"
-    num_bytes = _number(cell, "speculation_cost_bytes")
-    tokens = _number(cell, "speculation_cost_tokens")
+    num_bytes = number_of(cell.metrics, "speculation_cost_bytes")
+    tokens = number_of(cell.metrics, "speculation_cost_tokens")
     if num_bytes is not None and num_bytes > 0:
         room = "" if tokens is None else f", room for {tokens:,.0f} tokens of context"
         yield f"the drafter takes {num_bytes / 2**20:,.0f} MiB{room}"
@@ -102,8 +106,3 @@ def _evidence(
 
 def _k(cell: CellSummary) -> str:
     return "auto" if cell.key.adaptive else str(cell.key.num_speculative_tokens)
-
-
-def _number(cell: CellSummary, name: str) -> float | None:
-    value = cell.metrics.get(name)
-    return None if isinstance(value, tuple) else value

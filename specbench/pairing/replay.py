@@ -7,9 +7,8 @@ and the walk is followed with all its chances at once (a renewal process, not in
 drafts), so the counts are exact expectations for this text and nothing is drawn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import accumulate, pairwise
 from operator import mul
 from typing import NamedTuple
@@ -109,17 +108,6 @@ def serves(trace: TraceRecord, k: int) -> bool:
     return k in (0, depth) or (trace.is_chain and k < depth)
 
 
-def replay(traces: Iterable[TraceRecord], k: int) -> Replayed:
-    """One drafter's traces that serve K = k together, each text once.
-
-    ValueError where none does, as for a K deeper than was traced.
-    """
-    by_text = {_text_of(trace): trace for trace in traces if serves(trace, k)}
-    if not by_text:
-        raise ValueError(f"no trace serves K = {k}")
-    return reduce(Replayed.__add__, (replay_one(trace, k) for trace in by_text.values()))
-
-
 def replay_one(trace: TraceRecord, k: int) -> Replayed:
     """The rounds of one text at K = k."""
     steps = _steps(trace, k)
@@ -141,12 +129,6 @@ def replay_one(trace: TraceRecord, k: int) -> Replayed:
         num_rejecting=float(rounds_SA[is_rejecting_SA].sum()),
         acceptance_histogram=tuple(histogram_A.tolist()),
     )
-
-
-def _text_of(trace: TraceRecord) -> tuple[object, ...]:
-    """Which text it is along."""
-    where = (trace.target, trace.workload, trace.context, trace.prompt_id, trace.turn)
-    return (*where, trace.repeat, trace.temperature)
 
 
 def _steps(trace: TraceRecord, k: int) -> _Steps:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specbench.costs import expected_tokens_iid
+from specbench.metrics.registry import number_of
 from specbench.records import CellSummary
 
 Bound = Literal["draft", "verify", "acceptance", "overhead"]
@@ -48,11 +49,11 @@ def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses |
     Overhead is what overhead_ratio says of the whole round, else what is neither drafting nor
     verifying. A verification cheaper than a step counts as nothing lost.
     """
-    length, break_even = _number(metrics, "mean_acceptance_length"), _break_even(metrics)
-    draft, verify = _number(metrics, "draft_cost_ratio"), _number(metrics, "verify_cost_ratio")
+    length, break_even = number_of(metrics, "mean_acceptance_length"), _break_even(metrics)
+    draft, verify = number_of(metrics, "draft_cost_ratio"), number_of(metrics, "verify_cost_ratio")
     if length is None or break_even is None or draft is None or verify is None or k < 1:
         return None
-    ratio = _number(metrics, "overhead_ratio")
+    ratio = number_of(metrics, "overhead_ratio")
     if ratio is None:
         drafting, verifying = k * draft, verify
     else:
@@ -93,7 +94,7 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     if lost is not None and not cell.key.adaptive:
         yield _BOUND[lost.bound]
     if break_even is not None and not cell.key.adaptive:
-        needed, kept = break_even_acceptance(k, break_even), _number(metrics, "alpha")
+        needed, kept = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
         if needed is None:
             yield f"a round costs {break_even:.2f} steps: K={k} loses even if every draft is kept"
         elif kept is not None:
@@ -102,7 +103,7 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     shows_match = _shows_match(cell) and not is_synthetic
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
         yield f"the draft is mismatched: its first token is kept {first[0]:.0%} of the time"
-    cost = _number(metrics, "draft_cost_ratio")
+    cost = number_of(metrics, "draft_cost_ratio")
     if cost is not None and cost > TOO_SMALL and cell.key.method == "draft_model":
         yield (
             f"the target is too small for a separate draft model of this size: a drafted token "
@@ -129,9 +130,4 @@ def _shows_match(cell: CellSummary) -> bool:
 
 
 def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:
-    return _number(metrics, "break_even_length")
-
-
-def _number(metrics: Mapping[str, float | tuple[float, ...]], name: str) -> float | None:
-    value = metrics.get(name)
-    return None if isinstance(value, tuple) else value
+    return number_of(metrics, "break_even_length")

@@ -48,9 +48,14 @@ def winner(
     known = [cell for cell in cells if cell.key.pairing == name]
     found = [_at_rows(list(group), known) for _, group in groupby(own, _rows)]
     basis = tuple(sentence for _, sentences in found for sentence in sentences)
+    tiers = _merged([tier for tier, _ in found])
+    if len(tiers) == 1 and tiers[0].num_speculative_tokens:  # engines' words for tiers say it
+        most = own[-1].concurrency
+        at_once = "1 request" if most == 1 else f"{most} requests"
+        basis = (*basis, f"beyond {at_once} at once nothing was measured: --concurrency tells")
     return Deployment(
         pairing=by_name[name],
-        tiers=_merged([tier for tier, _ in found]),
+        tiers=tiers,
         temperature=own[0].temperature,
         dtype=own[0].dtype,
         basis=basis,
@@ -76,12 +81,20 @@ def _meant(decisions: list[Recommendation], asked: Asked) -> list[Recommendation
 
 
 def _best(decisions: Sequence[Recommendation]) -> str:
-    """The pairing whose worst lower bound over the workloads, at the fewest rows, is highest."""
-    fewest = [d for d in decisions if _rows(d) == _rows(decisions[0])]
-    worst: dict[str, float] = {}
-    for decision in fewest:
-        low = _low(decision) if decision.method != NO_DRAFTER else 0.0
-        worst[decision.pairing] = min(low, worst.get(decision.pairing, low))
+    """The pairing whose worst lower bound, at the fewest rows, is highest: over the workloads that
+    all of them were measured on, or without such among those with the most workloads."""
+    lows: dict[str, dict[str, float]] = {}
+    for decision in decisions:
+        if _rows(decision) == _rows(decisions[0]):
+            low = _low(decision) if decision.method != NO_DRAFTER else 0.0
+            lows.setdefault(decision.pairing, {})[decision.workload] = low
+    shared = set.intersection(*map(set, lows.values()))
+    most = max(map(len, lows.values()))
+    worst = {
+        name: min(low for workload, low in of.items() if not shared or workload in shared)
+        for name, of in lows.items()
+        if shared or len(of) == most
+    }
     return max(worst, key=lambda name: worst[name])
 
 

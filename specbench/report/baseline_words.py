@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER
-from specbench.report.gate_words import cell_name
 from specbench.report.numbers import measured
+from specbench.report.sections import cell_name
 from specbench.stats.baseline import Snapshot
-from specbench.stats.gate import default_tolerances
 from specbench.stats.kinds import Kind, deviation_floor
+from specbench.stats.tolerances import default_tolerances
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:

@@ -6,7 +6,6 @@ from itertools import groupby
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
-    cell_name,
     chance_note,
     detail_lines,
     headline,
@@ -14,6 +13,7 @@ from specbench.report.gate_words import (
     title,
 )
 from specbench.report.markdown import escape
+from specbench.report.sections import cell_name
 from specbench.stats.gate import Gate
 from specbench.stats.judging import Judgement, Verdict
 

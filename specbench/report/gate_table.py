@@ -10,12 +10,12 @@ from rich.text import Text
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
-    cell_name,
     chance_note,
     detail_lines,
     row,
     title,
 )
+from specbench.report.sections import cell_name
 from specbench.stats.gate import Gate
 from specbench.stats.judging import Judgement, Verdict
 

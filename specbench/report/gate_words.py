@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from specbench.metrics.registry import all_metrics
-from specbench.metrics.setting import is_stream
-from specbench.records import CellKey, Interval
+from specbench.records import Interval
 from specbench.report.numbers import ABSENT, listed, measured, number, plural, scale_of
-from specbench.report.sections import label_of, short_k
+from specbench.report.sections import cell_name
 from specbench.stats.attribution import Attribution, Cause, Shift
 from specbench.stats.gate import Gate
 from specbench.stats.judging import CELL, FALSE_ALARM, Judgement, Verdict
@@ -29,24 +28,6 @@ class Row(NamedTuple):
     limit: str
     mde: str
     verdict: str
-
-
-def cell_name(key: CellKey) -> str:
-    """`demo/draft on code, K = 5`, and what else tells it from the usual."""
-    parts = [f"{label_of(key)} on {key.workload}"]
-    if key.num_speculative_tokens:
-        parts.append(f"K = {short_k(key)}")
-    if key.temperature:
-        parts.append(f"T = {key.temperature:g}")
-    if is_stream(key):
-        parts.append(plural(key.concurrency, "row"))
-    if key.request_rate is not None:
-        parts.append(f"{key.request_rate:g} requests/s")
-    if key.context is not None:
-        parts.append(f"context {key.context:,}")
-    if key.num_samples > 1:
-        parts.append(f"best of {key.num_samples}")
-    return ", ".join(parts)
 
 
 def row(judgement: Judgement) -> Row:
@@ -105,7 +86,7 @@ def chance_note(gate: Gate) -> str:
 
 
 def cause_text(found: Attribution) -> str:
-    """`demo/draft on code, K = 5: acceptance: fell from 3.1 to 2.2 tokens a round ...`."""
+    """`demo/draft K=5 on code: acceptance: fell from 3.1 to 2.2 tokens a round ...`."""
     name = cell_name(found.cell)
     if not found.causes:
         return f"{name}: no cause can be told: {', '.join(found.metrics)} regressed"

@@ -2,7 +2,7 @@
 
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured
-from specbench.report.sections import label_of, requests_at_once, short_k
+from specbench.report.sections import cell_name
 from specbench.stats.change_points import MIN_RUNS, Step
 from specbench.stats.history import History, Series
 
@@ -17,7 +17,7 @@ def history_grid(history: History) -> Grid:
         headers=("cell", "metric", "runs", "newest", "course", "what happened"),
         rows=tuple(
             (
-                cell_name(series),
+                cell_name(series.key),
                 series.metric,
                 str(len(series.points)),
                 measured(series.values[-1], series.unit),
@@ -34,7 +34,7 @@ def change_lines(history: History) -> list[str]:
     """A sentence for each step and each trend."""
     lines = []
     for series in history.series:
-        name = f"{series.metric} of {cell_name(series)}"
+        name = f"{series.metric} of {cell_name(series.key)}"
         for step in series.steps:
             first = series.points[step.run_index]
             lines.append(
@@ -64,18 +64,6 @@ def brief(series: Series) -> list[str]:
     """Such as `+5.1% at run 9`."""
     steps = [f"{_size(step)} at run {step.run_index + 1}" for step in series.steps]
     return steps if series.trend is None else [f"trend {series.trend.slope:+.2g} a run"]
-
-
-def cell_name(series: Series) -> str:
-    """Such as `demo/draft K=4 on code`, with whatever is out of the ordinary."""
-    key = series.key
-    extra = [
-        requests_at_once(key) if key.concurrency > 1 or key.request_rate else "",
-        f"temperature {key.temperature:g}" if key.temperature else "",
-        f"context {key.context:,}" if key.context is not None else "",
-    ]
-    name = f"{label_of(key)} K={short_k(key)} on {key.workload}"
-    return ", ".join(filter(None, (name, *extra)))
 
 
 def sparkline(values: tuple[float, ...]) -> str:

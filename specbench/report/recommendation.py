@@ -6,7 +6,9 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from specbench.metrics.setting import setting_of
 from specbench.pairing.objective import Candidate, Objective, Pick, SharedPick, pick, shared_pick
+from specbench.pairing.reasons import speedup_text
 from specbench.pairing.scaling import Crossover
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.document import Document
@@ -78,13 +80,34 @@ def pick_grid(one: Pick, objective: Objective) -> Grid:
 
 
 def reasons(document: Document, one: Pick) -> Iterator[str]:
-    """Why, for the chosen way: what its decision says, where it saturates, what memory is left."""
+    """Why, for the chosen way: what its decision says, where it saturates, what memory is left.
+
+    Of not speculating what is said of the best way beside it, which lost.
+    """
     if one.best is None:
         return
     key = one.best.key
-    yield from next((d.reasons for d in document.decisions if d.leader == key), ())
+    if key.num_speculative_tokens:
+        yield from next((d.reasons for d in document.decisions if d.leader == key), ())
+    else:
+        yield from _lost(document, key)
     yield from _saturation(document.crossovers, one)
     yield from _room(document, key)
+
+
+def _lost(document: Document, plain: CellKey) -> Iterator[str]:
+    """Why the best of what was tried beside a K = 0 does not help."""
+    first_pass = {cell.key: cell.speedup for cell in document.cells}
+    found = [
+        (speedup, decision)
+        for decision in document.decisions
+        if not decision.num_speculative_tokens and setting_of(decision.leader) == setting_of(plain)
+        if (speedup := decision.speedup or first_pass.get(decision.leader)) is not None
+    ]
+    if found:
+        speedup, best = max(found, key=lambda one: one[0].estimate)
+        yield f"the best that lost is {_method(best.leader)}, {speedup_text(speedup)}"
+        yield from best.reasons
 
 
 def recommendation_json(

@@ -3,7 +3,14 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specbench.metrics.setting import Setting, is_baseline, is_stream, marked, setting_of
+from specbench.metrics.setting import (
+    Setting,
+    is_baseline,
+    is_stream,
+    marked,
+    overlaps,
+    setting_of,
+)
 from specbench.pairing.forecast_check import CheckedForecast
 from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.recommend import Recommendation, Verdict, judge
@@ -165,6 +172,17 @@ def label_of(key: CellKey) -> str:
     """The pairing, and in an engine that has several methods for it the method, too."""
     name = marked(key.pairing, key)
     return name if key.engine == OWN_ENGINE else f"{name}, {key.method}"
+
+
+def cell_name(key: CellKey) -> str:
+    """Such as `demo/draft K=4 on code`, with whatever is out of the ordinary."""
+    extra = [
+        requests_at_once(key) if overlaps(key) else "",
+        f"temperature {key.temperature:g}" if key.temperature else "",
+        f"context {key.context:,}" if key.context is not None else "",
+    ]
+    name = f"{label_of(key)} K={short_k(key)} on {key.workload}"
+    return ", ".join(filter(None, (name, *extra)))
 
 
 def drafter_of(label: str) -> str:

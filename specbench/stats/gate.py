@@ -24,35 +24,7 @@ from specbench.stats.judging import (
     judge_unusable,
 )
 from specbench.stats.kinds import Kind, kind_of
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Tolerance:
-    """How much worse a metric may become: 0.02 is 2 %."""
-
-    metric: str  # with [i] entry i of a metric that is a list
-    share: float
-
-    @property
-    def base_name(self) -> str:
-        return self.metric.partition("[")[0]
-
-
-_SECONDS_OF_DEFAULT = {  # decode_speedup, decode_tokens_per_s
-    "cpu": (0.40, 0.40),  # what two single runs can decide there
-    "cuda": (0.05, 0.10),
-}
-
-
-def default_tolerances(device: str) -> tuple[Tolerance, ...]:
-    """What is judged where nothing else is asked for: counts tightly, seconds as noise allows."""
-    speedup, speed = _SECONDS_OF_DEFAULT.get(device, _SECONDS_OF_DEFAULT["cpu"])
-    return (
-        Tolerance(metric="mean_acceptance_length", share=0.02),
-        Tolerance(metric="peak_allocated_bytes", share=0.03),
-        Tolerance(metric="decode_speedup", share=speedup),
-        Tolerance(metric="decode_tokens_per_s", share=speed),
-    )
+from specbench.stats.tolerances import Tolerance, default_tolerances
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

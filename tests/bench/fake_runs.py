@@ -13,7 +13,7 @@ from specbench.bench.target import TargetRun
 from specbench.bench.traces import Trace
 from specbench.config import Pairing, load_pairings
 from specbench.probes.probe import NoProbe
-from specbench.records import EngineCost, Environment, RunRecord, RunSettings
+from specbench.records import BlockRecord, EngineCost, Environment, RunRecord, RunSettings
 from specbench.store import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeEngine, RecordingWatch
@@ -27,6 +27,8 @@ targets:
       bad: {method: ngram}
 """
 RUN_ID = "a-run"
+SIX = [f"prompt {i}" for i in range(6)]
+TWENTY = [f"prompt {i}" for i in range(20)]
 SETTINGS = RunSettings(
     command="sweep-k",
     pairings=("big/good", "big/bad"),
@@ -106,3 +108,15 @@ def measure(
         )
         writer.finish()
     return load_run(RUN_ID, root)
+
+
+def cells_of(block: BlockRecord) -> set[str]:
+    return {request.cell_id for request in block.requests}
+
+
+def explored(run: StoredRun) -> list[BlockRecord]:
+    return [block for block in run.blocks if block.purpose == "explore"]
+
+
+def confirmed(run: StoredRun) -> list[BlockRecord]:
+    return [block for block in run.blocks if block.purpose == "confirm"]

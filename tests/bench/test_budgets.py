@@ -4,27 +4,18 @@ from collections import Counter
 from dataclasses import replace
 
 from specbench.report.document import build_document
-from tests.bench.fake_runs import SETTINGS, make_plan, measure, write_prompts
+from tests.bench.fake_runs import (
+    SETTINGS,
+    SIX,
+    TWENTY,
+    cells_of,
+    confirmed,
+    explored,
+    make_plan,
+    measure,
+    write_prompts,
+)
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
-
-SIX = [f"prompt {i}" for i in range(6)]
-TWENTY = [f"prompt {i}" for i in range(20)]
-
-
-def requests_of(run):
-    return [request for block in run.blocks for request in block.requests]
-
-
-def cells_of(block):
-    return {request.cell_id for request in block.requests}
-
-
-def explored(run):
-    return [block for block in run.blocks if block.purpose == "explore"]
-
-
-def confirmed(run):
-    return [block for block in run.blocks if block.purpose == "confirm"]
 
 
 def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp_path):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
 from specbench.bench import hub
 from specbench.config import Pairing, load_pairings
@@ -42,3 +42,21 @@ def test_what_is_here_needs_no_hub(
     monkeypatch.setattr(hub, "_is_reachable", lambda: pytest.fail("asked the hub"))
     hub.look_for_hub(pairings[1:], pytest.fail)
     assert not constants.is_offline_mode()
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9", "http://[", "http://a:x", "nowhere"])
+def test_a_hub_that_does_not_answer_cannot_be_reached(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    close_session()  # the next one reads the environment anew
+    assert not hub._is_reachable()
+    close_session()
+
+
+def test_a_fault_of_our_own_is_no_silent_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "get_session", lambda: None)
+    with pytest.raises(AttributeError):
+        hub._is_reachable()

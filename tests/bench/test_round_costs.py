@@ -15,13 +15,14 @@ from specbench.bench.round_costs import (
     round_seconds,
 )
 from specbench.engines.engine import ServedPass
-from specbench.records import CellKey, RoundCost, RoundTimeline, Sampling
+from specbench.records import RoundCost, RoundTimeline, Sampling
 from specbench.tracing.text import Text
 from tests.bench.fakes import FakeClock, FakeEngine
+from tests.cell_keys import BASE_KEY
 
 TEXTS = [
     Text(
-        workload="w",
+        workload="code",
         prompt_id=f"p{i}",
         turn=0,
         prompt_ids=tuple(b"ask"),
@@ -35,18 +36,9 @@ TEXTS = [
 
 
 def costed(k: int, num_rounds: float = 1e6, concurrency: int = 1) -> Costed:
-    key = CellKey(
-        pairing="big/good" if k else "big",
-        target="big",
-        drafter="good" if k else "none",
-        workload="w",
-        engine="builtin",
-        method="ngram" if k else "none",
-        num_speculative_tokens=k,
-        concurrency=concurrency,
-        temperature=0.0,
-        dtype="float32",
-    )
+    key = replace(BASE_KEY, num_speculative_tokens=k, concurrency=concurrency)
+    if k:
+        key = replace(key, pairing="demo/good", drafter="good", method="ngram")
     return Costed(
         cell=Cell(key=key, sampling=Sampling()),
         cell_ids=(key.id,),

@@ -5,27 +5,20 @@ import pytest
 
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.report.document import build_document
-from tests.bench.fake_runs import SETTINGS, make_plan, measure
+from tests.bench.fake_runs import (
+    SETTINGS,
+    SIX,
+    cells_of,
+    confirmed,
+    explored,
+    make_plan,
+    measure,
+)
 from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine, RecordingWatch
-
-SIX = [f"prompt {i}" for i in range(6)]
-TWENTY = [f"prompt {i}" for i in range(20)]
 
 
 def requests_of(run):
     return [request for block in run.blocks for request in block.requests]
-
-
-def cells_of(block):
-    return {request.cell_id for request in block.requests}
-
-
-def explored(run):
-    return [block for block in run.blocks if block.purpose == "explore"]
-
-
-def confirmed(run):
-    return [block for block in run.blocks if block.purpose == "confirm"]
 
 
 def test_every_planned_block_is_stored_once_with_the_order_it_ran_in(tmp_path):

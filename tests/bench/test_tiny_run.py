@@ -4,53 +4,28 @@ import json
 import shutil
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from transformers import Mamba2Config, Mamba2ForCausalLM
 
-from specbench.bench.benchmark import find_device, run_benchmark
 from specbench.config import load_pairings
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest
 from specbench.engines.shelf import Shelf
 from specbench.errors import StoreError, UsageError
-from specbench.records import RunSettings, Sampling
+from specbench.records import Sampling
 from specbench.report.document import build_document
 from specbench.store import load_run
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
-from tests.tiny_pair import make_tokenizer, write_pair
+from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """The folder of a tiny pair, its pairings.yaml and its prompts."""
-    folder = tmp_path_factory.mktemp("tiny")
-    write_pair(folder)
-    write_prompts(folder / "talk.jsonl", [["Hello you", "And then?"], "Name a colour"])
-    return folder
-
-
-def settings_for(folder: Path, **changes) -> RunSettings:
-    base = RunSettings(
-        command="sweep-k",
-        pairings=("tiny/draft", "tiny/ngram"),
-        workloads=(str(folder / "talk.jsonl"),),
-        num_speculative_tokens=(1, 4),
-        max_new_tokens=8,
-        device="cpu",
-        threads=1,
-    )
-    return replace(base, **changes)
-
-
-def run_on(folder: Path, settings: RunSettings, root: Path, watch=None, resume=None):
-    pairings = load_pairings(folder / "pairings.yaml").select(settings.pairings)
-    return run_benchmark(settings, pairings, root, watch or RecordingWatch(), resume=resume)
+    return write_tiny(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
@@ -166,83 +141,6 @@ def test_provenance_is_on_disk_before_anything_is_measured(tiny, tmp_path):
     assert run.blocks
 
 
-@pytest.fixture(scope="module")
-def refusing(tiny, tmp_path_factory):
-    """A run in which three drafters and one whole target are refused for reasons of their own."""
-    folder = tmp_path_factory.mktemp("refusing")
-    for name in ("target", "draft"):
-        shutil.copytree(tiny / name, folder / name)
-        shutil.copytree(tiny / name, folder / f"gone-{name}")
-    shutil.copytree(tiny / "draft", folder / "foreign")
-    tokenizer = json.loads((folder / "foreign" / "tokenizer.json").read_text())
-    vocab = tokenizer["model"]["vocab"]
-    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
-    (folder / "foreign" / "tokenizer.json").write_text(json.dumps(tokenizer))
-    shape = {"num_heads": 4, "head_dim": 16, "n_groups": 1, "state_size": 8, "expand": 2}
-    mamba = Mamba2Config(vocab_size=272, hidden_size=32, num_hidden_layers=1, **shape)
-    Mamba2ForCausalLM(mamba).save_pretrained(folder / "mamba")
-    make_tokenizer().save_pretrained(folder / "mamba")
-    (folder / "pairings.yaml").write_text(
-        """\
-targets:
-  gone:
-    model: ./gone-target
-    drafters: {ngram: {method: ngram}}
-  tiny:
-    model: ./target
-    drafters:
-      foreign: {method: draft_model, model: ./foreign}
-      gone: {method: draft_model, model: ./gone-draft}
-      mamba: {method: draft_model, model: ./mamba}
-      head: {method: medusa, model: ./draft}
-      range: {method: ngram, parameters: {min_ngram: 5, max_ngram: 2}}
-      ngram: {method: ngram}
-"""
-    )
-    settings = settings_for(tiny, pairings=("gone", "tiny"), num_speculative_tokens=(2,))
-    pairings = load_pairings(folder / "pairings.yaml").select(settings.pairings)
-    for name in ("gone-target", "gone-draft"):  # after pairings.yaml was checked
-        shutil.rmtree(folder / name)
-    return run_benchmark(settings, pairings, folder / "reports", RecordingWatch())
-
-
-@pytest.mark.parametrize(
-    ("pairing", "stage", "reason"),
-    [
-        ("gone", "load", "gone-target"),
-        ("tiny/foreign", "load", "2 token ids mean something else (35: 'A' against 'B', 36:"),
-        ("tiny/gone", "load", "gone-draft"),
-        ("tiny/mamba", "load", "Mamba2ForCausalLM keeps recurrent state that cannot be rolled"),
-        ("tiny/head", "load", "draft holds no Medusa heads; their tensors are named like"),
-        ("tiny/range", "load", "ngram: min_ngram 5, max_ngram 2; 1 <= min <= max is allowed"),
-    ],
-)
-def test_what_cannot_run_is_a_stored_failure_that_says_why(refusing, pairing, stage, reason):
-    (failure,) = [f for f in refusing.failures if f.pairing == pairing]
-    assert failure.stage == stage
-    assert reason in failure.reason
-
-
-def test_what_can_run_beside_it_is_measured(refusing):
-    assert len(refusing.failures) == 6
-    cells = build_document(refusing).cells
-    assert {cell.key.pairing for cell in cells} == {"tiny", "tiny/ngram"}
-    assert len(refusing.blocks) == 2
-    assert refusing.is_complete
-
-
-def test_a_prompt_longer_than_the_context_fails_and_the_others_do_not(tiny, tmp_path):
-    prompts = write_prompts(tmp_path / "long.jsonl", ["x" * 300, "short"])
-    settings = settings_for(tiny, workloads=(prompts,), num_speculative_tokens=(2,))
-    run = run_on(tiny, settings, tmp_path)
-    requests = [r for block in run.blocks for r in block.requests]
-    failed = {(r.prompt_id, r.error) for r in requests if r.finish_reason == "failed"}
-    ((prompt_id, error),) = failed
-    assert prompt_id == "p0"
-    assert "the target's context has 256; choose shorter prompts" in error
-    assert sum(r.finish_reason != "failed" for r in requests) == 3
-
-
 def test_an_interrupted_run_resumes_on_the_real_thing(tiny, tmp_path):
     def stop(done):
         if done == 1:
@@ -295,9 +193,3 @@ def test_an_answer_ends_at_its_end_token_unless_it_is_told_to_go_on(tiny):
     stopped = engine.generate(replace(request, stop_at_eos=True), engine.baseline)
     assert (stopped.output_ids, stopped.hit_eos) == (whole.output_ids[: first + 1], True)
     assert engine.generate(request, engine.baseline).output_ids == whole.output_ids
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:99", "mps", ""])
-def test_a_device_that_is_not_there_is_refused_with_what_is(name):
-    with pytest.raises(UsageError, match=r"--device .*(allowed are auto, cpu|try cpu)"):
-        find_device(name)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.broken_inputs import BROKEN_PAIRINGS, BROKEN_WORKLOADS
+from tests.broken_pairings import BROKEN_PAIRINGS
+from tests.broken_workloads import BROKEN_WORKLOADS
 from tests.cli.calls import specbench
 from tests.test_broken_inputs import write
 

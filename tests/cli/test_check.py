@@ -102,9 +102,9 @@ def test_a_slower_verify_exits_1_and_is_called_round_time(made: Path) -> None:
     ran = specbench("check", "usual", "slow", cwd=made)
     text = ran.out.replace("\n", " ")
     assert ran.code == 1
-    assert "demo/draft on code, K = 4: round time: acceptance held" in text
+    assert "demo/draft K=4 on code: round time: acceptance held" in text
     assert "verify 11.6 -> 51.6 ms" in text
-    assert ran.out.splitlines()[-1].startswith("REGRESSION: demo/draft on code, K = 4: decode_")
+    assert ran.out.splitlines()[-1].startswith("REGRESSION: demo/draft K=4 on code: decode_")
 
 
 def test_wrong_drafts_exit_1_and_are_called_acceptance(made: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_improvement_exits_0(made: Path) -> None:
 def test_noise_that_could_hide_the_tolerance_exits_3(made: Path) -> None:
     ran = specbench("check", "usual", "again", "--fail-on", "decode_speedup:1%", cwd=made)
     assert ran.code == 3
-    assert ran.out.splitlines()[-1].startswith("INCONCLUSIVE: demo/draft on code, K = 4: ")
+    assert ran.out.splitlines()[-1].startswith("INCONCLUSIVE: demo/draft K=4 on code: ")
 
 
 def test_cells_that_were_not_measured_exit_4(made: Path) -> None:

@@ -117,6 +117,11 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
         (("tiny/draft", "--engine", "vllm", "--engine-version", "0.1"), "before 0.30"),
         (("tiny", "--engine", "vllm", "-k", "3"), "-k 3 of which drafter?"),
         (("tiny/draft", "--engine", "vllm", "-k", "3", "--run", "x"), "exclude each other"),
+        (("tiny/draft", "--engine", "vllm", "-k", "3", "-w", "poems"), "-w picks among what"),
+        (
+            ("tiny/draft", "--engine", "vllm", "-k", "3", "--concurrency", "2"),
+            "--concurrency picks",
+        ),
         (("tiny/draft", "--engine", "vllm", "--run", "no-run"), "no run 'no-run'"),
         (("tiny/draft", "--engine", "vllm", "-w", "poems"), "no decision for tiny/draft on poems"),
         (("tiny/draft", "--engine", "vllm", "--runs", "elsewhere"), "no run in elsewhere measured"),

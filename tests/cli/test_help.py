@@ -1,5 +1,6 @@
 import pytest
 
+from specbench.stats.gate import default_tolerances
 from tests.cli.calls import specbench
 
 COMMANDS = (
@@ -48,3 +49,11 @@ def test_without_a_command_help_is_shown(tmp_path):
     ran = specbench(cwd=tmp_path)
     assert "Usage: " in ran.out + ran.err
     assert "sweep-k" in ran.out + ran.err
+
+
+def test_the_gates_help_has_the_tolerances_that_it_judges_by(tmp_path):
+    said = "".join(specbench("check", "--help", cwd=tmp_path).out.split())
+    gpu, cpu = (default_tolerances(device) for device in ("cuda", "cpu"))
+    for one in {*gpu, *cpu}:
+        assert f"{one.metric}:{100 * one.share:.3g}%" in said
+    assert "onaCPU" in said

@@ -1,6 +1,7 @@
 """`specbench history` over stored runs: a table, a page, a document."""
 
 import json
+import shutil
 
 import pytest
 
@@ -50,6 +51,21 @@ def test_a_history_can_end_earlier(nightly):
     fourth = json.loads(ran.out)["series"][0]["points"][3]["run_id"]
     ran = specbench("history", *METRIC, "--run", fourth, "--json", cwd=nightly)
     assert len(json.loads(ran.out)["series"][0]["points"]) == 4
+
+
+def test_a_damaged_run_is_named_and_passed_over(nightly, tmp_path):
+    copy = shutil.copytree(nightly / "reports", tmp_path / "reports")
+    runs = sorted(path.parent for path in copy.glob("*/run.json"))
+    lines = (runs[2] / "records.jsonl").read_bytes().splitlines(keepends=True)
+    (runs[2] / "records.jsonl").write_bytes(b"".join([b"{}\n", *lines]))
+    (runs[4] / "run.json").write_text("{")
+    ran = specbench("history", *METRIC, "--json", cwd=tmp_path)
+    assert ran.code == 0
+    (series,) = json.loads(ran.out)["series"]
+    assert len(series["points"]) == len(SPEEDS) - 2
+    left_out = {line.split(" left out: ")[0] for line in ran.err.splitlines()}
+    assert left_out == {runs[2].name, runs[4].name}
+    assert "damaged" in ran.err
 
 
 def test_the_page_is_written_where_asked(nightly, tmp_path):

@@ -45,7 +45,9 @@ def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
     [
         (["--objective", "speed"], "latency, throughput, cost"),
         (["--objective", "cost"], "--price-per-hour"),
+        (["--price-per-hour", "2.50"], "leave it out"),
         (["--slo", "tpot=fast"], "tpot=30ms"),
+        (["--slo", "tpot=30ms,tpot=20ms"], "tpot twice"),
         (["-w", "poetry"], "the run measured"),
         (["--concurrency", "3"], "the run measured 1, 2, 4"),
         (["no-such-run"], "no run"),

@@ -1,30 +1,20 @@
-"""The fused forward: the stock runner's answers, from weights that are held once."""
+"""The fused forward: the stock runner's answers, in any row and at any place."""
 
 import copy
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch import Tensor
 
 from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.fused_weights import FusedWeights, can_fuse, fuse
 from specbench.decoding.request import Request
-from specbench.decoding.round import run_round
-from specbench.decoding.runner import Output, Runner, StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
+from specbench.decoding.runner import Runner, StockRunner
 from specbench.decoding.traced_forward import traced_states
-from specbench.errors import ModelError
-from specbench.records import Sampling
-from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
+from tests.decoding.fused_families import FAMILIES, LLAMA3_ROPE, TOKENS_2T, family
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
-    ARCHITECTURES,
     WINDOW,
-    build,
     generated,
     plain_logits,
     ragged_prompts,
@@ -34,52 +24,9 @@ from tests.decoding.models import (
 
 NUM_TOKENS = 24
 
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 100.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-_BIASES = {"attention_bias": True, "mlp_bias": True}
-_TIED = {"tie_word_embeddings": True}
-_WINDOWS = {
-    "sliding_window": WINDOW,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
-FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "Llama": ("Llama", {}),
-    "Llama, biases": ("Llama", _BIASES),
-    "Llama, llama3 rope": ("Llama", {"rope_parameters": _LLAMA3_ROPE}),
-    "Llama, no groups": ("Llama", {"num_key_value_heads": 4}),
-    "Mistral, window": ("Mistral + window", {}),
-    "Qwen2": ("Qwen2", {}),
-    "Qwen2, window": ("Qwen2 + window", {}),
-    "Qwen3": ("Qwen3", {}),
-    "Qwen3, window, tied": ("Qwen3", {**_WINDOWS, **_TIED}),
-}
-
-
-def family(name: str, seed: int = 0) -> Any:
-    """A model of the family whose biases and norms are not the zeros and ones they start as."""
-    base, changes = FAMILIES[name]
-    config = ARCHITECTURES[base]()
-    for key, value in changes.items():
-        setattr(config, key, value)
-    model = build(config, seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter.add_(torch.randn_like(parameter), alpha=0.3)
-    return model
-
 
 def positions(start: int, stop: int, num_rows: int = 1) -> Tensor:
     return torch.arange(start, stop).expand(num_rows, -1)
-
-
-TOKENS_2T = torch.tensor([random_prompt(2 * WINDOW, seed=1), random_prompt(2 * WINDOW, seed=2)])
 
 
 def over_slots(runner: Runner) -> Tensor:
@@ -157,7 +104,7 @@ def test_the_text_is_that_of_generate(name: str) -> None:
 _ROPES: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 4.0},
-    "llama3": _LLAMA3_ROPE,
+    "llama3": LLAMA3_ROPE,
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
     "longrope": {
         "short_factor": [1.0, 1.5, 2.0, 2.5],
@@ -296,147 +243,3 @@ def test_a_cache_that_is_large_enough_is_kept(runner: FusedRunner) -> None:
     assert runner.cache is cache
     runner.allocate(2, 65)
     assert (runner.cache.num_rows, runner.cache.max_len) == (3, 65)
-
-
-def storages(tensors: Iterable[Tensor]) -> dict[int, int]:
-    """Bytes by address of all memory that the tensors lie in."""
-    memory = [tensor.untyped_storage() for tensor in tensors]
-    return {storage.data_ptr(): storage.nbytes() for storage in memory}
-
-
-def tensors_of(weights: FusedWeights) -> list[Tensor]:
-    own = [weights.embedding, weights.final_norm, weights.head]
-    return own + [t for layer in weights.layers for t in layer if isinstance(t, Tensor)]
-
-
-@pytest.mark.parametrize("mirrored", [False, True], ids=["gpu", "cpu"])
-@pytest.mark.parametrize("name", list(FAMILIES))
-def test_weights_are_held_once(name: str, mirrored: bool) -> None:
-    model = family(name)
-    expected = plain_logits(model, TOKENS_2T)
-    before = sum(storages(model.parameters()).values())
-
-    weights = fuse(model, mirrored=mirrored)
-    again = fuse(model, mirrored=mirrored)
-
-    together = storages([*model.parameters(), *tensors_of(weights), *tensors_of(again)])
-    norms = 5 * 32 * 4 if mirrored else 0  # the zeros behind the norms of 2 layers and the last
-    for made in (weights, again):
-        norms += sum(la.head_norm.nbytes for la in made.layers if la.head_norm is not None)
-    assert sum(together.values()) == before + norms
-    torch.testing.assert_close(plain_logits(model, TOKENS_2T), expected)
-    is_tied = model.config.tie_word_embeddings
-    assert (model.lm_head.weight is model.model.embed_tokens.weight) == is_tied
-
-
-def _of_two_dtypes(model: Any) -> None:
-    model.model.norm.double()
-
-
-def _with_half_a_bias(model: Any) -> None:
-    model.model.layers[1].self_attn.k_proj.bias = nn.Parameter(torch.zeros(16))
-
-
-def _with_another_linear(model: Any) -> None:
-    class Linear8bit(nn.Linear): ...
-
-    model.model.layers[0].mlp.down_proj = Linear8bit(48, 32, bias=False)
-
-
-class Int8Tensor(Tensor):
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return [], None
-
-
-def _with_quantised_weights(model: Any) -> None:
-    linear = model.model.layers[0].mlp.down_proj
-    linear.weight = nn.Parameter(linear.weight.detach().as_subclass(Int8Tensor))
-
-
-def _with_a_bias_in_the_head(model: Any) -> None:
-    model.lm_head.bias = nn.Parameter(torch.zeros(97))
-
-
-def _spread(model: Any) -> None:
-    model.model.layers[1].to("meta")
-
-
-def _half_rotary(model: Any) -> None:
-    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:2]
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (_of_two_dtypes, "several dtypes: torch.float32, torch.float64"),
-        (_with_half_a_bias, "some of the linear layers to be joined have a bias"),
-        (_with_another_linear, "its linear layers are Linear8bit"),
-        (_with_quantised_weights, "its weights are Int8Tensor (quantised)"),
-        (_with_a_bias_in_the_head, "its lm_head has a bias"),
-        (_spread, "spread over cpu, meta"),
-        (_half_rotary, "only a part of each head"),
-    ],
-)
-def test_a_model_it_does_not_compute_is_named_with_the_reason(
-    change: Callable[[Any], None], reason: str
-) -> None:
-    model = tiny_llama()
-    assert can_fuse(model) is None
-
-    change(model)
-
-    assert reason in (can_fuse(model) or "")
-    with pytest.raises(ModelError, match="LlamaForCausalLM has no fused forward"):
-        FusedRunner(model)
-
-
-def test_other_architectures_and_activations_are_named() -> None:
-    assert "Phi3ForCausalLM is not one of Llama" in (can_fuse(build(ARCHITECTURES["Phi3"]())) or "")
-    assert can_fuse(tiny_llama(hidden_act="gelu")) == "its activation is gelu, not silu"
-
-
-# transformers computes this rope with a tensor from the host when the model is built.
-TRACED = [name for name in FAMILIES if name != "Llama, llama3 rope"]
-
-
-def trace_round(name: str, k: int, runner_class: type[FusedRunner] = FusedRunner) -> None:
-    """One round on a GPU that is not there, watched."""
-    with fake_cuda():
-        with DEVICE:
-            target, draft = runner_class(family(name)), FusedRunner(family(name))
-        state = State.allocate(3, 64, [5, 6], DEVICE)
-        for runner in (target, draft):
-            runner.allocate(3, 64)
-        drafter = make_drafter("draft_model" if k else "none", target, draft)
-        with HostWatch():
-            run_round(target, drafter, state, Sampler(Sampling()), k=k, span=64)
-
-
-@pytest.mark.parametrize("k", [0, 4])
-@pytest.mark.parametrize("name", TRACED)
-def test_a_round_neither_syncs_nor_copies(name: str, k: int) -> None:
-    trace_round(name, k)
-
-
-class MakesATensorOnTheHost(FusedRunner):
-    def forward(self, *inputs: Any, **options: Any) -> Output:
-        torch.arange(3)
-        return super().forward(*inputs, **options)
-
-
-class ReadsAnItem(FusedRunner):
-    def forward(self, *inputs: Any, **options: Any) -> Output:
-        out = super().forward(*inputs, **options)
-        out.logits.sum().item()
-        return out
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [(MakesATensorOnTheHost, HostTensorError), (ReadsAnItem, DataDependentOutputException)],
-)
-def test_a_forward_that_copies_or_syncs_is_found(
-    fault: type[FusedRunner], error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        trace_round("Llama", 0, fault)

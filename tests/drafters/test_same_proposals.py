@@ -34,6 +34,7 @@ from tests.decoding.lossless import (
 )
 from tests.drafters.feature_cases import Path, paths_of
 from tests.drafters.variants import VARIANTS, Variant
+from tests.pairing.deployments import deployment
 
 SPAN, SEED = 128, 7
 KS = (6, 2, 4, 0, 0, 0, 1, 5, 1, 1, 3, 0)
@@ -150,6 +151,13 @@ def test_proposals_after_rounds_of_any_k_are_those_of_a_fresh_prefill(variant: V
     assert len(seen) >= 7
     assert variant.method == "suffix" or len(set(results[0].rounds.num_accepted)) > 1
     assert_those_of_a_fresh_prefill(variant, seen)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_drafts_have_a_law_where_the_method_says_that_it_draws_them(variant: Variant) -> None:
+    seen, _ = served(variant, LAW_PROMPT)
+    has_law = {drafted.laws is not None for drafted in seen if drafted.k}
+    assert has_law == {deployment(variant.method, **variant.parameters).draws_drafts}
 
 
 @pytest.mark.parametrize("num_left_out", [0, 1, 2, 3, 25])

@@ -7,7 +7,9 @@ from torch.nn.modules.module import register_module_forward_hook
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.peers import ASSISTED_DEFAULT_K
 from specbench.engines.transformers import TransformersEngine
+from specbench.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER, Sampling
+from tests.tiny_pair import make_tokenizer
 
 PROMPT = tuple(range(5, 25))
 NUM_TOKENS = 24
@@ -28,6 +30,13 @@ def request(num_tokens=NUM_TOKENS, *, temperature=0.0, seed=0, prompt=PROMPT, **
         seed=seed,
         **{"stop_at_eos": False, **changes},
     )
+
+
+def saved(folder, model):
+    """Where the model now lies, beside the tiny pair's tokenizer."""
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return ModelSpec(source=str(folder), folder=folder)
 
 
 def by_method(work):

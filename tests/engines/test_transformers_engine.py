@@ -4,42 +4,32 @@ import logging
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import takewhile
 
 import pytest
 import torch
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from transformers.utils import logging as transformers_logging
 
-from specbench.config import Drafter
-from specbench.engines.engine import Load, Work
-from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, COUNTERPARTS, peer_methods
+from specbench.engines.engine import Load
+from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
 from specbench.engines.transformers import TransformersEngine
-from specbench.errors import CompatibilityError, UsageError
-from specbench.model_spec import ModelSpec
-from specbench.records import NO_DRAFTER, Sampling
+from specbench.errors import UsageError
+from specbench.records import Sampling
 from tests.decoding.models import random_prompt
 from tests.engines.peer_work import (
     ALL,
     ASSISTED,
     BASELINE,
-    DEFAULT,
     DRAFTING,
-    LOOKUP,
     NUM_TOKENS,
     PROMPT,
     STATIC,
     by_method,
     request,
+    saved,
     watched,
 )
-from tests.tiny_pair import make_pair, make_tokenizer
-
-
-def save(folder, model):
-    model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
-    return ModelSpec(source=str(folder), folder=folder)
+from tests.tiny_pair import make_pair
 
 
 @pytest.mark.parametrize("work", ALL, ids=by_method)
@@ -95,19 +85,6 @@ def test_prefill_is_told_only_where_it_stands_alone(engine):
     assert engine.generate(request(), ASSISTED).prefill_s is None
 
 
-def forwards_of(engine, work):
-    """Which model ran, in order: `d` the draft of one layer, `t` the target."""
-    ran = []
-
-    def note(module, _inputs, _output):
-        if isinstance(module, LlamaForCausalLM):
-            ran.append("d" if module.config.num_hidden_layers == 1 else "t")
-
-    with watched(note):
-        engine.generate(request(), work)
-    return "".join(ran)
-
-
 @pytest.mark.parametrize("work", ALL, ids=by_method)
 def test_only_the_static_baseline_has_a_static_cache(engine, work):
     caches = set()
@@ -121,50 +98,12 @@ def test_only_the_static_baseline_has_a_static_cache(engine, work):
     assert caches == {StaticCache if work is STATIC else DynamicCache}
 
 
-@pytest.mark.parametrize("k", [1, 3, 6])
-def test_a_fixed_k_drafts_k_tokens_every_round(engine, k):
-    rounds = forwards_of(engine, replace(ASSISTED, k=k)).split("t")
-    assert rounds.pop() == ""
-    # Only near the end there is no room for K drafts and the bonus token.
-    whole = list(takewhile(lambda drafts: len(drafts) == k, rounds))
-    assert len(whole) > 3
-    assert len(rounds) - len(whole) <= k
-
-
-def test_left_to_itself_it_drafts_otherwise(engine):
-    assert forwards_of(engine, DEFAULT) != forwards_of(engine, replace(ASSISTED, k=20))
-
-
-def test_one_method_leaves_no_setting_behind_for_the_next(engine):
-    alone = forwards_of(engine, DEFAULT)
-    forwards_of(engine, ASSISTED)
-    assert forwards_of(engine, DEFAULT) == alone
-
-
-def test_the_librarys_defaults_are_told(engine):
-    (note,) = [note for note in engine.record.notes if note.startswith("draft:")]
-    assert "up to 20 tokens a round (constant)" in note
-    assert "0.4" in note
-
-
-def test_what_the_checkpoint_says_about_drafting_is_its_default(engine, tmp_path):
-    _, draft = make_pair()
-    draft.generation_config.num_assistant_tokens = 2
-    draft.generation_config.assistant_confidence_threshold = 0.0
-    model = save(tmp_path / "draft", draft)
-    engine.add_drafter(Drafter(name="own", method="draft_model", model=model))
-
-    assert "up to 2 tokens" in engine.record.notes[-1]
-    default = Work(drafter="own", method="assisted_default", k=ASSISTED_DEFAULT_K)
-    assert forwards_of(engine, default).startswith("ddtddt")
-
-
 def test_what_the_checkpoint_says_about_sampling_is_left_out(engine, target, shelf, tmp_path):
     model, _ = make_pair()
     model.generation_config.do_sample = True
     model.generation_config.temperature = 3.0
     model.generation_config.repetition_penalty = 5.0
-    spec = save(tmp_path / "target", model)
+    spec = saved(tmp_path / "target", model)
     other = TransformersEngine(replace(target, model=spec), shelf)
 
     assert other.generate(request(), BASELINE).output_ids == (
@@ -259,85 +198,6 @@ def test_an_adaptive_k_is_refused(engine):
 def test_a_method_that_is_not_transformers_own_is_a_bug(engine, work):
     with pytest.raises(ValueError, match="has no method"):
         engine.generate(request(), work)
-
-
-def test_a_method_without_a_counterpart_is_refused_by_name(engine):
-    with pytest.raises(UsageError, match="suffix; it has a counterpart of: draft_model, ngram"):
-        engine.add_drafter(Drafter(name="s", method="suffix"))
-
-
-def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engine, shelf, tmp_path):
-    _, draft = make_pair()
-    draft.resize_token_embeddings(280)
-    model = save(tmp_path / "wide", draft)
-
-    with pytest.raises(CompatibilityError, match="target has 272, the draft 280"):
-        own_engine.add_drafter(Drafter(name="wide", method="draft_model", model=model))
-
-    with pytest.raises(KeyError):  # nobody holds it
-        shelf.release(model)
-
-
-def test_a_draft_of_another_tokenizer_is_refused(engine, tmp_path):
-    _, draft = make_pair()
-    draft.save_pretrained(tmp_path)
-    tokenizer = make_tokenizer()
-    tokenizer.add_tokens(["one more"])
-    tokenizer.save_pretrained(tmp_path)
-    model = ModelSpec(source="other", folder=tmp_path)
-
-    with pytest.raises(CompatibilityError, match="cannot draft for"):
-        engine.add_drafter(Drafter(name="other", method="draft_model", model=model))
-
-
-def test_a_removed_drafter_gives_its_model_back(own_engine, shelf, target):
-    draft = target.drafters[0].model
-    own_engine.remove_drafter("draft")
-    own_engine.remove_drafter("never loaded")
-    with pytest.raises(KeyError):
-        shelf.release(draft)
-
-
-def test_memory_is_that_of_the_models_in_use(own_engine, shelf, target):
-    own, draft = shelf.load(target.model), shelf.load(target.drafters[0].model)
-    assert (
-        own_engine.weights_bytes(NO_DRAFTER)
-        == own_engine.weights_bytes("ngram")
-        == own.weights_bytes
-    )
-    assert own_engine.weights_bytes("draft") == own.weights_bytes + draft.weights_bytes
-    # Layers, keys and values, one KV head of 16 float32.
-    assert own_engine.kv_bytes_per_token(NO_DRAFTER) == 4 * 2 * 16 * 4
-    assert own_engine.kv_bytes_per_token("draft") == (4 + 1) * 2 * 16 * 4
-
-
-def test_a_target_that_drafts_for_itself_is_in_memory_once(engine, target):
-    engine.add_drafter(Drafter(name="self", method="draft_model", model=target.model))
-    assert engine.weights_bytes("self") == engine.weights_bytes(NO_DRAFTER)
-    assert engine.kv_bytes_per_token("self") == 2 * engine.kv_bytes_per_token(NO_DRAFTER)
-    result = engine.generate(request(), Work(drafter="self", method="assisted", k=4))
-    assert set(result.rounds.num_accepted[:-1]) == {4} | set(result.rounds.num_accepted[:1])
-
-
-@pytest.mark.parametrize(("parameters", "copied"), [({}, 60), ({"max_ngram": 3}, 70)])
-def test_how_long_a_suffix_is_looked_up_comes_from_the_pairing(engine, parameters, copied):
-    # 3 4 was followed by 60 first, 7 3 4 by 70; the library alone looks up two tokens.
-    prompt = (8, 3, 4, 60, 61, 7, 3, 4, 70, 71, 9, 7, 3, 4)
-    engine.add_drafter(Drafter(name="n", method="ngram", parameters=parameters))
-    fed = []
-
-    def note(module, inputs, _output):
-        if isinstance(module, torch.nn.Embedding):
-            fed.append(tuple(inputs[0][0].tolist()))
-
-    with watched(note):
-        engine.generate(request(prompt=prompt), replace(LOOKUP, drafter="n", k=1))
-    assert fed[0] == (*prompt, copied)
-
-
-def test_a_setting_that_the_library_lacks_is_noted(engine):
-    engine.add_drafter(Drafter(name="m", method="ngram", parameters={"min_ngram": 2}))
-    assert engine.record.notes[-1].startswith("m: prompt_lookup has no min_ngram")
 
 
 def test_it_names_no_bare_forwards(engine):

@@ -6,7 +6,6 @@ from specbench.costs import (
     conditional_rates,
     expected_tokens,
     expected_tokens_iid,
-    optimal_k,
     predicted_speedup,
     roofline_s,
 )
@@ -30,29 +29,6 @@ def test_a_round_breaks_even_where_it_costs_what_it_emits():
     assert cost == pytest.approx(1.32)
     assert predicted_speedup(1.32, cost) == pytest.approx(1.0)
     assert predicted_speedup(2.64, cost) == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "draft", "k", "speedup"),
-    [(0.6, 0.05, 4, 1.92), (0.8, 0.05, 8, 3.09), (0.8, 0.1, 6, 2.47), (0.9, 0.02, 19, 6.37)],
-)
-def test_the_best_k_with_free_verification(alpha, draft, k, speedup):
-    ks = range(31)
-    tokens = [expected_tokens_iid(alpha, i) for i in ks]
-    costs = [break_even_length(i, draft=draft, verify=1.0) for i in ks]
-    assert optimal_k(tokens, costs) == k
-    assert predicted_speedup(tokens[k], costs[k]) == pytest.approx(speedup, abs=0.005)
-
-
-def test_a_draft_that_costs_more_than_it_saves_gives_k_0():
-    # alpha below c: no K gains (Leviathan et al. 2023, corollary 3.9).
-    ks = range(9)
-    tokens = [expected_tokens_iid(0.2, k) for k in ks]
-    assert optimal_k(tokens, [break_even_length(k, draft=0.3, verify=1.0) for k in ks]) == 0
-
-
-def test_of_equal_speedups_the_smaller_k_wins():
-    assert optimal_k([1.0, 1.5, 3.0], [1.0, 1.0, 2.0]) == 1
 
 
 def test_a_conditional_rate_is_a_rate_over_the_one_before():

@@ -12,6 +12,7 @@ from specbench.metrics.speed import (
     decode_speedup,
     decode_tokens_per_s,
     end_to_end_speedup,
+    end_to_end_tokens_per_s,
     prefill_s,
     tpot_s,
     ttft_s,
@@ -44,6 +45,12 @@ def test_decode_speedup_is_a_ratio_of_sums(cell):
 
 def test_end_to_end_speedup_counts_prefill(cell):
     assert end_to_end_speedup(cell) == pytest.approx((0.9 + 0.6) / (0.64 + 0.51))
+
+
+def test_whole_requests_have_their_first_tokens_and_prefills(cell):
+    assert end_to_end_tokens_per_s(cell) == pytest.approx((8 + 5) / (0.64 + 0.51))
+    several = replace(cell, key=replace(cell.key, concurrency=2))
+    assert end_to_end_tokens_per_s(several) is None
 
 
 def test_cpu_speedup_is_absent_until_cpu_time_is_measured(cell):

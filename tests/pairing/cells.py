@@ -1,37 +1,21 @@
 """Measured cells with a chosen speed: 6 prompts of 13 tokens, or 6 passes over 2 rows."""
 
 from dataclasses import replace
+from typing import Any
 
 from specbench.metrics.cell import CellData, Pass
 from specbench.records import CellKey, PassRecord, RequestRecord, RoundLog, RoundTimeline
+from tests.cell_keys import BASE_KEY, KEY
 
 NUM_UNITS = 6
 NUM_TOKENS = 13  # the first is prefill's
 
-BASE = CellKey(
-    pairing="demo",
-    target="demo",
-    drafter="none",
-    workload="code",
-    engine="builtin",
-    method="none",
-    num_speculative_tokens=0,
-    concurrency=1,
-    temperature=0.0,
-    dtype="float32",
-)
+BASE = BASE_KEY
 
 
-def draft(k: int, **changes: object) -> CellKey:
+def draft(k: int, **changes: Any) -> CellKey:
     """The key of demo/draft at K."""
-    key = replace(
-        BASE,
-        pairing="demo/draft",
-        drafter="draft",
-        method="draft_model",
-        num_speculative_tokens=k,
-    )
-    return replace(key, **changes)
+    return replace(KEY, num_speculative_tokens=k, **changes)
 
 
 def request(key: CellKey, prompt: str, decode_s: float, repeat: int) -> RequestRecord:

@@ -1,10 +1,12 @@
 """Summaries of cells as the first pass leaves them."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 
-from specbench.records import CellKey, CellSummary, Interval
+from specbench.records import CellSummary, Interval
+from tests.cell_keys import BASE_KEY, KEY
 
 Summarised = Callable[..., CellSummary]
 
@@ -22,18 +24,7 @@ def summary(
 ) -> CellSummary:
     """One cell of demo/draft; K = 0 is the bare target's and has no speed-up."""
     return CellSummary(
-        key=CellKey(
-            pairing="demo/draft" if k else "demo",
-            target="demo",
-            drafter="draft" if k else "none",
-            workload=workload,
-            engine="builtin",
-            method="draft_model" if k else "none",
-            num_speculative_tokens=k,
-            concurrency=1,
-            temperature=0.0,
-            dtype="float32",
-        ),
+        key=replace(KEY if k else BASE_KEY, workload=workload, num_speculative_tokens=k),
         valid=not invalid,
         invalid_reasons=invalid,
         num_prompts=num_prompts,

@@ -7,6 +7,7 @@ import pytest
 from specbench.errors import UsageError
 from specbench.pairing.objective import Objective, parse_limits, pick, shared_pick
 from specbench.pairing.recommend import choose, decide
+from specbench.records import Interval
 
 LATENCY, THROUGHPUT = Objective(), Objective(name="throughput")
 COST = Objective(name="cost", price_per_hour=3.6)
@@ -138,6 +139,12 @@ def test_a_limit_that_says_nothing_is_refused_with_what_is_allowed(text):
         parse_limits(text)
 
 
+def test_a_limit_given_twice_is_refused():
+    with pytest.raises(UsageError, match="tpot twice"):
+        parse_limits("tpot=30ms,ttft=1s,tpot=20ms")
+    assert len(parse_limits("tpot=30ms,tpot_p95=50ms")) == 2
+
+
 def test_in_open_loop_arrivals_fix_the_throughput(measured):
     cells = [
         replace(cell, key=replace(cell.key, request_rate=2.0))
@@ -148,3 +155,33 @@ def test_in_open_loop_arrivals_fix_the_throughput(measured):
     assert one.best.key.num_speculative_tokens == 0
     (one,) = pick(cells, decided(cells), LATENCY)
     assert one.best.key.num_speculative_tokens == 4
+
+
+def test_one_row_pays_for_its_prefills_as_many_rows_do(measured):
+    """100 tokens a second while decoding are 60 over whole requests, of which the drafter's
+    prefill takes a part, too."""
+    one, two = measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}), measured(2, 60, 80, {})
+    base, spec = (
+        replace(cell, metrics={**cell.metrics, "end_to_end_tokens_per_s": rate})
+        for cell, rate in zip(one, (60.0, 75.0), strict=True)
+    )
+    spec = replace(spec, speedup_end_to_end=Interval(estimate=1.25, low=1.2, high=1.3))
+    cells = [base, spec, *two]
+    (found,) = pick(cells, decided(cells), THROUGHPUT)
+    rates = {(c.key.concurrency, c.key.num_speculative_tokens): c.rate for c in found.candidates}
+    assert rates == pytest.approx({(1, 0): 60, (1, 4): 75, (2, 0): 80})
+    assert found.best.key.concurrency == 2
+    (found,) = pick(cells, decided(cells), LATENCY)  # one user's seconds a token have none
+    assert 1 / found.best.value == pytest.approx(200)
+
+
+def test_for_latency_the_way_for_all_is_sought_among_the_fewest_rows_too(measured):
+    cells = [
+        cell
+        for workload in ("chat", "code")
+        for rows, user in ((1, 100), (4, 120))
+        for cell in measured(rows, user, 100, {4: (1.4, 1.5, 1.6)}, workload=workload)
+    ]
+    shared = shared_pick(pick(cells, decided(cells), LATENCY))
+    assert (shared.key.concurrency, shared.key.num_speculative_tokens) == (1, 4)
+    assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.0})

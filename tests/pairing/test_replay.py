@@ -8,8 +8,9 @@ import pytest
 
 from specbench.metrics import acceptance
 from specbench.metrics.cell import CellData
-from specbench.pairing.replay import Replayed, replay, replay_one, serves
-from specbench.records import CellKey, RequestRecord, RoundLog, TraceRecord
+from specbench.pairing.replay import Replayed, replay_one, serves
+from specbench.records import RequestRecord, RoundLog, TraceRecord
+from tests.cell_keys import KEY
 
 # Five tokens. Token 1 is guessed after token 0, token 3 after token 2; nothing else is.
 TRACE = TraceRecord(
@@ -77,14 +78,14 @@ def test_a_round_starts_where_the_one_before_it_ended():
 
 @pytest.mark.parametrize(("k", "drafted", "rejecting"), [(1, 2, 0), (2, 3, 1), (3, 4, 1)])
 def test_one_chain_serves_every_smaller_k(k, drafted, rejecting):
-    got = replay([TRACE], k)
+    got = replay_one(TRACE, k)
 
     assert (got.num_rounds, got.num_accepted, got.num_drafted) == (2, 2, drafted)
     assert got.num_rejecting == rejecting
 
 
 def test_at_k_0_every_token_is_a_round():
-    got = replay([TRACE], 0)
+    got = replay_one(TRACE, 0)
 
     assert (got.num_rounds, got.num_drafted, got.num_emitted) == (4, 0, 4)
     assert got.acceptance_histogram == (4,)
@@ -103,7 +104,7 @@ def test_starts_count_by_how_often_rounds_begin_there_and_not_alike():
         chances=((1.0,) * 4, (1.0,) * 3 + (0.0,), (1.0, 1.0, 0.0), (1.0, 0.0), *[(0.0,)] * 4),
     )
 
-    got = replay([easy_then_hard], 4)
+    got = replay_one(easy_then_hard, 4)
 
     assert (got.num_rounds, got.num_accepted) == (4, 4)  # starts 0, 5, 6, 7
     uniform = 1 + (4 + 3 + 2 + 1) / 8
@@ -114,7 +115,7 @@ def test_a_round_that_keeps_the_end_of_text_as_a_draft_emits_no_more():
     """The sampled text ended before its budget: all three are drafted, two are of the text."""
     ended = replace(TRACE, output_ids=(1, 2, 3), num_drafted=(3, 3), chances=((1.0, 0.5), (1.0,)))
 
-    got = replay([ended], 3)
+    got = replay_one(ended, 3)
 
     assert got.acceptance_histogram == (0, 0.5, 0.5, 0)
     assert (got.num_rounds, got.num_accepted, got.num_emitted) == (1, 1.5, 2)
@@ -136,13 +137,12 @@ def test_chances_are_followed_all_at_once(seed):
         assert sum(got.acceptance_histogram) == pytest.approx(got.num_rounds)
 
 
-def test_texts_are_pooled_and_each_counts_once():
+def test_rounds_of_several_texts_are_pooled():
     other = replace(TRACE, prompt_id="b", chances=((0.0,), (0.0,), (0.0,), ()))
 
-    both = replay([TRACE, other, TRACE], 3)
+    both = replay_one(TRACE, 3) + replay_one(other, 3)
 
-    assert both == replay_one(TRACE, 3) + replay_one(other, 3)
-    assert both.num_rounds == 6
+    assert (both.num_rounds, both.num_accepted, both.num_drafted) == (6, 2, 10)
 
 
 def test_a_tree_serves_its_own_depth_and_k_0():
@@ -150,11 +150,9 @@ def test_a_tree_serves_its_own_depth_and_k_0():
 
     assert [k for k in range(5) if serves(tree, k)] == [0, 3]
     assert [k for k in range(5) if serves(TRACE, k)] == [0, 1, 2, 3]
-    assert replay([tree], 3).num_drafted == 9 + 4
-    assert replay([tree], 3).alpha is None
-    assert replay([tree, replace(tree, num_speculative_tokens=2)], 0).num_rounds == 4
-    with pytest.raises(ValueError, match="no trace serves K = 2"):
-        replay([tree], 2)
+    assert replay_one(tree, 3).num_drafted == 9 + 4
+    assert replay_one(tree, 3).alpha is None
+    assert replay_one(tree, 0).num_rounds == 4
 
 
 def test_rounds_at_different_k_are_not_pooled():
@@ -165,23 +163,12 @@ def test_rounds_at_different_k_are_not_pooled():
 def test_a_text_of_one_token_has_no_round():
     alone = replace(TRACE, output_ids=(5,), num_drafted=(), chances=())
 
-    assert replay([alone], 3).num_rounds == 0
-    assert replay([alone], 3).mean_acceptance_length is None
+    assert replay_one(alone, 3).num_rounds == 0
+    assert replay_one(alone, 3).mean_acceptance_length is None
 
 
 def cell_of(drafted: Sequence[int], accepted: Sequence[int], k: int) -> CellData:
-    key = CellKey(
-        pairing="demo/draft",
-        target="demo",
-        drafter="draft",
-        workload="chat",
-        engine="builtin",
-        method="draft_model",
-        num_speculative_tokens=k,
-        concurrency=1,
-        temperature=0.0,
-        dtype="float32",
-    )
+    key = replace(KEY, num_speculative_tokens=k)
     log = RoundLog(
         num_drafted=tuple(drafted),
         num_accepted=tuple(accepted),
@@ -217,7 +204,7 @@ def test_what_is_derived_has_the_formulas_of_the_metrics():
         num_drafted=tuple({0: 3, 4: 3, 6: 0, 7: 2}.get(s, 1) for s in range(8)),
         chances=tuple(chances.get(s, (0.0,)) for s in range(8)),
     )
-    got, cell = replay([trace], 3), cell_of(drafted, accepted, 3)
+    got, cell = replay_one(trace, 3), cell_of(drafted, accepted, 3)
 
     for name in (
         "mean_acceptance_length",

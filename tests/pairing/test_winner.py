@@ -48,7 +48,10 @@ def found(parts, asked=Asked(), names=("draft",)):  # noqa: B008
 def test_one_question_gives_its_own_k(measured):
     made = found([measured({2: 1.3, 4: 1.6, 8: 1.4})])
     assert made.tiers == (Tier(None, 4),)
-    assert made.basis == ("code: K=4, 1.60x faster [1.55, 1.65]",)
+    assert made.basis == (
+        "code: K=4, 1.60x faster [1.55, 1.65]",
+        "beyond 1 request at once nothing was measured: --concurrency tells",
+    )
     assert (made.temperature, made.dtype) == (0.0, "float32")
 
 
@@ -66,7 +69,7 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     ]
     made = found(parts)
     assert made.tiers == (Tier(None, 4),)
-    assert made.basis[-1].startswith("one K for these workloads: K=4, it gives up 3.3% on code")
+    assert made.basis[-2].startswith("one K for these workloads: K=4, it gives up 3.3% on code")
     assert found(parts, Asked(workload="edit")).k == 8
 
 
@@ -97,6 +100,16 @@ def test_the_best_drafter_is_the_one_whose_worst_workload_is_best(measured):
     assert found(parts, Asked(workload="code"), ("draft", "uneven")).pairing.name == "demo/uneven"
 
 
+def test_drafters_are_compared_on_the_workloads_that_they_share(measured):
+    once = {"pairing": "demo/once", "drafter": "once"}
+    both = [measured({4: 1.6}), measured({4: 1.2}, workload="chat")]
+    names = ("draft", "once")
+    assert found([*both, measured({4: 1.3}, **once)], names=names).pairing.name == "demo/draft"
+    assert found([*both, measured({4: 1.9}, **once)], names=names).pairing.name == "demo/once"
+    apart = measured({4: 1.9}, workload="edit", **once)  # nothing to compare them on
+    assert found([*both, apart], names=names).pairing.name == "demo/draft"
+
+
 def test_the_lowest_temperature_is_meant_unless_another_is_asked_for(measured):
     parts = [measured({4: 1.2}, temperature=1.0), measured({2: 1.5})]
     assert (found(parts).temperature, found(parts).k) == (0.0, 2)
@@ -112,7 +125,7 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised
     assert decision.leader.adaptive
     made = found([([*cells, auto], decision)])
     assert made.tiers == (Tier(None, 4),)
-    assert "best fixed one is K=4" in made.basis[-1]
+    assert "best fixed one is K=4" in made.basis[-2]
 
 
 def test_what_was_not_measured_is_refused_in_words(measured):

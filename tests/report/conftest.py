@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.report.document import Document, build_document
+from tests.report.served_runs import context_run, served_run
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run, with_failure
 
 
@@ -31,3 +32,15 @@ def interrupted_document() -> Document:
 def baseline_document() -> Document:
     """Nothing but K = 0."""
     return build_document(stored_run(Wish(ks=(0,), workloads=("code",), num_prompts=6)))
+
+
+@pytest.fixture(scope="session")
+def served() -> Document:
+    """One to four rows, K = auto and another engine."""
+    return build_document(served_run())
+
+
+@pytest.fixture(scope="session")
+def lengths() -> Document:
+    """Prompts of two lengths."""
+    return build_document(context_run())

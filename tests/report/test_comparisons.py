@@ -1,16 +1,10 @@
-"""Rows in flight, K = auto, contexts and other engines: the same facts in every format."""
+"""The tables that compare rows in flight, K = auto, contexts and engines, in every format."""
 
 import json
 from dataclasses import replace
 
-import pytest
 from jsonschema import Draft202012Validator
 
-from specbench.metrics.setting import setting_of
-from specbench.records import RoundTimeline
-from specbench.report.answers import answer_lines, compromise_lines
-from specbench.report.charts.canvas import Chart
-from specbench.report.charts.time_line import changes
 from specbench.report.comparisons import (
     adaptive_grid,
     comparison_grids,
@@ -19,67 +13,11 @@ from specbench.report.comparisons import (
     side_by_side_grid,
 )
 from specbench.report.csv import to_csv
-from specbench.report.document import Document, build_document, to_json
-from specbench.report.figures import charts
-from specbench.report.grids import result_grid
+from specbench.report.document import Document, to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
-from specbench.report.prose import setup
-from specbench.report.provenance import provenance
-from specbench.report.sections import requests_at_once, sections
-from tests.report.served_runs import context_run, served_run
-from tests.report.test_figures import texts
 from tests.report.test_json import SCHEMA
 from tests.report.test_tables import printed
-
-
-@pytest.fixture(scope="module")
-def served() -> Document:
-    return build_document(served_run())
-
-
-@pytest.fixture(scope="module")
-def lengths() -> Document:
-    return build_document(context_run())
-
-
-@pytest.fixture(scope="module")
-def served_charts(served: Document) -> tuple[Chart, ...]:
-    return charts(served)
-
-
-def test_all_cells_are_valid_and_none_is_missing(served: Document, lengths: Document) -> None:
-    for document in (served, lengths):
-        assert [cell.invalid_reasons for cell in document.cells if not cell.valid] == []
-        assert document.missing == ()
-
-
-def test_sections_are_told_apart_by_rows_and_engine(served: Document) -> None:
-    assert [section.title for section in sections(served)][:4] == [
-        "code, one request at a time, builtin",
-        "code, one request at a time, transformers",
-        "code, 2 requests at once, builtin",
-        "code, 4 requests at once, builtin",
-    ]
-
-
-def test_every_engine_has_its_own_baseline_and_what_is_compared_with_it(served: Document) -> None:
-    own, peer, *_ = sections(served)
-    assert own.baseline is not None
-    assert own.baseline.key.method == "none"
-    assert peer.baseline is not None
-    assert peer.baseline.key.method == "generate"
-    static = peer.undrafted[1]
-    assert static.key.method == "generate_static"
-    assert static.speedup is not None
-    assert static.speedup.estimate == pytest.approx(1.0)
-    assert peer.series == ("demo/draft, assisted", "demo/draft, assisted_default")
-    assert [row[0] for row in result_grid(peer).rows] == [
-        "generate",
-        "generate_static",
-        "draft, assisted",
-        "draft, assisted_default",
-    ]
 
 
 def test_the_crossover_table_says_where_it_stops(served: Document) -> None:
@@ -160,37 +98,6 @@ def test_without_anything_to_compare_there_is_no_table(cpu_document: Document) -
     assert comparison_grids(cpu_document) == ()
 
 
-def test_a_result_table_of_many_rows_shows_what_serving_is_about(served: Document) -> None:
-    section = sections(served)[2]
-    grid = result_grid(section)
-    wanted = {"tok/s, busy", "tok/s, all", "a user", "TTFT ms", "queue ms", "rows used", "KV cache"}
-    assert wanted <= set(grid.headers)
-    by_k = {row[1]: dict(zip(grid.headers, row, strict=True)) for row in grid.rows}
-    assert list(by_k) == ["0", "2", "4", "auto 4.7"]
-    assert by_k["4"]["KV cache"] == "2.00 MiB"
-    # Two rows of 12 tokens in 0.9 s and a little, and of 13 tokens in 0.1 s more.
-    assert float(by_k["4"]["tok/s, busy"]) == pytest.approx(24 / 0.909, abs=0.1)
-    assert float(by_k["4"]["tok/s, all"]) == pytest.approx(26 / 1.009, abs=0.1)
-
-
-def test_the_answer_names_rows_engine_and_method(served: Document) -> None:
-    lines = answer_lines(served)
-    first = lines[0]
-    assert first.startswith("code, one request at a time, builtin: demo/draft, ")
-    assert any(line.startswith("  demo/draft, assisted_default: ") for line in lines)
-    assert any(line.startswith("code, 4 requests at once, builtin: ") for line in lines)
-
-
-def test_one_k_for_all_workloads_is_said_for_each_load(served: Document) -> None:
-    """Only where a decision helps; nothing was measured again here, so single Ks alone do."""
-    assert compromise_lines(served) == [
-        "demo/draft, assisted, one request at a time, transformers: one K for all workloads, "
-        "K=4 gives up nothing",
-        "demo/draft, assisted_default, one request at a time, transformers: one K for all "
-        "workloads, K=20 gives up nothing",
-    ]
-
-
 def test_the_terminal_shows_the_comparisons_in_80_columns(
     served: Document, lengths: Document
 ) -> None:
@@ -207,12 +114,6 @@ def test_pages_show_every_comparison(served: Document, lengths: Document) -> Non
         text = render([served, lengths])
         for title in ("Side by side", "K=auto against", "rows in flight", "tokens of context"):
             assert title in text
-
-
-def test_engines_are_part_of_the_provenance(served: Document) -> None:
-    facts = {fact.name: fact.value for fact in provenance(served)}
-    assert facts["engine builtin"] == "demo, fused forward, graph off, compiled in 1,500 ms"
-    assert facts["engine transformers"] == "demo; draft: 20 tokens at first"
 
 
 def test_the_machine_document_holds_the_comparisons(served: Document, lengths: Document) -> None:
@@ -234,82 +135,3 @@ def test_the_csv_tells_adaptive_cells_and_contexts(served: Document) -> None:
     header, *rows = to_csv([served]).splitlines()
     assert {"adaptive", "context", "request_rate", "busy_tokens_per_s"} <= set(header.split(","))
     assert len(rows) == len(served.cells)
-
-
-def test_charts_of_rows_context_engines_and_the_time_line(
-    served_charts: tuple[Chart, ...], lengths: Document
-) -> None:
-    by_title = {chart.title: chart for chart in served_charts}
-    assert "K=auto over time" in by_title
-    rows = by_title["Speed-up against rows in flight"]
-    assert {"K=2", "K=4", "K=auto", "rows in flight"} <= set(texts(rows.svg))
-    assert "one request" not in rows.setting
-    peers = by_title["Side by side with other engines"]
-    assert "20  builtin draft K=4" in texts(peers.svg)
-    assert "10  transformers assisted K=4" in texts(peers.svg)
-    everybody = by_title["One user's speed against everybody's"]
-    assert {"1", "2", "4", "draft", "no speculation"} <= set(texts(everybody.svg))
-    assert "Speed-up against context" in [chart.title for chart in charts(lengths)]
-
-
-def test_acceptance_is_drawn_for_the_fewest_rows_alone(served_charts: tuple[Chart, ...]) -> None:
-    drawn = [c.setting for c in served_charts if c.title == "Acceptance per position"]
-    assert len(drawn) == 2
-    assert all("one request at a time" in setting for setting in drawn)
-
-
-def test_the_setting_of_the_run_is_said_above_everything(
-    served: Document, lengths: Document
-) -> None:
-    said = setup(served)
-    assert "K = 0, 2, 4, 20, auto;" in said
-    assert "one request at a time, 2 requests at once and 4 requests at once" in said
-    assert "; 512 and 4,096 tokens of context;" in setup(lengths)
-
-
-def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
-    setting = setting_of(replace(served_run().run.cells[0].key, concurrency=8, request_rate=2.5))
-    assert requests_at_once(setting) == "up to 8 at once, 2.5 requests a second"
-
-
-def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
-    limits = {"roofline_round_s": 0.004, "roofline_ratio": 1.25, "bandwidth_utilisation": 0.8}
-    host = {"launches_per_round": 1.0, "syncs_per_round": 0.0}
-    cells = tuple(
-        replace(cell, metrics={**cell.metrics, **limits, **host}) for cell in cpu_document.cells
-    )
-    grid = result_grid(sections(replace(cpu_document, cells=cells))[0])
-    row = dict(zip(grid.headers, grid.rows[1], strict=True))
-    assert row["roofline ms"] == "4.00 (1.25x)"
-    assert row["bandwidth"] == "80%"
-    assert row["launches, waits"] == "1.00, 0"
-
-
-def test_the_time_line_has_the_corners_of_its_steps_alone() -> None:
-    rounds = RoundTimeline(
-        at_s=(0.0, 0.1, 0.2, 0.4),
-        seconds=(0.1, 0.1, 0.1, 0.2),
-        num_speculative_tokens=(4, 4, 0, 0),
-        num_live=(1,) * 4,
-        num_rows=(1,) * 4,
-        num_emitted=(1,) * 4,
-    )
-    at_s, ks = changes(rounds)
-    assert at_s == pytest.approx([0.0, 0.2, 0.6])
-    assert ks == [4, 0, 0]
-
-
-def test_acceptance_by_position_is_of_the_deepest_fixed_k(served: Document) -> None:
-    own = sections(served)[0]
-    assert [cell.key.num_speculative_tokens for cell in own.deepest] == [4]
-
-
-def test_an_adaptive_cell_is_chosen_and_not_the_fixed_k_of_its_size(served: Document) -> None:
-    section = sections(served)[0]
-    adaptive = section.cells[-1].key
-    assert adaptive.adaptive
-    (decision,) = section.decisions
-    helps = replace(decision, method="draft_model", leader=adaptive)
-    chosen = replace(section, decisions=(helps,))
-    assert chosen.is_chosen(adaptive)
-    assert not chosen.is_chosen(replace(adaptive, adaptive=False))

@@ -6,7 +6,8 @@ import pytest
 
 from specbench.report.document import Document, build_document
 from specbench.store import StoredRun
-from tests.report.stored_runs import BROKEN, NUM_TOKENS, SMALL, Wish, environment, stored_run
+from tests.report.made_up_records import NUM_TOKENS, environment
+from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +96,9 @@ def test_planned_cells_without_a_request_are_missing(stored: StoredRun) -> None:
 
 
 def test_a_resume_under_other_conditions_is_a_warning(stored: StoredRun) -> None:
-    same = replace(environment("cpu"), created_at="2026-11-22", command=("specbench", "--resume"))
+    same = replace(
+        environment(is_gpu=False), created_at="2026-11-22", command=("specbench", "--resume")
+    )
     other = replace(same, threads=2, packages={"torch": "2.14.0", "transformers": "5.23.0"})
     assert build_document(replace(stored, sessions=(same,))).warnings == ()
     (warning,) = build_document(replace(stored, sessions=(same, other))).warnings

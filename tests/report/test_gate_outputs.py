@@ -11,7 +11,8 @@ from specbench.report.gate_json import gate_json
 from specbench.report.gate_junit import gate_junit
 from specbench.report.gate_markdown import gate_markdown
 from specbench.report.gate_table import gate_table
-from specbench.report.gate_words import cell_name, chance_note, headline, row
+from specbench.report.gate_words import chance_note, headline, row
+from specbench.report.sections import cell_name
 from specbench.stats.gate import Gate, Tolerance, check
 from tests.stats.gate_sides import cell, figure, key, side
 
@@ -39,7 +40,7 @@ def gate() -> Gate:
 
 def test_the_headline_names_the_first_regression_and_how_many_there_are(gate):
     assert headline(gate) == (
-        "REGRESSION: demo/draft on code, K = 4: decode_speedup 2.00x -> 1.50x, -25.0% where -5% "
+        "REGRESSION: demo/draft K=4 on code: decode_speedup 2.00x -> 1.50x, -25.0% where -5% "
         "is tolerated (1 of 3 comparisons of 2 cells)"
     )
 
@@ -53,10 +54,12 @@ def test_a_row_shows_what_was_decided_and_by_what(gate):
 
 
 def test_cells_are_named_by_what_tells_them_apart():
-    assert cell_name(key()) == "demo/draft on code, K = 4"
+    assert cell_name(key()) == "demo/draft K=4 on code"
     assert cell_name(key(temperature=0.7, concurrency=4, context=512)) == (
-        "demo/draft on code, K = 4, T = 0.7, 4 rows, context 512"
+        "demo/draft K=4 on code, 4 requests at once, temperature 0.7, context 512"
     )
+    assert cell_name(key(num_samples=4)) == "demo/draft K=4 on code, best of 4 samples"
+    assert cell_name(key(4, request_rate=2.0)).endswith("up to 1 at once, 2 requests a second")
 
 
 def test_chance_is_only_spoken_of_where_there_is_some(gate):
@@ -73,7 +76,7 @@ def test_junit_is_well_formed_and_counts_what_it_holds(gate):
     assert [int(suite.get(name)) for name in ("failures", "errors", "skipped")] == found
     assert int(suite.get("tests")) == sum(1 for _ in suite.iter("testcase"))
     (failure,) = suite.iter("failure")
-    assert failure.text.startswith("demo/draft on code, K = 4: no cause can be told")
+    assert failure.text.startswith("demo/draft K=4 on code: no cause can be told")
 
 
 def test_markdown_has_a_row_a_judgement_and_no_markup_of_names(gate):

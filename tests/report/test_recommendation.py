@@ -1,6 +1,7 @@
 """The answer for an objective, in words and for machines."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,9 +12,11 @@ from specbench.report.recommendation import (
     pick_grid,
     pick_lines,
     picks_of,
+    reasons,
     recommendation_json,
 )
 from tests.report.served_runs import served_run
+from tests.report.stored_runs import SMALL, stored_run
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +56,17 @@ def test_the_machine_form_names_best_candidates_and_reasons(served: Document) ->
         assert one["best"] == one["candidates"][0]
         rates = [c["tokens_per_s_low"] for c in one["candidates"][1:]]
         assert rates == sorted(rates, reverse=True)
+
+
+def test_of_not_speculating_it_says_why_the_best_that_was_tried_lost() -> None:
+    document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
+    for one in picks_of(document, Objective()):
+        assert one.best.key.num_speculative_tokens == 0
+        lost = next(d for d in document.decisions if d.workload == one.question.workload)
+        said = list(reasons(document, one))
+        assert said[0].startswith("the best that lost is demo/poor, K=1, 0.")
+        assert tuple(said[1:]) == lost.reasons
+        assert any("break-even" in line for line in said)
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:

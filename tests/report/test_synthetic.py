@@ -51,6 +51,14 @@ def test_every_answer_ends_with_the_mark(wish: Wish, settings: dict[str, object]
         assert line.count("[synthetic]") == 1
 
 
+def test_how_models_match_is_only_said_of_what_was_decoded() -> None:
+    poor = replace(SMALL, drafters=("poor",))
+    for settings in ({}, DRAWN, DUMMY):
+        (*_, decision) = document_of(poor, **settings).decisions
+        said = any("mismatched" in reason for reason in decision.reasons)
+        assert said is not bool(settings)
+
+
 def test_every_format_is_marked(synthetic: Document) -> None:
     terminal = io.StringIO()
     Console(file=terminal, width=200).print(terminal_report(synthetic))

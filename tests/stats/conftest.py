@@ -1,27 +1,19 @@
 """A steady cell that tests break in one place each."""
 
+from dataclasses import replace
+
 import pytest
 
 from specbench.metrics.cell import CellData
 from specbench.records import CellKey, DeviceSample, RequestRecord, RoundLog
+from tests.cell_keys import BASE_KEY, KEY
 
 NUM_PROMPTS = 6
 DEVICE = DeviceSample(num_samples=9, sm_clock_mhz=1800, sm_clock_default_mhz=1800)
 
 
 def key(k: int) -> CellKey:
-    return CellKey(
-        pairing="demo/draft" if k else "demo",
-        target="demo",
-        drafter="draft" if k else "none",
-        workload="code",
-        engine="builtin",
-        method="draft_model" if k else "none",
-        num_speculative_tokens=k,
-        concurrency=1,
-        temperature=0.0,
-        dtype="float32",
-    )
+    return replace(KEY if k else BASE_KEY, num_speculative_tokens=k)
 
 
 def request(prompt: int, k: int, rounds: RoundLog, cpu_s: float) -> RequestRecord:

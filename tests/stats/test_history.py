@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.records import CellKey, CellSummary, Interval
+from specbench.records import CellSummary, Interval
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines, sparkline
 from specbench.report.history_page import to_page
 from specbench.stats.fingerprint import Fingerprint
 from specbench.stats.history import PastRun, history
+from tests.cell_keys import KEY
 
 HERE = Fingerprint(
     models={"demo": "aa" * 32},
@@ -17,18 +18,6 @@ HERE = Fingerprint(
     sampling="top-k off, top-p 1",
     hardware={"device": "cpu", "CPU": "an old one"},
     torch="2.13.0",
-)
-KEY = CellKey(
-    pairing="demo/draft",
-    target="demo",
-    drafter="draft",
-    workload="code",
-    engine="builtin",
-    method="draft_model",
-    num_speculative_tokens=4,
-    concurrency=1,
-    temperature=0.0,
-    dtype="float32",
 )
 
 

@@ -159,7 +159,7 @@ def _is_line(points: Points) -> bool:
 
 
 def _all_users(cell: CellSummary) -> float | None:
-    names = ("busy_tokens_per_s", "aggregate_tokens_per_s", "decode_tokens_per_s")
+    names = ("busy_tokens_per_s", "aggregate_tokens_per_s", "end_to_end_tokens_per_s")
     found = (scalar(cell.metrics.get(name)) for name in names)
     return next((speed for speed in found if speed is not None), None)
 

@@ -1,0 +1,36 @@
+"""Runs of the bench on a real, tiny pair in a folder of its own."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from specbench.bench.benchmark import run_benchmark
+from specbench.config import load_pairings
+from specbench.records import RunSettings
+from tests.bench.fake_runs import write_prompts
+from tests.bench.fakes import RecordingWatch
+from tests.tiny_pair import write_pair
+
+
+def write_tiny(folder: Path) -> Path:
+    """The folder, with a tiny pair, its pairings.yaml and its prompts."""
+    write_pair(folder)
+    write_prompts(folder / "talk.jsonl", [["Hello you", "And then?"], "Name a colour"])
+    return folder
+
+
+def settings_for(folder: Path, **changes) -> RunSettings:
+    base = RunSettings(
+        command="sweep-k",
+        pairings=("tiny/draft", "tiny/ngram"),
+        workloads=(str(folder / "talk.jsonl"),),
+        num_speculative_tokens=(1, 4),
+        max_new_tokens=8,
+        device="cpu",
+        threads=1,
+    )
+    return replace(base, **changes)
+
+
+def run_on(folder: Path, settings: RunSettings, root: Path, watch=None, resume=None):
+    pairings = load_pairings(folder / "pairings.yaml").select(settings.pairings)
+    return run_benchmark(settings, pairings, root, watch or RecordingWatch(), resume=resume)

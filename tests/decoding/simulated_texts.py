@@ -1,0 +1,133 @@
+"""Texts and machines that are simulated, and what a controller loses on them to the best fixed K.
+
+All times are simulated: a round costs what COSTS says, a clock shows it with a noise of 5 %, one
+in fifty times three times over, on a machine that drifts by 0.2 % a round. Seeds are fixed.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from math import exp
+
+from specbench.decoding.controller import Controller, default_ks
+from specbench.decoding.round_costs import RoundCosts
+
+KS = default_ks(8)
+# Seconds of a round by K, in the shape measured on a CPU pair: one row, a few, many.
+COSTS = {
+    1: dict(enumerate([2.7e-3, 3.6e-3, 4.2e-3, 4.6e-3, 5.0e-3, 5.4e-3, 5.8e-3, 6.2e-3, 6.6e-3])),
+    4: dict(enumerate([3.2e-3, *(4.6e-3 + 0.9e-3 * i for i in range(8))])),
+    16: {k: 5e-3 + 4e-3 * k for k in range(9)},
+}
+CATCH_UP_S = ((1, 0.81e-3), (100, 1.8e-3))  # 0.8 ms and 0.01 ms a token
+
+Rates = Callable[[random.Random], Iterator[float]]  # P(the draft of the next token is right)
+Make = Callable[[RoundCosts], Controller]
+
+
+def steady(alpha: float) -> Rates:
+    def rates(_: random.Random) -> Iterator[float]:
+        while True:
+            yield alpha
+
+    return rates
+
+
+def blocks(low: float, high: float, length: int) -> Rates:
+    """Prose and code in turn, each about `length` tokens."""
+
+    def rates(rng: random.Random) -> Iterator[float]:
+        alpha, other = rng.sample((low, high), 2)
+        while True:
+            yield from [alpha] * int(length * (0.5 + rng.random()))
+            alpha, other = other, alpha
+
+    return rates
+
+
+def lookup(hit: float, right: float) -> Rates:
+    """A draft is found now and then, and is then mostly right: rates jump, rounds find nothing."""
+
+    def rates(rng: random.Random) -> Iterator[float]:
+        while True:
+            yield from [right if rng.random() < hit else 0.0] * 6
+
+    return rates
+
+
+def blocks_of(low: float, high: float, length: int, num_rows: int = 1) -> list[Rates]:
+    return [blocks(low, high, length)] * num_rows
+
+
+class Row:
+    """One text: a round at K keeps drafts until one is wrong."""
+
+    def __init__(self, rates: Rates, seed: str) -> None:
+        self._rng = random.Random(seed)
+        self._rates = rates(random.Random(seed))
+        self._ahead: list[float] = []
+
+    def round(self, k: int) -> int:
+        while len(self._ahead) <= k:
+            self._ahead.append(next(self._rates))
+        kept = 0
+        while kept < k and self._rng.random() < self._ahead[kept]:
+            kept += 1
+        del self._ahead[: kept + 1]
+        return kept
+
+
+def seconds_at(k: int, texts: Sequence[Rates], num_tokens: int, seed: int) -> float:
+    """True seconds of `num_tokens` tokens, all rows together, at one K."""
+    rows = [Row(rates, f"{seed} {i}") for i, rates in enumerate(texts)]
+    emitted, num_rounds = 0, 0
+    while emitted < num_tokens:
+        emitted += sum(row.round(k) + 1 for row in rows)
+        num_rounds += 1
+    return num_rounds * COSTS[len(rows)][k] * num_tokens / emitted
+
+
+def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -> float:
+    """True seconds of the same under a controller, whose clock is noisy; warm-up included."""
+    clock = random.Random(f"clock {seed}")
+    cost = COSTS[len(texts)]
+    num_rows, speed = len(texts), 1.0
+
+    def shown(seconds: float) -> float:
+        return seconds * exp(clock.gauss(0, 0.05)) * (3 if clock.random() < 0.02 else 1)
+
+    samples = {(num_rows, k): [shown(cost[k]) for _ in range(4)] for k in KS}
+    controller = make(RoundCosts.from_samples(samples, catch_up_s=CATCH_UP_S))
+    rows = [Row(rates, f"{seed} {i}") for i, rates in enumerate(texts)]
+    emitted, seconds, behind = 0, 0.0, 0
+    while emitted < num_tokens:
+        k = controller.choose(num_rows, num_rows, 10_000)
+        kept = [row.round(k) for row in rows]
+        catch_up = 0.8e-3 + 0.01e-3 * behind if k and behind else 0.0
+        behind = 0 if k else behind + 1
+        speed *= exp(clock.gauss(0, 0.002))
+        controller.observe(
+            k=k,
+            num_rows=num_rows,
+            num_drafted=[k] * num_rows,
+            num_accepted=kept,
+            num_emitted=[n + 1 for n in kept],
+            seconds=shown(cost[k] + catch_up) * speed,
+        )
+        seconds += cost[k] + catch_up
+        emitted += sum(kept) + num_rows
+    return seconds * num_tokens / emitted
+
+
+def regret(
+    make: Make, texts: Sequence[Rates], num_rounds: int, num_passes: int | None = None
+) -> float:
+    """Extra time over the fixed K that was best in hindsight, over several passes.
+
+    A pass is as many tokens as that K emits in about `num_rounds` rounds.
+    """
+    passes = range(num_passes or (20 if len(texts) == 1 else 6))
+    trial_s = {k: seconds_at(k, texts, 600 * len(texts), -1) for k in KS}
+    pace = min(KS, key=trial_s.__getitem__)
+    tokens = int(600 * len(texts) * num_rounds * COSTS[len(texts)][pace] / trial_s[pace])
+    best_s = min(sum(seconds_at(k, texts, tokens, seed) for seed in passes) for k in KS)
+    return sum(seconds_of(make, texts, tokens, seed) for seed in passes) / best_s - 1

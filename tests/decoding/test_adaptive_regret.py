@@ -1,0 +1,73 @@
+"""The controller against every fixed K, on simulated texts and machines."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from specbench.decoding.controller import Controller
+from specbench.decoding.round_costs import RoundCosts
+from tests.decoding.simulated_texts import KS, blocks_of, lookup, regret, steady
+
+DIFFERENT = [steady(alpha) for alpha in (0.2, 0.5, 0.8, 0.95)]
+# A pass of 300 rounds, its warm-up included, may lose this much to the best fixed K.
+TOLERANCE = 0.025
+
+
+def adaptive(costs: RoundCosts) -> Controller:
+    return Controller(KS, costs)
+
+
+def never_probing(costs: RoundCosts) -> Controller:
+    return Controller(KS, costs, probe_share=0.0)
+
+
+def ignoring_cost(costs: RoundCosts) -> Controller:  # noqa: ARG001
+    return Controller(KS, RoundCosts.from_samples({(16, k): (1.0,) for k in KS}))
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 16])
+@pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
+def test_on_an_even_text_it_costs_little_more_than_the_best_fixed_k(alpha, num_rows):
+    assert regret(adaptive, [steady(alpha)] * num_rows, 300) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [lookup(0.3, 0.85)],
+        DIFFERENT,
+        DIFFERENT * 4,
+        blocks_of(0.2, 0.9, 150, num_rows=16),
+        blocks_of(0.2, 0.9, 60, num_rows=4),
+    ],
+    ids=["lookup", "4 rows that differ", "16 rows that differ", "16 of blocks", "4 of blocks"],
+)
+def test_rows_that_differ_and_drafts_that_are_missing_cost_as_little(texts):
+    assert regret(adaptive, texts, 300) < TOLERANCE
+
+
+def test_short_passes_lose_what_a_few_rounds_of_finding_out_cost():
+    lost = [regret(adaptive, [steady(a)] * n, 150) for a in (0.2, 0.8) for n in (1, 16)]
+
+    assert max(lost) < 0.04
+    assert sum(lost) / len(lost) < 0.02
+
+
+def test_where_the_text_changes_no_fixed_k_is_as_fast():
+    assert regret(adaptive, blocks_of(0.2, 0.9, 150), 300) < 0
+    assert regret(adaptive, blocks_of(0.2, 0.9, 400), 300) < -0.05
+
+
+def test_a_controller_that_ignores_cost_fails_the_same_test():
+    assert regret(ignoring_cost, DIFFERENT * 4, 300, num_passes=2) > 0.5
+
+
+def test_a_controller_that_never_probes_misses_the_easy_part_of_a_text():
+    def hard_then_easy(_: random.Random) -> Iterator[float]:
+        yield from [0.1] * 200
+        while True:
+            yield 0.95
+
+    assert regret(adaptive, [hard_then_easy], 300) < 0
+    assert regret(never_probing, [hard_then_easy], 300) > 0.2
