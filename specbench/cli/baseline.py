@@ -25,6 +25,7 @@ def baseline(
     """Write runs of the same work as a baseline, with the deviation between them."""
     from specbench.cli.sides import parse_words, read_run
     from specbench.report.baseline_words import baseline_lines
+    from specbench.report.numbers import plural
     from specbench.stats.baseline import left_out, pool
     from specbench.stats.baseline_file import write_baseline
     from specbench.stats.comparable import WORDS
@@ -37,5 +38,5 @@ def baseline(
     write_baseline(pooled, to)
     for line in baseline_lines(pooled):
         typer.echo(line)
-    size = to.stat().st_size
-    typer.echo(f"{to}: {len(pooled.cells)} cells of {pooled.num_runs} runs, {size / 1000:.0f} kB")
+    cells, of_runs = plural(len(pooled.cells), "cell"), plural(pooled.num_runs, "run")
+    typer.echo(f"{to}: {cells} of {of_runs}, {to.stat().st_size / 1000:.0f} kB")

@@ -138,7 +138,10 @@ def _print(found: "History", page: Path | None) -> None:
         typer.echo(line)
     if page is not None:
         typer.echo(f"page: {page}")
-    for line in change_lines(found) or ["no step and no trend found"]:
+    changes = change_lines(found)
+    if not changes and found.num_judged:
+        changes = ["no step and no trend found"]
+    for line in changes:
         typer.echo(line)
 
 

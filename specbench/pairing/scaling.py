@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from specbench.records import CellKey, CellSummary, Interval
 
@@ -24,7 +24,7 @@ class Crossover:
 
     key: CellKey  # of the curve's first cell
     points: tuple[Point, ...]  # by rows in flight
-    concurrency: int | None  # the least measured one whose interval is not above 1
+    concurrency: int | None  # the least measured one from which on no interval is above 1
     estimated: float | None  # where the estimate passes 1, between two measured ones
 
 
@@ -49,7 +49,7 @@ def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
             Crossover(
                 key=group[0].key,
                 points=points,
-                concurrency=next((p.at for p in points if _is_not_above_1(p)), None),
+                concurrency=_stops_paying(points),
                 estimated=_passes_1(points),
             )
         )
@@ -88,11 +88,12 @@ def _point(cell: CellSummary, at: int) -> Point:
     )
 
 
-def _is_not_above_1(point: Point) -> bool:
-    """False without an interval, which shows nothing."""
-    if not point.valid or point.speedup is None or point.speedup.low is None:
-        return False
-    return point.speedup.low <= 1
+def _stops_paying(points: Sequence[Point]) -> int | None:
+    """Points without an interval show nothing; a gain at more rows is one, whatever fewer show."""
+    lows = [(p.at, p.speedup.low) for p in points if p.valid and p.speedup]
+    shown = [(at, low) for at, low in lows if low is not None]
+    lost = list(takewhile(lambda one: one[1] <= 1, reversed(shown)))
+    return lost[-1][0] if lost else None
 
 
 def _passes_1(points: Sequence[Point]) -> float | None:

@@ -93,9 +93,11 @@ def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
     if record.costs_of is not None:
         return f"{said}, with the costs of {whose_costs(record)}"
     ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
-    is_exhaustive = not set(one.measured) <= set(record.to_measure)
-    few = "would measure" if is_exhaustive else "measured"
-    return f"{said}; of K = {ranges(ks)} {few} {ranges(list(record.to_measure))}{_time(record)}"
+    few, got = set(record.to_measure), set(one.measured)
+    if not few:
+        return f"{said}; other drafters promise more, so none of its K was measured"
+    word = "measured" if got == few else "would measure" if got > few else "chose to measure"
+    return f"{said}; of K = {ranges(ks)} {word} {ranges(sorted(few))}{_time(record)}"
 
 
 def _time(record: ForecastRecord) -> str:

@@ -70,9 +70,14 @@ class History:
     left_out: tuple[LeftOut, ...]
 
     @property
+    def num_judged(self) -> int:
+        """Series with runs enough for a step or a trend."""
+        return sum(len(one.points) >= MIN_RUNS for one in self.series)
+
+    @property
     def false_alarms(self) -> str:
         """What may be an accident, in words."""
-        judged = sum(len(one.points) >= MIN_RUNS for one in self.series)
+        judged = self.num_judged
         if judged == 0:
             return f"no series has the {MIN_RUNS} runs that a step or a trend needs"
         return (

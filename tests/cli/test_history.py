@@ -53,6 +53,13 @@ def test_a_history_can_end_earlier(nightly):
     assert len(json.loads(ran.out)["series"][0]["points"]) == 4
 
 
+def test_too_few_runs_are_not_said_to_hold_no_step(nightly):
+    ran = specbench("history", *METRIC, "--json", cwd=nightly)
+    fourth = json.loads(ran.out)["series"][0]["points"][3]["run_id"]
+    ran = specbench("history", *METRIC, "--run", fourth, cwd=nightly)
+    assert ran.out.splitlines()[-1] == "no series has the 8 runs that a step or a trend needs"
+
+
 def test_a_damaged_run_is_named_and_passed_over(nightly, tmp_path):
     copy = shutil.copytree(nightly / "reports", tmp_path / "reports")
     runs = sorted(path.parent for path in copy.glob("*/run.json"))

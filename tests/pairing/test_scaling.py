@@ -16,7 +16,7 @@ def only(found):
     return one
 
 
-def test_the_crossover_is_the_least_concurrency_whose_interval_is_not_above_1(summarised):
+def test_the_crossover_is_the_least_concurrency_from_which_on_no_interval_is_above_1(summarised):
     cells = [
         at(summarised, 16, 0.7, 0.8, 0.9),
         at(summarised, 1, 1.8, 2.0, 2.2),
@@ -43,6 +43,13 @@ def test_speculation_that_pays_everywhere_has_no_crossover(summarised):
 def test_speculation_that_never_paid_crosses_at_the_first(summarised):
     found = only(crossovers([at(summarised, c, 0.5, 0.6, 0.7) for c in (1, 4)]))
     assert (found.concurrency, found.estimated) == (1, None)
+
+
+def test_a_gain_at_more_rows_is_one_whatever_fewer_show(summarised):
+    lows = {1: 0.97, 2: 1.1, 4: 0.99, 8: 0.8}
+    cells = [at(summarised, c, low, low + 0.1, low + 0.2) for c, low in lows.items()]
+    assert only(crossovers(cells)).concurrency == 4
+    assert only(crossovers(cells[:2])).concurrency is None
 
 
 def test_without_an_interval_nothing_is_said(summarised):

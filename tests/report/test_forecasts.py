@@ -150,3 +150,11 @@ def test_a_forecast_that_saves_nothing_says_what_it_takes(here):
     dear = replace(good, forecast=replace(good.forecast, trace_s=2 * good.forecast.sweep_s))
     assert " more time than the sweep by its own estimate" in forecast_text(dear)
     assert "-" not in forecast_text(dear).rpartition("measured")[2]
+
+
+def test_what_was_not_measured_is_not_said_to_be(here):
+    (good, _) = here.forecasts
+    cut = replace(good, measured={})
+    assert "of K = 1..2, 4 chose to measure 4, " in forecast_text(cut)
+    passed_over = replace(cut, forecast=replace(good.forecast, to_measure=()))
+    assert forecast_text(passed_over).endswith("so none of its K was measured")
