@@ -11,7 +11,10 @@ import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from benchmarks.gate_noise import CellNoise, noise_of, write_noise
@@ -40,7 +43,8 @@ from specbench.cli.sides import read_run
 from specbench.metrics.cell import CellData
 from specbench.stats.baseline import Snapshot, pool
 from specbench.stats.gate import check
-from specbench.store import load_run
+from specbench.stats.tolerances import default_tolerances
+from specbench.store import StoredRun, load_run
 
 SAMPLED = ("-w", "chat,code", "--prompts", "12", "--temperature", "1", "--repeats", "12")
 SPLIT = (BASELINE_RUNS, CANDIDATE_RUNS)
@@ -48,7 +52,7 @@ SPLIT = (BASELINE_RUNS, CANDIDATE_RUNS)
 
 def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parse(arguments)
-    ids, seconds = record(asked.folder / "same", asked.runs)
+    ids = record(asked.folder / "same", asked.runs)
     stored = [load_run(name, asked.folder / "same") for name in ids]
     runs = [read_run(name, asked.folder / "same") for name in ids]
     noise = noise_of([cells_of(run, "explore") for run in stored])
@@ -59,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_noise((*noise, *sampled), asked.noise, about)
     document = {
         "recipe": {"arguments": RECIPE, "tolerances": TOLERANCES, "runs": SPLIT},
-        "seconds_a_run": seconds,
+        "seconds_a_run": _seconds_a_run(stored),
         "deviation_between_runs": deviations(runs),
         "real": real(runs),
         "simulated": dict(simulations(noise, sampled, asked.pairs)),
@@ -86,8 +90,9 @@ def simulations(
     noise: Sequence[CellNoise], sampled: Sequence[CellNoise], num_pairs: int
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Identical pairs, and pairs with a loss of twice the tolerance, for every tier."""
-    speed, speedup = {"decode_tokens_per_s": 0.40}, {"decode_speedup": 0.25}
-    single = {"mean_acceptance_length": 0.02, **speedup, **speed}
+    single = {t.metric: t.share for t in default_tolerances("cpu")}
+    single.pop("peak_allocated_bytes")  # its noise is not recorded
+    speed, speedup = ({m: single[m]} for m in ("decode_tokens_per_s", "decode_speedup"))
     recipe = {"decode_speedup": TOLERANCES["decode_speedup"]}
     sampled_length = {"mean_acceptance_length": 0.15}
     for name, cells, asked, loss, runs in (
@@ -141,9 +146,16 @@ def faults(folder: Path, runs: Sequence[Snapshot]) -> Iterator[tuple[str, dict[s
         )
 
 
+def _seconds_a_run(stored: Sequence[StoredRun]) -> float | None:
+    """From the start of one run to that of the next: they follow each other."""
+    begun = [datetime.fromisoformat(one.run.environment.created_at) for one in stored]
+    between = [(after - before).total_seconds() for before, after in pairwise(sorted(begun))]
+    return median(between) if between else None
+
+
 def _sampled_noise(folder: Path) -> tuple[CellNoise, ...]:
     """Temperature 1: every repeat of one run has seeds of its own, and stands for a run."""
-    (run_id,), _ = record(folder, 1, SAMPLED)
+    (run_id,) = record(folder, 1, SAMPLED)
     stored = load_run(run_id, folder)
     cells = cells_of(stored, "explore")
     repeats = sorted({request.repeat for cell in cells for request in cell.requests})

@@ -2,10 +2,8 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from specbench.cli.sides import read_run
 from specbench.stats.baseline import Snapshot
@@ -39,21 +37,12 @@ targets:
 """
 
 
-class Recorded(NamedTuple):
-    """Runs of the same work."""
-
-    run_ids: list[str]
-    seconds_a_run: float | None  # of those that were run now; None: all were there
-
-
-def record(folder: Path, num_runs: int, arguments: Sequence[str] = RECIPE) -> Recorded:
-    """So many complete runs in `folder`; what is there already is not run again."""
-    began, before = time.monotonic(), len(_complete(folder))
+def record(folder: Path, num_runs: int, arguments: Sequence[str] = RECIPE) -> list[str]:
+    """Ids of so many complete runs in `folder`; what is there already is not run again."""
     while len(found := _complete(folder)) < num_runs:
         _tell(f"run {len(found) + 1} of {num_runs}")
         _run(folder, _PLAIN, arguments)
-    new = len(found) - before
-    return Recorded(found[:num_runs], (time.monotonic() - began) / new if new else None)
+    return found[:num_runs]
 
 
 def record_fault(folder: Path, *, draft: str = "draft", slow_target: bool = False) -> Snapshot:
