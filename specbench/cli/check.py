@@ -10,7 +10,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.baseline import AllowDifferent
-from specbench.errors import UsageError
+from specbench.errors import SpecbenchError, UsageError
 from specbench.stats.tolerances import Tolerance, default_tolerances, defaults_in_words
 
 if TYPE_CHECKING:
@@ -47,6 +47,32 @@ def check(
     out: options.Out = Path("reports"),
 ) -> None:
     """Exit 1 if CANDIDATE is worse than BASELINE, beyond noise and tolerance; 3 if undecided."""
+    from specbench.cli import USER_ERROR
+    from specbench.report.gate_json import gate_json, refusal_json
+    from specbench.report.gate_junit import gate_junit, refusal_junit
+    from specbench.report.gate_markdown import gate_markdown, refusal_markdown
+
+    try:
+        gate = _judged(baseline, candidate, fail_on, allow_different, out)
+    except SpecbenchError as error:
+        reason = str(error)
+        _tell(_write_files(junit, refusal_junit(reason), markdown, refusal_markdown(reason)))
+        if as_json:
+            typer.echo(json.dumps(refusal_json(reason), indent=2))
+        raise
+    # Written before anything is printed, since a reader such as `| head` may go away.
+    unwritten = _write_files(junit, gate_junit(gate), markdown, gate_markdown(gate))
+    if as_json:
+        typer.echo(json.dumps(gate_json(gate), indent=2, allow_nan=False))
+    else:
+        _print(gate)
+    _tell(unwritten)
+    raise typer.Exit(exit_code(gate) or (USER_ERROR if unwritten else 0))
+
+
+def _judged(
+    baseline: str, candidate: str, fail_on: str | None, allow_different: str | None, root: Path
+) -> "Gate":
     from specbench.cli.sides import parse_words, read_side
     from specbench.stats.attribution import EVIDENCE
     from specbench.stats.comparable import WORDS
@@ -57,20 +83,12 @@ def check(
     asked = tolerances or default_tolerances("")
     names = {*EVIDENCE, *(metric_of(tolerance).name for tolerance in asked)}
     allowed = parse_words("--allow-different", allow_different, WORDS)
-    gate = judge(
-        read_side(baseline, out, names),
-        read_side(candidate, out, names),
+    return judge(
+        read_side(baseline, root, names),
+        read_side(candidate, root, names),
         tolerances,
         allowed,
     )
-    _write_files(gate, junit, markdown)
-    if as_json:
-        from specbench.report.gate_json import gate_json
-
-        typer.echo(json.dumps(gate_json(gate), indent=2, allow_nan=False))
-    else:
-        _print(gate)
-    raise typer.Exit(exit_code(gate))
 
 
 def exit_code(gate: "Gate") -> int:
@@ -112,21 +130,30 @@ def _print(gate: "Gate") -> None:
     typer.echo(headline(gate))
 
 
-def _write_files(gate: "Gate", junit: Path | None, markdown: Path | None) -> None:
-    from specbench.report.gate_junit import gate_junit
-    from specbench.report.gate_markdown import gate_markdown
-
-    if junit is not None:
-        _write(junit, gate_junit(gate), "w")
-    if markdown is not None:
-        _write(markdown, gate_markdown(gate), "w")
+def _write_files(
+    junit: Path | None, junit_text: str, markdown: Path | None, markdown_text: str
+) -> tuple[str, ...]:
+    """Write what was asked for, and the summary of a CI job; says what could not be written."""
+    files = [(junit, junit_text, "w"), (markdown, markdown_text, "w")]
     if summary := os.environ.get(SUMMARY_VARIABLE):
-        _write(Path(summary), gate_markdown(gate), "a")
+        files.append((Path(summary), markdown_text, "a"))
+    return tuple(
+        f"{path}: cannot be written: {error.strerror}"
+        for path, text, mode in files
+        if path is not None and (error := _error_of_writing(path, text, mode))
+    )
 
 
-def _write(path: Path, text: str, mode: str) -> None:
+def _error_of_writing(path: Path, text: str, mode: str) -> OSError | None:
     try:
-        with path.open(mode, encoding="utf-8") as file:
+        # A reason may name a file whose name is not UTF-8.
+        with path.open(mode, encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+        return error
+    return None
+
+
+def _tell(errors: tuple[str, ...]) -> None:
+    for error in errors:
+        typer.echo(f"error: {error}", err=True)

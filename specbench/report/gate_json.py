@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from specbench.report.gate_words import cause_text, headline
+from specbench.report.gate_words import REFUSED, cause_text, headline
 from specbench.stats.attribution import Attribution
 from specbench.stats.baseline import Snapshot
 from specbench.stats.gate import Gate
@@ -30,6 +30,11 @@ def gate_json(gate: Gate) -> dict[str, Any]:
         "changes": [d._asdict() for d in gate.changes],
         "notes": list(gate.notes),
     }
+
+
+def refusal_json(reason: str) -> dict[str, Any]:
+    """The document where the two sides must not be compared, or one of them cannot be read."""
+    return {"schema_version": JSON_VERSION, "verdict": REFUSED, "sentence": reason}
 
 
 def _side(side: Snapshot) -> dict[str, Any]:

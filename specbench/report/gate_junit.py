@@ -1,12 +1,13 @@
 """A gate as JUnit XML: a test case for every metric of every cell.
 
-A regression is a failure, a cell that is missing an error, an inconclusive one is skipped. The
+A regression is a failure, a cell that is missing an error, an inconclusive one is skipped; a
+comparison that is refused is one error. The
 format has no schema of its own; this is the part that CI systems agree on.
 """
 
 import xml.etree.ElementTree as ET
 
-from specbench.report.gate_words import cause_text, chance_note, headline, row
+from specbench.report.gate_words import REFUSED, cause_text, chance_note, headline, row
 from specbench.report.sections import cell_name
 from specbench.stats.gate import Gate
 from specbench.stats.judging import Judgement, Verdict
@@ -16,6 +17,7 @@ _ELEMENTS = {
     Verdict.MISSING: "error",
     Verdict.INCONCLUSIVE: "skipped",
 }
+_NAME = "specbench check"
 
 
 def gate_junit(gate: Gate) -> str:
@@ -26,12 +28,12 @@ def gate_junit(gate: Gate) -> str:
         "failures": str(count[Verdict.REGRESSION]),
         "errors": str(count[Verdict.MISSING]),
     }
-    root = ET.Element("testsuites", {"name": "specbench check", **numbers})
+    root = ET.Element("testsuites", {"name": _NAME, **numbers})
     suite = ET.SubElement(
         root,
         "testsuite",
         {
-            "name": "specbench check",
+            "name": _NAME,
             **numbers,
             "skipped": str(count[Verdict.INCONCLUSIVE]),
             "timestamp": gate.candidate.origins[0].created_at,
@@ -54,7 +56,24 @@ def gate_junit(gate: Gate) -> str:
             )
             if judgement.verdict is Verdict.REGRESSION:
                 found.text = _printable(causes.get(judgement.cell, ""))
-    ET.SubElement(suite, "system-out").text = _printable(f"{headline(gate)}\n{chance_note(gate)}")
+    ET.SubElement(suite, "system-out").text = _printable(
+        f"{headline(gate)}\n{chance_note(gate)}".rstrip()
+    )
+    return _document(root)
+
+
+def refusal_junit(reason: str) -> str:
+    """The same where the two sides must not be compared: one test case that is an error."""
+    numbers = {"name": _NAME, "tests": "1", "failures": "0", "errors": "1"}
+    root = ET.Element("testsuites", numbers)
+    suite = ET.SubElement(root, "testsuite", {**numbers, "skipped": "0"})
+    case = ET.SubElement(suite, "testcase", {"classname": _NAME, "name": REFUSED, "time": "0"})
+    message = _printable(reason.partition("\n")[0])
+    ET.SubElement(case, "error", {"message": message}).text = _printable(reason)
+    return _document(root)
+
+
+def _document(root: ET.Element) -> str:
     ET.indent(root)
     return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -6,6 +6,7 @@ from itertools import groupby
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
+    REFUSED,
     chance_note,
     detail_lines,
     headline,
@@ -23,6 +24,13 @@ def gate_markdown(gate: Gate) -> str:
     return "\n".join(_lines(gate)) + "\n"
 
 
+def refusal_markdown(reason: str) -> str:
+    """The same where the two sides must not be compared: why."""
+    first, *rest = reason.splitlines() or [""]
+    lines = (f"## specbench check: {REFUSED}", "", f"**{escape(first)}**", "")
+    return "\n".join((*lines, *(f"- {escape(line.strip())}" for line in rest), "")) + "\n"
+
+
 def _lines(gate: Gate) -> Iterator[str]:
     yield from (f"## specbench check: {gate.verdict.value}", "")
     yield from (f"**{escape(headline(gate))}**", "")
@@ -34,7 +42,7 @@ def _lines(gate: Gate) -> Iterator[str]:
     for _, judgements in groupby(ordered, key=lambda j: j.cell):
         for i, judgement in enumerate(judgements):
             yield _row(judgement, is_first=i == 0)
-    yield from ("", escape(f"{LEGEND} {chance_note(gate)}"), "")
+    yield from ("", escape(f"{LEGEND} {chance_note(gate)}".rstrip()), "")
 
 
 def _row(judgement: Judgement, *, is_first: bool) -> str:

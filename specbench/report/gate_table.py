@@ -34,7 +34,7 @@ def gate_table(gate: Gate) -> Group:
     for cell, judgements in groupby(ordered, key=lambda j: j.cell):
         parts += [_table(cell_name(cell), list(judgements)), ""]
     parts += [Text(line) for line in detail_lines(gate)]
-    parts += [Text(f"{LEGEND} {chance_note(gate)}", style="dim"), ""]
+    parts += [Text(f"{LEGEND} {chance_note(gate)}".rstrip(), style="dim"), ""]
     return Group(*parts)
 
 

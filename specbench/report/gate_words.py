@@ -12,6 +12,7 @@ from specbench.stats.gate import Gate
 from specbench.stats.judging import CELL, FALSE_ALARM, Judgement, Verdict
 
 HEADERS = ("metric", "before", "after", "change +- 95 %", "limit", "MDE", "verdict")
+REFUSED = "refused"  # stands for a verdict where the two sides must not be compared
 LEGEND = (
     "before, after: baseline and candidate; limit: the change that is tolerated; MDE: the loss "
     "beyond the limit that 80 % of such gates would find."
@@ -76,8 +77,11 @@ def detail_lines(gate: Gate) -> tuple[str, ...]:
 
 
 def chance_note(gate: Gate) -> str:
-    """What a verdict of chance is worth; empty where nothing was left to chance."""
+    """What a verdict of chance is worth; empty where none could be given."""
+    compared = {j.verdict for j in gate.judgements} - {Verdict.MISSING}
     if not gate.num_tests:
+        if not compared or Verdict.INCONCLUSIVE in compared:  # nothing compared, or no interval
+            return ""
         return "Nothing here is left to chance: what is compared repeats exactly."
     return (
         f"{plural(gate.num_tests, 'comparison')} of noisy figures (Holm): a gate of identical "

@@ -89,6 +89,8 @@ def pair_up(
             _why_unmatched(key, keys) for common, key in before.items() if common not in after
         )
     )
+    matched = ((key, after[common]) for common, key in before.items() if common in after)
+    found += tuple(dict.fromkeys(_allowed_in_keys(matched, allowed)))
     found += tuple(_other_prompts(pairs, is_complete=candidate.is_complete))
     _refuse([difference for difference in found if difference.name not in allowed])
     if not pairs:
@@ -129,6 +131,21 @@ def _by_common_fields(
     return found
 
 
+def _allowed_in_keys(
+    matched: Iterable[tuple[CellKey, CellKey]], allowed: Collection[str]
+) -> Iterator[Difference]:
+    """What tells cells apart that were matched all the same, every field under one word."""
+    for one, other in matched:
+        differing = _differing(one, other)
+        words = [word for word in _FIELDS_OF_WORD if word in allowed]
+        # A pairing's name is the target's word or the drafter's: of the one that differs itself.
+        for word in sorted(words, key=lambda word: _FIELDS_OF_WORD[word][0] not in differing):
+            names = [name for name in _FIELDS_OF_WORD[word] if name in differing]
+            if names:
+                differing -= set(names)
+                yield Difference(word, _shown(one, names[0]), _shown(other, names[0]))
+
+
 def _why_unmatched(key: CellKey, others: Sequence[CellKey]) -> Difference:
     """The word for what tells a cell from the most similar one of the other side."""
     nearest = min(others, key=lambda other: len(_differing(key, other)), default=None)
@@ -145,8 +162,8 @@ def _differing(one: CellKey, other: CellKey) -> set[str]:
 
 
 def _shown(key: CellKey, name: str) -> str:
-    if name == "num_speculative_tokens" and key.adaptive:
-        return "auto"
+    if name in _FIELDS_OF_WORD["K"]:
+        return "auto" if key.adaptive else str(key.num_speculative_tokens)
     return str(getattr(key, name))
 
 

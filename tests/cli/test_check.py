@@ -148,7 +148,6 @@ def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
         (["usual", "again", "--fail-on", "decode_speedup:100%"], "below 100%"),
         (["usual", "again", "--fail-on", "alpha:1%,alpha:2%"], "alpha twice"),
         (["usual", "again", "--allow-different", "weather"], "allowed are K, temperature"),
-        (["usual", "again", "--junit", "absent/junit.xml"], "cannot be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -160,7 +159,9 @@ def test_what_cannot_be_compared_exits_2(arguments: list[str], says: str, made: 
 
 
 def test_what_differs_is_compared_where_it_is_allowed(made: Path) -> None:
-    assert specbench("check", "usual", "other-k", "--allow-different", "k", cwd=made).code == 0
+    ran = specbench("check", "usual", "other-k", "--allow-different", "k", cwd=made)
+    assert ran.code == 0
+    assert "allowed to differ: K: 4 in the baseline, 5 now" in ran.out
     speedups = ("--fail-on", "mean_acceptance_length:2%,decode_speedup:25%")
     assert specbench("check", "usual", "gpu", *speedups, cwd=made).code == 0
 
@@ -202,6 +203,51 @@ def test_ci_gets_its_files(made: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert markdown.startswith("## specbench check: regression\n")
     assert "**REGRESSION**" in markdown
     assert summary.read_text() == f"before\n{markdown}"
+
+
+@pytest.mark.parametrize(("candidate", "code"), [("again", 2), ("slow", 1), ("nothing", 4)])
+def test_a_file_that_cannot_be_written_hides_no_verdict(
+    candidate: str, code: int, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = specbench("check", "usual", candidate, cwd=made)
+    monkeypatch.setenv(SUMMARY_VARIABLE, "absent/summary.md")
+    files = ("--junit", "absent/gate.xml", "--markdown", tmp_path / "gate.md")
+    ran = specbench("check", "usual", candidate, *files, cwd=made)
+    assert (ran.code, ran.out) == (code, judged.out)
+    assert ran.err == (
+        "error: absent/gate.xml: cannot be written: No such file or directory\n"
+        "error: absent/summary.md: cannot be written: No such file or directory\n"
+    )
+    assert (tmp_path / "gate.md").read_text().startswith("## specbench check: ")
+
+
+@pytest.mark.parametrize(
+    ("sides", "first"),
+    [
+        (["usual", "other-k"], "these runs are not of the same work:"),
+        (["absent.json", "usual"], "absent.json: No such file or directory"),
+        (["b\udcff.json", "usual"], "b\\udcff.json: No such file or directory"),
+    ],
+    ids=["other work", "no baseline", "a name that is not UTF-8"],
+)
+def test_a_refusal_is_in_every_file_of_ci(
+    sides: list[str], first: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv(SUMMARY_VARIABLE, str(summary))
+    junit = tmp_path / "gate.xml"
+    ran = specbench("check", *sides, "--junit", junit, "--json", cwd=made)
+    assert ran.code == 2
+    document = json.loads(ran.out)
+    assert document.keys() == {"schema_version", "verdict", "sentence"}
+    assert document["verdict"] == "refused"
+    assert ran.err == f"error: {document['sentence']}\n"
+    (error,) = ET.parse(junit).getroot().iter("error")
+    assert first in (error.get("message") or "")
+    assert first.partition(":")[0] in summary.read_text()
+    if "other-k" in sides:
+        assert "K: 4 in the baseline, 5 in the candidate" in (error.text or "")
+        assert "- K: 4 in the baseline, 5 in the candidate" in summary.read_text()
 
 
 def test_neither_command_imports_torch(made: Path, written: Ran) -> None:

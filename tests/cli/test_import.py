@@ -1,6 +1,7 @@
 """`specbench import`: other tools' results become a run that report reads."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.cli.calls import specbench
 from tests.test_layering import modules_after
 
 FILES = Path(__file__).parents[1] / "importers" / "files"
+PAGE = Path(__file__).parents[2] / "docs" / "import.md"
 VLLM = (FILES / "vllm_base.json", FILES / "vllm_spec.json")
 TOLD = ("--pairing", "llama/head", "--method", "eagle3", "-w", "mtbench", "--temperature", "0")
 
@@ -68,6 +70,23 @@ def test_every_report_format_takes_an_import(tmp_path):
     assert "None" not in page
     assert "2.5" in (folder / "cells.csv").read_text()
     assert "nan" not in (folder / "report.md").read_text().lower().split()
+
+
+def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(tmp_path):
+    usual = [document(tmp_path, *VLLM)["run_id"] for _ in range(2)]
+    slow = tmp_path / "slow.json"
+    slow.write_text(json.dumps(json.loads(VLLM[1].read_text()) | {"output_throughput": 448}))
+    candidate = document(tmp_path, VLLM[0], slow)["run_id"]
+    assert specbench("baseline", *usual, cwd=tmp_path).code == 0
+
+    compare = ("check", "baseline.json", candidate, "--json")
+    by_default = specbench(*compare, cwd=tmp_path)
+    assert by_default.code == 0
+    assert list(json.loads(by_default.out)["tolerances"]) == ["mean_acceptance_length"]
+    (fail_on,) = re.findall(r"--fail-on (\S+)", PAGE.read_text())
+    named = specbench(*compare, "--fail-on", fail_on, cwd=tmp_path)
+    assert named.code == 1
+    assert "end_to_end_speedup 1.60x -> 1.12x" in json.loads(named.out)["sentence"]
 
 
 def test_neither_import_nor_history_needs_torch(tmp_path):

@@ -13,6 +13,7 @@ from specbench.report.gate_markdown import gate_markdown
 from specbench.report.gate_table import gate_table
 from specbench.report.gate_words import chance_note, headline, row
 from specbench.report.sections import cell_name
+from specbench.stats.figures import Figure
 from specbench.stats.gate import Gate, Tolerance, check
 from tests.stats.gate_sides import cell, figure, key, side
 
@@ -66,6 +67,16 @@ def test_chance_is_only_spoken_of_where_there_is_some(gate):
     assert chance_note(gate).startswith("1 comparison of noisy figures (Holm)")
     counts = side(cell({"mean_acceptance_length": figure(3.0)}))
     assert chance_note(check(counts, counts)).startswith("Nothing here is left to chance")
+
+
+def test_what_has_no_interval_is_not_said_to_repeat_exactly():
+    aggregate = cell({"mean_acceptance_length": Figure(value=3.0)}, units=())
+    imported = check(side(aggregate), side(aggregate, name="b"))
+    assert headline(imported).startswith("INCONCLUSIVE: ")
+    assert chance_note(imported) == ""
+    measured = cell({"mean_acceptance_length": figure(3.0)})
+    missing = check(side(measured), side(name="b", unmeasured=(key(),)))
+    assert chance_note(missing) == ""
 
 
 def test_junit_is_well_formed_and_counts_what_it_holds(gate):

@@ -62,6 +62,26 @@ def test_cells_of_another_k_are_compared_where_that_is_allowed():
     assert (pair.baseline.key, pair.candidate.key) == (key(4), key(5))
 
 
+@pytest.mark.parametrize(
+    ("changed", "allowed"),
+    [
+        ({"k": 5}, [("K", "4", "5")]),
+        ({"k": 4, "adaptive": True}, [("K", "4", "auto")]),
+        ({"temperature": 1.0}, [("temperature", "0.0", "1.0")]),
+        ({"k": 5, "temperature": 1.0}, [("K", "4", "5"), ("temperature", "0.0", "1.0")]),
+        ({"pairing": "big/draft", "target": "big"}, [("target", "demo", "big")]),
+        ({"pairing": "demo/new", "drafter": "new"}, [("drafter", "draft", "new")]),
+        ({"method": "eagle3"}, [("drafter", "draft_model", "eagle3")]),
+        ({}, []),
+    ],
+)
+def test_what_tells_matched_cells_apart_is_in_the_result(changed, allowed):
+    words = {"K", "temperature", "target", "drafter"}
+    one = side(cell(FIGURES), cell(FIGURES, of=key(workload="chat")))
+    others = (cell(FIGURES, of=key(workload=name, **changed)) for name in ("code", "chat"))
+    assert list(pair_up(one, side(*others, name="b"), words).allowed) == allowed
+
+
 def test_allowing_so_much_that_cells_are_alike_is_refused():
     several = side(cell(FIGURES), cell(FIGURES, of=key(5)))
     with pytest.raises(UsageError, match="alike"):
