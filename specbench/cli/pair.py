@@ -1,6 +1,7 @@
 """`specbench pair`: which drafter for a target, and at which K."""
 
 import json
+import os
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import INCOMPLETE, read_settings, run_settings
+from specbench.cli.measure import INCOMPLETE, INTERRUPTED, read_settings, run_settings
 from specbench.cli.pair_options import Paired
+from specbench.cli.pair_resume import drafters_of, interrupted_run, tell_how_to_rank
 from specbench.cli.values import parse_contexts
 from specbench.errors import CompatibilityError, UsageError
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from specbench.pairing.discover import LeftOut
     from specbench.pairing.memory_plan import Count
     from specbench.records import RunSettings
+    from specbench.store import StoredRun
 
 DEFAULT_KS = "0..8"
 
@@ -43,7 +46,13 @@ def pair(target: _Target, asked: Paired) -> None:
     settings = _settings(asked)
     if asked.write is not None and asked.write.exists():
         raise UsageError(f"--write {asked.write}: it is there already; name a new file")
+    if asked.write is not None and not os.access(asked.write.absolute().parent, os.W_OK | os.X_OK):
+        raise UsageError(f"--write {asked.write}: its folder is not there or cannot be written to")
+    stored = interrupted_run(asked, settings)
     chosen, known = _find_target(target, asked.pairings_file)
+    if stored is not None:
+        known, settings = drafters_of(stored, chosen), stored.run.settings
+        asked = replace(asked, concurrency=settings.concurrency[0])
     files = open_model(chosen.model)
     machine = _machine(asked, settings, files)
     prepared = _prepare(chosen, files, known, machine, asked)
@@ -56,7 +65,7 @@ def pair(target: _Target, asked: Paired) -> None:
         _show(prepared, machine, asked)
         _write(asked.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
         return
-    _measure(prepared, machine, settings, asked)
+    _measure(target, prepared, machine, settings, asked, stored)
 
 
 def _settings(asked: Paired) -> "RunSettings":
@@ -104,21 +113,30 @@ def _machine(asked: Paired, settings: "RunSettings", files: "ModelFiles") -> "Ma
     contexts = parse_contexts(asked.context)
     if len(contexts) > 1:
         raise UsageError(f"--context {asked.context!r}: memory is planned for one length")
+    longest = files.longest_context
+    context = min(contexts[0], longest or contexts[0])
     place = Place(
         device="cpu",
         dtype=asked.dtype,
         concurrency=asked.concurrency,
-        context=min(contexts[0], files.longest_context or contexts[0]),
+        context=context,
         num_speculative_tokens=max(settings.num_speculative_tokens or (4,)),
         temperature=max(settings.temperatures),
     )
-    return find_machine(
+    machine = find_machine(
         place,
         asked.device,
         gpu=asked.gpu,
         gpu_memory=asked.gpu_memory,
         gpu_bandwidth=asked.gpu_bandwidth,
     )
+    if context == contexts[0]:
+        return machine
+    limit = (
+        f"context: {context:,} tokens and not {contexts[0]:,}, the most that the target's "
+        "config.json allows (its positions)"
+    )
+    return machine._replace(notes=(*machine.notes, limit))
 
 
 def _prepare(
@@ -142,7 +160,9 @@ def _prepare(
         found = discover(files, asked.folders or ())
         drafters += [d for d in found.drafters if (d.method, d.model) not in _kinds(drafters)]
         left_out = found.left_out
-    if not asked.drafts and not asked.discover:
+    if asked.resume is not None:
+        drafters += known
+    elif not asked.drafts and not asked.discover:
         lossless = tuple(drafter for drafter in known if drafter.lossy is None)
         drafters += lossless or tuple(draftless(files))
     count: Count | None = None
@@ -165,11 +185,15 @@ def _kinds(drafters: "Sequence[Drafter]") -> set[object]:
 
 
 def _measure(
-    prepared: "Prepared", machine: "Machine", settings: "RunSettings", asked: Paired
+    word: str,
+    prepared: "Prepared",
+    machine: "Machine",
+    settings: "RunSettings",
+    asked: Paired,
+    stored: "StoredRun | None",
 ) -> None:
     """Forecast all that fit, measure the best few, and rank them."""
     from specbench.config import load_pairings
-    from specbench.pairing.pairings_file import write_pairings
     from specbench.pairing.rank import rank
     from specbench.report.document import build_document
     from specbench.report.write import write_report
@@ -182,42 +206,60 @@ def _measure(
             f"nothing can be measured: {prepared.target.name} or all its drafters are here without "
             "weights; download them, or plan with --dry-run"
         )
-    # A file of its own, so that an interrupted run goes on like any other.
-    facts = json.dumps([str(prepared.target.model), *map(str, drafters)]).encode()
-    file = asked.out / "pairings" / f"{prepared.target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_pairings(file, prepared.target, drafters, "made by specbench pair")
-    pairings = load_pairings(file).all
-    run = run_settings(
-        replace(
+    if stored is None:
+        file = _own_file(prepared.target, drafters, asked.out)
+        pairings, out, resume = load_pairings(file).all, asked.out, None
+        settings = replace(
             settings,
             pairings=tuple(pairing.name for pairing in pairings),
             pairings_file=str(file),
             forecast=True,
             most_drafters=asked.measure,
-        ),
-        pairings,
-        asked.out,
-    )
+        )
+    else:
+        file = Path(str(settings.pairings_file))
+        pairings = load_pairings(file).select(settings.pairings, ())
+        out, resume = stored.folder.parent, stored.folder.name
+    try:
+        run = run_settings(settings, pairings, out, resume)
+    except typer.Exit as done:
+        if done.exit_code == INTERRUPTED:
+            tell_how_to_rank(word, asked, out, file)
+        raise
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
     paths = write_report([run], ("html", "md", "csv"), run.folder)
-    from specbench.cli.pair_tables import pair_document, print_ranking
+    from specbench.cli.pair_tables import has_evidence, pair_document, print_ranking
 
     if asked.as_json:
         typer.echo(json.dumps(pair_document(prepared, machine, ranked, run.run.run_id), indent=2))
     else:
         print_ranking(ranked, document, paths)
-    own = {drafter.name: drafter for drafter in drafters}
+    own = {pairing.drafter.name: pairing.drafter for pairing in pairings}
     best = [
         replace(own[r.drafter], num_speculative_tokens=r.measured.num_speculative_tokens)
         for r in ranked
         if r.measured is not None and r.measured.num_speculative_tokens
     ]
-    _write(asked.write, prepared.target, best, f"measured by specbench pair, run {run.run.run_id}")
+    why_none = "no drafter is shown to help"
+    if not has_evidence(ranked):
+        why_none = "nothing valid was measured with drafts"
+    comment = f"measured by specbench pair, run {run.run.run_id}"
+    _write(asked.write, prepared.target, best, comment, why_none)
     if document.failures or document.missing:
         raise typer.Exit(INCOMPLETE)
+
+
+def _own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:
+    """A pairings file for the run, so that an interrupted one goes on like any other."""
+    from specbench.pairing.pairings_file import write_pairings
+
+    facts = json.dumps([str(target.model), *map(str, drafters)]).encode()
+    file = out / "pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_pairings(file, target, drafters, "made by specbench pair")
+    return file
 
 
 def _show(prepared: "Prepared", machine: "Machine", asked: Paired) -> None:
@@ -230,14 +272,18 @@ def _show(prepared: "Prepared", machine: "Machine", asked: Paired) -> None:
 
 
 def _write(
-    path: Path | None, target: "Target", drafters: "Sequence[Drafter]", comment: str
+    path: Path | None,
+    target: "Target",
+    drafters: "Sequence[Drafter]",
+    comment: str,
+    why_none: str = "no drafter fits",
 ) -> None:
     from specbench.pairing.pairings_file import write_pairings
 
     if path is None:
         return
     if not drafters:
-        typer.echo(f"{path} was not written: no drafter helps", err=True)
+        typer.echo(f"{path} was not written: {why_none}", err=True)
         return
     write_pairings(path, target, drafters, comment)
     typer.echo(f"written: {path}", err=True)

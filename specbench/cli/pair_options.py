@@ -53,6 +53,14 @@ _Ks = Annotated[
 ]
 _Context = Annotated[str, typer.Option(help="Tokens of a row that memory is planned for.")]
 _Rows = Annotated[int, typer.Option(min=1, max=1024, help="Rows in flight.")]
+_Resume = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RUN",
+        help="Go on with this run of `pair`, or rank a finished one again; latest: the newest.",
+        show_default=False,
+    ),
+]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Compatibility and memory alone; nothing is loaded.")
 ]
@@ -83,6 +91,7 @@ class Paired:
     seed: options.Seed = 0
     write: _Write = None
     out: options.Out = Path("reports")
+    resume: _Resume = None
     dry_run: _DryRun = False
     as_json: options.AsJson = False
     pairings_file: options.PairingsFile = None

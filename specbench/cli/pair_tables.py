@@ -210,14 +210,27 @@ def verdict(ranked: Sequence[Ranked]) -> str:
         if gain is not None and gain.num_speculative_tokens:
             text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{gain.value:.2f}x"
             return f"Use {one.drafter} ({one.method}) with K={gain.num_speculative_tokens}: {text}."
+    if not has_evidence(ranked):
+        return "Not decided: nothing valid was measured with drafts; the report says why."
     return _undecided(ranked) or "Do not speculate: nothing that was measured gains."
+
+
+def has_evidence(ranked: Sequence[Ranked]) -> bool:
+    """Whether a speed-up was validly measured, of whatever size: no forecast is evidence."""
+    return any(
+        gain.basis == "measured" and gain.speedup is not None
+        for one in ranked
+        for gain in one.gains.values()
+    )
 
 
 def _undecided(ranked: Sequence[Ranked]) -> str | None:
     """The first that was measured and may gain; None where none may."""
     for one in ranked:
         for gain in one.gains.values():
-            if gain.basis == "measured" and judge(gain.speedup) is Verdict.NOT_SHOWN:
-                text = f", {speedup_text(gain.speedup)}" if gain.speedup else ""
-                return f"Not decided: {one.drafter} looks best{text}; ask for more --prompts."
+            if gain.basis != "measured" or gain.speedup is None:
+                continue
+            if judge(gain.speedup) is Verdict.NOT_SHOWN:
+                text = speedup_text(gain.speedup)
+                return f"Not decided: {one.drafter} looks best, {text}; ask for more --prompts."
     return None

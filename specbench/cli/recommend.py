@@ -93,12 +93,13 @@ def recommend(
     if as_json:
         import json
 
-        typer.echo(json.dumps(recommendation_json(document, picks, wanted), indent=2))
+        found = recommendation_json(document, picks, wanted, workloads=workload or ())
+        typer.echo(json.dumps(found, indent=2))
         return
     console = open_console(width=WIDTH)
     for one in picks:
-        console.print(grid_table(pick_grid(one, wanted)))
-    for line in pick_lines(document, picks, wanted):
+        console.print(grid_table(pick_grid(document, one, wanted)))
+    for line in pick_lines(document, picks, wanted, workloads=workload or ()):
         typer.echo(line)
 
 

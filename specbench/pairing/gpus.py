@@ -7,6 +7,7 @@ from specbench.errors import UsageError
 
 GIB, GB = 2**30, 10**9
 RESERVED_BYTES = 3 * 2**28  # CUDA's context and libraries
+FEWEST_PLAIN = 2**20  # below it a number without a unit is meant in GiB or GB/s
 
 
 class UnknownGpu(UsageError):
@@ -108,7 +109,7 @@ def find_gpu(name: str) -> Gpu:
 
 
 def parse_bytes(option: str, text: str) -> int:
-    """`24GiB`, `24GB` or `80e9`; UsageError."""
+    """`24GiB`, `24GB` or `80e9`; UsageError, also for a plain `24`."""
     return round(_number(option, text, "24GiB"))
 
 
@@ -122,6 +123,8 @@ def _number(option: str, text: str, example: str) -> float:
     factor = _UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None or not float(match[1]):
         raise UsageError(f"{option} {text!r}: expected a size such as {example}")
+    if not match[2] and float(match[1]) < FEWEST_PLAIN:
+        raise UsageError(f"{option} {text!r}: add a unit, such as {example}")
     return float(match[1]) * factor
 
 

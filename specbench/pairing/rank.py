@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Literal, NamedTuple
 
 from specbench.metrics.setting import Setting, setting_of
-from specbench.pairing.recommend import Recommendation
+from specbench.pairing.recommend import Recommendation, Verdict, judge
 from specbench.records import CellKey, CellSummary, ForecastRecord, Interval
 
 
@@ -125,11 +125,14 @@ def shortlist(
 
 
 def _forecast(record: ForecastRecord) -> Gain:
-    """At the best K; where that is 0, the figures of the K that comes nearest."""
+    """At the best K; where that is 0, the figures of the K that comes nearest.
+
+    Judged as a measurement is, by its interval: an uncertain forecast goes before no measurement.
+    """
     k = record.best or _nearest(record)
     point = next(p for p in record.points if p.num_speculative_tokens == k)
     return Gain(
-        num_speculative_tokens=record.best,
+        num_speculative_tokens=record.best if judge(point.speedup) is Verdict.HELPS else 0,
         speedup=point.speedup,
         mean_acceptance_length=point.mean_acceptance_length,
         basis="forecast",

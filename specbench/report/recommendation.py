@@ -9,6 +9,7 @@ from pydantic_core import to_jsonable_python
 from specbench.metrics.setting import setting_of
 from specbench.pairing.objective import Candidate, Objective, Pick, SharedPick, pick, shared_pick
 from specbench.pairing.reasons import speedup_text
+from specbench.pairing.recommend import Verdict, judge
 from specbench.pairing.scaling import Crossover
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.document import Document
@@ -36,19 +37,42 @@ def picks_of(
     return pick(cells, document.decisions, objective)
 
 
-def pick_lines(document: Document, picks: Sequence[Pick], objective: Objective) -> list[str]:
-    """The answers, each with its reasons indented below."""
+def pick_lines(
+    document: Document,
+    picks: Sequence[Pick],
+    objective: Objective,
+    *,
+    workloads: Sequence[str] = (),
+) -> list[str]:
+    """The answers, each with its reasons indented below; also workloads that have none."""
     lines = []
     questions = [one.question for one in picks]
     for one in picks:
         title = ", ".join(parts_told_apart(one.question, questions, also="workload"))
-        lines.append(f"{title}: {_headline(one, objective)}{document.mark}")
+        lines.append(f"{title}: {_headline(document, one, objective)}{document.mark}")
         lines += (f"  {reason}" for reason in reasons(document, one))
     lines += (
         f"one way for all workloads: {_way(shared.key)}, gives up {_given_up(shared)}"
         for shared in shared_picks(picks)
     )
+    lines += (f"{name}: {why}" for name, why in _unanswered(document, picks, workloads).items())
     return lines
+
+
+def _unanswered(
+    document: Document, picks: Sequence[Pick], workloads: Sequence[str]
+) -> dict[str, str]:
+    """Workloads of the run without an answer, and why; of `workloads` where they are given."""
+    answered = {one.question.workload for one in picks}
+    measured_ones = {cell.key.workload for cell in document.cells}
+    planned = dict.fromkeys(plan.key.workload for plan in document.run.cells)
+    return {
+        name: "no answer, no valid K = 0 was measured"
+        if name in measured_ones
+        else "no answer, it was not measured"
+        for name in planned
+        if name not in answered and (not workloads or name in workloads)
+    }
 
 
 def shared_picks(picks: Sequence[Pick]) -> tuple[SharedPick, ...]:
@@ -60,8 +84,9 @@ def shared_picks(picks: Sequence[Pick]) -> tuple[SharedPick, ...]:
     return tuple(shared for shared in found if shared is not None)
 
 
-def pick_grid(one: Pick, objective: Objective) -> Grid:
+def pick_grid(document: Document, one: Pick, objective: Objective) -> Grid:
     """The ways it was chosen from, best first."""
+    chosen = "nothing to compare with" if _is_untried(document, one) else "chosen"
     return Grid(
         title=one.question.workload,
         headers=("way", "rows", _header(objective), "at least", ""),
@@ -71,7 +96,7 @@ def pick_grid(one: Pick, objective: Objective) -> Grid:
                 str(candidate.key.concurrency),
                 _value(candidate.value, objective),
                 f"{candidate.cautious_rate:,.0f} tok/s",
-                "chosen" if candidate is one.best else "; ".join(candidate.broken),
+                chosen if candidate is one.best else "; ".join(candidate.broken),
             )
             for candidate in one.candidates
         ),
@@ -82,13 +107,15 @@ def pick_grid(one: Pick, objective: Objective) -> Grid:
 def reasons(document: Document, one: Pick) -> Iterator[str]:
     """Why, for the chosen way: what its decision says, where it saturates, what memory is left.
 
-    Of not speculating what is said of the best way beside it, which lost.
+    Of not speculating what is said of the best way beside it, or why nothing was beside it.
     """
     if one.best is None:
         return
     key = one.best.key
     if key.num_speculative_tokens:
         yield from next((d.reasons for d in document.decisions if d.leader == key), ())
+    elif _is_untried(document, one):
+        yield from _not_valid(document, key)
     else:
         yield from _lost(document, key)
     yield from _saturation(document.crossovers, one)
@@ -106,14 +133,44 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
     ]
     if found:
         speedup, best = max(found, key=lambda one: one[0].estimate)
-        yield f"the best that lost is {_method(best.leader)}, {speedup_text(speedup)}"
+        is_lost = speedup.estimate <= 1 or judge(speedup) is Verdict.GAINS_NOTHING
+        which = "the best that lost" if is_lost else "the best, not shown to help,"
+        yield f"{which} is {_method(best.leader)}, {speedup_text(speedup)}"
         yield from best.reasons
 
 
+def _is_untried(document: Document, one: Pick) -> bool:
+    """Whether K = 0 was chosen because nothing valid with drafts is there to compare it with."""
+    if one.best is None or one.best.key.num_speculative_tokens:
+        return False
+    setting = setting_of(one.best.key)
+    return not any(
+        cell.key.num_speculative_tokens and cell.valid and cell.speedup is not None
+        for cell in document.cells
+        if setting_of(cell.key) == setting
+    )
+
+
+def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
+    """What became of the ways with drafts beside a K = 0."""
+    setting = setting_of(plain)
+    for decision in document.decisions:
+        if setting_of(decision.leader) == setting:
+            yield from (f"{label_of(decision.leader)}: {reason}" for reason in decision.reasons)
+    keys = (key for key in document.missing if setting_of(key) == setting)
+    names = dict.fromkeys(label_of(key) for key in keys if key.num_speculative_tokens)
+    if names:
+        yield f"planned and not measured: {listed(list(names))}"
+
+
 def recommendation_json(
-    document: Document, picks: Sequence[Pick], objective: Objective
+    document: Document,
+    picks: Sequence[Pick],
+    objective: Objective,
+    *,
+    workloads: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The machine form: `picks`, each with its candidates, and `shared`."""
+    """The machine form: `picks`, each with its candidates, `shared` and `unanswered`."""
     document_json: dict[str, Any] = to_jsonable_python(
         {
             "run_id": document.run.run_id,
@@ -123,7 +180,8 @@ def recommendation_json(
                 {
                     "workload": one.question.workload,
                     "target": one.question.target,
-                    "sentence": _headline(one, objective) + document.mark,
+                    "sentence": _headline(document, one, objective) + document.mark,
+                    "is_untried": _is_untried(document, one),
                     "best": _candidate_json(one.best) if one.best else None,
                     "candidates": [_candidate_json(c) for c in one.candidates],
                     "reasons": list(reasons(document, one)),
@@ -134,21 +192,22 @@ def recommendation_json(
                 {"best": _key_json(shared.key), "regret": dict(shared.regret)}
                 for shared in shared_picks(picks)
             ],
+            "unanswered": _unanswered(document, picks, workloads),
         }
     )
     return document_json
 
 
-def _headline(one: Pick, objective: Objective) -> str:
+def _headline(document: Document, one: Pick, objective: Objective) -> str:
     if one.best is None:
         broken = "; ".join(one.candidates[0].broken) if one.candidates else "nothing was measured"
         return f"no way keeps the limits; the fastest: {broken}"
-    unit = (
-        f" {objective.unit}"
-        if objective.name == "cost"
-        else " a token" * (objective.name == "latency")
-    )
-    return f"{_way(one.best.key)}, {_value(one.best.value, objective)}{unit}"
+    unit = f" {objective.unit}" if objective.name == "cost" else ""
+    value = f"{_value(one.best.value, objective)}{unit}"
+    if _is_untried(document, one):
+        rows = requests_at_once(one.best.key)
+        return f"not decided, nothing valid was measured with drafts; without, {rows}, {value}"
+    return f"{_way(one.best.key)}, {value}"
 
 
 def _way(key: CellKey) -> str:

@@ -105,6 +105,12 @@ def test_what_fits_is_measured_ranked_and_written(shelf):
     assert again.code == 0, again.err
 
 
+def test_a_folder_that_is_not_there_is_refused_before_anything_is_read(shelf):
+    ran = specbench("pair", "./target", "--write", "nowhere/best.yaml", *HERE, cwd=shelf)
+    assert (ran.code, ran.out) == (2, "")
+    assert "--write nowhere/best.yaml: its folder is not there" in ran.err
+
+
 def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
     arguments = ("./target", "--drafts", "./draft", "./drafts/other", "ngram")
     ran = plan(*arguments, "--write", "fits.yaml", cwd=shelf)
@@ -128,11 +134,15 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         (("tiny", "--discover", "--in", "nowhere"), "there is no such folder"),
         (("tiny", "--gpu", "Voodoo"), "--gpu 'Voodoo': known are"),
         (("tiny", "--gpu-memory", "much"), "--gpu-memory 'much': expected"),
+        (("tiny", "--gpu-memory", "24"), "add a unit, such as 24GiB"),
+        (("tiny", "--gpu-memory", "24GiB", "--gpu-bandwidth", "1008"), "such as 1008GB/s"),
         (("tiny", "--gpu-memory", "1MiB"), "CUDA itself takes 0.75 GiB"),
         (("tiny", "--gpu-bandwidth", "1GB/s"), "--gpu-bandwidth needs --gpu-memory"),
         (("tiny", "--context", "1k,2k"), "memory is planned for one length"),
         (("tiny", "-k", "0"), "ranked at fixed K above 0"),
         (("tiny", "-k", "auto"), "ranked at fixed K above 0"),
+        (("tiny", "--write", "nowhere/best.yaml"), "its folder is not there"),
+        (("tiny", "--write", "prompts.jsonl/best.yaml"), "its folder is not there"),
         (("./drafts/eagle", "--drafts", "ngram"), "cannot be a target"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -142,6 +152,15 @@ def test_a_users_mistake_is_a_message_and_exit_code_2(shelf, arguments, said):
     assert ran.code == 2
     assert said in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_a_context_that_is_cut_says_whose_limit_it_is(shelf):
+    longest = json.loads((shelf / "target" / "config.json").read_text())["max_position_embeddings"]
+    arguments = ("tiny", "--drafts", "ngram", "--gpu", "L4", "--context")
+    cut = plan(*arguments, str(4 * longest), cwd=shelf)
+    said = f"{longest:,} tokens and not {4 * longest:,}, the most that the target's config.json"
+    assert said in cut.out
+    assert "the target's config.json" not in plan(*arguments, str(longest), cwd=shelf).out
 
 
 def test_a_lossy_drafter_is_planned_where_it_is_named(tmp_path):
@@ -183,3 +202,36 @@ def test_the_last_line_is_one_of_three_answers(low, high, k, said):
         pairing="demo/draft", drafter="draft", method="draft_model", gains={setting_of(key): gain}
     )
     assert verdict([ranked]) == said
+
+
+@pytest.mark.parametrize(("basis", "has_speedup"), [("measured", False), ("forecast", True)])
+def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
+    from specbench.cli.pair_tables import verdict
+    from specbench.metrics.setting import setting_of
+    from specbench.pairing.rank import Gain, Ranked
+    from specbench.records import Interval
+    from tests.pairing.conftest import summary
+
+    speedup = Interval(estimate=0.7, low=0.5, high=0.9) if has_speedup else None
+    setting = setting_of(summary(4, 0.5, 0.7, 0.9).key)
+    ranked = Ranked(
+        pairing="demo/draft",
+        drafter="draft",
+        method="draft_model",
+        gains={setting: Gain(0, speedup, 2.0, basis)},
+    )
+    assert verdict([ranked]) == (
+        "Not decided: nothing valid was measured with drafts; the report says why."
+    )
+
+
+def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
+    ran = specbench(
+        *("pair", "./target", "--drafts", "ngram", "-k", "1", "--write", "none.yaml"),
+        *HERE,
+        *("--prompts", "1", "--max-new-tokens", "4"),
+        cwd=shelf,
+    )
+    assert ran.out.splitlines()[-1].startswith("Not decided: nothing valid was measured")
+    assert "none.yaml was not written: nothing valid was measured with drafts" in ran.err
+    assert not (shelf / "none.yaml").exists()

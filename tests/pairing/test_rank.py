@@ -67,6 +67,23 @@ def test_the_fastest_comes_first_whatever_its_figure_comes_from():
     assert [one.num_speculative_tokens for one in ranked] == [4, 3, 2]
 
 
+def test_a_forecast_counts_as_a_measurement_does_by_its_interval():
+    wide = Interval(estimate=1.1, low=1.0, high=1.21)
+    weak = forecast("poor", {1: 1.1})
+    points = tuple(replace(p, speedup=p.speedup and wide) for p in weak.points)
+    unsure = replace(
+        decided("ngram", 1, 1.17),
+        speedup=Interval(estimate=1.17, low=0.9, high=1.4),
+        num_speculative_tokens=0,
+    )
+    ranked = rank([unsure], [], [replace(weak, points=points), forecast("ngram", {1: 1.3})])
+    assert places(ranked) == ["ngram", "poor"]
+    assert [one.num_speculative_tokens for one in ranked] == [0, 0]
+    assert [one.speedup for one in ranked] == [1.0, 1.0]
+    shown = rank([unsure], [], [weak, forecast("ngram", {1: 1.3})])
+    assert places(shown) == ["poor", "ngram"]  # its interval is above 1
+
+
 def test_measured_goes_before_forecast_for_one_drafter():
     (one,) = rank([decided("draft", 4, 1.5)], [cell("draft", 4, 1.5)], [forecast("draft", {4: 2})])
     (gain,) = one.gains.values()

@@ -33,7 +33,7 @@ def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) 
     titles = [line for line in pick_lines(served, picks, objective) if not line.startswith("  ")]
     assert len(titles) >= len(picks)
     for one in picks:
-        grid = pick_grid(one, objective)
+        grid = pick_grid(served, one, objective)
         assert grid.marks.count("chosen") == 1
         assert len(grid.rows) == len(one.candidates)
 
@@ -67,6 +67,49 @@ def test_of_not_speculating_it_says_why_the_best_that_was_tried_lost() -> None:
         assert said[0].startswith("the best that lost is demo/poor, K=1, 0.")
         assert tuple(said[1:]) == lost.reasons
         assert any("break-even" in line for line in said)
+
+
+def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
+    wish = replace(SMALL, drafters=("draft",), ks=(0, 1), workloads=("code",), is_complete=False)
+    stored = stored_run(replace(wish, device="gpu", throttled_k=1))
+    later = stored_run(replace(wish, workloads=("chat",))).run.cells  # planned, never begun
+    run = replace(stored.run, cells=(*stored.run.cells, *later))
+    document = build_document(replace(stored, run=run))
+    picks = picks_of(document, Objective())
+    (one,) = picks
+    lines = pick_lines(document, picks, Objective())
+    assert lines[0].startswith("code: not decided, nothing valid was measured with drafts; ")
+    assert any(line.startswith("  demo/draft: K=1 left out: ") for line in lines)
+    assert lines[-1] == "chat: no answer, it was not measured"
+    assert "do not speculate" not in lines[0]
+    assert pick_grid(document, one, Objective()).rows[0][-1] == "nothing to compare with"
+    found = recommendation_json(document, picks, Objective())
+    assert found["picks"][0]["is_untried"]
+    assert found["unanswered"] == {"chat": "no answer, it was not measured"}
+    only = recommendation_json(document, picks, Objective(), workloads=("code",))
+    assert only["unanswered"] == {}
+
+
+def test_a_plan_without_a_measured_draft_says_which_is_missing() -> None:
+    wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
+    stored = stored_run(replace(wish, ks=(0,)))
+    run = replace(stored.run, cells=stored_run(wish).run.cells)
+    document = build_document(replace(stored, run=run))
+    (one,) = picks_of(document, Objective())
+    assert "planned and not measured: demo/draft" in list(reasons(document, one))
+
+
+def test_what_is_not_shown_to_help_has_not_lost() -> None:
+    wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
+    document = build_document(stored_run(wish))  # the winner was not measured again
+    (one,) = picks_of(document, Objective())
+    assert next(iter(reasons(document, one))).startswith("the best, not shown to help, is ")
+
+
+def test_a_unit_is_said_once(served: Document) -> None:
+    picks = picks_of(served, Objective())
+    assert "s/token" in pick_lines(served, picks, Objective())[0]
+    assert not any("/token a token" in line for line in pick_lines(served, picks, Objective()))
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:

@@ -1,0 +1,92 @@
+"""`specbench pair` after Ctrl-C: the hint that ranks, and what `--resume` takes and refuses."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from specbench.bench.target import TargetRun
+from specbench.store import load_run
+from tests.cli.calls import specbench
+from tests.cli.conftest import SMALL
+
+HERE = ("-w", "prompts.jsonl", "-k", "1,2", *SMALL)
+ASKED = ("pair", "./target", "--drafts", "ngram", "suffix", "--measure", "1", *HERE)
+
+
+def interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def interrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of the runs, and the command that the hint says."""
+    out = tmp_path_factory.mktemp("my runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TargetRun, "measure", interrupt)
+        ran = specbench(*ASKED, "--out", str(out), cwd=tiny)
+    assert ran.code == 130, ran.err
+    assert "measures the rest without a ranking and without --write" in ran.err
+    (command,) = re.findall(r"for these: specbench (.*)$", ran.err, re.MULTILINE)
+    return out, shlex.split(command)
+
+
+def test_the_hint_goes_on_and_ranks(tiny, interrupted):
+    out, command = interrupted
+    assert not load_run("latest", out).is_complete
+    ran = specbench(*command, "--json", cwd=tiny)
+    assert ran.code == 0, ran.err
+    found = json.loads(ran.out)
+    assert {one["drafter"] for one in found["ranking"]} == {"ngram", "suffix"}
+    stored = load_run("latest", out)
+    assert (stored.run.run_id, stored.is_complete) == (found["run_id"], True)
+    assert stored.run.settings.most_drafters == 1
+    again = specbench(*command, *HERE, cwd=tiny)  # finished, and its own options repeated
+    assert again.code == 0, again.err
+    assert again.out.splitlines()[-1].split()[0] in ("Use", "Not", "Do")
+    assert load_run("latest", out).blocks == stored.blocks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("./target", "--drafts", "ngram"), "leave --drafts, --discover and --dry-run out"),
+        (("./target", "--discover"), "leave --drafts, --discover and --dry-run out"),
+        (("./target", "--dry-run"), "leave --drafts, --discover and --dry-run out"),
+        (("./target", "--measure", "2"), "was asked for with 1; leave it out"),
+        (("./target", "--seed", "5"), "asked for with other settings than --seed says"),
+        (("./draft",), "ranks drafters for target, not for draft"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_the_run_was_not_asked_for_is_refused(tiny, interrupted, arguments, said):
+    out, _ = interrupted
+    ran = specbench("pair", *arguments, "--out", str(out), "--resume", "latest", cwd=tiny)
+    assert ran.code == 2
+    assert said in ran.err
+
+
+def test_the_hint_names_the_file_that_has_the_target(tiny, tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        f"targets:\n  mine:\n    model: {tiny / 'target'}\n"
+        "    drafters:\n      ngram: {method: ngram}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TargetRun, "measure", interrupt)
+        asked = ("pair", "mine", "--pairings", str(tmp_path / "mine.yaml"), *HERE)
+        ran = specbench(*asked, "--out", str(tmp_path), cwd=tiny)
+    (command,) = re.findall(r"for these: specbench (.*)$", ran.err, re.MULTILINE)
+    again = specbench(*shlex.split(command), "--json", cwd=tiny)
+    assert again.code in (0, 4), again.err
+    assert [one["drafter"] for one in json.loads(again.out)["ranking"]] == ["ngram"]
+
+
+def test_a_run_that_is_no_ranking_is_named_with_its_own_command(tiny, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TargetRun, "measure", interrupt)
+        specbench("run", "tiny", *HERE[:2], "-k", "1", *SMALL, "--out", str(tmp_path), cwd=tiny)
+    ran = specbench("pair", "tiny", "--out", str(tmp_path), "--resume", "latest", cwd=tiny)
+    assert ran.code == 2
+    assert "was not made by `specbench pair`; go on with `specbench run --resume" in ran.err
