@@ -38,7 +38,7 @@ _EXCEPTIONS = {  # seconds over seconds, in a unit that counts have, too
 
 # Relative deviation between identical runs where no runs show their own. Counts and torch's live
 # tensors repeat exactly, a process's memory nearly. Of a CPU benchmarks/gate.json
-# recorded 10 % of a ratio to K = 0 and 6 % of seconds, on two cores whose cache others share;
+# recorded 10 % of a ratio to K = 0 and 6 % of seconds, on two cores of a shared machine;
 # those of a GPU are assumed, not recorded. docs/ci.md tells more.
 _FLOORS = {Kind.COUNT: 0.0, Kind.MEMORY: 0.005}
 _FLOORS_OF_SECONDS = {
