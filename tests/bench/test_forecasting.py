@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.bench import forecasting
+from specbench.bench.round_costs import RoundCosts
 from specbench.errors import UsageError
 from specbench.records import EngineCost, ForecastRecord, TraceRecord
 from specbench.report.document import build_document
@@ -140,6 +142,23 @@ def test_an_exhaustive_run_measures_every_k_beside_its_forecast(exhaustive, whol
 def test_there_costs_are_measured_between_blocks_as_their_share_of_the_time_comes_up(exhaustive):
     kinds = [type(record).__name__ for record in read_records(exhaustive.folder).records]
     assert kinds.index("BlockRecord") < kinds.index("RoundCost") < kinds.index("ForecastRecord")
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.06, [1, 2, 3, 4, 5, 6]), (0.0, [6] * 6)])
+def test_visits_lie_between_blocks_while_they_keep_to_their_share(
+    tmp_path, monkeypatch, share, expected
+):
+    """Blocks take seconds of the fake clock and visits none; what is missing the end makes up."""
+    visit, num_blocks = RoundCosts.visit, []
+
+    def noted(self):
+        num_blocks.append(len(load_run(RUN_ID, tmp_path).blocks))
+        visit(self)
+
+    monkeypatch.setattr(RoundCosts, "visit", noted)
+    monkeypatch.setattr(forecasting, "TIME_SHARE", share)
+    run(tmp_path, replace(FORECAST, exhaustive=True))
+    assert num_blocks == expected
 
 
 class Stop(KeyboardInterrupt):

@@ -6,21 +6,11 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.cell import CellData
-from specbench.records import CellKey, RequestRecord, RoundLog
+from specbench.records import RequestRecord, RoundLog
+from tests.cell_keys import BASE_KEY as BASE_KEY
+from tests.cell_keys import KEY as CELL_KEY
 
-KEY = CellKey(
-    pairing="demo/draft",
-    target="demo",
-    drafter="draft",
-    workload="code",
-    engine="builtin",
-    method="draft_model",
-    num_speculative_tokens=3,
-    concurrency=1,
-    temperature=0.0,
-    dtype="float32",
-)
-BASE_KEY = replace(KEY, pairing="demo", drafter="none", method="none", num_speculative_tokens=0)
+KEY = replace(CELL_KEY, num_speculative_tokens=3)
 
 
 def request(prompt_id: str, rounds: RoundLog | None, num_tokens: int = 0) -> RequestRecord:
