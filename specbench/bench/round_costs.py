@@ -5,7 +5,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 
 from specbench.bench.blocks import Cell, request_seed
@@ -14,14 +14,14 @@ from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.metrics.setting import is_baseline
 from specbench.records import RoundCost
 from specbench.records.forecasts import later_s
-from specbench.stats.intervals import mean_log_ratio
+from specbench.stats.paired import paired_log_ratio
 from specbench.tracing.text import Text
 
 # A visit is as many tokens at every K. After a prompt a machine takes some rounds to get to its
 # pace: the first half of a visit shows what that costs, the second half what rounds cost then.
 VISIT_TOKENS = 24
 FEWEST_ROUNDS = 4  # of a visit
-FEWEST_VISITS, MOST_VISITS = 6, 24  # an interval needs five
+FEWEST_VISITS, MOST_VISITS = 6, 200  # an interval needs five
 ENOUGH_ERROR = 0.01  # standard error of a cost, relative to K = 0: on an idle machine soon there
 TIME_SHARE = 0.06  # of what decoding at every K would take: no more visits then
 
@@ -39,7 +39,8 @@ class Costed:
 class RoundCosts:
     """The costs of cells of equal rows and sampling, K = 0 among them, visit by visit.
 
-    A visit goes on from within a text's answer; with several rows each has a text of its own.
+    A visit begins a text's answer, the turns before it in the cache as in a sweep; with several
+    rows each has a text of its own.
     """
 
     def __init__(
@@ -55,17 +56,20 @@ class RoundCosts:
         (self._baseline,) = (one for one in costed if is_baseline(one.cell.key))
         self._engine = engine
         self._texts = texts
+        self._by_turn = {_turn(text): text for text in texts}
         self._seed = seed
         self._clock = clock
         self._rows = costed[0].cell.key.concurrency
         self._visits: dict[str, list[tuple[float, ...]]] = {c.cell.key.id: [] for c in costed}
-        self._contexts: list[int] = []
+        self._contexts: list[float] = []
         self.spent_s = 0.0
 
     def finish(self, may_go_on: Callable[[], bool] = lambda: True) -> list[RoundCost]:
         """Visit until costs are known well enough or have taken their share of time; after the
         first visit only while they `may_go_on`."""
-        while not self.is_enough and (not self.num_visits or may_go_on()):
+        while not self.num_visits or not (
+            self.is_known or self._has_taken_its_share() or not may_go_on()
+        ):
             self.visit()
         return [
             RoundCost(
@@ -80,7 +84,7 @@ class RoundCosts:
 
     @property
     def num_visits(self) -> int:
-        return len(self._contexts) // self._rows
+        return len(self._contexts)
 
     def visit(self) -> None:
         """Some rounds of every cell, one cell after another, all over the same texts."""
@@ -88,17 +92,48 @@ class RoundCosts:
         chosen = [
             self._texts[(number * self._rows + row) % len(self._texts)] for row in range(self._rows)
         ]
-        self._contexts += [len(text.prompt_ids) + _num_read(text) for text in chosen]
         seconds: dict[str, list[list[float]]] = defaultdict(list)
         for one in self._order(number):
-            fewest = FEWEST_ROUNDS * one.tokens_per_round
-            num_tokens = math.ceil(max(fewest, VISIT_TOKENS)) + 1
-            requests = [_request(text, one.cell, num_tokens, self._seed) for text in chosen]
-            served = self._engine.serve(requests, work_of(one.cell), Load(concurrency=self._rows))
+            served = self._engine.serve(
+                self._requests(chosen, one), work_of(one.cell), Load(concurrency=self._rows)
+            )
             seconds[one.cell.key.id].append(round_seconds(served, self._rows))
         for cell_id, times in seconds.items():
             self._visits[cell_id].append(tuple(map(fmean, zip(*times, strict=False))))
+        self._contexts.append(fmean(len(t.prompt_ids) + VISIT_TOKENS / 2 for t in chosen))
         self.spent_s += self._clock() - began_s
+
+    def _requests(self, texts: Sequence[Text], one: Costed) -> list[EngineRequest]:
+        """For each text its first tokens; before that, of later turns, the ones before.
+
+        Those emit a token of their own, which is no round, and leave what they read in the cache:
+        the more is read at once, the slower are the rounds that follow.
+        """
+        num_tokens = math.ceil(max(FEWEST_ROUNDS * one.tokens_per_round, VISIT_TOKENS)) + 1
+        visits = [
+            EngineRequest(
+                prompt_ids=text.prompt_ids,
+                max_new_tokens=num_tokens,
+                sampling=one.cell.sampling,
+                seed=request_seed(self._seed, text.prompt_id, 0, text.turn),
+                stop_at_eos=False,  # a text that ends at once would show no round
+                conversation=str(row),
+                prediction_ids=text.prediction_ids,
+            )
+            for row, text in enumerate(texts)
+        ]
+        before = [self._by_turn.get(_turn(text, back=1)) for text in texts]
+        openings = [
+            replace(
+                visit,
+                prompt_ids=(*earlier.prompt_ids, *earlier.output_ids[:-1]),
+                max_new_tokens=1,
+                prediction_ids=(),
+            )
+            for visit, earlier in zip(visits, before, strict=True)
+            if earlier is not None
+        ]
+        return [*openings, *visits]
 
     def _order(self, number: int) -> list[Costed]:
         """Shuffled, so that drift hits every K alike; K = 0 comes several times.
@@ -114,16 +149,24 @@ class RoundCosts:
         return order
 
     @property
-    def is_enough(self) -> bool:
+    def is_known(self) -> bool:
+        """Whether more visits would tell little; FEWEST_VISITS would not say it."""
         if self.num_visits < FEWEST_VISITS:
             return False
-        later = {cell_id: [*map(later_s, visits)] for cell_id, visits in self._visits.items()}
-        sweep_s = sum(median(later[one.cell.key.id]) * one.num_rounds for one in self.costed)
-        if self.num_visits >= MOST_VISITS or self.spent_s > TIME_SHARE * sweep_s:
+        if self.num_visits >= MOST_VISITS:
             return True
+        later = self._later()
         step = later[self._baseline.cell.key.id]
-        ratios = (mean_log_ratio(own, step) for own in later.values() if own is not step)
+        ratios = (paired_log_ratio(own, step) for own in later.values() if own is not step)
         return all((ratio.standard_error or 0.0) <= ENOUGH_ERROR for ratio in ratios)
+
+    def _has_taken_its_share(self) -> bool:
+        later = self._later()
+        sweep_s = sum(median(later[one.cell.key.id]) * one.num_rounds for one in self.costed)
+        return self.num_visits >= FEWEST_VISITS and self.spent_s > TIME_SHARE * sweep_s
+
+    def _later(self) -> dict[str, list[float]]:
+        return {cell_id: [*map(later_s, visits)] for cell_id, visits in self._visits.items()}
 
 
 def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
@@ -140,19 +183,5 @@ def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
     return found or list(rounds.seconds)
 
 
-def _request(text: Text, cell: Cell, num_tokens: int, seed: int) -> EngineRequest:
-    begun = text.output_ids[: _num_read(text)]
-    return EngineRequest(
-        prompt_ids=(*text.prompt_ids, *begun),
-        max_new_tokens=num_tokens,
-        sampling=cell.sampling,
-        seed=request_seed(seed, text.prompt_id, 0, text.turn),
-        stop_at_eos=False,  # a text that ends at once would show no round
-        prediction_ids=text.prediction_ids,
-    )
-
-
-def _num_read(text: Text) -> int:
-    """Tokens of the answer that a visit takes for read: it is in the middle of a long answer,
-    and where it began of a short one."""
-    return max((len(text.output_ids) - VISIT_TOKENS) // 2, 0)
+def _turn(text: Text, back: int = 0) -> tuple[str, str, int, int]:
+    return text.workload, text.prompt_id, text.repeat, text.turn - back

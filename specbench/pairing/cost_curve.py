@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from specbench.errors import UsageError
 from specbench.records import EngineCost, RoundCost
-from specbench.stats.intervals import LogRatio, mean_log_ratio, product
+from specbench.stats.intervals import LogRatio, product
+from specbench.stats.paired import paired_log_ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,25 +27,28 @@ class CostCurve:
     def ratio(self, k: int, other: int) -> LogRatio:
         """cost(k) / cost(other), visit by visit where they belong together; no spread of few."""
         if self.source is None:
-            return mean_log_ratio(self.visits[k], self.visits[other])
-        return product(mean_log_ratio(self.visits[k], 1.0), mean_log_ratio(1.0, self.visits[other]))
+            return paired_log_ratio(self.visits[k], self.visits[other])
+        base = paired_log_ratio(self.visits[other], 1.0)
+        return product(paired_log_ratio(self.visits[k], 1.0), replace(base, log=-base.log))
 
     def round_s(self, k: int) -> float | None:
-        """Mean seconds of a round, on the geometric mean over visits."""
+        """Mean seconds of a round."""
         if self.is_relative:
             return None
-        return _geometric_mean(self.visits[k])
+        return math.exp(paired_log_ratio(self.visits[k], 1.0).log)
 
 
-def measured_here(costs: Iterable[RoundCost], num_rounds: Mapping[int, float]) -> CostCurve | None:
+def measured_here(
+    costs: Iterable[RoundCost], num_rounds: Mapping[int, Sequence[float]]
+) -> CostCurve | None:
     """The curve of costs that were measured together; None without K = 0.
 
-    `num_rounds` are those of a typical answer, by K: the fewer, the more its first ones count.
-    A K whose visits are not those of K = 0 was cut short, and is left out; of a K that was
-    measured again the last one counts.
+    `num_rounds` are those of each answer, by K: the fewer, the more its first ones count. A K
+    whose visits are not those of K = 0 was cut short, and is left out; of a K that was measured
+    again the last one counts.
     """
     newest = {
-        cost.num_speculative_tokens: cost.of_answer(num_rounds[cost.num_speculative_tokens])
+        cost.num_speculative_tokens: cost.of_answers(num_rounds[cost.num_speculative_tokens])
         for cost in costs
         if cost.num_speculative_tokens in num_rounds
     }
@@ -113,12 +117,8 @@ def _between(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float, ...
     if below is None or above is None:
         return None
     share = (k - below) / (above - below)
-    less, more = _geometric_mean(costs[below]), _geometric_mean(costs[above])
+    less, more = fmean(costs[below]), fmean(costs[above])
     return (less + share * (more - less),)
-
-
-def _geometric_mean(values: Sequence[float]) -> float:
-    return math.exp(fmean(map(math.log, values)))
 
 
 def _lengths(costs: Sequence[EngineCost]) -> dict[int, float]:

@@ -39,12 +39,7 @@ class Rounds(NamedTuple):
     num_rounds: NDArray[np.float64]
     num_emitted: NDArray[np.float64]
     pooled: Replayed
-    num_texts: int = 1
-
-    @property
-    def per_text(self) -> float:
-        """Rounds of an answer, on the mean."""
-        return self.pooled.num_rounds / self.num_texts
+    of_texts: tuple[float, ...]  # rounds of each answer, a prompt's turns apart
 
     @property
     def tokens(self) -> LogRatio:
@@ -110,13 +105,13 @@ def forecast(
 def replayed(traces: Sequence[TraceRecord], k: int) -> Rounds | None:
     """Rounds at K = k of the traces that serve it, by prompt; None where none has a round."""
     by_prompt: dict[str, Replayed] = {}
-    texts: set[tuple[str, int, int]] = set()
+    of_texts: dict[tuple[str, int, int], float] = {}
     for trace in traces:
         text = (trace.prompt_id, trace.turn, trace.repeat)
-        if len(trace.output_ids) < 2 or text in texts or not serves(trace, k):
-            continue
-        texts.add(text)  # a tree has a trace a depth, and any of them serves K = 0
+        if len(trace.output_ids) < 2 or text in of_texts or not serves(trace, k):
+            continue  # a tree has a trace a depth, and any of them serves K = 0
         one = replay_one(trace, k)
+        of_texts[text] = one.num_rounds
         known = by_prompt.get(trace.prompt_id)
         by_prompt[trace.prompt_id] = one if known is None else known + one
     if not by_prompt:
@@ -126,7 +121,7 @@ def replayed(traces: Sequence[TraceRecord], k: int) -> Rounds | None:
         num_rounds=np.array([one.num_rounds for one in prompts]),
         num_emitted=np.array([one.num_emitted for one in prompts]),
         pooled=reduce(Replayed.__add__, prompts),
-        num_texts=len(texts),
+        of_texts=tuple(of_texts.values()),
     )
 
 

@@ -15,14 +15,14 @@ AcceptanceRule = Literal["exact", "greedy_draft"]
 class RoundCost:
     """Seconds of real rounds at one K, measured in turns with those of every other K.
 
-    A visit is a few rounds after part of a text. Visit i of every K of a group goes on from the
-    same text, so two K are compared visit by visit.
+    A visit is the first rounds of an answer. Visit i of every K of a group is of the same text,
+    so two K are compared visit by visit.
     """
 
     cell_ids: tuple[str, ...]  # whose rounds these are: cells that differ in the workload alone
     num_speculative_tokens: int
     num_rows: int
-    context: int  # tokens in the cache when a visit begins, median of the visits
+    context: int  # tokens in the cache half-way through a visit, median of the visits
     visits_s: tuple[tuple[float, ...], ...]  # by visit, each round from its start to the next one's
 
     @property
@@ -35,13 +35,16 @@ class RoundCost:
         """Of a round once the machine is at its pace, median of the visits."""
         return median(map(later_s, self.visits_s))
 
-    def of_answer(self, num_rounds: float) -> tuple[float, ...]:
-        """By visit, the mean seconds of the rounds of an answer that has so many, at least 1.
+    def of_answers(self, num_rounds: Sequence[float]) -> tuple[float, ...]:
+        """By visit, the mean seconds of a round of answers that have so many each, at least 1.
 
         Rounds after a prompt are slower at first: an answer has as many of them as a visit has,
         and those beyond a visit's last one take what its later ones do.
         """
-        return tuple(_of_answer(rounds_s, max(num_rounds, 1.0)) for rounds_s in self.visits_s)
+        counts = [max(n, 1.0) for n in num_rounds]
+        return tuple(
+            sum(_answer_s(rounds_s, n) for n in counts) / sum(counts) for rounds_s in self.visits_s
+        )
 
 
 def later_s(rounds_s: Sequence[float]) -> float:
@@ -49,10 +52,10 @@ def later_s(rounds_s: Sequence[float]) -> float:
     return fmean(rounds_s[len(rounds_s) // 2 :])
 
 
-def _of_answer(rounds_s: Sequence[float], num_rounds: float) -> float:
+def _answer_s(rounds_s: Sequence[float], num_rounds: float) -> float:
     whole = min(int(num_rounds), len(rounds_s))
     beyond_s = rounds_s[whole] if whole < len(rounds_s) else later_s(rounds_s)
-    return (sum(rounds_s[:whole]) + (num_rounds - whole) * beyond_s) / num_rounds
+    return sum(rounds_s[:whole]) + (num_rounds - whole) * beyond_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

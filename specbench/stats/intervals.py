@@ -18,7 +18,6 @@ from specbench.records import Interval
 MIN_PROMPTS = 5  # fewer give no interval
 CONFIDENCE = 0.95
 POWER = 0.80
-_TRIMMED = 0.2  # of pairs, at either end
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,26 +67,6 @@ def interval(ratio: LogRatio, *, confidence: float = CONFIDENCE) -> Interval:
     half = student_t(ratio.degrees_of_freedom, (1 + confidence) / 2) * ratio.standard_error
     return Interval(
         estimate=estimate, low=math.exp(ratio.log - half), high=math.exp(ratio.log + half)
-    )
-
-
-def mean_log_ratio(numerators: ArrayLike, denominators: ArrayLike) -> LogRatio:
-    """The typical log of ratios measured in pairs, such as two costs on the same visit.
-
-    A mean without the fifth of the pairs at either end, so that a busy moment of the machine
-    moves it little. Standard error: from the winsorized spread, none below MIN_PROMPTS pairs.
-    Source: Yuen 1974, The two-sample trimmed t for unequal population variances.
-    """
-    logs = np.sort(np.log(np.asarray(numerators, float) / np.asarray(denominators, float)))
-    n = len(logs)
-    num_trimmed = int(_TRIMMED * n) if n >= MIN_PROMPTS else 0
-    kept = logs[num_trimmed : n - num_trimmed]
-    spread = np.clip(logs, kept[0], kept[-1]).std(ddof=1) if n >= MIN_PROMPTS else None
-    return LogRatio(
-        log=float(kept.mean()),
-        standard_error=None if spread is None else float(spread) * math.sqrt(n) / len(kept),
-        degrees_of_freedom=None if spread is None else len(kept) - 1.0,
-        num_prompts=n,
     )
 
 

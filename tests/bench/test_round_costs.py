@@ -102,7 +102,10 @@ def test_rounds_with_rows_that_are_done_are_left_out():
 
 
 def test_a_slow_start_counts_as_much_as_it_does_in_an_answer():
-    """Rounds of 5, 3, 2 and 2 s: 4 of them take 12 s, 8 take 20, 2 take 8, 2.5 take 9."""
+    """Rounds of 5, 3, 2 and 2 s: 4 of them take 12 s, 8 take 20, 2 take 8, 2.5 take 9.
+
+    Answers of 1 and of 4 rounds take 17 s together, more than two of 2.5.
+    """
     cost = RoundCost(
         cell_ids=("a",),
         num_speculative_tokens=0,
@@ -112,11 +115,12 @@ def test_a_slow_start_counts_as_much_as_it_does_in_an_answer():
     )
     assert cost.num_rounds == 8
     assert cost.seconds == 2.0
-    assert cost.of_answer(4) == pytest.approx((3.0, 3.0))
-    assert cost.of_answer(8) == pytest.approx((2.5, 2.5))
-    assert cost.of_answer(2) == pytest.approx((4.0, 4.0))
-    assert cost.of_answer(2.5) == pytest.approx((9 / 2.5,) * 2)
-    assert cost.of_answer(0.5) == pytest.approx((5.0, 5.0))
+    assert cost.of_answers([4]) == pytest.approx((3.0, 3.0))
+    assert cost.of_answers([8]) == pytest.approx((2.5, 2.5))
+    assert cost.of_answers([2]) == pytest.approx((4.0, 4.0))
+    assert cost.of_answers([2.5]) == pytest.approx((9 / 2.5,) * 2)
+    assert cost.of_answers([0.5]) == pytest.approx((5.0, 5.0))
+    assert cost.of_answers([1, 4]) == pytest.approx((17 / 5,) * 2)
 
 
 def test_a_machine_that_starts_slowly_is_seen_to():
@@ -125,8 +129,8 @@ def test_a_machine_that_starts_slowly_is_seen_to():
     engine.slow_start = 5
     costs = measure(engine, [costed(0), costed(4)])
     assert costs[0].seconds == pytest.approx(1.0)
-    assert costs[0].of_answer(64)[0] == pytest.approx((64 + 5) / 64)
-    assert costs[4].of_answer(3)[0] == pytest.approx(2.4)
+    assert costs[0].of_answers([64])[0] == pytest.approx((64 + 5) / 64)
+    assert costs[4].of_answers([3])[0] == pytest.approx(2.4)
 
 
 def test_on_a_quiet_machine_a_few_visits_are_enough():
@@ -134,15 +138,7 @@ def test_on_a_quiet_machine_a_few_visits_are_enough():
     costs = measure(engine, [costed(0), costed(1), costed(4)])
     assert {k: cost.seconds for k, cost in costs.items()} == pytest.approx({0: 1, 1: 1.1, 4: 1.4})
     assert {len(cost.visits_s) for cost in costs.values()} == {FEWEST_VISITS}
-    assert {cost.context for cost in costs.values()} == {3}
-
-
-def test_a_visit_is_in_the_middle_of_a_long_answer():
-    texts = [replace(TEXTS[0], output_ids=tuple(range(64)))]
-    engine = engine_of()
-    costs = RoundCosts(engine, [costed(0), costed(4)], texts, seed=0, clock=engine.clock)
-    assert {cost.context for cost in costs.finish()} == {3 + 20}  # 20 + 24 + 20
-    assert {call.request.prompt_ids[3:] for call in engine.calls} == {tuple(range(20))}
+    assert {cost.context for cost in costs.values()} == {3 + 12}
 
 
 def test_a_visit_is_as_many_tokens_at_every_k_and_in_another_order_each_time():
@@ -197,3 +193,31 @@ def test_every_row_has_a_text_of_its_own():
     assert {cost.num_rows for cost in costs.values()} == {3}
     first = engine.calls[:3]
     assert len({call.request.seed for call in first}) == 3
+
+
+def test_a_later_turn_has_the_ones_before_it_in_the_cache():
+    """As in a sweep: what was read and answered is there, and what is new is read."""
+    first = TEXTS[0]
+    second = replace(
+        first,
+        turn=1,
+        prompt_ids=(*first.prompt_ids, *first.output_ids, *b"more"),
+        prediction_ids=tuple(b"xyz"),
+    )
+    engine = engine_of()
+    RoundCosts(engine, [costed(0), costed(4)], [second, first], seed=0, clock=engine.clock).visit()
+    opening, visit = (call.request for call in engine.calls[:2])
+    assert opening.prompt_ids == (*first.prompt_ids, *first.output_ids[:-1])
+    assert (opening.max_new_tokens, visit.max_new_tokens) == (1, 25)
+    assert opening.conversation == visit.conversation is not None
+    assert visit.prompt_ids == second.prompt_ids
+    assert (opening.prediction_ids, visit.prediction_ids) == ((), tuple(b"xyz"))
+
+
+def test_a_first_turn_and_one_whose_predecessor_is_unknown_have_nothing_before_them():
+    engine = engine_of()
+    texts = [TEXTS[0], replace(TEXTS[1], turn=2)]
+    costs = RoundCosts(engine, [costed(0)], texts, seed=0, clock=engine.clock)
+    costs.visit()
+    costs.visit()
+    assert [call.request.max_new_tokens for call in engine.calls] == [25, 25]

@@ -37,7 +37,7 @@ def test_a_busy_moment_that_hits_every_k_of_a_visit_leaves_no_doubt():
 
 def test_turns_are_texts_of_their_own():
     rounds = replayed([right("a"), right("a", turn=1), right("b")], 1)
-    assert (rounds.num_texts, rounds.per_text) == (3, 6)
+    assert rounds.of_texts == (6, 6, 6)
 
 
 def test_prompts_that_are_measured_again_and_again_take_their_time():

@@ -5,7 +5,6 @@ and in acceptance, with costs of 6 noisy visits. Accepted: 92 to 98 %; a method 
 leaves that range in fewer than 1 of 10,000 seeds.
 """
 
-import math
 import random
 from functools import cache
 
@@ -14,7 +13,8 @@ import pytest
 
 from specbench.pairing.forecast import Rounds
 from specbench.pairing.replay import Replayed, replay_one
-from specbench.stats.intervals import LogRatio, interval, mean_log_ratio, product
+from specbench.stats.intervals import LogRatio, interval, product
+from specbench.stats.paired import paired_log_ratio
 from tests.pairing.traces import trace
 
 RUNS = 2_000
@@ -47,8 +47,9 @@ def coverage(num_prompts: int, *, joins_costs: bool = True) -> float:
         picks = rng.integers(POOL, size=num_prompts)
         at_k = COST * rng.lognormal(0, NOISE, NUM_VISITS)
         step = rng.lognormal(0, NOISE, NUM_VISITS)
-        tokens = Rounds(rounds[picks], emitted[picks], replay_one(trace("a", [1.0]), K)).tokens
-        cost = mean_log_ratio(step, at_k)
+        one = replay_one(trace("a", [1.0]), K)
+        tokens = Rounds(rounds[picks], emitted[picks], one, ()).tokens
+        cost = paired_log_ratio(step, at_k)
         if not joins_costs:
             cost = LogRatio(
                 log=cost.log, standard_error=None, degrees_of_freedom=None, num_prompts=0
@@ -67,20 +68,3 @@ def test_forecasts_cover_the_truth(num_prompts: int) -> None:
 
 def test_without_the_costs_own_error_they_would_not() -> None:
     assert coverage(40, joins_costs=False) < 0.88
-
-
-def test_one_busy_visit_moves_a_cost_little() -> None:
-    """A visit of three times the time: the mean would be off by 20 %."""
-    quiet = mean_log_ratio([1.6] * 6, [1.0] * 6)
-    busy = mean_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6, 1.6], [1.0] * 6)
-    assert math.exp(busy.log) == pytest.approx(math.exp(quiet.log))
-
-
-def test_the_typical_ratio_by_hand() -> None:
-    """Logs 0 .. 4: without the lowest and the highest their mean is 2, winsorized sd 1."""
-    found = mean_log_ratio(np.exp([4.0, 0.0, 2.0, 1.0, 3.0]), [1.0] * 5)
-    assert found.log == pytest.approx(2)
-    assert found.degrees_of_freedom == 2
-    assert found.standard_error == pytest.approx(math.sqrt(4 / 4) * math.sqrt(5) / 3)
-    few = mean_log_ratio(np.exp([1.0, 3.0]), [1.0] * 2)
-    assert (few.log, few.standard_error) == (pytest.approx(2), None)

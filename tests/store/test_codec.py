@@ -1,8 +1,10 @@
 import dataclasses
 import json
+from typing import get_args
 
 import pytest
-from stored_examples import BLOCK, EVERY_RECORD, MEMORY, REQUEST, block, run
+from stored_examples import BLOCK, MEMORY, REQUEST, block, run
+from stored_findings import EVERY_KIND
 
 from specbench.store.codec import (
     SCHEMA_VERSION,
@@ -17,7 +19,11 @@ from specbench.store.codec import (
 )
 
 
-@pytest.mark.parametrize("record", EVERY_RECORD, ids=lambda record: type(record).__name__)
+def test_there_is_an_example_of_every_record():
+    assert {type(record) for record in EVERY_KIND} == set(get_args(StoredRecord))
+
+
+@pytest.mark.parametrize("record", EVERY_KIND, ids=lambda record: type(record).__name__)
 def test_every_record_comes_back_equal_from_its_line(record: StoredRecord):
     line = encode_line(record)
 
@@ -40,7 +46,7 @@ def test_tuples_come_back_as_tuples():
 
 
 def test_a_line_says_its_type_without_being_read():
-    tags = [line_type(encode_line(record)) for record in EVERY_RECORD]
+    tags = [line_type(encode_line(record)) for record in EVERY_KIND]
 
     assert tags == [
         "block",
@@ -52,6 +58,12 @@ def test_a_line_says_its_type_without_being_read():
         "trace",
         "session",
         "done",
+        "engine",
+        "limit",
+        "imported",
+        "cost",
+        "enginecost",
+        "forecast",
     ]
     assert line_type(encode_line(MEMORY)[:-5]) is None
     assert line_type(b"{}\n") is None

@@ -1,0 +1,43 @@
+"""Ratios of costs that were measured in pairs, such as rounds at two K on the same visit."""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specbench.stats.intervals import MIN_PROMPTS, LogRatio
+
+_FAR_OFF = 5.0  # standard deviations of the pairs' log ratios, told from their median
+_NEAR = math.log(1.1)  # and no pair within a tenth is far off
+
+
+def paired_log_ratio(numerators: ArrayLike, denominators: ArrayLike) -> LogRatio:
+    """log(mean cost / other mean cost): of sums, as the speed-up of a sweep is, not of ratios.
+
+    Pairs whose ratio is far off are left out: something else ran then (Hampel 1974, The influence
+    curve and its role in robust estimation). Standard error: of the ratio's linear part (delta
+    method), none below MIN_PROMPTS pairs.
+    """
+    over = np.asarray(numerators, dtype=np.float64)
+    under = np.broadcast_to(np.asarray(denominators, dtype=np.float64), over.shape)
+    is_near = _is_near(np.log(over / under))
+    over, under, n = over[is_near], under[is_near], int(is_near.sum())
+    log = math.log(over.mean()) - math.log(under.mean())
+    if n < MIN_PROMPTS:
+        return LogRatio(log=log, standard_error=None, degrees_of_freedom=None, num_prompts=n)
+    residuals = over / over.mean() - under / under.mean()
+    return LogRatio(
+        log=log,
+        standard_error=float(residuals.std(ddof=1)) / math.sqrt(n),
+        degrees_of_freedom=n - 1.0,
+        num_prompts=n,
+    )
+
+
+def _is_near(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """All but those far from the median; of few pairs nobody can tell."""
+    if len(logs) < MIN_PROMPTS:
+        return np.ones(len(logs), dtype=bool)
+    distance = np.abs(logs - np.median(logs))
+    deviation = 1.4826 * np.median(distance)  # of normal errors, from the median distance
+    return np.asarray(distance <= max(_FAR_OFF * deviation, _NEAR))
