@@ -32,9 +32,11 @@ class PlainWatch:
         _tell(f"note: {text}")
 
 
-def run(settings: RunSettings, root: Path) -> StoredRun:
-    """One run of the product over the shipped pairings; its records are kept under `root`."""
-    pairings = load_pairings(shipped("pairings.yaml")).select(settings.pairings)
+def run(settings: RunSettings, root: Path, pairings_file: Path | None = None) -> StoredRun:
+    """One run of the product over the shipped pairings, or those of a file; its records are kept
+    under `root`."""
+    file = pairings_file or shipped("pairings.yaml")
+    pairings = load_pairings(file).select(settings.pairings)
     return run_benchmark(settings, pairings, root, PlainWatch())
 
 

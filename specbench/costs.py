@@ -1,20 +1,10 @@
 """The round-cost formulas: pure numbers, shared by the decoder's controller and the forecast.
 
-Costs are in units of one baseline step (a target forward of one token): c for one drafted
-token, v for verifying K + 1 tokens, h for everything else in a round. Bytes are those that a
-forward must read from the device's memory.
+Bytes are those that a forward must read from the device's memory.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
-
-
-def expected_tokens(acceptance_rate_per_position: Sequence[float]) -> float:
-    """Tokens a round emits, 1 + sum(a_i), where a_i = P(at least i drafts are accepted).
-
-    The a_i are unconditional, so no independence between positions is assumed.
-    """
-    return 1.0 + sum(acceptance_rate_per_position)
 
 
 def expected_tokens_iid(alpha: float, k: int) -> float:
@@ -23,19 +13,6 @@ def expected_tokens_iid(alpha: float, k: int) -> float:
     Source: Leviathan et al. 2023 (arXiv:2211.17192), equation 1.
     """
     return float(sum(alpha**i for i in range(k + 1)))
-
-
-def break_even_length(k: int, *, draft: float, verify: float, overhead: float = 0.0) -> float:
-    """K c + v + h: the acceptance length at which a round costs what it saves."""
-    return k * draft + verify + overhead
-
-
-def predicted_speedup(tokens: float, break_even: float) -> float:
-    """Decode speed-up of rounds that emit `tokens` and cost `break_even` baseline steps.
-
-    Source: Leviathan et al. 2023, theorem 3.8, with verification and overhead not free.
-    """
-    return tokens / break_even
 
 
 def expected_tokens_by_k(conditional_acceptance: Sequence[float]) -> list[float]:

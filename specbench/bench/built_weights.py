@@ -1,14 +1,19 @@
 """Counts the weights of a model by building it without memory: the way for any architecture."""
 
+from torch import nn
+
 from specbench.decoding.loading import ModelSource, load_skeleton
+from specbench.decoding.quantization import packable
 from specbench.model_files.model import ModelFiles
 from specbench.pairing.weights import DTYPE_BYTES, Weights, kv_elements_per_token
+
+_INT4_GROUP = 128  # inputs that share a scale, as decoding/quantization.py packs them
 
 
 def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
     """Of a model whose config alone is there; None where its keys cannot be told.
 
-    Raises ModelError where transformers has no such architecture.
+    Raises ModelError where transformers has no such architecture, or torchao cannot pack it.
     """
     spec = files.spec
     source = ModelSource(
@@ -24,6 +29,11 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
     head = model.get_output_embeddings()
     is_tied = head is not None and head.weight is embedding
     nbytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    if spec.quantization is not None:
+        nbytes += sum(
+            _packed_bytes(linear, spec.quantization) - linear.weight.nbytes
+            for linear in packable(model)
+        )
     return Weights(
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
         nbytes=nbytes,
@@ -32,3 +42,16 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
         is_exact=spec.quantization is None,
         basis="built",
     )
+
+
+def _packed_bytes(linear: nn.Linear, scheme: str) -> int:
+    """As torchao stores it on a CPU; a GPU's int4 fills inputs up to a multiple of 1024."""
+    outputs, inputs = linear.weight.shape
+    match scheme:
+        case "int8":
+            return outputs * inputs + outputs * (4 + 1)  # a scale and a zero point
+        case "fp8":
+            return outputs * inputs + outputs * 4
+    # Half a byte each; of every group a scale and an offset in the model's dtype.
+    groups = -(-inputs // _INT4_GROUP)
+    return outputs * inputs // 2 + outputs * groups * 2 * linear.weight.itemsize

@@ -20,7 +20,7 @@ from specbench.bench.watch import Watch
 from specbench.engines.engine import REFUSALS
 from specbench.errors import first_line
 from specbench.metrics.setting import setting_of
-from specbench.pairing.cost_curve import CostCurve, measured_here, told
+from specbench.pairing.cost_curve import CostCurve, left_out, measured_here, told
 from specbench.pairing.engine_costs import acceptance_rule
 from specbench.pairing.forecast import forecast, replayed
 from specbench.pairing.rank import shortlist
@@ -65,6 +65,7 @@ class Forecasting:
         self._deadline = deadline
         self._clock = clock
         self._told = self._stored().engine_costs
+        self._warned: set[str] = set()
         self._between: list[_Between] = []
         self._measured_s: defaultdict[Setting, float] = defaultdict(float)
         self._tracer = Tracer(plan, writer, watch, session, trace, self._drafting, clock)
@@ -182,6 +183,12 @@ class Forecasting:
                 self._watch.warn(f"{name}: not forecast, {first_line(error)}")
 
     def _told_curves(self, group: Sequence[Question]) -> dict[CellKey, CostCurve]:
+        for rows in dict.fromkeys(question.setting.concurrency for question in group):
+            ks = {k for q in group if q.setting.concurrency == rows for k in q.ks}
+            text = left_out(self._told, concurrency=rows, ks=ks)
+            if text and text not in self._warned:  # several groups may have the same K
+                self._warned.add(text)
+                self._watch.warn(text)
         return {q.key: told(self._told, concurrency=q.setting.concurrency, ks=q.ks) for q in group}
 
     def _costs(self, group: Sequence[Question]) -> RoundCosts:

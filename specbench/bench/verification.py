@@ -1,7 +1,6 @@
 """Evidence for a whole `verify`: target after target, through the engines that a run has."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -16,11 +15,12 @@ from specbench.config import Pairing
 from specbench.engines.engine import REFUSALS, Engine, EngineRequest
 from specbench.engines.peers import BASELINES
 from specbench.engines.shelf import Shelf
+from specbench.errors import ModelError, WorkloadError, first_line
 from specbench.lossless.collect import Collector, Question
 from specbench.lossless.evidence import Evidence
 from specbench.lossless.examine import Amount, Job, examine
 from specbench.lossless.teacher import Teacher
-from specbench.records import RunSettings, Sampling
+from specbench.records import Message, RunSettings, Sampling
 
 
 def collect_evidence(
@@ -52,7 +52,7 @@ def collect_evidence(
             engines = open_engines(plan.target, device, settings, shelf)
             teacher = Teacher(shelf.load(plan.target.model).model)
             first = next(iter(engines.values()))
-            questions = [_foreseen(first, question) for question in _questions(plan, first)]
+            questions = list(_questions(plan, first, watch))
         except REFUSALS as error:
             evidence += [job.refused(error) for job in jobs]
             continue
@@ -89,30 +89,45 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
                 yield Job(pairing, drafter, cell.key.engine, work, cell.sampling, is_default)
 
 
-def _questions(plan: TargetPlan, engine: Engine) -> Iterator[Question]:
-    """The first turn of every prompt."""
+def _questions(plan: TargetPlan, engine: Engine, watch: Watch) -> Iterator[Question]:
+    """Every turn of every prompt; the turns before it are answered by the target itself.
+
+    Each comes with a text that its answer resembles, so that drafters which want one draft from
+    it. A later turn that the target cannot take is left out, and said to be.
+    """
     for workload in plan.workloads:
         length = plan.settings.max_new_tokens or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
         for prompt in plan.prompts(workload):
-            yield Question(
-                id=f"{workload.name}/{prompt.id}",
-                prompt_ids=engine.tokenizer.prompt_ids(
-                    prompt.turns[0], prompt.tools, prompt.template_args
-                ),
-                max_new_tokens=length,
-            )
+            conversation = f"{workload.name}/{prompt.id}"
+            history: list[Message] = []
+            for turn, messages in enumerate(prompt.turns):
+                history += messages
+                name = f"{conversation}, turn {turn + 1}" if turn else conversation
+                try:
+                    ids = engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
+                    answer = _answer(engine, ids, length)
+                except (ModelError, WorkloadError) as error:
+                    if not turn:
+                        raise
+                    watch.warn(f"{name} and after are left out: {first_line(error)}")
+                    break
+                yield Question(
+                    id=name,
+                    prompt_ids=ids,
+                    max_new_tokens=length,
+                    prediction_ids=nearly(answer),
+                    conversation=conversation if len(prompt.turns) > 1 else None,
+                )
+                text = engine.tokenizer.text(answer)
+                history.append(Message(role="assistant", content=text))
 
 
-def _foreseen(engine: Engine, question: Question) -> Question:
-    """With a text that the answer resembles, so that drafters which want one draft from it."""
+def _answer(engine: Engine, prompt_ids: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """The target's own, greedily and without drafts."""
     request = EngineRequest(
-        prompt_ids=question.prompt_ids,
-        max_new_tokens=question.max_new_tokens,
-        sampling=Sampling(),
-        seed=0,
+        prompt_ids=prompt_ids, max_new_tokens=length, sampling=Sampling(), seed=0
     )
-    answer = engine.generate(request, engine.baseline).output_ids
-    return replace(question, prediction_ids=nearly(answer))
+    return engine.generate(request, engine.baseline).output_ids
 
 
 def nearly(answer: Sequence[int]) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """The command line: one file a command. Nothing heavier than typer is imported for --help."""
 
+import errno
 import sys
 from itertools import pairwise
 
@@ -23,6 +24,7 @@ from specbench.errors import SpecbenchError
 
 USER_ERROR = 2
 BUG = 70
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 app = typer.Typer(
     name="specbench",
@@ -59,7 +61,15 @@ def main() -> None:
     except SpecbenchError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(USER_ERROR)
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            where = error.filename or "standard output"  # the one that is written to unnamed
+            typer.echo(
+                f"error: {where} cannot be written: {error.strerror}; make room on the disk and "
+                "repeat the command",
+                err=True,
+            )
+            sys.exit(USER_ERROR)
         import traceback
 
         traceback.print_exc()

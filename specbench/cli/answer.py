@@ -6,12 +6,10 @@ from pathlib import Path
 
 import typer
 
-from specbench.cli.console import open_console
+from specbench.cli.console import WIDTH, open_console
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, to_json
 from specbench.report.tables import terminal_report
-
-WIDTH = 80
 
 
 def print_answer(document: Document, paths: Sequence[Path]) -> None:

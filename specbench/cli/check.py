@@ -16,7 +16,6 @@ from specbench.stats.tolerances import Tolerance, default_tolerances, defaults_i
 if TYPE_CHECKING:
     from specbench.stats.gate import Gate
 
-WIDTH = 80
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file that a CI job's summary is made of
 
 _FailOn = Annotated[
@@ -122,7 +121,7 @@ def parse_fail_on(text: str) -> tuple[Tolerance, ...]:
 
 
 def _print(gate: "Gate") -> None:
-    from specbench.cli.console import open_console
+    from specbench.cli.console import WIDTH, open_console
     from specbench.report.gate_table import gate_table
     from specbench.report.gate_words import headline
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from specbench.stats.history import History, PastRun
 
 DEFAULT = "decode_speedup,mean_acceptance_length"
-WIDTH = 80
 
 _Metrics = Annotated[
     str, typer.Option("--metric", help="Metrics of `specbench list metrics`, comma-separated.")
@@ -122,7 +121,7 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
 def _print(found: "History", page: Path | None) -> None:
     from rich.table import Table
 
-    from specbench.cli.console import open_console
+    from specbench.cli.console import WIDTH, open_console
     from specbench.report.history_lines import change_lines, history_grid, left_out_lines
 
     grid = history_grid(found)

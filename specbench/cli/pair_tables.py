@@ -8,20 +8,18 @@ from typing import Any
 import typer
 from rich.table import Table
 
-from specbench.cli.console import open_console
+from specbench.cli.console import WIDTH, open_console
 from specbench.cli.place import Machine
 from specbench.config import Drafter
 from specbench.pairing.candidates import Candidate, Prepared
 from specbench.pairing.finding import Finding
 from specbench.pairing.memory_plan import MemoryPlan
-from specbench.pairing.rank import Gain, Ranked
+from specbench.pairing.rank import Gain, Ranked, are_told_apart
 from specbench.pairing.reasons import speedup_text
 from specbench.pairing.recommend import Verdict, judge
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.numbers import ABSENT, measured, significant
-
-WIDTH = 80
 
 
 def print_prepared(prepared: Prepared, machine: Machine) -> None:
@@ -63,6 +61,8 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     typer.echo("")
     for line in answer_lines(document):
         typer.echo(line)
+    if note := close_race(ranked):
+        typer.echo(note)
     typer.echo(verdict(ranked))
 
 
@@ -201,6 +201,26 @@ def _plan_json(plan: MemoryPlan | None) -> dict[str, Any] | None:
 
 def _source(drafter: Drafter) -> str | None:
     return drafter.model.source if drafter.model else None
+
+
+def close_race(ranked: Sequence[Ranked]) -> str:
+    """That the first two are not told apart, and what would; empty where they are.
+
+    Where neither gains, their order decides nothing.
+    """
+    if len(ranked) < 2 or not has_evidence(ranked):
+        return ""
+    first, second = (one.interval for one in ranked[:2])
+    if first is None or second is None or are_told_apart(first, second):
+        return ""
+    if judge(first) is judge(second) is Verdict.GAINS_NOTHING:
+        return ""
+    names = " and ".join(one.drafter for one in ranked[:2])
+    figures = " and ".join(
+        f"{speedup_text(speedup)}{'' if one.is_measured else ' (forecast)'}"
+        for one, speedup in zip(ranked, (first, second), strict=False)
+    )
+    return f"{names} are not told apart: {figures}; ask for more --prompts."
 
 
 def verdict(ranked: Sequence[Ranked]) -> str:

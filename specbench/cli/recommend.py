@@ -63,8 +63,7 @@ def recommend(
         price_per_hour=price_per_hour,
     )
 
-    from specbench.cli.answer import WIDTH
-    from specbench.cli.console import open_console
+    from specbench.cli.console import WIDTH, open_console
     from specbench.report.document import build_document
     from specbench.report.recommendation import (
         pick_grid,

@@ -14,7 +14,6 @@ from specbench.errors import UsageError
 if TYPE_CHECKING:
     from specbench.lossless.judge import Finding
 
-WIDTH = 80
 
 _Ks = Annotated[
     str | None,
@@ -71,7 +70,10 @@ def verify(
     """Test that pairings give the target's own output: exit 1 if not, 3 if undecided."""
     settings = read_settings("run", options.Asked(**vars(asked)))
     if settings.adaptive:
-        raise UsageError("-k auto picks among the K that verify tests one by one; name those")
+        raise UsageError(
+            "-k auto: verify tests one K at a time, and auto only picks among such; name them, "
+            "as in -k 1..8"
+        )
 
     from specbench.cli.progress import ProgressWatch
     from specbench.config import load_pairings
@@ -88,14 +90,20 @@ def verify(
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, nothing is kept", err=True)
             raise typer.Exit(INTERRUPTED) from None
-    from specbench.lossless.answer import document, exit_code
+    from specbench.lossless.answer import document, exit_code, sentences
     from specbench.lossless.judge import judge
 
     findings = judge(evidence)
-    if as_json:
-        typer.echo(json.dumps(document(findings), indent=2, allow_nan=False))
-    else:
-        _print(findings)
+    try:
+        if as_json:
+            typer.echo(json.dumps(document(findings), indent=2, allow_nan=False))
+        else:
+            _print(findings)
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError):  # a full disk: what took so long is not lost
+            for line in sentences(findings):
+                typer.echo(line, err=True)
+        raise
     raise typer.Exit(exit_code(findings))
 
 
@@ -103,7 +111,7 @@ def _print(findings: "Sequence[Finding]") -> None:
     """A row a finding, then what they add up to."""
     from rich.table import Table
 
-    from specbench.cli.console import open_console
+    from specbench.cli.console import WIDTH, open_console
     from specbench.lossless.answer import false_alarm_note, sentences
 
     several = len({finding.subject.engine for finding in findings}) > 1

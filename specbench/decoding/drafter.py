@@ -74,10 +74,11 @@ class Outcome(NamedTuple):
     logits_BNV: Tensor
     path_BT: Tensor | None = None  # the path's nodes, of which 0 is the first; None: a chain
 
-    def last_kept(self, x_BTF: Tensor) -> Tensor:
-        """The entry of the last token kept [B, F]; of a row that was done, the first."""
+    def keep_last(self, x_BTF: Tensor, kept_BF: Tensor) -> None:
+        """Put the entry of the last token kept into `kept_BF`; a row that was done keeps its."""
         last_B11 = (self.num_emitted_B - 1).clamp(min=0)[:, None, None]
-        return x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
+        last_BF = x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
+        kept_BF.copy_(torch.where(self.num_emitted_B[:, None] > 0, last_BF, kept_BF))
 
 
 Repeatability = Literal["exact", "approximate", "none"]

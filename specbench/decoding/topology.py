@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from specbench.decoding.tree import Tree, ancestors_of
 from specbench.errors import UsageError
 from specbench.footprint import MOST_DRAFTS, num_static_drafts
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -199,14 +201,20 @@ class StaticTree:
         )
 
 
-class StaticTrees(dict[int, StaticTree]):
-    """The tree of each depth, made when it is first asked for; that must not be in a round."""
+class ByDepth(dict[int, T]):
+    """What belongs to each depth, made when it is first asked for; that must not be in a round."""
+
+    def __init__(self, made_for: Callable[[int], T]) -> None:
+        super().__init__()
+        self._made_for = made_for
+
+    def __missing__(self, depth: int) -> T:
+        self[depth] = self._made_for(depth)
+        return self[depth]
+
+
+class StaticTrees(ByDepth[StaticTree]):
+    """The tree of each depth."""
 
     def __init__(self, topology_of: Callable[[int], Topology], device: torch.device) -> None:
-        super().__init__()
-        self._topology_of = topology_of
-        self._device = device
-
-    def __missing__(self, depth: int) -> StaticTree:
-        self[depth] = StaticTree(self._topology_of(depth), self._device)
-        return self[depth]
+        super().__init__(lambda depth: StaticTree(topology_of(depth), device))

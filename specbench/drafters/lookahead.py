@@ -4,6 +4,7 @@ Shape suffixes: B rows, R all rows, N = the n-gram's tokens, L = N - 1 levels, W
 window, G guesses, D tokens of a guess, K drafts, T tokens, V vocabulary.
 """
 
+from functools import partial
 from typing import Annotated
 
 import torch
@@ -13,6 +14,7 @@ from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal, Rep
 from specbench.decoding.ngram_pool import NgramPool
 from specbench.decoding.sampling import Purpose, Sampler, uniform
 from specbench.decoding.state import State
+from specbench.decoding.topology import ByDepth
 from specbench.decoding.tree import Tree
 from specbench.drafters.registry import Parts, drafter
 
@@ -47,7 +49,7 @@ class Lookahead(Memoryless):
         self._window, self._ngram, self._num_levels = window, ngram, ngram - 1
         self._pool_from_prompt = pool_from_prompt
         self._pool = NgramPool(ngram, guesses, parts.target.vocab_size, device)
-        self._shapes = _Shapes(ngram - 1, window, guesses, device)
+        self._shapes = ByDepth(partial(round_shape, ngram - 1, window, guesses, device))
         zeros = torch.zeros(0, ngram - 1, window, dtype=torch.long, device=device)
         self._levels_RLW = zeros
         self._num_filled_R = zeros[:, 0, 0]  # levels that hold what the target said
@@ -151,7 +153,7 @@ class Lookahead(Memoryless):
 
 
 def round_shape(
-    num_levels: int, window: int, num_guesses: int, depth: int, device: torch.device
+    num_levels: int, window: int, num_guesses: int, device: torch.device, depth: int
 ) -> Tree:
     """The tree of one row: the window level by level, the current token first, then the guesses.
 
@@ -176,18 +178,3 @@ def round_shape(
         is_meant_BK=torch.tensor([[i >= num_window for i in range(len(seen) - 1)]], device=device),
         depth=depth,
     )
-
-
-class _Shapes(dict[int, Tree]):
-    """The tree of each depth, made when it is first asked for; that must not be in a round."""
-
-    def __init__(
-        self, num_levels: int, window: int, num_guesses: int, device: torch.device
-    ) -> None:
-        super().__init__()
-        self._sizes = (num_levels, window, num_guesses)
-        self._device = device
-
-    def __missing__(self, depth: int) -> Tree:
-        self[depth] = round_shape(*self._sizes, depth, self._device)
-        return self[depth]

@@ -111,9 +111,7 @@ class Medusa(Memoryless):
 
     def observe(self, state: State, outcome: Outcome) -> None:
         """Keep the state at the last token of the kept path: the current one comes after it."""
-        kept_BF = self._rows(state)
-        is_live_B1 = outcome.num_emitted_B[:, None] > 0
-        kept_BF.copy_(torch.where(is_live_B1, outcome.last_kept(outcome.features[0]), kept_BF))
+        outcome.keep_last(outcome.features[0], self._rows(state))
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
         self._last_RF[destination].copy_(self._last_RF[source])

@@ -75,9 +75,7 @@ class Mtp(FeatureDrafter):
             before_BLF=self._kept(state),
             first_row=state.first_row,
         )
-        kept_BF = self._rows(state)
-        is_live_B1 = outcome.num_emitted_B[:, None] > 0
-        kept_BF.copy_(torch.where(is_live_B1, outcome.last_kept(states_BTF), kept_BF))
+        outcome.keep_last(states_BTF, self._rows(state))
 
     def _see(
         self,

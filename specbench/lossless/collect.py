@@ -44,12 +44,16 @@ class LossyByChoice(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """A prompt to decode; `id` names workload and prompt."""
+    """A prompt to decode; `id` names workload, prompt and turn.
+
+    Questions of one `conversation` are its turns in order: an engine may keep what it has read.
+    """
 
     id: str
     prompt_ids: tuple[int, ...]
     max_new_tokens: int
     prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
+    conversation: str | None = None
 
 
 class Examined(NamedTuple):
@@ -93,6 +97,7 @@ class Collector:
                 max_new_tokens=question.max_new_tokens,
                 sampling=_GREEDY,
                 seed=0,
+                conversation=question.conversation,
                 prediction_ids=question.prediction_ids,
             )
             for question in self._questions
@@ -164,6 +169,7 @@ class Collector:
                     max_new_tokens=question.max_new_tokens,
                     sampling=sampling,
                     seed=self._draw(who, f"{i} {question.id}", repeat),
+                    conversation=question.conversation,
                     prediction_ids=question.prediction_ids,
                 )
                 for i, question in enumerate(self._questions)

@@ -96,6 +96,22 @@ def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) ->
     )
 
 
+def left_out(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) -> str:
+    """Which of `ks` the costs do not cover, and why, in a sentence; empty where they cover all."""
+    covered = told(costs, concurrency=concurrency, ks=ks).visits
+    missing = [f"{k}" for k in sorted(set(ks)) if k not in covered]
+    if not missing:
+        return ""
+    known = {c.num_speculative_tokens for c in costs if c.concurrency == concurrency} - {0}
+    ends = dict.fromkeys((min(known), max(known))) if known else ()
+    span = f"K = 0 and {'..'.join(map(str, ends))}" if ends else "K = 0 alone"
+    at = f" at {concurrency} requests at once" if concurrency > 1 else ""
+    return (
+        f"K = {', '.join(missing)} left out: the costs of {describe(costs)} cover {span}{at}; "
+        "add what these K cost"
+    )
+
+
 def describe(costs: Sequence[EngineCost]) -> str:
     """Such as `vllm 0.32.0 (costs.csv)`."""
     engines = " and ".join(dict.fromkeys(cost.engine for cost in costs))

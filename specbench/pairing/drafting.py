@@ -7,7 +7,7 @@ from specbench.config import Drafter
 from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_static_drafts, spare_slots
 from specbench.methods import Setting, find_method
 
-_EAGLE_STATIC = 25  # nodes of EAGLE-1's published tree
+_EAGLE_STATIC = (4, 8, 8, 3, 2)  # nodes of each level of EAGLE-1's published tree
 
 
 class Drafting(NamedTuple):
@@ -34,23 +34,24 @@ def drafting(drafter: Drafter, k: int) -> Drafting:
             if tree == "chain":
                 return Drafting(k, k)
             if tree == "static":
-                return Drafting(_EAGLE_STATIC, min(k, 5))
-            top_k, drafts = _whole(asked.get("top_k")), _whole(most)
+                levels = _EAGLE_STATIC[:k]
+                return Drafting(sum(levels), len(levels))
+            top_k, drafts = whole(asked.get("top_k")), whole(most)
             depth = min(k, DEEPEST_BEAM)
             num_drafts = num_dynamic_drafts(depth, top_k, drafts)
             return Drafting(num_drafts, depth, spare_slots(top_k, drafts))
         case "medusa":
-            return Drafting(k if tree == "chain" else _whole(most), 1)
+            return Drafting(k if tree == "chain" else whole(most), 1)
         case "dflash":
             return Drafting(k, 2)
         case "mtp":
             return Drafting(k, k)
         case "token_recycling":
-            return Drafting(_whole(most), 0)
+            return Drafting(whole(most), 0)
         case "lookahead":
-            window, ngram = _whole(asked.get("window")), _whole(asked.get("ngram"))
+            window, ngram = whole(asked.get("window")), whole(asked.get("ngram"))
             # The current token is the first of the window.
-            return Drafting((ngram - 1) * (window + _whole(asked.get("guesses"))) - 1, 0)
+            return Drafting((ngram - 1) * (window + whole(asked.get("guesses"))) - 1, 0)
     return Drafting(k, 0)
 
 
@@ -60,5 +61,6 @@ def settings(drafter: Drafter) -> Mapping[str, Setting]:
     return {**defaults, **drafter.parameters}
 
 
-def _whole(value: Setting | None) -> int:
+def whole(value: Setting | None) -> int:
+    """A parameter that is a whole number; 0 where it is something else."""
     return value if isinstance(value, int) else 0

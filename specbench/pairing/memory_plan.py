@@ -8,7 +8,7 @@ from specbench.config import Drafter
 from specbench.footprint import rounded_up, span_bucket
 from specbench.methods import find_method
 from specbench.model_files.model import ModelFiles, open_model
-from specbench.pairing.drafting import Drafting, drafting, settings
+from specbench.pairing.drafting import Drafting, drafting, settings, whole
 from specbench.pairing.head_weights import head_weights
 from specbench.pairing.roofline import Reading
 from specbench.pairing.weights import (
@@ -23,6 +23,7 @@ from specbench.pairing.workspace import Layers, sampling_bytes, state_bytes
 Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
 CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones
 STEP = 64  # tokens of context: rows are made in steps of this many
+_NGRAM_BUCKETS = 1024  # of each row's pool, as decoding/ngram_pool.py has them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,11 +209,14 @@ def _peak(
     return Peak(
         weights=sum(model.weights.nbytes for model in models),
         kv_cache=kv,
-        rest=state_bytes(rows, capacity) + kept + busy + _own_buffers(drafter, rows, of_target),
+        rest=state_bytes(rows, capacity)
+        + kept
+        + busy
+        + _own_buffers(drafter, rows, capacity, of_target),
     )
 
 
-def _own_buffers(drafter: Drafter, rows: int, target: Layers) -> int:
+def _own_buffers(drafter: Drafter, rows: int, capacity: int, target: Layers) -> int:
     """What methods keep of rows and tokens besides keys."""
     asked = settings(drafter) if drafter.method != "none" else {}
     match drafter.method:
@@ -221,9 +225,12 @@ def _own_buffers(drafter: Drafter, rows: int, target: Layers) -> int:
         case "eagle" | "eagle3" | "medusa" | "mtp":
             return rows * target.sizes.hidden * target.size
         case "lookahead":
-            ngram, window = asked.get("ngram"), asked.get("window")
-            numbers = [n for n in (ngram, window) if isinstance(n, int)]
-            return rows * 8 * numbers[0] * numbers[-1]
+            ngram, window, guesses = (whole(asked.get(n)) for n in ("ngram", "window", "guesses"))
+            buckets = min(_NGRAM_BUCKETS, target.vocab_size)
+            levels = (ngram - 1) * window + 1  # and how many of them are filled
+            return rows * 8 * (levels + (buckets * guesses + 1) * ngram + buckets)
+        case "previous_turn":
+            return rows * 8 * (capacity + 3)  # the text copied from, its size and two places
     return 0
 
 

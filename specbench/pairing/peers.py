@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specbench.metrics.cell import CellData, against
+from specbench.metrics.cell_names import OWN_ENGINE
 from specbench.metrics.pairs import (
     PairedSeconds,
     paired_cpu,
@@ -15,7 +16,6 @@ from specbench.records import CellKey, Interval
 from specbench.stats.intervals import speedup_interval
 from specbench.stats.validity import judge_cell
 
-OWN_ENGINE = "builtin"
 OWN_DEFAULTS = "assisted_default"  # a peer's method whose K is its own business
 
 

@@ -59,9 +59,26 @@ class Ranked:
         return math.exp(fmean(map(math.log, values)))
 
     @property
+    def interval(self) -> Interval | None:
+        """`potential` between the means of the bounds, at the widest; None: no speed-up known."""
+        speedups = [gain.speedup for gain in self.gains.values() if gain.speedup]
+        if len(speedups) < len(self.gains):
+            return None
+        lows = [speedup.low for speedup in speedups]
+        highs = [speedup.high for speedup in speedups]
+        return Interval(estimate=self.potential, low=_mean(lows), high=_mean(highs))
+
+    @property
     def num_speculative_tokens(self) -> int:
         """Its K where it gains most; 0: it gains nowhere."""
         return max(self.gains.values(), key=lambda gain: gain.value).num_speculative_tokens
+
+
+def are_told_apart(one: Interval, other: Interval) -> bool:
+    """Whether the intervals share no value; one without bounds is told from nothing."""
+    return (one.low or 0.0) > (other.high or math.inf) or (other.low or 0.0) > (
+        one.high or math.inf
+    )
 
 
 def rank(
@@ -147,3 +164,11 @@ def _nearest(record: ForecastRecord) -> int:
 
 def _promise(record: ForecastRecord) -> float:
     return max(p.speedup.estimate for p in record.points if p.speedup)
+
+
+def _mean(bounds: Sequence[float | None]) -> float | None:
+    """The geometric mean; None where one of them is not known."""
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) < len(bounds):
+        return None
+    return math.prod(known) ** (1 / len(known))

@@ -135,14 +135,12 @@ def dense_parameters(model: ModelFiles) -> Count | None:
 
 def kv_elements_per_token(model: ModelFiles) -> int | None:
     """Numbers that one token's keys and values take in all layers; None where it is not told."""
-    layers, heads = model.size("num_hidden_layers"), model.size("num_attention_heads")
-    sizes = sizes_of(model)
-    if layers is None or heads is None or sizes is None:
+    layers, sizes = model.size("num_hidden_layers"), sizes_of(model)
+    if layers is None or sizes is None:
         return None
-    nope, value = model.size("qk_nope_head_dim"), model.size("v_head_dim")
-    if nope is not None and value is not None:  # latent attention is kept unfolded
-        rope = model.size("qk_rope_head_dim") or 0
-        return layers * heads * (nope + rope + value)
+    latent, rotated = model.size("kv_lora_rank"), model.size("qk_rope_head_dim")
+    if latent is not None and rotated is not None:
+        return layers * (latent + rotated)  # of all heads: transformers unfolds what it has read
     return layers * 2 * sizes.kv_heads * sizes.head
 
 

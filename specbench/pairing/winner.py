@@ -6,14 +6,13 @@ from typing import NamedTuple
 
 from specbench.config import Pairing
 from specbench.errors import UsageError
+from specbench.metrics.cell_names import OWN_ENGINE
 from specbench.metrics.setting import setting_of
 from specbench.pairing.compromise import find_compromise
 from specbench.pairing.deployment import Deployment, Tier
 from specbench.pairing.peers import OWN_DEFAULTS
 from specbench.pairing.recommend import Recommendation, Verdict, by_question, choose, judge
 from specbench.records import NO_DRAFTER, CellSummary
-
-OWN_ENGINE = "builtin"
 
 
 class Asked(NamedTuple):

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 
+from specbench.metrics.cell_names import label_of
 from specbench.metrics.setting import setting_of
 from specbench.pairing.recommend import Recommendation, Verdict
 from specbench.records import CellKey, Decision
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.numbers import listed, measured, scalar
-from specbench.report.sections import Section, label_of, parts_told_apart, sections, verdict_of
+from specbench.report.sections import Section, parts_told_apart, sections, verdict_of
 
 NOTHING = 0.0005  # a regret below this prints as 0.0%
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
+from specbench.metrics.cell_names import cell_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER
 from specbench.report.numbers import measured
-from specbench.report.sections import cell_name
 from specbench.stats.baseline import Snapshot
 from specbench.stats.kinds import Kind, deviation_floor
 from specbench.stats.tolerances import default_tolerances

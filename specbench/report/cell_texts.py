@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from specbench.metrics.cell_names import short_k
 from specbench.records import CellSummary
 from specbench.report.numbers import ABSENT, scalar, significant
-from specbench.report.sections import short_k
 
 
 def metric(name: str, form: Callable[[float], str]) -> Callable[[CellSummary], str | None]:

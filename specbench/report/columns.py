@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from specbench.metrics.cell_names import label_of
 from specbench.pairing.reasons import speedup_text
 from specbench.records import NO_DRAFTER, CellSummary
 from specbench.report.cell_texts import (
@@ -16,7 +17,7 @@ from specbench.report.cell_texts import (
     split,
 )
 from specbench.report.numbers import ABSENT, measured, significant
-from specbench.report.sections import Section, drafter_of, label_of
+from specbench.report.sections import Section, drafter_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

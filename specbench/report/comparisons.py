@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from specbench.metrics.cell_names import OWN_ENGINE, label_of, short_k
 from specbench.metrics.setting import Setting, is_stream, marked, setting_of
 from specbench.pairing.adaptive import pooled
-from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.reasons import speedup_text
 from specbench.pairing.scaling import Crossover, Point
 from specbench.records import NO_DRAFTER, CellKey, Interval
@@ -12,7 +12,7 @@ from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, listed, measured, plural
-from specbench.report.sections import drafter_of, label_of, parts_told_apart, short_k
+from specbench.report.sections import drafter_of, parts_told_apart
 
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:

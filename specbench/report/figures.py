@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from specbench.metrics.cell_names import label_of
 from specbench.metrics.setting import Setting
 from specbench.report.charts.acceptance import acceptance_chart
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, drawing
@@ -14,7 +15,7 @@ from specbench.report.charts.side_by_side import side_by_side_charts
 from specbench.report.charts.speedup import speedup_chart
 from specbench.report.charts.time_line import time_line_charts
 from specbench.report.document import Document
-from specbench.report.sections import Section, by_setting, label_of, sections
+from specbench.report.sections import Section, by_setting, sections
 
 
 def charts(document: Document) -> tuple[Chart, ...]:

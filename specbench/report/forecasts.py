@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from specbench.metrics.cell_names import label_of
 from specbench.metrics.setting import Setting, setting_of
 from specbench.pairing.forecast_check import CheckedForecast
 from specbench.pairing.reasons import speedup_text
@@ -9,7 +10,7 @@ from specbench.records import ForecastPoint, ForecastRecord, Interval
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, ranges
-from specbench.report.sections import drafter_of, label_of, parts_told_apart
+from specbench.report.sections import drafter_of, parts_told_apart
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}
 

@@ -7,8 +7,8 @@ format has no schema of its own; this is the part that CI systems agree on.
 
 import xml.etree.ElementTree as ET
 
+from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import REFUSED, cause_text, chance_note, headline, row
-from specbench.report.sections import cell_name
 from specbench.stats.gate import Gate
 from specbench.stats.judging import Judgement, Verdict
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from itertools import groupby
 
+from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
@@ -14,7 +15,6 @@ from specbench.report.gate_words import (
     title,
 )
 from specbench.report.markdown import escape
-from specbench.report.sections import cell_name
 from specbench.stats.gate import Gate
 from specbench.stats.judging import Judgement, Verdict
 

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
@@ -15,7 +16,6 @@ from specbench.report.gate_words import (
     row,
     title,
 )
-from specbench.report.sections import cell_name
 from specbench.stats.gate import Gate
 from specbench.stats.judging import Judgement, Verdict
 

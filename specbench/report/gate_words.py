@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from specbench.metrics.cell_names import cell_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import Interval
 from specbench.report.numbers import ABSENT, listed, measured, number, plural, scale_of
-from specbench.report.sections import cell_name
 from specbench.stats.attribution import Attribution, Cause, Shift
 from specbench.stats.gate import Gate
 from specbench.stats.judging import CELL, FALSE_ALARM, Judgement, Verdict

@@ -1,8 +1,8 @@
 """A history as a table and sentences."""
 
+from specbench.metrics.cell_names import cell_name
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured
-from specbench.report.sections import cell_name
 from specbench.stats.change_points import MIN_RUNS, Step
 from specbench.stats.history import History, Series
 

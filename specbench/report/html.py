@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from specbench.metrics.cell_names import label_of
 from specbench.pairing.recommend import Verdict
 from specbench.report.answers import Answer, answer, compromise_lines, without_workload
 from specbench.report.charts.canvas import Chart
@@ -24,7 +25,7 @@ from specbench.report.grids import (
 from specbench.report.notes import failure_lines, invalid_lines, warning_lines
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import Fact, formulas, model_grid, provenance
-from specbench.report.sections import label_of, sections
+from specbench.report.sections import sections
 
 _TEMPLATE = Path(__file__).with_name("template.html")
 _CHIPS = {

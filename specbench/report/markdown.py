@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from specbench.metrics.cell_names import label_of
 from specbench.pairing.recommend import Verdict
 from specbench.report.answers import answer, compromise_lines, without_workload
 from specbench.report.comparisons import comparison_grids
@@ -18,7 +19,7 @@ from specbench.report.grids import (
 from specbench.report.notes import failure_lines, invalid_lines, warning_lines
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import formulas, model_grid, provenance
-from specbench.report.sections import Section, label_of, sections
+from specbench.report.sections import Section, sections
 
 _ESCAPES = str.maketrans(
     {

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 
+from specbench.metrics.cell_names import label_of, short_k
 from specbench.records import CellKey, CellSummary
 from specbench.report.document import Document
 from specbench.report.numbers import ranges
-from specbench.report.sections import label_of, sections, short_k
+from specbench.report.sections import sections
 
 _STAGES = {"load": "loading", "warm_up": "warming up", "decode": "decoding"}
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from specbench.metrics.cell_names import requests_at_once
 from specbench.metrics.setting import marked
 from specbench.records import CellKey, Environment
 from specbench.report.document import Document
 from specbench.report.numbers import listed, plural, ranges
-from specbench.report.sections import requests_at_once
 
 
 def question(document: Document) -> str:

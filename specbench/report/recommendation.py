@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from specbench.metrics.cell_names import label_of, requests_at_once, short_k
 from specbench.metrics.setting import setting_of
 from specbench.pairing.objective import Candidate, Objective, Pick, SharedPick, pick, shared_pick
 from specbench.pairing.reasons import speedup_text
@@ -15,7 +16,7 @@ from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import listed, measured, plural
-from specbench.report.sections import label_of, parts_told_apart, requests_at_once, short_k
+from specbench.report.sections import parts_told_apart
 
 NOTHING = 0.0005  # a regret below this prints as 0.0%
 

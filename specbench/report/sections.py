@@ -3,16 +3,9 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specbench.metrics.setting import (
-    Setting,
-    is_baseline,
-    is_stream,
-    marked,
-    overlaps,
-    setting_of,
-)
+from specbench.metrics.cell_names import label_of, requests_at_once
+from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
 from specbench.pairing.forecast_check import CheckedForecast
-from specbench.pairing.peers import OWN_ENGINE
 from specbench.pairing.recommend import Recommendation, Verdict, judge
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision
 from specbench.report.document import Document
@@ -134,17 +127,6 @@ def setting_title(question: Setting, *, with_rows: bool = True) -> str:
     return ", ".join(filter(None, parts))
 
 
-def requests_at_once(setting: Setting | CellKey) -> str:
-    """The batch size in words, and the arrivals where they set the pace."""
-    if setting.request_rate is not None:
-        return f"up to {setting.concurrency} at once, {setting.request_rate:g} requests a second"
-    if setting.num_samples > 1:
-        return f"best of {setting.num_samples} samples"
-    if setting.concurrency == 1:
-        return "one request at a time"
-    return f"{setting.concurrency} requests at once"
-
-
 def parts_told_apart(
     setting: Setting, among: Collection[Setting], *, also: str = ""
 ) -> tuple[str, ...]:
@@ -161,28 +143,6 @@ def parts_told_apart(
     }
     varying = {name for name in parts if len({getattr(s, name) for s in among}) > 1}
     return tuple(text for name, text in parts.items() if name in varying | {also})
-
-
-def short_k(key: CellKey) -> str:
-    """`4`, or `auto` of an adaptive cell."""
-    return "auto" if key.adaptive else str(key.num_speculative_tokens)
-
-
-def label_of(key: CellKey) -> str:
-    """The pairing, and in an engine that has several methods for it the method, too."""
-    name = marked(key.pairing, key)
-    return name if key.engine == OWN_ENGINE else f"{name}, {key.method}"
-
-
-def cell_name(key: CellKey) -> str:
-    """Such as `demo/draft K=4 on code`, with whatever is out of the ordinary."""
-    extra = [
-        requests_at_once(key) if overlaps(key) else "",
-        f"temperature {key.temperature:g}" if key.temperature else "",
-        f"context {key.context:,}" if key.context is not None else "",
-    ]
-    name = f"{label_of(key)} K={short_k(key)} on {key.workload}"
-    return ", ".join(filter(None, (name, *extra)))
 
 
 def drafter_of(label: str) -> str:

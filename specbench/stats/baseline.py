@@ -13,6 +13,7 @@ import numpy as np
 
 from specbench.errors import UsageError
 from specbench.metrics.cell import CellData
+from specbench.metrics.cell_names import cell_name
 from specbench.records import CellKey, EngineRecord, ImportedRecord, ModelIdentity, RunRecord
 from specbench.stats.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
 from specbench.stats.fingerprint import Fingerprint, differences, fingerprint_of
@@ -129,14 +130,14 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
         name = run.origins[0].run_id
         for cell in run.cells:
             if cell.key not in kept and cell.problems:
-                yield f"{cell.key.id}, run {name}: {'; '.join(cell.problems)}"
+                yield f"{cell_name(cell.key)}, run {name}: {'; '.join(cell.problems)}"
         for key in run.unmeasured:
-            yield f"{key.id}, run {name}: not measured"
+            yield f"{cell_name(key)}, run {name}: not measured"
     explained = {cell.key for run in runs for cell in run.cells if cell.problems}
     explained |= {key for run in runs for key in run.unmeasured}
     for cell in runs[0].cells:
         if cell.key not in kept | explained:
-            yield f"{cell.key.id}: not in every run, or of other prompts there"
+            yield f"{cell_name(cell.key)}: not in every run, or of other prompts there"
 
 
 def _all_hardware(runs: Sequence[Snapshot]) -> dict[str, str]:

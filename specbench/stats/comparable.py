@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from specbench.errors import UsageError
+from specbench.metrics.cell_names import cell_name
 from specbench.records import CellKey
 from specbench.stats.baseline import Snapshot
 from specbench.stats.figures import CellFigures
@@ -124,8 +125,9 @@ def _by_common_fields(
         common = tuple(getattr(key, name) for name in _KEY_FIELDS if name not in ignored)
         twin = found.setdefault(common, key)
         if twin is not key:
+            one, other = _name(twin, key), _name(key, twin)
             raise UsageError(
-                f"--allow-different: then {twin.id} and {key.id}, of one run, are alike, and "
+                f"--allow-different: then {one} and {other}, of one run, are alike, and "
                 "which to compare is open; allow less, or compare runs with fewer cells"
             )
     return found
@@ -152,9 +154,19 @@ def _why_unmatched(key: CellKey, others: Sequence[CellKey]) -> Difference:
     differing = _differing(key, nearest) if nearest else set()
     words = [word for word, names in _FIELDS_OF_WORD.items() if names[0] in differing]
     if nearest is None or len(words) != 1 or "workload" in differing:
-        return Difference(CELLS, key.id, "not planned")
+        return Difference(CELLS, _name(key, *others), "not planned")
     name = _FIELDS_OF_WORD[words[0]][0]
     return Difference(words[0], _shown(key, name), _shown(nearest, name))
+
+
+def _name(key: CellKey, *others: CellKey) -> str:
+    """The cell's name, and what tells it from those of the others that are called the same."""
+    name = cell_name(key)
+    alike = [other for other in others if other != key and cell_name(other) == name]
+    differing = {field for other in alike for field in _differing(key, other)}
+    words = (word for word, fields in _FIELDS_OF_WORD.items() if fields[0] in differing)
+    extra = (f"{word} {_shown(key, _FIELDS_OF_WORD[word][0])}" for word in words)
+    return ", ".join((name, *extra))
 
 
 def _differing(one: CellKey, other: CellKey) -> set[str]:

@@ -143,12 +143,6 @@ def speedup_interval(
     return interval(speedup_ratio(base_s, spec_s, base_tokens, spec_tokens))
 
 
-def acceptance_length_interval(num_accepted: ArrayLike, num_rounds: ArrayLike) -> Interval:
-    """Pooled mean acceptance length, 1 + sum a / N, from each prompt's sum a and N."""
-    rounds = np.asarray(num_rounds, dtype=np.float64)
-    return interval(log_ratio([np.asarray(num_accepted) + rounds], [rounds]))
-
-
 def acceptance_length_change(
     base_accepted: ArrayLike,
     base_rounds: ArrayLike,

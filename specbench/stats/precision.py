@@ -3,18 +3,7 @@
 import math
 
 from specbench.records import Interval
-from specbench.stats.intervals import CONFIDENCE, MIN_PROMPTS, LogRatio, student_t
-
-
-def prompts_for_half_width(pilot: LogRatio, half_width: float) -> int:
-    """Prompts in all for an interval of about +- half_width (0.02 = 2 %), as in the pilot.
-
-    Raises ValueError for a pilot of fewer than MIN_PROMPTS prompts, which shows no spread.
-    """
-    if pilot.standard_error is None:
-        raise ValueError(f"a pilot needs {MIN_PROMPTS} prompts, not {pilot.num_prompts}")
-    spread = pilot.standard_error * math.sqrt(pilot.num_prompts)
-    return _prompts_for(spread, math.log1p(half_width))
+from specbench.stats.intervals import CONFIDENCE, MIN_PROMPTS, student_t
 
 
 def prompts_to_decide(

@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
+from specbench.training.replacing import replaced
 
 CARD = "training.json"
 
@@ -22,13 +23,11 @@ def write_head(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype = torch.
         return kept.detach().cpu().contiguous()
 
     tensors = {name: stored(tensor) for name, tensor in checkpoint.tensors.items()}
-    temporary = folder / "model.safetensors.tmp"
-    temporary.write_bytes(save(tensors, metadata={"format": "pt"}))
-    temporary.replace(folder / "model.safetensors")
+    with replaced(folder / "model.safetensors") as stream:
+        stream.write(save(tensors, metadata={"format": "pt"}))
     write_json(folder / "config.json", dict(checkpoint.config))
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with replaced(path) as stream:
+        stream.write(f"{json.dumps(content, indent=2)}\n".encode())

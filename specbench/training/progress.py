@@ -15,6 +15,7 @@ from torch import Tensor
 
 from specbench.errors import StoreError
 from specbench.training.optimizer import MuonAdamW
+from specbench.training.replacing import replaced
 
 _WRONG = (
     OSError,
@@ -50,15 +51,14 @@ def save_progress(
     settings: Mapping[str, Any],
 ) -> None:
     """Replaces the file at once, so that a killed run leaves a whole one."""
-    temporary = path.with_suffix(".tmp")
     content = {
         "settings": dict(settings),
         "progress": dict(vars(progress)),
         "parameters": {name: tensor.detach() for name, tensor in parameters.items()},
         "optimizer": optimizer.state(),
     }
-    torch.save(content, temporary)
-    temporary.replace(path)
+    with replaced(path) as stream:
+        torch.save(content, stream)
 
 
 def load_progress(

@@ -7,10 +7,12 @@ of a line is dropped.
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from specbench.errors import StoreError
+from specbench.training.replacing import not_written
 
 _LARGEST_LINE = 2**24
 
@@ -37,8 +39,9 @@ class TextFile:
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         self._found = len(content)
-        if not content:
-            self._append([json.dumps(origin)])
+        first = json.dumps(origin)
+        if first.startswith(content.decode(errors="replace")):  # nothing, or a line cut short
+            self._append([first])
             return
         self._size = content.rfind(b"\n") + 1
         stored, *texts = self._lines(content[: self._size]) or [None]
@@ -71,7 +74,10 @@ class TextFile:
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be written: {error.strerror}") from error
+            with suppress(OSError):
+                os.truncate(self.path, self._size)
+                self._found = self._size
+            raise not_written(self.path, error) from error
         self._found = self._size = self._size + len(content)
 
     def _lines(self, content: bytes) -> list[Any]:

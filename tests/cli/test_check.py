@@ -82,6 +82,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keep(folder, "wrong", changed(usual, keeps_nothing))
     keep(folder, "few", stored_run(replace(WISH, num_prompts=3)))
     keep(folder, "other-k", stored_run(replace(WISH, ks=(0, 5))))
+    keep(folder, "other-text", stored_run(replace(WISH, workloads=("chat",))))
     keep(folder, "gpu", stored_run(replace(WISH, device="gpu")))
     unmeasured = replace(usual, blocks=(), is_complete=False)
     keep(folder, "nothing", unmeasured)
@@ -138,6 +139,7 @@ def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
     [
         (["usual", "few"], "prompts: 8 of code"),
         (["usual", "other-k"], "K: 4 in the baseline, 5 in the candidate"),
+        (["usual", "other-text"], "cells: demo/draft K=4 on code in the baseline, not planned in"),
         (["usual", "gpu"], "hardware: device cpu in the baseline, device cuda in the candidate"),
         (["usual", "nobody"], "no run 'nobody'"),
         (["absent.json", "usual"], "absent.json: No such file"),
@@ -155,6 +157,7 @@ def test_what_cannot_be_compared_exits_2(arguments: list[str], says: str, made: 
     ran = specbench("check", *arguments, cwd=made)
     assert (ran.code, ran.out) == (2, "")
     assert says in ran.err
+    assert "|" not in ran.err  # no cell id
     assert "Traceback" not in ran.err
 
 

@@ -100,6 +100,29 @@ def test_the_k_of_another_engine(tiny, told):
     assert made.points[2].cost == pytest.approx(1.35)
 
 
+@pytest.mark.parametrize(
+    ("file", "told_ks", "ks", "shown", "said"),
+    [
+        ("wide.csv", (0, 1, 3), "1..3", {1, 2, 3}, None),
+        ("few.csv", (0, 2, 3), "1..4", {2, 3}, "K = 1, 4 left out: {} cover K = 0 and 2..3;"),
+        ("one.csv", (0, 2), "1,2", {2}, "K = 1 left out: {} cover K = 0 and 2;"),
+        ("step.csv", (0,), "2", set(), "K = 2 left out: {} cover K = 0 alone;"),
+    ],
+)
+def test_a_k_beyond_the_costs_is_named_once(tiny, file, told_ks, ks, shown, said):
+    (tiny / file).write_text("k,cost\n" + "".join(f"{k},{10 + k}\n" for k in told_ks))
+    both = ("--temperature", "0,1")  # two settings, and nothing is said twice
+    ran = specbench(*ASKED, *both, "-k", ks, "--costs", file, "--out", file[:-4], cwd=tiny)
+    made = load_run("latest", tiny / file[:-4]).forecasts
+    assert all({p.num_speculative_tokens for p in one.points} == {0, *shown} for one in made)
+    assert len(made) == (2 if shown else 0)
+    if said is None:
+        assert "left out" not in ran.err
+    else:
+        assert ran.err.count("left out") == 1
+        assert "warning: " + said.format(f"the costs of your engine ({file})") in ran.err
+
+
 def test_it_goes_on_without_the_file(tiny, told):
     assert told.code == 0
     stored = load_run("latest", tiny / "told")

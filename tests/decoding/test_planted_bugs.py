@@ -11,10 +11,10 @@ from torch import Tensor
 
 from specbench.decoding import attention, sampling, verifier
 from specbench.decoding import round as one_round
+from specbench.decoding.model_drafter import ModelDrafter
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Purpose, exponential
-from specbench.drafters.draft_model import DraftModel
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Perturbed
 from tests.decoding.lossless import (
@@ -157,7 +157,8 @@ def test_a_hole_in_the_draft_models_cache_costs_acceptance(plant: Plant) -> None
         return acceptance_rate(decode(target, drafter, requests, k=4))
 
     assert accepted() == 1
-    plant(DraftModel.propose, "state.positions(-1, 2)", "state.positions(0, 1)")
+    known = "state.positions(1 - self._num_fed, self._num_fed)"
+    plant(ModelDrafter.propose, known, "state.positions(0, 1)")
     assert accepted() < 1
 
 

@@ -137,8 +137,8 @@ BUGS = {
     ),
     "the state of the path's first token": (
         Medusa.observe,
-        "outcome.last_kept(outcome.features[0])",
-        "outcome.features[0][:, 0]",
+        "outcome.keep_last(outcome.features[0], self._rows(state))",
+        "self._rows(state).copy_(outcome.features[0][:, 0])",
     ),
     "the order of the heads reversed": (
         Medusa.propose,

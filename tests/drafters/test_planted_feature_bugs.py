@@ -80,8 +80,8 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
         chains,
         "eagle3",
         FeatureDrafter.observe,
-        "outcome.last_kept(states_BTF)",
-        "states_BTF[:, -1]",
+        "outcome.keep_last(states_BTF, self._rows(state))",
+        "self._rows(state).copy_(states_BTF[:, -1])",
     ),
     "the first layer norms its input": (
         chains,

@@ -151,15 +151,13 @@ def test_a_quarter_of_the_layers_drafts_unless_told_otherwise() -> None:
     assert make_drafter("self_speculation", StockRunner(tiny_llama())).runner.num_layers == 1
 
 
-@pytest.mark.parametrize(
-    ("tree", "forwards"), [((), [(1, 4)]), ((3, 2), [(1, 1), (3, 1), (6, 1), (6, 1)])]
-)
+@pytest.mark.parametrize(("tree", "num_tokens"), [((), [1, 1, 1, 1]), ((3, 2), [1, 3, 6, 6])])
 def test_it_takes_one_forward_of_its_layers_for_each_level(
-    tree: tuple[int, ...], forwards: list[tuple[int, int]]
+    tree: tuple[int, ...], num_tokens: list[int]
 ) -> None:
     drafter = make_drafter("self_speculation", StockRunner(tiny_llama()), tree=tree)
 
-    assert drafter.forwards(4) == tuple(BareForward(*forward) for forward in forwards)
+    assert drafter.forwards(4) == tuple(BareForward(num, 1) for num in num_tokens)
 
 
 def test_more_layers_than_the_target_has_are_refused() -> None:

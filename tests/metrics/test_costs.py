@@ -1,19 +1,11 @@
 import pytest
 
 from specbench.costs import (
-    break_even_length,
     bytes_per_forward,
     conditional_rates,
-    expected_tokens,
     expected_tokens_iid,
-    predicted_speedup,
     roofline_s,
 )
-
-
-def test_a_round_emits_one_token_and_every_draft_that_is_reached():
-    assert expected_tokens(()) == 1.0
-    assert expected_tokens((0.8, 0.5, 0.2)) == pytest.approx(2.5)
 
 
 def test_independent_acceptance_is_a_geometric_sum():
@@ -22,13 +14,6 @@ def test_independent_acceptance_is_a_geometric_sum():
     assert expected_tokens_iid(1.0, 3) == 4.0
     assert expected_tokens_iid(0.0, 3) == 1.0
     assert expected_tokens_iid(0.9, 10) == pytest.approx((1 - 0.9**11) / (1 - 0.9))
-
-
-def test_a_round_breaks_even_where_it_costs_what_it_emits():
-    cost = break_even_length(4, draft=0.05, verify=1.1, overhead=0.02)
-    assert cost == pytest.approx(1.32)
-    assert predicted_speedup(1.32, cost) == pytest.approx(1.0)
-    assert predicted_speedup(2.64, cost) == pytest.approx(2.0)
 
 
 def test_a_conditional_rate_is_a_rate_over_the_one_before():

@@ -46,6 +46,17 @@ def test_the_largest_loss_bounds_the_cell(given, bound):
     assert losses(given, 4).bound == bound
 
 
+def test_a_round_measured_a_little_faster_than_its_forwards_has_no_overhead():
+    """Its parts are scaled to the round, never past it: nothing is lost twice."""
+    below, at = (losses(metrics(overhead_ratio=ratio), 4) for ratio in (0.96, 1.0))
+    assert below == at
+    assert at.overhead == pytest.approx(0.0, abs=1e-12)
+    # B = 2 of drafts at 0.4 and a verification of 1.4: 4 / 9 and 14 / 9.
+    drafting, verifying = 4 / 9, 14 / 9 - 1
+    assert at.draft == pytest.approx(math.log(2) * drafting / (drafting + verifying))
+    assert at.verify == pytest.approx(math.log(2) * verifying / (drafting + verifying))
+
+
 def test_nothing_is_said_of_a_cell_that_does_not_tell():
     assert losses({"mean_acceptance_length": 3.0}, 4) is None
     assert losses(metrics(), 0) is None

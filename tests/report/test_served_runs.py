@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.metrics.cell_names import requests_at_once
 from specbench.metrics.setting import setting_of
 from specbench.records import RoundTimeline
 from specbench.report.answers import answer_lines, compromise_lines
@@ -14,7 +15,7 @@ from specbench.report.figures import charts
 from specbench.report.grids import result_grid
 from specbench.report.prose import setup
 from specbench.report.provenance import provenance
-from specbench.report.sections import requests_at_once, sections
+from specbench.report.sections import sections
 from tests.report.served_runs import served_run
 from tests.report.test_figures import texts
 

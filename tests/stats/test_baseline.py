@@ -62,7 +62,7 @@ def test_cells_of_other_prompts_are_left_out_and_named():
     pooled = pool(runs)
     assert [c.key for c in pooled.cells] == [key()]
     (line,) = left_out(runs, pooled)
-    assert "k5" in line
+    assert line.startswith("demo/draft K=5 on code: ")
     assert line.endswith("of other prompts there")
 
 

@@ -84,6 +84,19 @@ def test_few_runs_and_constant_ones_say_nothing():
     assert course([]) == ((), None)
 
 
+@pytest.mark.parametrize("num_runs", [12, 40])
+def test_a_level_is_three_runs_at_least_at_either_end(num_runs):
+    """Two odd runs are no level, however clear: no step begins or ends with fewer than three."""
+    for odd, is_level in ((1, False), (2, False), (3, True)):
+        late = [2.0] * (num_runs - odd) + [1.0] * odd
+        for series, at in ((late, num_runs - odd), (late[::-1], odd)):
+            places = [step.run_index for step in course(series).steps]
+            assert (at in places) is is_level
+            assert all(3 <= place <= num_runs - 3 for place in places)
+    # Two levels of three need six runs: what is split once is too short to split again.
+    assert [s.run_index for s in course([2.0] * 3 + [1.0] * 5).steps] == [3]
+
+
 def test_a_series_without_noise_steps_where_it_changes():
     (step,) = course([2.5] * 9 + [2.4] * 9).steps
     assert (step.run_index, step.before, step.after) == pytest.approx((9, 2.5, 2.4))

@@ -84,8 +84,32 @@ def test_what_tells_matched_cells_apart_is_in_the_result(changed, allowed):
 
 def test_allowing_so_much_that_cells_are_alike_is_refused():
     several = side(cell(FIGURES), cell(FIGURES, of=key(5)))
-    with pytest.raises(UsageError, match="alike"):
+    with pytest.raises(UsageError, match=r"K=4 on code and demo/draft K=5 on code, .* are alike"):
         pair_up(several, several, {"K"})
+
+
+def test_cells_whose_names_are_the_same_are_told_apart_in_a_refusal():
+    several = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
+    with pytest.raises(UsageError) as error:
+        pair_up(several, several, {"dtype"})
+    assert (
+        "demo/draft K=4 on code, dtype float32 and demo/draft K=4 on code, dtype bfloat16"
+    ) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({}, "demo/draft K=4 on code"),
+        ({"adaptive": True}, "demo/draft K=auto on code"),
+        ({"concurrency": 4}, "demo/draft K=4 on code, 4 requests at once"),
+        ({"temperature": 0.7}, "demo/draft K=4 on code, temperature 0.7"),
+    ],
+)
+def test_a_cell_without_a_counterpart_is_named_as_a_reader_knows_it(changed, name):
+    one = side(cell(FIGURES, of=key(**changed)))
+    other = side(cell(FIGURES, of=key(workload="chat")), name="b")
+    assert f"cells: {name} in the baseline, not planned in the candidate" in refused(one, other)
 
 
 def test_only_the_cells_of_both_are_compared_where_that_is_allowed():

@@ -15,7 +15,6 @@ from scipy.stats import norm
 from specbench.records import Interval
 from specbench.stats.intervals import (
     acceptance_length_change,
-    acceptance_length_interval,
     interval,
     log_ratio,
     minimum_detectable_effect,
@@ -61,7 +60,9 @@ def accepted(rng: np.random.Generator, n: int, mean: float) -> tuple[Floats, Flo
 
 
 def acceptance_length(rng: np.random.Generator, n: int) -> Interval:
-    return acceptance_length_interval(*accepted(rng, n, mean=1.2))
+    """Tokens emitted over rounds, as a forecast takes them."""
+    kept, rounds = accepted(rng, n, mean=1.2)
+    return interval(log_ratio([kept + rounds], [rounds]))
 
 
 def acceptance_change(rng: np.random.Generator, n: int) -> Interval:

@@ -6,7 +6,6 @@ import pytest
 from specbench.records import Interval
 from specbench.stats.intervals import (
     acceptance_length_change,
-    acceptance_length_interval,
     interval,
     log_ratio,
     mean_interval,
@@ -75,17 +74,6 @@ def test_at_temperature_above_0_longer_texts_are_no_slowdown():
     # Twice the tokens in the same time on the speculative side.
     measured = speedup_interval([1.0] * 5, [1.0] * 5, [10] * 5, [20] * 5)
     assert measured.estimate == pytest.approx(2.0)
-
-
-def test_acceptance_length_is_pooled_over_rounds():
-    # sum a = 20, N = 10: 1 + 20 / 10.
-    measured = acceptance_length_interval([2, 2, 2, 4, 10], [1, 1, 1, 2, 5])
-    assert measured.estimate == pytest.approx(3.0)
-    assert measured.low == pytest.approx(3.0)
-
-
-def test_acceptance_of_nothing_is_a_length_of_one():
-    assert acceptance_length_interval([0] * 5, [7] * 5).high == pytest.approx(1.0)
 
 
 def test_a_change_of_acceptance_length_is_candidate_over_baseline():

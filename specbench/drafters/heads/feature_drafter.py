@@ -200,9 +200,7 @@ class FeatureDrafter(Memoryless):
             outcome.span,
             first_row=state.first_row,
         )
-        kept_BF = self._rows(state)
-        is_live_B1 = outcome.num_emitted_B[:, None] > 0
-        kept_BF.copy_(torch.where(is_live_B1, outcome.last_kept(states_BTF), kept_BF))
+        outcome.keep_last(states_BTF, self._rows(state))
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
         """Nothing is missing: rounds at K = 0 are observed, too."""

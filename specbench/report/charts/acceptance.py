@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from specbench.metrics.cell_names import label_of
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
 from specbench.report.numbers import series
-from specbench.report.sections import Section, drafter_of, label_of, setting_title
+from specbench.report.sections import Section, drafter_of, setting_title
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
 _CAPTION = (

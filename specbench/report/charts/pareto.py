@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from specbench.metrics.cell_names import short_k
 from specbench.metrics.setting import Setting
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import INK, Chart, Label, Panels, SeriesStyle
 from specbench.report.numbers import scalar
-from specbench.report.sections import Section, drafter_of, setting_title, short_k
+from specbench.report.sections import Section, drafter_of, setting_title
 
 _MEMORY = (
     "Decode speed-up of each drafter's best valid K against the memory that it adds to the "

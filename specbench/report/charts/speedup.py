@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from specbench.metrics.cell_names import short_k
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
 from specbench.report.numbers import scalar
-from specbench.report.sections import Section, drafter_of, setting_title, short_k
+from specbench.report.sections import Section, drafter_of, setting_title
 
 _CAPTION = (
     "Decode seconds at K=0 / decode seconds at K, over the same prompts. Bars: 95% intervals "

@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 
 from matplotlib.ticker import MaxNLocator
 
+from specbench.metrics.cell_names import label_of
 from specbench.metrics.setting import Setting, setting_of
 from specbench.records import CellKey, PassRecord, RoundTimeline
 from specbench.report.charts.canvas import SERIES, Chart, Panels
-from specbench.report.sections import label_of, setting_title
+from specbench.report.sections import setting_title
 
 _CAPTION = (
     "K of every round of the first pass, picked from measured round costs and the acceptance so "

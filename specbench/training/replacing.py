@@ -1,0 +1,41 @@
+"""Files of a training: there as a whole, or as they were before."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from specbench.errors import StoreError
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[BinaryIO]:
+    """What is written takes the place of `path` at the end; StoreError where the disk refuses."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        with temporary.open("wb") as stream:
+            yield stream
+        temporary.replace(path)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        refusal = _of_the_disk(error) if isinstance(error, Exception) else None
+        if refusal is None:
+            raise
+        raise not_written(path, refusal) from error
+
+
+def not_written(path: Path, error: OSError) -> StoreError:
+    """What a user is told; all that a training goes on from stays as it was."""
+    return StoreError(
+        f"{path} cannot be written: {error.strerror}. Make room on the disk, or mend what it says, "
+        "then go on with the same command and --resume: finished answers and steps that were "
+        "saved are kept"
+    )
+
+
+def _of_the_disk(error: BaseException | None) -> OSError | None:
+    """The disk's own word; torch.save raises a RuntimeError over it."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__
+    return error

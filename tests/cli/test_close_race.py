@@ -1,0 +1,89 @@
+"""Two drafts whose intervals overlap: the ranking says that their order is not known."""
+
+import pytest
+
+from specbench.cli.pair_tables import close_race
+from specbench.metrics.setting import setting_of
+from specbench.pairing.rank import Gain, Ranked
+from specbench.records import Interval
+from tests.pairing.conftest import summary
+
+Bounds = tuple[float | None, float, float | None]
+
+
+def ranked(drafter: str, *found: Bounds, basis: str = "measured") -> Ranked:
+    """A drafter with a speed-up on each of so many workloads."""
+    gains = {}
+    for i, (low, estimate, high) in enumerate(found):
+        setting = setting_of(summary(4, low, estimate, high, workload=f"w{i}").key)
+        speedup = Interval(estimate=estimate, low=low, high=high)
+        gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis)
+    return Ranked(pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains)
+
+
+def test_overlapping_intervals_are_said_not_to_be_told_apart_and_what_would():
+    assert close_race([ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]) == (
+        "big and small are not told apart: 1.50x [1.40, 1.60] and 1.45x [1.30, 1.55]; "
+        "ask for more --prompts."
+    )
+
+
+def test_a_forecast_among_them_is_called_one():
+    said = close_race(
+        [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis="forecast")]
+    )
+    assert "1.50x [1.40, 1.60] and 1.45x [1.30, 1.55] (forecast); " in said
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((1.4, 1.5, 1.6), (1.1, 1.2, 1.39)),  # apart
+        ((0.8, 0.9, 1.0), (0.7, 0.85, 0.95)),  # neither gains: the order decides nothing
+    ],
+)
+def test_nothing_is_said_of_an_order_that_is_known_or_of_no_use(first, second):
+    assert close_race([ranked("big", first), ranked("small", second)]) == ""
+
+
+def test_a_figure_without_an_interval_is_told_from_nothing():
+    said = close_race([ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None))])
+    assert said.startswith("big and small are not told apart: 1.50x [1.40, 1.60] and 1.10x; ")
+
+
+def test_over_several_workloads_it_is_their_mean_that_counts():
+    big = ranked("big", (1.9, 2.0, 2.1), (1.4, 1.5, 1.6))
+    # Better on the one and worse on the other: sqrt(1.1 x 1.9) and sqrt(1.3 x 2.1), below
+    # sqrt(1.9 x 1.4) = 1.63 or not.
+    assert close_race([big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1))]) == (
+        "big and small are not told apart: 1.73x [1.63, 1.83] and 1.55x [1.45, 1.65]; "
+        "ask for more --prompts."
+    )
+    assert close_race([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))]) == ""
+
+
+def test_one_drafter_has_no_rival():
+    assert close_race([ranked("big", (1.4, 1.5, 1.6))]) == ""
+    assert close_race([]) == ""
+
+
+def test_forecasts_alone_are_not_compared():
+    both = [ranked(name, (1.4, 1.5, 1.6), basis="forecast") for name in ("big", "small")]
+    assert close_race(both) == ""
+
+
+def test_the_sentence_is_printed_before_the_answer(capsys, monkeypatch):
+    from specbench.cli import pair_tables
+
+    monkeypatch.setattr(pair_tables, "answer_lines", lambda _: [])
+    both = [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]
+    pair_tables.print_ranking(both, NothingFailed(), [])
+    *_, note, verdict = capsys.readouterr().out.splitlines()
+    assert note == close_race(both)
+    assert verdict.startswith("Use big ")
+
+
+class NothingFailed:
+    """All that the ranking asks of a document."""
+
+    failures = ()

@@ -1,0 +1,79 @@
+"""How wide tables are: as the terminal, and where there is none always the same."""
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from specbench.cli.console import WIDTH
+from tests.cli.calls import specbench
+
+DRY = ("pair", "tiny", "--dry-run", "--gpu", "L4", "--drafts")
+LONG = "./named/" + "a-draft-whose-name-is-long-" * 3
+
+
+@pytest.fixture(scope="module")
+def named(tiny: Path) -> Path:
+    """The tiny pair's draft under a name for which 80 columns are too few."""
+    (tiny / LONG).parent.mkdir(exist_ok=True)
+    (tiny / LONG).symlink_to(tiny / "draft")
+    return tiny
+
+
+def on_a_terminal(columns: int, *arguments: str, cwd: Path) -> str:
+    """What a command prints to a terminal of so many columns."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    variables = {name: v for name, v in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    variables |= {"TERM": "xterm", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "specbench", *arguments]
+    both = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    with (
+        os.fdopen(ours, "rb", buffering=0) as screen,
+        subprocess.Popen(command, **both, cwd=cwd, env=variables),
+    ):
+        os.close(theirs)
+        return b"".join(_pieces(screen)).decode().replace("\r\n", "\n")
+
+
+def _pieces(screen):
+    try:
+        while piece := screen.read(4096):
+            yield piece
+    except OSError:  # how a terminal says that nobody writes to it any more
+        return
+
+
+def table(text: str) -> list[str]:
+    """The lines of the table of memory."""
+    lines = text.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("memory  "))
+    last = next(i for i, line in enumerate(lines) if "context: what each row can hold" in line)
+    return lines[first:last]
+
+
+def test_a_wide_terminal_is_used_as_wide_as_it_is(named):
+    lines = table(on_a_terminal(200, *DRY, LONG, cwd=named))
+    assert len(lines) == 3  # header, target, draft: nothing is folded
+    assert WIDTH < max(map(len, lines)) <= 200
+
+
+def test_in_a_narrow_terminal_no_figure_is_cut(named):
+    assert table(on_a_terminal(40, *DRY, LONG, cwd=named)) == table(
+        specbench(*DRY, LONG, cwd=named).out
+    )
+
+
+@pytest.mark.parametrize("variable", ["COLUMNS", "FORCE_COLOR"])
+def test_what_is_piped_has_one_width_everywhere(named, monkeypatch, variable):
+    usual = specbench(*DRY, LONG, cwd=named).out
+    assert max(map(len, table(usual))) <= WIDTH
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv(variable, "200")
+    assert specbench(*DRY, LONG, cwd=named).out == usual

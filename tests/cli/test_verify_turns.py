@@ -1,0 +1,115 @@
+"""`specbench verify` reads whole conversations, and what it found is not lost on a full disk."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from specbench.bench import verification
+from specbench.decoding.tokenizer import Tokenizer
+from specbench.engines.builtin import BuiltinEngine
+from specbench.errors import ModelError
+from specbench.records import Message
+from tests.cli.calls import specbench
+
+TALK = ("-w", "talk.jsonl", "--max-new-tokens", "8", "--threads", "1", "--device", "cpu")
+GREEDY = ("-k", "2", "--temperature", "0")
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list:
+    """The questions of a call, as its collector gets them."""
+    seen: list = []
+    collector = verification.Collector
+
+    def watched(teacher, questions, *, seed):  # type: ignore[no-untyped-def]
+        seen.extend(questions)
+        return collector(teacher, questions, seed=seed)
+
+    monkeypatch.setattr(verification, "Collector", watched)
+    return seen
+
+
+def test_a_later_turn_follows_the_targets_own_answer(
+    tiny: Path, asked: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {}
+    generate = BuiltinEngine.generate
+
+    def watched(self, request, work):  # type: ignore[no-untyped-def]
+        done = generate(self, request, work)
+        answers[request.prompt_ids] = done.output_ids
+        return done
+
+    monkeypatch.setattr(BuiltinEngine, "generate", watched)
+    ran = specbench("verify", "tiny/draft", *GREEDY, *TALK, cwd=tiny)
+
+    assert ran.code == 0, ran.err
+    assert "in 3 of 3 answers" in ran.out
+    first, second = (question for question in asked if question.conversation)
+    (alone,) = (question for question in asked if not question.conversation)
+    tokenizer = Tokenizer(str(tiny / "target"), revision=None, trust_remote_code=False)
+    said = tokenizer.text(answers[first.prompt_ids])
+    assert second.id == f"{first.id}, turn 2"
+    assert second.conversation == first.conversation
+    assert alone.prompt_ids in answers
+    talk = (("user", "Hello"), ("assistant", said), ("user", "And then?"))
+    history = [Message(role=role, content=text) for role, text in talk]
+    assert second.prompt_ids == tokenizer.prompt_ids(history)
+
+
+def test_sampled_turns_follow_the_law_too(tiny: Path) -> None:
+    ran = specbench(
+        *("verify", "tiny/draft", "-k", "2", "--temperature", "0.7", "--tokens", "1000"),
+        *TALK,
+        cwd=tiny,
+    )
+    assert ran.code == 0, ran.out
+
+
+def test_a_later_turn_that_is_too_long_is_left_out_and_said(
+    tiny: Path, asked: list, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = verification._answer
+
+    def refusing(engine, ids, length):  # type: ignore[no-untyped-def]
+        if asked_before:
+            raise ModelError("the target's context has 8")
+        asked_before.append(ids)
+        return answer(engine, ids, length)
+
+    asked_before: list = []
+    monkeypatch.setattr(verification, "_answer", refusing)
+    (tiny / "one.jsonl").write_text('{"turns": ["Hello", "And then?"]}\n')
+    ran = specbench("verify", "tiny/draft", *GREEDY, "-w", "one.jsonl", *TALK[2:], cwd=tiny)
+
+    assert ran.code == 0, ran.err
+    assert len(asked) == 1
+    said = " ".join(ran.err.split())
+    assert "turn 2 and after are left out: the target's context has 8" in said
+
+
+class Full(io.StringIO):
+    """What a full disk is to a writer."""
+
+    def write(self, text: str) -> int:  # noqa: ARG002
+        raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_full_disk_does_not_lose_the_answer(
+    more: tuple[str, ...], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.cli.calls.StringIO", iter_of(Full(), io.StringIO()))
+    ran = specbench("verify", "tiny/draft", *GREEDY, *TALK, *more, cwd=tiny)
+
+    assert ran.code == 2
+    assert "Traceback" not in ran.err
+    assert "tiny/draft: lossless: greedy text is that of K = 0 in 3 of 3 answers" in ran.err
+    assert "error: standard output cannot be written: No space left on device; make" in ran.err
+
+
+def iter_of(*streams: io.StringIO):  # type: ignore[no-untyped-def]
+    """Gives one after the other: standard output, then standard error."""
+    left = iter(streams)
+    return lambda: next(left)

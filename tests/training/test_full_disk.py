@@ -1,0 +1,104 @@
+"""A disk that takes no more: one sentence, what was saved is kept, and the same head in the end."""
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.errors import StoreError
+from specbench.training.head_files import write_head
+from specbench.training.replacing import replaced
+from specbench.training.texts import Text, TextFile
+from tests.training.test_training import Killed, killed_after, trained, weights
+from tests.training.tiny_target import VOCAB_SIZE, lab
+
+ORIGIN = {"target_sha256": "abc", "seed": 0}
+TEXT = Text((1, 2, 3), 1, is_held_out=True)
+LONG = Text((1,) * 50_000, 1, is_held_out=False)
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """The kernel cuts writes short at this size, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def refused(path: Path, num_bytes: int) -> Iterator[None]:
+    """All in one sentence: which file, why, and what to do."""
+    with pytest.raises(StoreError) as caught, file_size_limit(num_bytes):
+        yield
+    said = str(caught.value)
+    assert said.startswith(f"{path} cannot be written: File too large. Make room on the disk")
+    assert "the same command and --resume" in said
+    assert "\n" not in said
+
+
+def test_steps_that_were_saved_are_gone_on_from(tmp_path):
+    path, whole = tmp_path / "state.ckpt", lab().pupil("medusa")
+    trained(whole, tmp_path / "whole.ckpt")
+    with pytest.raises(Killed):
+        trained(lab().pupil("medusa"), path, told=killed_after(3))
+    saved = path.read_bytes()
+
+    with refused(path, len(saved) // 2):
+        trained(lab().pupil("medusa"), path)
+    assert path.read_bytes() == saved
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state.ckpt", "whole.ckpt"]
+
+    resumed = lab().pupil("medusa")
+    trained(resumed, path)
+    for name, tensor in weights(resumed).items():
+        assert torch.equal(tensor, weights(whole)[name])
+
+
+def test_answers_that_were_stored_are_kept_and_no_half_one(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    file = TextFile(path, ORIGIN, VOCAB_SIZE)
+    file.add([TEXT])
+    stored = path.read_bytes()
+
+    with refused(path, len(stored) + 20_000):
+        file.add([LONG])
+    assert path.read_bytes() == stored
+    assert file.texts == [TEXT]
+    file.add([LONG])  # there is room again
+    assert TextFile(path, ORIGIN, VOCAB_SIZE).texts == [TEXT, LONG]
+
+
+def test_a_first_line_cut_short_is_begun_again(tmp_path):
+    path = tmp_path / "texts.jsonl"
+    with refused(path, 5):
+        TextFile(path, ORIGIN, VOCAB_SIZE)
+    assert path.read_bytes() == b""
+
+    path.write_text('{"target_sha')  # the process was killed within it
+    TextFile(path, ORIGIN, VOCAB_SIZE).add([TEXT])
+    assert TextFile(path, ORIGIN, VOCAB_SIZE).texts == [TEXT]
+
+
+def test_a_head_is_there_as_a_whole_or_not_at_all(tmp_path):
+    head = lab().pupil("medusa").checkpoint()
+    with refused(tmp_path / "model.safetensors", 1000):
+        write_head(tmp_path, head)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_what_is_no_fault_of_the_disk_stays_what_it_is(error, tmp_path):
+    def writing() -> None:
+        with replaced(tmp_path / "file") as stream:
+            stream.write(b"half of it")
+            raise error
+
+    with pytest.raises(error):
+        writing()
+    assert list(tmp_path.iterdir()) == []
