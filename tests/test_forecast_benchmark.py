@@ -24,6 +24,7 @@ def test_a_small_run_says_how_far_off_its_forecasts_were(tmp_path: Path):
     (row,) = document["forecasts"]
     assert [p["num_speculative_tokens"] for p in row["points"]] == [1, 2]
     assert row["worst_length_error"] == 0
+    assert document["num_speedups"] == 2 >= document["num_within"]["0.07"]
     for point in row["points"]:
         error = point["measured"]["speedup_error"]
         assert error > -1

@@ -40,8 +40,7 @@ class FusedRunner:
         if reason := can_fuse(model):
             raise ModelError(f"{type(model).__name__} has no fused forward: {reason}")
         config = model.config
-        self.model = model
-        self.config = config
+        self.model, self.config = model, config
         self.vocab_size: int = model.lm_head.weight.shape[0]
         self.hidden_size: int = config.hidden_size
         self.num_layers: int = config.num_hidden_layers
@@ -74,12 +73,10 @@ class FusedRunner:
         return self._slots.cache
 
     def allocate(self, num_rows: int, max_len: int) -> None:
-        has, had = self.cache.num_rows, self.cache.max_len
-        if num_rows <= has and max_len <= had:
+        rows, length = max(num_rows, self.cache.num_rows), max(max_len, self.cache.max_len)
+        if (rows, length) == (self.cache.num_rows, self.cache.max_len):
             return
-        rows, length = max(num_rows, has), max(max_len, had)
-        self._reaches.clear()
-        self._slots.cache = JoinedCache(0, 0, ())  # give back before taking
+        self.release()  # before taking
         width = 2 * self._sizes.kv_heads * self._sizes.head
         # Tensors made in inference mode could not be written outside of it.
         with torch.inference_mode(False), torch.no_grad():
@@ -89,6 +86,10 @@ class FusedRunner:
             ]
             self._slots.cache = JoinedCache(rows, length, layers)
             self._slots.rope = self._rope_table(length)
+
+    def release(self) -> None:
+        self._reaches.clear()
+        self._slots.cache = JoinedCache(0, 0, ())
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
@@ -132,8 +133,7 @@ class FusedRunner:
             )
         normed = states[len(self._weights.layers)]
         if last_B is not None:
-            rows_B = torch.arange(B, device=self.device)
-            normed = normed.view(B, T, -1)[rows_B, last_B]
+            normed = normed.view(B, T, -1)[torch.arange(B, device=self.device), last_B]
         logits = torch.mm(normed, self._weights.head).view(B, -1, self.vocab_size)
         return Output(logits, tuple(states[i].view(B, T, -1) for i in features))
 

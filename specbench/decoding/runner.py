@@ -64,6 +64,11 @@ class Runner(Protocol):
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Make room for `num_rows` rows of at least `max_len` tokens, to be prefilled anew."""
+        ...
+
+    def release(self) -> None:
+        """Give the memory of all rows back."""
+        ...
 
     def forward(
         self,
@@ -144,11 +149,14 @@ class StockRunner:
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         # A larger cache is kept: stale slots are masked, and memory is that of the largest.
-        index, num_layers = self.cache.index, len(self.cache.layers)
+        index = self.cache.index
         if num_rows > index.num_rows or max_len > index.max_len:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
-            self._slots.cache = SlotCache(num_layers, 0, 0)  # give back before taking
-            self._slots.cache = SlotCache(num_layers, rows, length)
+            self.release()  # before taking
+            self._slots.cache = SlotCache(len(self.cache.layers), rows, length)
+
+    def release(self) -> None:
+        self._slots.cache = SlotCache(len(self.cache.layers), 0, 0)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)

@@ -75,6 +75,7 @@ def _difference(runner: Runner, tokens_BT: Tensor, plain: list[Tensor]) -> str |
     """None where the runner's logits are the plain ones but for rounding; else what differs."""
     runner.allocate(2, _SPAN)
     slots_BTV = _over_slots(runner, tokens_BT)
+    runner.release()  # rows are never given back singly: one alone would keep room for two
     rows = zip(slots_BTV, plain, strict=True)
     worst = torch.stack([_distance(got[: len(row)], row) for got, row in rows]).max()
     allowed = _TOLERANCE[plain[0].dtype]

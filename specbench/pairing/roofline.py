@@ -48,7 +48,9 @@ class Reading:
         elif drafter.method == "self_speculation":
             asked = settings(drafter).get("num_layers")
             layers = asked if isinstance(asked, int) and asked else max(files.num_layers // 4, 1)
-            once = step * layers / files.num_layers
+            share = layers / files.num_layers
+            own = (target.read_bytes - self.head_bytes) * share + self.head_bytes
+            once = self._seconds(round(own), round(target.kv_bytes_per_token * share))
         return Floor(step, step + shape.own_forwards * once)
 
     def _seconds(self, read: int, kv: int) -> float:

@@ -32,7 +32,19 @@ def wait_for_blocks(root, num_blocks, process):
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_exits_130_and_says_how_to_go_on(tiny, tmp_path):
     out = tmp_path / "my runs"
-    arguments = ("run", "tiny", "-w", "prompts.jsonl", "-k", "1,2,4", *SMALL, "--out", str(out))
+    many = ("--repeats", "5")  # blocks enough that a starved test is in time
+    arguments = (
+        "run",
+        "tiny",
+        "-w",
+        "prompts.jsonl",
+        "-k",
+        "1,2",
+        *many,
+        *SMALL,
+        "--out",
+        str(out),
+    )
     with session(*arguments, cwd=tiny) as running:
         folder = wait_for_blocks(out, 2, running.process)
         os.kill(running.process.pid, signal.SIGINT)

@@ -56,6 +56,9 @@ class CountingRunner:
     def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
         self.fed.clear()
 
+    def release(self) -> None:
+        pass
+
     def forward(
         self,
         tokens_BT: Tensor,

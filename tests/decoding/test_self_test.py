@@ -169,6 +169,14 @@ def test_a_right_runner_passes_in_every_dtype(dtype, forward):
     assert notes == ()
 
 
+@pytest.mark.parametrize("forward", ["stock", "fused"])
+def test_one_row_has_no_room_for_the_two_of_the_test(forward):
+    runner, _ = make_checked_runner(tiny_llama(), forward)
+    runner.allocate(1, 128)
+    rows = runner.cache if forward == "fused" else runner.cache.index
+    assert (rows.num_rows, rows.max_len) == (1, 128)
+
+
 def test_a_model_that_cannot_be_fused_runs_stock_and_the_notes_say_why():
     model = build(ARCHITECTURES["Phi3"]())
     runner, notes = make_checked_runner(model)

@@ -48,10 +48,13 @@ def test_above_temperature_0_laws_are_kept():
     assert warm.peak.rest - cold.peak.rest == more
 
 
-def test_the_targets_own_layers_draft_at_their_share_of_a_step():
+def test_the_targets_own_layers_draft_at_their_share_of_a_step_and_its_whole_head():
     own = Drafter(name="self", method="self_speculation", parameters={"num_layers": 8})
     plan = plan_pair(open_model(shape("llama-8b")), own, PLACE)
-    assert plan.break_even_length == pytest.approx(1 + 4 * 8 / 32)
+    head, vocabulary = 2 * 4096 * 128256, 2 * 4096 * 128256
+    step = 2 * 8_030_261_248 - vocabulary + PLACE.context * PLACE.concurrency * 2 * 32 * 2 * 1024
+    once = (step - head) * 8 / 32 + head
+    assert plan.break_even_length == pytest.approx(1 + 4 * once / step, rel=1e-6)
 
 
 def test_packed_weights_by_the_bits_that_docs_name():

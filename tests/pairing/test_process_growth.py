@@ -70,7 +70,7 @@ def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
     # The draft's own share, of which the target's size would hide an error of a quarter.
     cost = pair.peak.total - alone.peak.total
     shares = [with_draft - without for without, with_draft in processes]
-    assert min(shares, key=lambda share: abs(share - cost)) == pytest.approx(cost, rel=0.15)
+    assert min(shares, key=lambda share: abs(share - cost)) == pytest.approx(cost, rel=0.2)
 
 
 def _growth(command: list[str]) -> tuple[int, int]:

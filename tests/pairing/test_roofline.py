@@ -95,3 +95,12 @@ def test_without_layers_of_its_own_drafting_reads_nothing(tiny, method):
 def test_bytes_of_a_forward_and_their_time_by_hand():
     assert bytes_per_forward(1_000, 3, 10, 8) == 1_000 + 3 * 10 * 8
     assert roofline_s(3_000, 1_500.0) == 2.0
+
+
+def test_the_targets_first_layers_read_its_whole_head(tiny):
+    """But for the final norm, of which its share is counted: 0.1 %."""
+    drafter = tiny.drafter("self_speculation", num_layers=2)
+    engine = tiny.decoded(drafter, K)
+    _, *own = engine.forwards("self_speculation", K)
+    read = sum(f.times * engine.bytes_read("self_speculation", f, ROWS, CONTEXT) for f in own)
+    assert drafting_bytes(tiny, drafter) == pytest.approx(read, rel=2e-3)
