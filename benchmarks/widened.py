@@ -1,8 +1,8 @@
 """The embedded target with wider feed-forward layers: the same text, and weights no cache holds.
 
 The target of 13 MB lives in a processor's cache, which a virtual machine may share with others, so
-the pace of its steps may be theirs. What is added here is zeros (the function-preserving widening of
-Chen et al. 2016, arXiv:1511.05641, with weights that do nothing): every logit is as it was up to
+the pace of its steps may be theirs. What is added here is zeros (the function-preserving widening
+of Chen et al. 2016, arXiv:1511.05641, with weights that do nothing): every logit is as it was up to
 rounding, so the drafters, their acceptance and the prompts stay those of the embedded pair, and a
 step reads as much memory as one of a larger model does.
 """
