@@ -62,15 +62,15 @@ def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
 
     child = [sys.executable, "-m", "tests.pairing.memory_child", str(file)]
     arguments = [str(PLACE.context), str(PLACE.num_speculative_tokens)]
-    # The least of two: what a busy machine leaves with the allocator only adds to it.
-    processes = [_growth(child + arguments) for _ in range(2)]
-    grown = [min(both) for both in zip(*processes, strict=True)]
+    # The least of three: what a busy machine leaves with the allocator only adds to it.
+    processes = [_growth(child + arguments) for _ in range(3)]
+    grown = [min(all_three) for all_three in zip(*processes, strict=True)]
 
     assert grown == pytest.approx([alone.peak.total, pair.peak.total], rel=0.05)
     # The draft's own share, of which the target's size would hide an error of a quarter.
     cost = pair.peak.total - alone.peak.total
     shares = [with_draft - without for without, with_draft in processes]
-    assert min(shares, key=lambda share: abs(share - cost)) == pytest.approx(cost, rel=0.2)
+    assert min(shares, key=lambda share: abs(share - cost)) == pytest.approx(cost, rel=0.15)
 
 
 def _growth(command: list[str]) -> tuple[int, int]:

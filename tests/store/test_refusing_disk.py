@@ -1,5 +1,4 @@
 import os
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,19 +8,9 @@ from stored_examples import block, run
 
 from specbench.errors import StoreError
 from specbench.store import create_run, load_run
+from tests.full_disk import file_size_limit
 
 RUN_ID = run().run_id
-
-
-@contextmanager
-def file_size_limit(num_bytes: int) -> Iterator[None]:
-    """The kernel cuts writes short at this size, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager

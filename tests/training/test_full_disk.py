@@ -1,6 +1,5 @@
 """A disk that takes no more: one sentence, what was saved is kept, and the same head in the end."""
 
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,23 +11,13 @@ from specbench.errors import StoreError
 from specbench.training.head_files import write_head
 from specbench.training.replacing import replaced
 from specbench.training.texts import Text, TextFile
+from tests.full_disk import file_size_limit
 from tests.training.test_training import Killed, killed_after, trained, weights
 from tests.training.tiny_target import VOCAB_SIZE, lab
 
 ORIGIN = {"target_sha256": "abc", "seed": 0}
 TEXT = Text((1, 2, 3), 1, is_held_out=True)
 LONG = Text((1,) * 50_000, 1, is_held_out=False)
-
-
-@contextmanager
-def file_size_limit(num_bytes: int) -> Iterator[None]:
-    """The kernel cuts writes short at this size, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager
