@@ -13,7 +13,7 @@ from specbench.bench.deadline import Deadline
 from specbench.bench.passes import block_seconds
 from specbench.bench.plan import BUILTIN, TargetPlan
 from specbench.bench.questions import Question, costed, effort, sharing_costs
-from specbench.bench.round_costs import MOST_VISITS, TIME_SHARE, RoundCosts
+from specbench.bench.round_costs import TIME_SHARE, RoundCosts
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace, Tracer
 from specbench.bench.watch import Watch
@@ -122,7 +122,7 @@ class Forecasting:
                 self._measured_s[block.setting] += sum(block_seconds(record).values())
                 measured_s = sum(self._measured_s[s] for s in {q.setting for q in group})
                 # However soon they are known: the sweep goes on, and its pace may change.
-                if costs.num_visits < MOST_VISITS and costs.spent_s < TIME_SHARE * measured_s:
+                if costs.spent_s < TIME_SHARE * measured_s:
                     self._visit(costs)
 
     def conclude(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench import forecasting
+from specbench.bench import forecasting, round_costs
 from specbench.bench.round_costs import RoundCosts
 from specbench.errors import UsageError
 from specbench.records import EngineCost, ForecastRecord, TraceRecord
@@ -162,6 +162,7 @@ def test_visits_lie_between_blocks_while_they_keep_to_their_share(
 
     monkeypatch.setattr(RoundCosts, "visit", noted)
     monkeypatch.setattr(forecasting, "TIME_SHARE", share)
+    monkeypatch.setattr(round_costs, "MOST_VISITS", 8)  # the end's limit, not that of a long sweep
     run(tmp_path, replace(FORECAST, exhaustive=True, num_repeats=repeats))
     assert num_blocks == expected
 
