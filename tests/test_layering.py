@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "store": {*BASE},
     "metrics": {*BASE},
     "stats": {*BASE, "metrics"},
-    "importers": {*BASE},
+    "importers": {*BASE, "metrics"},
     "pairing": {
         *BASE,
         "metrics",

@@ -62,16 +62,27 @@ def history(
     past = _past(run, out, pairing, workload)
     found = history_of(past, metrics, allowed=allowed)
     if not found.series:
-        raise UsageError(
-            f"{metric}: no valid cell of these {len(past)} runs has it; `specbench list metrics` "
-            "shows all, `specbench report` what a run has"
-        )
+        raise UsageError(_why_nothing(metric, past, found))
     if html is not None:
         _write(html, found)
     if as_json:
         typer.echo(json.dumps(_document(found), indent=2, allow_nan=False))
     else:
         _print(found, html)
+
+
+def _why_nothing(metric: str, past: "list[PastRun]", found: "History") -> str:
+    from specbench.report.history_lines import left_out_lines
+
+    values = [run_cell.metrics.get(metric) for run in past for run_cell in run.cells]
+    if any(isinstance(value, tuple) for value in values):
+        return f"--metric {metric}: a list, not one figure a run; `specbench report` shows it"
+    num_runs = len(past) - len({one.run_id for one in found.left_out})
+    reason = (
+        f"{metric}: no valid cell of these {num_runs} runs has it; `specbench list metrics` "
+        "shows all, `specbench report` what a run has"
+    )
+    return "\n".join((reason, *left_out_lines(found)))
 
 
 def _past(newest: str, root: Path, pairing: str | None, workload: str | None) -> "list[PastRun]":

@@ -13,6 +13,7 @@ from typing import cast
 from specbench.errors import UsageError
 from specbench.importers.imported_cell import Format, ImportedCell, Told, to_cell
 from specbench.importers.result_file import Result, read_results
+from specbench.metrics.cell_names import cell_name
 
 _NOT_FORMATS = ("imported_cell", "result_file", "token_times")
 
@@ -36,8 +37,8 @@ def import_files(files: Sequence[Path], told: Told) -> tuple[ImportedCell, ...]:
         twin = next((c for c in cells if c.key == cell.key), None)
         if twin is not None:
             raise UsageError(
-                f"{result.place}: the same cell as {twin.record.file} ({cell.key.id}); import "
-                "repeats one by one, each becomes a run of its own"
+                f"{result.place}: the same cell as {twin.record.file}, "
+                f"{cell_name(cell.key)}; import repeats one by one, each becomes a run of its own"
             )
         cells.append(cell)
     return tuple(cells)

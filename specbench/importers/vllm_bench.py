@@ -34,7 +34,10 @@ def read(result: Result, told: Told) -> Reading:
         engine="vllm",
         model=result.text("model_id"),
         num_speculative_tokens=len(curve) if curve else None,
-        concurrency=result.whole("max_concurrency") or result.whole("max_concurrent_requests"),
+        # `max_concurrent_requests` is a peak that was seen, another one in every repeat.
+        concurrency=result.whole("max_concurrency")
+        or told.concurrency
+        or result.whole("max_concurrent_requests"),
         request_rate=result.rate("request_rate"),
         measured_at=_iso(result.text("date")),
         num_requests=None if completed is None else completed + (failed or 0),

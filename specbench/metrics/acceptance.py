@@ -94,7 +94,7 @@ def acceptance_histogram(cell: CellData) -> tuple[float, ...] | None:
 
 @metric(unit="fraction", better="higher")
 def alpha(cell: CellData) -> float | None:
-    """sum(a) / (sum(a) + rounds with a < d): the chance that one draft token is kept.
+    """sum(a) / (sum(a) + rounds with a < d and e > a): the chance that one draft token is kept.
 
     Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition
     3.1, where drafting stops at the first rejection; not accepted / drafted. Absent for trees,
@@ -104,8 +104,10 @@ def alpha(cell: CellData) -> float | None:
     if rounds is None or not any(rounds.num_drafted) or max(rounds.num_drafted) > cell.k:
         return None
     accepted = sum(rounds.num_accepted)
-    rejections = sum(a < d for a, d in zip(rounds.num_accepted, rounds.num_drafted, strict=True))
-    return accepted / (accepted + rejections)
+    # A text that ends inside the drafts emits what was kept: none was rejected.
+    counts = zip(rounds.num_accepted, rounds.num_drafted, rounds.num_emitted, strict=True)
+    rejections = sum(a < d and e > a for a, d, e in counts)
+    return accepted / (accepted + rejections) if accepted + rejections else None
 
 
 def _length(rounds: RoundLog) -> float:

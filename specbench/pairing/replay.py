@@ -32,7 +32,7 @@ class Replayed:
     num_accepted: float
     num_emitted: float
     num_drafting: float  # rounds that drafted anything
-    num_rejecting: float  # rounds that kept fewer than they drafted
+    num_rejecting: float  # rounds that kept fewer than they drafted, and emitted one more
     acceptance_histogram: tuple[float, ...]  # rounds that kept 0 .. K
 
     def __add__(self, other: "Replayed") -> "Replayed":
@@ -79,7 +79,7 @@ class Replayed:
 
     @property
     def alpha(self) -> float | None:
-        """sum(a) / (sum(a) + rounds with a < d); None for trees."""
+        """sum(a) / (sum(a) + rounds with a < d and e > a); None for trees."""
         if self.num_drafted > self.num_speculative_tokens * self.num_drafting:
             return None
         judged = self.num_accepted + self.num_rejecting
@@ -116,15 +116,15 @@ def replay_one(trace: TraceRecord, k: int) -> Replayed:
     num_kept_A = np.arange(k + 1)
     histogram_A = rounds_SA.sum(0)
     num_accepted = float(histogram_A @ num_kept_A)
-    is_rejecting_SA = num_kept_A < steps.drafted_S[:, None]
+    emitted_SA = steps.next_SA - np.arange(len(starting_S))[:, None]
+    # A round that the text's end cut short emits what it kept and rejects nothing.
+    is_rejecting_SA = (num_kept_A < steps.drafted_S[:, None]) & (emitted_SA > num_kept_A)
     return Replayed(
         num_speculative_tokens=k,
         num_rounds=float(starting_S.sum()),
         num_drafted=float(starting_S @ steps.drafted_S),
         num_accepted=num_accepted,
-        num_emitted=float(
-            (rounds_SA * (steps.next_SA - np.arange(len(starting_S))[:, None])).sum()
-        ),
+        num_emitted=float((rounds_SA * emitted_SA).sum()),
         num_drafting=float(starting_S[steps.drafted_S > 0].sum()),
         num_rejecting=float(rounds_SA[is_rejecting_SA].sum()),
         acceptance_histogram=tuple(histogram_A.tolist()),

@@ -30,6 +30,13 @@ EVIDENCE = (
     "draft_cost_ratio",
     "verify_cost_ratio",
 )
+# Of the other counts, such as launches a round, none says that fewer drafts are kept.
+_OF_DRAFTS_KEPT = (
+    "mean_acceptance_length",
+    "acceptance_rate",
+    "conditional_acceptance_rate",
+    "alpha",
+)
 _BEFORE_DECODING = {"ttft_s", "ttft_s_p95", "prefill_s", "queue_s"}
 
 
@@ -79,7 +86,11 @@ def attribute(
     acceptance = _shift(before, after, "mean_acceptance_length")
     seconds = _shift(before, after, "round_s") if same_hardware else None
     steps = _shift(before, after, "break_even_length")
-    causes = {cause for name in metrics for cause in _causes(name, acceptance, seconds, steps)}
+    causes = {
+        cause
+        for name in metrics
+        for cause in _causes(name, _lost(before, after, name), acceptance, seconds, steps)
+    }
     slower = _slower(before, after, same_hardware=same_hardware)
     curves = tuple(cell.series("acceptance_rate_per_position") for cell in (before, after))
     return Attribution(
@@ -94,9 +105,19 @@ def attribute(
     )
 
 
+def _lost(before: CellFigures, after: CellFigures, name: str) -> float:
+    """What the metric itself lost, in logarithms; 0 where a ratio says nothing."""
+    metric = all_metrics().get(name.partition("[")[0])
+    one, other = before.value(name), after.value(name)
+    if metric is None or one is None or other is None or one <= 0 or other <= 0:
+        return 0.0
+    return math.log(one / other if metric.better == "higher" else other / one)
+
+
 def _causes(
-    name: str, acceptance: Shift | None, seconds: Shift | None, steps: Shift | None
+    name: str, lost: float, acceptance: Shift | None, seconds: Shift | None, steps: Shift | None
 ) -> Iterator[Cause]:
+    """`lost` by the metric: what acceptance and rounds do not explain, they did not cause."""
     base = name.partition("[")[0]
     metric = all_metrics().get(base)
     if base == OUTPUT_TOKENS:
@@ -108,14 +129,15 @@ def _causes(
     elif kind_of(metric) is Kind.MEMORY:
         yield Cause.MEMORY
     elif kind_of(metric) is Kind.COUNT:
-        yield Cause.ACCEPTANCE
+        if base.startswith(_OF_DRAFTS_KEPT):
+            yield Cause.ACCEPTANCE
     else:
         time = steps if kind_of(metric) is Kind.RATIO else seconds or steps
         losses = {
             Cause.ACCEPTANCE: -acceptance.log if acceptance else 0.0,
             Cause.ROUND_TIME: time.log if time else 0.0,
         }
-        lost = sum(max(0.0, loss) for loss in losses.values())
+        lost = max(lost, sum(max(0.0, loss) for loss in losses.values()))
         yield from (cause for cause, loss in losses.items() if loss > NAMED_SHARE * lost > 0)
 
 

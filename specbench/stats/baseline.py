@@ -28,6 +28,7 @@ class Origin:
     created_at: str
     specbench_version: str
     git_commit: str | None = None
+    imported_sha256: tuple[str, ...] | None = None  # of other tools' result files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +69,7 @@ def snapshot(
                 created_at=environment.created_at,
                 specbench_version=environment.specbench_version,
                 git_commit=environment.git_commit,
+                imported_sha256=tuple(record.file_sha256 for record in imported) or None,
             ),
         ),
         fingerprint=fingerprint_of(run, models, engines),
@@ -98,17 +100,14 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
                     f"work: {found.name}: {found.baseline} and {found.candidate}; "
                     f"to pool them all the same: --allow-different {found.name}"
                 )
-        for name, one in first.fingerprint.drafters.items():
-            other = run.fingerprint.drafters.get(name, one)
-            if other != one and "drafter" not in allowed:
+        for what, name in _other_drafters(first.fingerprint, run.fingerprint):
+            if "drafter" not in allowed:
                 raise UsageError(
                     f"runs {first.origins[0].run_id} and {origin.run_id} are not of the same "
-                    f"work: weights of {name}: {one[:12]} and {other[:12]}; "
+                    f"work: {what} of {name} differ; "
                     "to pool them all the same: --allow-different drafter"
                 )
-    ids = [run.origins[0].run_id for run in runs]
-    if len(set(ids)) < len(ids):
-        raise UsageError("a run was named twice: the deviation between runs would be too small")
+    _refuse_twins([run.origins[0] for run in runs])
     cells = tuple(_pooled_cells(runs))
     if not cells:
         raise UsageError("no cell is valid in every one of these runs: nothing to compare with")
@@ -138,6 +137,30 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
     for cell in runs[0].cells:
         if cell.key not in kept | explained:
             yield f"{cell_name(cell.key)}: not in every run, or of other prompts there"
+
+
+def _other_drafters(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str]]:
+    """What differs, and the pairing; of those that both have."""
+    for what, ours, theirs in (
+        ("weights", one.drafters, other.drafters),
+        ("method or parameters", one.entries, other.entries),
+    ):
+        for name in ours:
+            if ours[name] != theirs.get(name, ours[name]):
+                yield what, name
+
+
+def _refuse_twins(origins: Sequence[Origin]) -> None:
+    """UsageError for a run, or a result file, that comes twice: no deviation is between those."""
+    for i, origin in enumerate(origins):
+        for earlier in origins[:i]:
+            if origin.run_id == earlier.run_id:
+                what = f"run {origin.run_id} was named twice"
+            elif set(origin.imported_sha256 or ()) & set(earlier.imported_sha256 or ()):
+                what = f"runs {earlier.run_id} and {origin.run_id} were imported from one file"
+            else:
+                continue
+            raise UsageError(f"{what}: the deviation between runs would be too small")
 
 
 def _all_hardware(runs: Sequence[Snapshot]) -> dict[str, str]:

@@ -85,9 +85,13 @@ def pair_up(
         for common, key in before.items()
         if common in after
     )
+    only = tuple(key for common, key in after.items() if common not in before)
+    others = () if CELLS in allowed else only
     found += tuple(
         dict.fromkeys(
-            _why_unmatched(key, keys) for common, key in before.items() if common not in after
+            _why_unmatched(key, others, keys)
+            for common, key in before.items()
+            if common not in after
         )
     )
     matched = ((key, after[common]) for common, key in before.items() if common in after)
@@ -96,7 +100,6 @@ def pair_up(
     _refuse([difference for difference in found if difference.name not in allowed])
     if not pairs:
         raise UsageError("the two sides have no cell in common, so there is nothing to compare")
-    only = tuple(key for common, key in after.items() if common not in before)
     return Comparable(pairs, found, only)
 
 
@@ -148,13 +151,16 @@ def _allowed_in_keys(
                 yield Difference(word, _shown(one, names[0]), _shown(other, names[0]))
 
 
-def _why_unmatched(key: CellKey, others: Sequence[CellKey]) -> Difference:
-    """The word for what tells a cell from the most similar one of the other side."""
+def _why_unmatched(
+    key: CellKey, others: Sequence[CellKey], planned: Sequence[CellKey]
+) -> Difference:
+    """The word for what tells a cell from the most similar of the `others`: those of the other
+    side, all of them `planned`, that belong to no cell of this one."""
     nearest = min(others, key=lambda other: len(_differing(key, other)), default=None)
     differing = _differing(key, nearest) if nearest else set()
     words = [word for word, names in _FIELDS_OF_WORD.items() if names[0] in differing]
     if nearest is None or len(words) != 1 or "workload" in differing:
-        return Difference(CELLS, _name(key, *others), "not planned")
+        return Difference(CELLS, _name(key, *planned), "not planned")
     name = _FIELDS_OF_WORD[words[0]][0]
     return Difference(words[0], _shown(key, name), _shown(nearest, name))
 

@@ -7,8 +7,9 @@ ratio of two runs: no metric needs code of its own here.
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, finished
 from specbench.metrics.registry import Value, all_metrics
 from specbench.metrics.setting import is_stream
 from specbench.records import CellKey, CellSummary, RequestRecord
@@ -111,33 +112,58 @@ def first_difference(one: str, other: str) -> range:
     return range(first, first + _TOKENS_PER_DIGEST)
 
 
-def _unit_of(key: CellKey, request: RequestRecord) -> str:
-    return f"pass {request.repeat}" if is_stream(key) else request.prompt_id
-
-
 def _units(cell: CellData) -> tuple[str, ...]:
-    return tuple(sorted({_unit_of(cell.key, request) for request in cell.finished}))
+    if is_stream(cell.key):
+        served = (i for i, each in enumerate(cell.passes) if finished(each.requests))
+        return tuple(f"pass {i}" for i in served)
+    return tuple(sorted({request.prompt_id for request in cell.finished}))
 
 
 def _tokens(cell: CellData, units: tuple[str, ...]) -> Iterator[int]:
     for unit in units:
-        own = (r for r in cell.finished if _unit_of(cell.key, r) == unit)
+        own = finished(_of_unit(cell, unit).requests)
         yield sum(request.num_output_tokens for request in own)
 
 
+class _Unit(NamedTuple):
+    """What is measured of a unit, on both sides."""
+
+    requests: tuple[RequestRecord, ...]
+    baseline: tuple[RequestRecord, ...]
+
+
+def _of_unit(cell: CellData, unit: str) -> _Unit:
+    if not is_stream(cell.key):
+        both = (tuple(r for r in s if r.prompt_id == unit) for s in (cell.requests, cell.baseline))
+        return _Unit(*both)
+    # A pass serves a prompt several times, and counts each as a repeat of its own.
+    served = cell.passes[int(unit.removeprefix("pass "))]
+    base = (p.requests for p in cell.baseline_passes if p.block_id == served.block_id)
+    return _Unit(served.requests, tuple(r for each in base for r in each))
+
+
 def _without(cell: CellData, unit: str) -> CellData:
-    def kept(requests: tuple[RequestRecord, ...]) -> tuple[RequestRecord, ...]:
-        return tuple(r for r in requests if _unit_of(cell.key, r) != unit)
+    of = _of_unit(cell, unit)
+    gone, base_gone = (set(map(_identity, side)) for side in (of.requests, of.baseline))
+
+    def kept(
+        requests: tuple[RequestRecord, ...], leave: set[tuple[object, ...]]
+    ) -> tuple[RequestRecord, ...]:
+        return tuple(r for r in requests if _identity(r) not in leave)
 
     return replace(
         cell,
-        requests=kept(cell.requests),
-        baseline=kept(cell.baseline),
-        passes=tuple(p for p in cell.passes if kept(p.requests)),
-        baseline_passes=tuple(p for p in cell.baseline_passes if kept(p.requests)),
-        samples=tuple(s for s in cell.samples if kept(s.requests)),
-        baseline_samples=tuple(s for s in cell.baseline_samples if kept(s.requests)),
+        requests=kept(cell.requests, gone),
+        baseline=kept(cell.baseline, base_gone),
+        passes=tuple(p for p in cell.passes if kept(p.requests, gone)),
+        baseline_passes=tuple(p for p in cell.baseline_passes if kept(p.requests, base_gone)),
+        samples=tuple(s for s in cell.samples if kept(s.requests, gone)),
+        baseline_samples=tuple(s for s in cell.baseline_samples if kept(s.requests, base_gone)),
     )
+
+
+def _identity(request: RequestRecord) -> tuple[object, ...]:
+    return request.prompt_id, request.turn, request.repeat, request.sample
 
 
 def _named(name: str, value: Value | None) -> dict[str, float]:

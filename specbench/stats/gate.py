@@ -159,7 +159,12 @@ def _not_judged(
 ) -> Iterator[str]:
     judged = {case.metric.name for case in cases}
     for tolerance in tolerances:
-        if usable and tolerance.base_name not in judged:
+        is_there = any(
+            name.partition("[")[0] == tolerance.base_name
+            for pair in usable
+            for name in pair.baseline.figures
+        )
+        if usable and tolerance.base_name not in judged and not is_there:
             yield f"{tolerance.metric} is in no cell of the baseline and was not judged"
 
 

@@ -15,6 +15,7 @@ from specbench.stats.kinds import Kind, deviation_floor, kind_of
 FALSE_ALARM = 0.05  # of a whole gate, over all its comparisons
 OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always held to
 SPEED = "decode_tokens_per_s"
+SPEEDUP = "decode_speedup"  # which falls where K = 0 gets faster; no other metric is excused so
 CELL = "cell"  # stands for all metrics of a cell that cannot be used
 _ARITHMETIC = ("target", "dtype", "engine")  # fields of a cell's key that its text hangs on
 
@@ -55,7 +56,7 @@ class Case:
     name: str  # of the figure: the metric's, or one entry of it
     tolerance: float
     comparison: Comparison | None  # None: absent on one side, or a baseline of 0
-    speed: Comparison | None = None  # of a ratio: the cell's own tokens a second, same hardware
+    speed: Comparison | None = None  # of a speed-up: the cell's own tokens a second, same hardware
 
     @property
     def is_test(self) -> bool:
@@ -96,7 +97,7 @@ def cases_of(
     assert after is not None, "cases are of measured cells"
     if before.key.adaptive and kind_of(metric) is Kind.COUNT:
         return
-    is_relative = kind_of(metric) is Kind.RATIO and same_hardware
+    is_relative = metric.name == SPEEDUP and same_hardware
     is_timed = all(SPEED in side.figures for side in (before, after))
     speed = None
     if is_relative and is_timed:
@@ -132,14 +133,13 @@ def judge(case: Case, p_value: float | None, *, num_tests: int) -> Judgement:
     REGRESSION where the interval of the loss excludes the tolerance; it can only do so where the
     loss exceeds it. PASS where it is otherwise and a loss of as much again would have been found
     in 80 % of such gates, or where the interval excludes any loss beyond the tolerance. Else
-    INCONCLUSIVE: noise could hide what is not tolerated. A ratio to K = 0 may fall because K = 0
-    got faster; where the cell got faster, too, that is an improvement.
+    INCONCLUSIVE: noise could hide what is not tolerated. A speed-up may fall because K = 0 got
+    faster; where the cell got faster, too, that is an improvement.
     """
     before, after = case.pair.baseline, case.pair.candidate
     assert after is not None, "cases are of measured cells"
-    candidate = after.value(case.name)
     comparison = case.comparison
-    verdict, reason = _verdict(case, candidate, p_value, num_tests)
+    verdict, reason = _verdict(case, after, p_value, num_tests)
     effect = comparison.detectable(FALSE_ALARM / num_tests) if comparison else None
     is_higher_better = case.metric.better == "higher"
     return Judgement(
@@ -149,7 +149,7 @@ def judge(case: Case, p_value: float | None, *, num_tests: int) -> Judgement:
         unit=case.metric.unit,
         verdict=verdict,
         baseline=before.value(case.name),
-        candidate=candidate,
+        candidate=after.value(case.name),
         change=_change(comparison, higher_is_better=is_higher_better),
         tolerance=case.tolerance,
         p_value=p_value,
@@ -222,15 +222,16 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
 
 
 def _verdict(
-    case: Case, candidate: float | None, p_value: float | None, num_tests: int
+    case: Case, after: CellFigures, p_value: float | None, num_tests: int
 ) -> tuple[Verdict, str]:
-    comparison = case.comparison
+    comparison, candidate = case.comparison, after.value(case.name)
     if candidate is None:
         return Verdict.MISSING, "absent in the candidate"
     if comparison is None:
         return _against_zero(case, candidate)
     if comparison.spread is None:
-        return Verdict.INCONCLUSIVE, _why_no_spread(case.pair.baseline, case.name)
+        fewest = min(case.pair.baseline, after, key=lambda cell: len(cell.units))
+        return Verdict.INCONCLUSIVE, _why_no_spread(fewest, case.name)
     if not case.is_test:
         is_worse = comparison.loss > comparison.limit
         return (Verdict.REGRESSION if is_worse else Verdict.PASS), ""

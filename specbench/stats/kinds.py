@@ -19,6 +19,7 @@ _KIND_OF_UNIT = {
     "tokens/round": Kind.COUNT,
     "rounds": Kind.COUNT,
     "passes": Kind.COUNT,
+    "tokens/request": Kind.COUNT,
     "requests": Kind.COUNT,
     "launches/round": Kind.COUNT,
     "waits/round": Kind.COUNT,

@@ -73,7 +73,11 @@ def test_every_report_format_takes_an_import(tmp_path):
 
 
 def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(tmp_path):
-    usual = [document(tmp_path, *VLLM)["run_id"] for _ in range(2)]
+    usual = [document(tmp_path, *VLLM)["run_id"]]
+    again = [tmp_path / file.name for file in VLLM]
+    for file, copy in zip(VLLM, again, strict=True):
+        copy.write_text(json.dumps(json.loads(file.read_text()) | {"date": "20261120-113000"}))
+    usual.append(document(tmp_path, *again)["run_id"])
     slow = tmp_path / "slow.json"
     slow.write_text(json.dumps(json.loads(VLLM[1].read_text()) | {"output_throughput": 448}))
     candidate = document(tmp_path, VLLM[0], slow)["run_id"]

@@ -57,6 +57,15 @@ def test_vllm_names_model_load_and_depth():
     assert (found.record.num_requests, found.record.num_failed) == (80, 0)
 
 
+def test_a_peak_of_requests_goes_after_what_is_told(tmp_path):
+    result = json.loads((FILES / "vllm_spec.json").read_text())
+    result |= {"max_concurrency": None, "request_rate": 10.0, "max_concurrent_requests": 37}
+    file = tmp_path / "open.json"
+    file.write_text(json.dumps(result))
+    told = [Told(temperature=0.0, concurrency=rows) for rows in (None, 64)]
+    assert [import_files([file], one)[0].key.concurrency for one in told] == [37, 64]
+
+
 def test_vllm_times_are_seconds():
     figures = cell("vllm_base.json").record.figures
     assert figures["ttft_s"] == pytest.approx(0.050)  # the median, as ours is

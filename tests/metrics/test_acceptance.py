@@ -21,11 +21,16 @@ from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.records import RoundLog
 
 
-def with_rounds(cell: CellData, drafted: tuple[int, ...], accepted: tuple[int, ...]) -> CellData:
+def with_rounds(
+    cell: CellData,
+    drafted: tuple[int, ...],
+    accepted: tuple[int, ...],
+    emitted: tuple[int, ...] = (),
+) -> CellData:
     log = RoundLog(
         num_drafted=drafted,
         num_accepted=accepted,
-        num_emitted=tuple(a + 1 for a in accepted),
+        num_emitted=emitted or tuple(a + 1 for a in accepted),
         round_s=(0.1,) * len(drafted),
     )
     return replace(cell, requests=(replace(cell.requests[0], rounds=log),))
@@ -80,6 +85,12 @@ def test_alpha_is_absent_for_a_tree(cell):
 def test_alpha_counts_a_short_draft_kept_whole_as_no_rejection(cell):
     # Rejections: a < d in (1 of 3) and (0 of 3); not in (0 of 0) and (2 of 2).
     assert alpha(cell) == pytest.approx(6 / (6 + 2))
+
+
+def test_alpha_takes_a_text_that_ends_inside_its_drafts_for_no_rejection(cell):
+    """Three drafts of which the second ends the text: two are kept, and no token replaces one."""
+    rounds = with_rounds(cell, drafted=(3, 3), accepted=(1, 2), emitted=(2, 2))
+    assert alpha(rounds) == pytest.approx(3 / (3 + 1))
 
 
 def test_alpha_is_one_when_nothing_is_rejected_and_absent_when_nothing_is_drafted(cell):

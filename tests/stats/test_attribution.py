@@ -99,3 +99,18 @@ def test_without_rounds_no_cause_is_made_up():
     bare = cell({"decode_tokens_per_s": figure(100.0)})
     found = attribute(bare, bare, ["decode_tokens_per_s"], same_hardware=True)
     assert found.causes == ()
+
+
+def test_a_loss_that_acceptance_hardly_shares_is_not_put_down_to_it():
+    """Several imported runs have no round times: what else got slower is not known."""
+    before, after = (
+        cell({"end_to_end_speedup": figure(speedup), "mean_acceptance_length": figure(length)})
+        for speedup, length in ((2.0, 2.50), (1.4, 2.49))
+    )
+    found = attribute(before, after, ["end_to_end_speedup"], same_hardware=True)
+    assert found.causes == ()
+
+
+@pytest.mark.parametrize("metric", ["launches_per_round", "padding_efficiency", "first_log_prob"])
+def test_a_count_that_is_not_of_drafts_kept_has_no_cause_here(metric):
+    assert causes(figures(length=2.0), metric) == ()

@@ -16,6 +16,11 @@ def run(speedup, name, **changed):
     return side(cell({"decode_speedup": figure(speedup)}, texts={"p1": "aa"}), name=name, **changed)
 
 
+def imported(name, *files):
+    one = run(2.0, name)
+    return replace(one, origins=(replace(one.origins[0], imported_sha256=files),))
+
+
 def test_several_runs_are_their_geometric_mean_and_the_deviation_of_their_logarithms():
     pooled = pool([run(2.0, "a"), run(2.0 * math.exp(0.04), "b")])
     (one,) = pooled.cells
@@ -70,12 +75,13 @@ def test_cells_of_other_prompts_are_left_out_and_named():
     ("runs", "says"),
     [
         ([run(2.0, "a"), run(2.0, "a")], "named twice"),
+        ([imported("a", "x", "y"), imported("b", "z", "y")], "a0 and b0 were imported from one"),
         ([run(2.0, "a", is_complete=False)], "interrupted"),
         ([run(2.0, "a"), run(2.0, "b", torch="1", models={"demo": "f"})], "model: demo aaaa"),
         ([run(2.0, "a"), run(2.0, "b", hardware={"device": "cpu"})], "hardware: device cuda"),
         ([side(cell({}, problems=("x",)))], "no cell is valid"),
     ],
-    ids=["twice", "interrupted", "model", "hardware", "invalid"],
+    ids=["twice", "file", "interrupted", "model", "hardware", "invalid"],
 )
 def test_runs_that_make_no_baseline_are_refused(runs, says):
     with pytest.raises(UsageError, match=says):

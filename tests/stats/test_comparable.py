@@ -120,6 +120,17 @@ def test_only_the_cells_of_both_are_compared_where_that_is_allowed():
     assert pair_up(one, both).only_candidate == (key(workload="chat"),)
 
 
+@pytest.mark.parametrize(
+    "changed", [{"k": 2}, {"concurrency": 4}, {"temperature": 1.0}], ids=lambda of: next(iter(of))
+)
+def test_a_cell_that_only_the_baseline_has_is_told_from_one_that_changed(changed):
+    """Its nearest neighbour belongs to another cell of the baseline."""
+    both = side(cell(FIGURES), cell(FIGURES, of=key(**changed)))
+    one = side(cell(FIGURES), name="b")
+    assert refused(both, one).endswith("--allow-different cells")
+    assert [pair.baseline.key for pair in pair_up(both, one, {"cells"}).pairs] == [key()]
+
+
 def test_other_prompts_are_refused_by_name():
     one = side(cell(FIGURES))
     other = side(cell(FIGURES, units=("p1", "p2", "p3", "p4", "p9")), name="b")

@@ -87,6 +87,40 @@ def test_where_requests_overlap_a_pass_is_the_unit():
     assert without[0] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_pass_that_serves_each_prompt_twice_is_one_unit_and_its_noise_is_kept():
+    """As 16 rows over 40 prompts do: what a pass serves again counts as a repeat of its own."""
+    stored = served_run()
+    cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
+    stream = next(c for c in cells if c.key.concurrency > 1 and c.key.num_speculative_tokens)
+
+    def twice(i, served, pace):
+        requests = (replace(r, repeat=2 * i + c) for c in (0, 1) for r in served.requests)
+        record = replace(served.record, seconds=served.record.seconds * pace)
+        return served._replace(requests=tuple(requests), record=record)
+
+    passes = tuple(twice(i, p, 1 + 0.1 * i) for i, p in enumerate(stream.passes))
+    base = tuple(twice(i, p, 1.0) for i, p in enumerate(stream.baseline_passes))
+    doubled = replace(
+        stream,
+        passes=passes,
+        baseline_passes=base,
+        requests=tuple(r for p in passes for r in p.requests),
+        baseline=tuple(r for p in base for r in p.requests),
+    )
+    figures = cell_figures(doubled, {"aggregate_tokens_per_s"})
+    assert figures.units == tuple(f"pass {i}" for i in range(len(passes)))
+    without = figures.figures["aggregate_tokens_per_s"].without
+    assert len(without) == len(set(without)) == len(passes)
+    fewer = replace(
+        doubled,
+        passes=passes[1:],
+        baseline_passes=base[1:],
+        requests=tuple(r for p in passes[1:] for r in p.requests),
+    )
+    expected = all_metrics()["aggregate_tokens_per_s"].function(fewer)
+    assert without[0] == pytest.approx(expected, rel=1e-6)
+
+
 def test_descriptions_are_no_figures(steady):
     assert "num_rounds" not in cell_figures(steady).figures
 

@@ -12,6 +12,7 @@ from specbench.errors import UsageError
 from specbench.stats.figures import Figure
 from specbench.stats.gate import Gate, Tolerance, check
 from specbench.stats.judging import Judgement, Verdict
+from specbench.stats.kinds import Kind
 from tests.stats.gate_sides import cell, figure, key, side
 
 SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)
@@ -245,3 +246,38 @@ def test_on_other_hardware_a_speed_up_that_fell_is_a_regression_whatever_the_spe
     after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(900.0)}
     other = side(cell(after), name="b", hardware={"device": "cuda", "GPU": "faster"})
     assert check(side(cell(before)), other, SPEEDUP).verdict is Verdict.REGRESSION
+
+
+@pytest.mark.parametrize("metric", ["draft_cost_ratio", "overhead_ratio", "end_to_end_speedup"])
+def test_only_a_decode_speed_up_is_excused_by_a_faster_k_0(metric):
+    worse = 1.5 if metric.endswith("ratio") else 1 / 1.5
+    before = {metric: figure(1.0), "decode_tokens_per_s": figure(100.0)}
+    after = {metric: figure(worse), "decode_tokens_per_s": figure(130.0)}
+    tolerance = (Tolerance(metric=metric, share=0.1),)
+    (found,) = check(side(cell(before)), side(cell(after), name="b"), tolerance).judgements
+    assert (found.verdict, found.reason) == (Verdict.REGRESSION, "")
+
+
+def test_tokens_that_a_request_checks_at_once_are_a_count():
+    figures = {"num_checked_at_once": Figure(value=12.0, without=(12.0,) * 5)}
+    fewer = {"num_checked_at_once": Figure(value=10.0, without=(10.0,) * 5)}
+    tolerance = (Tolerance(metric="num_checked_at_once", share=0.05),)
+    gate = check(side(cell(figures)), side(cell(fewer), name="b"), tolerance)
+    (found,) = gate.judgements
+    assert (found.verdict, found.kind, gate.num_tests) == (Verdict.REGRESSION, Kind.COUNT, 0)
+
+
+def test_the_side_with_too_few_prompts_is_named():
+    three = ("p1", "p2", "p3")
+    few = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
+    gate = check(
+        side(cell({"decode_speedup": figure(2.0)})), side(few, name="b"), SPEEDUP, {"prompts"}
+    )
+    assert gate.judgements[-1].reason == "3 prompts or passes; an interval needs 5"
+
+
+def test_counts_of_an_adaptive_k_are_not_said_to_be_absent():
+    both = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
+    auto = key(8, adaptive=True)
+    gate = check(side(cell(both, of=auto)), side(cell(both, of=auto), name="b"))
+    assert not any("is in no cell" in note for note in gate.notes)

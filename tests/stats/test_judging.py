@@ -80,6 +80,23 @@ def test_runs_of_different_drafts_are_no_one_baseline():
     assert pool([one, other], {"drafter"}).num_runs == 2
 
 
+def test_runs_of_a_drafter_with_other_parameters_are_no_one_baseline():
+    """An n-gram drafter has no weights that could tell."""
+    from specbench.errors import UsageError
+    from specbench.stats.baseline import pool
+
+    one, other = (
+        side(cell({"mean_acceptance_length": figure(length)}), name=name, entries=entries)
+        for name, length, entries in (
+            ("a", 2.0, {"demo/ngram": "a" * 64}),
+            ("b", 2.6, {"demo/ngram": "b" * 64}),
+        )
+    )
+    with pytest.raises(UsageError, match=r"method or parameters of demo/ngram differ"):
+        pool([one, other])
+    assert pool([one, other], {"drafter"}).num_runs == 2
+
+
 def lost(before, after, tolerance: float = 0.05, allowed=()):
     """The judgement on a speed-up."""
     asked = [Tolerance(metric="decode_speedup", share=tolerance)]

@@ -122,14 +122,17 @@ def counted(logs: Sequence[RoundLog], k: int) -> Replayed:
     """Measured rounds in the form of replayed ones."""
     drafted = [d for log in logs for d in log.num_drafted]
     accepted = [a for log in logs for a in log.num_accepted]
+    emitted = [e for log in logs for e in log.num_emitted]
     return Replayed(
         num_speculative_tokens=k,
         num_rounds=len(drafted),
         num_drafted=sum(drafted),
         num_accepted=sum(accepted),
-        num_emitted=sum(e for log in logs for e in log.num_emitted),
+        num_emitted=sum(emitted),
         num_drafting=sum(d > 0 for d in drafted),
-        num_rejecting=sum(a < d for a, d in zip(accepted, drafted, strict=True)),
+        num_rejecting=sum(
+            a < d and e > a for a, d, e in zip(accepted, drafted, emitted, strict=True)
+        ),
         acceptance_histogram=tuple(accepted.count(a) for a in range(k + 1)),
     )
 
