@@ -9,5 +9,9 @@ def write_whole(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
         return
     draft = path.with_name(f".{path.name}.tmp")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        raise

@@ -144,7 +144,7 @@ def _sampled(findings: Sequence[Finding]) -> str:
     return (
         f"{num_tokens:,} sampled tokens follow the target's law{_p(least)}: "
         f"{weakest.shift:.1%} of them displaced, or {weakest.tail:.2%} moved to the least likely "
-        "0.1 %, would have been found"
+        "0.1 %, would be found in 80 % of calls"
     )
 
 

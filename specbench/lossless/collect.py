@@ -23,11 +23,10 @@ from specbench.lossless.evidence import (
     Subject,
 )
 from specbench.lossless.law import allowed, log_likelihood, placed, surprise, token_law
-from specbench.lossless.teacher import Teacher, rounding_step
+from specbench.lossless.teacher import Teacher, edge_slack
 from specbench.records import Sampling
 
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # as shares of the one asked for
-EDGE_STEPS = 64  # of a logit's dtype, within which a cut by top-k or top-p is rounding
 SMALL_VOCABULARY = 64  # up to here the joint law of a few tokens is enumerated, too
 _MOST_CELLS = 4096
 _MOST_JOINT_TOKENS = 4
@@ -107,16 +106,25 @@ class Collector:
     def greedy(self, who: Examined, texts: Texts, baseline: Texts | None) -> GreedyEvidence:
         """Texts beside those of K = 0; without these, beside the target's best tokens.
 
-        After a first difference the rest of a text is held to the target's best tokens, too.
+        After a first difference the rest of a text is held to the target's best tokens, too. So
+        is its end, wherever there is no text of K = 0 to hold it to.
         """
         divergences: list[Divergence] = []
+        eos_ids = frozenset(who.engine.eos_ids)
         for i, (question, text) in enumerate(zip(self._questions, texts, strict=True)):
             asked = (question.id, question.prompt_ids)
-            if baseline is None:
-                divergences += self._teacher.departures(*asked, text)
-            elif first := self._teacher.divergence(*asked, baseline[i], text):
-                rest = self._teacher.departures(*asked, text)
-                divergences += [first, *(d for d in rest if d.position > first.position)]
+            first = None
+            if baseline is not None:
+                first = self._teacher.divergence(*asked, baseline[i], text)
+                if first is None:
+                    continue
+            found = self._teacher.departures(*asked, text)
+            if first is not None:
+                found = [first, *(d for d in found if d.position > first.position)]
+            if not _ends_well(text, question.max_new_tokens, eos_ids):
+                end = _end(text, question.max_new_tokens, eos_ids)
+                found.append(self._teacher.ending(*asked, text, end))
+            divergences += found
         return GreedyEvidence(
             subject=who.at(0.0),
             num_prompts=len(self._questions),
@@ -168,7 +176,7 @@ class Collector:
                     prompt_ids=question.prompt_ids,
                     max_new_tokens=question.max_new_tokens,
                     sampling=sampling,
-                    seed=self._draw(who, f"{i} {question.id}", repeat),
+                    seed=self._draw(who, sampling, f"{i} {question.id}", repeat),
                     conversation=question.conversation,
                     prediction_ids=question.prediction_ids,
                 )
@@ -191,8 +199,7 @@ class Collector:
             tokens_N = torch.tensor(text[begin : begin + len(logits_NV)], device=logits_NV.device)
             begin += len(logits_NV)
             is_in_N = _of(allowed(logits_NV, sampling), tokens_N)
-            slack_N1 = EDGE_STEPS * rounding_step(logits_NV)
-            is_near_N = _of(allowed(logits_NV, sampling, slack_N1), tokens_N)
+            is_near_N = _of(allowed(logits_NV, sampling, edge_slack(logits_NV)), tokens_N)
             num_outside += int((~is_near_N).sum())
             num_at_edge += int((is_near_N & ~is_in_N).sum())
             law_NV, tokens_N = token_law(logits_NV[is_in_N], sampling), tokens_N[is_in_N]
@@ -215,7 +222,7 @@ class Collector:
                 prompt_ids=question.prompt_ids,
                 max_new_tokens=length + who.work.k + 1,  # so that rounds may draft all they want
                 sampling=sampling,
-                seed=self._draw(who, "joint law", i),
+                seed=self._draw(who, sampling, "joint law", i),
                 stop_at_eos=False,
                 prediction_ids=question.prediction_ids,
             )
@@ -229,7 +236,7 @@ class Collector:
     def _serve(self, who: Examined, requests: Sequence[EngineRequest]) -> Sequence[EngineResult]:
         return who.engine.serve(requests, who.work, Load(concurrency=who.num_rows)).results
 
-    def _draw(self, who: Examined, what: str, repeat: int) -> int:
+    def _draw(self, who: Examined, sampling: Sampling, what: str, repeat: int) -> int:
         """A seed that no other request of this call has."""
         parts = (
             self._seed,
@@ -237,6 +244,7 @@ class Collector:
             who.engine.name,
             who.work.method,
             who.work.k,
+            sampling.temperature,
             what,
             repeat,
         )
@@ -261,3 +269,9 @@ def _ends_well(text: Sequence[int], max_new_tokens: int, eos_ids: frozenset[int]
     if eos_ids.intersection(text[:-1]) or len(text) > max_new_tokens:
         return False
     return len(text) == max_new_tokens or text[-1] in eos_ids
+
+
+def _end(text: Sequence[int], max_new_tokens: int, eos_ids: frozenset[int]) -> int:
+    """How many of its tokens belong to it."""
+    ends = (i + 1 for i, token in enumerate(text) if token in eos_ids)
+    return min(next(ends, len(text)), max_new_tokens, len(text))

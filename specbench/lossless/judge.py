@@ -30,6 +30,7 @@ from specbench.lossless.statistics import (
 )
 
 FALSE_ALARM = 1e-3
+EDGE_SHARE = 0.05  # of the tokens: with more where rounding decides on a cut, nothing is shown
 CONTROL = 0.8  # the same tokens are held to a temperature so much lower, and must fail
 
 Verdict = Literal["identical", "tie", "law", "bug", "lossy", "inconclusive", "failed"]
@@ -149,6 +150,12 @@ def _judge_sampled(
     elif p_value < false_alarm:
         worst = min(named, key=lambda name: named[name])
         reason = f"the tokens do not follow the target's law: {_SEEN_BY[worst]}"
+    elif evidence.num_at_edge > EDGE_SHARE * (n + evidence.num_at_edge):
+        verdict = "inconclusive"
+        reason = (
+            f"{evidence.num_at_edge} of {n + evidence.num_at_edge} tokens lie where rounding "
+            "decides what top-k and top-p leave; verify with --dtype float32, or without them"
+        )
     elif control >= level:
         verdict = "inconclusive"
         reason = "the same tokens do not rule out a law that is 20 % colder; take more --tokens"

@@ -29,7 +29,7 @@ def log_likelihood(law_NV: Tensor, tokens_N: Tensor, factor: float) -> float:
 def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = None) -> Tensor:
     """Tokens that top-k and then top-p leave, bool [N, V].
 
-    `slack_N1` widens both cuts by what rounding may do to a logit.
+    `slack_N1` widens both cuts by what rounding may do to the distance of two logits.
     """
     scores_NV = logits_NV.double() / sampling.temperature
     slack = 0.0 if slack_N1 is None else slack_N1.double() / sampling.temperature
@@ -42,7 +42,11 @@ def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = Non
         ranked, order_NV = p_NV.sort(-1, descending=True)
         # A token stays while those ahead of it have not filled the nucleus.
         ahead_NV = ranked.cumsum(-1) - ranked
-        stays_NV = ahead_NV < sampling.top_p + torch.as_tensor(slack, device=p_NV.device).expm1()
+        # Were all ahead that much less likely beside the rest, so much of them would fill it:
+        # odds ahead * exp(-slack) = odds of top_p.
+        rest = (1 - sampling.top_p) * torch.exp(-torch.as_tensor(slack, device=p_NV.device))
+        nucleus = sampling.top_p if slack_N1 is None else sampling.top_p / (sampling.top_p + rest)
+        stays_NV = ahead_NV < nucleus
         stays_NV[:, 0] = True
         kept_NV = kept_NV & torch.zeros_like(kept_NV).scatter(-1, order_NV, stays_NV)
     return kept_NV

@@ -23,6 +23,7 @@ _ROWS = 64  # short texts fed at once
 # and five tokens at a time beside stock and all at once, were off by up to 18 in float32 and
 # up to 7 in the others.
 _TIE_STEPS = {torch.float32: 32.0, torch.float16: 8.0, torch.bfloat16: 8.0}
+_EDGE = 2  # times a tie: within that of a cut by top-k or top-p, where many logits have a part
 
 
 class Teacher:
@@ -88,6 +89,16 @@ class Teacher:
                 place += 1
         return found
 
+    def ending(
+        self, prompt_id: str, prompt_ids: Sequence[int], output_ids: Sequence[int], end: int
+    ) -> Divergence:
+        """A text that goes on after its end, `end` tokens long, or stops before it."""
+        is_longer = end < len(output_ids)
+        *_, last_NV = self.logits(prompt_ids, [*output_ids[:end], 0])
+        found = output_ids[end] if is_longer else None
+        expected = None if is_longer else int(last_NV[-1].argmax())
+        return _divergence(prompt_id, end, expected, found, last_NV[-1])
+
     @torch.inference_mode()
     def joint_law(self, prompt_ids: Sequence[int], num_tokens: int, sampling: Sampling) -> Tensor:
         """Probability of every text of `num_tokens` tokens, float64 [V ** num_tokens].
@@ -130,8 +141,17 @@ def _divergence(
         gap=best - second,
         steps=steps,
         below=below,
-        tie_steps=_TIE_STEPS.get(logits_V.dtype, _TIE_STEPS[torch.float32]),
+        tie_steps=_tie_steps(logits_V.dtype),
     )
+
+
+def edge_slack(logits_NV: Tensor) -> Tensor:
+    """Within how many logits of a cut rounding decides, float64 [N, 1]."""
+    return _EDGE * _tie_steps(logits_NV.dtype) * rounding_step(logits_NV)
+
+
+def _tie_steps(dtype: torch.dtype) -> float:
+    return _TIE_STEPS.get(dtype, _TIE_STEPS[torch.float32])
 
 
 def rounding_step(logits_NV: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from specbench.lossless.evidence import (
     Subject,
 )
 from specbench.lossless.judge import FALSE_ALARM, Finding, judge
+from specbench.lossless.statistics import detectable
 
 SOUND = {0.7: -1090.0, 0.8: -1060.0, 1.0: -1000.0, 1.25: -1030.0}
 
@@ -112,6 +113,13 @@ def test_each_fault_is_a_bug_with_its_reason(changes: dict[str, object], says: s
     assert says in finding.reason
 
 
+@pytest.mark.parametrize(("num_at_edge", "verdict"), [(200, "law"), (300, "inconclusive")])
+def test_many_tokens_where_rounding_decides_on_a_cut_leave_it_open(num_at_edge, verdict) -> None:
+    finding = only(sampled(num_at_edge=num_at_edge))
+    assert finding.verdict == verdict
+    assert ("300 of 4396 tokens lie where rounding" in finding.reason) is (num_at_edge == 300)
+
+
 def test_a_control_that_does_not_fail_leaves_it_open() -> None:
     finding = only(sampled(log_likelihoods={0.7: -1002.0, 0.8: -1001.0, 1.0: -1000.0}))
     assert (finding.verdict, finding.lossless) == ("inconclusive", None)
@@ -128,6 +136,7 @@ def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
     assert alone.p_values == among.p_values
     assert (alone.p_value or 0) < FALSE_ALARM < (among.p_value or 0)
     assert (alone.verdict, among.verdict) == ("bug", "law")
+    assert among.detectable == detectable(4096, FALSE_ALARM / (4 * 40))
 
 
 def test_sound_calls_raise_no_more_alarms_than_stated() -> None:

@@ -1,5 +1,7 @@
 """The law that samples are held to: transformers' own, and written apart from our sampler."""
 
+import math
+
 import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
@@ -38,6 +40,17 @@ def test_slack_keeps_what_rounding_may_have_cut() -> None:
     sampling = Sampling(temperature=1.0, top_k=2)
     assert allowed(logits_NV, sampling).tolist() == [[True, True, False, False]]
     assert allowed(logits_NV, sampling, slack_N1).tolist() == [[True, True, True, False]]
+
+
+@pytest.mark.parametrize("slack", [0.0, 0.01, 1.43, 5.0])
+def test_slack_moves_the_odds_of_the_nucleus_and_never_lets_all_in(slack: float) -> None:
+    """Were what is ahead exp(-slack) times as likely beside the rest, it would fill top-p."""
+    sampling = Sampling(temperature=1.0, top_p=0.9)
+    edge = 0.9 / (0.9 + 0.1 * math.exp(-slack))
+    for ahead, stays in ((edge - 1e-6, True), (edge + 1e-6, False)):
+        law_N3 = torch.tensor([[ahead, (1 - ahead) * 0.6, (1 - ahead) * 0.4]], dtype=torch.float64)
+        kept = allowed(law_N3.log(), sampling, torch.tensor([[slack]]))
+        assert kept.tolist() == [[True, stays, False if slack < 4 else kept[0, 2].item()]]
 
 
 def test_surprise_is_the_mass_of_what_is_less_likely() -> None:

@@ -36,6 +36,13 @@ def test_sound_tokens_raise_no_more_alarms_than_stated(
     assert alarms < alpha + 4 * (alpha / NUM_CALLS) ** 0.5
 
 
+def test_p_values_pay_for_all_that_was_looked_at() -> None:
+    """Four tokens in the least likely 2^-20: 20 shares, on two sides each; the mean of ratios."""
+    assert tail_p_value(np.full(4, 2.0**-21)) == pytest.approx(2 * 20 * 2.0**-80)
+    ratios = {0.8: np.log(8), 1.0: 0.0, 1.25: np.log(8)}
+    assert temperature_p_value(ratios) == pytest.approx(1 / 8)
+
+
 def test_few_drafts_kept_against_the_target_are_seen_in_the_tail_alone() -> None:
     tokens_N = np.random.default_rng(1).random(8192)
     tokens_N[:16] = 1e-5  # 0.2 %

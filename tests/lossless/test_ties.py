@@ -53,3 +53,9 @@ def test_a_tie_ends_at_its_steps(dtype: torch.dtype, num_steps: int, tie: bool) 
     assert (left.position, departed.position) == (1, 1)
     assert left.steps == departed.steps == num_steps
     assert is_tie(left) is is_tie(departed) is tie
+
+
+def test_a_text_that_is_cut_short_leaves_the_other_at_its_end() -> None:
+    said = teacher(torch.float32, 1).divergence("p0", [1], [BEST, BEST], [BEST])
+    assert said is not None
+    assert (said.position, said.found, said.steps) == (1, None, None)

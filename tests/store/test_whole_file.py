@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from specbench.whole_file import write_whole
+from tests.full_disk import file_size_limit
 
 
 def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
@@ -12,6 +13,15 @@ def test_a_file_is_replaced_and_nothing_is_left_beside_it(tmp_path: Path) -> Non
     for text in ("one", "two"):
         write_whole(place, text)
         assert place.read_text() == text
+    assert list(tmp_path.iterdir()) == [place]
+
+
+def test_a_disk_that_fills_up_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    place = tmp_path / "a.json"
+    write_whole(place, "two")
+    with file_size_limit(3), pytest.raises(OSError, match="too large"):
+        write_whole(place, "longer")
+    assert place.read_text() == "two"
     assert list(tmp_path.iterdir()) == [place]
 
 
