@@ -1,5 +1,6 @@
 """What forecasts are about, and which of them share round costs."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -48,7 +49,7 @@ def costed(plan: TargetPlan, group: Sequence[Question]) -> list[Costed]:
     cells: dict[tuple[str, int], Cell] = {}
     ids: dict[tuple[str, int], list[str]] = {}
     rounds: dict[tuple[str, int], list[Replayed]] = {}
-    scale: dict[tuple[str, int], float] = {}
+    swept: defaultdict[tuple[str, int], float] = defaultdict(float)  # rounds of the whole sweep
     for question in group:
         baseline = next(c for c in plan.cells(question.setting) if is_baseline(c.key))
         repeats = effort(plan, question).sweep
@@ -60,13 +61,13 @@ def costed(plan: TargetPlan, group: Sequence[Question]) -> list[Costed]:
             cells.setdefault(place, cell)
             ids.setdefault(place, []).append(cell.key.id)
             rounds.setdefault(place, []).append(replay.pooled)
-            scale[place] = repeats
+            swept[place] += repeats * replay.pooled.num_rounds
     return [
         Costed(
             cell=cell,
             cell_ids=tuple(ids[place]),
             tokens_per_round=max(r.num_emitted / r.num_rounds for r in rounds[place]),
-            num_rounds=scale[place] * sum(r.num_rounds for r in rounds[place]),
+            num_rounds=swept[place],
         )
         for place, cell in cells.items()
     ]

@@ -72,14 +72,18 @@ class Tracer:
         self._clock = clock
         self._texts: dict[Ground, list[Text]] = {}
         self._seconds: dict[Ground, float] = {}  # decoding texts that nothing else needs
-        self._untraceable: set[str] = set()
+        self._untraceable: set[tuple[str, float | None]] = set()  # None: at any temperature
 
     def run(self, pairings: Sequence[Pairing], deadline: Deadline) -> None:
         """Trace prompt after prompt through all workloads, so that a run cut short is balanced.
 
         A budget ends it early, with as many prompts as an interval needs.
         """
-        stored = {(t.drafter, _place(t)) for t in self._stored() if t.target == self._target}
+        depths: dict[tuple[str, tuple[object, ...]], int] = {}
+        for trace in self._stored():
+            if trace.target == self._target:
+                at = trace.drafter, _place(trace)
+                depths[at] = max(trace.num_speculative_tokens, depths.get(at, 0))
         left_s = deadline.seconds_left("explore")
         enough_s = None if left_s is None else left_s * (1 - TRACING_SHARE)
         for i, (ground, setting, prompt) in self._numbered():
@@ -90,8 +94,9 @@ class Tracer:
             texts = self._decode(ground, setting, prompt)
             self._texts.setdefault(ground, []).extend(texts)
             for pairing in pairings if texts else ():
-                places = {(pairing.drafter.name, _place(text)) for text in texts}
-                if not places <= stored:
+                name, deepest = pairing.drafter.name, max(self._ks(pairing), default=0)
+                # Of a tree each K is a record, the deepest last: a kill may have come between.
+                if any(depths.get((name, _place(text)), 0) < deepest for text in texts):
                     self._trace_one(pairing, texts)
 
     def texts(self, setting: Setting) -> Sequence[Text]:
@@ -155,28 +160,37 @@ class Tracer:
         return texts
 
     def _trace_one(self, pairing: Pairing, texts: Sequence[Text]) -> None:
-        drafter = pairing.drafter
-        if drafter.name in self._untraceable:
+        drafter, temperature = pairing.drafter, texts[0].sampling.temperature
+        if {(drafter.name, None), (drafter.name, temperature)} & self._untraceable:
             return
         if drafter.lossy is not None:
-            self._untraceable.add(drafter.name)
+            self._untraceable.add((drafter.name, None))
             self._watch.warn(
-                f"{drafter.name}: not forecast, every K is measured: its lossy rule keeps drafts "
-                "that a replay would not"
+                f"{drafter.name}: cannot be forecast, as its lossy rule keeps drafts that a replay "
+                "would not; measure it"
             )
             return
-        ks = [k for k in self._plan.ks(pairing) if k]
-        drafting = self._drafting(texts[0].sampling.temperature)
+        drafting = self._drafting(temperature)
         try:
             traces = self._trace(
-                self._session.engine, drafter.name, drafter.method, texts, ks, drafting=drafting
+                self._session.engine,
+                drafter.name,
+                drafter.method,
+                texts,
+                self._ks(pairing),
+                drafting=drafting,
             )
         except UsageError as error:
-            self._untraceable.add(drafter.name)
+            self._untraceable.add((drafter.name, temperature))
             self._watch.warn(first_line(error))
             return
         for trace in traces:
             self._writer.append(trace)
+
+    def _ks(self, pairing: Pairing) -> list[int]:
+        """K > 0 as far as the drafter can draft ahead."""
+        most = self._session.engine.max_k(pairing.drafter.name)
+        return [k for k in self._plan.ks(pairing) if 0 < k <= (most or k)]
 
     def _stored(self) -> tuple[TraceRecord, ...]:
         return load_run(self._writer.folder, self._writer.folder.parent).traces

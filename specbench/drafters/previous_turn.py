@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decoding.drafter import Chunk, Memoryless, Proposal
+from specbench.decoding.drafter import Chunk, Memoryless, Proposal, Repeatability
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -30,6 +30,7 @@ class PreviousTurn(Memoryless):
     """
 
     chains_nest = True
+    repeatability: Repeatability = "approximate"  # the nearest place hangs on the one before
 
     def __init__(
         self,

@@ -36,20 +36,23 @@ class Counters:
 def read_counters(text: str) -> Counters:
     """The page's counters, summed over engines and labels."""
     sums: dict[str, float] = {}
+    gauge = 0.0  # of every rank the same K
     positions: set[int] = set()
     engine: str | None = None
     for prefix, name, labels, value in _lines(text):
         engine = prefix
         if name == "spec_decode_num_accepted_tokens_per_pos":
             positions |= {int(found) for found in _POSITION.findall(labels)}
+        elif name == "spec_num_steps":
+            gauge = max(gauge, value)
         else:
             sums[name] = sums.get(name, 0.0) + value
     if engine == "sglang":
-        gauge = sums.get("spec_num_steps")
+        # The gauge is set now and then, and 0 before: that says nothing.
         return Counters(
             engine=engine,
             num_rounds=sums.get("spec_verify_calls"),
-            num_positions=None if gauge is None else round(gauge),
+            num_positions=round(gauge) or None,
         )
     return Counters(
         engine=engine,

@@ -111,6 +111,11 @@ def _cost(
         # are counted as accepted.
         unaccepted = 0.0 if counted.num_accepted is None else num_tokens - counted.num_accepted
         num_rounds = max(counted.num_rounds, unaccepted)
+        if num_rounds <= 0:
+            client.fail(
+                f"it runs at K = {k} and counted no round of {num_tokens} tokens; give its costs "
+                "as a table"
+            )
     return EngineCost(
         source=client.server.shown,
         engine=client.engine(counted),
@@ -129,11 +134,11 @@ def _k(client: "_Client", counted: Counters) -> int:
         return counted.num_positions
     if counted.num_rounds and counted.num_draft_tokens:
         return round(counted.num_draft_tokens / counted.num_rounds)
-    if counted.engine is not None:  # its page has speculation counters only while it speculates
+    if counted.engine is not None and not counted.num_rounds:  # it counted no speculation
         return 0
     client.fail(
         f"{client.server.shown}/metrics does not tell at which K it runs; say so: "
-        f"{client.server.shown}#k=0"
+        f"{client.server.shown}#k={4 if counted.num_rounds else 0}"
     )
 
 

@@ -122,6 +122,24 @@ def test_a_drafter_that_cannot_be_traced_is_measured_at_every_k(tmp_path):
     assert watch.warnings.count("bad: cannot be forecast") == 1
 
 
+def test_a_refusal_at_one_temperature_is_none_at_another(tmp_path):
+    def only_greedy(engine, drafter, method, texts, ks, *, drafting="own"):
+        if drafter == "bad" and texts[0].sampling.temperature:
+            raise UsageError("bad: forecast it at temperature 0")
+        return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
+
+    for order in ((0.0, 1.0), (1.0, 0.0)):
+        watch = RecordingWatch()
+        settings = replace(FORECAST, temperatures=order)
+        folder = tmp_path / f"{order[0]:g}"
+        folder.mkdir()
+        stored = run(folder, settings, trace=only_greedy, watch=watch)
+        traced = [t.prompt_id for t in stored.traces if t.drafter == "bad"]
+        assert len(set(traced)) == 6, order
+        assert {t.temperature for t in stored.traces if t.drafter == "bad"} == {0.0}
+        assert watch.warnings.count("bad: forecast it at temperature 0") == 1
+
+
 @pytest.fixture(scope="module")
 def exhaustive(tmp_path_factory) -> StoredRun:
     return run(tmp_path_factory.mktemp("exhaustive"), replace(FORECAST, exhaustive=True))

@@ -127,6 +127,14 @@ def test_pages_of_other_engines():
     assert llama.num_positions == 3
     sglang = read_counters("sglang:spec_verify_calls_total 40\nsglang:spec_num_steps 4.0\n")
     assert (sglang.num_rounds, sglang.num_positions) == (40, 4)
+    ranks = read_counters(
+        'sglang:spec_num_steps{dp_rank="0"} 3.0\nsglang:spec_num_steps{dp_rank="1"} 3.0\n'
+        'sglang:spec_verify_calls_total{dp_rank="0"} 2\n'
+        'sglang:spec_verify_calls_total{dp_rank="1"} 5\n'
+    )
+    assert (ranks.num_rounds, ranks.num_positions) == (7, 3)
+    unset = read_counters("sglang:spec_verify_calls_total 40\nsglang:spec_num_steps 0.0\n")
+    assert (unset.num_rounds, unset.num_positions) == (40, None)
     two = read_counters(
         'vllm:spec_decode_num_drafts_total{engine="0"} 1.5e3\n'
         'vllm:spec_decode_num_drafts_total{engine="1"} 2\n'
