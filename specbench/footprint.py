@@ -43,6 +43,11 @@ def rows_prefilled_together(vocab_size: int) -> int:
     return max(isqrt(PREFILL_LOGITS // vocab_size), 1)
 
 
+def row_slots(num_tokens: int, device: str) -> int:
+    """The KV slots of a row for so many tokens; graphs, on CUDA, are made for few sizes."""
+    return span_bucket(num_tokens) if device == "cuda" else rounded_up(num_tokens)
+
+
 def span_bucket(num_tokens: int) -> int:
     """The slots a captured round attends to: few kinds of graphs, little waste.
 

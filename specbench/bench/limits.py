@@ -8,7 +8,7 @@ import torch
 from specbench.bench.blocks import Cell
 from specbench.bench.floors import middle_context
 from specbench.bench.work import work_of
-from specbench.engines.engine import Engine, EngineRequest, Work
+from specbench.engines.engine import REFUSALS, Engine, EngineRequest, Work
 from specbench.probes.launches import HostCalls, count_host_calls
 from specbench.records import BlockRecord, LimitRecord
 
@@ -49,10 +49,14 @@ def count_launches(
     """What the host starts and waits for in a round of every cell, one row; nothing on a CPU.
 
     A short and a longer decoding of `request` are profiled, after one that makes whatever is
-    made on first use: their difference is rounds alone, without prefill or profiler.
+    made on first use: their difference is rounds alone, without prefill or profiler. Of a cell
+    that refuses them, as where the context has no room left, nothing is told.
     """
     for cell in cells if device.type == "cuda" else ():
-        per_round = _calls_per_round(engine, work_of(cell), _prepared(request, cell), count)
+        try:
+            per_round = _calls_per_round(engine, work_of(cell), _prepared(request, cell), count)
+        except REFUSALS:
+            continue
         if per_round is not None:
             launches, syncs = per_round
             yield LimitRecord(

@@ -16,16 +16,18 @@ class _Peaks(NamedTuple):
     process: int | None
     device: int | None
 
-    def grown(self, before: "_Peaks", after: "_Peaks") -> "_Peaks":
-        """These peaks and the growth between two others; None stays None."""
-        return _Peaks(*map(_grown, self, before, after))
+    def beside(self, idle: "_Peaks", before: "_Peaks", after: "_Peaks") -> "_Peaks":
+        """Of the target, that was `idle` after these, and a drafter: the peaks `after`, had
+        nothing come between `idle` and `before`. None stays None.
+        """
+        return _Peaks(*map(_beside, self, idle, before, after))
 
 
 class MemoryMeter:
     """Peaks around a pass: NVML and torch on a GPU, the process and its host on a CPU.
 
-    Drafters are loaded one after the other beside the target; each one's record is the
-    target's peak and the growth that loading and running this drafter caused.
+    Drafters are loaded one after the other beside the target; each one's record is the peak
+    of its own pass without what stayed of those before it, and at least the target's.
     """
 
     def __init__(self, target: str, device: str, probe: Probe) -> None:
@@ -36,6 +38,7 @@ class MemoryMeter:
     def target_alone(self, engine: Engine, run_pass: Callable[[], None]) -> MemoryRecord:
         """Run one K = 0 pass with the target loaded and nothing else."""
         self._alone = self._peaks_of(run_pass)
+        self._idle = self._now()
         return self._record(engine, NO_DRAFTER, self._alone)
 
     def with_drafter(
@@ -44,7 +47,7 @@ class MemoryMeter:
         """Load one drafter and run one pass with it."""
         before = self._now()
         after = self._peaks_of(load_and_run)
-        return self._record(engine, drafter, self._alone.grown(before, after))
+        return self._record(engine, drafter, self._alone.beside(self._idle, before, after))
 
     def _peaks_of(self, run: Callable[[], None]) -> _Peaks:
         reset_allocator_peaks(self._device)
@@ -82,7 +85,9 @@ class MemoryMeter:
         )
 
 
-def _grown(peak: int | None, before: int | None, after: int | None) -> int | None:
-    if peak is None or before is None or after is None:
+def _beside(
+    alone: int | None, idle: int | None, before: int | None, after: int | None
+) -> int | None:
+    if alone is None or idle is None or before is None or after is None:
         return None
-    return peak + max(after - before, 0)
+    return max(alone, after - (before - idle))

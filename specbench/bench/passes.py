@@ -57,7 +57,12 @@ class Passes:
         engine: Engine,
         beside: Callable[[Block, BlockRecord], None] | None = None,
     ) -> None:
-        """Every cell, block by block; `beside` is called after each."""
+        """Every cell, block by block; `beside` is called after each.
+
+        Nothing more of it once winners are being measured again: they might be others.
+        """
+        if self._has_begun_to_confirm():
+            return
         total = sum(1 for _ in self._plan.explore_blocks())
         for done, block in enumerate(self._explored()):
             self._watch.stage(f"{block.target}: {block.workload}")
@@ -110,6 +115,10 @@ class Passes:
                     continue
                 session.run_block(block)
             self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
+
+    def _has_begun_to_confirm(self) -> bool:
+        again = (block for block in self._stored_blocks() if block.purpose == "confirm")
+        return any(self._usable >= set(block.order) for block in again)
 
     def _explored(self) -> Iterator[Block]:
         """The blocks of the first pass with the cells that can run and are in the race."""

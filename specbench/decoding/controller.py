@@ -102,13 +102,14 @@ class Controller:
         num_drafted: Sequence[int],  # noqa: ARG002
         num_accepted: Sequence[int],
         num_emitted: Sequence[int],
+        num_caught_up: int,
         seconds: float,
     ) -> None:
         """Learn from a round; one entry a live row. What counts is what was kept.
 
         The seconds of a round that caught up tell nothing about K and are left out.
         """
-        if k == 0 or not self._behind:
+        if not num_caught_up:
             self._costs.observe(num_rows, k, seconds)
         if k == 0:
             self._behind += max(num_emitted)

@@ -16,7 +16,7 @@ from specbench.decoding.runner import Runner, check_context
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.serving import Serving
 from specbench.decoding.verifier import verify
-from specbench.footprint import PREFILL_CHUNK, rounded_up, span_bucket
+from specbench.footprint import PREFILL_CHUNK, row_slots
 from specbench.records import Sampling
 
 MakeLauncher = Callable[[Rows, Sampler, Verifier, Clock], Launcher]
@@ -78,8 +78,7 @@ class Decoder:
 
     def _open_rows(self, num_rows: int, num_tokens: int) -> Rows:
         """The rows of the last pass where they suffice: graphs are bound to their addresses."""
-        rows, is_cuda = self._rows, self.target.device.type == "cuda"
-        capacity = span_bucket(num_tokens) if is_cuda else rounded_up(num_tokens)
+        rows, capacity = self._rows, row_slots(num_tokens, self.target.device.type)
         if rows is None or num_rows > rows.num_rows or capacity > rows.capacity:
             self._num_dropped = self.num_captures
             self._launchers.clear()

@@ -121,6 +121,11 @@ class Drafter(Protocol):
         ...
 
     @property
+    def spare_slots(self) -> int:
+        """Slots that a row of that cache has beyond those of a row of the target's."""
+        ...
+
+    @property
     def buffers(self) -> tuple[object, ...]:
         """What it keeps of the rows on the device: others once `allocate` had to replace them."""
         ...
@@ -198,6 +203,10 @@ class Memoryless:
 
     @property
     def kv_bytes_per_token(self) -> int:
+        return 0
+
+    @property
+    def spare_slots(self) -> int:
         return 0
 
     @property

@@ -27,9 +27,13 @@ class Policy(Protocol):
         num_drafted: Sequence[int],
         num_accepted: Sequence[int],
         num_emitted: Sequence[int],
+        num_caught_up: int,
         seconds: float,
     ) -> None:
-        """What came of a round; one entry a live row."""
+        """What came of a round; one entry a live row.
+
+        In its `seconds` the drafter first saw `num_caught_up` tokens of a row that came without it.
+        """
 
 
 class FixedK:
@@ -49,6 +53,7 @@ class FixedK:
         num_drafted: Sequence[int],
         num_accepted: Sequence[int],
         num_emitted: Sequence[int],
+        num_caught_up: int,
         seconds: float,
     ) -> None:
         """Nothing to learn."""
@@ -70,6 +75,7 @@ class Beside(FixedK):
         num_drafted: Sequence[int],  # noqa: ARG002
         num_accepted: Sequence[int],  # noqa: ARG002
         num_emitted: Sequence[int],
+        num_caught_up: int,  # noqa: ARG002
         seconds: float,  # noqa: ARG002
     ) -> None:
         self._between(num_emitted[0])

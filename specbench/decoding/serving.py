@@ -40,6 +40,7 @@ class _Flight(NamedTuple):
     launch: Launch
     k: int
     num_rows: int
+    num_caught_up: int  # tokens that the drafter saw first
     requests: tuple[int, ...]
 
 
@@ -164,9 +165,10 @@ class Serving:
         k = self._policy.choose(num_rows, len(running), behind)
         num_drafts = self._rows.drafter.num_drafts(k) if k else 0
         span = self._launcher.span_for(max(map(self._length_bound, running)) + num_drafts + 1)
-        launch = self._launcher.launch(num_rows, k, span, behind if k else 0)
+        num_caught_up = behind if k else 0
+        launch = self._launcher.launch(num_rows, k, span, num_caught_up)
         self._behind = 0 if k or not self._policy.max_k else self._behind + 1
-        self._flights.append(_Flight(launch, k, num_rows, running))
+        self._flights.append(_Flight(launch, k, num_rows, num_caught_up, running))
 
     def _length_bound(self, request: int) -> int:
         """Committed tokens of a request at most, rounds under way included."""
@@ -216,6 +218,7 @@ class Serving:
                 num_drafted=drafted,
                 num_accepted=accepted,
                 num_emitted=emitted,
+                num_caught_up=flight.num_caught_up,
                 seconds=ended.ended_s - ended.began_s,
             )
 

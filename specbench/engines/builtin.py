@@ -35,9 +35,10 @@ from specbench.engines.engine import (
     ServedPass,
     Work,
 )
+from specbench.engines.launched import graph_kind, graph_notes
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.shelf import Shelf, bytes_read, identity
-from specbench.footprint import rounded_up
+from specbench.footprint import row_slots
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
 
 MOST_CAPTURING_PASSES = 3
@@ -82,14 +83,13 @@ class BuiltinEngine:
     def record(self) -> EngineRecord:
         """Complete once a round has run: some choices are made only then."""
         config = self._target.model.config.get_text_config()
-        launched = [d.launcher for d in self._decoders.values() if d.launcher is not None]
+        launched = [(n, d.launcher) for (n, _), d in self._decoders.items() if d.launcher]
         has_graphs = self._shelf.device.type == "cuda"
-        reasons = dict.fromkeys(la.reason for la in launched if la.reason is not None)
         return EngineRecord(
             target=self._name,
             engine=self.name,
             forward=self._runner.kind,
-            graph=launched[-1].graph if launched and has_graphs else "off",
+            graph=graph_kind(launched) if has_graphs else "off",
             compile_s=self._launchers.graphs.compile_s if self._launchers.graphs else None,
             attention=attention_backend(
                 self._shelf.device,
@@ -100,7 +100,7 @@ class BuiltinEngine:
                 or config.hidden_size // config.num_attention_heads,
             ),
             quantization=self._target.quantization,
-            notes=(*self._drafters.notes, *(f"graphs: {reason}" for reason in reasons)),
+            notes=(*self._drafters.notes, *graph_notes(launched)),
             max_k=dict(self._drafters.max_ks),
         )
 
@@ -120,7 +120,6 @@ class BuiltinEngine:
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
         if not work.adaptive:
             return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))
-        cpu_s = time.process_time()
         policy, calibration_s = self._controllers.open(
             requests[0],
             work,
@@ -133,7 +132,6 @@ class BuiltinEngine:
             served,
             seconds=calibration_s + served.seconds,
             calibration_s=calibration_s,
-            cpu_s=time.process_time() - cpu_s,
         )
 
     def _serve(
@@ -142,7 +140,6 @@ class BuiltinEngine:
         sampler = Sampler(requests[0].sampling)
         decoder = self._decoder(work.drafter, requests[0].stop_at_eos)
         k = policy.max_k
-        cpu_s = time.process_time()
         asked = [
             Request(
                 prompt_ids=request.prompt_ids,
@@ -155,14 +152,13 @@ class BuiltinEngine:
             for request, arrival in zip(requests, arrivals(requests, load), strict=True)
         ]
         for _ in range(MOST_CAPTURING_PASSES):
-            num_captures = decoder.num_captures
+            num_captures, cpu_s = decoder.num_captures, time.process_time()
             served = decoder.serve(asked, sampler, policy, num_rows=load.concurrency)
             if decoder.num_captures == num_captures:
                 break  # else the time of capturing is in it: the same texts once more
         finished_s = max(result.finished_s for result in served.results)
-        num_drafts = self._drafters[work.drafter].num_drafts(k) if k else 0
-        longest = rounded_up(max(request.num_tokens for request in asked) + num_drafts + 1)
-        kv_bytes = self.kv_bytes_per_token(work.drafter) * longest * load.concurrency
+        longest = max(request.num_tokens for request in asked)
+        kv_bytes = load.concurrency * self._row_bytes(work.drafter, longest, k)
         scores = self._score(requests[0].prompt_ids, served.results) if load.best_of else None
         return ServedPass(
             results=tuple(self._result(result) for result in served.results),
@@ -205,6 +201,14 @@ class BuiltinEngine:
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return self._runner.cache.bytes_per_token + self._drafters[drafter].kv_bytes_per_token
+
+    def _row_bytes(self, drafter: str, num_tokens: int, k: int) -> int:
+        """Of the keys and values that a row of so many tokens has room for."""
+        method = self._drafters[drafter]
+        num_drafts = method.num_drafts(k) if k else 0
+        slots = row_slots(num_tokens + num_drafts + 1, self._shelf.device.type)
+        spare = method.spare_slots * method.kv_bytes_per_token
+        return slots * self.kv_bytes_per_token(drafter) + spare
 
     def max_k(self, drafter: str) -> int | None:
         return self._drafters[drafter].max_k

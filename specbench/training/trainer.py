@@ -50,7 +50,7 @@ def train(
     progress = Progress(steps=plan.schedule.steps)
     if path.exists():
         progress = load_progress(path, pupil.parameters, optimizer, settings)
-    began, before = time.monotonic(), progress.seconds
+    began, before, first = time.monotonic(), progress.seconds, progress.step
     tensors = list(pupil.parameters.values())
     for number in order(len(batches), plan.seed, progress.step):
         if progress.step >= progress.steps:
@@ -63,9 +63,9 @@ def train(
         _forget(tensors)
         _note(progress, loss, batches[number])
         progress.seconds = before + time.monotonic() - began
-        if plan.seconds is not None and progress.step == _TRIED:
-            possible = int(plan.seconds / progress.seconds * _TRIED)
-            progress.steps = min(progress.steps, max(possible, _TRIED))
+        if plan.seconds is not None and progress.step == first + _TRIED:
+            possible = int(plan.seconds / (time.monotonic() - began) * _TRIED)
+            progress.steps = min(progress.steps, first + max(possible, _TRIED))
         if progress.step % plan.save_every == 0 or progress.step >= progress.steps:
             save_progress(path, progress, pupil.parameters, optimizer, settings)
         told(progress.step, progress.steps, loss)

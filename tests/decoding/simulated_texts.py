@@ -102,7 +102,8 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
     while emitted < num_tokens:
         k = controller.choose(num_rows, num_rows, 10_000)
         kept = [row.round(k) for row in rows]
-        catch_up = 0.8e-3 + 0.01e-3 * behind if k and behind else 0.0
+        caught_up = behind if k else 0
+        catch_up = 0.8e-3 + 0.01e-3 * caught_up if caught_up else 0.0
         behind = 0 if k else behind + 1
         speed *= exp(clock.gauss(0, 0.002))
         controller.observe(
@@ -111,6 +112,7 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
             num_drafted=[k] * num_rows,
             num_accepted=kept,
             num_emitted=[n + 1 for n in kept],
+            num_caught_up=caught_up,
             seconds=shown(cost[k] + catch_up) * speed,
         )
         seconds += cost[k] + catch_up

@@ -31,6 +31,7 @@ def saw(controller: Controller, k: int, num_accepted: int, num_drafted: int | No
         num_drafted=[k if num_drafted is None else num_drafted],
         num_accepted=[num_accepted],
         num_emitted=[num_accepted + 1],
+        num_caught_up=0,
         seconds=COSTS[1][k],
     )
 
@@ -110,8 +111,17 @@ def test_a_round_that_caught_up_does_not_make_its_k_look_slow():
     saw(controller, 0, 0)
     before = costs.round_s(1, 4)
 
+    # Its report comes when the next K is chosen already, as it does beside graphs.
+    controller.choose(1, 1, 1)
+    controller.choose(1, 1, 0)
     controller.observe(
-        k=4, num_rows=1, num_drafted=[4], num_accepted=[4], num_emitted=[5], seconds=1.0
+        k=4,
+        num_rows=1,
+        num_drafted=[4],
+        num_accepted=[4],
+        num_emitted=[5],
+        num_caught_up=1,
+        seconds=1.0,
     )
 
     assert costs.round_s(1, 4) == before

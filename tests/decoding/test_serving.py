@@ -1,9 +1,7 @@
 """Rows that come and go: every text is that of its request alone, whoever runs beside it."""
 
-import gc
 import itertools
 import random
-import tracemalloc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,26 +155,6 @@ def test_two_hundred_requests_over_sixteen_rows_all_finish_and_none_starves() ->
     busy = [live for live in timeline.num_live if live == 16]
     assert len(busy) > len(timeline) / 2
     assert sum(timeline.num_emitted) == sum(lengths) - 200
-
-
-def test_memory_is_flat_while_requests_pass_through() -> None:
-    def peak(num_requests: int) -> int:
-        requests = [
-            Request(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=i) for i in range(num_requests)
-        ]
-        runner = StockRunner(tiny_llama(seed=0))
-        serve(runner, NoDrafter(), requests[:4], FixedK(0), 4)
-        slots_before = [layer.keys.data_ptr() for layer in runner.cache.layers]
-        gc.collect()
-        tracemalloc.start()
-        serve(runner, NoDrafter(), requests, FixedK(0), 4)
-        most = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert [layer.keys.data_ptr() for layer in runner.cache.layers] == slots_before
-        return most
-
-    # Four times the requests: what grows is the log of their rounds, a few KiB each.
-    assert peak(80) - peak(20) < 60 * 8 * 1024
 
 
 def assert_every_round_kept_the_deepest(results: Sequence[Result], ks: Sequence[int]) -> None:

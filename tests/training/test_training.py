@@ -184,6 +184,25 @@ def test_a_budget_shortens_the_schedule_to_its_own_end(tmp_path):
     assert progress.step == progress.steps == 20
 
 
+def test_a_budget_holds_for_a_training_that_goes_on_as_well(tmp_path):
+    bench, path = lab(), tmp_path / "state"
+
+    def stop(step: int, steps: int, loss: float) -> None:  # noqa: ARG001
+        if step == 30:
+            raise KeyboardInterrupt
+
+    def go_on(plan: Plan, told: Told) -> Progress:
+        pupil = lab().pupil("medusa")
+        return train(pupil, bench.teacher(pupil), bench.batches, plan, path, SETTINGS, told)
+
+    long = plan(10_000)._replace(save_every=25)
+    with pytest.raises(KeyboardInterrupt):
+        go_on(long, stop)
+    progress = go_on(long._replace(seconds=0.01), silent)
+
+    assert progress.step == progress.steps == 25 + 20
+
+
 class Run:
     """A pickle that would run code."""
 

@@ -167,9 +167,12 @@ class FeatureDrafter(Memoryless):
         drafts = (BareForward(width, 1, "draft") for width in widths)
         return (BareForward(k + 1, 1, "observe"), *drafts)
 
+    @property
+    def spare_slots(self) -> int:
+        return max(self._plan.spare_slots(k) for k in range(1, DEEPEST_BEAM + 1))
+
     def allocate(self, num_rows: int, max_len: int) -> None:
-        spare = max(self._plan.spare_slots(k) for k in range(1, DEEPEST_BEAM + 1))
-        self.head.layers.allocate(num_rows, max_len + spare)
+        self.head.layers.allocate(num_rows, max_len + self.spare_slots)
         if num_rows > len(self._last_RF):
             self._last_RF = torch.zeros(
                 num_rows, self.head.state_size, dtype=self.head.dtype, device=self.head.device

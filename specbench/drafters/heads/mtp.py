@@ -228,14 +228,20 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
         layers.load_state_dict({name: tensor}, strict=False, assign=True)
     for layer, file in zip(layers, heads, strict=False):
         head_VF = found.tensors.get(file)
-        if head_VF is not None and not _is_same(head_VF, checkpoint.tensors.get("lm_head.weight")):
+        if head_VF is None or _is_same(head_VF, checkpoint.tensors.get("lm_head.weight")):
+            continue
+        own_VF = placed(file, head_VF)
+        if not any(_is_same(own_VF, weight) for weight in output_weights(target)):
             layer.head = nn.Linear(F, V, bias=False, device="meta")
-            layer.head.weight = nn.Parameter(placed(file, head_VF))
+            layer.head.weight = nn.Parameter(own_VF)
     layers.requires_grad_(False).eval()
 
 
 def _is_same(one: Tensor, other: Tensor | None) -> bool:
-    return other is not None and one.shape == other.shape and torch.equal(one, other)
+    """Plain tensors alone: packed ones are no one's copy."""
+    if other is None or type(other.data) is not Tensor:
+        return False
+    return (one.shape, one.dtype) == (other.shape, other.dtype) and torch.equal(one, other)
 
 
 def new_mtp_checkpoint(config: Any, seed: int, *, num_layers: int) -> Checkpoint:

@@ -1,0 +1,76 @@
+"""What a drafter adds to the target's peak, where both passes need room for a while."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from specbench.bench import memory
+from specbench.bench.memory import MemoryMeter
+
+ENGINE: Any = SimpleNamespace(weights_bytes=lambda _: 0, kv_bytes_per_token=lambda _: 0)
+PROBE: Any = SimpleNamespace(
+    start=lambda: None,
+    stop=lambda: None,
+    process_used_bytes=lambda: None,
+    device_used_bytes=lambda: None,
+)
+TARGET, PASS, DRAFT = 1000, 300, 50
+
+
+class Allocator:
+    """torch's, in bytes."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = TARGET
+
+    def take(self, num_bytes: int) -> None:
+        self.now += num_bytes
+        self.peak = max(self.peak, self.now)
+
+    def run(self, num_bytes: int) -> None:
+        """A pass that needs so much while it runs."""
+        self.take(num_bytes)
+        self.now -= num_bytes
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
+    fake = Allocator()
+    monkeypatch.setattr(memory, "allocator_peaks", lambda _: (fake.peak, fake.peak))
+    monkeypatch.setattr(memory, "reset_allocator_peaks", lambda _: setattr(fake, "peak", fake.now))
+    return fake
+
+
+@pytest.fixture
+def meter(allocator: Allocator) -> MemoryMeter:
+    made = MemoryMeter("demo", "cuda", PROBE)
+    alone = made.target_alone(ENGINE, lambda: allocator.run(PASS))
+    assert alone.peak_allocated_bytes == TARGET + PASS
+    return made
+
+
+def test_a_drafter_that_holds_nothing_costs_nothing(meter, allocator):
+    """The room that a pass needs is in both peaks, and counts once."""
+    pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS))
+    assert pair.peak_allocated_bytes == TARGET + PASS
+
+
+def test_what_it_holds_and_what_its_pass_needs_more_are_its_cost(meter, allocator):
+    def load_and_run() -> None:
+        allocator.take(DRAFT)
+        allocator.run(PASS + 7)
+
+    pair = meter.with_drafter(ENGINE, "draft", load_and_run)
+    assert pair.peak_allocated_bytes == TARGET + PASS + DRAFT + 7
+
+
+def test_what_stayed_of_an_earlier_one_is_not_charged_to_the_next(meter, allocator):
+    allocator.take(11)
+    pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS))
+    assert pair.peak_allocated_bytes == TARGET + PASS
+
+
+def test_a_smaller_pass_is_no_gain(meter, allocator):
+    pair = meter.with_drafter(ENGINE, "ngram", lambda: allocator.run(PASS // 2))
+    assert pair.peak_allocated_bytes == TARGET + PASS

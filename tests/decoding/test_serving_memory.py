@@ -1,0 +1,57 @@
+"""What a pass holds while requests pass through: the log of their rounds, and no more."""
+
+import gc
+import tracemalloc
+
+import torch
+
+from specbench.decoding.drafter import NoDrafter
+from specbench.decoding.policy import FixedK
+from specbench.decoding.request import Request
+from specbench.decoding.runner import StockRunner
+from tests.decoding.models import tiny_llama
+from tests.decoding.test_serving import serve
+
+
+def test_memory_is_flat_while_requests_pass_through() -> None:
+    def peak(num_requests: int) -> int:
+        requests = [
+            Request(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=i) for i in range(num_requests)
+        ]
+        runner = StockRunner(tiny_llama(seed=0))
+        serve(runner, NoDrafter(), requests[:4], FixedK(0), 4)
+        slots_before = [layer.keys.data_ptr() for layer in runner.cache.layers]
+        gc.collect()
+        tracemalloc.start()
+        serve(runner, NoDrafter(), requests, FixedK(0), 4)
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert [layer.keys.data_ptr() for layer in runner.cache.layers] == slots_before
+        return most
+
+    # Four times the requests: what grows is the log of their rounds, a few KiB each.
+    assert peak(80) - peak(20) < 60 * 8 * 1024
+
+
+def test_tensors_do_not_grow_with_the_requests_that_passed_through() -> None:
+    """What torch holds is no memory of Python's."""
+
+    class Weighing(FixedK):
+        num_bytes = 0
+
+        def observe(self, **_: object) -> None:
+            tensors = {id(o): o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)}
+            self.num_bytes = sum(tensor.nbytes for tensor in tensors.values())
+
+    def held(num_requests: int) -> int:
+        requests = [
+            Request(prompt_ids=(1, 2, 3), max_new_tokens=8, seed=i) for i in range(num_requests)
+        ]
+        gc.collect()
+        policy = Weighing(0)
+        serve(runner, NoDrafter(), requests, policy, 4)
+        return policy.num_bytes
+
+    runner = StockRunner(tiny_llama(seed=0))
+    held(4)
+    assert held(40) == held(8) > 0

@@ -1,0 +1,39 @@
+"""The keys and values that a pass is said to take are those that were allocated for its rows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.config import Drafter, Target
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.engines.shelf import Shelf
+from specbench.records import Sampling
+from tests.tiny_models import write_head, write_model
+
+ROWS = 3
+
+
+@pytest.mark.parametrize("tree", ["chain", "dynamic"])
+def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
+    tmp_path: Path, tree: str
+) -> None:
+    files = write_model(tmp_path / "target")
+    head = write_head(tmp_path / "head", "eagle", files)
+    target = Target(name="tiny", model=files.spec, drafters=())
+    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    parameters = {"tree": tree}
+    engine.add_drafter(Drafter(name="e", method="eagle", model=head.spec, parameters=parameters))
+    requests = [
+        EngineRequest(prompt_ids=(40, 41, 42), max_new_tokens=20 + i, sampling=Sampling(), seed=i)
+        for i in range(ROWS)
+    ]
+    served = engine.serve(requests, Work(drafter="e", method="eagle", k=2), Load(concurrency=ROWS))
+
+    of_target = sum(keys_and_values.nbytes for keys_and_values in engine.runner.cache.layers)
+    own = engine.drafting("e").head.layers.cache.layers  # type: ignore[attr-defined]
+    of_head = sum(layer.keys.nbytes + layer.values.nbytes for layer in own)
+    assert served.kv_bytes == of_target + of_head
+    spare = engine.drafting("e").spare_slots
+    assert (spare > 0) is (tree == "dynamic")
