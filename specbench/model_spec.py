@@ -20,7 +20,9 @@ MODEL_KEYS = (
     "needs_gib",
 )
 
-_HUB_ID = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*")
+# As the hub's own client takes it: parts of at most 96 characters, no "--", no "..", no ".git".
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_HUB_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?{_PART}")
 _DEMO_MODELS = PACKAGE / "demo" / "models"
 _SHAPES = PACKAGE / "shapes"
 _DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")

@@ -21,11 +21,14 @@ from specbench.model_spec import ModelSpec
 
 # What architectures call a size that most call otherwise.
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "dtype": ("torch_dtype",),
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
 }
+# Of the whole model, whichever part of it writes the text.
+_WHOLE = ("dtype", "quantization_config")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 
 
@@ -51,9 +54,10 @@ class ModelFiles:
         """A field of the language model's config under any of its names; None where it is not."""
         nested = self.config.get("text_config")
         text = nested if isinstance(nested, dict) else self.config
-        for known in (name, *_SYNONYMS.get(name, ())):
-            if text.get(known) is not None:
-                return text[known]
+        for config in (self.config, text) if name in _WHOLE else (text,):
+            for known in (name, *_SYNONYMS.get(name, ())):
+                if config.get(known) is not None:
+                    return config[known]
         return None
 
     def size(self, name: str) -> int | None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from specbench.pairing.recommend import TIE
+from specbench.pairing.recommend import TIE, deciding
 from specbench.records import CellSummary
 
 
@@ -18,19 +18,20 @@ class Compromise:
 def find_compromise(cells: Sequence[CellSummary]) -> Compromise | None:
     """One fixed K for the workloads of one pairing at one setting; None without a valid cell.
 
-    Speed-ups are the first pass's estimates; K = 0 takes part at 1. A K competes when it is
-    valid in every workload; worst regrets within 1 % are equal, and the smaller K wins. Raises
-    ValueError for several pairings or settings.
+    Speed-ups are the first pass's estimates; K = 0 takes part at 1. A K competes when it has a
+    say in every workload (`deciding`); worst regrets within 1 % are equal, and the smaller K wins.
+    Raises ValueError for several pairings or settings.
     """
     cells = [cell for cell in cells if not cell.key.adaptive]
     settings = {replace(cell.key, workload="", num_speculative_tokens=0) for cell in cells}
     if len(settings) > 1:
         raise ValueError(f"one pairing and setting is needed, got {len(settings)}")
     speedups: dict[str, dict[int, float]] = {}
-    for cell in cells:
-        if cell.valid and cell.speedup is not None:
-            at_k = speedups.setdefault(cell.key.workload, {0: 1.0})
-            at_k[cell.key.num_speculative_tokens] = cell.speedup.estimate
+    for workload in dict.fromkeys(cell.key.workload for cell in cells):
+        for cell in deciding([c for c in cells if c.key.workload == workload]):
+            if cell.speedup is not None:
+                at_k = speedups.setdefault(workload, {0: 1.0})
+                at_k[cell.key.num_speculative_tokens] = cell.speedup.estimate
     if not speedups:
         return None
     shared = sorted(set.intersection(*(set(at_k) for at_k in speedups.values())))

@@ -15,18 +15,24 @@ from specbench.model_files.mtp_families import family_of, layer_tensors, mtp_fit
 from specbench.pairing.finding import Finding, finding
 
 Files = HeadFiles[TensorHeader]
+# What has to fit depends on which tensors a head has of its own; those of a pickle are not known.
+_BY_TENSORS = ("hidden_size", "draft_vocab_size")
 
 
 def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator[Finding]:
     """Sizes, layers and whose head it is. ModelError says what cannot be read."""
     if method != "mtp":
         kind = kind_of(head)
-        if kind.method != method:
+        if kind.method == "draft_model" and not _has_headers(head) and head.pickles:
+            reason = f"by {kind.reason} it could be any model; loading tells by its tensors"
+            yield finding("kind", "warning", method, kind.method, reason)
+        elif kind.method != method:
             what = f"a {kind.method} head" if kind.method in _FITS else "no head"
             reason = f"it is {what} by {kind.reason}; choose its own method for it"
             yield finding("kind", "refused", method, kind.method or "unknown", reason)
             return
-        yield finding("kind", "ok", method, kind.method, f"by {kind.reason}")
+        else:
+            yield finding("kind", "ok", method, kind.method, f"by {kind.reason}")
     files = _files(head)
     if isinstance(files, Finding):
         yield files
@@ -41,12 +47,18 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
         yield finding("head", "refused", reason=str(error))
         return
     for name, (own, wanted) in fit.items():
+        if not files.tensors and name in _BY_TENSORS:
+            continue
         reason = "as the target's"
         if own != wanted:
             reason = "the head was made for another target; choose the one trained for this"
         yield finding(name, "ok" if own == wanted else "refused", wanted, own, reason)
     yield from _layers(files, target, method)
     yield from _verifier(head, target)
+
+
+def _has_headers(head: ModelFiles) -> bool:
+    return not isinstance(_files(head), Finding)
 
 
 def _files(head: ModelFiles) -> Files | Finding:

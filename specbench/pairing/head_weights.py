@@ -43,14 +43,15 @@ def head_weights(target: ModelFiles, head: ModelFiles, method: str, dtype: str) 
         return _weights(_floats(kept), size, kv_elements=per_layer * layers)
     tensors = files.renamed(_NAMES.get(method, {})).tensors
     kept = _without_copies(tensors, target)
-    return _weights(_floats(kept), size, kv_elements=_layers_kv(files))
+    own = {name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")}
+    return _weights(_floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(own))
 
 
-def _weights(num_elements: int, size: int, *, kv_elements: int) -> Weights:
+def _weights(num_elements: int, size: int, *, kv_elements: int, looked_up: int = 0) -> Weights:
     return Weights(
         num_parameters=num_elements,
         nbytes=num_elements * size,
-        read_bytes=num_elements * size,
+        read_bytes=(num_elements - looked_up) * size,
         kv_bytes_per_token=kv_elements * size,
         is_exact=True,
         basis="headers",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from specbench.config import Drafter
-from specbench.footprint import rounded_up, span_bucket
+from specbench.footprint import row_slots
 from specbench.methods import find_method
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.pairing.drafting import Drafting, drafting, settings, whole
@@ -187,9 +187,7 @@ def _peak(
     k: int,
 ) -> Peak:
     rows, own = place.concurrency, target.weights
-    num_tokens = context + shape.num_drafts + 1
-    is_gpu = place.device == "cuda"
-    capacity = span_bucket(num_tokens) if is_gpu else rounded_up(num_tokens)
+    capacity = row_slots(context + shape.num_drafts + 1, place.device)
     models = [target, *([draft] if draft else [])]
     kv = rows * capacity * own.kv_bytes_per_token
     if draft is not None:
@@ -201,10 +199,12 @@ def _peak(
     if k and len(layers) > 1:
         of_round += layers[1].forward_bytes(rows, 2, capacity, 2)
     if place.temperature > 0:
-        has_laws = bool(k) and find_method(drafter.method).draws
+        is_grown = k and settings(drafter).get("tree") == "dynamic"  # by scores, without a law
+        has_laws = bool(k) and find_method(drafter.method).draws and not is_grown
         of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, has_laws=has_laws)
     prefill = max(la.prefill_bytes(rows, context) for la in layers)
     # A captured round keeps its tensors for as long as its graph lives.
+    is_gpu = place.device == "cuda"
     busy = prefill + of_round + CUBLAS_BYTES if is_gpu else max(prefill, of_round)
     return Peak(
         weights=sum(model.weights.nbytes for model in models),

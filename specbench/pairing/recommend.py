@@ -62,20 +62,31 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
     if len(groups) != 1:
         raise ValueError(f"expected the K > 0 cells of one question, got {len(groups)} questions")
     candidates = tuple(sorted(groups[0], key=_plainness))
-    usable = [cell for cell in candidates if cell.valid and cell.speedup]
-    if not usable:
+    judged = deciding(candidates)
+    if not judged:
         return Choice(cells=candidates, leader=None, to_confirm=None)
     # "Do not speculate" is only said when no K is left undecided.
-    # A K that left the race after a few prompts has no interval and decides nothing.
-    judged = [c for c in usable if c.speedup and c.speedup.low is not None] or usable
     promising = [cell for cell in judged if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
     leader = _leader(promising or judged)
     wins = any(_low(cell) > BEATS_BASELINE for cell in promising)
     return Choice(
         cells=candidates,
         leader=leader,
-        to_confirm=leader.key if wins and len(usable) > 1 else None,
+        to_confirm=leader.key if wins and sum(map(_is_usable, candidates)) > 1 else None,
     )
+
+
+def deciding(cells: Sequence[CellSummary]) -> list[CellSummary]:
+    """The valid cells with a speed-up; without an interval only where none has one.
+
+    A K that left the race after a few prompts has none, and decides nothing.
+    """
+    usable = [cell for cell in cells if _is_usable(cell)]
+    return [c for c in usable if c.speedup and c.speedup.low is not None] or usable
+
+
+def _is_usable(cell: CellSummary) -> bool:
+    return cell.valid and cell.speedup is not None
 
 
 def decide(

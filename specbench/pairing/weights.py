@@ -40,7 +40,7 @@ def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], asked: str 
     chosen = asked or model.spec.dtype
     if chosen != "auto":
         return chosen
-    own = model.field("dtype") or model.field("torch_dtype")
+    own = model.field("dtype")
     is_plain = own in DTYPE_BYTES
     if device == "cpu" and model.field("quantization_config") is None:
         return "float32"

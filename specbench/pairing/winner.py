@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from statistics import fmean
 from typing import NamedTuple
 
 from specbench.config import Pairing
@@ -13,6 +14,8 @@ from specbench.pairing.deployment import Deployment, Tier
 from specbench.pairing.peers import OWN_DEFAULTS
 from specbench.pairing.recommend import Recommendation, Verdict, by_question, choose, judge
 from specbench.records import NO_DRAFTER, CellSummary
+
+_NO_FIXED_K = "engines take a fixed K, and none is shown to help"
 
 
 class Asked(NamedTuple):
@@ -48,7 +51,8 @@ def winner(
     found = [_at_rows(list(group), known) for _, group in groupby(own, _rows)]
     basis = tuple(sentence for _, sentences in found for sentence in sentences)
     tiers = _merged([tier for tier, _ in found])
-    if len(tiers) == 1 and tiers[0].num_speculative_tokens:  # engines' words for tiers say it
+    is_open = asked.num_rows is None and len(tiers) == 1  # engines' words for tiers say it
+    if is_open and tiers[0].num_speculative_tokens:
         most = own[-1].concurrency
         at_once = "1 request" if most == 1 else f"{most} requests"
         basis = (*basis, f"beyond {at_once} at once nothing was measured: --concurrency tells")
@@ -81,7 +85,10 @@ def _meant(decisions: list[Recommendation], asked: Asked) -> list[Recommendation
 
 def _best(decisions: Sequence[Recommendation]) -> str:
     """The pairing whose worst lower bound, at the fewest rows, is highest: over the workloads that
-    all of them were measured on, or without such among those with the most workloads."""
+    all of them were measured on, or without such among those with the most workloads.
+
+    Where worst ones are equal, as where none helps on some workload, the mean decides.
+    """
     lows: dict[str, dict[str, float]] = {}
     for decision in decisions:
         if _rows(decision) == _rows(decisions[0]):
@@ -89,12 +96,12 @@ def _best(decisions: Sequence[Recommendation]) -> str:
             lows.setdefault(decision.pairing, {})[decision.workload] = low
     shared = set.intersection(*map(set, lows.values()))
     most = max(map(len, lows.values()))
-    worst = {
-        name: min(low for workload, low in of.items() if not shared or workload in shared)
+    compared = {
+        name: [low for workload, low in of.items() if not shared or workload in shared]
         for name, of in lows.items()
         if shared or len(of) == most
     }
-    return max(worst, key=lambda name: worst[name])
+    return max(compared, key=lambda name: (min(compared[name]), fmean(compared[name])))
 
 
 def _at_rows(
@@ -118,12 +125,12 @@ def _at_rows(
     if len(decisions) == 1:
         leader = next((choose(group).leader for group in by_question(same)), None)
         if leader is None or judge(leader.speedup) is not Verdict.HELPS:
-            return Tier(rows, 0), [*said, "engines take a fixed K, and none is shown to help"]
+            return Tier(rows, 0), [*said, _NO_FIXED_K]
         k = leader.key.num_speculative_tokens
         return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]
     shared = find_compromise(same)
     if shared is None:
-        return Tier(rows, max(d.num_speculative_tokens for d in decisions)), said
+        return Tier(rows, 0), [*said, _NO_FIXED_K]
     losses = ", ".join(f"{regret:.1%} on {name}" for name, regret in shared.regret.items())
     k = shared.num_speculative_tokens
     return Tier(rows, k), [*said, f"one K for these workloads: K={k}, it gives up {losses}"]

@@ -50,6 +50,14 @@ def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarised):
     assert found.regret == pytest.approx({"code": 0.25, "chat": 0.0})
 
 
+def test_a_k_that_left_the_race_is_not_the_one_for_all(summarised):
+    dropped = [summarised(8, None, 1.9, None, workload=name) for name in ("code", "chat")]
+    cells = [*sweep(summarised, "code", k10=1.3), *sweep(summarised, "chat", k10=1.3), *dropped]
+    found = find_compromise(cells)
+    assert found is not None
+    assert (found.num_speculative_tokens, found.regret) == (10, {"code": 0.0, "chat": 0.0})
+
+
 def test_without_a_valid_cell_there_is_no_compromise(summarised):
     assert find_compromise([summarised(2, 1.0, 1.1, 1.2, invalid=("throttled",))]) is None
     assert find_compromise([]) is None

@@ -136,6 +136,12 @@ def test_tensorrt_llm_says_what_it_does_beyond_the_last_tier():
         )
 
 
+def test_sglang_says_how_it_counts_a_batch_where_k_depends_on_it():
+    tiered = exported("sglang", deployment("eagle3", tree="chain", tiers=SEVERAL))
+    flat = exported("sglang", deployment("eagle3", tree="chain"))
+    assert ["padded to" in " ".join(made.not_expressed) for made in (tiered, flat)] == [True, False]
+
+
 def test_transformers_drafts_k_in_every_round_from_the_whole_law():
     made = exported("transformers", deployment("draft_model", 3, temperature=0.7)).config.text
     for said in (

@@ -136,6 +136,24 @@ def test_a_pickled_head_is_told_of_and_not_opened(target, tmp_path):
     assert "is not opened here" in found.reason
 
 
+def test_of_a_pickled_head_nothing_is_refused_that_hangs_on_its_tensors(target, tmp_path):
+    """It may have an embedding and a head of its own, for fewer tokens than the target has."""
+    head = write_head(tmp_path / "head", "eagle3", target)
+    changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
+    fields = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100}
+    found = check(target, change_config(changed, **fields), "eagle3")
+    assert not found.of_level("refused")
+    assert [one.field for one in found.of_level("warning")] == ["weights"]
+
+
+def test_a_pickled_head_whose_config_is_that_of_any_model_is_told_of(target, tmp_path):
+    head = write_head(tmp_path / "head", "eagle", target)
+    changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
+    found = check(target, change_config(changed, architectures=["LlamaForCausalLM"]), "eagle")
+    assert not found.of_level("refused")
+    assert "kind" in [one.field for one in found.of_level("warning")]
+
+
 def test_medusa_tensors_of_other_shapes_are_refused_with_both(target, tmp_path):
     from tests.tiny_models import write_files
 

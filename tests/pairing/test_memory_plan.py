@@ -9,9 +9,12 @@ from specbench.config import Drafter
 from specbench.errors import UsageError
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_spec import ModelSpec, model_spec
+from specbench.pairing.drafting import drafting
 from specbench.pairing.gpus import GPUS, find_gpu, parse_bandwidth, parse_bytes
 from specbench.pairing.memory_plan import MemoryPlan, Place, plan_pair, plan_target
+from specbench.pairing.workspace import sampling_bytes
 from specbench.shipped import PACKAGE
+from tests.tiny_models import write_head, write_model
 
 GIB = 2**30
 H100 = Place(device="cuda", memory_bytes=80 * GIB, bytes_per_s=3.35e12, context=4000)
@@ -42,6 +45,18 @@ def test_weights_and_keys_of_llama_8b_as_its_authors_state_them(target):
     assert plan.target.num_parameters == 8_030_261_248
     assert plan.target.nbytes == 2 * 8_030_261_248 + 2 * 64 * 4  # bf16, and rotary tables
     assert plan.target.kv_bytes_per_token == 32 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(("tree", "has_laws"), [("dynamic", False), ("chain", True)])
+def test_a_tree_that_is_grown_by_scores_has_no_laws_to_hold(tmp_path, tree, has_laws):
+    small = write_model(tmp_path / "small")
+    head = write_head(tmp_path / "head", "eagle", small)
+    drafter = Drafter(name="e", method="eagle", model=head.spec, parameters={"tree": tree})
+    cold = replace(H100, num_speculative_tokens=4, context=100)
+    plans = [pair(small, replace(cold, temperature=t), drafter) for t in (0.0, 1.0)]
+    drafts = drafting(drafter, 4).num_drafts
+    needed = sampling_bytes(1, drafts, small.vocab_size, has_laws=has_laws)
+    assert plans[1].peak.rest - plans[0].peak.rest == needed
 
 
 def test_keys_fill_whole_buckets_for_every_row(target):

@@ -1,5 +1,6 @@
 """Bytes counted from a config or from headers against the tensors of really built models."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.shelf import Shelf, bytes_read
 from specbench.model_files.model import open_model
+from specbench.model_spec import ModelSpec
 from specbench.pairing.memory_plan import Place, plan_pair, plan_target
 from specbench.pairing.weights import model_weights, planned_dtype
 from specbench.records import Sampling
@@ -134,3 +136,18 @@ def test_every_drafter_of_the_embedded_pair_takes_what_is_planned():
         assert whole == engine.kv_bytes_per_token(drafter.name), drafter.name
         nodes = engine._drafters[drafter.name].num_drafts(4)
         assert plan.num_drafts == nodes, drafter.name
+
+
+def test_how_a_model_of_several_parts_is_stored_stands_at_the_top_of_its_config(tmp_path):
+    """As transformers reads it, whatever the config of the part that writes text says."""
+    text = {"num_hidden_layers": 2, "hidden_size": 8, "dtype": "float32"}
+    whole = {"text_config": text, "torch_dtype": "bfloat16"}
+    for changes, dtype in (({}, "bfloat16"), ({"dtype": "float16"}, "float16")):
+        (tmp_path / "config.json").write_text(json.dumps({**whole, **changes}))
+        files = open_model(ModelSpec(source="./x", folder=tmp_path))
+        assert (files.num_layers, planned_dtype(files, "cuda", None)) == (2, dtype)
+        assert files.field("quantization_config") is None
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "quantization_config": {"bits": 4}}))
+    files = open_model(ModelSpec(source="./x", folder=tmp_path))
+    assert files.field("quantization_config") == {"bits": 4}
+    assert planned_dtype(files, "cpu", None) == "bfloat16"

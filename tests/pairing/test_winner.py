@@ -100,6 +100,18 @@ def test_the_best_drafter_is_the_one_whose_worst_workload_is_best(measured):
     assert found(parts, Asked(workload="code"), ("draft", "uneven")).pairing.name == "demo/uneven"
 
 
+def test_of_drafters_that_help_on_some_workloads_alone_the_better_one_is_taken(measured):
+    other = {"pairing": "demo/other", "drafter": "other"}
+    parts = [
+        measured({4: 0.8}),
+        measured({4: 0.8}, workload="chat"),
+        measured({4: 0.8}, workload="chat", **other),
+        measured({4: 1.8}, **other),
+    ]
+    made = found(parts, names=("draft", "other"))
+    assert (made.pairing.name, made.k) == ("demo/other", 4)
+
+
 def test_drafters_are_compared_on_the_workloads_that_they_share(measured):
     once = {"pairing": "demo/once", "drafter": "once"}
     both = [measured({4: 1.6}), measured({4: 1.2}, workload="chat")]
@@ -126,6 +138,22 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised
     made = found([([*cells, auto], decision)])
     assert made.tiers == (Tier(None, 4),)
     assert "best fixed one is K=4" in made.basis[-2]
+
+
+def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarised):
+    parts = []
+    for name in ("code", "chat"):
+        auto = at(summarised(8, 1.7, 1.8, 1.9, workload=name), adaptive=True)
+        parts.append(([auto], decide(choose([auto]))))
+    made = found(parts)
+    assert made.tiers == (Tier(None, 0),)
+    assert "none is shown to help" in made.basis[-1]
+
+
+def test_a_number_of_requests_that_was_asked_for_says_nothing_of_others(measured):
+    parts = [measured({4: 1.5}, concurrency=rows) for rows in (1, 4)]
+    assert not any("nothing was measured" in text for text in found(parts, Asked(num_rows=1)).basis)
+    assert "beyond 4 requests" in found(parts).basis[-1]
 
 
 def test_what_was_not_measured_is_refused_in_words(measured):

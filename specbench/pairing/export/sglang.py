@@ -144,6 +144,11 @@ def _tiers(deployment: Deployment) -> dict[str, dict[str, list[int]]]:
 
 def _lost(deployment: Deployment) -> list[str]:
     lost = []
+    if _has_tiers(deployment):
+        lost.append(
+            "where one K ends and the next begins: a batch counts as large as the CUDA graph that "
+            "it is padded to, unless --cuda-graph-bs lists the tiers' sizes, too"
+        )
     if deployment.tree and not _is_tree(deployment):
         lost.append(
             f"the {deployment.tree} token tree of {deployment.method}: exported as a chain of "
