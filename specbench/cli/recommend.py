@@ -69,8 +69,8 @@ def recommend(
         pick_grid,
         pick_lines,
         picks_of,
-        recommendation_json,
     )
+    from specbench.report.recommendation_json import recommendation_json
     from specbench.report.tables import grid_table
     from specbench.store import LATEST, load_run
 
@@ -97,7 +97,7 @@ def recommend(
         return
     console = open_console(width=WIDTH)
     for one in picks:
-        console.print(grid_table(pick_grid(document, one, wanted)))
+        console.print(grid_table(pick_grid(document, one, wanted, picks)))
     for line in pick_lines(document, picks, wanted, workloads=workload or ()):
         typer.echo(line)
 

@@ -69,7 +69,7 @@ _TOKENS_PER_S = Column(
 _SPEEDUP = Column(
     header="speed-up [95%]",
     meaning="decode seconds at K=0 / at K over the same prompts, with its interval; of many rows "
-    "tokens a second over those at K=0",
+    "tokens a second over those at K=0; of arrivals at a given rate decode seconds a token",
     text=lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
 )
 _DETECTABLE = Column(

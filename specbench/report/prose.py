@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from specbench.metrics.cell_names import requests_at_once
 from specbench.metrics.setting import marked
+from specbench.pairing.recommend import by_question
 from specbench.records import CellKey, Environment
 from specbench.report.document import Document
 from specbench.report.numbers import listed, plural, ranges
@@ -47,9 +48,8 @@ def _processor(machine: Environment) -> str:
 
 
 def which_pass(document: Document) -> str:
-    """Why the answer and the tables may quote different numbers; empty for a single K."""
-    tried = {(c.key.num_speculative_tokens, c.key.adaptive) for c in document.cells}
-    if len(tried - {(0, False)}) < 2:
+    """Why the answer and the tables may quote different numbers; empty for a K a question."""
+    if all(len(group) < 2 for group in by_question(document.cells)):
         return ""
     return (
         "Tables and charts show the first pass over every K. An answer that recommends a K "

@@ -1,14 +1,10 @@
 """What to run for an objective: one sentence a workload, the ways it was chosen from, and why."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
-
-from pydantic_core import to_jsonable_python
 
 from specbench.metrics.cell_names import label_of, requests_at_once, short_k
 from specbench.metrics.setting import setting_of
-from specbench.pairing.objective import Candidate, Objective, Pick, SharedPick, pick, shared_pick
+from specbench.pairing.objective import Objective, Pick, SharedPick, pick, shared_pick
 from specbench.pairing.reasons import speedup_text
 from specbench.pairing.recommend import Verdict, judge
 from specbench.pairing.scaling import Crossover
@@ -47,20 +43,27 @@ def pick_lines(
 ) -> list[str]:
     """The answers, each with its reasons indented below; also workloads that have none."""
     lines = []
-    questions = [one.question for one in picks]
     for one in picks:
-        title = ", ".join(parts_told_apart(one.question, questions, also="workload"))
-        lines.append(f"{title}: {_headline(document, one, objective)}{document.mark}")
+        lines.append(f"{title(one, picks)}: {headline(document, one, objective)}{document.mark}")
         lines += (f"  {reason}" for reason in reasons(document, one))
-    lines += (
-        f"one way for all workloads: {_way(shared.key)}, gives up {_given_up(shared)}"
-        for shared in shared_picks(picks)
-    )
-    lines += (f"{name}: {why}" for name, why in _unanswered(document, picks, workloads).items())
+    questions = [one.question._replace(workload="") for one in picks]
+    for shared in shared_picks(picks):
+        setting = setting_of(shared.key)._replace(workload="", concurrency=0)
+        where = "".join(f", {part}" for part in parts_told_apart(setting, questions))
+        lines.append(
+            f"one way for all workloads{where}: {_way(shared.key)}, gives up {_given_up(shared)}"
+        )
+    lines += (f"{name}: {why}" for name, why in unanswered(document, picks, workloads).items())
     return lines
 
 
-def _unanswered(
+def title(one: Pick, picks: Sequence[Pick]) -> str:
+    """The workload, and what else tells the pick from the others."""
+    questions = [other.question for other in picks]
+    return ", ".join(parts_told_apart(one.question, questions, also="workload"))
+
+
+def unanswered(
     document: Document, picks: Sequence[Pick], workloads: Sequence[str]
 ) -> dict[str, str]:
     """Workloads of the run without an answer, and why; of `workloads` where they are given."""
@@ -85,11 +88,13 @@ def shared_picks(picks: Sequence[Pick]) -> tuple[SharedPick, ...]:
     return tuple(shared for shared in found if shared is not None)
 
 
-def pick_grid(document: Document, one: Pick, objective: Objective) -> Grid:
-    """The ways it was chosen from, best first."""
-    chosen = "nothing to compare with" if _is_untried(document, one) else "chosen"
+def pick_grid(
+    document: Document, one: Pick, objective: Objective, picks: Sequence[Pick] = ()
+) -> Grid:
+    """The ways it was chosen from, best first; `picks` are those that its title tells it from."""
+    chosen = "nothing to compare with" if is_untried(document, one) else "chosen"
     return Grid(
-        title=one.question.workload,
+        title=title(one, picks),
         headers=("way", "rows", _header(objective), "at least", ""),
         rows=tuple(
             (
@@ -115,7 +120,7 @@ def reasons(document: Document, one: Pick) -> Iterator[str]:
     key = one.best.key
     if key.num_speculative_tokens:
         yield from next((d.reasons for d in document.decisions if d.leader == key), ())
-    elif _is_untried(document, one):
+    elif is_untried(document, one):
         yield from _not_valid(document, key)
     else:
         yield from _lost(document, key)
@@ -140,7 +145,7 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
         yield from best.reasons
 
 
-def _is_untried(document: Document, one: Pick) -> bool:
+def is_untried(document: Document, one: Pick) -> bool:
     """Whether K = 0 was chosen because nothing valid with drafts is there to compare it with."""
     if one.best is None or one.best.key.num_speculative_tokens:
         return False
@@ -164,48 +169,14 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
         yield f"planned and not measured: {listed(list(names))}"
 
 
-def recommendation_json(
-    document: Document,
-    picks: Sequence[Pick],
-    objective: Objective,
-    *,
-    workloads: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The machine form: `picks`, each with its candidates, `shared` and `unanswered`."""
-    document_json: dict[str, Any] = to_jsonable_python(
-        {
-            "run_id": document.run.run_id,
-            "synthetic": document.run.settings.is_synthetic,
-            "objective": asdict(objective) | {"unit": objective.unit},
-            "picks": [
-                {
-                    "workload": one.question.workload,
-                    "target": one.question.target,
-                    "sentence": _headline(document, one, objective) + document.mark,
-                    "is_untried": _is_untried(document, one),
-                    "best": _candidate_json(one.best) if one.best else None,
-                    "candidates": [_candidate_json(c) for c in one.candidates],
-                    "reasons": list(reasons(document, one)),
-                }
-                for one in picks
-            ],
-            "shared": [
-                {"best": _key_json(shared.key), "regret": dict(shared.regret)}
-                for shared in shared_picks(picks)
-            ],
-            "unanswered": _unanswered(document, picks, workloads),
-        }
-    )
-    return document_json
-
-
-def _headline(document: Document, one: Pick, objective: Objective) -> str:
+def headline(document: Document, one: Pick, objective: Objective) -> str:
+    """The answer for one workload, without its name."""
     if one.best is None:
         broken = "; ".join(one.candidates[0].broken) if one.candidates else "nothing was measured"
         return f"no way keeps the limits; the fastest: {broken}"
     unit = f" {objective.unit}" if objective.name == "cost" else ""
     value = f"{_value(one.best.value, objective)}{unit}"
-    if _is_untried(document, one):
+    if is_untried(document, one):
         rows = requests_at_once(one.best.key)
         return f"not decided, nothing valid was measured with drafts; without, {rows}, {value}"
     return f"{_way(one.best.key)}, {value}"
@@ -242,10 +213,12 @@ def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
     """Where more users make speculation stop paying, for the pairings at hand."""
     for found in crossovers:
         key = found.key
-        if key.workload != one.question.workload or key.target != one.question.target:
+        if setting_of(key)._replace(concurrency=0) != one.question:
             continue
-        if found.concurrency is not None and found.concurrency > found.points[0].at:
-            below = max(p.at for p in found.points if p.at < found.concurrency)
+        # A point without an interval does not say that it still paid there.
+        known = [p.at for p in found.points if p.valid and p.speedup and p.speedup.low is not None]
+        if found.concurrency is not None and found.concurrency > known[0]:
+            below = max(at for at in known if at < found.concurrency)
             at = next(p.speedup for p in found.points if p.at == found.concurrency)
             is_lost = at is not None and at.estimate <= 1
             gain = "no longer gain" if is_lost else "are not shown to gain"
@@ -265,7 +238,7 @@ def _room(document: Document, key: CellKey) -> Iterator[str]:
         return
     if memory.kv_bytes_per_token:
         left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
-        each = left // key.concurrency
+        each = left // (key.concurrency * key.num_samples)
         if key.context is not None and each <= 0:
             yield f"no memory left for {key.context:,} tokens of context"
         else:
@@ -274,24 +247,3 @@ def _room(document: Document, key: CellKey) -> Iterator[str]:
 
 def _is_of(memory: MemoryRecord, target: str, drafter: str) -> bool:
     return memory.target == target and memory.drafter == drafter
-
-
-def _candidate_json(candidate: Candidate) -> dict[str, Any]:
-    return {
-        **_key_json(candidate.key),
-        "value": candidate.value,
-        "tokens_per_s": candidate.rate,
-        "tokens_per_s_low": candidate.cautious_rate,
-        "broken_limits": list(candidate.broken),
-    }
-
-
-def _key_json(key: CellKey) -> dict[str, Any]:
-    return {
-        "pairing": key.pairing,
-        "method": key.method,
-        "num_speculative_tokens": key.num_speculative_tokens,
-        "adaptive": key.adaptive,
-        "concurrency": key.concurrency,
-        "lossy": key.lossy,
-    }

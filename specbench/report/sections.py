@@ -136,12 +136,15 @@ def parts_told_apart(
         "workload": setting.workload,
         "temperature": f"temperature {setting.temperature:g}",
         "concurrency": requests_at_once(setting),
+        "request_rate": _rate(setting),
         "num_samples": _samples(setting),
         "context": _context(setting),
         "dtype": setting.dtype,
         "engine": setting.engine,
     }
     varying = {name for name in parts if len({getattr(s, name) for s in among}) > 1}
+    if "concurrency" in varying and setting.concurrency:
+        varying.discard("request_rate")  # which the words for the rows have, too
     return tuple(text for name, text in parts.items() if name in varying | {also})
 
 
@@ -153,6 +156,11 @@ def drafter_of(label: str) -> str:
 def verdict_of(decision: Decision) -> Verdict:
     """Which of the three answers a decision gives."""
     return judge(decision.speedup)
+
+
+def _rate(setting: Setting) -> str:
+    rate = setting.request_rate
+    return "one after the other" if rate is None else f"{rate:g} requests a second"
 
 
 def _context(setting: Setting) -> str:

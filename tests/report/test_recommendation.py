@@ -6,15 +6,12 @@ from dataclasses import replace
 import pytest
 
 from specbench.pairing.objective import Objective
+from specbench.pairing.scaling import Crossover, Point
+from specbench.records import Interval
 from specbench.report.charts.pareto import pareto_front
 from specbench.report.document import Document, build_document
-from specbench.report.recommendation import (
-    pick_grid,
-    pick_lines,
-    picks_of,
-    reasons,
-    recommendation_json,
-)
+from specbench.report.recommendation import pick_grid, pick_lines, picks_of, reasons
+from specbench.report.recommendation_json import recommendation_json
 from tests.report.served_runs import served_run
 from tests.report.stored_runs import SMALL, stored_run
 
@@ -115,3 +112,48 @@ def test_a_unit_is_said_once(served: Document) -> None:
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
     points = [(0.0, 1.2), (5.0, 1.1), (5.0, 1.5), (2.0, 1.2), (9.0, 1.5), (7.0, 2.0)]
     assert pareto_front(points) == [(0.0, 1.2), (5.0, 1.5), (7.0, 2.0)]
+
+
+def point(at: int, estimate: float, *, is_sure: bool = True) -> Point:
+    spread = 0.05 if is_sure else None
+    ends = (None, None) if spread is None else (estimate - spread, estimate + spread)
+    interval = Interval(estimate=estimate, low=ends[0], high=ends[1])
+    return Point(at=at, speedup=interval, kv_bytes=None, valid=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "changed", "is_told"),
+    [
+        (point(1, 1.5), {}, True),
+        (point(1, 1.5), {"temperature": 1.0}, False),  # another question's
+        (point(1, 1.5), {"dtype": "bfloat16"}, False),
+        (point(1, 0.5, is_sure=False), {}, False),  # it is not shown that it paid before
+        (replace(point(1, 1.5), valid=False), {}, False),
+    ],
+)
+def test_where_it_saturates_is_told_of_the_same_setting(
+    served: Document, first: Point, changed: dict[str, object], is_told: bool
+) -> None:
+    one = picks_of(served, Objective(name="throughput"))[0]
+    own = next(
+        cell.key
+        for cell in served.cells
+        if cell.key.num_speculative_tokens and cell.key.workload == one.question.workload
+    )
+    key = replace(own, **changed)
+    found = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
+    told = list(reasons(replace(served, crossovers=(found,)), one))
+    assert any("saturated above 1 user" in text for text in told) is is_told
+
+
+def test_picks_of_several_temperatures_are_told_apart(served: Document) -> None:
+    warm = tuple(replace(c, key=replace(c.key, temperature=1.0)) for c in served.cells)
+    both = replace(served, cells=(*served.cells, *warm))
+    picks = picks_of(both, Objective())
+    lines = [line for line in pick_lines(both, picks, Objective()) if not line.startswith("  ")]
+    assert len(set(lines)) == len(lines)
+    grids = [pick_grid(both, one, Objective(), picks).title for one in picks]
+    assert len(set(grids)) == len(picks)
+    assert all("temperature" in title for title in grids)
+    found = recommendation_json(both, picks, Objective())
+    assert {one["temperature"] for one in found["picks"]} == {0.0, 1.0}

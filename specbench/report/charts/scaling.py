@@ -17,8 +17,9 @@ _BARS = (
     "Bars: 95% intervals. Dashed: no speculation. Hollow points are invalid and support no answer."
 )
 _ROWS = (
-    "Tokens a second at K / at K=0 while all rows are busy; of one row decode seconds at K=0 / at "
-    "K. More rows leave less of the machine idle, and so less for speculation to win. "
+    "Tokens a second at K / at K=0 while all rows are busy; of one row, and of arrivals at a given "
+    "rate, decode seconds a token at K=0 / at K. More rows leave less of the machine idle, and so "
+    "less for speculation to win. "
 )
 _CONTEXT = (
     "Decode speed-up over prompts lengthened to so many tokens. The longer the context, the more "
@@ -35,6 +36,8 @@ def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
     for (label, setting), group in groups.items():
         panels = _panels(group, "rows in flight")
         where = f"{label}: {setting_title(setting, with_rows=False)}"
+        if setting.request_rate is not None:
+            where += f", {setting.request_rate:g} requests a second"
         yield panels.chart("Speed-up against rows in flight", where, _ROWS + _BARS)
 
 

@@ -10,9 +10,19 @@ from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
 from specbench.report.numbers import scalar
 from specbench.report.sections import Section, drafter_of, setting_title
 
-_CAPTION = (
+_OF_REQUESTS = (
     "Decode seconds at K=0 / decode seconds at K, over the same prompts. Bars: 95% intervals "
-    "over prompts. Dashed: no speculation. The large point is the chosen K; hollow points are "
+    "over prompts. "
+)
+_OF_PASSES = (
+    "Tokens a second at K / at K=0 while all rows are busy. Bars: 95% intervals over passes. "
+)
+_OF_ARRIVALS = (
+    "Seconds a token of each request at K=0 / at K, requests arriving at the same times. Bars: "
+    "95% intervals over passes. "
+)
+_MARKS = (
+    "Dashed: no speculation. The large point is the chosen K; hollow points are "
     "invalid and support no answer. A star is an adaptive K, at its mean. All points are of the "
     "first pass."
 )
@@ -36,7 +46,14 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
     panels.axes[0].margins(y=0.12)  # room for the mark of the chosen K
     panels.axes[0].yaxis.set_major_formatter("{x:g}x")
     panels.label_ends([_names(section, styles) for section in drawn])
-    return panels.chart("Speed-up against K", setting_title(drawn[0].question), _CAPTION)
+    return panels.chart("Speed-up against K", setting_title(drawn[0].question), _caption(drawn))
+
+
+def _caption(drawn: Sequence[Section]) -> str:
+    question = drawn[0].question
+    if question.request_rate is not None:
+        return _OF_ARRIVALS + _MARKS
+    return (_OF_PASSES if question.concurrency > 1 else _OF_REQUESTS) + _MARKS
 
 
 def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift: float) -> None:

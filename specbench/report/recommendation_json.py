@@ -1,0 +1,86 @@
+"""What to run for an objective, for machines."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from specbench.metrics.setting import Setting, setting_of
+from specbench.pairing.objective import Candidate, Objective, Pick
+from specbench.records import CellKey
+from specbench.report.document import Document
+from specbench.report.recommendation import (
+    headline,
+    is_untried,
+    reasons,
+    shared_picks,
+    unanswered,
+)
+
+
+def recommendation_json(
+    document: Document,
+    picks: Sequence[Pick],
+    objective: Objective,
+    *,
+    workloads: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The machine form: `picks`, each with its candidates, `shared` and `unanswered`."""
+    document_json: dict[str, Any] = to_jsonable_python(
+        {
+            "run_id": document.run.run_id,
+            "synthetic": document.run.settings.is_synthetic,
+            "objective": asdict(objective) | {"unit": objective.unit},
+            "picks": [
+                {
+                    "workload": one.question.workload,
+                    "target": one.question.target,
+                    **_setting_json(one.question),
+                    "sentence": headline(document, one, objective) + document.mark,
+                    "is_untried": is_untried(document, one),
+                    "best": _candidate_json(one.best) if one.best else None,
+                    "candidates": [_candidate_json(c) for c in one.candidates],
+                    "reasons": list(reasons(document, one)),
+                }
+                for one in picks
+            ],
+            "shared": [
+                {
+                    **_setting_json(setting_of(shared.key)),
+                    "best": _key_json(shared.key),
+                    "regret": dict(shared.regret),
+                }
+                for shared in shared_picks(picks)
+            ],
+            "unanswered": unanswered(document, picks, workloads),
+        }
+    )
+    return document_json
+
+
+def _candidate_json(candidate: Candidate) -> dict[str, Any]:
+    return {
+        **_key_json(candidate.key),
+        "value": candidate.value,
+        "tokens_per_s": candidate.rate,
+        "tokens_per_s_low": candidate.cautious_rate,
+        "broken_limits": list(candidate.broken),
+    }
+
+
+def _setting_json(setting: Setting) -> dict[str, Any]:
+    """What tells picks of one workload apart; the rows in flight are part of the answer."""
+    names = ("engine", "temperature", "dtype", "context", "request_rate", "num_samples")
+    return {name: getattr(setting, name) for name in names}
+
+
+def _key_json(key: CellKey) -> dict[str, Any]:
+    return {
+        "pairing": key.pairing,
+        "method": key.method,
+        "num_speculative_tokens": key.num_speculative_tokens,
+        "adaptive": key.adaptive,
+        "concurrency": key.concurrency,
+        "lossy": key.lossy,
+    }

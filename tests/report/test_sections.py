@@ -1,0 +1,53 @@
+"""What tells the settings of a run apart, in words; and which pass a report speaks of."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.setting import Setting
+from specbench.report.document import build_document
+from specbench.report.prose import which_pass
+from specbench.report.sections import parts_told_apart
+from tests.report.stored_runs import SMALL, stored_run
+
+ONE = Setting(
+    target="demo",
+    workload="code",
+    engine="builtin",
+    concurrency=1,
+    temperature=0.0,
+    dtype="float32",
+    context=None,
+    request_rate=None,
+)
+
+
+@pytest.mark.parametrize(
+    ("others", "parts"),
+    [
+        ({}, ("code",)),
+        ({"temperature": 1.0}, ("code", "temperature 0")),
+        ({"request_rate": 2.0}, ("code", "one after the other")),
+        ({"concurrency": 4}, ("code", "one request at a time")),
+        ({"concurrency": 4, "request_rate": 2.0}, ("code", "one request at a time")),
+        ({"context": 512}, ("code", "prompts as they are")),
+    ],
+)
+def test_a_setting_is_named_by_what_the_others_have_otherwise(others, parts):
+    assert parts_told_apart(ONE, [ONE, ONE._replace(**others)], also="workload") == parts
+
+
+def test_rates_of_one_number_of_rows_are_told_apart():
+    several = [ONE._replace(concurrency=64, request_rate=rate) for rate in (2.0, 4.0, 8.0)]
+    titles = {parts_told_apart(one, several, also="workload") for one in several}
+    assert titles == {("code", f"{rate:g} requests a second") for rate in (2.0, 4.0, 8.0)}
+
+
+def test_a_second_measurement_is_told_of_where_a_k_was_picked_from_several():
+    document = build_document(stored_run(SMALL))
+    assert "quotes a second measurement" in which_pass(document)
+    first = {}
+    for cell in document.cells:
+        if cell.key.num_speculative_tokens:
+            first.setdefault((cell.key.pairing, cell.key.workload), cell)
+    assert which_pass(replace(document, cells=tuple(first.values()))) == ""
