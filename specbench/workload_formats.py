@@ -24,7 +24,10 @@ from specbench.records import Message, Prompt, Role
 from specbench.strict_yaml import nearest
 
 PROMPT_KEYS = ("messages", "conversations", "turns", "prompt")
-OWN_KEYS = ("id", "category", "system", "tools", "template_args", "prediction", *PROMPT_KEYS)
+OWN_KEYS = (
+    *("id", "question_id", "category", "system", "tools", "template_args", "prediction"),
+    *PROMPT_KEYS,
+)
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",

@@ -20,11 +20,18 @@ from specbench.cli.run import run
 from specbench.cli.sweep_k import sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, UsageError
 
 USER_ERROR = 2
 BUG = 70
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# What a path that the user named may meet, wherever it is first touched.
+_NOT_OURS = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ELOOP, errno.EIO, errno.ESTALE),
+)
+
+_STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in the record
 
 app = typer.Typer(
     name="specbench",
@@ -70,6 +77,9 @@ def main() -> None:
                 err=True,
             )
             sys.exit(USER_ERROR)
+        if isinstance(error, OSError) and error.errno in _NOT_OURS and error.filename:
+            typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
+            sys.exit(USER_ERROR)
         import traceback
 
         traceback.print_exc()
@@ -78,16 +88,30 @@ def main() -> None:
 
 
 def _prepared(arguments: list[str]) -> list[str]:
-    """What people type as the parser takes it."""
-    return _with_drafts(arguments) if arguments[:1] == ["pair"] else _with_latest(arguments)
+    """What people type as the parser takes it; UsageError for what no run could store."""
+    if arguments and arguments[0] in _STORING:
+        for word in arguments:
+            if not _is_text(word):
+                raise UsageError(f"{word!r}: not UTF-8 text, as all that is stored must be")
+    return _with_latest(_with_drafts(arguments) if arguments[:1] == ["pair"] else arguments)
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair stands for a byte that is no text
+        return False
+    return True
 
 
 def _with_drafts(arguments: list[str]) -> list[str]:
     """`--drafts A B C` means each of them: the words up to the next option."""
     spread, is_list = [], False
-    for word in arguments:
+    for word, following in pairwise([*arguments, "-"]):
         if word.startswith("-"):
             is_list = word == "--drafts"
+            if is_list and following.startswith("-"):
+                raise UsageError("--drafts needs names: folders, hub ids, demo:NAME or methods")
             spread += [] if is_list else [word]
         else:
             spread += ["--drafts", word] if is_list else [word]

@@ -1,6 +1,7 @@
 """What `run` and `sweep-k` share: settings, the plan, the run, the answer."""
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,6 +29,7 @@ from specbench.errors import UsageError
 if TYPE_CHECKING:
     from specbench.config import Pairing
     from specbench.records import AcceptanceRule, RunSettings
+    from specbench.report.document import Document
     from specbench.store import StoredRun
 
 DEFAULT_WORKLOADS = ("chat", "code", "creative")
@@ -43,6 +45,11 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
 
     if asked.dtype is not None and asked.dtype not in DTYPES:
         raise UsageError(f"--dtype {asked.dtype!r}: allowed are {', '.join(DTYPES)}")
+    if asked.request_rate == math.inf:
+        raise UsageError(
+            "--request-rate inf: a number of requests a second is needed; without it each request "
+            "follows the one before"
+        )
     if asked.top_p == 0:
         raise UsageError("--top-p 0 leaves no token; above 0 and up to 1 is allowed")
     ks = asked.num_speculative_tokens
@@ -62,6 +69,8 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
     is_forecast = asked.forecast or bool(costs)
     if is_forecast:
         require_forecast(asked, engines)
+        if costs and chosen.fixed is not None and not any(chosen.fixed):
+            raise UsageError("--costs forecasts fixed K above 0; give some, such as -k 1..8")
     elif asked.exhaustive:
         raise UsageError("--exhaustive checks forecasts; add --forecast")
     rule = read_rule(asked)
@@ -203,8 +212,12 @@ def run_settings(
     pairings: "Sequence[Pairing]",
     out: Path,
     resume: str | None = None,
+    again: Sequence[str] = (),
 ) -> "StoredRun":
-    """The run, with its progress shown; exits 130 with how to go on when it is interrupted."""
+    """The run, with its progress shown; exits 130 with how to go on when it is interrupted.
+
+    `again`: the command that goes on with --resume, if it is not that of the settings.
+    """
     from specbench.cli.progress import ProgressWatch
 
     with ProgressWatch() as watch:
@@ -218,9 +231,10 @@ def run_settings(
             if watch.id is None:
                 typer.echo("interrupted before anything was measured", err=True)
             else:
-                again = ["specbench", settings.command, "--out", str(out), "--resume", watch.id]
+                words = ["specbench", *(again or [settings.command]), "--out", str(out)]
                 typer.echo(
-                    f"interrupted; the finished blocks are kept. Go on with: {shlex.join(again)}",
+                    "interrupted; the finished blocks are kept. Go on with: "
+                    f"{shlex.join([*words, '--resume', watch.id])}",
                     err=True,
                 )
             raise typer.Exit(INTERRUPTED) from None
@@ -245,6 +259,11 @@ def _run(
         print_json([document])
     else:
         print_answer(document, paths)
+    require_complete(document)
+
+
+def require_complete(document: "Document") -> None:
+    """Exit 4 where something was not measured, or failed."""
     has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
     if document.failures or document.missing or has_failed:
         raise typer.Exit(INCOMPLETE)

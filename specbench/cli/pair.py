@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import INCOMPLETE, INTERRUPTED, read_settings, run_settings
+from specbench.cli.measure import read_settings, require_complete, run_settings
 from specbench.cli.pair_options import Paired
-from specbench.cli.pair_resume import drafters_of, interrupted_run, tell_how_to_rank
+from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
 from specbench.cli.values import parse_contexts
 from specbench.errors import CompatibilityError, UsageError
 
@@ -44,15 +44,20 @@ def pair(target: _Target, asked: Paired) -> None:
     from specbench.model_files.model import open_model
 
     settings = _settings(asked)
-    if asked.write is not None and asked.write.exists():
-        raise UsageError(f"--write {asked.write}: it is there already; name a new file")
     if asked.write is not None and not os.access(asked.write.absolute().parent, os.W_OK | os.X_OK):
         raise UsageError(f"--write {asked.write}: its folder is not there or cannot be written to")
+    if asked.write is not None and asked.write.exists():
+        raise UsageError(f"--write {asked.write}: it is there already; name a new file")
     stored = interrupted_run(asked, settings)
     chosen, known = _find_target(target, asked.pairings_file)
     if stored is not None:
         known, settings = drafters_of(stored, chosen), stored.run.settings
-        asked = replace(asked, concurrency=settings.concurrency[0])
+        asked = replace(
+            asked,
+            concurrency=settings.concurrency[0],
+            dtype=settings.dtype,
+            device=settings.device,
+        )
     files = open_model(chosen.model)
     machine = _machine(asked, settings, files)
     prepared = _prepare(chosen, files, known, machine, asked)
@@ -220,12 +225,7 @@ def _measure(
         file = Path(str(settings.pairings_file))
         pairings = load_pairings(file).select(settings.pairings, ())
         out, resume = stored.folder.parent, stored.folder.name
-    try:
-        run = run_settings(settings, pairings, out, resume)
-    except typer.Exit as done:
-        if done.exit_code == INTERRUPTED:
-            tell_how_to_rank(word, asked, out, file)
-        raise
+    run = run_settings(settings, pairings, out, resume, again_words(word, asked))
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
     paths = write_report([run], ("html", "md", "csv"), run.folder)
@@ -246,17 +246,19 @@ def _measure(
         why_none = "nothing valid was measured with drafts"
     comment = f"measured by specbench pair, run {run.run.run_id}"
     _write(asked.write, prepared.target, best, comment, why_none)
-    if document.failures or document.missing:
-        raise typer.Exit(INCOMPLETE)
+    require_complete(document)
 
 
 def _own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:
     """A pairings file for the run, so that an interrupted one goes on like any other."""
     from specbench.pairing.pairings_file import write_pairings
+    from specbench.store import disk_errors_named
 
-    facts = json.dumps([str(target.model), *map(str, drafters)]).encode()
+    facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
     file = out / "pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
-    if not file.exists():
+    with disk_errors_named(file):
+        if file.exists():
+            return file
         file.parent.mkdir(parents=True, exist_ok=True)
         write_pairings(file, target, drafters, "made by specbench pair")
     return file

@@ -1,16 +1,12 @@
-"""A ranking that was interrupted: which run goes on, and what is said of it."""
+"""A ranking that was interrupted: which run goes on, and with which words."""
 
 from typing import TYPE_CHECKING
 
-import typer
-
 from specbench.cli.pair_options import Paired
 from specbench.cli.resuming import require_as_asked
-from specbench.errors import StoreError, UsageError
+from specbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from specbench.config import Drafter, Target
     from specbench.records import RunSettings
     from specbench.store import StoredRun
@@ -61,22 +57,16 @@ def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[Drafter, ...]":
     return tuple(pairing.drafter for pairing in pairings)
 
 
-def tell_how_to_rank(word: str, asked: Paired, out: "Path", file: "Path") -> None:
-    """After an interruption: what ranks, as going on with the sweep alone does not."""
-    import shlex
-
-    from specbench.store import LATEST, load_run
-
-    try:
-        run = load_run(LATEST, out).run
-    except StoreError:
-        return
-    if run.settings.pairings_file == str(file):
-        again = ["specbench", "pair", word, "--out", str(out), "--resume", run.run_id]
-        if asked.pairings_file is not None:
-            again += ["--pairings", str(asked.pairings_file)]
-        typer.echo(
-            "sweep-k measures the rest without a ranking and without --write; for these: "
-            f"{shlex.join(again)}",
-            err=True,
-        )
+def again_words(word: str, asked: Paired) -> list[str]:
+    """The command that goes on with a run of `pair`, as far as the run itself does not know it."""
+    words = ["pair", word]
+    for option, value in (
+        ("--pairings", asked.pairings_file),
+        ("--context", asked.context if asked.context != Paired.context else None),
+        ("--gpu", asked.gpu),
+        ("--gpu-memory", asked.gpu_memory),
+        ("--gpu-bandwidth", asked.gpu_bandwidth),
+        ("--write", asked.write),
+    ):
+        words += [] if value is None else [option, str(value)]
+    return words

@@ -38,9 +38,11 @@ def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Sn
 def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
     """A file of `specbench baseline`, or a stored run."""
     from specbench.stats.baseline_file import read_baseline
+    from specbench.store import disk_errors_named
 
-    if Path(name).is_file() or Path(name).suffix == ".json":
-        return read_baseline(Path(name))
+    with disk_errors_named(Path(name)):
+        if Path(name).is_file() or Path(name).suffix == ".json":
+            return read_baseline(Path(name))
     return read_run(name, root, names)
 
 

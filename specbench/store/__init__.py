@@ -6,7 +6,14 @@ lock when it dies, so a killed run can be resumed at once.
 """
 
 from specbench.store.codec import SCHEMA_VERSION, StoredRecord
-from specbench.store.reader import LATEST, RunListing, StoredRun, list_runs, load_run
+from specbench.store.reader import (
+    LATEST,
+    RunListing,
+    StoredRun,
+    disk_errors_named,
+    list_runs,
+    load_run,
+)
 from specbench.store.writer import RunWriter, create_run, new_run_id, resume_run
 
 __all__ = [
@@ -17,6 +24,7 @@ __all__ = [
     "StoredRecord",
     "StoredRun",
     "create_run",
+    "disk_errors_named",
     "list_runs",
     "load_run",
     "new_run_id",

@@ -95,7 +95,8 @@ def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
 
     StoreError if it is unknown, damaged, or of a newer schema.
     """
-    is_path = (Path(path_or_id) / RUN_FILE).is_file()
+    with disk_errors_named(Path(path_or_id)):
+        is_path = (Path(path_or_id) / RUN_FILE).is_file()
     folder = Path(path_or_id) if is_path else find_run(str(path_or_id), root)
     run = read_run(folder)
     contents = read_records(folder)

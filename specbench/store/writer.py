@@ -101,9 +101,14 @@ class RunWriter:
         return tuple(self._references)
 
     @property
-    def resume_command(self) -> str:
-        """The command line that goes on with this run."""
-        return f"{shlex.join(self.run.environment.command)} --resume {self.run.run_id}"
+    def how_to_go_on(self) -> str:
+        """What to do once the disk takes records again."""
+        command = self.run.settings.command
+        if command == "import":
+            return "repeat the command"
+        # Not as it was typed: a run takes its settings from itself, and refuses some words then.
+        words = ["specbench", command, "--out", str(self.folder.parent)]
+        return f"go on with: {shlex.join([*words, '--resume', self.run.run_id])}"
 
     def append(self, record: StoredRecord) -> None:
         """Store `record`; it is on disk on return.
@@ -121,7 +126,7 @@ class RunWriter:
             raise StoreError(
                 f"{self.folder}: cannot write: {error.strerror}. "
                 f"The finished blocks ({len(self._blocks)}) are kept; {remedy}, "
-                f"then go on with: {self.resume_command}"
+                f"then {self.how_to_go_on}"
             ) from error
         self._is_complete = isinstance(record, Done)
         if isinstance(record, BlockRecord):

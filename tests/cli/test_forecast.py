@@ -64,9 +64,28 @@ def test_an_exhaustive_run_measures_every_k_beside_what_was_forecast(tiny):
 
 
 def test_a_method_that_cannot_be_traced_is_measured(tiny):
-    names = ("--method", "ngram", "--forecast", "--out", "ngram", "-k", "0..2")
-    ran = specbench("sweep-k", "tiny", *ASKED[2:], *names, cwd=tiny)
+    (tiny / "lookahead.yaml").write_text(
+        "targets:\n  tiny:\n    model: ./target\n"
+        "    drafters:\n      lookahead: {method: lookahead}\n"
+    )
+    options = ("--pairings", "lookahead.yaml", "--forecast", "--out", "lookahead", "-k", "0..2")
+    ran = specbench("sweep-k", *ASKED[2:], *options, cwd=tiny)
     assert ran.code == 0, ran.err
+    assert ran.err.count("cannot be forecast") == 1
+    stored = load_run("latest", tiny / "lookahead")
+    assert stored.forecasts == ()
+    measured = {plan.key.num_speculative_tokens for plan in stored.run.cells}
+    assert measured == {0, 1, 2}
+    assert {len(b.order) for b in stored.blocks if b.purpose == "explore"} == {3}
+
+
+@pytest.mark.parametrize("ks", ["auto", "0"])
+def test_costs_without_a_fixed_k_to_forecast_are_refused(tiny, ks):
+    (tiny / "costs.csv").write_text(COSTS)
+    ran = specbench(*ASKED, "-k", ks, "--costs", "costs.csv", "--out", "refused", cwd=tiny)
+    assert ran.code == 2
+    assert "--costs forecasts fixed K above 0; give some, such as -k 1..8" in ran.err
+    assert not (tiny / "refused").exists()
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from specbench.config import load_pairings
+from specbench.store import list_runs, load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 from tests.test_layering import modules_after
 from tests.tiny_models import change_json, write_head, write_model
+from tests.workloads.test_workloads import write_workload
 
 HERE = ("--workload", "prompts.jsonl", *SMALL)
 
@@ -235,3 +237,41 @@ def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
     assert ran.out.splitlines()[-1].startswith("Not decided: nothing valid was measured")
     assert "none.yaml was not written: nothing valid was measured with drafts" in ran.err
     assert not (shelf / "none.yaml").exists()
+
+
+def test_a_report_folder_that_cannot_be_one_is_named(shelf):
+    (shelf / "file.txt").write_text("no folder")
+    ran = specbench("pair", "./target", "--drafts", "ngram", "--out", "file.txt", *HERE, cwd=shelf)
+    assert ran.code == 2
+    assert "file.txt" in ran.err.splitlines()[-1]
+    assert "Traceback" not in ran.err
+
+
+def test_requests_that_failed_exit_4(shelf, tmp_path):
+    text = "x" * 400
+    (shelf / "longer.jsonl").write_text(f'{{"prompt": "{text}"}}\n{{"prompt": "short"}}\n')
+    ran = specbench(
+        *("pair", "./target", "--drafts", "ngram", "-k", "1", "--workload", "longer.jsonl"),
+        *(*SMALL, "--out", tmp_path),
+        cwd=shelf,
+    )
+    assert ran.code == 4, ran.err
+
+
+def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tmp_path):
+    """Two targets that differ in their workloads alone have a pairings file each."""
+    for name in ("one", "two"):
+        write_workload(shelf / name, "talk", text=name)
+        (shelf / f"{name}.yaml").write_text(
+            f"targets:\n  mine:\n    model: ./target\n    workloads: ./{name}\n"
+            "    drafters:\n      ngram: {method: ngram}\n"
+        )
+        ran = specbench(
+            *("pair", "mine", "--pairings", f"{name}.yaml", "-w", "talk", "-k", "1"),
+            *(*SMALL, "--out", tmp_path),
+            cwd=shelf,
+        )
+        assert ran.code in (0, 4), ran.err
+    files = {run.run_id: load_run(run.run_id, tmp_path) for run in list_runs(tmp_path)}
+    assert len({stored.run.settings.pairings_file for stored in files.values()}) == 2
+    assert len({tuple(stored.run.workload_sha256.items()) for stored in files.values()}) == 2

@@ -48,6 +48,24 @@ def test_a_record_is_on_disk_when_append_returns(tmp_path: Path):
             assert records_file(writer).read_bytes().count(b"\n") == number
 
 
+def test_every_record_is_told_to_the_disk_before_append_returns(tmp_path: Path, monkeypatch):
+    """What a power cut leaves: reading it back shows the kernel's pages alone."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with create_run(tmp_path, run()) as writer:
+        assert (writer.folder / "run.json").stat().st_size in synced
+        for record in EVERY_RECORD:
+            synced.clear()
+            writer.append(record)
+            assert synced == [records_file(writer).stat().st_size]
+
+
 def test_a_resumed_run_knows_its_finished_blocks_and_goes_on(tmp_path: Path):
     with create_run(tmp_path, run()) as writer:
         writer.append(block("a"))

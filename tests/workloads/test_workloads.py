@@ -12,9 +12,9 @@ from specbench.records import Message, Prompt
 from specbench.workloads import Workload, find_workloads, load_workload
 
 
-def write_workload(folder: Path, name: str, *, text: str = "Hello") -> Path:
+def write_workload(folder: Path, name: str, *, text: str = "Hello", id_key: str = "id") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    content = json.dumps({"id": "a", "category": "greeting", "turns": [text]}).encode()
+    content = json.dumps({id_key: "a", "category": "greeting", "turns": [text]}).encode()
     (folder / f"{name}.jsonl").write_bytes(content)
     (folder / f"{name}.yaml").write_text(
         f"name: {name}\ndescription: Greetings.\nlicence: CC0-1.0\n"
@@ -36,6 +36,15 @@ def test_a_workload_carries_its_card(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (workload.licence, workload.max_new_tokens) == ("CC0-1.0", 64)
     assert workload.description == "Greetings."
     assert workload.prompts[0].category == "greeting"
+
+
+@pytest.mark.parametrize("id_key", ["id", "question_id"])
+def test_both_names_of_an_id_are_known_beside_a_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, id_key: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_workload(Path("workloads"), "greet", id_key=id_key)
+    assert load_workload("greet").prompts[0].id == "a"
 
 
 def test_a_file_without_a_card_goes_by_its_file_name(tmp_path: Path) -> None:
