@@ -1,6 +1,7 @@
 """Forecast against measured on the embedded pair, on this CPU.
 
     python -m benchmarks.forecast [--wide] [--pairings P..] [--prompts N] [--repeats N] [--out FILE]
+    python -m benchmarks.forecast --stored RUN --runs FOLDER    # with the forecast as it is now
 
 One exhaustive run of the product: traces, then every K measured with the visits that round costs
 are taken from in between, because the pace of a machine changes by more than the forecast's error
@@ -11,9 +12,10 @@ K that a forecast has measured against the time of all of them.
 
 import argparse
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,10 +25,14 @@ from benchmarks.widened import write_wide_pair
 from specbench.bench.passes import block_seconds
 from specbench.bench.race import ENOUGH_PROMPTS
 from specbench.metrics.setting import is_baseline, setting_of
+from specbench.pairing.cost_curve import measured_here
+from specbench.pairing.forecast import forecast, replayed
 from specbench.pairing.forecast_check import CheckedForecast, check_forecasts, is_left_out
-from specbench.records import CellKey, CellSummary, RunSettings
+from specbench.probes.environment import describe_environment
+from specbench.probes.nvml import open_probe
+from specbench.records import NO_DRAFTER, CellKey, CellSummary, RunSettings
 from specbench.stats.summary import summarise
-from specbench.store import StoredRun
+from specbench.store import StoredRun, load_run
 
 PAIRINGS = ("demo/draft", "demo/ngram", "demo/medusa", "demo/eagle")
 WIDE_BYTES = 64_000_000  # twice the cache of the processor that this was written on
@@ -38,12 +44,38 @@ REPEATS = 3  # one alone is good to 5 % and more on a machine that others use, t
 
 def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parse(arguments)
-    with TemporaryDirectory() as folder:
-        file = write_wide_pair(Path(folder), WIDE_BYTES) if asked.wide else None
-        stored = run(_settings(asked), asked.runs, file)
-    document = {"run": provenance(stored), **results(stored)}
+    if asked.stored is not None:
+        stored = forecast_again(load_run(asked.stored, asked.runs))
+    else:
+        with TemporaryDirectory() as folder:
+            file = write_wide_pair(Path(folder), WIDE_BYTES) if asked.wide else None
+            stored = run(_settings(asked), asked.runs, file)
+    by = describe_environment("cpu", None, sys.argv, open_probe("cpu", uuid=None)).git_commit
+    document = {"run": provenance(stored), "forecast_by": by, **results(stored)}
     write(document, asked.out)
     print("\n".join(table(document)))
+
+
+def forecast_again(stored: StoredRun) -> StoredRun:
+    """The run with the forecasts that this code makes of its traces and round costs."""
+    drafters = {plan.key.id: plan.key.drafter for plan in stored.run.cells}
+    made = []
+    for old in stored.forecasts:
+        ground = (old.key.drafter, old.key.workload, old.key.temperature)
+        traces = [t for t in stored.traces if (t.drafter, t.workload, t.temperature) == ground]
+        costs = [
+            cost
+            for cost in stored.round_costs
+            if {drafters[i] for i in cost.cell_ids} & {old.key.drafter, NO_DRAFTER}
+        ]
+        rounds = {
+            p.num_speculative_tokens: replayed(traces, p.num_speculative_tokens) for p in old.points
+        }
+        curve = measured_here(costs, {k: r.of_texts for k, r in rounds.items() if r is not None})
+        assert curve is not None, "the run has costs of K = 0"
+        new = forecast(old.key, traces, curve, rounds)
+        made.append(replace(old, points=new.points, best=new.best, to_measure=new.to_measure))
+    return replace(stored, forecasts=tuple(made))
 
 
 def results(stored: StoredRun) -> dict[str, Any]:
@@ -180,6 +212,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=MOST, help="the deepest K")
     parser.add_argument("--prompts", type=int, help="a workload; else the product's own number")
     parser.add_argument("--repeats", type=int, default=REPEATS, help="of the sweep")
+    parser.add_argument("--stored", help="a run of --runs: forecast again, nothing is measured")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--runs", type=Path, default=Path("reports"), help="keeps the runs")
     asked = parser.parse_args(arguments)

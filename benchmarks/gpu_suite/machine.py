@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from specbench.probes.nvml import open_probe
 
 LIMIT_S = 420.0  # of the 8 minutes that a part may take
 NO_GPU = "no CUDA device"
-_REFUSALS = (RuntimeError, ValueError, SpecbenchError)  # a CUDA error is a RuntimeError
+REFUSALS = (RuntimeError, ValueError, SpecbenchError)  # a CUDA error is a RuntimeError
 
 Json = dict[str, Any]
 
@@ -90,12 +91,13 @@ def _run(title: str, section: Section, machine: Machine) -> Json:
     began_s = time.monotonic()
     try:
         found = section(machine)
-    except _REFUSALS as error:
+        machine.synchronize()  # what went wrong on the device may be told only now
+    except REFUSALS as error:
         found = absent(f"{type(error).__name__}: {error}"[:600])
-    machine.synchronize()
     gc.collect()  # models hold one another in circles
     if machine.is_cuda:
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # a device in disorder refuses all: the next section says so
+            torch.cuda.empty_cache()
     return {"seconds": round(time.monotonic() - began_s, 1), **found}
 
 

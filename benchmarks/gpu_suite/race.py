@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.gpu_suite.machine import Json, Machine
+from benchmarks.gpu_suite.machine import REFUSALS, Json, Machine
 from specbench.engines.engine import Engine, EngineRequest, EngineResult, Work
 from specbench.records import Interval
 from specbench.stats.intervals import speedup_interval
@@ -49,14 +49,22 @@ class Ratio:
 def race(racers: Sequence[Racer], requests: Sequence[EngineRequest], machine: Machine) -> Json:
     """Every racer warm first, then request by request all of them, the first one turning.
 
-    Who drafts is compared with who drafts, and who does not with who does not.
+    Who drafts is compared with who drafts, and who does not with who does not. A racer that
+    this machine refuses is left out with the reason, unless all are.
     """
     warm_up_s: dict[str, float] = {}
+    refused: dict[str, str] = {}
     for racer in racers:
         if warm_up_s and not machine.has_time():
             break
         began_s = time.perf_counter()
-        racer.engine.generate(requests[0], racer.work)
+        try:
+            racer.engine.generate(requests[0], racer.work)
+        except REFUSALS as error:
+            refused[racer.name] = f"{type(error).__name__}: {error}"[:600]
+            if len(refused) == len(racers):
+                raise
+            continue
         warm_up_s[racer.name] = time.perf_counter() - began_s
     runners = [racer for racer in racers if racer.name in warm_up_s]
     results: dict[str, list[EngineResult]] = {racer.name: [] for racer in runners}
@@ -78,7 +86,10 @@ def race(racers: Sequence[Racer], requests: Sequence[EngineRequest], machine: Ma
             for peer in runners
             if own.engine.name == OWN != peer.engine.name and (own.work.k > 0) == (peer.work.k > 0)
         ],
-        "left_out_for_time": [racer.name for racer in racers if racer not in runners],
+        "refused": refused,
+        "left_out_for_time": [
+            racer.name for racer in racers if racer not in runners and racer.name not in refused
+        ],
     }
 
 
