@@ -66,7 +66,7 @@ clean:  ## Remove the virtual environment and build products
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -f $@; exit 1; }
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .

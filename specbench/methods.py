@@ -80,7 +80,7 @@ class Method:
     """A drafting method. `is_head`: its model is a head for one target, not a model by itself.
 
     `draws`: above temperature 0 its drafts are drawn from a law of their own, but for those of a
-    dynamic tree, which are its likeliest.
+    dynamic tree, which are its likeliest. `learns`: it drafts from the answers of other requests.
     """
 
     name: str
@@ -89,6 +89,7 @@ class Method:
     model: Literal["required", "optional", "refused"]
     is_head: bool
     draws: bool
+    learns: bool
     parameters: tuple[Parameter, ...]
 
     def parameter(self, name: str) -> Parameter:
@@ -136,6 +137,7 @@ def _method(node: ast.ClassDef, mark: ast.Call, stem: str) -> Method:
         model=marks.get("model", "refused"),
         is_head=bool(marks.get("is_head", False)),
         draws=bool(marks.get("draws", False)),
+        learns=bool(marks.get("learns", False)),
         parameters=tuple(
             _parameter(arg, default)
             for item in node.body

@@ -17,8 +17,8 @@ class _Peaks(NamedTuple):
     device: int | None
 
     def beside(self, idle: "_Peaks", before: "_Peaks", after: "_Peaks") -> "_Peaks":
-        """Of the target, that was `idle` after these, and a drafter: the peaks `after`, had
-        nothing come between `idle` and `before`. None stays None.
+        """Of target and drafter: `after`, without what came between `idle`, just after these, and
+        `before`. None stays None.
         """
         return _Peaks(*map(_beside, self, idle, before, after))
 
@@ -90,4 +90,4 @@ def _beside(
 ) -> int | None:
     if alone is None or idle is None or before is None or after is None:
         return None
-    return max(alone, after - (before - idle))
+    return max(alone, after - max(before - idle, 0))

@@ -59,7 +59,8 @@ app.command("doctor")(doctor)
 
 
 def main() -> None:
-    """Entry point. A SpecbenchError is a message; anything else is a bug and a traceback.
+    """Entry point. A SpecbenchError is a message, and so is a disk or a path that refuses;
+    anything else is a bug and a traceback.
 
     Typer sees to Ctrl-C (exit code 130) and to a reader that went away, as in `| head`.
     """

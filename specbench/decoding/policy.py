@@ -32,7 +32,8 @@ class Policy(Protocol):
     ) -> None:
         """What came of a round; one entry a live row.
 
-        In its `seconds` the drafter first saw `num_caught_up` tokens of a row that came without it.
+        `num_caught_up`: tokens of a row, emitted at K = 0, that the drafter first saw in it;
+        their time is in `seconds`.
         """
 
 

@@ -34,10 +34,11 @@ def drafter(
     model: Literal["required", "optional", "refused"] = "refused",  # noqa: ARG001
     is_head: bool = False,  # noqa: ARG001
     draws: bool = False,  # noqa: ARG001
+    learns: bool = False,  # noqa: ARG001
 ) -> Callable[[D], D]:
     """Register a drafter class; its keyword-only parameters are what pairings.yaml may set.
 
-    `model`, `is_head` and `draws` are read by methods.py, without importing the file.
+    `model`, `is_head`, `draws` and `learns` are read by methods.py, without importing the file.
     """
 
     def register(cls: D) -> D:

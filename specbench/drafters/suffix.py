@@ -38,7 +38,7 @@ class _Row:
         return self.growth.text
 
 
-@drafter("suffix")
+@drafter("suffix", learns=True)
 class Suffix(Memoryless):
     """Suffix decoding: trees of the text and of earlier answers (Oliaro 2024, arXiv:2411.04975).
 

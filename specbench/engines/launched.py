@@ -9,7 +9,7 @@ Launched = Sequence[tuple[str, Launcher]]  # a drafter's name, and what launched
 
 
 def graph_kind(launched: Launched) -> GraphKind:
-    """Of K = 0, or where only drafters ran of one that has what was asked for.
+    """The kind at K = 0; where only drafters ran, that of one that got what was asked for.
 
     A drafter may have less: why is one of the notes.
     """

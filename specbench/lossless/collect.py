@@ -123,7 +123,8 @@ class Collector:
                 found = [first, *(d for d in found if d.position > first.position)]
             if not _ends_well(text, question.max_new_tokens, eos_ids):
                 end = _end(text, question.max_new_tokens, eos_ids)
-                found.append(self._teacher.ending(*asked, text, end))
+                if not found or found[-1].position < end:  # else it is told already
+                    found.append(self._teacher.ending(*asked, text, end))
             divergences += found
         return GreedyEvidence(
             subject=who.at(0.0),

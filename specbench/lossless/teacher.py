@@ -146,7 +146,7 @@ def _divergence(
 
 
 def edge_slack(logits_NV: Tensor) -> Tensor:
-    """Within how many logits of a cut rounding decides, float64 [N, 1]."""
+    """How near to a cut, in logits, rounding decides, float64 [N, 1]."""
     return _EDGE * _tie_steps(logits_NV.dtype) * rounding_step(logits_NV)
 
 

@@ -51,7 +51,10 @@ class ModelFiles:
         return read_json(file)
 
     def field(self, name: str) -> Any:
-        """A field of the language model's config under any of its names; None where it is not."""
+        """A field of the language model's config under any of its names; None where it is not.
+
+        `dtype` and `quantization_config` are the whole model's, where its config has them.
+        """
         nested = self.config.get("text_config")
         text = nested if isinstance(nested, dict) else self.config
         for config in (self.config, text) if name in _WHOLE else (text,):

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench.methods import find_method
 from specbench.pairing.cost_curve import CostCurve
 from specbench.pairing.recommend import TIE
 from specbench.pairing.replay import Replayed, replay_one, serves
@@ -27,9 +28,8 @@ WORTH = 0.02  # a K that may beat the best one by more than this is measured, to
 # drafts hang on what its own rounds looked at, 5 to 14 % fewer were replayed than measured.
 INEXACT = 0.07
 # Standard error of the ratio of two K's costs beyond their visits': those are of all workloads, and
-# a workload's own are others. Of benchmarks/forecast.json, whose visits know it to 0.8 %, 1.9 %.
+# a workload's own are others (benchmarks/README.md).
 _SHARED = 0.02
-_SHARING = ("suffix",)  # rows in flight draft from one another's answers, a trace from its own
 
 _APPROXIMATION = LogRatio(
     log=0.0, standard_error=INEXACT, degrees_of_freedom=math.inf, num_prompts=0
@@ -79,8 +79,9 @@ def forecast(
     rounds = {k: found for k in known if (found := replayed(traces, k)) is not None}
     if 0 not in rounds or len(rounds) < 2:
         raise ValueError("no K > 0 has both traces and costs")
-    shares = key.concurrency > 1 and key.method in _SHARING
-    is_exact = all(trace.is_exact for trace in traces) and not shares
+    # Rows in flight would draft from one another's answers, a trace drafts from its own.
+    is_shared = key.concurrency > 1 and find_method(key.method).learns
+    is_exact = all(trace.is_exact for trace in traces) and not is_shared
     points = tuple(_point(k, rounds[k], curve, is_exact=is_exact) for k in rounds)
     best, worth = choose(points, curve, is_exact=is_exact)
     record = ForecastRecord(

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 from specbench.errors import UsageError
 from specbench.metrics.registry import number_of
 from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
-from specbench.pairing.recommend import TIE, Recommendation, Verdict, deciding, judge
+from specbench.pairing.recommend import TIE, Recommendation, Verdict, by_question, deciding, judge
 from specbench.records import CellKey, CellSummary
 
 ObjectiveName = Literal["latency", "throughput", "cost"]
@@ -187,10 +187,11 @@ def _helping(
 
 
 def _ways(rate: float, cells: Sequence[CellSummary], objective: Objective) -> Iterator[Candidate]:
-    for cell in deciding(cells):
-        if cell.speedup is not None and cell.key.lossy is None:
-            its_rate = rate * _gain(cell, cell.speedup.estimate, objective)
-            yield _candidate(cell, its_rate, its_rate, objective)
+    for group in by_question(cell for cell in cells if cell.key.lossy is None):
+        for cell in deciding(group):
+            if cell.speedup is not None:
+                its_rate = rate * _gain(cell, cell.speedup.estimate, objective)
+                yield _candidate(cell, its_rate, its_rate, objective)
 
 
 def _candidate(

@@ -51,7 +51,9 @@ class Reading:
             share = layers / files.num_layers
             own = (target.read_bytes - self.head_bytes) * share + self.head_bytes
             once = self._seconds(round(own), round(target.kv_bytes_per_token * share))
-        return Floor(step, step + shape.own_forwards * once)
+        # What a block sees of the text before it goes through a small part of the head alone.
+        passes = 1 if drafter.method == "dflash" else shape.own_forwards
+        return Floor(step, step + passes * once)
 
     def _seconds(self, read: int, kv: int) -> float:
         return roofline_s(bytes_per_forward(read, self.rows, self.context, kv), self.bytes_per_s)

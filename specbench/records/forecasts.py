@@ -97,7 +97,7 @@ class ForecastRecord:
     to_measure: tuple[int, ...]  # the K > 0 that may be as good; none where costs are another's
     num_prompts: int
     context: int  # tokens in the cache in the middle of a typical answer
-    is_exact: bool  # False: where rounds of this method begin changes what it drafts
+    is_exact: bool  # False: what it drafts hangs on where rounds began, or on other requests
     costs_of: str | None = None  # whose costs these are; None: measured here
     acceptance_rule: AcceptanceRule = "exact"
     trace_s: float = 0.0  # spent on its traces

@@ -89,7 +89,7 @@ def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
     name = f"{label_of(record.key)}, " if names_pairing else ""
     what = f"{name}K={record.best}" if record.best else "do not speculate"
     speed = "" if best.speedup is None else f", {speedup_text(best.speedup)}"
-    about = "" if record.is_exact else ", an approximation for this method"
+    about = "" if record.is_exact else ", an approximation here"
     said = f"forecast {what}{speed}{about}"
     if record.costs_of is not None:
         return f"{said}, with the costs of {whose_costs(record)}"

@@ -18,6 +18,8 @@ from specbench.report.recommendation import (
     unanswered,
 )
 
+SCHEMA_VERSION = 1
+
 
 def recommendation_json(
     document: Document,
@@ -29,6 +31,7 @@ def recommendation_json(
     """The machine form: `picks`, each with its candidates, `shared` and `unanswered`."""
     document_json: dict[str, Any] = to_jsonable_python(
         {
+            "schema_version": SCHEMA_VERSION,
             "run_id": document.run.run_id,
             "synthetic": document.run.settings.is_synthetic,
             "objective": asdict(objective) | {"unit": objective.unit},
@@ -47,6 +50,7 @@ def recommendation_json(
             ],
             "shared": [
                 {
+                    "target": shared.key.target,
                     **_setting_json(setting_of(shared.key)),
                     "best": _key_json(shared.key),
                     "regret": dict(shared.regret),

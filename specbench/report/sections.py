@@ -160,7 +160,7 @@ def verdict_of(decision: Decision) -> Verdict:
 
 def _rate(setting: Setting) -> str:
     rate = setting.request_rate
-    return "one after the other" if rate is None else f"{rate:g} requests a second"
+    return "the next when a row is free" if rate is None else f"{rate:g} requests a second"
 
 
 def _context(setting: Setting) -> str:

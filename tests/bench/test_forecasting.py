@@ -10,7 +10,7 @@ import pytest
 from specbench.bench import forecasting, round_costs
 from specbench.bench.round_costs import RoundCosts
 from specbench.errors import UsageError
-from specbench.records import EngineCost, ForecastRecord, TraceRecord
+from specbench.records import ForecastRecord, TraceRecord
 from specbench.report.document import build_document
 from specbench.store import StoredRun, load_run
 from specbench.store.reader import read_records
@@ -263,35 +263,6 @@ def test_as_many_prompts_as_an_interval_needs_are_traced_whatever_it_takes(tmp_p
     plan = make_plan(tmp_path, replace(FORECAST, budget_s=2_000.0), SIX)
     stored = measure(plan, engine, tmp_path, trace=very_slowly)
     assert len({trace.prompt_id for trace in stored.traces}) == 5
-
-
-def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:
-    return EngineCost(
-        source="costs.csv",
-        engine=engine,
-        num_speculative_tokens=k,
-        concurrency=1,
-        cost=seconds,
-        is_relative=False,
-    )
-
-
-def test_with_the_costs_of_another_engine_nothing_is_measured_here(tmp_path):
-    """There a round at K = 4 is dear: K = 2 is best, 40 tokens in 14 rounds of 1.1 steps."""
-    theirs = [cost(0, 1.0), cost(2, 1.1), cost(4, 4.0)]
-    settings = replace(FORECAST, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
-    stored = run(tmp_path, settings, costs=theirs)
-    assert stored.blocks == ()
-    assert stored.round_costs == ()
-    good = forecast_of(stored, "big/good")
-    assert [p.num_speculative_tokens for p in good.points] == [0, 2, 4]
-    assert (good.best, good.costs_of) == (2, "vllm 0.32 (costs.csv)")
-    assert good.acceptance_rule == "greedy_draft"
-    assert {trace.drafting for trace in stored.traces} == {"greedy"}
-    assert good.points[1].speedup.estimate == pytest.approx(40 / (14 * 1.1))
-    document = build_document(stored)
-    assert document.missing == ()
-    assert document.decisions == ()
 
 
 def test_many_rows_are_forecast_by_their_own_costs(tmp_path):

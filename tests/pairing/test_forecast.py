@@ -199,3 +199,13 @@ def test_chances_between_0_and_1_are_expectations():
     record = forecast(KEY, traces, curve({0: 1.0, 1: 1.0}), (1,))
     assert speedups(record)[1] == pytest.approx(1.5, rel=0.01)
     assert math.isclose(record.points[1].acceptance_rate_per_position[0], 0.5, rel_tol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("method", "rows", "is_exact"),
+    [("suffix", 1, True), ("suffix", 4, False), ("ngram", 4, True)],
+)
+def test_what_learns_from_other_requests_is_an_approximation_among_several(method, rows, is_exact):
+    key = replace(KEY, method=method, concurrency=rows)
+    record = forecast(key, [right(p) for p in PROMPTS], curve(COSTS), range(5))
+    assert record.is_exact is is_exact

@@ -140,7 +140,7 @@ def test_a_forecast_says_that_it_is_an_approximation_and_what_it_would_have_meas
     (good, _) = here.forecasts
     assert "approximation" not in forecast_text(good)
     rough = replace(good, forecast=replace(good.forecast, is_exact=False))
-    assert ", an approximation for this method; of K" in forecast_text(rough)
+    assert ", an approximation here; of K" in forecast_text(rough)
     every = replace(good, measured={**good.measured, 1: good.measured[4]})
     assert "would measure 4" in forecast_text(every)
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -157,3 +158,7 @@ def test_picks_of_several_temperatures_are_told_apart(served: Document) -> None:
     assert all("temperature" in title for title in grids)
     found = recommendation_json(both, picks, Objective())
     assert {one["temperature"] for one in found["picks"]} == {0.0, 1.0}
+    page = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+    _, _, told = page.partition("## The document of recommend")
+    keys = {*found, *found["picks"][0], *found["picks"][0]["candidates"][0], *found["shared"][0]}
+    assert not [key for key in keys if f"`{key}`" not in told]

@@ -27,7 +27,7 @@ ONE = Setting(
     [
         ({}, ("code",)),
         ({"temperature": 1.0}, ("code", "temperature 0")),
-        ({"request_rate": 2.0}, ("code", "one after the other")),
+        ({"request_rate": 2.0}, ("code", "the next when a row is free")),
         ({"concurrency": 4}, ("code", "one request at a time")),
         ({"concurrency": 4, "request_rate": 2.0}, ("code", "one request at a time")),
         ({"context": 512}, ("code", "prompts as they are")),
