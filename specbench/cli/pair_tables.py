@@ -20,6 +20,7 @@ from specbench.pairing.recommend import Verdict, judge
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.numbers import ABSENT, measured, significant
+from specbench.report.sections import parts_told_apart
 
 
 def print_prepared(prepared: Prepared, machine: Machine) -> None:
@@ -45,7 +46,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
             one.drafter,
             one.method,
             str(one.num_speculative_tokens) if one.num_speculative_tokens else "none",
-            f"{one.potential:.2f}x",
+            f"{one.speedup if one.num_speculative_tokens else one.potential:.2f}x",
             ABSENT if length is None else f"{length:.2f}",
             "measured" if one.is_measured else "forecast",
         )
@@ -229,10 +230,20 @@ def verdict(ranked: Sequence[Ranked]) -> str:
         gain = one.measured
         if gain is not None and gain.num_speculative_tokens:
             text = speedup_text(gain.speedup, " faster") if gain.speedup else f"{gain.value:.2f}x"
-            return f"Use {one.drafter} ({one.method}) with K={gain.num_speculative_tokens}: {text}."
+            k = gain.num_speculative_tokens
+            return f"Use {one.drafter} ({one.method}) with K={k}: {text}{_where(one, gain)}."
     if not has_evidence(ranked):
         return "Not decided: nothing valid was measured with drafts; the report says why."
     return _undecided(ranked) or "Do not speculate: nothing that was measured gains."
+
+
+def _where(one: Ranked, gain: Gain) -> str:
+    """Of several settings the one of this gain, and what all of them give."""
+    if len(one.gains) < 2:
+        return ""
+    setting = next(setting for setting, own in one.gains.items() if own is gain)
+    parts = ", ".join(parts_told_apart(setting, list(one.gains), also="workload"))
+    return f" on {parts}; {one.speedup:.2f}x over all {len(one.gains)} settings"
 
 
 def has_evidence(ranked: Sequence[Ranked]) -> bool:

@@ -183,7 +183,9 @@ def _helping(
             continue
         if judge(speedup) is Verdict.HELPS:
             gains = [_gain(cell, x, objective) for x in (speedup.estimate, speedup.low)]
-            yield _candidate(cell, rate * gains[0], rate * gains[1], objective)
+            first = cell.speedup.estimate if cell.speedup else speedup.estimate
+            pace = first / speedup.estimate  # of a token, beside the first pass
+            yield _candidate(cell, rate * gains[0], rate * gains[1], objective, pace)
 
 
 def _ways(rate: float, cells: Sequence[CellSummary], objective: Objective) -> Iterator[Candidate]:
@@ -195,14 +197,14 @@ def _ways(rate: float, cells: Sequence[CellSummary], objective: Objective) -> It
 
 
 def _candidate(
-    cell: CellSummary, rate: float, cautious_rate: float, objective: Objective
+    cell: CellSummary, rate: float, cautious_rate: float, objective: Objective, pace: float = 1.0
 ) -> Candidate:
     return Candidate(
         key=cell.key,
         value=_value(rate, objective),
         rate=rate,
         cautious_rate=cautious_rate,
-        broken=tuple(_broken(cell, objective)),
+        broken=tuple(_broken(cell, objective, pace)),
     )
 
 
@@ -243,13 +245,16 @@ def _value(rate: float, objective: Objective) -> float:
     return objective.price_per_hour / (rate * 3600) * 1e6
 
 
-def _broken(cell: CellSummary, objective: Objective) -> Iterator[str]:
+def _broken(cell: CellSummary, objective: Objective, pace: float) -> Iterator[str]:
+    """Limits that a cell does not keep; `pace`: its seconds a token / those of the first pass."""
     names = {metric: name for name, metric in LIMITS.items()}
     for metric, limit in objective.limits.items():
         found = number_of(cell.metrics, metric)
         if found is None:
             yield f"{names[metric]} is not known"
-        elif found > limit:
+            continue
+        found *= pace if metric.startswith("tpot_s") else 1.0
+        if found > limit:
             yield f"{names[metric]} {found * 1e3:,.3g} ms, above {limit * 1e3:,.3g} ms"
 
 

@@ -15,6 +15,7 @@ from specbench.pairing.peers import OWN_DEFAULTS
 from specbench.pairing.recommend import Recommendation, Verdict, by_question, choose, judge
 from specbench.records import NO_DRAFTER, CellSummary
 
+_NOTHING = 0.0005  # a regret below this prints as 0.0%
 _NO_FIXED_K = "engines take a fixed K, and none is shown to help"
 
 
@@ -38,6 +39,7 @@ def winner(
     long as it helps somewhere. Of several temperatures the lowest, of several contexts the
     prompts as they are, unless `asked` says. UsageError where nothing was measured.
     """
+    decisions = tuple(decisions)
     by_name = {pairing.name: pairing for pairing in pairings}
     meant = _meant([d for d in decisions if d.pairing in by_name], asked)
     if not meant:
@@ -46,10 +48,15 @@ def winner(
             "`specbench sweep-k`, or give K by hand: -k 4"
         )
     name = _best(meant)
+    temperatures = {d.temperature for d in decisions if d.pairing == name}
     own = [d for d in meant if d.pairing == name]
     known = [cell for cell in cells if cell.key.pairing == name]
     found = [_at_rows(list(group), known) for _, group in groupby(own, _rows)]
     basis = tuple(sentence for _, sentences in found for sentence in sentences)
+    if asked.temperature is None and len(temperatures) > 1:
+        others = ", ".join(f"{t:g}" for t in sorted(temperatures - {own[0].temperature}))
+        here = f"at temperature {own[0].temperature:g}"
+        basis = (f"{here}; measured at {others}, too: --temperature takes another", *basis)
     tiers = _merged([tier for tier, _ in found])
     is_open = asked.num_rows is None and len(tiers) == 1  # engines' words for tiers say it
     if is_open and tiers[0].num_speculative_tokens:
@@ -131,7 +138,8 @@ def _at_rows(
     shared = find_compromise(same)
     if shared is None:
         return Tier(rows, 0), [*said, _NO_FIXED_K]
-    losses = ", ".join(f"{regret:.1%} on {name}" for name, regret in shared.regret.items())
+    given_up = (f"{r:.1%} on {name}" for name, r in shared.regret.items() if r >= _NOTHING)
+    losses = ", ".join(given_up) or "nothing"
     k = shared.num_speculative_tokens
     return Tier(rows, k), [*said, f"one K for these workloads: K={k}, it gives up {losses}"]
 

@@ -163,7 +163,7 @@ def _value(value: float | None, unit: str) -> str:
     if value is None:
         return ABSENT
     if unit == "texts":
-        return f"{value:,.0f}"
+        return f"{value:,.0f} texts"
     scale = scale_of(unit, value)
     mark = scale.unit if scale.unit in {"%", "x", "ms", "GiB", "MiB", "KiB"} else ""
     gap = " " if mark not in {"", "%", "x"} else ""

@@ -14,7 +14,14 @@ import numpy as np
 from specbench.errors import UsageError
 from specbench.metrics.cell import CellData
 from specbench.metrics.cell_names import cell_name
-from specbench.records import CellKey, EngineRecord, ImportedRecord, ModelIdentity, RunRecord
+from specbench.records import (
+    NO_DRAFTER,
+    CellKey,
+    EngineRecord,
+    ImportedRecord,
+    ModelIdentity,
+    RunRecord,
+)
 from specbench.stats.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
 from specbench.stats.fingerprint import Fingerprint, differences, fingerprint_of
 from specbench.stats.imported import summarise_imported
@@ -111,6 +118,12 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
     cells = tuple(_pooled_cells(runs))
     if not cells:
         raise UsageError("no cell is valid in every one of these runs: nothing to compare with")
+    drafted = [cell for run in runs for cell in run.cells if cell.key.drafter != NO_DRAFTER]
+    if drafted and all(cell.key.drafter == NO_DRAFTER for cell in cells):
+        raise UsageError(
+            "no cell with drafts is valid in every one of these runs, K = 0 alone would be left: "
+            f"{cell_name(drafted[0].key)} is not in all of them"
+        )
     kept = {cell.key for cell in cells}
     planned = (key for run in runs for key in (*(c.key for c in run.cells), *run.unmeasured))
     return Snapshot(

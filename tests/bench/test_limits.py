@@ -10,6 +10,7 @@ import torch
 from specbench.bench.blocks import Cell
 from specbench.bench.limits import count_launches, measure_limits
 from specbench.engines.engine import EngineRequest, EngineResult, RoundForward, Work
+from specbench.errors import UsageError
 from specbench.probes.launches import HostCalls
 from specbench.records import BlockRecord, CellKey, RequestRecord, RoundLog, Sampling
 
@@ -182,3 +183,16 @@ def test_what_cannot_be_told_is_not_recorded():
 
     engine: Any = SizedEngine()
     assert list(count_launches(engine, (cell(0),), REQUEST, GPU, blind)) == []
+
+
+def test_of_a_cell_that_refuses_nothing_is_told_and_the_next_one_is_counted():
+    class Refusing(SizedEngine):
+        def generate(self, request: EngineRequest, work: Work) -> EngineResult:
+            if work.k == 2:
+                raise UsageError("the context has no room left")
+            return super().generate(request, work)
+
+    engine: Any = Refusing()
+    cells = (cell(0), cell(2), cell(4))
+    told = list(count_launches(engine, cells, REQUEST, GPU, engine.counted))
+    assert [limit.cell_id for limit in told] == [cell(0).key.id, cell(4).key.id]

@@ -82,6 +82,10 @@ def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(
     slow.write_text(json.dumps(json.loads(VLLM[1].read_text()) | {"output_throughput": 448}))
     candidate = document(tmp_path, VLLM[0], slow)["run_id"]
     assert specbench("baseline", *usual, cwd=tmp_path).code == 0
+    twin = document(tmp_path, *VLLM)["run_id"]
+    refused = specbench("baseline", usual[0], twin, "--to", "twins.json", cwd=tmp_path)
+    assert refused.code == 2
+    assert "were imported from one file" in refused.err
 
     compare = ("check", "baseline.json", candidate, "--json")
     by_default = specbench(*compare, cwd=tmp_path)

@@ -206,6 +206,25 @@ def test_the_last_line_is_one_of_three_answers(low, high, k, said):
     assert verdict([ranked]) == said
 
 
+def test_of_several_settings_the_last_line_says_which_and_what_all_give():
+    from specbench.cli.pair_tables import verdict
+    from specbench.metrics.setting import setting_of
+    from specbench.pairing.rank import Gain, Ranked
+    from specbench.records import Interval
+    from tests.pairing.conftest import summary
+
+    gains = {}
+    for workload, speedup in (("code", 3.0), ("chat", 0.75)):
+        interval = Interval(estimate=speedup, low=speedup - 0.1, high=speedup + 0.1)
+        key = summary(4, 1.0, speedup, 4.0, workload=workload).key
+        gains[setting_of(key)] = Gain(4 if speedup > 1 else 0, interval, 2.0, "measured")
+    ranked = Ranked(pairing="demo/draft", drafter="draft", method="draft_model", gains=gains)
+    assert verdict([ranked]) == (
+        "Use draft (draft_model) with K=4: 3.00x faster [2.90, 3.10] on code; "
+        "1.73x over all 2 settings."
+    )
+
+
 @pytest.mark.parametrize(("basis", "has_speedup"), [("measured", False), ("forecast", True)])
 def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
     from specbench.cli.pair_tables import verdict

@@ -274,3 +274,18 @@ def test_the_timeline_counts_what_the_requests_emitted(runner: MakeRunner) -> No
         live <= rows for live, rows in zip(timeline.num_live, timeline.num_rows, strict=True)
     )
     assert list(timeline.at_s) == sorted(timeline.at_s)
+
+
+def test_a_policy_is_told_what_the_drafter_saw_first_in_each_round() -> None:
+    """That of the round reported, not of the one that was launched since."""
+    seen: list[tuple[int, int]] = []
+
+    class Noting(Cycle):
+        def observe(self, *, k: int, num_caught_up: int, **_: object) -> None:
+            seen.append((k, num_caught_up))
+
+    runner = StockRunner(tiny_llama(seed=0))
+    drafter = ScriptedDrafter({})
+    request = Request(prompt_ids=(1, 2, 3), max_new_tokens=24, seed=0)
+    serve(runner, drafter, [request], Noting(2, 0, 0, 2, 0, 2), 1)
+    assert seen[:7] == [(2, 0), (0, 0), (0, 0), (2, 2), (0, 0), (2, 1), (2, 0)]

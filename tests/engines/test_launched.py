@@ -42,3 +42,23 @@ def test_the_mode_is_that_of_k_0_and_others_are_named(
 ) -> None:
     assert graph_kind(launched) == kind
     assert list(graph_notes(launched)) == notes
+
+
+def test_k_0_decides_though_a_drafter_has_all_that_was_asked_for():
+    plain = Launcher("off", "no room")
+    launched = [("draft", Launcher("round")), ("none", plain)]
+    assert graph_kind(launched) == "off"
+    assert list(graph_notes(launched)) == ["graphs of none: off, no room"]
+
+
+def test_one_reason_for_two_kinds_of_graph_is_told_for_each():
+    launched = [("none", Launcher("off", "no room")), ("draft", Launcher("step", "no room"))]
+    assert list(graph_notes(launched)) == [
+        "graphs of none: off, no room",
+        "graphs of draft: step, no room",
+    ]
+
+
+def test_a_drafter_that_decodes_with_and_without_ends_counts_once():
+    launched = [("suffix", HOST), ("suffix", HOST)]
+    assert list(graph_notes(launched)) == ["graphs: the method proposes on the host"]

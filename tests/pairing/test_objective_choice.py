@@ -7,6 +7,7 @@ import pytest
 from specbench.pairing.objective import Objective, parse_limits, pick, shared_pick
 from specbench.pairing.recommend import choose, decide
 from specbench.pairing.why import losses, why
+from specbench.records import Interval
 from tests.pairing.conftest import summary
 
 LATENCY, THROUGHPUT = Objective(), Objective(name="throughput")
@@ -123,3 +124,15 @@ def test_nothing_bounds_an_adaptive_k():
     cell = summary(4, 1.1, 1.2, 1.3, metrics=metrics)
     assert any("-bound" in line for line in why(cell))
     assert list(why(replace(cell, key=replace(cell.key, adaptive=True)))) == []
+
+
+@pytest.mark.parametrize(("again", "broken"), [(2.0, True), (2.5, False)])
+def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broken):
+    """The first pass says 4.4 ms at 2.2x; the second one, which is quoted, another speed-up."""
+    found = cells(1, 100, 100, {4: (2.1, 2.2, 2.3)})
+    found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.0044})
+    winner = replace(found[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
+    limit = replace(LATENCY, limits=parse_limits("tpot=4.5ms"))
+    (one,) = pick(found, [decide(choose(found[1:]), winner)], limit)
+    (way,) = (c for c in one.candidates if c.key.num_speculative_tokens)
+    assert bool(way.broken) is broken

@@ -11,6 +11,7 @@ from specbench.metrics.cell import CellData
 from specbench.pairing.replay import Replayed, replay_one, serves
 from specbench.records import RequestRecord, RoundLog, TraceRecord
 from tests.cell_keys import KEY
+from tests.pairing.traces import trace
 
 # Five tokens. Token 1 is guessed after token 0, token 3 after token 2; nothing else is.
 TRACE = TraceRecord(
@@ -216,3 +217,11 @@ def test_what_is_derived_has_the_formulas_of_the_metrics():
         "alpha",
     ):
         assert getattr(got, name) == getattr(acceptance, name)(cell), name
+
+
+def test_a_text_that_ends_inside_its_drafts_rejects_none():
+    """As at an end token: the drafts went on behind it."""
+    one = trace("p", [True, True], num_drafted=(3, 2), chances=((1.0, 1.0), (1.0,)))
+    found = replay_one(one, 3)
+    assert (found.num_accepted, found.num_emitted, found.num_rejecting) == (2, 2, 0)
+    assert found.alpha == 1.0

@@ -129,6 +129,13 @@ def test_the_lowest_temperature_is_meant_unless_another_is_asked_for(measured):
     assert (warm.temperature, warm.k) == (1.0, 4)
 
 
+def test_other_temperatures_of_the_run_are_named(measured):
+    parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
+    assert found(parts).basis[0].startswith("at temperature 0; measured at 0.7, 1, too")
+    for asked, some in ((Asked(temperature=1.0), parts), (Asked(), parts[:1])):
+        assert not any("too: --temperature" in text for text in found(some, asked).basis)
+
+
 def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised):
     cells, _ = measured({2: 1.3, 4: 1.5})
     auto = at(summarised(8, 1.7, 1.8, 1.9), adaptive=True)

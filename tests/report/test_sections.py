@@ -51,3 +51,10 @@ def test_a_second_measurement_is_told_of_where_a_k_was_picked_from_several():
         if cell.key.num_speculative_tokens:
             first.setdefault((cell.key.pairing, cell.key.workload), cell)
     assert which_pass(replace(document, cells=tuple(first.values()))) == ""
+
+
+def test_one_question_of_several_k_is_enough_to_tell_of_a_second_measurement():
+    document = build_document(stored_run(SMALL))
+    drafting = [c for c in document.cells if c.key.num_speculative_tokens]
+    single = replace(drafting[0], key=replace(drafting[0].key, workload="another"))
+    assert which_pass(replace(document, cells=(*document.cells, single)))

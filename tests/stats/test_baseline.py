@@ -88,6 +88,16 @@ def test_runs_that_make_no_baseline_are_refused(runs, says):
         pool(runs)
 
 
+def test_runs_that_share_their_k_0_alone_make_no_baseline():
+    """As of runs that differ in K where a drafter may differ."""
+    speed = {"decode_tokens_per_s": figure(100.0)}
+    base = cell(speed, of=key(0, drafter="none", method="none", pairing="demo"))
+    runs = [side(base, cell(speed, of=key(k)), name=f"r{k}") for k in (4, 5)]
+    with pytest.raises(UsageError, match=r"K = 0 alone would be left: demo/draft K=4 on code is"):
+        pool(runs)
+    assert len(pool([side(base, name="a"), side(base, name="b")]).cells) == 1
+
+
 def test_runs_of_several_machines_are_of_none():
     mixed = pool(
         [run(2.0, "a"), run(2.0, "b", hardware={"device": "cuda", "GPU": "two"})], {"hardware"}
