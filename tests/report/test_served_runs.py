@@ -173,3 +173,10 @@ def test_an_adaptive_cell_is_chosen_and_not_the_fixed_k_of_its_size(served: Docu
     chosen = replace(section, decisions=(helps,))
     assert chosen.is_chosen(adaptive)
     assert not chosen.is_chosen(replace(adaptive, adaptive=False))
+
+
+def test_the_speed_up_chart_says_what_it_draws(served_charts: tuple[Chart, ...]) -> None:
+    drawn = [chart for chart in served_charts if chart.title == "Speed-up against K"]
+    said = {"one request at a time" in c.setting: c.caption.partition(".")[0] for c in drawn}
+    assert said[True].startswith("Decode seconds at K=0 / decode seconds at K")
+    assert said[False] == "Tokens a second at K / at K=0 while all rows are busy"
