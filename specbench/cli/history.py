@@ -62,7 +62,8 @@ def history(
     past = _past(run, out, pairing, workload)
     found = history_of(past, metrics, allowed=allowed)
     if not found.series:
-        raise UsageError(_why_nothing(metric, past, found))
+        asked = {"--pairing": pairing, "--workload": workload}
+        raise UsageError(_why_nothing(metric, asked, past, found))
     if html is not None:
         _write(html, found)
     if as_json:
@@ -71,15 +72,18 @@ def history(
         _print(found, html)
 
 
-def _why_nothing(metric: str, past: "list[PastRun]", found: "History") -> str:
+def _why_nothing(
+    metric: str, asked: dict[str, str | None], past: "list[PastRun]", found: "History"
+) -> str:
     from specbench.report.history_lines import left_out_lines
 
     values = [run_cell.metrics.get(metric) for run in past for run_cell in run.cells]
     if any(isinstance(value, tuple) for value in values):
         return f"--metric {metric}: a list, not one figure a run; `specbench report` shows it"
     num_runs = len(past) - len({one.run_id for one in found.left_out})
+    only = "".join(f" with {option} {word}" for option, word in asked.items() if word is not None)
     reason = (
-        f"{metric}: no valid cell of these {num_runs} runs has it; `specbench list metrics` "
+        f"{metric}: no valid cell of these {num_runs} runs{only} has it; `specbench list metrics` "
         "shows all, `specbench report` what a run has"
     )
     return "\n".join((reason, *left_out_lines(found)))

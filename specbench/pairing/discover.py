@@ -17,6 +17,7 @@ from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.mtp_families import FAMILIES, family_name, layer_tensors
 from specbench.model_spec import ModelSpec, model_spec
 from specbench.pairing.weights import model_weights
+from specbench.strict_yaml import nearest
 
 _DEEPEST = 6  # folders below the one that is named
 _MOST_FOLDERS = 20_000
@@ -86,6 +87,11 @@ def drafter_of(word: str) -> Drafter:
         method = kind_of(open_model(spec)).method or "draft_model"
     except _UNREADABLE:
         method = "draft_model"
+        hint = nearest(word, list(methods))
+        if spec.folder is None and "/" not in word and hint:
+            raise UsageError(
+                f"--drafts {word}: no such method{hint}, and no model of that name on this machine"
+            ) from None
     return Drafter(name=plain_name(spec.source), method=method, model=spec)
 
 

@@ -129,6 +129,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
     ("arguments", "said"),
     [
         (("tiny", "--drafts", "eagle"), "the method needs weights"),
+        (("tiny", "--drafts", "ngrm"), "no such method, did you mean 'ngram'?, and no model of"),
         (("tiny", "--drafts", "nobody"), "none of 1 drafters fits tiny"),
         (("nobody",), "no target 'nobody'"),
         (("owner/nobody",), "owner/nobody is not in the hub's cache"),
