@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from specbench.pairing.recommend import TIE, deciding
 from specbench.records import CellSummary
 
+_SHOWN = 0.0005  # a regret below this prints as 0.0%
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compromise:
@@ -42,3 +44,9 @@ def find_compromise(cells: Sequence[CellSummary]) -> Compromise | None:
     least = min(max(regret.values()) for regret in regrets.values())
     best = next(k for k in shared if max(regrets[k].values()) <= least + TIE)
     return Compromise(num_speculative_tokens=best, regret=regrets[best])
+
+
+def losses_in_words(regret: Mapping[str, float]) -> list[str]:
+    """Such as `5.0% on code`, a workload each, but for what would print as 0.0%; or `nothing`."""
+    found = [f"{loss:.1%} on {name}" for name, loss in regret.items() if loss >= _SHOWN]
+    return found or ["nothing"]

@@ -9,13 +9,12 @@ from specbench.config import Pairing
 from specbench.errors import UsageError
 from specbench.metrics.cell_names import OWN_ENGINE
 from specbench.metrics.setting import setting_of
-from specbench.pairing.compromise import find_compromise
+from specbench.pairing.compromise import find_compromise, losses_in_words
 from specbench.pairing.deployment import Deployment, Tier
 from specbench.pairing.peers import OWN_DEFAULTS
 from specbench.pairing.recommend import Recommendation, Verdict, by_question, choose, judge
 from specbench.records import NO_DRAFTER, CellSummary
 
-_NOTHING = 0.0005  # a regret below this prints as 0.0%
 _NO_FIXED_K = "engines take a fixed K, and none is shown to help"
 
 
@@ -138,8 +137,7 @@ def _at_rows(
     shared = find_compromise(same)
     if shared is None:
         return Tier(rows, 0), [*said, _NO_FIXED_K]
-    given_up = (f"{r:.1%} on {name}" for name, r in shared.regret.items() if r >= _NOTHING)
-    losses = ", ".join(given_up) or "nothing"
+    losses = ", ".join(losses_in_words(shared.regret))
     k = shared.num_speculative_tokens
     return Tier(rows, k), [*said, f"one K for these workloads: K={k}, it gives up {losses}"]
 

@@ -4,14 +4,13 @@ from dataclasses import dataclass, replace
 
 from specbench.metrics.cell_names import label_of
 from specbench.metrics.setting import setting_of
+from specbench.pairing.compromise import losses_in_words
 from specbench.pairing.recommend import Recommendation, Verdict
 from specbench.records import CellKey, Decision
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.numbers import listed, measured, scalar
 from specbench.report.sections import Section, parts_told_apart, sections, verdict_of
-
-NOTHING = 0.0005  # a regret below this prints as 0.0%
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +74,7 @@ def compromise_lines(document: Document) -> list[str]:
         at = "".join(f", {part}" for part in parts_told_apart(setting, settings))
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "K=0, do not speculate,"
-        losses = [f"{r:.1%} on {name}" for name, r in shared.regret.items() if r >= NOTHING]
-        given_up = (listed(losses) if losses else "nothing") + document.mark
+        given_up = listed(losses_in_words(shared.regret)) + document.mark
         lines.append(
             f"{label_of(shared.key)}{at}: one K for all workloads, {what} gives up {given_up}"
         )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from specbench.metrics.cell_names import label_of, requests_at_once, short_k
 from specbench.metrics.setting import setting_of
+from specbench.pairing.compromise import losses_in_words
 from specbench.pairing.objective import Objective, Pick, SharedPick, pick, shared_pick
 from specbench.pairing.reasons import speedup_text
 from specbench.pairing.recommend import Verdict, judge
@@ -13,8 +14,6 @@ from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import listed, measured, plural
 from specbench.report.sections import parts_told_apart
-
-NOTHING = 0.0005  # a regret below this prints as 0.0%
 
 
 def picks_of(
@@ -205,8 +204,7 @@ def _value(value: float, objective: Objective) -> str:
 
 
 def _given_up(shared: SharedPick) -> str:
-    losses = [f"{r:.1%} on {name}" for name, r in shared.regret.items() if r >= NOTHING]
-    return listed(losses) if losses else "nothing"
+    return listed(losses_in_words(shared.regret))
 
 
 def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:

@@ -89,6 +89,33 @@ def test_a_server_that_tells_too_little_is_named(fake, reason):
     assert url in str(wrong.value)
 
 
+class SglangServer(FakeServer):
+    """Its gauge is not set yet; `tells` its rounds or not."""
+
+    tells = True
+
+    def page(self) -> str:
+        rounds = self.total_rounds if self.tells else 7
+        return f"sglang:spec_verify_calls_total {rounds}\nsglang:spec_num_steps 0.0\n"
+
+
+def test_a_server_that_speculates_is_not_timed_as_k_0():
+    with serving(SglangServer()) as url:
+        with pytest.raises(UsageError, match=r"does not tell at which K it runs.*#k=4"):
+            time_server(url, PROMPTS)
+        costs = time_server(f"{url}#k=3", PROMPTS)
+    assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
+
+
+def test_a_server_whose_rounds_stand_still_is_no_division_by_zero():
+    fake = SglangServer()
+    fake.tells = False
+    with serving(fake) as url:
+        assert {c.num_speculative_tokens for c in time_server(url, PROMPTS)} == {0}
+        with pytest.raises(UsageError, match="runs at K = 3 and counted no round of"):
+            time_server(f"{url}#k=3", PROMPTS)
+
+
 def test_nobody_there():
     with serving(FakeServer()) as url:
         pass

@@ -8,7 +8,7 @@ import pytest
 
 from specbench.pairing.objective import Objective
 from specbench.pairing.scaling import Crossover, Point
-from specbench.records import Interval
+from specbench.records import NO_DRAFTER, Interval, MemoryRecord
 from specbench.report.charts.pareto import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import pick_grid, pick_lines, picks_of, reasons
@@ -162,3 +162,27 @@ def test_picks_of_several_temperatures_are_told_apart(served: Document) -> None:
     _, _, told = page.partition("## The document of recommend")
     keys = {*found, *found["picks"][0], *found["picks"][0]["candidates"][0], *found["shared"][0]}
     assert not [key for key in keys if f"`{key}`" not in told]
+
+
+def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
+    """Best of n decodes n rows for one request."""
+    one = picks_of(served, Objective())[0]
+    assert one.best is not None
+    key = one.best.key
+    drafter = key.drafter if key.num_speculative_tokens else NO_DRAFTER
+    memory = MemoryRecord(
+        target=key.target,
+        drafter=drafter,
+        weights_bytes=1,
+        kv_bytes_per_token=10,
+        peak_reserved_bytes=1_000,
+    )
+    environment = replace(served.run.environment, gpu_memory_bytes=1_000 + 10 * 2_400)
+    document = replace(
+        served, memory=(memory,), run=replace(served.run, environment=environment), crossovers=()
+    )
+    for samples, left in ((1, "2,400"), (8, "300")):
+        of = replace(
+            one, best=replace(one.best, key=replace(key, concurrency=1, num_samples=samples))
+        )
+        assert f"memory is left for {left} more tokens of context a row" in reasons(document, of)

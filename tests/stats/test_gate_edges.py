@@ -35,15 +35,6 @@ def test_a_small_share_is_not_named_where_k_0_hides_most_of_the_loss():
     assert found.causes == (Cause.ACCEPTANCE,)
 
 
-def test_a_time_that_rose_much_more_than_acceptance_fell_is_not_put_down_to_it():
-    before, after = (
-        cell({"tpot_s": figure(seconds), "mean_acceptance_length": figure(length)})
-        for seconds, length in ((0.010, 2.50), (0.014, 2.49))
-    )
-    found = attribute(before, after, ["tpot_s"], same_hardware=True)
-    assert found.causes == ()
-
-
 @pytest.mark.parametrize(
     "metric",
     [
