@@ -42,8 +42,8 @@ def killed_after(last: int) -> Told:
     return told
 
 
-def plan(steps: int, seed: int = 0) -> Plan:
-    schedule = Schedule(steps=steps, muon_lr=8e-3, adamw_lr=8e-3, warm_up=4)
+def plan(steps: int, seed: int = 0, rate: float = 8e-3) -> Plan:
+    schedule = Schedule(steps=steps, muon_lr=rate, adamw_lr=rate, warm_up=4)
     return Plan(schedule, seed, save_every=3)
 
 
@@ -58,23 +58,51 @@ def weights(pupil: Pupil) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in pupil.parameters.items()}
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_trained_head_is_read_back_and_drafts_better_than_a_new_one(method, tmp_path):
-    bench = lab(0.1)
-    pupil = bench.pupil(method)
-    new = measure_acceptance(pupil, bench.teacher(pupil), bench.held_out, 3)
+# Training is chaotic, so what a head reaches depends on the processor's arithmetic. Over four
+# seeds and three instruction sets the mean length grew by 1.1 to 1.8, with a deviation of at
+# most 0.15 for a method: the limit is four of them away, and a head that learns nothing gains 0.
+GAIN = 0.5
+STEPS = {"eagle": 160, "eagle3": 80, "medusa": 80, "mtp": 80}
 
-    progress = train(
-        pupil, bench.teacher(pupil), bench.batches, plan(80), tmp_path / "state", SETTINGS, silent
-    )
-    write_head(tmp_path / "head", pupil.checkpoint())
-    written = open_pupil(method, read_checkpoint(str(tmp_path / "head")), bench.target)
+
+def gain(method: str, path: Path, rate: float) -> tuple[float, float]:
+    """By how much training a head lowered its loss and lengthened what is accepted of it."""
+    bench = lab(0.1)
+    pupil, schedule = bench.pupil(method), plan(STEPS[method], rate=rate)
+    teacher = bench.teacher(pupil)
+    loss_before = held_out_loss(bench, pupil)
+    new = measure_acceptance(pupil, teacher, bench.held_out, 3)
+
+    train(pupil, teacher, bench.batches, schedule, path / "state", SETTINGS, silent)
+    lowered = loss_before - held_out_loss(bench, pupil)
+    write_head(path / "head", pupil.checkpoint())
+    written = open_pupil(method, read_checkpoint(str(path / "head")), bench.target)
     after = measure_acceptance(written, bench.teacher(written), bench.held_out, 3)
 
-    assert progress.losses[-1] < progress.first_loss - 0.2
-    assert after.mean_length > new.mean_length + 0.15
     assert sorted(after.per_position, reverse=True) == list(after.per_position)
     assert after.mean_length == pytest.approx(1 + sum(after.per_position))
+    return lowered, after.mean_length - new.mean_length
+
+
+def held_out_loss(bench: Lab, pupil: Pupil) -> float:
+    lesson = bench.teacher(pupil).lesson(bench.held_out[0])
+    return float(pupil.loss(lesson, torch.Generator().manual_seed(0)).detach())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_trained_head_is_read_back_and_drafts_better_than_a_new_one(method, tmp_path):
+    of_loss, of_length = gain(method, tmp_path, rate=2e-2)
+
+    assert of_loss > 0.2
+    assert of_length > GAIN
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_head_that_learns_nothing_gains_nothing(method, tmp_path):
+    of_loss, of_length = gain(method, tmp_path, rate=0.0)
+
+    assert of_loss == 0
+    assert abs(of_length) < GAIN / 5  # a file may be rounded
 
 
 @pytest.mark.parametrize("method", METHODS)
