@@ -7,6 +7,7 @@ a moment; all else is as if a shell had started them.
 import multiprocessing
 import os
 import sys
+import time
 from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
@@ -30,10 +31,14 @@ def server() -> ForkServerContext:
 
 
 @contextmanager
-def session(*arguments: str, cwd: Path):
-    """`specbench ARGUMENTS` in a process of its own, killed at the latest at the end."""
+def session(*arguments: str, cwd: Path, most_records: int | None = None):
+    """`specbench ARGUMENTS` in a process of its own, killed at the latest at the end.
+
+    Where `most_records` says so, it stores no more than that and then waits for its end: a test
+    that is starved before it can interrupt or kill would else come too late.
+    """
     out, err = cwd / "session.out", cwd / "session.err"
-    process = server().Process(target=_main, args=(arguments, cwd, out, err))
+    process = server().Process(target=_main, args=(arguments, cwd, out, err, most_records))
     process.start()
     try:
         yield Session(process, out, err)
@@ -42,11 +47,30 @@ def session(*arguments: str, cwd: Path):
         process.join()
 
 
-def _main(arguments: tuple[str, ...], cwd: Path, out: Path, err: Path) -> None:
+def _main(
+    arguments: tuple[str, ...], cwd: Path, out: Path, err: Path, most_records: int | None
+) -> None:
     from specbench.cli import main
 
     os.chdir(cwd)
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.argv = ["specbench", *arguments]
+    if most_records is not None:
+        _hold_after(most_records)
     main()
+
+
+def _hold_after(num_records: int) -> None:
+    from specbench.store.writer import RunWriter
+
+    append, left = RunWriter.append, num_records
+
+    def held(self, record):
+        nonlocal left
+        while not left:
+            time.sleep(0.01)
+        left -= 1
+        append(self, record)
+
+    RunWriter.append = held

@@ -14,6 +14,7 @@ from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 from tests.cli.sessions import session
 
+MOST_RECORDS = 50  # of some 110: two blocks and a part, also where the test is starved
 PATIENCE_S = 300.0  # a busy machine is slow; a quiet one needs a second
 
 
@@ -32,7 +33,7 @@ def wait_for_blocks(root, num_blocks, process):
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_exits_130_and_says_how_to_go_on(tiny, tmp_path):
     out = tmp_path / "my runs"
-    many = ("--repeats", "5")  # blocks enough that a starved test is in time
+    many = ("--repeats", "2")
     arguments = (
         "run",
         "tiny",
@@ -45,7 +46,7 @@ def test_ctrl_c_keeps_what_is_done_exits_130_and_says_how_to_go_on(tiny, tmp_pat
         "--out",
         str(out),
     )
-    with session(*arguments, cwd=tiny) as running:
+    with session(*arguments, cwd=tiny, most_records=MOST_RECORDS) as running:
         folder = wait_for_blocks(out, 2, running.process)
         os.kill(running.process.pid, signal.SIGINT)
         running.process.join(PATIENCE_S)

@@ -73,6 +73,14 @@ def tiny_llama(seed: int = 0, **changes: Any) -> Any:
     return build(_config("Llama", **changes)(), seed)
 
 
+def exact_llama(seed: int = 0, **changes: Any) -> Any:
+    """A tiny Llama in float64, for texts that two ways of computing must have in common.
+
+    In float32 a near-tie falls here or there by the processor's instruction set.
+    """
+    return tiny_llama(seed, **changes).double()
+
+
 def random_prompt(num_tokens: int, seed: int, vocab_size: int = VOCAB_SIZE) -> tuple[int, ...]:
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randint(1, vocab_size, (num_tokens,), generator=generator).tolist())

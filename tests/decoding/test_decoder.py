@@ -15,10 +15,10 @@ from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_
 from tests.decoding.models import (
     ARCHITECTURES,
     build,
+    exact_llama,
     generated,
     ragged_prompts,
     random_prompt,
-    tiny_llama,
 )
 
 WARM = Sampling(temperature=0.8, top_p=0.95)
@@ -33,9 +33,9 @@ class Subject(NamedTuple):
 
 @pytest.fixture(scope="module")
 def llama() -> Subject:
-    model = tiny_llama(seed=0)
+    model = exact_llama(seed=0)
     texts = [generated(model, prompt, 24) for prompt in ragged_prompts()]
-    return Subject(StockRunner(model), StockRunner(model), StockRunner(tiny_llama(seed=1)), texts)
+    return Subject(StockRunner(model), StockRunner(model), StockRunner(exact_llama(seed=1)), texts)
 
 
 def requests(num_tokens: int = 24) -> list[Request]:
@@ -72,7 +72,7 @@ def test_prefill_feeds_each_position_once_in_chunks_of_the_given_size() -> None:
 
 
 def test_a_prompt_of_one_token_is_enough() -> None:
-    model = tiny_llama(seed=0)
+    model = exact_llama(seed=0)
     text = generated(model, (7,), 10)
     target = StockRunner(model)
     drafter = make_drafter("draft_model", target, StockRunner(model))

@@ -28,7 +28,7 @@ from tests.decoding.graph_bench import (
     some_requests,
 )
 from tests.decoding.lossless import assert_texts, make_drafter
-from tests.decoding.models import random_prompt, tiny_llama
+from tests.decoding.models import exact_llama, random_prompt
 
 CPU = torch.device("cpu")
 
@@ -72,7 +72,7 @@ def test_other_sampling_settings_have_graphs_of_their_own(llama: Subject) -> Non
 
 
 def test_a_longer_text_moves_on_to_the_graph_of_a_longer_span() -> None:
-    model = tiny_llama(seed=0, max_position_embeddings=1024)
+    model = exact_llama(seed=0, max_position_embeddings=1024)
     subject = Subject(*[StockRunner(model)] * 3)
     requests = one_request(num_tokens=40, prompt_length=230)
     texts = eager_texts(subject, NoDrafter(), requests, FixedK(0), 1)
@@ -83,7 +83,7 @@ def test_a_longer_text_moves_on_to_the_graph_of_a_longer_span() -> None:
 
 
 def test_graphs_end_when_another_decoder_lets_the_cache_grow() -> None:
-    subject = Subject(*(StockRunner(tiny_llama(seed=seed)) for seed in (0, 0, 1)))
+    subject = Subject(*(StockRunner(exact_llama(seed=seed)) for seed in (0, 0, 1)))
     one, other = (Bench(subject, subject.drafter("draft_model")) for _ in range(2))
     texts = eager_texts(subject, NoDrafter(), one_request(), FixedK(0), 1)
     one.serve(one_request(), FixedK(4))
@@ -100,7 +100,7 @@ def test_graphs_end_when_another_decoder_lets_the_cache_grow() -> None:
 
 
 def test_graphs_end_when_the_drafters_cache_alone_grows(llama: Subject) -> None:
-    draft = StockRunner(tiny_llama(seed=1))
+    draft = StockRunner(exact_llama(seed=1))
     bench = Bench(llama, make_drafter("draft_model", llama.target, draft))
     bench.serve(one_request(), FixedK(4))
     draft.allocate(2, 512)
@@ -111,7 +111,7 @@ def test_graphs_end_when_the_drafters_cache_alone_grows(llama: Subject) -> None:
 
 
 def test_a_model_on_several_devices_runs_eagerly(llama: Subject) -> None:
-    target = StockRunner(tiny_llama(seed=0))
+    target = StockRunner(exact_llama(seed=0))
     bench = Bench(llama._replace(target=target), NoDrafter())
     bench.serve(one_request(), FixedK(0))
     target.cache.layers[1].device = torch.device("cuda:1")

@@ -27,7 +27,7 @@ from specbench.records.lossy import RULES
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.fakes import CountingClock
 from tests.decoding.lossless import make_drafter
-from tests.decoding.models import generated, ragged_prompts, tiny_llama
+from tests.decoding.models import exact_llama, generated, ragged_prompts
 
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
 # exp(-entropy) is 0.319, so that typical acceptance takes min(0.09, 0.3 * 0.319 = 0.096).
@@ -171,7 +171,7 @@ def by_hand(rule: LossyRule, drafts: list[int], laws: list[Tensor], own: list[in
 def decoded(
     verifier: Verifier, method: str, k: int, sampling: Sampling, **parameters: object
 ) -> list[Result]:
-    target, draft = StockRunner(tiny_llama(seed=0)), StockRunner(tiny_llama(seed=1))
+    target, draft = StockRunner(exact_llama(seed=0)), StockRunner(exact_llama(seed=1))
     drafter = make_drafter(method, target, draft, **parameters)
     decoder = Decoder(target, drafter, eos_ids=(), clock=CountingClock(), verifier=verifier)
     prompts = [*ragged_prompts(), (4, 8, 15, 16, 4, 8, 15, 16, 4, 8)]
@@ -219,7 +219,7 @@ def test_typical_acceptance_keeps_more_and_changes_the_text() -> None:
         for verifier in (make_lossy_verifier(TYPICAL), verify)
     )
     assert texts(plain)[:3] == [
-        generated(tiny_llama(seed=0), prompt, 20) for prompt in ragged_prompts()
+        generated(exact_llama(seed=0), prompt, 20) for prompt in ragged_prompts()
     ]
     assert texts(bold) != texts(plain)
     assert sum(len(r.rounds) for r in bold) < sum(len(r.rounds) for r in plain)
@@ -235,7 +235,7 @@ def run_on_a_fake_device(
 ) -> None:
     with fake_cuda():
         with DEVICE:
-            target, draft = (StockRunner(tiny_llama(num_hidden_layers=1)) for _ in range(2))
+            target, draft = (StockRunner(exact_llama(num_hidden_layers=1)) for _ in range(2))
         drafter = make_drafter(method, target, draft, **rest)
         state = State.allocate(3, 64, [5, 6], DEVICE)
         for holder in (target, draft, drafter):

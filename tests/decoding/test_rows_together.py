@@ -17,7 +17,7 @@ from specbench.decoding.state import State
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner, Wrapped
 from tests.decoding.lossless import GREEDY, decode, deepest, make_drafter
-from tests.decoding.models import ragged_prompts, random_prompt, tiny_llama
+from tests.decoding.models import exact_llama, ragged_prompts, random_prompt
 from tests.drafters.variants import VARIANTS, Variant
 
 WARM = Sampling(temperature=0.8)
@@ -104,7 +104,7 @@ def test_only_samples_with_nothing_kept_and_an_equal_prompt_share_a_prefill() ->
 
 def test_rows_apart_from_one_another_take_copies_too(make_runner: MakeRunner) -> None:
     first, second, third = ragged_prompts()
-    runner = make_runner(tiny_llama(seed=0))
+    runner = make_runner(exact_llama(seed=0))
     wanted = fills([first, second, first, first, third, second])
 
     together = filled(runner, wanted).state.tokens_BC.clone()
@@ -120,7 +120,7 @@ def test_rows_apart_from_one_another_take_copies_too(make_runner: MakeRunner) ->
 def test_texts_are_those_of_separate_prefills(
     make_runner: MakeRunner, k: int, prefill_chunk: int
 ) -> None:
-    target, draft = make_runner(tiny_llama(seed=0)), make_runner(tiny_llama(seed=1))
+    target, draft = make_runner(exact_llama(seed=0)), make_runner(exact_llama(seed=1))
     drafter = make_drafter("draft_model" if k else "none", target, draft)
     for prompt in (*ragged_prompts(), REPETITIVE):
         wanted = samples(prompt)
@@ -140,7 +140,7 @@ def test_texts_are_those_of_separate_prefills(
 def test_every_drafter_proposes_what_it_does_after_separate_prefills(
     variant: Variant, prefill_chunk: int
 ) -> None:
-    target, draft = StockRunner(tiny_llama(seed=0)), StockRunner(tiny_llama(seed=1))
+    target, draft = StockRunner(exact_llama(seed=0)), StockRunner(exact_llama(seed=1))
     # Lookahead begins with tokens drawn from the prompt by the row's seed: its copies share them.
     seeds = [0] * NUM_SAMPLES if variant.method == "lookahead" else range(NUM_SAMPLES)
 

@@ -20,7 +20,7 @@ from specbench.decoding.scheduler import Arrival
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.lossless import GREEDY, assert_texts, make_drafter
-from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.decoding.models import exact_llama, generated, random_prompt
 
 WARM = Sampling(temperature=0.8, top_p=0.95)
 
@@ -72,7 +72,7 @@ def some_requests(num: int, longest: int = 12, seed: int = 0) -> list[Request]:
 @pytest.fixture(scope="module")
 def texts() -> list[tuple[int, ...]]:
     """What `generate` says to each of the requests."""
-    model = tiny_llama(seed=0)
+    model = exact_llama(seed=0)
     return [generated(model, r.prompt_ids, r.max_new_tokens) for r in some_requests(24)]
 
 
@@ -81,8 +81,8 @@ def texts() -> list[tuple[int, ...]]:
 def test_greedy_texts_do_not_depend_on_rows_or_k(
     runner: MakeRunner, texts: list[tuple[int, ...]], ks: tuple[int, ...], num_rows: int
 ) -> None:
-    target = runner(tiny_llama(seed=0))
-    drafter = make_drafter("draft_model", target, runner(tiny_llama(seed=1)))
+    target = runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=1)))
 
     served = serve(target, drafter, some_requests(24), Cycle(*ks), num_rows)
 
@@ -93,8 +93,8 @@ def test_greedy_texts_do_not_depend_on_rows_or_k(
 def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
     runner: MakeRunner, texts: list[tuple[int, ...]], num_rows: int
 ) -> None:
-    target = runner(tiny_llama(seed=0))
-    drafter = make_drafter("draft_model", target, runner(tiny_llama(seed=1)))
+    target = runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=1)))
     ks = default_ks(6)
     # A stranger's drafts are seldom right; rounds of every K cost the same, so it keeps trying.
     costs = RoundCosts.from_samples({(rows, k): [1.0] for rows in (1, 6) for k in ks})
@@ -110,7 +110,7 @@ def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
 def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
     runner: MakeRunner, texts: list[tuple[int, ...]], seed: int
 ) -> None:
-    target = runner(tiny_llama(seed=0))
+    target = runner(exact_llama(seed=0))
     drafter = make_drafter("ngram", target)
     order = random.Random(seed).sample(range(24), 24)
 
@@ -123,8 +123,8 @@ def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
 def test_a_sampled_text_is_the_same_in_one_row_and_in_eight(
     runner: MakeRunner, method: str, k: int
 ) -> None:
-    target = runner(tiny_llama(seed=0))
-    drafter = make_drafter(method, target, runner(tiny_llama(seed=1)))
+    target = runner(exact_llama(seed=0))
+    drafter = make_drafter(method, target, runner(exact_llama(seed=1)))
     requests = some_requests(20)
 
     alone = serve(target, drafter, requests, FixedK(k), 1, WARM)
@@ -173,8 +173,8 @@ def test_rows_catch_up_after_rounds_with_fewer_drafts_or_none(
     runner: MakeRunner, ks: tuple[int, ...], tree: tuple[int, ...]
 ) -> None:
     # The draft is the target: while its cache has no hole, one branch is right to its end.
-    target = runner(tiny_llama(seed=0))
-    drafter = make_drafter("draft_model", target, runner(tiny_llama(seed=0)), tree=tree)
+    target = runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=0)), tree=tree)
     requests = [Request(prompt_ids=random_prompt(9, seed=i), max_new_tokens=40) for i in range(3)]
 
     served = serve(target, drafter, requests, Cycle(*ks), 3)
@@ -206,12 +206,12 @@ def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(
     runner: MakeRunner, k: int, tree: tuple[int, ...], num_left_out: int
 ) -> None:
     opening = random_prompt(8, seed=1)
-    plain = tiny_llama(seed=0)
+    plain = exact_llama(seed=0)
     answer = generated(plain, opening, 12)
     follow_up = (*opening, *answer[: 12 - num_left_out], *random_prompt(4, seed=2))
     expected = generated(plain, follow_up, 12)
-    target = runner(tiny_llama(seed=0))
-    drafter = make_drafter("draft_model", target, runner(tiny_llama(seed=0)), tree=tree)
+    target = runner(exact_llama(seed=0))
+    drafter = make_drafter("draft_model", target, runner(exact_llama(seed=0)), tree=tree)
     turns = [
         Request(prompt_ids=p, max_new_tokens=12, arrival=Arrival(conversation="c"))
         for p in (opening, follow_up)
@@ -224,7 +224,7 @@ def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(
 
 
 def test_turns_that_start_together_each_keep_their_own_prefix(runner: MakeRunner) -> None:
-    plain = tiny_llama(seed=0)
+    plain = exact_llama(seed=0)
     openings = [random_prompt(9, seed=1), random_prompt(3, seed=2)]
     answers = [generated(plain, opening, 6) for opening in openings]
     follow_ups = [
@@ -234,7 +234,7 @@ def test_turns_that_start_together_each_keep_their_own_prefix(runner: MakeRunner
     expected = [generated(plain, prompt, 6) for prompt in follow_ups]
 
     served = serve(
-        runner(tiny_llama(seed=0)),
+        runner(exact_llama(seed=0)),
         NoDrafter(),
         [
             Request(prompt_ids=prompt, max_new_tokens=6, arrival=Arrival(conversation=str(i % 2)))
@@ -262,7 +262,7 @@ def test_open_loop_requests_wait_for_their_time_and_for_a_row() -> None:
 
 
 def test_the_timeline_counts_what_the_requests_emitted(runner: MakeRunner) -> None:
-    target = runner(tiny_llama(seed=0))
+    target = runner(exact_llama(seed=0))
     drafter = make_drafter("ngram", target)
 
     served = serve(target, drafter, some_requests(12), Cycle(2, 0), 4)
@@ -284,7 +284,7 @@ def test_a_policy_is_told_what_the_drafter_saw_first_in_each_round() -> None:
         def observe(self, *, k: int, num_caught_up: int, **_: object) -> None:
             seen.append((k, num_caught_up))
 
-    runner = StockRunner(tiny_llama(seed=0))
+    runner = StockRunner(exact_llama(seed=0))
     drafter = ScriptedDrafter({})
     request = Request(prompt_ids=(1, 2, 3), max_new_tokens=24, seed=0)
     serve(runner, drafter, [request], Noting(2, 0, 0, 2, 0, 2), 1)

@@ -18,7 +18,7 @@ from specbench.decoding.tree import Tree, branches_of
 from specbench.decoding.verifier import verify
 from specbench.errors import UsageError
 from specbench.records import Sampling
-from tests.decoding.models import plain_logits, tiny_llama
+from tests.decoding.models import exact_llama, plain_logits
 
 CPU = torch.device("cpu")
 # 0 - 1 - 3 - 5
@@ -99,7 +99,7 @@ def test_a_window_counts_positions_not_slots() -> None:
 @torch.no_grad()
 def test_every_branch_has_the_logits_of_its_own_text_and_the_path_goes_on(make: Any) -> None:
     """Two ragged rows; after it the accepted path lies where a chain would have put it."""
-    model = tiny_llama(seed=0)  # stays as it is: a runner changes its model's attention
+    model = exact_llama(seed=0)  # stays as it is: a runner changes its model's attention
     generator = torch.Generator().manual_seed(1)
     texts = [torch.randint(0, 90, (n,), generator=generator).tolist() for n in (7, 4)]
     drafts_BK = torch.randint(0, 90, (2, len(PARENTS)), generator=generator)
@@ -110,7 +110,7 @@ def test_every_branch_has_the_logits_of_its_own_text_and_the_path_goes_on(make: 
         for row in range(2)
         for node, path in enumerate([[], [1], [2], [1, 3], [1, 4], [2, 5], [1, 3, 6]])
     }
-    runner = make(tiny_llama(seed=0))
+    runner = make(exact_llama(seed=0))
     runner.allocate(2, 64)
     for row, text in enumerate(texts):
         places_1T = torch.arange(len(text) - 1)[None]

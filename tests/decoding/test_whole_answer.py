@@ -25,7 +25,7 @@ from specbench.records import AnswerCheck, Sampling
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import GREEDY, WARM, Bench, Cycle, eager_texts, make_subject
 from tests.decoding.lossless import assert_texts, decode, make_drafter
-from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.decoding.models import exact_llama, generated, random_prompt
 
 COUNTED = tuple(range(10, 36))  # what the counting target says after 9
 
@@ -221,7 +221,7 @@ def requests(texts: Sequence[tuple[int, ...]], **changes: Any) -> list[Request]:
 def test_greedy_texts_are_those_of_generate_whatever_was_expected(
     make_runner: type[StockRunner | FusedRunner], num_rows: int, ks: tuple[int, ...]
 ) -> None:
-    model = tiny_llama(seed=0)
+    model = exact_llama(seed=0)
     texts = [generated(model, p, n) for p, n in zip(PROMPTS, LENGTHS, strict=True)]
     target = make_runner(model)
     results = serve(target, requests(texts), Cycle(*ks), num_rows=num_rows, prefill_chunk=9)
@@ -254,7 +254,7 @@ def test_replayed_rounds_go_on_from_a_check_and_sampled_texts_are_the_same(
 
 
 def test_samples_of_one_prompt_are_checked_each_for_itself() -> None:
-    target = StockRunner(tiny_llama(seed=0))
+    target = StockRunner(exact_llama(seed=0))
     asked = [
         Request(prompt_ids=PROMPTS[1], max_new_tokens=12, seed=seed, is_sample=True)
         for seed in range(4)
@@ -267,7 +267,7 @@ def test_samples_of_one_prompt_are_checked_each_for_itself() -> None:
 
 
 def test_a_conversation_goes_on_in_the_row_that_a_check_completed() -> None:
-    model = tiny_llama(seed=0)
+    model = exact_llama(seed=0)
     first = generated(model, PROMPTS[2], 12)
     turn = (*PROMPTS[2], *first, *random_prompt(6, seed=9))
     texts = [first, generated(model, turn, 10)]

@@ -15,7 +15,7 @@ from specbench.drafters.lookahead import Lookahead, round_shape
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
-from tests.decoding.models import plain_logits, ragged_prompts, random_prompt, tiny_llama
+from tests.decoding.models import exact_llama, plain_logits, ragged_prompts, random_prompt
 
 CPU = torch.device("cpu")
 GREEDY = Sampler(Sampling())
@@ -66,7 +66,7 @@ def test_what_the_nodes_of_a_small_round_see() -> None:
 @torch.no_grad()
 def test_the_window_goes_the_way_of_the_paper() -> None:
     """Levels and n-grams against lists and plain forwards, from the first round on."""
-    plain, target = tiny_llama(seed=0), StockRunner(tiny_llama(seed=0))
+    plain, target = exact_llama(seed=0), StockRunner(exact_llama(seed=0))
     drafter = lookahead(target, window=3, ngram=4, guesses=9, pool_from_prompt=False)
     rows = filled(target, drafter, ragged_prompts()[1])
     state = rows.state
@@ -183,7 +183,7 @@ def repetitive() -> list[Request]:
 
 def drafted_and_kept(*batches: list[Request], prefill_chunk: int = 512) -> list[Any]:
     """Of each request round by round; batches are decoded one after the other."""
-    target = StockRunner(tiny_llama(seed=0))
+    target = StockRunner(exact_llama(seed=0))
     drafter = lookahead(target, **SMALL)
     results = [
         result

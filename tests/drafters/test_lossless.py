@@ -12,7 +12,7 @@ import pytest
 from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos
-from tests.decoding.models import generated, ragged_prompts, random_prompt, tiny_llama
+from tests.decoding.models import exact_llama, generated, ragged_prompts, random_prompt
 from tests.drafters.variants import VARIANTS, Variant
 
 BUDGETS = (24, 3, 17, 24)
@@ -31,9 +31,9 @@ def prompts() -> list[tuple[int, ...]]:
 
 @cache
 def subject() -> Subject:
-    model = tiny_llama(seed=0)
+    model = exact_llama(seed=0)
     texts = [generated(model, p, n) for p, n in zip(prompts(), BUDGETS, strict=True)]
-    return Subject(StockRunner(model), StockRunner(tiny_llama(seed=1)), texts)
+    return Subject(StockRunner(model), StockRunner(exact_llama(seed=1)), texts)
 
 
 def requests() -> list[Request]:

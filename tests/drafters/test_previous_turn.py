@@ -17,7 +17,7 @@ from specbench.records import Sampling
 from tests.decoding.fakes import CountingClock, CountingRunner
 from tests.decoding.graph_bench import WARM, Bench, Cycle, eager_texts, make_subject
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
-from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.decoding.models import exact_llama, generated, random_prompt
 
 GREEDY = Sampling()
 PROMPT = [90, 91, 92]
@@ -191,7 +191,7 @@ def predicted(
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("num_rows", [2, 5])
 def test_greedy_text_is_that_of_generate_whatever_was_predicted(k: int, num_rows: int) -> None:
-    model = tiny_llama(seed=0)
+    model = exact_llama(seed=0)
     prompts = [random_prompt(5 + 4 * i, seed=i) for i in range(5)]
     texts = [generated(model, prompt, 14 + 3 * i) for i, prompt in enumerate(prompts)]
     target = StockRunner(model)

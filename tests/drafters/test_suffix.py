@@ -22,7 +22,7 @@ from specbench.records import Sampling
 from tests.decoding.fakes import CountingClock, CountingRunner
 from tests.decoding.graph_bench import WARM, Subject, make_subject
 from tests.decoding.lossless import assert_texts, decode, parts_of
-from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.decoding.models import exact_llama, generated, random_prompt
 
 T = TypeVar("T")
 GREEDY = Sampling()
@@ -223,7 +223,7 @@ def test_samples_keep_their_texts_and_more_of_what_is_drafted(llama: Subject) ->
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_long_prompts_rows_that_move_and_rows_filled_anew_keep_the_text(k: int) -> None:
-    model = tiny_llama(seed=0)
+    model = exact_llama(seed=0)
     requests = [
         Request(prompt_ids=random_prompt(5 + i % 3, seed=i) * 3, max_new_tokens=3 + 5 * (i % 4))
         for i in range(8)

@@ -16,7 +16,7 @@ from specbench.drafters.token_recycling import TokenRecycling, likeliest_tree
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
-from tests.decoding.models import VOCAB_SIZE, plain_logits, ragged_prompts, tiny_llama
+from tests.decoding.models import VOCAB_SIZE, exact_llama, plain_logits, ragged_prompts
 
 UNKNOWN, R = 12, 8  # of a vocabulary of 12 tokens
 GREEDY = Sampler(Sampling())
@@ -150,8 +150,8 @@ def test_the_unknown_token_has_unknown_successors_for_ever() -> None:
 @torch.no_grad()
 def test_after_rounds_the_table_holds_the_best_of_the_plain_logits() -> None:
     """Every node's logits from a plain forward over its own text, rejected nodes included."""
-    plain, prompt = tiny_llama(seed=0), ragged_prompts()[0]
-    target = StockRunner(tiny_llama(seed=0))
+    plain, prompt = exact_llama(seed=0), ragged_prompts()[0]
+    target = StockRunner(exact_llama(seed=0))
     drafter = make_drafter("token_recycling", target)
     assert isinstance(drafter, TokenRecycling)
     rows = Rows(target, drafter, num_rows=1, capacity=256, eos_ids=())

@@ -1,14 +1,21 @@
-"""A tiny server with an OpenAI-compatible API: answers take known rounds of a known time."""
+"""A tiny server with an OpenAI-compatible API: answers take known rounds of a known time.
+
+Its time is the client's, and goes on by rounds alone: how fast this machine is does not matter.
+"""
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
+from specbench.pairing import served_costs
+
+PATIENCE_S = 120.0  # with a client that does not look at its clock when it reads a chunk
 VLLM_PAGE = """\
 # HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts_total counter
@@ -21,11 +28,49 @@ POSITION = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",posit
 PLAIN_PAGE = 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0\n'
 
 
+class SharedClock:
+    """The servers' rounds move it on, and each of their chunks waits until the client saw it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.start()
+
+    def start(self) -> None:
+        """While no answer is under way: a client may have left one in the middle."""
+        with self._changed:
+            self._now_s = 0.0
+            self._num_sent = self._num_seen = 0
+            self._patience_s = PATIENCE_S
+
+    def perf_counter(self) -> float:
+        """The client's: it looks when it has a chunk."""
+        with self._changed:
+            self._num_seen += 1
+            self._changed.notify_all()
+            return self._now_s
+
+    def go_on(self, seconds: float) -> int:
+        """The number of the chunk that comes after so many seconds."""
+        with self._changed:
+            self._now_s += seconds
+            self._num_sent += 1
+            return self._num_sent
+
+    def wait_for_a_look(self, number: int) -> None:
+        """Time must not go on before the client saw when its chunk came."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._num_seen >= number, self._patience_s):
+                self._patience_s = 0.0  # it never looks: what it measures is wrong, and soon
+
+
+CLOCK = SharedClock()
+
+
 @dataclass
 class FakeServer:
     """Rounds of `round_s` at `k`, each of which keeps `kept` drafts; the first token is prefill's.
 
-    It has counted other people's rounds before.
+    It has counted other people's rounds before. Prefill takes as long as a hundred rounds.
     """
 
     k: int = 3
@@ -53,11 +98,11 @@ class FakeServer:
     def events(self, is_chat: bool) -> Iterator[dict[str, Any]]:
         """A chunk a round; the last event has the usage and no choice."""
         for i in range(self.num_rounds + 1):
-            if i:
-                time.sleep(self.round_s)
+            number = CLOCK.go_on(self.round_s if i else 100 * self.round_s)
             text = "a" * (self.kept + 1 if i and self.k else 1)
             choice = {"delta": {"content": text}} if is_chat else {"text": text}
             yield {"choices": [choice]}
+            CLOCK.wait_for_a_look(number)
         with self.lock:
             self.total_rounds += self.num_rounds
         num_tokens = 1 + self.num_rounds * (self.kept + 1 if self.k else 1)
@@ -111,13 +156,15 @@ class _Http(ThreadingHTTPServer):
 
 @contextmanager
 def serving(fake: FakeServer) -> Iterator[str]:
-    """The address of the running server."""
+    """The address of the running server; meanwhile the client has the servers' clock."""
+    CLOCK.start()
     http = _Http(("127.0.0.1", 0), _Handler)
     http.fake = fake
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{http.server_address[1]}"
+        with patch.object(served_costs, "time", SimpleNamespace(perf_counter=CLOCK.perf_counter)):
+            yield f"http://127.0.0.1:{http.server_address[1]}"
     finally:
         http.shutdown()
         thread.join()

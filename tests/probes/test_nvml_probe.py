@@ -1,7 +1,6 @@
 import ast
 import os
 import threading
-import time
 from pathlib import Path
 
 import pynvml
@@ -22,6 +21,7 @@ from specbench.records import DeviceSample
 
 OWN = Process(os.getpid(), 3_000)
 OTHER = Process(os.getpid() + 1, 900)
+PATIENCE_S = 300.0  # a thread that is never run would hang the test
 
 
 def probe_of(gpu: FakeGpu, *, refused: tuple[str, ...] = ()) -> NvmlProbe:
@@ -34,6 +34,25 @@ def reading(**seen: int | float | None) -> Reading:
 
 def sampling_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "specbench-sampler"]
+
+
+class WatchedNvml(FakeNvml):
+    """Tells when its GPU was read so many times: a busy machine reads late."""
+
+    def __init__(self, gpu: FakeGpu, *, num_readings: int) -> None:
+        super().__init__(gpu)
+        self._left = num_readings
+        self._was_read = threading.Event()
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
+        """The last thing that a reading asks for."""
+        self._left -= 1
+        if self._left <= 0:
+            self._was_read.set()
+        return super().nvmlDeviceGetCurrentClocksEventReasons(gpu)
+
+    def wait(self) -> None:
+        assert self._was_read.wait(PATIENCE_S), "the GPU was not read"
 
 
 def test_every_name_that_is_asked_of_nvml_exists_in_pynvml():
@@ -85,16 +104,17 @@ def test_a_gpu_that_tells_everything_is_read_in_our_units():
 
 def test_a_sample_is_taken_while_code_runs_and_the_thread_ends_with_it():
     gpu = FakeGpu(processes=[OWN], reasons=0x40)
-    probe = probe_of(gpu)
+    nvml = WatchedNvml(gpu, num_readings=5)
+    probe = NvmlProbe(gpu, nvml=nvml, interval_s=0.001)
 
     probe.start()
     assert len(sampling_threads()) == 1
-    time.sleep(0.01)
+    nvml.wait()
     sample = probe.stop()
 
     assert sampling_threads() == []
     assert sample is not None
-    assert sample.num_samples >= 2
+    assert sample.num_samples >= 5
     assert sample == DeviceSample(
         num_samples=sample.num_samples,
         device_used_bytes=5_000,
@@ -161,11 +181,11 @@ def test_what_a_gpu_refuses_is_none_and_the_rest_is_still_told(refused: str, fie
 
 def test_a_gpu_lost_in_the_middle_keeps_what_was_seen_before():
     gpu = FakeGpu(used=9_000)
-    nvml = FakeNvml(gpu)
+    nvml = WatchedNvml(gpu, num_readings=1)
     probe = NvmlProbe(gpu, nvml=nvml, interval_s=0.001)
 
     probe.start()
-    time.sleep(0.01)
+    nvml.wait()
     nvml.refused.update(EVERY_READING)
     sample = probe.stop()
 
