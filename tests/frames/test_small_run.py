@@ -1,5 +1,7 @@
 """The tables of a run that is small enough to be worked out by hand (`small_run.py`)."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 
@@ -43,6 +45,15 @@ def test_every_finished_request_of_both_passes_gives_its_rounds(rounds: pd.DataF
     # K = 3: 3 + 2 and 3 again; K = 0: 7 + 4 + 4 and 7 again. The failed request has none.
     assert len(rounds) == 8 + 22
     assert rounds["purpose"].value_counts().to_dict() == {"explore": 20, "confirm": 10}
+
+
+def test_rounds_of_a_request_that_failed_half_way_are_left_out_as_in_metrics() -> None:
+    stored = small_run()
+    first, *others = stored.blocks
+    failed = replace(first.requests[0], finish_reason="failed", error="out of memory")
+    broken = replace(first, requests=(failed, *first.requests[1:]))
+    rounds = rounds_frame([replace(stored, blocks=(broken, *others))])
+    assert len(rounds) == 8 + 22 - 3
 
 
 def test_parts_of_a_round_that_are_not_told_are_absent(rounds: pd.DataFrame) -> None:
