@@ -130,6 +130,15 @@ def test_decisions_are_those_of_the_machine_document(document: Document) -> None
             assert (row["method"], row["num_speculative_tokens"]) == ("none", 0)
 
 
+def test_an_adaptive_k_that_is_not_recommended_is_not_the_answer() -> None:
+    document = build_document(RUNS["cpu"])
+    lost = next(d for d in document.decisions if d.num_speculative_tokens == 0)
+    lost = replace(lost, leader=replace(lost.leader, adaptive=True))
+    (row,) = rows(decisions_frame([replace(document, decisions=(lost,))]))
+    assert (row["adaptive"], row["num_speculative_tokens"]) == (False, 0)
+    assert "|kauto|" in row["cell_id"]  # the cell that it speaks of
+
+
 def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Plain values, None where absent."""
     plain = table.astype(object)
