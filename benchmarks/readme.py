@@ -164,13 +164,18 @@ def provenance_line(document: Mapping[str, Any]) -> str:
 
 def rewritten(text: str) -> str:
     """README text with every generated part made anew."""
-    for name, block in blocks().items():
+    return filled(text, blocks())
+
+
+def filled(text: str, parts: Mapping[str, str]) -> str:
+    """A page with each part between its marks; ValueError where they are not there once."""
+    for name, block in parts.items():
         pattern = rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)"
         text, found = re.subn(
             pattern, lambda m, b=block: f"{m[1]}{b}\n{m[2]}", text, flags=re.DOTALL
         )
         if found != 1:
-            raise ValueError(f"README.md needs one part named {name}, it has {found}")
+            raise ValueError(f"the page needs one part named {name}, it has {found}")
     return text
 
 

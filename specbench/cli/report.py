@@ -8,7 +8,7 @@ import typer
 from specbench.cli import options
 from specbench.errors import UsageError
 
-FORMATS = ("html", "md", "csv")
+FORMATS = ("html", "md", "csv", "parquet")
 
 
 def report(
@@ -17,7 +17,7 @@ def report(
         typer.Argument(help="Run ids or folders; absent: the newest.", show_default=False),
     ] = None,
     formats: Annotated[
-        str, typer.Option("--format", help="html, md, csv, or several: html,md,csv.")
+        str, typer.Option("--format", help="html, md, csv, parquet, or several: html,md,csv.")
     ] = "html,md,csv",
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,

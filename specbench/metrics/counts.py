@@ -8,19 +8,19 @@ from specbench.metrics.setting import is_stream
 
 
 @metric(unit="rounds", better=None)
-def num_rounds(cell: CellData) -> float | None:
+def num_rounds(cell: CellData) -> int | None:
     """Rounds of all finished requests; prefill is not a round."""
     return None if cell.rounds is None else len(cell.rounds)
 
 
 @metric(unit="passes", better=None)
-def num_passes(cell: CellData) -> float | None:
+def num_passes(cell: CellData) -> int | None:
     """Passes over the prompt list; absent where requests do not overlap."""
     return len(cell.passes) if is_stream(cell.key) else None
 
 
 @metric(unit="tokens", better=None)
-def num_output_tokens(cell: CellData) -> float | None:
+def num_output_tokens(cell: CellData) -> int | None:
     """Output tokens of all finished requests, counted from ids; the first is prefill's."""
     return sum(request.num_output_tokens for request in cell.finished)
 
@@ -36,6 +36,6 @@ def num_checked_at_once(cell: CellData) -> float | None:
 
 
 @metric(unit="requests", better="lower")
-def num_failed(cell: CellData) -> float | None:
+def num_failed(cell: CellData) -> int | None:
     """Requests that failed; they are in no other metric."""
     return len(cell.requests) - len(cell.finished)

@@ -6,43 +6,43 @@ from specbench.records import MemoryRecord
 
 
 @metric(unit="bytes", better="lower")
-def weights_bytes(cell: CellData) -> float | None:
+def weights_bytes(cell: CellData) -> int | None:
     """Bytes of all parameters loaded; the target's alone at K = 0."""
     return cell.memory.weights_bytes if cell.memory else None
 
 
 @metric(unit="bytes/token", better="lower")
-def kv_bytes_per_token(cell: CellData) -> float | None:
+def kv_bytes_per_token(cell: CellData) -> int | None:
     """Bytes of KV cache that one token of context takes; the target's alone at K = 0."""
     return cell.memory.kv_bytes_per_token if cell.memory else None
 
 
 @metric(unit="bytes", better="lower")
-def peak_allocated_bytes(cell: CellData) -> float | None:
+def peak_allocated_bytes(cell: CellData) -> int | None:
     """Peak bytes of torch's CUDA allocator in live tensors."""
     return cell.memory.peak_allocated_bytes if cell.memory else None
 
 
 @metric(unit="bytes", better="lower")
-def peak_reserved_bytes(cell: CellData) -> float | None:
+def peak_reserved_bytes(cell: CellData) -> int | None:
     """Peak bytes that torch's CUDA allocator held, fragmentation included."""
     return cell.memory.peak_reserved_bytes if cell.memory else None
 
 
 @metric(unit="bytes", better="lower")
-def process_peak_bytes(cell: CellData) -> float | None:
+def process_peak_bytes(cell: CellData) -> int | None:
     """Peak bytes of this process: NVML's on a GPU, resident memory on a CPU."""
     return cell.memory.process_peak_bytes if cell.memory else None
 
 
 @metric(unit="bytes", better="lower")
-def device_peak_bytes(cell: CellData) -> float | None:
+def device_peak_bytes(cell: CellData) -> int | None:
     """Peak bytes in use on the device by everyone: NVML's on a GPU, host memory on a CPU."""
     return cell.memory.device_peak_bytes if cell.memory else None
 
 
 @metric(unit="bytes", better="lower")
-def speculation_cost_bytes(cell: CellData) -> float | None:
+def speculation_cost_bytes(cell: CellData) -> int | None:
     """Peak of target and drafter together - peak of the target alone: torch's live tensors,
     or the process's bytes where there is no torch allocator to ask.
     """

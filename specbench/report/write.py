@@ -1,49 +1,70 @@
-"""Report files in a run's folder. Imports matplotlib."""
+"""Report files in a run's folder. Imports matplotlib and pandas."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import StoreError
-from specbench.report.csv import to_csv
+from specbench.frames.cells import cells_frame
+from specbench.frames.decisions import decisions_frame
+from specbench.frames.files import cells_csv, to_parquet
+from specbench.frames.requests import requests_frame
+from specbench.frames.rounds import rounds_frame
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.store import StoredRun
 
 
-class _File(NamedTuple):
-    name: str
+class _Text(NamedTuple):
+    file: str
     render: Callable[[Sequence[Document]], str]
 
 
-FORMATS: Mapping[str, _File] = {
-    "html": _File("report.html", to_html),
-    "md": _File("report.md", to_markdown),
-    "csv": _File("cells.csv", to_csv),
+TEXTS: Mapping[str, _Text] = {
+    "html": _Text("report.html", to_html),
+    "md": _Text("report.md", to_markdown),
+    "csv": _Text("cells.csv", cells_csv),
 }
+PARQUET = "parquet"  # a file per table
 
 
 def write_report(
     runs: Sequence[StoredRun], formats: Iterable[str], folder: Path
 ) -> tuple[Path, ...]:
-    """Write the asked FORMATS of one or more runs into `folder`, each file whole or not at all.
+    """Write TEXTS and PARQUET of one or more runs into `folder`, each file whole or not at all.
 
-    An earlier report there is replaced. StoreError where the disk refuses.
+    An earlier report there is replaced. StoreError where the disk refuses; UsageError, before
+    anything is written, for PARQUET without pyarrow.
     """
     documents = [build_document(run) for run in runs]
-    paths = []
-    for file in (FORMATS[name] for name in formats):
-        path = folder / file.name
-        _replace(path, file.render(documents))
-        paths.append(path)
-    return tuple(paths)
+    contents = {
+        folder / name: content
+        for wanted in formats
+        for name, content in _contents(wanted, runs, documents)
+    }
+    for path, content in contents.items():
+        _replace(path, content)
+    return tuple(contents)
 
 
-def _replace(path: Path, text: str) -> None:
+def _contents(
+    wanted: str, runs: Sequence[StoredRun], documents: Sequence[Document]
+) -> Iterator[tuple[str, bytes]]:
+    if wanted == PARQUET:
+        yield "cells.parquet", to_parquet(cells_frame(documents))
+        yield "requests.parquet", to_parquet(requests_frame(runs))
+        yield "rounds.parquet", to_parquet(rounds_frame(runs))
+        yield "decisions.parquet", to_parquet(decisions_frame(documents))
+    else:
+        text = TEXTS[wanted]
+        yield text.file, text.render(documents).encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
     draft = path.with_name(f".{path.name}.tmp")
     try:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_bytes(content)
         draft.replace(path)
     except OSError as error:
         draft.unlink(missing_ok=True)

@@ -10,8 +10,9 @@ import pytest
 
 from specbench.cli.check import SUMMARY_VARIABLE
 from specbench.records import BlockRecord
-from specbench.store import SCHEMA_VERSION, StoredRun, create_run
+from specbench.store import StoredRun
 from tests.cli.calls import Ran, specbench
+from tests.report import stored_runs
 from tests.report.stored_runs import Wish, stored_run
 
 WISH = Wish(drafters=("draft",), workloads=("code",), ks=(0, 4), num_prompts=8)
@@ -19,12 +20,7 @@ WISH = Wish(drafters=("draft",), workloads=("code",), ks=(0, 4), num_prompts=8)
 
 def keep(folder: Path, run_id: str, stored: StoredRun) -> str:
     """Write a made-up run under `folder`/reports."""
-    run = replace(stored.run, run_id=run_id, schema_version=SCHEMA_VERSION)
-    with create_run(folder / "reports", run) as writer:
-        for record in (*stored.models, *stored.memory, *stored.forwards, *stored.blocks):
-            writer.append(record)
-        if stored.is_complete:
-            writer.finish()
+    stored_runs.keep(folder / "reports", run_id, stored)
     return run_id
 
 

@@ -97,7 +97,7 @@ def test_a_wrong_value_exits_2_and_says_what_is_allowed(command, arguments, says
         (["import", "no.json", "--temperature", "nan"], "--temperature"),
         (["pair", "demo", "--drafts"], "--drafts needs names"),
         (["pair", "demo", "--drafts", "-k", "2"], "--drafts needs names"),
-        (["report", "--format", "pdf"], "--format 'pdf': allowed are html, md, csv"),
+        (["report", "--format", "pdf"], "--format 'pdf': allowed are html, md, csv, parquet"),
         (["doctor", "nobody"], "no pairing 'nobody'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

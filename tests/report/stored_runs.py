@@ -14,7 +14,7 @@ from specbench.records import (
     RunRecord,
     RunSettings,
 )
-from specbench.store import StoredRun
+from specbench.store import SCHEMA_VERSION, StoredRun, create_run
 from tests.cell_keys import BASE_KEY
 from tests.report.made_up_records import environment, forwards, memory, model, request
 
@@ -83,6 +83,17 @@ def stored_run(wish: Wish) -> StoredRun:
         ),
         models=(model(wish.target), *(model(name) for name in wish.drafters)),
     )
+
+
+def keep(root: Path, run_id: str, stored: StoredRun) -> Path:
+    """Write a made-up run to disk; its folder."""
+    run = replace(stored.run, run_id=run_id, schema_version=SCHEMA_VERSION)
+    with create_run(root, run) as writer:
+        for record in (*stored.models, *stored.memory, *stored.forwards, *stored.blocks):
+            writer.append(record)
+        if stored.is_complete:
+            writer.finish()
+    return root / run_id
 
 
 def with_failure(stored: StoredRun, failure: FailureRecord) -> StoredRun:

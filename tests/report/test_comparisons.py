@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from jsonschema import Draft202012Validator
 
+from specbench.frames.files import cells_csv
 from specbench.report.comparisons import (
     adaptive_grid,
     comparison_grids,
@@ -12,7 +13,6 @@ from specbench.report.comparisons import (
     crossover_grid,
     side_by_side_grid,
 )
-from specbench.report.csv import to_csv
 from specbench.report.document import Document, to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
@@ -132,6 +132,6 @@ def test_the_machine_document_holds_the_comparisons(served: Document, lengths: D
 
 
 def test_the_csv_tells_adaptive_cells_and_contexts(served: Document) -> None:
-    header, *rows = to_csv([served]).splitlines()
+    header, *rows = cells_csv([served]).splitlines()
     assert {"adaptive", "context", "request_rate", "busy_tokens_per_s"} <= set(header.split(","))
     assert len(rows) == len(served.cells)

@@ -6,13 +6,13 @@ import json
 import pandas as pd
 import pytest
 
+from specbench.frames.files import cells_csv
 from specbench.metrics.registry import all_metrics
-from specbench.report.csv import to_csv
 from specbench.report.document import Document
 
 
 def read(*documents: Document) -> pd.DataFrame:
-    return pd.read_csv(io.StringIO(to_csv(documents)))
+    return pd.read_csv(io.StringIO(cells_csv(documents)))
 
 
 def test_one_row_a_cell_and_a_column_a_metric(
@@ -39,7 +39,7 @@ def test_absent_values_are_empty(cpu_document: Document) -> None:
     table = read(cpu_document)
     assert table["joules_per_token"].isna().all()
     assert table.loc[table["num_speculative_tokens"] == 0, "speedup"].isna().all()
-    assert "nan" not in to_csv([cpu_document]).lower()
+    assert "nan" not in cells_csv([cpu_document]).lower()
 
 
 def test_why_a_cell_is_invalid_is_in_its_row(gpu_document: Document) -> None:

@@ -11,9 +11,9 @@ import pytest
 from jsonschema import Draft202012Validator
 from rich.console import Console
 
+from specbench.frames.files import cells_csv
 from specbench.records import CellKey, Interval
 from specbench.report.answers import answer, answer_lines
-from specbench.report.csv import to_csv
 from specbench.report.document import Document, build_document, to_json
 from specbench.report.figures import charts
 from specbench.report.html import to_html
@@ -111,7 +111,7 @@ def test_json_names_the_rule_and_keeps_its_schema(marked: Document) -> None:
 
 
 def test_csv_has_the_rule_in_a_column(marked: Document) -> None:
-    rows = list(csv.DictReader(io.StringIO(to_csv([marked]))))
+    rows = list(csv.DictReader(io.StringIO(cells_csv([marked]))))
     assert {row["drafter"]: row["lossy"] for row in rows} == {"none": "", "bold": RULE, "poor": ""}
 
 

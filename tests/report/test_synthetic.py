@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from specbench.frames.files import cells_csv
 from specbench.report.answers import answer_lines, compromise_lines
-from specbench.report.csv import to_csv
 from specbench.report.document import Document, build_document, to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
@@ -66,7 +66,7 @@ def test_every_format_is_marked(synthetic: Document) -> None:
 
     assert all(NOTICE in text for text in texts)
     assert to_json(synthetic)["synthetic"] is True
-    header, *rows = to_csv([synthetic]).splitlines()
+    header, *rows = cells_csv([synthetic]).splitlines()
     assert header.startswith("run_id,synthetic,")
     assert {row.split(",")[1] for row in rows} == {"true"}
 
@@ -77,4 +77,4 @@ def test_a_real_run_has_no_mark(cpu_document: Document) -> None:
     )
     assert "ynthetic" not in text.replace('"synthetic"', "")
     assert to_json(cpu_document)["synthetic"] is False
-    assert to_csv([cpu_document]).splitlines()[1].split(",")[1] == "false"
+    assert cells_csv([cpu_document]).splitlines()[1].split(",")[1] == "false"

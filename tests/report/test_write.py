@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import StoreError
-from specbench.report.write import FORMATS, write_report
+from specbench.frames.tables import TABLES, describe
+from specbench.report import write
+from specbench.report.write import TEXTS, write_report
 from specbench.store import StoredRun
 from tests.report.stored_runs import SMALL, stored_run
 
@@ -19,7 +21,7 @@ def stored() -> StoredRun:
 
 
 def test_each_format_is_a_file_in_the_folder(stored: StoredRun, tmp_path: Path) -> None:
-    paths = write_report([stored], FORMATS, tmp_path)
+    paths = write_report([stored], TEXTS, tmp_path)
     assert [path.name for path in paths] == ["report.html", "report.md", "cells.csv"]
     assert sorted(tmp_path.iterdir()) == sorted(paths)
     assert all(path.stat().st_size > 1000 for path in paths)
@@ -29,6 +31,17 @@ def test_only_what_was_asked_for_is_written(stored: StoredRun, tmp_path: Path) -
     write_report([stored, stored], ["csv"], tmp_path)
     (path,) = tmp_path.iterdir()
     assert len(path.read_text(encoding="utf-8").splitlines()) == 1 + 2 * 8
+
+
+def test_parquet_is_a_file_per_table(
+    stored: StoredRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # pyarrow is an extra: in its place the columns as text.
+    monkeypatch.setattr(write, "to_parquet", lambda table: " ".join(table.columns).encode())
+    paths = write_report([stored], ["parquet"], tmp_path)
+    assert [path.name for path in paths] == [f"{name}.parquet" for name in TABLES]
+    for path, table in zip(paths, TABLES, strict=True):
+        assert path.read_text().split() == describe(table)["name"].tolist()
 
 
 def test_a_report_is_replaced_whole(stored: StoredRun, tmp_path: Path) -> None:

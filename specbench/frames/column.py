@@ -1,0 +1,155 @@
+"""A column of a table: its name, unit, meaning and type, and how a row fills it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from types import NoneType, UnionType
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import pandas as pd
+
+from specbench.records import Interval
+
+Row = TypeVar("Row")
+
+TEXT = "string"  # of many words; a name is a category
+LIST = "object"  # tuples; None where absent
+SEPARATOR = "; "  # between several reasons or warnings in one text
+
+# pandas' types by those of the records. The capital ones can be absent: NA, never zero.
+_DTYPES = {bool: "bool", int: "int64", float: "float64", str: "category"}
+_NULLABLE = {bool: "boolean", int: "Int64", float: "Float64", str: "category"}
+
+
+class Doc(NamedTuple):
+    """What a reader is told of a column; `dtype` where the record's own type does not say it."""
+
+    meaning: str
+    unit: str = ""  # empty for what has none: names, flags, positions
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Column(Generic[Row]):
+    """`value` gives None where a row has no such value: it is absent, never zero."""
+
+    name: str
+    unit: str
+    meaning: str
+    dtype: str  # pandas' name of it
+    value: Callable[[Row], Any]
+
+
+def record_columns(
+    record: type,
+    docs: Mapping[str, Doc],
+    get: Callable[[Row], Any],
+    *,
+    without: Iterable[str] = (),
+    prefix: str = "",
+) -> tuple[Column[Row], ...]:
+    """A column for every field of a record, in its order; an interval is three, its estimate first.
+
+    `get` finds a row's record; with a `prefix` it is a part of the row that can be absent. Several
+    texts in one field are joined to one. Raises TypeError where `docs` does not explain exactly
+    the fields that there are.
+    """
+    left_out = set(without)
+    names = [field.name for field in fields(record) if field.name not in left_out]
+    if set(names) != set(docs):
+        wrong = ", ".join(sorted(set(names) ^ set(docs)))
+        raise TypeError(f"{record.__name__}: explain each field as one column: {wrong}")
+    hints = get_type_hints(record)
+    columns = (
+        column
+        for name in names
+        for column in _columns(
+            prefix + name.removeprefix(prefix), docs[name], hints[name], _attribute(get, name)
+        )
+    )
+    return tuple(replace(c, dtype=_nullable(c.dtype)) if prefix else c for c in columns)
+
+
+def dtype_of(annotation: Any, *, each: bool = False) -> str:
+    """pandas' type for what a field or a function is annotated with; `each`: for one of a tuple."""
+    options = set(get_args(annotation)) if get_origin(annotation) is UnionType else {annotation}
+    (kind,) = options - {NoneType}
+    if get_origin(kind) is tuple:
+        if not each:
+            return LIST
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return "category"
+    return (_NULLABLE if NoneType in options else _DTYPES)[kind]
+
+
+def frame_of(columns: Iterable[Column[Row]], rows: Sequence[Row]) -> pd.DataFrame:
+    """A DataFrame of rows, its columns in order and of their types, also without a row."""
+    return pd.DataFrame({c.name: array([c.value(row) for row in rows], c.dtype) for c in columns})
+
+
+def array(values: Sequence[Any], dtype: str) -> Any:
+    """Values of one column as pandas holds them; categories are in the order of appearance.
+
+    A whole number that another tool gave with a fraction makes its column one of fractions.
+    """
+    if dtype == "category":
+        return pd.Categorical(
+            values, categories=[*dict.fromkeys(v for v in values if v is not None)]
+        )
+    if dtype == LIST:
+        return pd.Series(values, dtype=object)
+    if dtype == "Int64" and any(v is not None and v != int(v) for v in values):
+        dtype = "Float64"
+    return pd.array(values, dtype=dtype)  # type: ignore[call-overload]  # by name at run time
+
+
+def _nullable(dtype: str) -> str:
+    return next((_NULLABLE[kind] for kind, name in _DTYPES.items() if name == dtype), dtype)
+
+
+def _columns(
+    name: str, doc: Doc, annotation: Any, value: Callable[[Row], Any]
+) -> Iterable[Column[Row]]:
+    if Interval in (annotation, *get_args(annotation)):
+        yield from _interval(name, doc, value)
+    elif annotation == tuple[str, ...]:
+        yield Column(name=name, unit="", meaning=doc.meaning, dtype=TEXT, value=_joined(value))
+    else:
+        dtype = doc.dtype or dtype_of(annotation)
+        yield Column(name=name, unit=doc.unit, meaning=doc.meaning, dtype=dtype, value=value)
+
+
+def _interval(name: str, doc: Doc, value: Callable[[Row], Any]) -> Iterable[Column[Row]]:
+    ends = (
+        ("estimate", "", doc.meaning),
+        (
+            "low",
+            "_low",
+            f"lower end of the 95 % interval of `{name}`; absent below 5 prompts or passes",
+        ),
+        ("high", "_high", "its upper end"),
+    )
+    for end, suffix, meaning in ends:
+        yield Column(
+            name=name + suffix,
+            unit=doc.unit,
+            meaning=meaning,
+            dtype="Float64",
+            value=_attribute(value, end),
+        )
+
+
+def _attribute(get: Callable[[Row], Any], name: str) -> Callable[[Row], Any]:
+    def value(row: Row) -> Any:
+        found = get(row)
+        return None if found is None else getattr(found, name)
+
+    return value
+
+
+def _joined(get: Callable[[Row], Any]) -> Callable[[Row], Any]:
+    def text(row: Row) -> Any:
+        found = get(row)
+        return None if found is None else SEPARATOR.join(found)
+
+    return text

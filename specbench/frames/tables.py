@@ -1,0 +1,42 @@
+"""The tables there are, what a row of each is, and what its columns mean."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from specbench.errors import UsageError
+from specbench.frames.cells import cell_columns
+from specbench.frames.column import TEXT, Column
+from specbench.frames.decisions import decision_columns
+from specbench.frames.requests import request_columns
+from specbench.frames.rounds import round_columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """`columns` are the same for every run, so that tables of several can be stacked."""
+
+    row: str  # what a row is
+    columns: Callable[[], tuple[Column[Any], ...]]
+
+
+TABLES: Mapping[str, Table] = {
+    "cells": Table(row="one cell, from the first pass", columns=cell_columns),
+    "requests": Table(row="one request, failed ones included", columns=request_columns),
+    "rounds": Table(row="one round of a request that finished", columns=round_columns),
+    "decisions": Table(row="the answer for one drafter and setting", columns=decision_columns),
+}
+
+
+def describe(table: str) -> pd.DataFrame:
+    """A table's columns: name, unit, meaning and pandas type. UsageError for an unknown table."""
+    if table not in TABLES:
+        raise UsageError(f"no table {table!r}: there are {', '.join(TABLES)}")
+    told = ("name", "unit", "meaning", "dtype")
+    return pd.DataFrame(
+        [[getattr(column, part) for part in told] for column in TABLES[table].columns()],
+        columns=told,
+        dtype=TEXT,
+    )

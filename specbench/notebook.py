@@ -1,0 +1,128 @@
+"""A stored run in a notebook: tables as DataFrames, the report, and the answer as its display."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specbench.errors import UsageError
+from specbench.frames.cells import cells_frame
+from specbench.frames.decisions import decisions_frame
+from specbench.frames.requests import requests_frame
+from specbench.frames.rounds import rounds_frame
+from specbench.frames.tables import describe
+from specbench.report.answers import answer_lines
+from specbench.report.document import Document, build_document, to_json
+from specbench.report.notes import warning_lines
+from specbench.report.write import TEXTS
+from specbench.store import LATEST, StoredRun, disk_errors_named, load_run
+from specbench.whole_file import write_whole
+
+_REPORTS: Mapping[str, Callable[[Sequence[Document]], str]] = {
+    **{name: text.render for name, text in TEXTS.items()},
+    "markdown": TEXTS["md"].render,
+    "json": lambda documents: json.dumps(to_json(documents[0]), indent=2, allow_nan=False),
+}
+
+
+def load(run: str | Path = LATEST, root: str | Path = "reports") -> "Run":
+    """A stored run by its id, its folder or `latest`, as `specbench report` finds it.
+
+    Ids are looked up in `root`, as under the option --out. A run that is interrupted or still
+    running loads, too. StoreError if there is no such run, or it is damaged or of a newer schema.
+    """
+    return Run(load_run(run, Path(root)))
+
+
+class Run:
+    """What a run measured, as it was on disk when it was loaded.
+
+    A table is made when it is first asked for and kept: columns that you add to it stay.
+    """
+
+    def __init__(self, stored: StoredRun) -> None:
+        self._stored = stored
+        self._document = build_document(stored)
+
+    @property
+    def id(self) -> str:
+        return self._document.run.run_id
+
+    @property
+    def folder(self) -> Path:
+        return self._stored.folder
+
+    @property
+    def is_complete(self) -> bool:
+        """False: interrupted, or still running when it was loaded."""
+        return self._document.is_complete
+
+    @property
+    def answers(self) -> list[str]:
+        """The sentences that the command line ends with."""
+        return answer_lines(self._document)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a reader should know of the run as a whole."""
+        return warning_lines(self._document)
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """One row per cell, from the first pass: validity, speed-up, every metric."""
+        return cells_frame([self._document])
+
+    @cached_property
+    def requests(self) -> pd.DataFrame:
+        """One row per request, failed ones included: tokens, seconds, energy."""
+        return requests_frame([self._stored])
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row per round of the requests that finished: drafted, accepted, emitted, seconds."""
+        return rounds_frame([self._stored])
+
+    @cached_property
+    def decisions(self) -> pd.DataFrame:
+        """One row per drafter and setting: what to use, its speed-up, the sentence."""
+        return decisions_frame([self._document])
+
+    @staticmethod
+    def columns(table: str = "cells") -> pd.DataFrame:
+        """Name, unit, meaning and type of a table's columns; UsageError for an unknown table."""
+        return describe(table)
+
+    def to_json(self) -> dict[str, Any]:
+        """The machine document of `specbench report --json`; docs/json.md describes it."""
+        return to_json(self._document)
+
+    def report(self, format: str = "html", path: str | Path | None = None) -> str:
+        """The report as html, markdown (md), csv or json; with `path` also written to that file.
+
+        csv is the cells. UsageError for another format; StoreError where the disk refuses.
+        """
+        if format not in _REPORTS:
+            raise UsageError(f"no format {format!r}: allowed are {', '.join(_REPORTS)}")
+        text = _REPORTS[format]([self._document])
+        if path is not None:
+            with disk_errors_named(Path(path)):
+                write_whole(Path(path), text)
+        return text
+
+    def __repr__(self) -> str:
+        return "\n".join((self._title, *self.answers))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows for the run: its answers and warnings, as plain text."""
+        warnings = "".join(f"<li>{escape(text)}</li>" for text in self.warnings)
+        answers = escape("\n".join(self.answers))
+        listed = f"<ul>{warnings}</ul>" if warnings else ""
+        return f"<p>{escape(self._title)}</p><pre>{answers}</pre>{listed}"
+
+    @property
+    def _title(self) -> str:
+        return f"run {self.id}" + ("" if self.is_complete else ", not complete")

@@ -1,0 +1,110 @@
+"""A stored run small enough to work its tables out by hand.
+
+K = 3 on two prompts, `a` of 8 tokens in 3 rounds and `b` of 5 tokens in 2, against K = 0 with 0.1 s
+per token; a request that failed; and `a` once more, to confirm. On the rounds of the first pass:
+drafted 3 3 0 | 3 2, accepted 3 1 0 | 0 2.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from specbench.records import (
+    BlockPurpose,
+    BlockRecord,
+    CellKey,
+    CellPlan,
+    DeviceSample,
+    RequestRecord,
+    RoundLog,
+    RunRecord,
+    RunSettings,
+)
+from specbench.store import SCHEMA_VERSION, StoredRun
+from tests.cell_keys import BASE_KEY
+from tests.cell_keys import KEY as CELL_KEY
+from tests.report.made_up_records import environment
+
+KEY = replace(CELL_KEY, num_speculative_tokens=3)
+A = RoundLog(
+    num_drafted=(3, 3, 0),
+    num_accepted=(3, 1, 0),
+    num_emitted=(4, 2, 1),
+    round_s=(0.16, 0.16, 0.12),
+    draft_s=(0.03, 0.03, 0.0),
+    verify_s=(0.11, 0.11, 0.11),
+)
+B = RoundLog(
+    num_drafted=(3, 2), num_accepted=(0, 2), num_emitted=(1, 3), round_s=(0.16, 0.15)
+)  # of which the engine does not tell the parts
+
+
+def request(key: CellKey, prompt: str, rounds: RoundLog | None, repeat: int = 0) -> RequestRecord:
+    """A request that prefills for 0.2 s; without rounds it failed."""
+    decode_s = sum(rounds.round_s) if rounds else None
+    return RequestRecord(
+        cell_id=key.id,
+        prompt_id=prompt,
+        turn=0,
+        repeat=repeat,
+        seed=7,
+        num_prompt_tokens=10,
+        output_ids=tuple(range(1 + sum(rounds.num_emitted))) if rounds else (),
+        finish_reason="length" if rounds else "failed",
+        prefill_s=0.2,
+        ttft_s=0.2,
+        decode_s=decode_s,
+        total_s=None if decode_s is None else 0.2 + decode_s,
+        cpu_s=None,
+        rounds=rounds,
+        error=None if rounds else "out of memory",
+    )
+
+
+def steps(num_rounds: int) -> RoundLog:
+    """K = 0: a token per round, each taking 0.1 s."""
+    return RoundLog(
+        num_drafted=(0,) * num_rounds,
+        num_accepted=(0,) * num_rounds,
+        num_emitted=(1,) * num_rounds,
+        round_s=(0.1,) * num_rounds,
+    )
+
+
+def block(purpose: BlockPurpose, prompt: str, *requests: RequestRecord) -> BlockRecord:
+    return BlockRecord(
+        block_id=f"{purpose} {prompt}",
+        workload=KEY.workload,
+        prompt_id=prompt,
+        repeat=requests[0].repeat,
+        purpose=purpose,
+        order=tuple(one.cell_id for one in requests),
+        started_at="2026-11-21T01:02:04+00:00",
+        requests=requests,
+    )
+
+
+def small_run(run_id: str = "small") -> StoredRun:
+    """`b` at K = 3 was watched by NVML, `a` was not."""
+    watched = replace(
+        request(KEY, "b", B),
+        energy_j=62.0,
+        device=DeviceSample(num_samples=4, power_w=200.0, process_used_bytes=2048),
+    )
+    return StoredRun(
+        folder=Path("reports") / run_id,
+        run=RunRecord(
+            schema_version=SCHEMA_VERSION,
+            run_id=run_id,
+            environment=environment(is_gpu=False),
+            settings=RunSettings(command="run", pairings=("demo/draft",), workloads=("code",)),
+            workload_sha256={"code": "ef" * 32},
+            cells=tuple(CellPlan(key=key, num_prompts=3, num_repeats=1) for key in (BASE_KEY, KEY)),
+        ),
+        is_complete=True,
+        blocks=(
+            block("explore", "a", request(KEY, "a", A), request(BASE_KEY, "a", steps(7))),
+            block("explore", "b", request(BASE_KEY, "b", steps(4)), watched),
+            block("explore", "c", request(BASE_KEY, "c", steps(4)), request(KEY, "c", None)),
+            block("confirm", "a", request(KEY, "a", A, 1), request(BASE_KEY, "a", steps(7), 1)),
+        ),
+    )

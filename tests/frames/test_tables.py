@@ -1,0 +1,206 @@
+"""Tables say what the report says, and what their columns are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from specbench.errors import UsageError
+from specbench.frames.cells import cells_frame
+from specbench.frames.column import Doc, record_columns
+from specbench.frames.decisions import decisions_frame
+from specbench.frames.requests import requests_frame
+from specbench.frames.rounds import rounds_frame
+from specbench.frames.tables import TABLES, describe
+from specbench.report.document import Document, build_document, to_json
+from specbench.store import StoredRun
+from tests.frames.small_run import small_run
+from tests.report.served_runs import served_run
+from tests.report.stored_runs import SMALL, stored_run
+
+RUNS = {
+    "cpu": stored_run(SMALL),
+    "gpu": stored_run(replace(SMALL, temperatures=(0.0, 1.0), device="gpu", throttled_k=4)),
+    "served": served_run(),
+    "small": small_run(),
+}
+EMPTY = replace(small_run(), blocks=())
+
+
+@pytest.fixture(params=RUNS, scope="module")
+def stored(request: pytest.FixtureRequest) -> StoredRun:
+    return RUNS[request.param]
+
+
+@pytest.fixture(scope="module")
+def document(stored: StoredRun) -> Document:
+    return build_document(stored)
+
+
+@pytest.fixture(scope="module")
+def cells(document: Document) -> pd.DataFrame:
+    return cells_frame([document]).set_index("cell_id")
+
+
+def frames_of(stored: StoredRun) -> dict[str, pd.DataFrame]:
+    document = build_document(stored)
+    return {
+        "cells": cells_frame([document]),
+        "requests": requests_frame([stored]),
+        "rounds": rounds_frame([stored]),
+        "decisions": decisions_frame([document]),
+    }
+
+
+def assert_same(found: pd.Series, metric: pd.Series) -> None:
+    """Equal for every cell that has the metric."""
+    known = metric.dropna()
+    assert len(known)
+    assert found.reindex(known.index).tolist() == pytest.approx(known.tolist(), rel=1e-9)
+
+
+def test_summed_rounds_give_the_metrics_of_the_report(
+    stored: StoredRun, cells: pd.DataFrame
+) -> None:
+    rounds = rounds_frame([stored])
+    rounds = rounds[rounds["purpose"] == "explore"]
+    by_cell = rounds.groupby("cell_id", observed=True)
+    sums = by_cell[["num_drafted", "num_accepted", "num_emitted"]].sum()
+    assert_same(by_cell.size(), cells["num_rounds"])
+    assert_same(1 + sums["num_accepted"] / by_cell.size(), cells["mean_acceptance_length"])
+    assert_same(sums["num_accepted"] / sums["num_drafted"], cells["acceptance_rate"])
+    assert_same(by_cell["round_s"].mean(), cells["round_s"])
+    assert_same(by_cell["round_s"].median(), cells["round_s_p50"])
+    for cell_id, histogram in cells["acceptance_histogram"].dropna().items():
+        counted = rounds.loc[rounds["cell_id"] == cell_id, "num_accepted"].value_counts()
+        assert counted.reindex(range(len(histogram)), fill_value=0).tolist() == list(histogram)
+
+
+def test_summed_requests_give_the_metrics_of_the_report(
+    stored: StoredRun, cells: pd.DataFrame
+) -> None:
+    requests = requests_frame([stored])
+    requests = requests[requests["purpose"] == "explore"]
+    done = requests[requests["finish_reason"] != "failed"].groupby("cell_id", observed=True)
+    after_first = done["num_output_tokens"].sum() - done.size()
+    assert_same(after_first / done["decode_s"].sum(), cells["decode_tokens_per_s"])
+    assert_same(done["num_output_tokens"].sum(), cells["num_output_tokens"])
+    assert_same(done["num_rounds"].sum(), cells["num_rounds"])
+    assert_same(done["ttft_s"].median(), cells["ttft_s"])
+    every = requests.groupby("cell_id", observed=True)
+    assert_same(every.size() - done.size(), cells["num_failed"])
+    assert_same(every.size(), cells["num_requests"])
+
+
+def test_speedups_follow_from_paired_requests() -> None:
+    stored = RUNS["cpu"]
+    requests = requests_frame([stored])
+    requests = requests[requests["purpose"] == "explore"]
+    pairs = requests.merge(
+        requests[requests["num_speculative_tokens"] == 0],
+        on=["workload", "prompt_id", "turn", "repeat", "sample"],
+        suffixes=("", "_base"),
+    )
+    sums = pairs.groupby("cell_id", observed=True)[["decode_s_base", "decode_s"]].sum()
+    cells = cells_frame([build_document(stored)]).set_index("cell_id")
+    assert_same(sums["decode_s_base"] / sums["decode_s"], cells["decode_speedup"])
+
+
+def test_cells_are_those_of_the_machine_document(document: Document) -> None:
+    found = cells_frame([document])
+    for row, cell in zip(rows(found), to_json(document)["cells"], strict=True):
+        flat = {**cell, **cell["metrics"], **spread(cell, "speedup", "speedup_end_to_end")}
+        for name in ("invalid_reasons", "warnings"):
+            flat[name] = "; ".join(cell[name])
+        same(row, flat, besides=("run_id", "synthetic", "cell_id"))
+
+
+def test_decisions_are_those_of_the_machine_document(document: Document) -> None:
+    found = decisions_frame([document])
+    for row, decision in zip(rows(found), to_json(document)["decisions"], strict=True):
+        flat = {**decision, **spread(decision, "speedup")}
+        flat["reasons"] = "; ".join(decision["reasons"])
+        same(row, flat, besides=("run_id", "verdict", "cell_id", "drafter"))
+        assert set(decision) <= set(row)
+        if row["verdict"] == "helps":
+            assert row["num_speculative_tokens"] > 0
+        else:
+            assert (row["method"], row["num_speculative_tokens"]) == ("none", 0)
+
+
+def test_an_adaptive_k_that_is_not_recommended_is_not_the_answer() -> None:
+    document = build_document(RUNS["cpu"])
+    lost = next(d for d in document.decisions if d.num_speculative_tokens == 0)
+    lost = replace(lost, leader=replace(lost.leader, adaptive=True))
+    (row,) = rows(decisions_frame([replace(document, decisions=(lost,))]))
+    assert (row["adaptive"], row["num_speculative_tokens"]) == (False, 0)
+    assert "|kauto|" in row["cell_id"]  # the cell that it speaks of
+
+
+def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Plain values, None where absent."""
+    plain = table.astype(object)
+    return plain.where(plain.notna(), None).to_dict("records")
+
+
+def spread(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    parts = {"": "estimate", "_low": "low", "_high": "high"}
+    return {
+        name + suffix: (record[name] or {}).get(part)
+        for name in names
+        for suffix, part in parts.items()
+    }
+
+
+def same(row: dict[str, Any], document: dict[str, Any], besides: Sequence[str]) -> None:
+    for name in row.keys() - set(besides):
+        told = document.get(name)
+        assert row[name] == (tuple(told) if isinstance(told, list) else told), name
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_columns_and_types_are_the_documented_ones_in_every_run(table: str) -> None:
+    told = describe(table)
+    for stored in (*RUNS.values(), EMPTY):
+        found = frames_of(stored)[table]
+        assert list(found.columns) == told["name"].tolist()
+        assert [str(dtype) for dtype in found.dtypes] == told["dtype"].tolist()
+        assert found.index.equals(pd.RangeIndex(len(found)))
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_column_has_a_meaning_and_the_unit_of_its_name(table: str) -> None:
+    told = describe(table)
+    assert told["name"].is_unique
+    assert told["meaning"].str.len().min() > 0
+    units = {"_s": "s", "_bytes": "bytes", "_j": "J", "_w": "W", "_mhz": "MHz"}
+    for suffix, unit in units.items():
+        named = told[told["name"].str.endswith(suffix) & ~told["name"].str.contains("_per_|tpot")]
+        assert set(named["unit"]) <= {unit}
+    assert "no table 'cell': there are cells, requests, rounds, decisions" in refusal("cell")
+
+
+def refusal(table: str) -> str:
+    with pytest.raises(UsageError) as error:
+        describe(table)
+    return str(error.value)
+
+
+def test_a_field_without_a_meaning_is_refused() -> None:
+    @dataclass
+    class Record:
+        known: int
+        new: int
+
+    with pytest.raises(TypeError, match="Record: explain each field as one column: new"):
+        record_columns(Record, {"known": Doc("known")}, lambda row: row)
+
+
+def test_a_count_that_another_tool_gives_as_a_mean_keeps_its_fraction() -> None:
+    document = build_document(RUNS["small"])
+    first, *others = document.cells
+    averaged = replace(first, metrics={**first.metrics, "num_output_tokens": 12.5})
+    found = cells_frame([replace(document, cells=(averaged, *others))])
+    assert found["num_output_tokens"].tolist() == [12.5, 13.0]

@@ -1,0 +1,152 @@
+"""`specbench.load`: what an engineer gets in a notebook."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import specbench
+from specbench.errors import StoreError, UsageError
+from specbench.frames.files import cells_csv
+from specbench.report.answers import answer_lines
+from specbench.report.document import build_document, to_json
+from specbench.report.html import to_html
+from specbench.report.markdown import to_markdown
+from specbench.store import load_run
+from tests.cli.calls import specbench as command_line
+from tests.report.stored_runs import SMALL, keep, stored_run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("notebook") / "reports"
+    keep(root, "20261121-010203-a1b2", stored_run(SMALL))
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(root: Path) -> specbench.Run:
+    return specbench.load("20261121-010203-a1b2", root=root)
+
+
+def test_a_run_is_found_by_id_by_folder_and_as_the_newest(root: Path) -> None:
+    folder = root / "20261121-010203-a1b2"
+    found = [
+        specbench.load("20261121-010203-a1b2", root),
+        specbench.load(folder),
+        specbench.load(str(folder)),
+        specbench.load(root=root),
+    ]
+    assert {run.id for run in found} == {"20261121-010203-a1b2"}
+    assert {run.folder for run in found} == {folder}
+
+
+def test_the_default_is_the_newest_run_in_reports(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root.parent)
+    assert specbench.load().folder == Path("reports/20261121-010203-a1b2")
+
+
+@pytest.mark.parametrize("asked", ["no-such-run", "latest", "../etc", "x" * 300])
+def test_a_wrong_run_is_the_error_of_the_command_line(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError) as error:
+        specbench.load(asked)
+    ran = command_line("report", asked, cwd=tmp_path)
+    assert (ran.code, ran.err.strip()) == (2, f"error: {error.value}")
+
+
+def test_a_damaged_run_is_named(tmp_path: Path) -> None:
+    folder = keep(tmp_path, "bad", stored_run(SMALL))
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"run\.json: damaged"):
+        specbench.load(folder)
+
+
+def test_tables_are_made_once_and_keep_what_is_added(run: specbench.Run) -> None:
+    cells = run.cells
+    assert run.cells is cells
+    assert len(run.requests) > len(cells) > len(run.decisions)
+    assert len(run.rounds) > len(run.requests)
+    cells["tokens_per_joule"] = 1 / cells["joules_per_token"]
+    assert "tokens_per_joule" in run.cells
+    del cells["tokens_per_joule"]
+
+
+def test_tables_join(run: specbench.Run) -> None:
+    joined = run.decisions.merge(run.cells, on=["run_id", "cell_id"], validate="one_to_one")
+    assert len(joined) == len(run.decisions)
+    assert set(run.rounds["cell_id"]) == set(run.requests["cell_id"]) == set(run.cells["cell_id"])
+
+
+def test_columns_tell_units_without_a_run() -> None:
+    told = specbench.Run.columns("rounds").set_index("name")
+    assert told.loc["round_s", "unit"] == "s"
+    assert specbench.Run.columns().set_index("name").loc["joules_per_token", "unit"] == "J/token"
+
+
+def test_reports_are_those_of_the_command(run: specbench.Run, root: Path) -> None:
+    stored = load_run(run.id, root)
+    document = build_document(stored)
+    assert run.report("markdown") == run.report("md") == to_markdown([document])
+    assert run.report("csv") == cells_csv([document])
+    assert json.loads(run.report("json")) == json.loads(json.dumps(run.to_json()))
+    assert run.to_json() == to_json(document)
+    assert run.report() == to_html([document])
+
+
+def test_a_report_is_written_where_asked(run: specbench.Run, tmp_path: Path) -> None:
+    path = tmp_path / "answer.md"
+    assert run.report("markdown", path) == path.read_text(encoding="utf-8")
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(StoreError, match=r"absent.*: No such file or directory"):
+        run.report("markdown", tmp_path / "absent" / "answer.md")
+
+
+def test_an_unknown_format_is_refused(run: specbench.Run) -> None:
+    with pytest.raises(UsageError, match="no format 'pdf': allowed are html, md, csv, markdown"):
+        run.report("pdf")
+
+
+def test_a_notebook_shows_the_sentences(run: specbench.Run) -> None:
+    assert run.answers == answer_lines(build_document(stored_run(SMALL)))
+    assert all(line in repr(run) for line in run.answers)
+    assert run._repr_html_().startswith(f"<p>run {run.id}</p><pre>{run.answers[0]}")
+
+
+def test_what_a_notebook_shows_is_escaped_and_says_what_is_missing(tmp_path: Path) -> None:
+    stored = stored_run(replace(SMALL, workloads=("code",), is_complete=False))
+    named = tuple(
+        replace(plan, key=replace(plan.key, workload="<b>code</b>")) for plan in stored.run.cells
+    )
+    keep(tmp_path, "half", replace(stored, run=replace(stored.run, cells=named), blocks=()))
+    shown = specbench.load("half", tmp_path)._repr_html_()
+    assert "<p>run half, not complete</p>" in shown
+    assert "<b>" not in shown
+    assert "&lt;b&gt;code" in shown
+    assert "<li>interrupted or still running" in shown
+
+
+def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
+    program = (
+        "import sys, specbench\n"
+        "assert {'load', 'Run', '__version__'} <= set(dir(specbench))\n"
+        "assert not hasattr(specbench, 'lod')\n"
+        "print({'pandas', 'numpy', 'torch', 'matplotlib'} & set(sys.modules))\n"
+        "specbench.load\n"
+        "print('torch' in sys.modules, 'pandas' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=tmp_path
+    )
+    assert done.stdout.splitlines() == ["set()", "False True"]
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert Path(specbench.__file__).with_name("py.typed").is_file()
