@@ -10,10 +10,10 @@ import numpy as np
 from scipy.stats import beta
 
 from benchmarks.gate_noise import CellNoise, Change, Prompts, simulated_pair
-from specbench.stats.baseline import Snapshot, pool
-from specbench.stats.gate import Gate, Tolerance, check
-from specbench.stats.judging import Judgement, Verdict
-from specbench.stats.kinds import Kind
+from specbench.gate.baseline import Snapshot, pool
+from specbench.gate.check import Gate, Tolerance, check
+from specbench.gate.judging import Judgement, Verdict
+from specbench.gate.kinds import Kind
 
 SECONDS = (Kind.RATIO, Kind.TIME)
 

@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "specbench"
 BASE = {"", "errors", "records", "costs", "footprint", "whole_file", "json_text"}
 FILES = {"config", "store", "workloads", "shipped", "methods"}
-ANALYSING = {*BASE, *FILES, "metrics", "stats", "importers", "pairing", "report"}
+ANALYSING = {*BASE, *FILES, "metrics", "stats", "gate", "importers", "pairing", "report"}
 DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).
@@ -32,8 +32,9 @@ MAY_IMPORT = {
     "workload_formats": {*BASE, "strict_yaml"},
     "lengthening": {*BASE, "shipped", "workloads"},
     "store": {*BASE},
-    "metrics": {*BASE},
-    "stats": {*BASE, "metrics"},
+    "stats": {*BASE},
+    "metrics": {*BASE, "stats"},
+    "gate": {*BASE, "metrics", "stats"},
     "importers": {*BASE, "metrics"},
     "pairing": {
         *BASE,
@@ -64,7 +65,7 @@ MAY_IMPORT = {
         "demo",
     },
     "bench": {*ANALYSING, *DECODING, "engines", "probes", "lossless", "tracing", "lengthening"}
-    - {"report"},
+    - {"gate", "report"},
     "cli": {
         *ANALYSING,
         *DECODING,

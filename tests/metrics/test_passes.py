@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from specbench.metrics.cell import CellData, Pass, against
+from specbench.metrics.summary import summarise
+from specbench.metrics.validity import judge_cell
 from specbench.stats.intervals import speedup_interval
-from specbench.stats.summary import summarise
-from specbench.stats.validity import judge_cell
 from tests.pairing.cells import BASE, draft, stream
 
 ROWS = {"concurrency": 2}

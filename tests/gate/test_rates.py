@@ -1,6 +1,6 @@
 """How often the gate is right, over simulated pairs with the noise of recorded runs.
 
-tests/stats/gate_noise.json holds what identical runs of docs/ci.md's recipe measured, prompt by
+tests/gate/gate_noise.json holds what identical runs of docs/ci.md's recipe measured, prompt by
 prompt (benchmarks/gate.py records it). Stated: at most 5 % of identical pairs fail, at least 80 %
 of pairs that lost twice the tolerance do. 2,000 pairs know a rate of 5 % to 0.5 %.
 """
@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks.gate_noise import CellNoise, Prompts, read_noise, simulated_run
 from benchmarks.gate_rates import Rates, fewer_kept, rates, simulated, slower, tolerances
-from specbench.stats import comparison, gate
-from specbench.stats.comparison import Spread
+from specbench.gate import check as gate
+from specbench.gate import comparison
+from specbench.gate.comparison import Spread
 
 pytestmark = pytest.mark.slow
 

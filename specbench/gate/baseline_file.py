@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from specbench.errors import StoreError
+from specbench.gate.baseline import Snapshot
 from specbench.json_text import parse_json
-from specbench.stats.baseline import Snapshot
 from specbench.whole_file import write_whole
 
 SCHEMA_VERSION = 1  # of the file

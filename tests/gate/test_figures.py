@@ -3,16 +3,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specbench.gate.check import Tolerance, check
+from specbench.gate.comparison import Runs, compare, holm
+from specbench.gate.figures import cell_figures, first_difference
+from specbench.gate.kinds import Kind, deviation_floor, kind_of
 from specbench.metrics import registry
 from specbench.metrics.cell import gather_cells
 from specbench.metrics.registry import all_metrics, metric
-from specbench.stats.comparison import Runs, compare, holm
-from specbench.stats.figures import cell_figures, first_difference
-from specbench.stats.gate import Tolerance, check
 from specbench.stats.intervals import log_ratio
-from specbench.stats.kinds import Kind, deviation_floor, kind_of
+from tests.gate.gate_sides import side
 from tests.report.served_runs import served_run
-from tests.stats.gate_sides import side
 
 LENGTH = [Tolerance(metric="mean_acceptance_length", share=0.02)]
 

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.metrics.summary import summarise
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
-from specbench.stats.summary import summarise
 
 BASE_S = [1.2] * 6
 SPEC_S = [0.60, 0.66, 0.72, 0.78, 0.84, 0.90]

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.stats.fingerprint import changes, differences, fingerprint_of, have_same_arithmetic
+from specbench.gate.fingerprint import changes, differences, fingerprint_of, have_same_arithmetic
 from tests.report.stored_runs import Wish, stored_run
 
 STORED = stored_run(Wish(drafters=("draft",), workloads=("code",), ks=(0, 4), num_prompts=5))

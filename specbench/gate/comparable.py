@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from specbench.errors import UsageError
+from specbench.gate.baseline import Snapshot
+from specbench.gate.figures import CellFigures
+from specbench.gate.fingerprint import HARDWARE, Difference, differences
 from specbench.metrics.cell_names import cell_name
 from specbench.records import CellKey
-from specbench.stats.baseline import Snapshot
-from specbench.stats.figures import CellFigures
-from specbench.stats.fingerprint import HARDWARE, Difference, differences
 
 PROMPTS = "prompts"
 CELLS = "cells"

@@ -1,6 +1,6 @@
 """Where the gate's verdicts turn, by hand: the detectable effect, the bound, Holm's steps.
 
-Deviations as in tests/stats/test_gate.py: sqrt(2) % on a GPU, 1.645 and 0.842.
+Deviations as in tests/gate/test_check.py: sqrt(2) % on a GPU, 1.645 and 0.842.
 """
 
 import math
@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 from scipy.stats import norm, t
 
-from specbench.stats.attribution import attribute
-from specbench.stats.comparison import holm
-from specbench.stats.gate import Tolerance, check, default_tolerances
-from specbench.stats.judging import Verdict
-from specbench.stats.kinds import Kind, deviation_floor
-from tests.stats.gate_sides import cell, figure, key, side
+from specbench.gate.attribution import attribute
+from specbench.gate.check import Tolerance, check, default_tolerances
+from specbench.gate.comparison import holm
+from specbench.gate.judging import Verdict
+from specbench.gate.kinds import Kind, deviation_floor
+from tests.gate.gate_sides import cell, figure, key, side
 
 
 def verdict(loss: float, tolerance: float) -> Verdict:
@@ -69,7 +69,7 @@ def test_text_of_another_dtype_or_target_need_not_be_the_same(changed):
 def test_runs_of_different_drafts_are_no_one_baseline():
     """The draft is what is tested: pooled with another one it would be averaged away."""
     from specbench.errors import UsageError
-    from specbench.stats.baseline import pool
+    from specbench.gate.baseline import pool
 
     one = side(cell({"mean_acceptance_length": figure(3.0)}), name="a")
     other = side(
@@ -83,7 +83,7 @@ def test_runs_of_different_drafts_are_no_one_baseline():
 def test_runs_of_a_drafter_with_other_parameters_are_no_one_baseline():
     """An n-gram drafter has no weights that could tell."""
     from specbench.errors import UsageError
-    from specbench.stats.baseline import pool
+    from specbench.gate.baseline import pool
 
     one, other = (
         side(cell({"mean_acceptance_length": figure(length)}), name=name, entries=entries)

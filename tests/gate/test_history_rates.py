@@ -2,11 +2,11 @@
 
 import numpy as np
 
+from specbench.gate.history import history
 from specbench.records import Interval
 from specbench.stats.change_points import SIGNIFICANCE, course
-from specbench.stats.history import history
+from tests.gate.test_history import STEPPED, cell, run, runs
 from tests.stats.test_change_points import noisy
-from tests.stats.test_history import STEPPED, cell, run, runs
 
 
 def test_pooled_over_lengths_and_laws_noise_steps_in_5_percent_at_most():

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.gate.fingerprint import Fingerprint
+from specbench.gate.history import PastRun, history
 from specbench.records import CellSummary, Interval
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines, sparkline
 from specbench.report.history_page import to_page
-from specbench.stats.fingerprint import Fingerprint
-from specbench.stats.history import PastRun, history
 from tests.cell_keys import KEY
 
 HERE = Fingerprint(

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import PairedSeconds, paired_decode, paired_end_to_end
 from specbench.metrics.registry import measure
+from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import CellSummary
 from specbench.stats.intervals import LogRatio, interval, minimum_detectable_effect, speedup_ratio
-from specbench.stats.validity import cell_warnings, judge_cell
 
 
 def summarise(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:

@@ -3,10 +3,10 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from specbench.gate.baseline import Origin, Snapshot
+from specbench.gate.figures import CellFigures, Figure
+from specbench.gate.fingerprint import Fingerprint
 from specbench.records import CellKey
-from specbench.stats.baseline import Origin, Snapshot
-from specbench.stats.figures import CellFigures, Figure
-from specbench.stats.fingerprint import Fingerprint
 
 EVEN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # their variance is 2.5
 

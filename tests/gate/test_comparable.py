@@ -1,12 +1,12 @@
 import pytest
 
 from specbench.errors import UsageError
-from specbench.stats.comparable import pair_up
-from specbench.stats.figures import Figure
-from specbench.stats.fingerprint import changes, differences, have_same_arithmetic
-from specbench.stats.gate import Tolerance, check
-from specbench.stats.judging import Verdict
-from tests.stats.gate_sides import cell, figure, fingerprint, key, side
+from specbench.gate.check import Tolerance, check
+from specbench.gate.comparable import pair_up
+from specbench.gate.figures import Figure
+from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
+from specbench.gate.judging import Verdict
+from tests.gate.gate_sides import cell, figure, fingerprint, key, side
 
 FIGURES = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(100.0)}
 OTHER_MACHINE = {"hardware": {"device": "cuda", "GPU": "another"}}

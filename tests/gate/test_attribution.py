@@ -2,8 +2,8 @@
 
 import pytest
 
-from specbench.stats.attribution import Cause, attribute
-from tests.stats.gate_sides import cell, figure
+from specbench.gate.attribution import Cause, attribute
+from tests.gate.gate_sides import cell, figure
 
 ROUND = {"draft_s": 0.002, "verify_s": 0.007, "other_s": 0.001}
 

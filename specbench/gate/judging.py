@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from specbench.gate.comparable import CellPair
+from specbench.gate.comparison import Comparison, Runs, compare
+from specbench.gate.figures import CellFigures, first_difference
+from specbench.gate.kinds import Kind, deviation_floor, kind_of
 from specbench.metrics.registry import Metric
 from specbench.records import CellKey, Interval
-from specbench.stats.comparable import CellPair
-from specbench.stats.comparison import Comparison, Runs, compare
-from specbench.stats.figures import CellFigures, first_difference
 from specbench.stats.intervals import CONFIDENCE, MIN_PROMPTS
-from specbench.stats.kinds import Kind, deviation_floor, kind_of
 
 FALSE_ALARM = 0.05  # of a whole gate, over all its comparisons
 OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always held to

@@ -7,14 +7,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from specbench.errors import UsageError
-from specbench.metrics.registry import Metric, all_metrics
-from specbench.records import NO_DRAFTER, CellKey
-from specbench.stats.attribution import Attribution, attribute
-from specbench.stats.baseline import Snapshot
-from specbench.stats.comparable import CellPair, pair_up
-from specbench.stats.comparison import Runs, holm
-from specbench.stats.fingerprint import Difference, changes, have_same_arithmetic
-from specbench.stats.judging import (
+from specbench.gate.attribution import Attribution, attribute
+from specbench.gate.baseline import Snapshot
+from specbench.gate.comparable import CellPair, pair_up
+from specbench.gate.comparison import Runs, holm
+from specbench.gate.fingerprint import Difference, changes, have_same_arithmetic
+from specbench.gate.judging import (
     Case,
     Judgement,
     Verdict,
@@ -23,8 +21,10 @@ from specbench.stats.judging import (
     judge_text,
     judge_unusable,
 )
-from specbench.stats.kinds import Kind, kind_of
-from specbench.stats.tolerances import Tolerance, default_tolerances
+from specbench.gate.kinds import Kind, kind_of
+from specbench.gate.tolerances import Tolerance, default_tolerances
+from specbench.metrics.registry import Metric, all_metrics
+from specbench.records import NO_DRAFTER, CellKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

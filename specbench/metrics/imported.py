@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from specbench.metrics.setting import is_baseline, setting_of
+from specbench.metrics.validity import SUSPICIOUS_ACCEPTANCE
 from specbench.records import CellKey, CellSummary, ImportedRecord
-from specbench.stats.validity import SUSPICIOUS_ACCEPTANCE
 
 Figures = Mapping[str, float | tuple[float, ...]]
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from specbench.gate.figures import CellFigures
+from specbench.gate.judging import OUTPUT_TOKENS
+from specbench.gate.kinds import Kind, kind_of
 from specbench.metrics.registry import all_metrics
 from specbench.records import CellKey
-from specbench.stats.figures import CellFigures
-from specbench.stats.judging import OUTPUT_TOKENS
-from specbench.stats.kinds import Kind, kind_of
 
 NAMED_SHARE = 0.25  # of a loss; what has a smaller one is not named as a cause
 

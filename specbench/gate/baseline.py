@@ -12,8 +12,11 @@ from statistics import fmean
 import numpy as np
 
 from specbench.errors import UsageError
+from specbench.gate.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
+from specbench.gate.fingerprint import Fingerprint, differences, fingerprint_of
 from specbench.metrics.cell import CellData
 from specbench.metrics.cell_names import cell_name
+from specbench.metrics.imported import summarise_imported
 from specbench.records import (
     NO_DRAFTER,
     CellKey,
@@ -22,9 +25,6 @@ from specbench.records import (
     ModelIdentity,
     RunRecord,
 )
-from specbench.stats.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
-from specbench.stats.fingerprint import Fingerprint, differences, fingerprint_of
-from specbench.stats.imported import summarise_imported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from specbench.metrics.cell import CellData, finished
 from specbench.metrics.registry import Value, all_metrics
 from specbench.metrics.setting import is_stream
+from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, CellSummary, RequestRecord
-from specbench.stats.validity import judge_cell
 
 _DIGITS = 7  # significant; far below noise, and the same on both sides of a comparison
 _TOKENS_PER_DIGEST = 16

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.gate.figures import cell_figures
 from specbench.metrics import registry
 from specbench.metrics.cell import Samples, gather_cells
 from specbench.metrics.registry import all_metrics, metric
 from specbench.records import SamplesRecord
-from specbench.stats.figures import cell_figures
 from tests.report.served_runs import served_run
 
 

@@ -9,11 +9,11 @@ import math
 import pytest
 
 from specbench.errors import UsageError
-from specbench.stats.figures import Figure
-from specbench.stats.gate import Gate, Tolerance, check
-from specbench.stats.judging import Judgement, Verdict
-from specbench.stats.kinds import Kind
-from tests.stats.gate_sides import cell, figure, key, side
+from specbench.gate.check import Gate, Tolerance, check
+from specbench.gate.figures import Figure
+from specbench.gate.judging import Judgement, Verdict
+from specbench.gate.kinds import Kind
+from tests.gate.gate_sides import cell, figure, key, side
 
 SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)
 LENGTH = (Tolerance(metric="mean_acceptance_length", share=0.02),)

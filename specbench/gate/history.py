@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from specbench.gate.comparable import PROMPTS
+from specbench.gate.fingerprint import HARDWARE, Difference, Fingerprint, differences
 from specbench.metrics.registry import Better, Metric, all_metrics
 from specbench.records import CellKey, CellSummary
 from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
-from specbench.stats.comparable import PROMPTS
-from specbench.stats.fingerprint import HARDWARE, Difference, Fingerprint, differences
 
 # What runs of one history may differ in, where that is asked for.
 WORDS = (
@@ -91,7 +91,7 @@ def history(
 ) -> History:
     """The metrics of every cell over the runs that share the newest one's fingerprint.
 
-    `allowed` names kinds of difference that are put up with (stats/fingerprint.py). Invalid cells
+    `allowed` names kinds of difference that are put up with (gate/fingerprint.py). Invalid cells
     are no values. Raises ValueError without a run.
     """
     if not runs:

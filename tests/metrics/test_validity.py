@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.cell import CellData
+from specbench.metrics.summary import summarise
+from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import AnswerCheck, DeviceSample, RequestRecord, RoundLog
-from specbench.stats.summary import summarise
-from specbench.stats.validity import cell_warnings, judge_cell
 
 
 def with_first(cell: CellData, **changes: object) -> CellData:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from specbench.stats.figures import CellFigures
+from specbench.gate.figures import CellFigures
 from specbench.stats.intervals import MIN_PROMPTS, POWER, student_t
 
 

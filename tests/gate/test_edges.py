@@ -3,14 +3,14 @@
 import pytest
 
 from specbench.errors import UsageError
-from specbench.stats.attribution import Cause, attribute
-from specbench.stats.baseline import pool
-from specbench.stats.comparable import pair_up
-from specbench.stats.figures import Figure
-from specbench.stats.gate import Tolerance, check
-from tests.stats.gate_sides import cell, figure, key, side
-from tests.stats.test_attribution import causes, figures
-from tests.stats.test_comparable import FIGURES, refused
+from specbench.gate.attribution import Cause, attribute
+from specbench.gate.baseline import pool
+from specbench.gate.check import Tolerance, check
+from specbench.gate.comparable import pair_up
+from specbench.gate.figures import Figure
+from tests.gate.gate_sides import cell, figure, key, side
+from tests.gate.test_attribution import causes, figures
+from tests.gate.test_comparable import FIGURES, refused
 
 SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)
 

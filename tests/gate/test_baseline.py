@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from specbench.errors import StoreError, UsageError
-from specbench.stats.baseline import left_out, pool
-from specbench.stats.baseline_file import SCHEMA_VERSION, read_baseline, write_baseline
-from specbench.stats.gate import check
-from specbench.stats.judging import Verdict
-from tests.stats.gate_sides import cell, figure, key, side
+from specbench.gate.baseline import left_out, pool
+from specbench.gate.baseline_file import SCHEMA_VERSION, read_baseline, write_baseline
+from specbench.gate.check import check
+from specbench.gate.judging import Verdict
+from tests.gate.gate_sides import cell, figure, key, side
 
 
 def run(speedup, name, **changed):
