@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from specbench.records import Interval
+from specbench.stats.interval import Interval
 
 MIN_PROMPTS = 5  # fewer give no interval
 CONFIDENCE = 0.95

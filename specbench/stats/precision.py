@@ -2,7 +2,7 @@
 
 import math
 
-from specbench.records import Interval
+from specbench.stats.interval import Interval
 from specbench.stats.intervals import CONFIDENCE, MIN_PROMPTS, student_t
 
 

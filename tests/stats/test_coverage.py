@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from specbench.records import Interval
+from specbench.stats.interval import Interval
 from specbench.stats.intervals import (
     acceptance_length_change,
     interval,

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from specbench.records import Interval
+from specbench.stats.interval import Interval
 from specbench.stats.intervals import (
     acceptance_length_change,
     interval,

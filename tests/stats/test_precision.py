@@ -1,6 +1,6 @@
 import math
 
-from specbench.records import Interval
+from specbench.stats.interval import Interval
 from specbench.stats.intervals import student_t
 from specbench.stats.precision import prompts_to_decide
 
