@@ -169,7 +169,7 @@ def test_the_statistics_know_none_of_our_records():
 
 
 def test_what_the_decoder_and_the_records_take_from_statistics_is_light(tmp_path):
-    code = "import specbench.records, specbench.stats.interval"
+    code = "import specbench.records, specbench.stats.interval, specbench.stats.acceptance"
     assert not modules_after(code, tmp_path) & HEAVY
 
 

@@ -10,7 +10,7 @@ from specbench.errors import UsageError
 from specbench.gate.attribution import Attribution, attribute
 from specbench.gate.baseline import Snapshot
 from specbench.gate.comparable import CellPair, pair_up
-from specbench.gate.comparison import Runs, holm
+from specbench.gate.comparison import Runs
 from specbench.gate.fingerprint import Difference, changes, have_same_arithmetic
 from specbench.gate.judging import (
     Case,
@@ -25,6 +25,7 @@ from specbench.gate.kinds import Kind, kind_of
 from specbench.gate.tolerances import Tolerance, default_tolerances
 from specbench.metrics.registry import Metric, all_metrics
 from specbench.records import NO_DRAFTER, CellKey
+from specbench.stats.multiple_testing import holm
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from specbench.gate.figures import CellFigures, first_difference
 from specbench.gate.kinds import Kind, deviation_floor, kind_of
 from specbench.metrics.registry import Metric
 from specbench.records import CellKey, Interval
-from specbench.stats.intervals import CONFIDENCE, MIN_PROMPTS
+from specbench.stats.spread import MIN_UNITS, UPPER
 
 FALSE_ALARM = 0.05  # of a whole gate, over all its comparisons
 OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always held to
@@ -262,15 +262,15 @@ def _against_zero(case: Case, candidate: float) -> tuple[Verdict, str]:
 def _why_no_spread(cell: CellFigures, name: str) -> str:
     if not cell.units:
         return "figures without prompts have no interval; a baseline of several runs gives one"
-    if len(cell.units) < MIN_PROMPTS:
-        return f"{len(cell.units)} prompts or passes; an interval needs {MIN_PROMPTS}"
+    if len(cell.units) < MIN_UNITS:
+        return f"{len(cell.units)} prompts or passes; an interval needs {MIN_UNITS}"
     return f"{name} needs every prompt, so its spread is not known"
 
 
 def _change(comparison: Comparison | None, *, higher_is_better: bool) -> Interval | None:
     if comparison is None:
         return None
-    ends = [comparison.bound(p) for p in ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2)]
+    ends = [comparison.bound(p) for p in (1 - UPPER, UPPER)]
     estimate, *rest = (
         None if loss is None else comparison.as_change(loss, higher_is_better=higher_is_better)
         for loss in (comparison.loss, *(reversed(ends) if higher_is_better else ends))

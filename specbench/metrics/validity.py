@@ -3,7 +3,11 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from specbench.metrics.acceptance import acceptance_histogram, acceptance_rate_per_position
+from specbench.metrics.acceptance import (
+    acceptance_histogram,
+    acceptance_rate_per_position,
+    mean_acceptance_length,
+)
 from specbench.metrics.cell import CellData, Pass, Samples, finished
 from specbench.metrics.setting import overlaps
 from specbench.records import DeviceSample, RequestRecord, RoundLog, RoundTimeline
@@ -192,8 +196,8 @@ def _broken_totals(cell: CellData) -> Iterator[str]:
         yield (
             f"identity broken: histogram sums to {sum(histogram):g}, not {len(cell.rounds)} rounds"
         )
-    length = 1 + sum(cell.rounds.num_accepted) / len(cell.rounds)
-    if length > cell.k + 1:
+    length = mean_acceptance_length(cell)
+    if length is not None and length > cell.k + 1:
         yield f"identity broken: mean acceptance length {length:.2f} > K + 1"
 
 

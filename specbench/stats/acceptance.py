@@ -78,13 +78,13 @@ class RoundCounts:
         return self.num_accepted / self.num_drafted if self.num_drafted else None
 
     @property
-    def per_position(self) -> tuple[float, ...]:
+    def acceptance_rate_per_position(self) -> tuple[float, ...]:
         """Joint rates: #(a >= i) / N for i = 1 .. K."""
         rounds, *reached = self.reached
         return tuple(n / rounds for n in reached) if rounds else ()
 
     @property
-    def conditional(self) -> tuple[float, ...]:
+    def conditional_acceptance_rate(self) -> tuple[float, ...]:
         """#(a >= i) / #(a >= i - 1); ends before the first i that no round reaches."""
         return tuple(here / before for before, here in pairwise(self.reached) if before)
 
@@ -93,8 +93,11 @@ class RoundCounts:
         """sum(a) / (sum(a) + rounds with a rejection): the chance that one draft is accepted.
 
         Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition 3.1,
-        where drafting stops at the first rejection. For chains.
+        where drafting stops at the first rejection. None for what must be trees, whose rejected
+        tokens may have siblings.
         """
+        if self.num_drafted > self.k * self.num_drafting:
+            return None
         judged = self.num_accepted + self.num_rejecting
         return self.num_accepted / judged if judged else None
 

@@ -1,4 +1,4 @@
-"""Many tests at once: p-values adjusted for each other, and one from a mean of likelihood ratios."""
+"""Many tests at once: p-values adjusted for each other, or one p-value for all of them."""
 
 import math
 

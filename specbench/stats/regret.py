@@ -20,9 +20,8 @@ def minimax_regret(
     option here reaches it. Regret: 1 - rate / best. Worst regrets within `tie` of the least are
     equal, and the first such option wins: options come plainest first. ValueError without one.
     """
-    regrets = [
-        {case: 1 - rate / best[case] for case, rate in option.items()} for option in options
-    ]
+    regrets = [{case: 1 - rate / best[case] for case, rate in option.items()} for option in options]
     worst = [max(regret.values()) for regret in regrets]
-    place = next(i for i, regret in enumerate(worst) if regret <= min(worst) + tie)
+    least = min(worst)
+    place = next(i for i, regret in enumerate(worst) if regret <= least + tie)
     return LeastRegret(place, regrets[place])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specbench.gate.check import Tolerance, check
-from specbench.gate.comparison import Runs, compare, holm
+from specbench.gate.comparison import Runs, compare
 from specbench.gate.figures import cell_figures, first_difference
 from specbench.gate.kinds import Kind, deviation_floor, kind_of
 from specbench.metrics import registry
@@ -194,10 +194,3 @@ def test_counts_need_no_floor_and_times_the_largest():
         floors = [deviation_floor(kind, device) for kind in Kind]
         assert floors[0] == 0
         assert floors == sorted(floors)
-
-
-def test_holm_by_hand():
-    # 3 * 0.01; 2 * 0.02, not below the first; 1 * 0.03, not below the second.
-    assert holm([0.02, 0.01, 0.03]) == pytest.approx([0.04, 0.03, 0.04])
-    assert holm([0.9, 0.8]) == pytest.approx([1.0, 1.0])
-    assert holm([]) == []

@@ -11,7 +11,6 @@ from scipy.stats import norm, t
 
 from specbench.gate.attribution import attribute
 from specbench.gate.check import Tolerance, check, default_tolerances
-from specbench.gate.comparison import holm
 from specbench.gate.judging import Verdict
 from specbench.gate.kinds import Kind, deviation_floor
 from tests.gate.gate_sides import cell, figure, key, side
@@ -46,10 +45,6 @@ def test_what_could_be_found_is_what_the_whole_gate_would_find():
     )
     found = [j.minimum_detectable_effect for j in gate.judgements]
     assert found == pytest.approx([1 - math.exp(-0.03962)] * 2, abs=1e-4)
-
-
-def test_holm_steps_down():
-    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
 @pytest.mark.parametrize("changed", [{"dtype": "bfloat16"}, {"target": "other"}])

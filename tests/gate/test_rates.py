@@ -14,7 +14,7 @@ from benchmarks.gate_noise import CellNoise, Prompts, read_noise, simulated_run
 from benchmarks.gate_rates import Rates, fewer_kept, rates, simulated, slower, tolerances
 from specbench.gate import check as gate
 from specbench.gate import comparison
-from specbench.gate.comparison import Spread
+from specbench.stats.spread import Spread
 
 pytestmark = pytest.mark.slow
 
