@@ -4,10 +4,9 @@ Several runs of the same work show how far apart identical runs are. Prompts ins
 not show that: they share its clocks, its memory layout and its neighbours.
 """
 
-import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 import numpy as np
 
@@ -224,8 +223,7 @@ def _pooled_without(figures: Sequence[Figure]) -> tuple[float, ...] | None:
 
 def _mean(values: Sequence[float]) -> float:
     """Geometric where it exists, since changes are judged as ratios."""
-    is_positive = min(values) > 0
-    return rounded(math.exp(fmean(map(math.log, values))) if is_positive else fmean(values))
+    return rounded(geometric_mean(values) if min(values) > 0 else fmean(values))
 
 
 def _deviation(values: Sequence[float]) -> float:
