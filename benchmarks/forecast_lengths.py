@@ -25,11 +25,12 @@ from specbench.config import Drafter, Pairing, load_pairings
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.shelf import Shelf
-from specbench.pairing.replay import Replayed, replay_one, serves
+from specbench.pairing.replay import replay_one, serves
 from specbench.probes.environment import describe_environment
 from specbench.probes.probe import NoProbe
 from specbench.records import Message, RoundLog, Sampling
 from specbench.shipped import shipped
+from specbench.stats.acceptance import RoundCounts, mean_length
 from specbench.stats.intervals import acceptance_length_change
 from specbench.tracing.conversation import trace_conversation
 from specbench.tracing.text import Text
@@ -57,7 +58,7 @@ class Counts(NamedTuple):
         return cls(len(log), *map(sum, (log.num_drafted, log.num_accepted, log.num_emitted)))
 
     @classmethod
-    def of_replay(cls, one: Replayed) -> "Counts":
+    def of_replay(cls, one: RoundCounts) -> "Counts":
         return cls(one.num_rounds, one.num_drafted, one.num_accepted, one.num_emitted)
 
 
@@ -211,7 +212,7 @@ def _row(
 
 def _point(k: int, compared: Sequence[Compared], bound: float) -> dict[str, Any]:
     measured, replayed = (
-        1 + sum(one.accepted for one in side) / sum(one.rounds for one in side)
+        mean_length(sum(one.accepted for one in side), sum(one.rounds for one in side))
         for side in ([one.measured for one in compared], [one.replayed for one in compared])
     )
     return {

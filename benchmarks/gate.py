@@ -40,10 +40,10 @@ from benchmarks.gate_runs import (
 )
 from benchmarks.run import cells_of, provenance, write
 from specbench.cli.sides import read_run
+from specbench.gate.baseline import Snapshot, pool
+from specbench.gate.check import check
+from specbench.gate.tolerances import default_tolerances
 from specbench.metrics.cell import CellData
-from specbench.stats.baseline import Snapshot, pool
-from specbench.stats.gate import check
-from specbench.stats.tolerances import default_tolerances
 from specbench.store import StoredRun, load_run
 
 SAMPLED = ("-w", "chat,code", "--prompts", "12", "--temperature", "1", "--repeats", "12")

@@ -16,11 +16,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specbench.gate.baseline import Origin, Snapshot, pool
+from specbench.gate.figures import CellFigures, Figure, rounded
+from specbench.gate.fingerprint import Fingerprint
 from specbench.metrics.cell import CellData
 from specbench.records import CellKey
-from specbench.stats.baseline import Origin, Snapshot, pool
-from specbench.stats.figures import CellFigures, Figure, rounded
-from specbench.stats.fingerprint import Fingerprint
+from specbench.stats.acceptance import mean_length
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("base_s", "spec_s", "base_tokens", "spec_tokens", "accepted", "rounds")
@@ -226,9 +227,9 @@ def _figures(cell: CellNoise, i: int, drawn: Prompts) -> CellFigures:
     )
 
 
-# As the metrics of the same names; tests/stats/test_gate_rates.py holds them to those.
+# As the metrics of the same names; tests/gate/test_rates.py holds them to those.
 _METRICS: dict[str, Callable[[Prompts], Floats]] = {
-    "mean_acceptance_length": lambda s: 1 + s.accepted / s.rounds,
+    "mean_acceptance_length": lambda s: mean_length(s.accepted, s.rounds),
     "decode_speedup": lambda s: (s.base_s / s.base_tokens) / (s.spec_s / s.spec_tokens),
     "decode_tokens_per_s": lambda s: s.spec_tokens / s.spec_s,
 }

@@ -10,10 +10,11 @@ import numpy as np
 from scipy.stats import beta
 
 from benchmarks.gate_noise import CellNoise, Change, Prompts, simulated_pair
-from specbench.stats.baseline import Snapshot, pool
-from specbench.stats.gate import Gate, Tolerance, check
-from specbench.stats.judging import Judgement, Verdict
-from specbench.stats.kinds import Kind
+from specbench.gate.baseline import Snapshot, pool
+from specbench.gate.check import Gate, Tolerance, check
+from specbench.gate.judging import Judgement, Verdict
+from specbench.gate.kinds import Kind
+from specbench.stats.acceptance import mean_length
 
 SECONDS = (Kind.RATIO, Kind.TIME)
 
@@ -100,7 +101,7 @@ def fewer_kept(share: float) -> Change:
     """Drafts rejected so that mean acceptance length loses a share on every prompt."""
 
     def change(drawn: Prompts) -> Prompts:
-        length = 1 + drawn.accepted / drawn.rounds
+        length = mean_length(drawn.accepted, drawn.rounds)
         return drawn._replace(accepted=(length * (1 - share) - 1) * drawn.rounds)
 
     return change

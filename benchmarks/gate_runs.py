@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specbench.cli.sides import read_run
-from specbench.stats.baseline import Snapshot
+from specbench.gate.baseline import Snapshot
 from specbench.store import list_runs
 
 PAIRING = "demo/draft"

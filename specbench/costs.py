@@ -3,26 +3,6 @@
 Bytes are those that a forward must read from the device's memory.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-
-
-def expected_tokens_iid(alpha: float, k: int) -> float:
-    """(1 - alpha^(K+1)) / (1 - alpha): every draft is accepted alike and independently.
-
-    Source: Leviathan et al. 2023 (arXiv:2211.17192), equation 1.
-    """
-    return float(sum(alpha**i for i in range(k + 1)))
-
-
-def expected_tokens_by_k(conditional_acceptance: Sequence[float]) -> list[float]:
-    """Tokens a round emits at K = 0, 1, .. n, from P(draft i kept | drafts before it kept)."""
-    tokens, kept = [1.0], 1.0
-    for rate in conditional_acceptance:
-        kept *= rate
-        tokens.append(tokens[-1] + kept)
-    return tokens
-
 
 def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
     """Tokens a second of a batch whose live rows emit `tokens` each in a round of `round_s`.
@@ -35,15 +15,6 @@ def goodput(tokens: float, *, num_live: int, round_s: float) -> float:
 def amortised_goodput(rate: float, *, stay_s: float, once_s: float) -> float:
     """What is left of `rate` tokens a second kept up for `stay_s`, when `once_s` buys it."""
     return rate * stay_s / (stay_s + once_s)
-
-
-def conditional_rates(acceptance_rate_per_position: Sequence[float]) -> tuple[float, ...]:
-    """c_i = a_i / a_(i-1), a_0 = 1: the chance that draft i is kept once those before it are.
-
-    0 where the one before is never kept.
-    """
-    pairs = pairwise((1.0, *acceptance_rate_per_position))
-    return tuple(here / before if before else 0.0 for before, here in pairs)
 
 
 def bytes_per_forward(weights_bytes: int, rows: int, context: int, kv_bytes_per_token: int) -> int:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
-BASE = {"", "errors", "records", "costs", "footprint", "whole_file", "json_text"}
+BASE = {"", "errors", "stats", "records", "costs", "footprint", "whole_file", "json_text"}
 FILES = {"config", "store", "workloads", "shipped", "methods"}
-ANALYSING = {*BASE, *FILES, "metrics", "stats", "importers", "pairing", "report"}
+ANALYSING = {*BASE, *FILES, "metrics", "gate", "importers", "pairing", "report"}
 DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).
@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "errors": set(),
     "whole_file": set(),
     "json_text": set(),
-    "records": set(),
+    "stats": {"errors"},  # only numbers enter
+    "records": {"stats"},
     "costs": set(),
     "footprint": set(),
     "shipped": set(),
@@ -33,12 +34,11 @@ MAY_IMPORT = {
     "lengthening": {*BASE, "shipped", "workloads"},
     "store": {*BASE},
     "metrics": {*BASE},
-    "stats": {*BASE, "metrics"},
+    "gate": {*BASE, "metrics"},
     "importers": {*BASE, "metrics"},
     "pairing": {
         *BASE,
         "metrics",
-        "stats",
         "config",
         "methods",
         "model_spec",
@@ -66,7 +66,7 @@ MAY_IMPORT = {
         "demo",
     },
     "bench": {*ANALYSING, *DECODING, "engines", "probes", "lossless", "tracing", "lengthening"}
-    - {"report"},
+    - {"gate", "report"},
     "cli": {
         *ANALYSING,
         *DECODING,
@@ -160,6 +160,19 @@ HEAVY = {"torch", "transformers", "numpy", "pandas", "matplotlib", "scipy"}
 
 def test_help_imports_nothing_heavy(tmp_path):
     assert not modules_after("import specbench.cli", tmp_path) & HEAVY
+
+
+def test_the_statistics_know_none_of_our_records():
+    allowed = {"__future__", "specbench", "numpy", "scipy", *sys.stdlib_module_names}
+    for path in (PACKAGE / "stats").glob("*.py"):
+        source = path.read_text()
+        assert rooms_imported(source) <= {"errors", "stats"}, path
+        assert {name.split(".")[0] for name in imports_of(source)} <= allowed, path
+
+
+def test_what_the_decoder_and_the_records_take_from_statistics_is_light(tmp_path):
+    code = "import specbench.records, specbench.stats.interval, specbench.stats.acceptance"
+    assert not modules_after(code, tmp_path) & HEAVY
 
 
 def test_evidence_is_judged_without_torch(tmp_path):

@@ -17,11 +17,11 @@ from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
 from specbench.metrics.cell import gather_cells
+from specbench.metrics.summary import summarise
 from specbench.pairing.adaptive import best_fixed
 from specbench.pairing.recommend import by_question, choose
 from specbench.probes.bandwidth import measure_copy_bandwidth
 from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockRecord, CellKey, CellSummary
-from specbench.stats.summary import summarise
 from specbench.store import RunWriter, load_run
 
 

@@ -10,8 +10,8 @@ from specbench.bench.round_costs import Costed
 from specbench.config import Pairing
 from specbench.metrics.setting import is_baseline, setting_of
 from specbench.pairing.forecast import Effort, middle_context, replayed
-from specbench.pairing.replay import Replayed
 from specbench.records import CellKey, TraceRecord
+from specbench.stats.acceptance import RoundCounts
 
 _ALIKE = 256  # tokens of context: within so many, and within doublings beyond, costs are shared
 
@@ -48,7 +48,7 @@ def costed(plan: TargetPlan, group: Sequence[Question]) -> list[Costed]:
     """A cell for each drafter and K, the first of its workloads, and one without drafts."""
     cells: dict[tuple[str, int], Cell] = {}
     ids: dict[tuple[str, int], list[str]] = {}
-    rounds: dict[tuple[str, int], list[Replayed]] = {}
+    rounds: dict[tuple[str, int], list[RoundCounts]] = {}
     swept: defaultdict[tuple[str, int], float] = defaultdict(float)  # rounds of the whole sweep
     for question in group:
         baseline = next(c for c in plan.cells(question.setting) if is_baseline(c.key))

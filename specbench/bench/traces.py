@@ -15,7 +15,7 @@ from specbench.engines.engine import REFUSALS
 from specbench.errors import UsageError, first_line
 from specbench.records import Prompt, TraceRecord
 from specbench.records.traces import Drafting
-from specbench.stats.intervals import MIN_PROMPTS
+from specbench.stats.spread import MIN_UNITS
 from specbench.store import RunWriter, load_run
 from specbench.tracing.text import Text
 
@@ -88,7 +88,7 @@ class Tracer:
         enough_s = None if left_s is None else left_s * (1 - TRACING_SHARE)
         for i, (ground, setting, prompt) in self._numbered():
             now_s = deadline.seconds_left("explore")
-            if i >= MIN_PROMPTS and now_s is not None and enough_s is not None and now_s < enough_s:
+            if i >= MIN_UNITS and now_s is not None and enough_s is not None and now_s < enough_s:
                 return
             self._watch.stage(f"{self._target}: tracing {ground.workload}")
             texts = self._decode(ground, setting, prompt)

@@ -24,11 +24,11 @@ def baseline(
 ) -> None:
     """Write runs of the same work as a baseline, with the deviation between them."""
     from specbench.cli.sides import parse_words, read_run
+    from specbench.gate.baseline import left_out, pool
+    from specbench.gate.baseline_file import write_baseline
+    from specbench.gate.comparable import WORDS
     from specbench.report.baseline_words import baseline_lines
     from specbench.report.numbers import plural
-    from specbench.stats.baseline import left_out, pool
-    from specbench.stats.baseline_file import write_baseline
-    from specbench.stats.comparable import WORDS
 
     allowed = parse_words("--allow-different", allow_different, WORDS)
     snapshots = [read_run(name, out) for name in runs]

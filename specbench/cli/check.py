@@ -11,10 +11,10 @@ import typer
 from specbench.cli import options
 from specbench.cli.baseline import AllowDifferent
 from specbench.errors import SpecbenchError, UsageError
-from specbench.stats.tolerances import Tolerance, default_tolerances, defaults_in_words
+from specbench.gate.tolerances import Tolerance, default_tolerances, defaults_in_words
 
 if TYPE_CHECKING:
-    from specbench.stats.gate import Gate
+    from specbench.gate.check import Gate
 
 SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file that a CI job's summary is made of
 
@@ -73,10 +73,10 @@ def _judged(
     baseline: str, candidate: str, fail_on: str | None, allow_different: str | None, root: Path
 ) -> "Gate":
     from specbench.cli.sides import parse_words, read_side
-    from specbench.stats.attribution import EVIDENCE
-    from specbench.stats.comparable import WORDS
-    from specbench.stats.gate import check as judge
-    from specbench.stats.gate import metric_of
+    from specbench.gate.attribution import EVIDENCE
+    from specbench.gate.check import check as judge
+    from specbench.gate.check import metric_of
+    from specbench.gate.comparable import WORDS
 
     tolerances = None if fail_on is None else parse_fail_on(fail_on)
     asked = tolerances or default_tolerances("")
@@ -92,7 +92,7 @@ def _judged(
 
 def exit_code(gate: "Gate") -> int:
     """0 pass, 1 regression, 3 inconclusive, 4 cells missing; the gravest of all."""
-    from specbench.stats.judging import Verdict
+    from specbench.gate.judging import Verdict
 
     codes = {
         Verdict.PASS: 0,

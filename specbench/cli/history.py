@@ -10,7 +10,7 @@ from specbench.cli import options
 from specbench.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from specbench.stats.history import History, PastRun
+    from specbench.gate.history import History, PastRun
 
 DEFAULT = "decode_speedup,mean_acceptance_length"
 
@@ -53,9 +53,9 @@ def history(
     """Show metrics over the runs of one fingerprint: trend, and steps with the run they came."""
     from specbench.cli.sides import parse_words
     from specbench.cli.values import parse_names
+    from specbench.gate.history import WORDS
+    from specbench.gate.history import history as history_of
     from specbench.metrics.registry import all_metrics
-    from specbench.stats.history import WORDS
-    from specbench.stats.history import history as history_of
 
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
     allowed = parse_words("--allow-different", allow_different, WORDS)
@@ -92,9 +92,9 @@ def _why_nothing(
 def _past(newest: str, root: Path, pairing: str | None, workload: str | None) -> "list[PastRun]":
     """Every run up to the newest, read and analysed; one that cannot be read is named on stderr
     and passed over."""
+    from specbench.gate.fingerprint import fingerprint_of
+    from specbench.gate.history import PastRun
     from specbench.report.document import build_document
-    from specbench.stats.fingerprint import fingerprint_of
-    from specbench.stats.history import PastRun
     from specbench.store import LATEST, list_runs, load_run
 
     listed = []

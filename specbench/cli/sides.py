@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench.stats.baseline import Snapshot
+    from specbench.gate.baseline import Snapshot
 
 
 def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Snapshot":
     """A stored run (an id, a folder, `latest`) boiled down; `names`: to these metrics."""
+    from specbench.gate.baseline import snapshot
     from specbench.metrics.cell import gather_cells
-    from specbench.stats.baseline import snapshot
     from specbench.store import load_run
 
     stored = load_run(name, root)
@@ -37,7 +37,7 @@ def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Sn
 
 def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
     """A file of `specbench baseline`, or a stored run."""
-    from specbench.stats.baseline_file import read_baseline
+    from specbench.gate.baseline_file import read_baseline
     from specbench.store import disk_errors_named
 
     with disk_errors_named(Path(name)):

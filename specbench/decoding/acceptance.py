@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import sqrt
 
-from specbench.costs import expected_tokens_by_k
+from specbench.stats.acceptance import expected_tokens_by_k
 
 # Before anything is seen, position 1 is kept as often as not, as if 3 drafts had said so.
 # A later position is taken to be like the one before it, as if 12 drafts had said so: where K

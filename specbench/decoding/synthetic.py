@@ -10,12 +10,12 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from specbench.costs import conditional_rates
 from specbench.decoding.drafter import Proposal
 from specbench.decoding.sampling import Purpose, Sampler, uniform
 from specbench.decoding.tree import Tree
 from specbench.decoding.verifier import Verdict
 from specbench.errors import UsageError
+from specbench.stats.acceptance import conditional_rates, joint_rates
 
 
 def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
@@ -31,7 +31,7 @@ def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
             "from 0 to 1 are allowed, each no larger than the one before"
         )
     if len(values) == 1:
-        return tuple(values[0] ** i for i in range(1, k + 1))
+        return tuple(joint_rates([values[0]] * k))
     return (*values, *(0.0,) * k)[:k]
 
 

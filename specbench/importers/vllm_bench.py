@@ -16,6 +16,7 @@ from specbench.importers.imported_cell import (
 )
 from specbench.importers.result_file import Result
 from specbench.importers.token_times import decode_speeds
+from specbench.stats.acceptance import mean_length
 
 TOOL = "vllm bench serve"
 
@@ -72,7 +73,7 @@ def _acceptance(result: Result, told: Told) -> Figures:
     percent = result.number("spec_decode_acceptance_rate")
     rate = accepted / drafted if drafted and accepted is not None else _share(percent)
     length = (
-        1 + accepted / rounds
+        mean_length(accepted, rounds)
         if rounds and accepted is not None
         else result.number("spec_decode_acceptance_length")
     )

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
 from specbench.lossless.evidence import (
     Divergence,
     Evidence,
@@ -21,13 +19,13 @@ from specbench.lossless.evidence import (
 from specbench.lossless.statistics import (
     Detectable,
     detectable,
-    holm,
     joint_p_value,
     serial_p_value,
     tail_p_value,
     temperature_p_value,
     uniform_p_value,
 )
+from specbench.stats.multiple_testing import holm
 
 FALSE_ALARM = 1e-3
 EDGE_SHARE = 0.05  # of the tokens: with more where rounding decides on a cut, nothing is shown
@@ -66,8 +64,8 @@ class Finding:
 def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tuple[Finding, ...]:
     """One finding a piece of evidence, in its order."""
     tests = [_p_values(each) if isinstance(each, SampledEvidence) else {} for each in evidence]
-    pooled = np.array([p for named in tests for p in named.values()])
-    adjusted = iter(holm(pooled).tolist())
+    pooled = [p for named in tests for p in named.values()]
+    adjusted = iter(holm(pooled))
     level = false_alarm / max(len(pooled), 1)  # what the first rejection needs
     findings = []
     for each, named in zip(evidence, tests, strict=True):

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import gammaln, logsumexp
-from scipy.stats import binom, kstwo, norm
+from scipy.special import gammaln
+from scipy.stats import binom, kstest, norm
 
 from specbench.lossless.evidence import Floats, JointCounts
+from specbench.stats.multiple_testing import mean_ratio_p_value
 
 POWER = 0.80
 NUM_TAILS = 20  # shares of 1/2, 1/4 .. 2**-20
@@ -49,12 +50,10 @@ def tail_p_value(surprise_N: Floats) -> float:
 def temperature_p_value(log_likelihoods: Mapping[float, float], null: float = 1.0) -> float:
     """Was the temperature another one than `null` times what was asked for?
 
-    The mean of the likelihood ratios to the null is 1 on the mean if the null holds, for any
-    number of tokens, so that by Markov's inequality 1 / it is a p-value: exact, without large
-    numbers. Source: Shafer et al. 2011 (arXiv:0912.4269), test martingales.
+    Exact for any number of tokens: by the likelihood ratios of the others to the null.
     """
     ratios = [value - log_likelihoods[null] for f, value in log_likelihoods.items() if f != null]
-    return float(np.exp(min(0.0, math.log(len(ratios)) - logsumexp(ratios))))
+    return mean_ratio_p_value(ratios)
 
 
 def uniform_p_value(identity_N: Floats) -> float:
@@ -63,11 +62,7 @@ def uniform_p_value(identity_N: Floats) -> float:
     Tokens lie in the order of their ids, as what prefers some of them does: a draft's smaller
     vocabulary, padding, a head that is split over devices.
     """
-    n = len(identity_N)
-    ordered_N = np.sort(identity_N)
-    steps_N = np.arange(n + 1) / n
-    distance = max((steps_N[1:] - ordered_N).max(), (ordered_N - steps_N[:-1]).max())
-    return float(kstwo.sf(distance, n))
+    return float(kstest(identity_N, "uniform", method="exact").pvalue)
 
 
 def serial_p_value(identity_N: Floats) -> float:
@@ -85,8 +80,7 @@ def joint_p_value(counts: JointCounts) -> float:
     """Do whole short texts come as often as the law says, however rare some of them are?
 
     The likelihood of the counts under laws scattered about the stated one, Dirichlet with a mean
-    of it and several concentrations, is held against that under the law itself. The mean ratio is
-    1 on the mean if the law holds, so that 1 / it is a p-value by Markov's inequality, for any
+    of it and several concentrations, is held against that under the law itself, whatever the
     number of texts and cells. A chi-square's is none so far out where cells are expected seldom.
     Source of the ratio: Good 1967, A Bayesian significance test for multinomial distributions.
     """
@@ -97,19 +91,7 @@ def joint_p_value(counts: JointCounts) -> float:
     a_R, mean_RC = _CONCENTRATIONS, np.multiply.outer(_CONCENTRATIONS, p_C)
     ratios_R = gammaln(a_R) - gammaln(a_R + x_C.sum()) - (x_C * np.log(p_C)).sum()
     ratios_R += (gammaln(mean_RC + x_C) - gammaln(mean_RC)).sum(axis=1)
-    return float(np.exp(min(0.0, math.log(len(ratios_R)) - logsumexp(ratios_R))))
-
-
-def holm(p_values: Floats) -> Floats:
-    """p-values of which one below alpha in any place is a false alarm of alpha in all.
-
-    Source: Holm 1979, A simple sequentially rejective multiple test procedure.
-    """
-    m = len(p_values)
-    order = np.argsort(p_values)
-    adjusted = np.empty(m)
-    adjusted[order] = np.maximum.accumulate(p_values[order] * (m - np.arange(m)))
-    return np.minimum(adjusted, 1.0)
+    return mean_ratio_p_value(ratios_R)
 
 
 def detectable(num_tokens: int, alpha: float) -> Detectable:

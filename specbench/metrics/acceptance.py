@@ -4,11 +4,9 @@ Per round: d = num_drafted, a = num_accepted; N = number of rounds, also those i
 nothing was drafted. Absent at K = 0.
 """
 
-from itertools import pairwise
-
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
-from specbench.records import RoundLog
+from specbench.stats.acceptance import mean_length
 
 
 @metric(unit="tokens/round", better="higher")
@@ -17,8 +15,7 @@ def mean_acceptance_length(cell: CellData) -> float | None:
 
     Also called tau; the number that vLLM, SGLang, llama.cpp and TensorRT-LLM print.
     """
-    rounds = cell.speculative_rounds
-    return None if rounds is None else _length(rounds)
+    return cell.acceptance.mean_acceptance_length if cell.acceptance else None
 
 
 @metric(unit="tokens/round", better="higher")
@@ -26,18 +23,14 @@ def mean_acceptance_length_per_request(cell: CellData) -> float | None:
     """Mean over requests of 1 + sum(a) / N of each request; never quoted alone."""
     if cell.speculative_rounds is None:
         return None
-    lengths = [_length(request.rounds) for request in cell.finished if request.rounds]
-    return sum(lengths) / len(lengths)
+    logs = [request.rounds for request in cell.finished if request.rounds]
+    return sum(mean_length(sum(log.num_accepted), len(log)) for log in logs) / len(logs)
 
 
 @metric(unit="tokens/round", better="higher")
 def mean_acceptance_length_when_drafted(cell: CellData) -> float | None:
     """1 + sum(a) / (rounds with d > 0): what vLLM's server counters give."""
-    rounds = cell.speculative_rounds
-    drafting = 0 if rounds is None else sum(d > 0 for d in rounds.num_drafted)
-    if rounds is None or drafting == 0:
-        return None
-    return 1 + sum(rounds.num_accepted) / drafting
+    return cell.acceptance.mean_acceptance_length_when_drafted if cell.acceptance else None
 
 
 @metric(unit="fraction", better="higher")
@@ -47,10 +40,7 @@ def acceptance_rate(cell: CellData) -> float | None:
     Drafts after the first rejection count as drafted, so it is lower than alpha. Of a tree at
     most one node a level can be kept: compare trees by mean_acceptance_length.
     """
-    rounds = cell.speculative_rounds
-    if rounds is None or not any(rounds.num_drafted):
-        return None
-    return sum(rounds.num_accepted) / sum(rounds.num_drafted)
+    return cell.acceptance.acceptance_rate if cell.acceptance else None
 
 
 @metric(unit="tokens/round", better=None)
@@ -67,8 +57,7 @@ def num_draft_nodes(cell: CellData) -> int | None:
 @metric(unit="fraction", better="higher")
 def acceptance_rate_per_position(cell: CellData) -> tuple[float, ...] | None:
     """#(a >= i) / N for i = 1 .. K: the joint rate, as vLLM gives it per position."""
-    reached = _reached(cell)
-    return None if reached is None else tuple(n / reached[0] for n in reached[1:])
+    return cell.acceptance.acceptance_rate_per_position if cell.acceptance else None
 
 
 @metric(unit="fraction", better="higher")
@@ -77,10 +66,9 @@ def conditional_acceptance_rate(cell: CellData) -> tuple[float, ...] | None:
 
     Absent for an adaptive K: rounds that draft fewer tokens could not have accepted more.
     """
-    reached = _reached(cell)
-    if reached is None or cell.key.adaptive:
+    if cell.acceptance is None or cell.key.adaptive:
         return None
-    return tuple(here / before for before, here in pairwise(reached) if before)
+    return cell.acceptance.conditional_acceptance_rate
 
 
 @metric(unit="rounds", better=None)
@@ -100,23 +88,7 @@ def alpha(cell: CellData) -> float | None:
     3.1, where drafting stops at the first rejection; not accepted / drafted. Absent for trees,
     where a rejected token may have siblings.
     """
-    rounds = cell.speculative_rounds
-    if rounds is None or not any(rounds.num_drafted) or max(rounds.num_drafted) > cell.k:
+    counts = cell.acceptance
+    if counts is None or not counts.num_drafted or (num_draft_nodes(cell) or 0) > cell.k:
         return None
-    accepted = sum(rounds.num_accepted)
-    # A text that ends inside the drafts emits what was kept: none was rejected.
-    counts = zip(rounds.num_accepted, rounds.num_drafted, rounds.num_emitted, strict=True)
-    rejections = sum(a < d and e > a for a, d, e in counts)
-    return accepted / (accepted + rejections) if accepted + rejections else None
-
-
-def _length(rounds: RoundLog) -> float:
-    return 1 + sum(rounds.num_accepted) / len(rounds)
-
-
-def _reached(cell: CellData) -> tuple[int, ...] | None:
-    """#(a >= i) for i = 0 .. K; the first entry is N."""
-    rounds = cell.speculative_rounds
-    if rounds is None:
-        return None
-    return tuple(sum(a >= i for a in rounds.num_accepted) for i in range(cell.k + 1))
+    return counts.alpha

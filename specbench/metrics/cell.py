@@ -19,6 +19,7 @@ from specbench.records import (
     RoundLog,
     SamplesRecord,
 )
+from specbench.stats.acceptance import RoundCounts
 
 
 class RequestPair(NamedTuple):
@@ -95,6 +96,14 @@ class CellData:
     def speculative_rounds(self) -> RoundLog | None:
         """The rounds of a cell that speculates; None at K = 0, where nothing is accepted."""
         return self.rounds if self.k > 0 else None
+
+    @cached_property
+    def acceptance(self) -> RoundCounts | None:
+        """Counts of the rounds of a cell that speculates."""
+        log = self.speculative_rounds
+        if log is None:
+            return None
+        return RoundCounts.of_rounds(log.num_drafted, log.num_accepted, log.num_emitted, self.k)
 
     @cached_property
     def baseline_rounds(self) -> RoundLog | None:

@@ -4,10 +4,11 @@ A baseline step is the mean round of K = 0 in the same blocks. With many rows in
 round counts once for each row that it serves, as everywhere else.
 """
 
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
+from specbench.stats.percentiles import p95
 
 
 @metric(unit="s", better="lower")
@@ -25,9 +26,7 @@ def round_s_p50(cell: CellData) -> float | None:
 @metric(unit="s", better="lower")
 def round_s_p95(cell: CellData) -> float | None:
     """95th percentile of the seconds of a round; absent below 20 rounds."""
-    if cell.rounds is None or len(cell.rounds) < 20:
-        return None
-    return quantiles(cell.rounds.round_s, n=20, method="inclusive")[-1]
+    return p95(cell.rounds.round_s) if cell.rounds else None
 
 
 @metric(unit="s", better="lower")

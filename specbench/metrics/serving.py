@@ -4,14 +4,13 @@ A pass serves the whole prompt list; ramp is its beginning, until all rows are b
 its end, when the queue is empty.
 """
 
-from statistics import fmean, median, quantiles
+from statistics import fmean, median
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.passes import Span, busy_span, whole_span
 from specbench.metrics.registry import metric
 from specbench.metrics.setting import is_stream, overlaps
-
-_ENOUGH_FOR_P95 = 20  # values
+from specbench.stats.percentiles import p95
 
 
 @metric(unit="tokens/s", better="higher")
@@ -66,13 +65,13 @@ def queue_s(cell: CellData) -> float | None:
 @metric(unit="s", better="lower")
 def ttft_s_p95(cell: CellData) -> float | None:
     """95th percentile over requests of ttft_s; absent below 20 requests."""
-    return _p95([request.ttft_s for request in cell.finished if request.ttft_s is not None])
+    return p95([request.ttft_s for request in cell.finished if request.ttft_s is not None])
 
 
 @metric(unit="s/token", better="lower")
 def tpot_s_p95(cell: CellData) -> float | None:
     """95th percentile over requests of tpot_s; absent below 20 requests."""
-    return _p95(
+    return p95(
         [
             request.decode_s / (request.num_output_tokens - 1)
             for request in cell.finished
@@ -126,9 +125,3 @@ def _busy_spans(cell: CellData) -> list[Span]:
 
 def _rate(spans: list[Span]) -> float | None:
     return sum(s.tokens for s in spans) / sum(s.seconds for s in spans) if spans else None
-
-
-def _p95(values: list[float]) -> float | None:
-    if len(values) < _ENOUGH_FOR_P95:
-        return None
-    return quantiles(values, n=20, method="inclusive")[-1]

@@ -25,14 +25,14 @@ class VllmCounts:
 
 def vllm_counts(cell: CellData) -> VllmCounts | None:
     """None at K = 0 and where the engine does not report rounds."""
-    rounds = cell.speculative_rounds
-    length, histogram = mean_acceptance_length(cell), acceptance_histogram(cell)
-    if rounds is None or length is None or histogram is None:
+    counts, length = cell.acceptance, mean_acceptance_length(cell)
+    histogram = acceptance_histogram(cell)
+    if counts is None or length is None or histogram is None:
         return None
     return VllmCounts(
-        num_spec_steps=len(rounds),
-        num_draft_tokens=sum(rounds.num_drafted),
-        num_accepted_draft_tokens=sum(rounds.num_accepted),
+        num_spec_steps=int(counts.num_rounds),
+        num_draft_tokens=int(counts.num_drafted),
+        num_accepted_draft_tokens=int(counts.num_accepted),
         acceptance_histogram=tuple(int(n) for n in histogram),
         num_spec_tokens=cell.k,
         mean_acceptance_length=length,

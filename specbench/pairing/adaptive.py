@@ -10,6 +10,8 @@ from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.serving import mean_num_speculative_tokens
 from specbench.metrics.setting import is_baseline, setting_of
+from specbench.metrics.summary import summarise
+from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, CellSummary, Interval
 from specbench.stats.intervals import (
     interval,
@@ -17,8 +19,6 @@ from specbench.stats.intervals import (
     speedup_interval,
     speedup_ratio,
 )
-from specbench.stats.summary import summarise
-from specbench.stats.validity import judge_cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

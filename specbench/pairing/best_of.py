@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from specbench.metrics.best_of import by_prompt, first_log_prob, gain, picked_log_prob
 from specbench.metrics.cell import CellData, turn_of
 from specbench.metrics.pairs import paired_end_to_end
+from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, Interval
 from specbench.stats.intervals import interval, log_ratio, mean_interval, speedup_interval
-from specbench.stats.validity import judge_cell
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from specbench.pairing.recommend import TIE, deciding
 from specbench.records import CellSummary
+from specbench.stats.regret import minimax_regret
 
 _SHOWN = 0.0005  # a regret below this prints as 0.0%
 
@@ -37,13 +38,10 @@ def find_compromise(cells: Sequence[CellSummary]) -> Compromise | None:
     if not speedups:
         return None
     shared = sorted(set.intersection(*(set(at_k) for at_k in speedups.values())))
-    regrets = {
-        k: {workload: 1 - at_k[k] / max(at_k.values()) for workload, at_k in speedups.items()}
-        for k in shared
-    }
-    least = min(max(regret.values()) for regret in regrets.values())
-    best = next(k for k in shared if max(regrets[k].values()) <= least + TIE)
-    return Compromise(num_speculative_tokens=best, regret=regrets[best])
+    best = {workload: max(at_k.values()) for workload, at_k in speedups.items()}
+    options = [{workload: at_k[k] for workload, at_k in speedups.items()} for k in shared]
+    found = minimax_regret(options, best, tie=TIE)
+    return Compromise(num_speculative_tokens=shared[found.place], regret=found.regret)
 
 
 def losses_in_words(regret: Mapping[str, float]) -> list[str]:

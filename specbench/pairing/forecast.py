@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from specbench.methods import find_method
 from specbench.pairing.cost_curve import CostCurve
 from specbench.pairing.recommend import TIE
-from specbench.pairing.replay import Replayed, replay_one, serves
+from specbench.pairing.replay import replay_one, serves
 from specbench.records import AcceptanceRule, CellKey, ForecastPoint, ForecastRecord, TraceRecord
-from specbench.stats.intervals import CONFIDENCE, LogRatio, interval, log_ratio, product, student_t
+from specbench.stats.acceptance import RoundCounts
+from specbench.stats.intervals import LogRatio, interval, log_ratio, product
+from specbench.stats.spread import CONFIDENCE, Spread
 
 MOST_MEASURED = 3  # K > 0 of one question
 WORTH = 0.02  # a K that may beat the best one by more than this is measured, too
@@ -32,7 +34,9 @@ INEXACT = 0.07
 _SHARED = 0.02
 
 _APPROXIMATION = LogRatio(
-    log=0.0, standard_error=INEXACT, degrees_of_freedom=math.inf, num_prompts=0
+    log=0.0,
+    spread=Spread(standard_error=INEXACT, degrees_of_freedom=math.inf),
+    num_prompts=0,
 )
 
 
@@ -41,7 +45,7 @@ class Rounds(NamedTuple):
 
     num_rounds: NDArray[np.float64]
     num_emitted: NDArray[np.float64]
-    pooled: Replayed
+    pooled: RoundCounts
     of_texts: tuple[float, ...]  # rounds of each answer, a prompt's turns apart
 
     @property
@@ -109,7 +113,7 @@ def forecast(
 
 def replayed(traces: Sequence[TraceRecord], k: int) -> Rounds | None:
     """Rounds at K = k of the traces that serve it, by prompt; None where none has a round."""
-    by_prompt: dict[str, Replayed] = {}
+    by_prompt: dict[str, RoundCounts] = {}
     of_texts: dict[tuple[str, int, int], float] = {}
     for trace in traces:
         text = (trace.prompt_id, trace.turn, trace.repeat)
@@ -125,7 +129,7 @@ def replayed(traces: Sequence[TraceRecord], k: int) -> Rounds | None:
     return Rounds(
         num_rounds=np.array([one.num_rounds for one in prompts]),
         num_emitted=np.array([one.num_emitted for one in prompts]),
-        pooled=reduce(Replayed.__add__, prompts),
+        pooled=reduce(RoundCounts.__add__, prompts),
         of_texts=tuple(of_texts.values()),
     )
 
@@ -187,9 +191,7 @@ def _fastest(speeds: Mapping[int, float]) -> int:
 
 def _doubt(ratio: LogRatio, is_exact: bool) -> float:
     """The factor by which a forecast of two speeds' ratio may be too low, at 95 % one-sided."""
-    half = 0.0
-    if ratio.standard_error is not None and ratio.degrees_of_freedom is not None:
-        half = ratio.standard_error * student_t(ratio.degrees_of_freedom, CONFIDENCE)
+    half = ratio.spread.margin(CONFIDENCE) if ratio.spread else 0.0
     return math.exp(math.hypot(half, 2 * _SHARED, 0.0 if is_exact else 2 * INEXACT))
 
 

@@ -14,6 +14,7 @@ from specbench.metrics.registry import number_of
 from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
 from specbench.pairing.recommend import TIE, Recommendation, Verdict, by_question, deciding, judge
 from specbench.records import CellKey, CellSummary
+from specbench.stats.regret import minimax_regret
 
 ObjectiveName = Literal["latency", "throughput", "cost"]
 OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
@@ -132,14 +133,11 @@ def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
     complete = [way for way in ways.values() if len(way) == len(picks)]
     if not complete:
         return None
+    complete.sort(key=lambda way: _plainness(next(iter(way.values())).key))
     best = {p.question.workload: max(way.rate for way in p.ways if not way.broken) for p in picks}
-    regrets = [
-        {name: 1 - found.rate / best[name] for name, found in way.items()} for way in complete
-    ]
-    least = min(max(regret.values()) for regret in regrets)
-    tied = [i for i, regret in enumerate(regrets) if max(regret.values()) <= least + TIE]
-    chosen = min(tied, key=lambda i: _plainness(next(iter(complete[i].values())).key))
-    return SharedPick(key=next(iter(complete[chosen].values())).key, regret=regrets[chosen])
+    rates = [{name: found.rate for name, found in way.items()} for way in complete]
+    found = minimax_regret(rates, best, tie=TIE)
+    return SharedPick(key=next(iter(complete[found.place].values())).key, regret=found.regret)
 
 
 def _pick(

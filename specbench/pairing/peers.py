@@ -12,9 +12,9 @@ from specbench.metrics.pairs import (
     paired_end_to_end,
 )
 from specbench.metrics.setting import setting_of
+from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, Interval
 from specbench.stats.intervals import speedup_interval
-from specbench.stats.validity import judge_cell
 
 OWN_DEFAULTS = "assisted_default"  # a peer's method whose K is its own business
 

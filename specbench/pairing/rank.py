@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
+from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
 from specbench.metrics.setting import Setting, setting_of
@@ -50,13 +50,13 @@ class Ranked:
     @property
     def speedup(self) -> float:
         """The geometric mean over the settings."""
-        return math.exp(fmean(math.log(gain.value) for gain in self.gains.values()))
+        return geometric_mean(gain.value for gain in self.gains.values())
 
     @property
     def potential(self) -> float:
         """As `speedup`, of those that gain nothing too: how far they fall short."""
         values = [g.speedup.estimate if g.speedup else 1.0 for g in self.gains.values()]
-        return math.exp(fmean(map(math.log, values)))
+        return geometric_mean(values)
 
     @property
     def interval(self) -> Interval | None:
@@ -169,6 +169,4 @@ def _promise(record: ForecastRecord) -> float:
 def _mean(bounds: Sequence[float | None]) -> float | None:
     """The geometric mean; None where one of them is not known."""
     known = [bound for bound in bounds if bound is not None]
-    if len(known) < len(bounds):
-        return None
-    return math.prod(known) ** (1 / len(known))
+    return geometric_mean(known) if len(known) == len(bounds) else None

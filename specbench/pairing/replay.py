@@ -8,88 +8,14 @@ drafts), so the counts are exact expectations for this text and nothing is drawn
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from operator import mul
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specbench.records import TraceRecord
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Replayed:
-    """Expected counts of all rounds of one text or of several, at one K.
-
-    What is derived from them has the names and formulas of metrics/acceptance.py.
-    """
-
-    num_speculative_tokens: int
-    num_rounds: float
-    num_drafted: float
-    num_accepted: float
-    num_emitted: float
-    num_drafting: float  # rounds that drafted anything
-    num_rejecting: float  # rounds that kept fewer than they drafted, and emitted one more
-    acceptance_histogram: tuple[float, ...]  # rounds that kept 0 .. K
-
-    def __add__(self, other: "Replayed") -> "Replayed":
-        """Both together; ValueError for two K."""
-        if self.num_speculative_tokens != other.num_speculative_tokens:
-            raise ValueError("rounds at different K cannot be pooled")
-        histograms = zip(self.acceptance_histogram, other.acceptance_histogram, strict=True)
-        return Replayed(
-            num_speculative_tokens=self.num_speculative_tokens,
-            num_rounds=self.num_rounds + other.num_rounds,
-            num_drafted=self.num_drafted + other.num_drafted,
-            num_accepted=self.num_accepted + other.num_accepted,
-            num_emitted=self.num_emitted + other.num_emitted,
-            num_drafting=self.num_drafting + other.num_drafting,
-            num_rejecting=self.num_rejecting + other.num_rejecting,
-            acceptance_histogram=tuple(a + b for a, b in histograms),
-        )
-
-    @property
-    def mean_acceptance_length(self) -> float | None:
-        """1 + sum(a) / N; None without a round."""
-        return 1 + self.num_accepted / self.num_rounds if self.num_rounds else None
-
-    @property
-    def mean_acceptance_length_when_drafted(self) -> float | None:
-        """1 + sum(a) / (rounds with d > 0)."""
-        return 1 + self.num_accepted / self.num_drafting if self.num_drafting else None
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """sum(a) / sum(d); None where nothing is drafted."""
-        return self.num_accepted / self.num_drafted if self.num_drafted else None
-
-    @property
-    def acceptance_rate_per_position(self) -> tuple[float, ...]:
-        """#(a >= i) / N for i = 1 .. K."""
-        rounds, *reached = self._reached
-        return tuple(n / rounds for n in reached) if rounds else ()
-
-    @property
-    def conditional_acceptance_rate(self) -> tuple[float, ...]:
-        """#(a >= i) / #(a >= i-1); ends before the first i that no round reaches."""
-        return tuple(here / before for before, here in pairwise(self._reached) if before)
-
-    @property
-    def alpha(self) -> float | None:
-        """sum(a) / (sum(a) + rounds with a < d and e > a); None for trees."""
-        if self.num_drafted > self.num_speculative_tokens * self.num_drafting:
-            return None
-        judged = self.num_accepted + self.num_rejecting
-        return self.num_accepted / judged if judged else None
-
-    @property
-    def _reached(self) -> tuple[float, ...]:
-        """#(a >= i) for i = 0 .. K."""
-        return tuple(accumulate(reversed(self.acceptance_histogram)))[::-1]
-
+from specbench.stats.acceptance import RoundCounts, joint_rates
 
 Floats = NDArray[np.float64]
 
@@ -108,7 +34,7 @@ def serves(trace: TraceRecord, k: int) -> bool:
     return k in (0, depth) or (trace.is_chain and k < depth)
 
 
-def replay_one(trace: TraceRecord, k: int) -> Replayed:
+def replay_one(trace: TraceRecord, k: int) -> RoundCounts:
     """The rounds of one text at K = k."""
     steps = _steps(trace, k)
     starting_S = _starting(steps)
@@ -119,15 +45,14 @@ def replay_one(trace: TraceRecord, k: int) -> Replayed:
     emitted_SA = steps.next_SA - np.arange(len(starting_S))[:, None]
     # A round that the text's end cut short emits what it kept and rejects nothing.
     is_rejecting_SA = (num_kept_A < steps.drafted_S[:, None]) & (emitted_SA > num_kept_A)
-    return Replayed(
-        num_speculative_tokens=k,
+    return RoundCounts(
         num_rounds=float(starting_S.sum()),
         num_drafted=float(starting_S @ steps.drafted_S),
         num_accepted=num_accepted,
         num_emitted=float((rounds_SA * emitted_SA).sum()),
         num_drafting=float(starting_S[steps.drafted_S > 0].sum()),
         num_rejecting=float(rounds_SA[is_rejecting_SA].sum()),
-        acceptance_histogram=tuple(histogram_A.tolist()),
+        reached=tuple(histogram_A[::-1].cumsum()[::-1].tolist()),
     )
 
 
@@ -146,7 +71,7 @@ def _steps(trace: TraceRecord, k: int) -> _Steps:
 
 def _kept(chances: Sequence[float], k: int) -> list[float]:
     """P(a = 0 .. k): all before were kept, and the next one was not."""
-    reached = list(accumulate(chances, mul, initial=1.0))
+    reached = [1.0, *joint_rates(chances)]
     stopped = [here - after for here, after in pairwise([*reached, 0.0])]
     return [*stopped, *[0.0] * (k + 1 - len(stopped))]
 

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from specbench.costs import expected_tokens_iid
 from specbench.metrics.registry import number_of
 from specbench.records import CellSummary
+from specbench.stats.break_even import break_even_acceptance
 
 Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
 MISMATCHED = 0.5  # the first draft is kept less often
 TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be kept so often
-_STEP = 1e-6
 _WITH_MODEL = {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash"}
 
 
@@ -67,21 +66,6 @@ def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses |
     total, above = sum(parts.values()), math.log(max(break_even, 1.0))
     shares = {name: above * part / total if total else 0.0 for name, part in parts.items()}
     return Losses(acceptance=math.log((k + 1) / length), **shares)
-
-
-def break_even_acceptance(k: int, break_even: float) -> float | None:
-    """The acceptance of every draft at which a round pays for itself; None: not even 1 does.
-
-    (1 - a^(K+1)) / (1 - a) = B, solved for a. Source: Leviathan et al. 2023 (arXiv:2211.17192),
-    equation 1, with verification and overhead not free.
-    """
-    if break_even > k + 1:
-        return None
-    low, high = 0.0, 1.0
-    while high - low > _STEP:
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected_tokens_iid(middle, k) < break_even else (low, middle)
-    return high
 
 
 def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:

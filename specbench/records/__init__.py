@@ -4,7 +4,7 @@ Every record is frozen, keyword-only and JSON-ready (store/ writes and reads the
 that a machine or an engine cannot give is None: absent, never zero.
 """
 
-from specbench.records.answers import CellSummary, Decision, Interval
+from specbench.records.answers import CellSummary, Decision
 from specbench.records.forecasts import (
     AcceptanceRule,
     EngineCost,
@@ -43,6 +43,7 @@ from specbench.records.provenance import (
     RunSettings,
 )
 from specbench.records.traces import TraceRecord
+from specbench.stats.interval import Interval
 
 __all__ = [
     "ALL_PROMPTS",

@@ -4,15 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from specbench.records.measured import CellKey
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Interval:
-    """A point estimate with its 95 % interval; low and high are None below 5 prompts."""
-
-    estimate: float
-    low: float | None
-    high: float | None
+from specbench.stats.interval import Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
-from specbench.records.answers import Interval
 from specbench.records.measured import CellKey
+from specbench.stats.interval import Interval
 
 AcceptanceRule = Literal["exact", "greedy_draft"]
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator
 
+from specbench.gate.baseline import Snapshot
+from specbench.gate.kinds import Kind, deviation_floor
+from specbench.gate.tolerances import default_tolerances
 from specbench.metrics.cell_names import cell_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER
 from specbench.report.numbers import measured
-from specbench.stats.baseline import Snapshot
-from specbench.stats.kinds import Kind, deviation_floor
-from specbench.stats.tolerances import default_tolerances
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:

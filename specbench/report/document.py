@@ -7,6 +7,8 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from specbench.metrics.cell import CellData, gather_cells
+from specbench.metrics.imported import import_warnings, summarise_imported
+from specbench.metrics.summary import summarise
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.pairing.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.pairing.best_of import BestOf, compare_best_of
@@ -30,8 +32,6 @@ from specbench.records import (
     RunSettings,
 )
 from specbench.report.left_out import is_meant, is_too_deep
-from specbench.stats.imported import import_warnings, summarise_imported
-from specbench.stats.summary import summarise
 from specbench.store import StoredRun
 
 JSON_VERSION = 1  # of the machine document; keys are added without a new version

@@ -4,11 +4,11 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from specbench.gate.attribution import Attribution
+from specbench.gate.baseline import Snapshot
+from specbench.gate.check import Gate
+from specbench.gate.judging import FALSE_ALARM, Judgement
 from specbench.report.gate_words import REFUSED, cause_text, headline
-from specbench.stats.attribution import Attribution
-from specbench.stats.baseline import Snapshot
-from specbench.stats.gate import Gate
-from specbench.stats.judging import FALSE_ALARM, Judgement
 
 JSON_VERSION = 1
 

@@ -7,10 +7,10 @@ format has no schema of its own; this is the part that CI systems agree on.
 
 import xml.etree.ElementTree as ET
 
+from specbench.gate.check import Gate
+from specbench.gate.judging import Judgement, Verdict
 from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import REFUSED, cause_text, chance_note, headline, row
-from specbench.stats.gate import Gate
-from specbench.stats.judging import Judgement, Verdict
 
 _ELEMENTS = {
     Verdict.REGRESSION: "failure",

@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from itertools import groupby
 
+from specbench.gate.check import Gate
+from specbench.gate.judging import Judgement, Verdict
 from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import (
     HEADERS,
@@ -15,8 +17,6 @@ from specbench.report.gate_words import (
     title,
 )
 from specbench.report.markdown import escape
-from specbench.stats.gate import Gate
-from specbench.stats.judging import Judgement, Verdict
 
 
 def gate_markdown(gate: Gate) -> str:

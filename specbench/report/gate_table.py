@@ -7,6 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from specbench.gate.check import Gate
+from specbench.gate.judging import Judgement, Verdict
 from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import (
     HEADERS,
@@ -16,8 +18,6 @@ from specbench.report.gate_words import (
     row,
     title,
 )
-from specbench.stats.gate import Gate
-from specbench.stats.judging import Judgement, Verdict
 
 _STYLES = {
     Verdict.PASS: "",

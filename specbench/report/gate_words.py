@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from specbench.gate.attribution import Attribution, Cause, Shift
+from specbench.gate.check import Gate
+from specbench.gate.judging import CELL, FALSE_ALARM, Judgement, Verdict
 from specbench.metrics.cell_names import cell_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import Interval
 from specbench.report.numbers import ABSENT, listed, measured, number, plural, scale_of
-from specbench.stats.attribution import Attribution, Cause, Shift
-from specbench.stats.gate import Gate
-from specbench.stats.judging import CELL, FALSE_ALARM, Judgement, Verdict
 
 HEADERS = ("metric", "before", "after", "change +- 95 %", "limit", "MDE", "verdict")
 REFUSED = "refused"  # stands for a verdict where the two sides must not be compared

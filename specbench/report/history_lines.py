@@ -1,10 +1,10 @@
 """A history as a table and sentences."""
 
+from specbench.gate.history import History, Series
 from specbench.metrics.cell_names import cell_name
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured
 from specbench.stats.change_points import MIN_RUNS, Step
-from specbench.stats.history import History, Series
 
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 24

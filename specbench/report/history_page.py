@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from html import escape
 
+from specbench.gate.history import History
 from specbench.report.charts.history import history_charts
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines
-from specbench.stats.history import History
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.45 system-ui, sans-serif; }

@@ -11,31 +11,28 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtrit
 
-from specbench.records import Interval
-
-MIN_PROMPTS = 5  # fewer give no interval
-CONFIDENCE = 0.95
-POWER = 0.80
+from specbench.stats.interval import Interval
+from specbench.stats.spread import Spread, combined, jackknife, of_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogRatio:
-    """The log of a ratio of sums and how far off it may be; no spread below MIN_PROMPTS."""
+    """The log of a ratio of sums and how far off it may be; no spread of too few prompts."""
 
     log: float
-    standard_error: float | None
-    degrees_of_freedom: float | None
+    spread: Spread | None
     num_prompts: int
+
+    @property
+    def standard_error(self) -> float | None:
+        return None if self.spread is None else self.spread.standard_error
 
 
 def log_ratio(numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike]) -> LogRatio:
     """log(product of the numerators' sums / product of the denominators' sums).
 
-    Each column has one positive entry per prompt. Standard error: jackknife over prompts.
-    Degrees of freedom: effective number of prompts - 1, where a prompt counts by its share of
-    the sums (Kish 1965, 1 / sum of squared shares), so one long prompt is not taken for many.
+    Each column has one positive entry per prompt; a prompt weighs its mean share of the sums.
     Raises ValueError for entries that are not finite and positive.
     """
     columns = np.array([*numerators, *denominators], dtype=np.float64)
@@ -45,26 +42,21 @@ def log_ratio(numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike]
         raise ValueError("every entry must be finite and above 0")
     signs = np.repeat([1.0, -1.0], [len(numerators), len(denominators)])
     totals = columns.sum(axis=1, keepdims=True)
-    log = float(signs @ np.log(totals[:, 0]))
     n = columns.shape[1]
-    if n < MIN_PROMPTS:
-        return LogRatio(log=log, standard_error=None, degrees_of_freedom=None, num_prompts=n)
-    left_out = signs @ np.log(totals - columns)
-    shares = (columns / totals).mean(axis=0)
+    left_out = signs @ np.log(totals - columns) if n > 1 else np.zeros(1)
     return LogRatio(
-        log=log,
-        standard_error=math.sqrt((n - 1) ** 2 / n * np.var(left_out, ddof=1)),
-        degrees_of_freedom=max(1.0, 1.0 / float(shares @ shares) - 1.0),
+        log=float(signs @ np.log(totals[:, 0])),
+        spread=jackknife(left_out, (columns / totals).mean(axis=0)),
         num_prompts=n,
     )
 
 
-def interval(ratio: LogRatio, *, confidence: float = CONFIDENCE) -> Interval:
-    """The ratio with its two-sided interval; low and high are None below MIN_PROMPTS."""
+def interval(ratio: LogRatio) -> Interval:
+    """The ratio with its two-sided 95 % interval; low and high are None without a spread."""
     estimate = math.exp(ratio.log)
-    if ratio.standard_error is None or ratio.degrees_of_freedom is None:
+    if ratio.spread is None:
         return Interval(estimate=estimate, low=None, high=None)
-    half = student_t(ratio.degrees_of_freedom, (1 + confidence) / 2) * ratio.standard_error
+    half = ratio.spread.margin()
     return Interval(
         estimate=estimate, low=math.exp(ratio.log - half), high=math.exp(ratio.log + half)
     )
@@ -74,47 +66,26 @@ def product(first: LogRatio, second: LogRatio) -> LogRatio:
     """The product of two ratios whose errors are independent, over the first one's prompts.
 
     Without a spread of the first there is none of the product; of the second it then counts as
-    exact. Degrees of freedom: Welch 1947 and Satterthwaite 1946.
+    exact.
     """
-    log = first.log + second.log
-    if first.standard_error is None or first.degrees_of_freedom is None:
-        return LogRatio(
-            log=log, standard_error=None, degrees_of_freedom=None, num_prompts=first.num_prompts
-        )
-    parts = [(first.standard_error**2, first.degrees_of_freedom)]
-    if second.standard_error is not None and second.degrees_of_freedom is not None:
-        parts.append((second.standard_error**2, second.degrees_of_freedom))
-    variance = sum(part for part, _ in parts)
-    weights = sum(part**2 / freedom for part, freedom in parts)
-    return LogRatio(
-        log=log,
-        standard_error=math.sqrt(variance),
-        degrees_of_freedom=variance**2 / weights if weights else first.degrees_of_freedom,
-        num_prompts=first.num_prompts,
-    )
+    spread = first.spread
+    if spread is not None and second.spread is not None:
+        spread = combined(spread, second.spread)
+    return LogRatio(log=first.log + second.log, spread=spread, num_prompts=first.num_prompts)
 
 
 def mean_interval(values: ArrayLike) -> Interval:
     """The mean of one value a prompt with its 95 % interval by Student's t, as for differences."""
-    array = np.asarray(values, dtype=np.float64)
-    n, mean = len(array), float(array.mean())
-    if n < MIN_PROMPTS:
+    mean, spread = float(np.asarray(values, dtype=np.float64).mean()), of_mean(values)
+    if spread is None:
         return Interval(estimate=mean, low=None, high=None)
-    half = student_t(n - 1, (1 + CONFIDENCE) / 2) * float(array.std(ddof=1)) / math.sqrt(n)
+    half = spread.margin()
     return Interval(estimate=mean, low=mean - half, high=mean + half)
 
 
-def minimum_detectable_effect(ratio: LogRatio, *, power: float = POWER) -> float | None:
-    """The relative effect (0.03 = 3 %) whose interval would exclude 1 in `power` of the runs."""
-    if ratio.standard_error is None or ratio.degrees_of_freedom is None:
-        return None
-    quantiles = sum(student_t(ratio.degrees_of_freedom, p) for p in ((1 + CONFIDENCE) / 2, power))
-    return math.expm1(quantiles * ratio.standard_error)
-
-
-def student_t(degrees_of_freedom: float, probability: float) -> float:
-    """Quantile of Student's t distribution."""
-    return float(stdtrit(degrees_of_freedom, probability))
+def minimum_detectable_effect(ratio: LogRatio) -> float | None:
+    """The relative effect (0.03 = 3 %) whose interval would exclude 1 in 80 % of the runs."""
+    return None if ratio.spread is None else math.expm1(ratio.spread.detectable())
 
 
 def speedup_ratio(

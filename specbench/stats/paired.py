@@ -5,7 +5,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from specbench.stats.intervals import MIN_PROMPTS, LogRatio
+from specbench.stats.intervals import LogRatio
+from specbench.stats.spread import MIN_UNITS, of_mean
 
 _FAR_OFF = 5.0  # standard deviations of the pairs' log ratios, told from their median
 _NEAR = math.log(1.1)  # and no pair within a tenth is far off
@@ -16,27 +17,22 @@ def paired_log_ratio(numerators: ArrayLike, denominators: ArrayLike) -> LogRatio
 
     Pairs whose ratio is far off are left out: something else ran then (Hampel 1974, The influence
     curve and its role in robust estimation). Standard error: of the ratio's linear part (delta
-    method), none below MIN_PROMPTS pairs.
+    method).
     """
     over = np.asarray(numerators, dtype=np.float64)
     under = np.broadcast_to(np.asarray(denominators, dtype=np.float64), over.shape)
     is_near = _is_near(np.log(over / under))
-    over, under, n = over[is_near], under[is_near], int(is_near.sum())
-    log = math.log(over.mean()) - math.log(under.mean())
-    if n < MIN_PROMPTS:
-        return LogRatio(log=log, standard_error=None, degrees_of_freedom=None, num_prompts=n)
-    residuals = over / over.mean() - under / under.mean()
+    over, under = over[is_near], under[is_near]
     return LogRatio(
-        log=log,
-        standard_error=float(residuals.std(ddof=1)) / math.sqrt(n),
-        degrees_of_freedom=n - 1.0,
-        num_prompts=n,
+        log=math.log(over.mean()) - math.log(under.mean()),
+        spread=of_mean(over / over.mean() - under / under.mean()),
+        num_prompts=len(over),
     )
 
 
 def _is_near(logs: NDArray[np.float64]) -> NDArray[np.bool_]:
     """All but those far from the median; of few pairs nobody can tell."""
-    if len(logs) < MIN_PROMPTS:
+    if len(logs) < MIN_UNITS:
         return np.ones(len(logs), dtype=bool)
     distance = np.abs(logs - np.median(logs))
     deviation = 1.4826 * np.median(distance)  # of normal errors, from the median distance

@@ -2,8 +2,8 @@
 
 import math
 
-from specbench.records import Interval
-from specbench.stats.intervals import CONFIDENCE, MIN_PROMPTS, student_t
+from specbench.stats.interval import Interval
+from specbench.stats.spread import MIN_UNITS, UPPER, student_t
 
 
 def prompts_to_decide(
@@ -12,12 +12,12 @@ def prompts_to_decide(
     """How many more prompts would settle it, were the estimate and the spread to stay.
 
     Settled: the whole interval lies above `helps_above` or below `nothing_below`. Below
-    MIN_PROMPTS: how many more give an interval at all.
+    MIN_UNITS: how many more give an interval at all.
     """
     assert helps_above < nothing_below, "else an estimate between them is never settled"
     if measured.low is None or measured.high is None:
-        return max(1, MIN_PROMPTS - num_prompts)
-    quantile = student_t(num_prompts - 1, (1 + CONFIDENCE) / 2)
+        return max(1, MIN_UNITS - num_prompts)
+    quantile = student_t(num_prompts - 1, UPPER)
     spread = math.log(measured.high / measured.low) / 2 / quantile * math.sqrt(num_prompts)
     log = math.log(measured.estimate)
     margin = max(log - math.log(helps_above), math.log(nothing_below) - log)
@@ -26,10 +26,9 @@ def prompts_to_decide(
 
 def _prompts_for(spread: float, half_width: float) -> int:
     """The least n with t(n - 1) * spread / sqrt(n) <= half_width (both of the log ratio)."""
-    probability = (1 + CONFIDENCE) / 2
-    normal = student_t(math.inf, probability)
+    normal = student_t(math.inf, UPPER)
     # Student's t is above the normal quantile, so counting starts at the normal answer.
-    n = max(MIN_PROMPTS, math.ceil((normal * spread / half_width) ** 2))
-    while student_t(n - 1, probability) * spread > half_width * math.sqrt(n):
+    n = max(MIN_UNITS, math.ceil((normal * spread / half_width) ** 2))
+    while student_t(n - 1, UPPER) * spread > half_width * math.sqrt(n):
         n += 1
     return n

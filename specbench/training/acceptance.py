@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specbench.stats.acceptance import mean_length_at
 from specbench.training.batches import Batch
 from specbench.training.pupil import Pupil
 from specbench.training.teacher import Teacher
@@ -30,7 +31,7 @@ class Acceptance:
     @property
     def mean_length(self) -> float:
         """Tokens a round of such a chain emits: 1 + the sum over its positions."""
-        return 1 + sum(self.per_position)
+        return mean_length_at(self.per_position)
 
 
 def measure_acceptance(

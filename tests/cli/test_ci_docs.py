@@ -10,8 +10,8 @@ import yaml
 from benchmarks.gate_runs import BASELINE_RUNS, CANDIDATE_RUNS, PAIRING, RECIPE, TOLERANCES
 from specbench.cli.check import parse_fail_on
 from specbench.config import load_pairings
+from specbench.gate.comparable import WORDS
 from specbench.shipped import shipped
-from specbench.stats.comparable import WORDS
 from tests.cli.calls import specbench
 
 TEXT = (Path(__file__).parents[2] / "docs" / "ci.md").read_text()

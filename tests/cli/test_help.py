@@ -1,6 +1,6 @@
 import pytest
 
-from specbench.stats.gate import default_tolerances
+from specbench.gate.check import default_tolerances
 from tests.cli.calls import specbench
 
 COMMANDS = (

@@ -5,13 +5,9 @@ from math import exp
 
 import pytest
 
-from specbench.costs import amortised_goodput, expected_tokens_by_k, goodput
+from specbench.costs import amortised_goodput, goodput
 from specbench.decoding.acceptance import Acceptance
 from specbench.decoding.round_costs import RoundCosts
-
-
-def test_tokens_by_k_are_sums_of_products():
-    assert expected_tokens_by_k([0.5, 0.5, 0.0]) == [1.0, 1.5, 1.75, 1.75]
 
 
 def test_goodput_is_the_tokens_of_all_live_rows_over_the_time_of_a_round():

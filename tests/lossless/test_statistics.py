@@ -4,13 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy.stats import chi2, multinomial
+from scipy.stats import chi2, kstwo, multinomial
 
 from specbench.lossless.evidence import Floats, JointCounts
 from specbench.lossless.statistics import (
     TAIL,
     detectable,
-    holm,
     joint_p_value,
     serial_p_value,
     tail_p_value,
@@ -56,6 +55,15 @@ def test_preferred_tokens_and_noise_used_twice_are_seen() -> None:
     assert uniform_p_value(tokens_N**1.2) < 1e-6
     assert serial_p_value(tokens_N.repeat(2)) < 1e-6
     assert uniform_p_value(tokens_N) > 1e-3 < serial_p_value(tokens_N)
+
+
+def test_the_distance_from_uniform_is_judged_exactly_however_many_tokens() -> None:
+    for num_tokens in (1, 2, 50, 20_000):
+        ordered_N = np.sort(np.random.default_rng(num_tokens).random(num_tokens))
+        above = max((i + 1) / num_tokens - x for i, x in enumerate(ordered_N))
+        below = max(x - i / num_tokens for i, x in enumerate(ordered_N))
+        expected = kstwo.sf(max(above, below), num_tokens)
+        assert uniform_p_value(ordered_N[::-1]) == pytest.approx(expected, rel=1e-12)
 
 
 def log_likelihoods(law_V: Floats, tokens_N: Floats) -> dict[float, float]:
@@ -138,12 +146,6 @@ def test_a_text_that_cannot_be_has_probability_0() -> None:
         observed_C=np.array([5.0, 1.0]), probability_C=np.array([1.0, 0.0]), num_tokens=1
     )
     assert joint_p_value(counts) == 0
-
-
-def test_holm_is_that_of_the_book() -> None:
-    adjusted = holm(np.array([0.01, 0.04, 0.03, 0.005]))
-    assert adjusted == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert holm(np.array([])).size == 0
 
 
 @pytest.mark.parametrize("num_tokens", [2000, 16384])

@@ -9,9 +9,9 @@ from specbench.metrics.best_of import best_of_gain, best_of_s, scoring_s
 from specbench.metrics.cell import CellData, gather_cells
 from specbench.metrics.pairs import paired_cpu, paired_decode
 from specbench.metrics.registry import measure
+from specbench.metrics.validity import judge_cell
 from specbench.pairing.best_of import BestOf, compare_best_of
 from specbench.records import BlockRecord, CellKey, PassRecord, RoundTimeline, SamplesRecord
-from specbench.stats.validity import judge_cell
 from tests.pairing import cells
 
 SAMPLED = replace(cells.BASE, temperature=1.0)

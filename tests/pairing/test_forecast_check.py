@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from specbench.metrics.cell import CellData, against
+from specbench.metrics.summary import summarise
 from specbench.pairing.forecast import forecast
 from specbench.pairing.forecast_check import check_forecasts, is_left_out
-from specbench.stats.summary import summarise
 from tests.pairing.cells import BASE, cell, draft
 from tests.pairing.traces import curve, trace
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from specbench.pairing.forecast import Rounds
-from specbench.pairing.replay import Replayed, replay_one
+from specbench.pairing.replay import replay_one
+from specbench.stats.acceptance import RoundCounts
 from specbench.stats.intervals import LogRatio, interval, product
 from specbench.stats.paired import paired_log_ratio
 from tests.pairing.traces import trace
@@ -29,7 +30,7 @@ NOISE = 0.08  # of a visit, log-normal: costs are off by 4 to 5 %
 def pool() -> tuple[np.ndarray, np.ndarray]:
     """Rounds and tokens of each prompt, replayed once."""
     rng = random.Random(0)
-    counts: list[Replayed] = []
+    counts: list[RoundCounts] = []
     for i in range(POOL):
         rate = rng.betavariate(4, 2)
         size = max(4, round(rng.lognormvariate(3.4, 0.5)))
@@ -51,9 +52,7 @@ def coverage(num_prompts: int, *, joins_costs: bool = True) -> float:
         tokens = Rounds(rounds[picks], emitted[picks], one, ()).tokens
         cost = paired_log_ratio(step, at_k)
         if not joins_costs:
-            cost = LogRatio(
-                log=cost.log, standard_error=None, degrees_of_freedom=None, num_prompts=0
-            )
+            cost = LogRatio(log=cost.log, spread=None, num_prompts=0)
         found = interval(product(tokens, cost))
         covered += found.low <= truth <= found.high
     return covered / RUNS

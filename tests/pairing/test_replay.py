@@ -8,8 +8,9 @@ import pytest
 
 from specbench.metrics import acceptance
 from specbench.metrics.cell import CellData
-from specbench.pairing.replay import Replayed, replay_one, serves
+from specbench.pairing.replay import replay_one, serves
 from specbench.records import RequestRecord, RoundLog, TraceRecord
+from specbench.stats.acceptance import RoundCounts
 from tests.cell_keys import KEY
 from tests.pairing.traces import trace
 
@@ -65,15 +66,14 @@ def recursed(trace: TraceRecord, k: int, start: int) -> list[float]:
 
 
 def test_a_round_starts_where_the_one_before_it_ended():
-    assert replay_one(TRACE, 3) == Replayed(
-        num_speculative_tokens=3,
+    assert replay_one(TRACE, 3) == RoundCounts(
         num_rounds=2,
         num_drafted=4,
         num_accepted=2,
         num_emitted=4,
         num_drafting=2,
         num_rejecting=1,
-        acceptance_histogram=(0, 2, 0, 0),
+        reached=(2, 2, 0, 0),
     )
 
 
@@ -89,7 +89,7 @@ def test_at_k_0_every_token_is_a_round():
     got = replay_one(TRACE, 0)
 
     assert (got.num_rounds, got.num_drafted, got.num_emitted) == (4, 0, 4)
-    assert got.acceptance_histogram == (4,)
+    assert got.reached == (4,)
     assert got.acceptance_rate is None
     assert got.mean_acceptance_length == 1
 
@@ -118,7 +118,7 @@ def test_a_round_that_keeps_the_end_of_text_as_a_draft_emits_no_more():
 
     got = replay_one(ended, 3)
 
-    assert got.acceptance_histogram == (0, 0.5, 0.5, 0)
+    assert got.reached == (1, 1, 0.5, 0)
     assert (got.num_rounds, got.num_accepted, got.num_emitted) == (1, 1.5, 2)
     assert got.num_drafted == 3
 
@@ -133,9 +133,9 @@ def test_chances_are_followed_all_at_once(seed):
         rounds, drafted, *histogram = recursed(trace, k, 0)
         assert got.num_rounds == pytest.approx(rounds)
         assert got.num_drafted == pytest.approx(drafted)
-        assert got.acceptance_histogram == pytest.approx(histogram)
+        assert got.reached == pytest.approx([sum(histogram[i:]) for i in range(k + 1)])
         assert got.num_emitted == pytest.approx(len(trace.output_ids) - 1)
-        assert sum(got.acceptance_histogram) == pytest.approx(got.num_rounds)
+        assert got.reached[0] == pytest.approx(got.num_rounds)
 
 
 def test_rounds_of_several_texts_are_pooled():
@@ -213,7 +213,6 @@ def test_what_is_derived_has_the_formulas_of_the_metrics():
         "acceptance_rate",
         "acceptance_rate_per_position",
         "conditional_acceptance_rate",
-        "acceptance_histogram",
         "alpha",
     ):
         assert getattr(got, name) == getattr(acceptance, name)(cell), name

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.costs import expected_tokens_iid
 from specbench.pairing.recommend import choose, decide
-from specbench.pairing.why import break_even_acceptance, losses, why
+from specbench.pairing.why import losses, why
 
 
 def metrics(length=3.0, break_even=2.0, draft=0.1, verify=1.4, **others):
@@ -60,17 +59,6 @@ def test_a_round_measured_a_little_faster_than_its_forwards_has_no_overhead():
 def test_nothing_is_said_of_a_cell_that_does_not_tell():
     assert losses({"mean_acceptance_length": 3.0}, 4) is None
     assert losses(metrics(), 0) is None
-
-
-@pytest.mark.parametrize(("k", "break_even"), [(1, 1.3), (4, 2.0), (8, 5.5)])
-def test_at_break_even_acceptance_a_round_emits_what_it_costs(k, break_even):
-    rate = break_even_acceptance(k, break_even)
-    assert expected_tokens_iid(rate, k) == pytest.approx(break_even, abs=1e-4)
-
-
-def test_no_acceptance_pays_for_a_round_dearer_than_all_it_can_emit():
-    assert break_even_acceptance(4, 5.01) is None
-    assert break_even_acceptance(4, 5.0) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_a_mismatched_draft_is_called_so(summarised):

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from specbench.cli.console import open_console
+from specbench.gate.check import Gate, Tolerance, check
+from specbench.gate.figures import Figure
 from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_json import gate_json
 from specbench.report.gate_junit import gate_junit
 from specbench.report.gate_markdown import gate_markdown
 from specbench.report.gate_table import gate_table
 from specbench.report.gate_words import chance_note, headline, row
-from specbench.stats.figures import Figure
-from specbench.stats.gate import Gate, Tolerance, check
-from tests.stats.gate_sides import cell, figure, key, side
+from tests.gate.gate_sides import cell, figure, key, side
 
 HOSTILE = 'a|b <i>&"[x](y)\x07\n`'
 TOLERANCES = [

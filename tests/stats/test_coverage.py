@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from specbench.records import Interval
+from specbench.stats.interval import Interval
 from specbench.stats.intervals import (
     acceptance_length_change,
     interval,
@@ -137,5 +137,6 @@ def test_one_long_prompt_is_not_taken_for_many():
     # 20 prompts of which one takes 90 % of the time: far fewer than 20 independent facts.
     base = np.array([171.0] + [1.0] * 19)
     ratio = log_ratio([base], [base])
-    assert ratio.degrees_of_freedom == 1.0
-    assert log_ratio([np.ones(20)], [np.ones(20)]).degrees_of_freedom == pytest.approx(19)
+    assert ratio.spread.degrees_of_freedom == 1.0
+    alike = log_ratio([np.ones(20)], [np.ones(20)])
+    assert alike.spread.degrees_of_freedom == pytest.approx(19)

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from specbench.records import Interval
+from specbench.stats.interval import Interval
 from specbench.stats.intervals import (
     acceptance_length_change,
     interval,
@@ -32,7 +32,7 @@ def test_the_interval_follows_the_jackknife_by_hand():
     )
     # Shares of the sums: (1/5 + 1/6) / 2 four times, (1/5 + 2/6) / 2 once.
     shares = [(1 / 5 + 1 / 6) / 2] * 4 + [(1 / 5 + 2 / 6) / 2]
-    assert ratio.degrees_of_freedom == pytest.approx(1 / sum(s * s for s in shares) - 1)
+    assert ratio.spread.degrees_of_freedom == pytest.approx(1 / sum(s * s for s in shares) - 1)
 
 
 def test_equal_ratios_leave_no_doubt():

@@ -22,7 +22,7 @@ def test_the_ratio_is_that_of_the_means_by_hand() -> None:
     assert found.standard_error == pytest.approx(
         math.sqrt(5 / 4 * sum(r * r for r in residuals) / 25)
     )
-    assert found.degrees_of_freedom == 4
+    assert found.spread.degrees_of_freedom == 4
 
 
 def test_of_few_pairs_no_spread_is_claimed() -> None:

@@ -1,8 +1,8 @@
 import math
 
-from specbench.records import Interval
-from specbench.stats.intervals import student_t
+from specbench.stats.interval import Interval
 from specbench.stats.precision import prompts_to_decide
+from specbench.stats.spread import student_t
 
 UNDECIDED = Interval(estimate=1.03, low=0.98, high=1.08)
 

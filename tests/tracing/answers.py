@@ -10,9 +10,9 @@ from specbench.config import Target, load_pairings
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.shelf import Shelf
-from specbench.pairing.replay import Replayed
 from specbench.records import Message, Prompt, RoundLog, Sampling
 from specbench.shipped import shipped
+from specbench.stats.acceptance import RoundCounts
 from specbench.tracing.text import Text
 from specbench.workloads import load_workload
 
@@ -118,23 +118,12 @@ def measured(engine: BuiltinEngine, drafter: str, texts: Sequence[Text], k: int)
     return [log for _, log in answered(engine, drafter, texts, k)]
 
 
-def counted(logs: Sequence[RoundLog], k: int) -> Replayed:
+def counted(logs: Sequence[RoundLog], k: int) -> RoundCounts:
     """Measured rounds in the form of replayed ones."""
     drafted = [d for log in logs for d in log.num_drafted]
     accepted = [a for log in logs for a in log.num_accepted]
     emitted = [e for log in logs for e in log.num_emitted]
-    return Replayed(
-        num_speculative_tokens=k,
-        num_rounds=len(drafted),
-        num_drafted=sum(drafted),
-        num_accepted=sum(accepted),
-        num_emitted=sum(emitted),
-        num_drafting=sum(d > 0 for d in drafted),
-        num_rejecting=sum(
-            a < d and e > a for a, d, e in zip(accepted, drafted, emitted, strict=True)
-        ),
-        acceptance_histogram=tuple(accepted.count(a) for a in range(k + 1)),
-    )
+    return RoundCounts.of_rounds(drafted, accepted, emitted, k)
 
 
 def _answer(

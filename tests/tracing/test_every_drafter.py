@@ -15,9 +15,10 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.errors import UsageError
-from specbench.pairing.replay import Replayed, replay_one, serves
+from specbench.pairing.replay import replay_one, serves
 from specbench.records import Sampling, TraceRecord
 from specbench.records.traces import Drafting
+from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import track
 from specbench.tracing.conversation import Names, trace
 from specbench.tracing.text import Text
@@ -74,7 +75,7 @@ def traced(variant: Variant, text: Text, drafting: Drafting = "own") -> tuple[Tr
     return trace(names, models()[0], drafter_of(variant), [text], KS, drafting=drafting)
 
 
-def measured(variant: Variant, text: Text, k: int, drafter: Any = None) -> Replayed:
+def measured(variant: Variant, text: Text, k: int, drafter: Any = None) -> RoundCounts:
     asked = Request(
         prompt_ids=text.prompt_ids,
         max_new_tokens=text.max_new_tokens,
@@ -87,7 +88,7 @@ def measured(variant: Variant, text: Text, k: int, drafter: Any = None) -> Repla
     return counted([result.rounds], k)
 
 
-def replayed(records: tuple[TraceRecord, ...], k: int) -> Replayed:
+def replayed(records: tuple[TraceRecord, ...], k: int) -> RoundCounts:
     (serving,) = [record for record in records if serves(record, k)]
     return replay_one(serving, k)
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from specbench.decoding.request import Request
-from specbench.pairing.replay import Replayed, replay_one
+from specbench.pairing.replay import replay_one
 from specbench.records import Sampling, TraceRecord
+from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import judging
 from specbench.tracing.conversation import Names, trace, trace_conversation
 from specbench.tracing.text import Text
@@ -49,7 +50,7 @@ class Compared(NamedTuple):
         return self.relative / self.standard_error
 
 
-def decoded(variant: Variant, sampling: Sampling) -> list[tuple[Text, Replayed]]:
+def decoded(variant: Variant, sampling: Sampling) -> list[tuple[Text, RoundCounts]]:
     """Texts with the rounds that emitted them."""
     requests = [
         Request(prompt_ids=LAW_PROMPT, max_new_tokens=MOST, seed=seed) for seed in range(NUM_TEXTS)
@@ -74,7 +75,7 @@ def decoded(variant: Variant, sampling: Sampling) -> list[tuple[Text, Replayed]]
     ]
 
 
-def compared(rounds: Sequence[tuple[TraceRecord, Replayed]]) -> Compared:
+def compared(rounds: Sequence[tuple[TraceRecord, RoundCounts]]) -> Compared:
     """Pairs of a text's trace and its measured rounds."""
     measured_N = np.array([measured.num_rounds for _, measured in rounds])
     replayed_N = np.array([replay_one(trace, K).num_rounds for trace, _ in rounds])

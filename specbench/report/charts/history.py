@@ -6,10 +6,10 @@ from itertools import pairwise
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from specbench.gate.history import History, Series
 from specbench.metrics.cell_names import cell_name
 from specbench.report.charts.canvas import INK, SERIES, VERIFY, Chart, Panels, drawing
 from specbench.report.numbers import Scale, scale_of
-from specbench.stats.history import History, Series
 
 _FITTING = 27  # characters above a panel
 _CAPTION = (

@@ -1,0 +1,175 @@
+"""What a regression comes from: fewer drafts are kept, or a round takes longer.
+
+Tokens a second = tokens a round / seconds a round, so the loss of logarithms splits into one
+share of each; a speed-up is the same with seconds in units of a K = 0 step.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specbench.gate.figures import CellFigures
+from specbench.gate.judging import OUTPUT_TOKENS
+from specbench.gate.kinds import Kind, kind_of
+from specbench.metrics.registry import all_metrics
+from specbench.records import CellKey
+
+NAMED_SHARE = 0.25  # of a loss; what has a smaller one is not named as a cause
+
+# What the attribution looks at besides the metrics that are judged.
+EVIDENCE = (
+    "mean_acceptance_length",
+    "acceptance_rate_per_position",
+    "decode_tokens_per_s",
+    "round_s",
+    "draft_s",
+    "verify_s",
+    "other_s",
+    "break_even_length",
+    "draft_cost_ratio",
+    "verify_cost_ratio",
+)
+# Of the other counts, such as launches a round, none says that fewer drafts are kept.
+_OF_DRAFTS_KEPT = (
+    "mean_acceptance_length",
+    "acceptance_rate",
+    "conditional_acceptance_rate",
+    "alpha",
+)
+_BEFORE_DECODING = {"ttft_s", "ttft_s_p95", "prefill_s", "queue_s"}
+
+
+class Cause(StrEnum):
+    """Where a regression comes from."""
+
+    ACCEPTANCE = "acceptance"  # the draft, or the arithmetic, changed
+    ROUND_TIME = "round time"  # kernels, driver, clocks
+    PREFILL = "prefill"
+    TEXT = "text"  # the greedy output itself
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shift:
+    """A quantity before and after."""
+
+    name: str
+    unit: str
+    before: float
+    after: float
+
+    @property
+    def log(self) -> float:
+        """Of after / before; 0 where a ratio says nothing."""
+        return math.log(self.after / self.before) if self.before > 0 and self.after > 0 else 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attribution:
+    """Why a cell's metrics regressed; no cause where the engine does not report its rounds."""
+
+    cell: CellKey
+    metrics: tuple[str, ...]  # those that regressed
+    causes: tuple[Cause, ...]
+    acceptance: Shift | None  # mean_acceptance_length
+    curve: tuple[tuple[float, ...], tuple[float, ...]]  # acceptance per position, before and after
+    round: Shift | None  # seconds a round; on other hardware K = 0 steps
+    step: Shift | None  # seconds of a K = 0 step, on the same hardware
+    slower: tuple[Shift, ...]  # parts of a round that make it slower: draft, verify, other
+
+
+def attribute(
+    before: CellFigures, after: CellFigures, metrics: Sequence[str], *, same_hardware: bool
+) -> Attribution:
+    """What the regression of some metrics of a cell comes from."""
+    acceptance = _shift(before, after, "mean_acceptance_length")
+    seconds = _shift(before, after, "round_s") if same_hardware else None
+    steps = _shift(before, after, "break_even_length")
+    causes = {
+        cause
+        for name in metrics
+        for cause in _causes(name, _lost(before, after, name), acceptance, seconds, steps)
+    }
+    slower = _slower(before, after, same_hardware=same_hardware)
+    curves = tuple(cell.series("acceptance_rate_per_position") for cell in (before, after))
+    return Attribution(
+        cell=before.key,
+        metrics=tuple(metrics),
+        causes=tuple(cause for cause in Cause if cause in causes),
+        acceptance=acceptance,
+        curve=(curves[0], curves[1]),
+        round=seconds or steps,
+        step=_step(seconds, steps),
+        slower=tuple(slower) if Cause.ROUND_TIME in causes else (),
+    )
+
+
+def _lost(before: CellFigures, after: CellFigures, name: str) -> float:
+    """What the metric itself lost, in logarithms; 0 where a ratio says nothing."""
+    metric = all_metrics().get(name.partition("[")[0])
+    one, other = before.value(name), after.value(name)
+    if metric is None or one is None or other is None or one <= 0 or other <= 0:
+        return 0.0
+    return math.log(one / other if metric.better == "higher" else other / one)
+
+
+def _causes(
+    name: str, lost: float, acceptance: Shift | None, seconds: Shift | None, steps: Shift | None
+) -> Iterator[Cause]:
+    """`lost` by the metric: what acceptance and rounds do not explain, they did not cause."""
+    base = name.partition("[")[0]
+    metric = all_metrics().get(base)
+    if base == OUTPUT_TOKENS:
+        yield Cause.TEXT
+    elif base in _BEFORE_DECODING:
+        yield Cause.PREFILL
+    elif metric is None:
+        return
+    elif kind_of(metric) is Kind.MEMORY:
+        yield Cause.MEMORY
+    elif kind_of(metric) is Kind.COUNT:
+        if base.startswith(_OF_DRAFTS_KEPT):
+            yield Cause.ACCEPTANCE
+    else:
+        time = steps if kind_of(metric) is Kind.RATIO else seconds or steps
+        losses = {
+            Cause.ACCEPTANCE: -acceptance.log if acceptance else 0.0,
+            Cause.ROUND_TIME: time.log if time else 0.0,
+        }
+        lost = max(lost, sum(max(0.0, loss) for loss in losses.values()))
+        yield from (cause for cause, loss in losses.items() if loss > NAMED_SHARE * lost > 0)
+
+
+def _slower(before: CellFigures, after: CellFigures, *, same_hardware: bool) -> Iterator[Shift]:
+    """The parts of a round that got slower, those with a share of the loss worth naming."""
+    if same_hardware:
+        shifts = [_shift(before, after, f"{part}_s") for part in ("draft", "verify", "other")]
+    else:
+        draft = _shift(before, after, "draft_cost_ratio", before.key.num_speculative_tokens)
+        shifts = [draft, _shift(before, after, "verify_cost_ratio")]
+    known = [shift for shift in shifts if shift is not None]
+    grown = sum(max(0.0, shift.after - shift.before) for shift in known)
+    for shift in known:
+        if shift.after - shift.before > NAMED_SHARE * grown > 0:
+            yield shift
+
+
+def _step(seconds: Shift | None, steps: Shift | None) -> Shift | None:
+    if seconds is None or steps is None:
+        return None
+    return Shift(
+        name="step",
+        unit="s",
+        before=seconds.before / steps.before,
+        after=seconds.after / steps.after,
+    )
+
+
+def _shift(before: CellFigures, after: CellFigures, name: str, times: int = 1) -> Shift | None:
+    one, other = before.value(name), after.value(name)
+    if one is None or other is None:
+        return None
+    unit = "steps" if "ratio" in name or name == "break_even_length" else all_metrics()[name].unit
+    short = name.removesuffix("_s").removesuffix("_cost_ratio")
+    return Shift(name=short, unit=unit, before=times * one, after=times * other)

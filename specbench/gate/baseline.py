@@ -1,0 +1,234 @@
+"""Runs boiled down to what the gate compares: one run, or several as a baseline.
+
+Several runs of the same work show how far apart identical runs are. Prompts inside one run do
+not show that: they share its clocks, its memory layout and its neighbours.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, geometric_mean
+
+import numpy as np
+
+from specbench.errors import UsageError
+from specbench.gate.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
+from specbench.gate.fingerprint import Fingerprint, differences, fingerprint_of
+from specbench.metrics.cell import CellData
+from specbench.metrics.cell_names import cell_name
+from specbench.metrics.imported import summarise_imported
+from specbench.records import (
+    NO_DRAFTER,
+    CellKey,
+    EngineRecord,
+    ImportedRecord,
+    ModelIdentity,
+    RunRecord,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """A run that figures come from."""
+
+    run_id: str
+    created_at: str
+    specbench_version: str
+    git_commit: str | None = None
+    imported_sha256: tuple[str, ...] | None = None  # of other tools' result files
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """One run, or several pooled; `baseline.json` holds one of these."""
+
+    origins: tuple[Origin, ...]
+    fingerprint: Fingerprint
+    cells: tuple[CellFigures, ...]
+    unmeasured: tuple[CellKey, ...] = ()  # planned without a request; of a pool not in every run
+    is_complete: bool = True
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.origins)
+
+
+def snapshot(
+    run: RunRecord,
+    cells: Sequence[CellData],
+    models: Sequence[ModelIdentity],
+    engines: Sequence[EngineRecord] = (),
+    imported: Sequence[ImportedRecord] = (),
+    *,
+    is_complete: bool = True,
+    names: Collection[str] | None = None,
+) -> Snapshot:
+    """The figures of one run; `names`: of cells measured here only of these metrics."""
+    environment = run.environment
+    keys = [plan.key for plan in run.cells]
+    figures = [cell_figures(cell, names) for cell in cells]
+    figures += map(imported_figures, summarise_imported(keys, imported))
+    measured = {cell.key for cell in figures}
+    return Snapshot(
+        origins=(
+            Origin(
+                run_id=run.run_id,
+                created_at=environment.created_at,
+                specbench_version=environment.specbench_version,
+                git_commit=environment.git_commit,
+                imported_sha256=tuple(record.file_sha256 for record in imported) or None,
+            ),
+        ),
+        fingerprint=fingerprint_of(run, models, engines),
+        cells=tuple(figures),
+        unmeasured=tuple(key for key in keys if key not in measured),
+        is_complete=is_complete,
+    )
+
+
+def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
+    """Several runs of the same work as one baseline; figures are geometric means over them.
+
+    A cell that some run lacks, or has invalid, is left out. Raises UsageError for a run that was
+    interrupted, that comes twice, or whose fingerprint differs in more than `allowed`.
+    """
+    first = runs[0]
+    for run in runs:
+        origin = run.origins[0]
+        if not run.is_complete:
+            raise UsageError(
+                f"run {origin.run_id} was interrupted and is no baseline; "
+                f"go on with it: --resume {origin.run_id}"
+            )
+        for found in differences(first.fingerprint, run.fingerprint):
+            if found.name not in allowed:
+                raise UsageError(
+                    f"runs {first.origins[0].run_id} and {origin.run_id} are not of the same "
+                    f"work: {found.name}: {found.baseline} and {found.candidate}; "
+                    f"to pool them all the same: --allow-different {found.name}"
+                )
+        for what, name in _other_drafters(first.fingerprint, run.fingerprint):
+            if "drafter" not in allowed:
+                raise UsageError(
+                    f"runs {first.origins[0].run_id} and {origin.run_id} are not of the same "
+                    f"work: {what} of {name} differ; "
+                    "to pool them all the same: --allow-different drafter"
+                )
+    _refuse_twins([run.origins[0] for run in runs])
+    cells = tuple(_pooled_cells(runs))
+    if not cells:
+        raise UsageError("no cell is valid in every one of these runs: nothing to compare with")
+    drafted = [cell for run in runs for cell in run.cells if cell.key.drafter != NO_DRAFTER]
+    if drafted and all(cell.key.drafter == NO_DRAFTER for cell in cells):
+        raise UsageError(
+            "no cell with drafts is valid in every one of these runs, K = 0 alone would be left: "
+            f"{cell_name(drafted[0].key)} is not in all of them"
+        )
+    kept = {cell.key for cell in cells}
+    planned = (key for run in runs for key in (*(c.key for c in run.cells), *run.unmeasured))
+    return Snapshot(
+        origins=tuple(run.origins[0] for run in runs),
+        fingerprint=replace(first.fingerprint, hardware=_all_hardware(runs)),
+        cells=cells,
+        # Planned all the same: as a candidate they are missing, not other work.
+        unmeasured=tuple(dict.fromkeys(key for key in planned if key not in kept)),
+    )
+
+
+def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
+    """Why cells of the runs are not in their baseline, a line each."""
+    kept = {cell.key for cell in pooled.cells}
+    for run in runs:
+        name = run.origins[0].run_id
+        for cell in run.cells:
+            if cell.key not in kept and cell.problems:
+                yield f"{cell_name(cell.key)}, run {name}: {'; '.join(cell.problems)}"
+        for key in run.unmeasured:
+            yield f"{cell_name(key)}, run {name}: not measured"
+    explained = {cell.key for run in runs for cell in run.cells if cell.problems}
+    explained |= {key for run in runs for key in run.unmeasured}
+    for cell in runs[0].cells:
+        if cell.key not in kept | explained:
+            yield f"{cell_name(cell.key)}: not in every run, or of other prompts there"
+
+
+def _other_drafters(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str]]:
+    """What differs, and the pairing; of those that both have."""
+    for what, ours, theirs in (
+        ("weights", one.drafters, other.drafters),
+        ("method or parameters", one.entries, other.entries),
+    ):
+        for name in ours:
+            if ours[name] != theirs.get(name, ours[name]):
+                yield what, name
+
+
+def _refuse_twins(origins: Sequence[Origin]) -> None:
+    """UsageError for a run, or a result file, that comes twice: no deviation is between those."""
+    for i, origin in enumerate(origins):
+        for earlier in origins[:i]:
+            if origin.run_id == earlier.run_id:
+                what = f"run {origin.run_id} was named twice"
+            elif set(origin.imported_sha256 or ()) & set(earlier.imported_sha256 or ()):
+                what = f"runs {earlier.run_id} and {origin.run_id} were imported from one file"
+            else:
+                continue
+            raise UsageError(f"{what}: the deviation between runs would be too small")
+
+
+def _all_hardware(runs: Sequence[Snapshot]) -> dict[str, str]:
+    """Of several machines the facts of all, which are then no other run's."""
+    facts = [run.fingerprint.hardware for run in runs]
+    names = dict.fromkeys(name for own in facts for name in own)
+    return {name: " | ".join(dict.fromkeys(own.get(name, "") for own in facts)) for name in names}
+
+
+def _pooled_cells(runs: Sequence[Snapshot]) -> Iterator[CellFigures]:
+    others = [{cell.key: cell for cell in run.cells} for run in runs]
+    for cell in runs[0].cells:
+        same = [cells[cell.key] for cells in others if cell.key in cells]
+        valid = all(not one.problems and one.units == cell.units for one in same)
+        if len(same) == len(runs) and valid:
+            yield _pooled_cell(same) if len(same) > 1 else cell
+
+
+def _pooled_cell(cells: Sequence[CellFigures]) -> CellFigures:
+    names = [name for name in cells[0].figures if all(name in c.figures for c in cells)]
+    texts = cells[0].texts
+    agree = all(cell.texts == texts for cell in cells)
+    return replace(
+        cells[0],
+        num_tokens=tuple(
+            fmean(tokens) for tokens in zip(*(c.num_tokens for c in cells), strict=True)
+        ),
+        figures={name: _pooled_figure([c.figures[name] for c in cells]) for name in names},
+        texts=texts if agree else {},  # text that does not repeat cannot be held to
+    )
+
+
+def _pooled_figure(figures: Sequence[Figure]) -> Figure:
+    values = [figure.value for figure in figures]
+    return Figure(
+        value=_mean(values), without=_pooled_without(figures), deviation=_deviation(values)
+    )
+
+
+def _pooled_without(figures: Sequence[Figure]) -> tuple[float, ...] | None:
+    withouts = [figure.without for figure in figures if figure.without is not None]
+    if len(withouts) < len(figures):
+        return None
+    num_units = max(map(len, withouts))
+    filled = [f.without or (f.value,) * num_units for f in figures]
+    return tuple(map(_mean, zip(*filled, strict=True)))
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Geometric where it exists, since changes are judged as ratios."""
+    return rounded(geometric_mean(values) if min(values) > 0 else fmean(values))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """The standard deviation of the logarithm; relative to the mean where there is none."""
+    if min(values) > 0:
+        return rounded(float(np.std(np.log(values), ddof=1)))
+    mean = fmean(values)
+    return rounded(float(np.std(values, ddof=1)) / abs(mean)) if mean else 0.0

@@ -1,0 +1,189 @@
+"""The gate: is a run worse than its baseline, beyond noise and beyond what is tolerated?
+
+One-sided: an improvement never fails. Counts come first, seconds second.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from specbench.errors import UsageError
+from specbench.gate.attribution import Attribution, attribute
+from specbench.gate.baseline import Snapshot
+from specbench.gate.comparable import CellPair, pair_up
+from specbench.gate.comparison import Runs
+from specbench.gate.fingerprint import Difference, changes, have_same_arithmetic
+from specbench.gate.judging import (
+    Case,
+    Judgement,
+    Verdict,
+    cases_of,
+    judge,
+    judge_text,
+    judge_unusable,
+)
+from specbench.gate.kinds import Kind, kind_of
+from specbench.gate.tolerances import Tolerance, default_tolerances
+from specbench.metrics.registry import Metric, all_metrics
+from specbench.records import NO_DRAFTER, CellKey
+from specbench.stats.multiple_testing import holm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """The answer of a comparison, and what it rests on."""
+
+    baseline: Snapshot
+    candidate: Snapshot
+    tolerances: tuple[Tolerance, ...]
+    judgements: tuple[Judgement, ...]  # counts before seconds
+    attributions: tuple[Attribution, ...]  # of every cell with a regression
+    num_tests: int  # comparisons that noise could have failed
+    allowed: tuple[Difference, ...]  # differs, and the user said that it may
+    changes: tuple[Difference, ...]  # differs, and may: what can explain a regression
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of all."""
+        return max((j.verdict for j in self.judgements), key=list(Verdict).index)
+
+
+def check(
+    baseline: Snapshot,
+    candidate: Snapshot,
+    tolerances: Sequence[Tolerance] | None = None,
+    allowed: Collection[str] = (),
+) -> Gate:
+    """Judge a candidate against a baseline, both of one run or of several pooled.
+
+    Without tolerances the default ones are taken, as far as there are such metrics.
+
+    Cells that speculate are judged; K = 0 is inside their speed-ups, and judged where there is
+    nothing else. Raises UsageError where the two must not be compared, or a metric is unknown or
+    on neither side.
+    """
+    chosen = _applicable(tolerances, baseline, candidate)
+    is_absolute = any(kind_of(metric_of(t)) is Kind.TIME for t in chosen)
+    found = pair_up(baseline, candidate, allowed, absolute_times=is_absolute)
+    pairs = [p for p in found.pairs if p.baseline.key.drafter != NO_DRAFTER] or found.pairs
+    same_text = have_same_arithmetic(baseline.fingerprint, candidate.fingerprint)
+    verdicts = [(pair, judge_unusable(pair, is_complete=candidate.is_complete)) for pair in pairs]
+    usable = [pair for pair, missing in verdicts if missing is None]
+    cases = [
+        case
+        for tolerance in chosen
+        for pair in usable
+        for case in cases_of(
+            pair,
+            metric_of(tolerance),
+            tolerance.metric,
+            tolerance.share,
+            runs=Runs(baseline.num_runs, candidate.num_runs),
+            devices=(baseline.fingerprint.device, candidate.fingerprint.device),
+            same_hardware=baseline.fingerprint.hardware == candidate.fingerprint.hardware,
+        )
+    ]
+    texts = [judge_text(pair, is_binding=same_text) for pair in usable]
+    unusable = [missing for _, missing in verdicts]
+    judgements = [*filter(None, unusable), *filter(None, texts), *_judged(cases)]
+    if not judgements:
+        raise UsageError(f"nothing here can be judged by {', '.join(t.metric for t in chosen)}")
+    judgements.sort(key=lambda judgement: list(Kind).index(judgement.kind))
+    return Gate(
+        baseline=baseline,
+        candidate=candidate,
+        tolerances=chosen,
+        judgements=tuple(judgements),
+        attributions=tuple(_attributions(judgements, pairs, baseline, candidate)),
+        num_tests=sum(case.is_test for case in cases),
+        allowed=found.allowed,
+        changes=changes(baseline.fingerprint, candidate.fingerprint),
+        notes=(
+            *_not_judged(chosen, cases, usable),
+            *_notes(baseline, candidate, found.only_candidate),
+        ),
+    )
+
+
+def metric_of(tolerance: Tolerance) -> Metric:
+    """The metric of a tolerance; UsageError where there is none, or none that has a worse."""
+    known = all_metrics()
+    metric = known.get(tolerance.base_name)
+    if metric is None:
+        raise UsageError(
+            f"--fail-on: no metric {tolerance.base_name!r}; `specbench list metrics` has them all"
+        )
+    if metric.better is None:
+        raise UsageError(f"--fail-on: {metric.name} is a description, neither good nor bad")
+    return metric
+
+
+def _applicable(
+    tolerances: Sequence[Tolerance] | None, baseline: Snapshot, candidate: Snapshot
+) -> tuple[Tolerance, ...]:
+    cells = (*baseline.cells, *candidate.cells)
+    names = {name for cell in cells for name in cell.figures}
+    names |= {name.partition("[")[0] for name in names}
+    asked = tuple(tolerances or default_tolerances(baseline.fingerprint.device))
+    for tolerance in asked:
+        metric = metric_of(tolerance)
+        if tolerances is not None and tolerance.metric not in names:
+            raise UsageError(f"--fail-on: {tolerance.metric} is on neither side: {metric.formula}")
+    return tuple(tolerance for tolerance in asked if tolerance.metric in names)
+
+
+def _judged(cases: Sequence[Case]) -> Iterator[Judgement]:
+    """Holm over all comparisons that noise could fail; what does not vary is no matter of luck."""
+    tests = [case for case in cases if case.is_test]
+    adjusted = dict(zip(map(id, tests), holm([case.p_value for case in tests]), strict=True))
+    for case in cases:
+        yield judge(case, adjusted.get(id(case)), num_tests=max(1, len(tests)))
+
+
+def _attributions(
+    judgements: Sequence[Judgement],
+    pairs: Sequence[CellPair],
+    baseline: Snapshot,
+    candidate: Snapshot,
+) -> Iterator[Attribution]:
+    same_hardware = baseline.fingerprint.hardware == candidate.fingerprint.hardware
+    for before, after in pairs:
+        failed = [
+            j.metric for j in judgements if j.cell == before.key and j.verdict is Verdict.REGRESSION
+        ]
+        if failed and after is not None:
+            yield attribute(before, after, failed, same_hardware=same_hardware)
+
+
+def _not_judged(
+    tolerances: Sequence[Tolerance], cases: Sequence[Case], usable: Sequence[CellPair]
+) -> Iterator[str]:
+    judged = {case.metric.name for case in cases}
+    for tolerance in tolerances:
+        is_there = any(
+            name.partition("[")[0] == tolerance.base_name
+            for pair in usable
+            for name in pair.baseline.figures
+        )
+        if usable and tolerance.base_name not in judged and not is_there:
+            yield f"{tolerance.metric} is in no cell of the baseline and was not judged"
+
+
+def _notes(
+    baseline: Snapshot, candidate: Snapshot, only_candidate: Sequence[CellKey]
+) -> Iterator[str]:
+    own = {origin.run_id for origin in candidate.origins}
+    if own & {origin.run_id for origin in baseline.origins}:
+        yield "the baseline holds the candidate's own run"
+    for name, side in (("baseline", baseline), ("candidate", candidate)):
+        if not side.is_complete:
+            yield f"the {name} was interrupted: what it measured so far is judged"
+    if only_candidate:
+        yield f"{len(only_candidate)} cells of the candidate have no baseline and were not judged"
+    if any(cell.key.adaptive for cell in baseline.cells):
+        yield "counts of K = auto follow the K that it picked and are not judged"
+    if baseline.num_runs == candidate.num_runs == 1:
+        yield (
+            "single runs: how far identical runs are apart is the documented deviation; "
+            "`specbench baseline` of several runs measures it"
+        )

@@ -1,0 +1,206 @@
+"""Which cells of two runs are the same work, and what speaks against comparing the runs."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from specbench.errors import UsageError
+from specbench.gate.baseline import Snapshot
+from specbench.gate.figures import CellFigures
+from specbench.gate.fingerprint import HARDWARE, Difference, differences
+from specbench.metrics.cell_names import cell_name
+from specbench.records import CellKey
+
+PROMPTS = "prompts"
+CELLS = "cells"
+
+# A word of --allow-different -> the fields of a cell's key that may then differ. The first field
+# of each is what the word is about.
+_FIELDS_OF_WORD: Mapping[str, tuple[str, ...]] = {
+    "K": ("num_speculative_tokens", "adaptive"),
+    "temperature": ("temperature",),
+    "dtype": ("dtype",),
+    "target": ("target", "pairing"),
+    "drafter": ("drafter", "method", "pairing"),
+    "engine": ("engine", "method"),
+    "concurrency": ("concurrency",),
+    "request-rate": ("request_rate",),
+    "context": ("context",),
+    "samples": ("num_samples",),
+    "lossy": ("lossy",),
+}
+WORDS = (
+    *_FIELDS_OF_WORD,
+    CELLS,
+    PROMPTS,
+    "workload",
+    "model",
+    "tokenizer",
+    "sampling",
+    "max-new-tokens",
+    "synthetic",
+    HARDWARE,
+)
+_KEY_FIELDS = tuple(CellKey.__dataclass_fields__)
+
+
+class CellPair(NamedTuple):
+    """A cell of the baseline and the same work in the candidate; None where not measured."""
+
+    baseline: CellFigures
+    candidate: CellFigures | None
+
+
+class Comparable(NamedTuple):
+    """What of two runs can be compared."""
+
+    pairs: tuple[CellPair, ...]
+    allowed: tuple[Difference, ...]  # differs, and the user said that it may
+    only_candidate: tuple[CellKey, ...]
+
+
+def pair_up(
+    baseline: Snapshot,
+    candidate: Snapshot,
+    allowed: Collection[str] = (),
+    *,
+    absolute_times: bool = False,
+) -> Comparable:
+    """The cells of both runs that are the same work.
+
+    `absolute_times`: seconds are to be compared, so the hardware must be the same, too. Raises
+    UsageError that names every difference that is not allowed, and where `allowed` leaves it
+    open which cell belongs to which.
+    """
+    found = differences(baseline.fingerprint, candidate.fingerprint)
+    if not absolute_times:
+        found = tuple(d for d in found if d.name != HARDWARE)
+    measured = {cell.key: cell for cell in candidate.cells}
+    keys = (*measured, *candidate.unmeasured)
+    ignored = {name for word in allowed for name in _FIELDS_OF_WORD.get(word, ())}
+    before = _by_common_fields((cell.key for cell in baseline.cells), ignored)
+    after = _by_common_fields(keys, ignored)
+    cells = {cell.key: cell for cell in baseline.cells}
+    pairs = tuple(
+        CellPair(cells[key], measured.get(after[common]))
+        for common, key in before.items()
+        if common in after
+    )
+    only = tuple(key for common, key in after.items() if common not in before)
+    others = () if CELLS in allowed else only
+    found += tuple(
+        dict.fromkeys(
+            _why_unmatched(key, others, keys)
+            for common, key in before.items()
+            if common not in after
+        )
+    )
+    matched = ((key, after[common]) for common, key in before.items() if common in after)
+    found += tuple(dict.fromkeys(_allowed_in_keys(matched, allowed)))
+    found += tuple(_other_prompts(pairs, is_complete=candidate.is_complete))
+    _refuse([difference for difference in found if difference.name not in allowed])
+    if not pairs:
+        raise UsageError("the two sides have no cell in common, so there is nothing to compare")
+    return Comparable(pairs, found, only)
+
+
+def _refuse(found: Sequence[Difference]) -> None:
+    if not found:
+        return
+    told = [
+        f"{d.name}: {d.baseline} in the baseline, {d.candidate} in the candidate" for d in found
+    ]
+    words = ",".join(dict.fromkeys(d.name for d in found))
+    hint = ""
+    if words == HARDWARE:
+        hint = "; or name only metrics in --fail-on that are no absolute times"
+    raise UsageError(
+        "these runs are not of the same work:\n  "
+        + "\n  ".join(told)
+        + f"\nto compare them all the same: --allow-different {words}{hint}"
+    )
+
+
+def _by_common_fields(
+    keys: Iterable[CellKey], ignored: set[str]
+) -> dict[tuple[object, ...], CellKey]:
+    found: dict[tuple[object, ...], CellKey] = {}
+    for key in keys:
+        common = tuple(getattr(key, name) for name in _KEY_FIELDS if name not in ignored)
+        twin = found.setdefault(common, key)
+        if twin is not key:
+            one, other = _name(twin, key), _name(key, twin)
+            raise UsageError(
+                f"--allow-different: then {one} and {other}, of one run, are alike, and "
+                "which to compare is open; allow less, or compare runs with fewer cells"
+            )
+    return found
+
+
+def _allowed_in_keys(
+    matched: Iterable[tuple[CellKey, CellKey]], allowed: Collection[str]
+) -> Iterator[Difference]:
+    """What tells cells apart that were matched all the same, every field under one word."""
+    for one, other in matched:
+        differing = _differing(one, other)
+        words = [word for word in _FIELDS_OF_WORD if word in allowed]
+        # A pairing's name is the target's word or the drafter's: of the one that differs itself.
+        for word in sorted(words, key=lambda word: _FIELDS_OF_WORD[word][0] not in differing):
+            names = [name for name in _FIELDS_OF_WORD[word] if name in differing]
+            if names:
+                differing -= set(names)
+                yield Difference(word, _shown(one, names[0]), _shown(other, names[0]))
+
+
+def _why_unmatched(
+    key: CellKey, others: Sequence[CellKey], planned: Sequence[CellKey]
+) -> Difference:
+    """The word for what tells a cell from the most similar of the `others`: those of the other
+    side, all of them `planned`, that belong to no cell of this one."""
+    nearest = min(others, key=lambda other: len(_differing(key, other)), default=None)
+    differing = _differing(key, nearest) if nearest else set()
+    words = [word for word, names in _FIELDS_OF_WORD.items() if names[0] in differing]
+    if nearest is None or len(words) != 1 or "workload" in differing:
+        return Difference(CELLS, _name(key, *planned), "not planned")
+    name = _FIELDS_OF_WORD[words[0]][0]
+    return Difference(words[0], _shown(key, name), _shown(nearest, name))
+
+
+def _name(key: CellKey, *others: CellKey) -> str:
+    """The cell's name, and what tells it from those of the others that are called the same."""
+    name = cell_name(key)
+    alike = [other for other in others if other != key and cell_name(other) == name]
+    differing = {field for other in alike for field in _differing(key, other)}
+    words = (word for word, fields in _FIELDS_OF_WORD.items() if fields[0] in differing)
+    extra = (f"{word} {_shown(key, _FIELDS_OF_WORD[word][0])}" for word in words)
+    return ", ".join((name, *extra))
+
+
+def _differing(one: CellKey, other: CellKey) -> set[str]:
+    return {name for name in _KEY_FIELDS if getattr(one, name) != getattr(other, name)}
+
+
+def _shown(key: CellKey, name: str) -> str:
+    if name in _FIELDS_OF_WORD["K"]:
+        return "auto" if key.adaptive else str(key.num_speculative_tokens)
+    return str(getattr(key, name))
+
+
+def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[Difference]:
+    """A difference a workload; prompts that a run did not come to are missing, not different."""
+    told = set()
+    for before, after in pairs:
+        workload = before.key.workload
+        if after is None or after.problems or before.problems or workload in told:
+            continue
+        ours, theirs = set(before.units), set(after.units)
+        if ours != theirs and (is_complete or not theirs < ours):
+            told.add(workload)
+            yield Difference(
+                PROMPTS, _prompts_text(before, ours - theirs), _prompts_text(after, theirs - ours)
+            )
+
+
+def _prompts_text(cell: CellFigures, alone: set[str]) -> str:
+    names = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
+    only = f" ({names} only here)" if alone else ""
+    return f"{len(cell.units)} of {cell.key.workload}{only}"

@@ -1,0 +1,147 @@
+"""A figure in two runs: how far it moved, and how far it would move between identical runs."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench.gate.figures import CellFigures
+from specbench.stats.spread import Spread, combined, jackknife
+
+
+class Runs(NamedTuple):
+    """How many runs each side pools."""
+
+    baseline: int
+    candidate: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """How much worse a metric became. `loss` and `limit` are logarithms of ratios, the worse way
+    round and positive; where values are not all positive, shares of the baseline's value.
+    """
+
+    loss: float
+    limit: float  # of a loss that is tolerated
+    spread: Spread | None  # None: too few units for one
+    is_log: bool = True
+
+    @property
+    def p_value(self) -> float | None:
+        """The chance of a loss like this, or larger, where the true one is just tolerable."""
+        return None if self.spread is None else self.spread.p_value(self.loss - self.limit)
+
+    def bound(self, probability: float) -> float | None:
+        """What the true loss is below, in `probability` of all comparisons."""
+        return None if self.spread is None else self.loss + self.spread.margin(probability)
+
+    def detectable(self, false_alarm: float) -> float | None:
+        """The loss beyond the limit that a test of this size would find in 80 % of gates."""
+        return None if self.spread is None else self.spread.detectable(1 - false_alarm)
+
+    def as_change(self, loss: float, *, higher_is_better: bool) -> float:
+        """A loss as a relative change of the metric itself: -0.05 is 5 % less."""
+        signed = -loss if higher_is_better else loss
+        return math.expm1(signed) if self.is_log else signed
+
+
+def compare(
+    baseline: CellFigures,
+    candidate: CellFigures,
+    name: str,
+    tolerance: float,
+    *,
+    higher_is_better: bool,
+    floor: float,
+    runs: Runs,
+) -> Comparison | None:
+    """How a metric that both cells have moved; None where the baseline's is 0.
+
+    `floor`: the deviation between identical runs that is taken for granted where no side shows
+    one. The spread is the larger of two estimates. One is the paired jackknife over units, as in
+    stats/spread.py: it sees what differs from prompt to prompt. The other is the deviation
+    between whole runs times sqrt(1 / runs + 1 / runs): it sees what the prompts of a run share.
+    Both contain the noise of single prompts, so their larger one is the moment estimate of the
+    sum of the variances (two-way layout, runs x prompts; Searle, Casella and McCulloch 1992,
+    chapter 4).
+    """
+    before, after = baseline.figures[name], candidate.figures[name]
+    values = (before.value, after.value, *(before.without or ()), *(after.without or ()))
+    is_log = min(values) > 0
+    if not is_log and before.value == 0:
+        return None
+    scale: Callable[[float], float] = math.log if is_log else _shares_of(before.value)
+    sign = -1.0 if higher_is_better else 1.0
+    over_runs = _over_runs((before.deviation, after.deviation), floor, runs)
+    if baseline.units or candidate.units:
+        over_units = _over_units(baseline, candidate, name, scale)
+    else:  # aggregates of another tool: only whole runs show how far they scatter
+        over_units = over_runs if sum(runs) > len(runs) else None
+    return Comparison(
+        loss=sign * (scale(after.value) - scale(before.value)),
+        limit=_limit(tolerance, higher_is_better=higher_is_better) if is_log else tolerance,
+        spread=_larger(over_units, over_runs) if over_units else None,
+        is_log=is_log,
+    )
+
+
+def _limit(tolerance: float, *, higher_is_better: bool) -> float:
+    """5 % less of what should be high, 5 % more of what should be low."""
+    return -math.log1p(-tolerance) if higher_is_better else math.log1p(tolerance)
+
+
+def _shares_of(whole: float) -> Callable[[float], float]:
+    return lambda value: value / abs(whole)
+
+
+def _over_units(
+    baseline: CellFigures, candidate: CellFigures, name: str, scale: Callable[[float], float]
+) -> Spread | None:
+    """Paired where both sides have the same units, else the two spreads added."""
+    before, after = (_left_out(cell, name, scale) for cell in (baseline, candidate))
+    if before is None or after is None:
+        return None
+    shares = [np.array(cell.num_tokens) / sum(cell.num_tokens) for cell in (baseline, candidate)]
+    if baseline.units == candidate.units:
+        return _jackknife(after - before, (shares[0] + shares[1]) / 2)
+    one, other = _jackknife(before, shares[0]), _jackknife(after, shares[1])
+    return combined(one, other) if one and other else None
+
+
+def _left_out(
+    cell: CellFigures, name: str, scale: Callable[[float], float]
+) -> NDArray[np.float64] | None:
+    figure = cell.figures[name]
+    if figure.without is None:
+        return None
+    return np.array([scale(v) for v in figure.without or (figure.value,) * len(cell.units)])
+
+
+def _jackknife(left_out: NDArray[np.float64], weights: NDArray[np.float64]) -> Spread | None:
+    """Where no unit makes a difference none is needed: what does not vary is known exactly."""
+    if len(left_out) and np.ptp(left_out) == 0:
+        return Spread(standard_error=0.0, degrees_of_freedom=math.inf)
+    return jackknife(left_out, weights)
+
+
+def _over_runs(deviations: tuple[float | None, float | None], floor: float, runs: Runs) -> Spread:
+    """Of what both sides show, pooled; of single runs the documented one, taken as known."""
+    freedom = sum(runs) - len(runs)
+    squares = sum(
+        (count - 1) * (deviation or 0.0) ** 2
+        for count, deviation in zip(runs, deviations, strict=True)
+    )
+    return Spread(
+        standard_error=(math.sqrt(squares / freedom) if freedom else floor)
+        * math.sqrt(sum(1 / count for count in runs)),
+        degrees_of_freedom=freedom or math.inf,
+    )
+
+
+def _larger(one: Spread, other: Spread) -> Spread:
+    """The one that leaves more open; a spread of few runs is itself not well known."""
+    return max(one, other, key=lambda spread: spread.margin(0.95))

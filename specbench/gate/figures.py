@@ -1,0 +1,208 @@
+"""What the gate compares: a cell's metrics, each also without every prompt in turn.
+
+The leave-one-out values make a jackknife interval of any metric, present or future, and of the
+ratio of two runs: no metric needs code of its own here.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from specbench.metrics.cell import CellData, finished
+from specbench.metrics.registry import Value, all_metrics
+from specbench.metrics.setting import is_stream
+from specbench.metrics.validity import judge_cell
+from specbench.records import CellKey, CellSummary, RequestRecord
+
+_DIGITS = 7  # significant; far below noise, and the same on both sides of a comparison
+_TOKENS_PER_DIGEST = 16
+_DIGEST_LENGTH = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """A metric of a cell, and what it would be without each of the cell's units in turn."""
+
+    value: float
+    # In the order of the units; empty: no unit makes a difference; None: absent without one.
+    without: tuple[float, ...] | None = None
+    deviation: float | None = None  # relative, between runs; None: of a single run
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CellFigures:
+    """A cell boiled down. A unit is a prompt, or where requests overlap a pass.
+
+    There is none in what another tool measured: its figures are all that it gave.
+    """
+
+    key: CellKey
+    units: tuple[str, ...]
+    num_tokens: tuple[float, ...]  # output tokens of each unit: how much it weighs
+    figures: Mapping[str, Figure]
+    texts: Mapping[str, str] = field(default_factory=dict)  # prompt -> digests of its output
+    problems: tuple[str, ...] = ()  # why the cell is not valid
+
+    def value(self, name: str) -> float | None:
+        figure = self.figures.get(name)
+        return None if figure is None else figure.value
+
+    def series(self, name: str) -> tuple[float, ...]:
+        """The values of a metric that is a list."""
+        found: list[float] = []
+        while (value := self.value(position(name, len(found) + 1))) is not None:
+            found.append(value)
+        return tuple(found)
+
+
+def position(name: str, i: int) -> str:
+    """The name of entry i, from 1, of a metric that is a list."""
+    return f"{name}[{i}]"
+
+
+def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFigures:
+    """The figures of some metrics (None: of all that are better one way) of a cell.
+
+    Metrics that the cell cannot give are left out.
+    """
+    units = _units(cell)
+    chosen = [m for m in all_metrics().values() if m.better and (names is None or m.name in names)]
+    rest = [_without(cell, unit) for unit in units]
+    figures = {}
+    for metric in chosen:
+        whole = _named(metric.name, metric.function(cell))
+        parts = [_named(metric.name, metric.function(other)) for other in rest] if whole else []
+        for name, value in whole.items():
+            left = tuple(part[name] for part in parts if name in part)
+            varies = any(other != value for other in left)
+            is_complete = len(left) == len(units)
+            without = (left if varies else ()) if is_complete else None
+            figures[name] = Figure(value=value, without=without)
+    return CellFigures(
+        key=cell.key,
+        units=units,
+        num_tokens=tuple(float(n) for n in _tokens(cell, units)),
+        figures=figures,
+        texts=_texts(cell) if _repeats_exactly(cell.key) else {},
+        problems=judge_cell(cell),
+    )
+
+
+def imported_figures(summary: CellSummary) -> CellFigures:
+    """The figures of a cell that another tool measured."""
+    named = {
+        n: v for name, value in summary.metrics.items() for n, v in _named(name, value).items()
+    }
+    return CellFigures(
+        key=summary.key,
+        units=(),
+        num_tokens=(),
+        figures={name: Figure(value=value) for name, value in named.items()},
+        problems=summary.invalid_reasons,
+    )
+
+
+def first_difference(one: str, other: str) -> range:
+    """The output tokens, counted from 1, among which two texts first differ."""
+    pairs = zip(one.split(), other.split(), strict=False)
+    same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    start = min(len(one.split()), len(other.split())) if same is None else same
+    first = start * _TOKENS_PER_DIGEST + 1
+    return range(first, first + _TOKENS_PER_DIGEST)
+
+
+def _units(cell: CellData) -> tuple[str, ...]:
+    if is_stream(cell.key):
+        served = (i for i, each in enumerate(cell.passes) if finished(each.requests))
+        return tuple(f"pass {i}" for i in served)
+    return tuple(sorted({request.prompt_id for request in cell.finished}))
+
+
+def _tokens(cell: CellData, units: tuple[str, ...]) -> Iterator[int]:
+    for unit in units:
+        own = finished(_of_unit(cell, unit).requests)
+        yield sum(request.num_output_tokens for request in own)
+
+
+class _Unit(NamedTuple):
+    """What is measured of a unit, on both sides."""
+
+    requests: tuple[RequestRecord, ...]
+    baseline: tuple[RequestRecord, ...]
+
+
+def _of_unit(cell: CellData, unit: str) -> _Unit:
+    if not is_stream(cell.key):
+        both = (tuple(r for r in s if r.prompt_id == unit) for s in (cell.requests, cell.baseline))
+        return _Unit(*both)
+    # A pass serves a prompt several times, and counts each as a repeat of its own.
+    served = cell.passes[int(unit.removeprefix("pass "))]
+    base = (p.requests for p in cell.baseline_passes if p.block_id == served.block_id)
+    return _Unit(served.requests, tuple(r for each in base for r in each))
+
+
+def _without(cell: CellData, unit: str) -> CellData:
+    of = _of_unit(cell, unit)
+    gone, base_gone = (set(map(_identity, side)) for side in (of.requests, of.baseline))
+
+    def kept(
+        requests: tuple[RequestRecord, ...], leave: set[tuple[object, ...]]
+    ) -> tuple[RequestRecord, ...]:
+        return tuple(r for r in requests if _identity(r) not in leave)
+
+    return replace(
+        cell,
+        requests=kept(cell.requests, gone),
+        baseline=kept(cell.baseline, base_gone),
+        passes=tuple(p for p in cell.passes if kept(p.requests, gone)),
+        baseline_passes=tuple(p for p in cell.baseline_passes if kept(p.requests, base_gone)),
+        samples=tuple(s for s in cell.samples if kept(s.requests, gone)),
+        baseline_samples=tuple(s for s in cell.baseline_samples if kept(s.requests, base_gone)),
+    )
+
+
+def _identity(request: RequestRecord) -> tuple[object, ...]:
+    return request.prompt_id, request.turn, request.repeat, request.sample
+
+
+def _named(name: str, value: Value | None) -> dict[str, float]:
+    if value is None:
+        return {}
+    if isinstance(value, tuple):
+        return {position(name, i): rounded(one) for i, one in enumerate(value, start=1)}
+    return {name: rounded(value)}
+
+
+def rounded(value: float) -> float:
+    """To so many digits that noise is kept and both sides of a comparison round alike."""
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def _repeats_exactly(key: CellKey) -> bool:
+    """Whether the same machine emits the same tokens whatever is drafted: greedy, and no
+    choice that hangs on time."""
+    is_free = key.adaptive or key.request_rate is not None or key.lossy is not None
+    return key.temperature == 0 and not is_free
+
+
+def _texts(cell: CellData) -> dict[str, str]:
+    """Of every prompt the hashes of its output, turn by turn; repeats that agree count once."""
+    outputs: dict[str, list[int]] = {}
+    seen: set[tuple[str, int, tuple[int, ...]]] = set()
+    for request in sorted(cell.finished, key=lambda r: (r.prompt_id, r.turn, r.repeat, r.sample)):
+        output = (request.prompt_id, request.turn, request.output_ids)
+        if output not in seen:
+            seen.add(output)
+            outputs.setdefault(request.prompt_id, []).extend(request.output_ids)
+    return {prompt: _digests(ids) for prompt, ids in outputs.items()}
+
+
+def _digests(ids: list[int]) -> str:
+    """16 tokens a digest, so that the first difference is found without the text."""
+    pieces = (
+        ids[start : start + _TOKENS_PER_DIGEST] for start in range(0, len(ids), _TOKENS_PER_DIGEST)
+    )
+    return " ".join(
+        hashlib.sha256(repr(piece).encode()).hexdigest()[:_DIGEST_LENGTH] for piece in pieces
+    )

@@ -1,0 +1,173 @@
+"""A metric over the stored runs of one fingerprint: its values, its steps, its trend."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from specbench.gate.comparable import PROMPTS
+from specbench.gate.fingerprint import HARDWARE, Difference, Fingerprint, differences
+from specbench.metrics.registry import Better, Metric, all_metrics
+from specbench.records import CellKey, CellSummary
+from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
+
+# What runs of one history may differ in, where that is asked for.
+WORDS = (
+    *("model", "tokenizer", "workload", "sampling", "max-new-tokens", "synthetic"),
+    *(HARDWARE, PROMPTS),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PastRun:
+    """A stored run after analysis."""
+
+    run_id: str
+    created_at: str
+    fingerprint: Fingerprint
+    cells: tuple[CellSummary, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One run's value."""
+
+    run_id: str
+    created_at: str
+    value: float
+    low: float | None = None  # its 95 % interval, where the metric has one
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One metric of one cell, run by run."""
+
+    key: CellKey
+    metric: str
+    unit: str
+    better: Better | None
+    points: tuple[Point, ...]
+    steps: tuple[Step, ...]
+    trend: Trend | None
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(point.value for point in self.points)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """A run of another fingerprint, and in what it differs."""
+
+    run_id: str
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """Series of comparable runs, oldest first."""
+
+    series: tuple[Series, ...]
+    left_out: tuple[LeftOut, ...]
+
+    @property
+    def num_judged(self) -> int:
+        """Series with runs enough for a step or a trend."""
+        return sum(len(one.points) >= MIN_RUNS for one in self.series)
+
+    @property
+    def false_alarms(self) -> str:
+        """What may be an accident, in words."""
+        judged = self.num_judged
+        if judged == 0:
+            return f"no series has the {MIN_RUNS} runs that a step or a trend needs"
+        return (
+            f"of {judged} series without any change about {judged * 0.05:.1f} would show a step "
+            "and as many a trend by accident"
+        )
+
+
+def history(
+    runs: Sequence[PastRun], metrics: Sequence[str], *, allowed: Iterable[str] = ()
+) -> History:
+    """The metrics of every cell over the runs that share the newest one's fingerprint.
+
+    `allowed` names kinds of difference that are put up with (gate/fingerprint.py). Invalid cells
+    are no values. Raises ValueError without a run.
+    """
+    if not runs:
+        raise ValueError("a history needs a run")
+    in_time = sorted(runs, key=lambda run: (run.created_at, run.run_id))
+    tolerated = set(allowed)
+    kept, left_out = [], []
+    for run in in_time:
+        found = [
+            d
+            for d in differences(in_time[-1].fingerprint, run.fingerprint)
+            if d.name not in tolerated
+        ]
+        if found:
+            left_out.append(LeftOut(run_id=run.run_id, differences=tuple(found)))
+        else:
+            kept.append(run)
+    known = all_metrics()
+    cells = {run.run_id: {c.key: c for c in run.cells if c.valid} for run in kept}
+    if PROMPTS not in tolerated:
+        left_out += _drop_other_prompts(cells)
+    keys = dict.fromkeys(key for run in reversed(kept) for key in cells[run.run_id])
+    series = (
+        _series(key, known[name], kept, [cells[run.run_id].get(key) for run in kept])
+        for key in keys
+        for name in metrics
+    )
+    return History(series=tuple(s for s in series if s.points), left_out=tuple(left_out))
+
+
+def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[LeftOut]:
+    """Drop cells over fewer or more prompts than the newest run has, as interrupted runs leave."""
+    newest = {key: cell.num_prompts for own in cells.values() for key, cell in own.items()}
+    dropped = []
+    for run_id, own in cells.items():
+        other = [key for key, cell in own.items() if cell.num_prompts != newest[key]]
+        if other:
+            first = other[0]
+            here, there = f"{newest[first]} of {first.workload}", str(own[first].num_prompts)
+            found = Difference(PROMPTS, here, there)
+            dropped.append(LeftOut(run_id=run_id, differences=(found,)))
+        for key in other:
+            del own[key]
+    return dropped
+
+
+def _series(
+    key: CellKey, metric: Metric, runs: Sequence[PastRun], cells: Sequence[CellSummary | None]
+) -> Series:
+    points = tuple(
+        point
+        for run, cell in zip(runs, cells, strict=True)
+        if cell is not None and (point := _point(run, cell, metric.name)) is not None
+    )
+    found = course([point.value for point in points])
+    return Series(
+        key=key,
+        metric=metric.name,
+        unit=metric.unit,
+        better=metric.better,
+        points=points,
+        steps=found.steps,
+        trend=found.trend,
+    )
+
+
+def _point(run: PastRun, cell: CellSummary, metric: str) -> Point | None:
+    value = cell.metrics.get(metric)
+    if value is None or isinstance(value, tuple):
+        return None
+    of_metric = {"decode_speedup": cell.speedup, "end_to_end_speedup": cell.speedup_end_to_end}
+    interval = of_metric.get(metric)
+    return Point(
+        run_id=run.run_id,
+        created_at=run.created_at,
+        value=value,
+        low=interval.low if interval else None,
+        high=interval.high if interval else None,
+    )

@@ -1,0 +1,279 @@
+"""One metric of one cell in two runs, and the verdict on it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specbench.gate.comparable import CellPair
+from specbench.gate.comparison import Comparison, Runs, compare
+from specbench.gate.figures import CellFigures, first_difference
+from specbench.gate.kinds import Kind, deviation_floor, kind_of
+from specbench.metrics.registry import Metric
+from specbench.records import CellKey, Interval
+from specbench.stats.spread import MIN_UNITS, UPPER
+
+FALSE_ALARM = 0.05  # of a whole gate, over all its comparisons
+OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always held to
+SPEED = "decode_tokens_per_s"
+SPEEDUP = "decode_speedup"  # which falls where K = 0 gets faster; no other metric is excused so
+CELL = "cell"  # stands for all metrics of a cell that cannot be used
+_ARITHMETIC = ("target", "dtype", "engine")  # fields of a cell's key that its text hangs on
+
+
+class Verdict(StrEnum):
+    """Of one metric of one cell; of a whole gate the last one in this order."""
+
+    PASS = "pass"
+    INCONCLUSIVE = "inconclusive"
+    MISSING = "missing"  # not measured, or not validly
+    REGRESSION = "regression"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """One metric of one cell in both runs. Shares: 0.05 is 5 %."""
+
+    cell: CellKey  # the baseline's
+    metric: str
+    kind: Kind
+    unit: str
+    verdict: Verdict
+    baseline: float | None = None
+    candidate: float | None = None
+    change: Interval | None = None  # relative, 95 %, two-sided: -0.05 is 5 % less
+    tolerance: float | None = None
+    p_value: float | None = None  # of a loss beyond the tolerance, adjusted for the whole gate
+    minimum_detectable_effect: float | None = None  # a loss beyond the tolerance; in 80 % of gates
+    reason: str = ""  # what the numbers do not say
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What a verdict is about."""
+
+    pair: CellPair
+    metric: Metric
+    name: str  # of the figure: the metric's, or one entry of it
+    tolerance: float
+    comparison: Comparison | None  # None: absent on one side, or a baseline of 0
+    speed: Comparison | None = None  # of a speed-up: the cell's own tokens a second, same hardware
+
+    @property
+    def is_test(self) -> bool:
+        """Whether noise could fail it."""
+        spread = self.comparison.spread if self.comparison else None
+        return spread is not None and spread.standard_error > 0
+
+    @property
+    def is_faster(self) -> bool:
+        """Whether the cell got faster in tokens a second, for all that noise can do."""
+        bound = self.speed.bound(1 - FALSE_ALARM) if self.speed else None
+        return bound is not None and bound < 0
+
+    @property
+    def p_value(self) -> float:
+        """Of a test, before it is adjusted."""
+        p_value = self.comparison.p_value if self.comparison else None
+        assert p_value is not None, "only a test has one"
+        return p_value
+
+
+def cases_of(
+    pair: CellPair,
+    metric: Metric,
+    asked: str,
+    tolerance: float,
+    *,
+    runs: Runs,
+    devices: Sequence[str],
+    same_hardware: bool,
+) -> Iterator[Case]:
+    """A case for the metric, or for every entry of one that is a list.
+
+    None where the baseline does not have it: what is new is not judged. None of an adaptive K's
+    counts either: they follow the K that was picked, and that follows the clock.
+    """
+    before, after = pair
+    assert after is not None, "cases are of measured cells"
+    if before.key.adaptive and kind_of(metric) is Kind.COUNT:
+        return
+    is_relative = metric.name == SPEEDUP and same_hardware
+    is_timed = all(SPEED in side.figures for side in (before, after))
+    speed = None
+    if is_relative and is_timed:
+        floor = max(deviation_floor(Kind.TIME, device) for device in devices)
+        speed = compare(before, after, SPEED, 0.0, higher_is_better=True, floor=floor, runs=runs)
+    for name in before.figures:
+        if name != asked and name.partition("[")[0] != asked:
+            continue
+        is_on_both = name in after.figures
+        yield Case(
+            pair=pair,
+            metric=metric,
+            name=name,
+            tolerance=tolerance,
+            comparison=compare(
+                before,
+                after,
+                name,
+                tolerance,
+                higher_is_better=metric.better == "higher",
+                floor=max(deviation_floor(kind_of(metric), device) for device in devices),
+                runs=runs,
+            )
+            if is_on_both
+            else None,
+            speed=speed,
+        )
+
+
+def judge(case: Case, p_value: float | None, *, num_tests: int) -> Judgement:
+    """The verdict on a case, from its p-value adjusted for all tests of the gate.
+
+    REGRESSION where the interval of the loss excludes the tolerance; it can only do so where the
+    loss exceeds it. PASS where it is otherwise and a loss of as much again would have been found
+    in 80 % of such gates, or where the interval excludes any loss beyond the tolerance. Else
+    INCONCLUSIVE: noise could hide what is not tolerated. A speed-up may fall because K = 0 got
+    faster; where the cell got faster, too, that is an improvement.
+    """
+    before, after = case.pair.baseline, case.pair.candidate
+    assert after is not None, "cases are of measured cells"
+    comparison = case.comparison
+    verdict, reason = _verdict(case, after, p_value, num_tests)
+    effect = comparison.detectable(FALSE_ALARM / num_tests) if comparison else None
+    is_higher_better = case.metric.better == "higher"
+    return Judgement(
+        cell=before.key,
+        metric=case.name,
+        kind=kind_of(case.metric),
+        unit=case.metric.unit,
+        verdict=verdict,
+        baseline=before.value(case.name),
+        candidate=after.value(case.name),
+        change=_change(comparison, higher_is_better=is_higher_better),
+        tolerance=case.tolerance,
+        p_value=p_value,
+        minimum_detectable_effect=None
+        if comparison is None or effect is None
+        else abs(comparison.as_change(effect, higher_is_better=is_higher_better)),
+        reason=reason,
+    )
+
+
+def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
+    """A cell that was not measured validly on both sides, or, where the candidate is not
+    complete, not over all prompts; None for one that can be judged.
+    """
+    before, after = pair
+    if before.problems:
+        reason = f"not valid in the baseline: {'; '.join(before.problems)}"
+    elif after is None:
+        reason = "not measured"
+    elif after.problems:
+        reason = f"not valid: {'; '.join(after.problems)}"
+    elif not is_complete and set(after.units) < set(before.units):
+        reason = f"{len(after.units)} of {len(before.units)} prompts were measured"
+    else:
+        return None
+    return Judgement(
+        cell=before.key,
+        metric=CELL,
+        kind=Kind.COUNT,
+        unit="",
+        verdict=Verdict.MISSING,
+        reason=reason,
+    )
+
+
+def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
+    """Whether greedy output is the same, token for token; None where it need not repeat.
+
+    `is_binding`: device, torch and model are the same, so that it has to be where the cells'
+    dtype is, too.
+    """
+    before, after = pair
+    if after is None or not before.texts or not after.texts:
+        return None
+    is_binding = is_binding and all(
+        getattr(before.key, name) == getattr(after.key, name) for name in _ARITHMETIC
+    )
+    common = [prompt for prompt in before.texts if prompt in after.texts]
+    other = [prompt for prompt in common if before.texts[prompt] != after.texts[prompt]]
+    reason = ""
+    if other:
+        first = first_difference(before.texts[other[0]], after.texts[other[0]])
+        reason = (
+            f"{len(other)} of {len(common)} texts differ, {other[0]} first in tokens "
+            f"{first.start} to {first.stop - 1}; `specbench verify` tells a near-tie from a fault"
+        )
+        if not is_binding:
+            reason += "; no regression, since hardware, torch, dtype, engine or model differ"
+    is_regression = bool(other) and is_binding
+    return Judgement(
+        cell=before.key,
+        metric=OUTPUT_TOKENS,
+        kind=Kind.COUNT,
+        unit="texts",
+        verdict=Verdict.REGRESSION if is_regression else Verdict.PASS,
+        baseline=len(common),
+        candidate=len(common) - len(other),
+        reason=reason,
+    )
+
+
+def _verdict(
+    case: Case, after: CellFigures, p_value: float | None, num_tests: int
+) -> tuple[Verdict, str]:
+    comparison, candidate = case.comparison, after.value(case.name)
+    if candidate is None:
+        return Verdict.MISSING, "absent in the candidate"
+    if comparison is None:
+        return _against_zero(case, candidate)
+    if comparison.spread is None:
+        fewest = min(case.pair.baseline, after, key=lambda cell: len(cell.units))
+        return Verdict.INCONCLUSIVE, _why_no_spread(fewest, case.name)
+    if not case.is_test:
+        is_worse = comparison.loss > comparison.limit
+        return (Verdict.REGRESSION if is_worse else Verdict.PASS), ""
+    assert p_value is not None, "a test has one"
+    if p_value <= FALSE_ALARM:
+        if case.is_faster:
+            return Verdict.PASS, "K = 0 got faster, and so did this cell, by less"
+        return Verdict.REGRESSION, ""
+    effect = comparison.detectable(FALSE_ALARM / num_tests)
+    bound = comparison.bound(1 - FALSE_ALARM)
+    assert effect is not None, "a spread gives both"
+    assert bound is not None, "a spread gives both"
+    if effect <= comparison.limit or bound < comparison.limit:
+        return Verdict.PASS, ""
+    return Verdict.INCONCLUSIVE, "noise could hide a loss beyond the tolerance"
+
+
+def _against_zero(case: Case, candidate: float) -> tuple[Verdict, str]:
+    """There is no share of a baseline of 0."""
+    worse = candidate < 0 if case.metric.better == "higher" else candidate > 0
+    if not worse:
+        return Verdict.PASS, ""
+    is_exact = kind_of(case.metric) in (Kind.COUNT, Kind.MEMORY)
+    verdict = Verdict.REGRESSION if is_exact else Verdict.INCONCLUSIVE
+    return verdict, "the baseline is 0"
+
+
+def _why_no_spread(cell: CellFigures, name: str) -> str:
+    if not cell.units:
+        return "figures without prompts have no interval; a baseline of several runs gives one"
+    if len(cell.units) < MIN_UNITS:
+        return f"{len(cell.units)} prompts or passes; an interval needs {MIN_UNITS}"
+    return f"{name} needs every prompt, so its spread is not known"
+
+
+def _change(comparison: Comparison | None, *, higher_is_better: bool) -> Interval | None:
+    if comparison is None:
+        return None
+    ends = [comparison.bound(p) for p in (1 - UPPER, UPPER)]
+    estimate, *rest = (
+        None if loss is None else comparison.as_change(loss, higher_is_better=higher_is_better)
+        for loss in (comparison.loss, *(reversed(ends) if higher_is_better else ends))
+    )
+    assert estimate is not None
+    return Interval(estimate=estimate, low=rest[0], high=rest[1])

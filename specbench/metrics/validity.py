@@ -1,0 +1,239 @@
+"""Whether a cell may be used: each reason why not, and what deserves a second look."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from specbench.metrics.acceptance import (
+    acceptance_histogram,
+    acceptance_rate_per_position,
+    mean_acceptance_length,
+)
+from specbench.metrics.cell import CellData, Pass, Samples, finished
+from specbench.metrics.setting import overlaps
+from specbench.records import DeviceSample, RequestRecord, RoundLog, RoundTimeline
+
+MIN_ROUNDS = 30
+MIN_CLOCK_SHARE = 0.75  # of the default SM clock
+MAX_TIME_GAP = 0.10  # rounds and decode seconds may differ by their bookkeeping
+SUSPICIOUS_ACCEPTANCE = 0.995  # at position 1: repetitive or random prompts
+MIN_SEEDS = 3  # per prompt at temperature > 0
+MAX_LENGTH_GAP = 0.10  # of mean output lengths at temperature > 0
+
+
+class _Identity(NamedTuple):
+    """What must hold in every request of a correct decoder; `text` names the failure."""
+
+    text: str
+    holds: Callable[[RequestRecord, RoundLog, int], bool]
+
+
+_IDENTITIES = (
+    _Identity(
+        "num_accepted > num_drafted or num_accepted > K",
+        lambda _, log, k: all(
+            0 <= a <= min(d, k) for a, d in zip(log.num_accepted, log.num_drafted, strict=True)
+        ),
+    ),
+    _Identity(
+        "num_emitted outside num_accepted .. num_accepted + 1, or 0",
+        lambda _, log, __: all(
+            max(1, a) <= e <= a + 1 for e, a in zip(log.num_emitted, log.num_accepted, strict=True)
+        ),
+    ),
+    _Identity(
+        "output tokens are not 1 + those checked at once + sum of num_emitted",
+        lambda request, log, _: (
+            request.num_output_tokens == 1 + request.num_checked_at_once + sum(log.num_emitted)
+        ),
+    ),
+    _Identity(
+        "a whole answer's check keeps more than it drafts or emits",
+        lambda request, _, __: (
+            (check := request.answer_check) is None
+            or 0 <= check.num_accepted <= min(check.num_drafted, check.num_emitted)
+        ),
+    ),
+)
+
+
+class _PassIdentity(NamedTuple):
+    """What must hold in every pass."""
+
+    text: str
+    holds: Callable[[Pass, RoundTimeline, int], bool]
+
+
+_PASS_IDENTITIES = (
+    _PassIdentity(
+        "a round of K above the cell's",
+        lambda _, rounds, k: all(0 <= n <= k for n in rounds.num_speculative_tokens),
+    ),
+    _PassIdentity(
+        "num_live > num_rows",
+        lambda _, rounds, __: all(
+            0 <= live <= rows for live, rows in zip(rounds.num_live, rounds.num_rows, strict=True)
+        ),
+    ),
+    _PassIdentity(
+        "tokens of the time line are not those of its requests",
+        lambda served, rounds, _: (
+            sum(rounds.num_emitted)
+            == sum(r.num_output_tokens - 1 - r.num_checked_at_once for r in served.requests)
+        ),
+    ),
+)
+
+
+def judge_cell(cell: CellData) -> tuple[str, ...]:
+    """Why the cell must not be used for a recommendation; empty: it is valid.
+
+    The device and the identities are judged over the cell and its baseline, since a speed-up
+    is made of both.
+    """
+    if not cell.finished:
+        return (*_failed(cell), "no request finished")
+    base = finished(cell.baseline)
+    return (
+        *_failed(cell),
+        *_too_few_rounds(cell),
+        *_device_reasons((*cell.finished, *base)),
+        *_broken_identities(cell.finished, cell.k),
+        *_broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
+        *_broken_times(cell.finished, overlapping=overlaps(cell.key)),
+        *(f"baseline: {reason}" for reason in _broken_baseline(cell, base)),
+        *_broken_totals(cell),
+    )
+
+
+def cell_warnings(cell: CellData) -> tuple[str, ...]:
+    """What a reader should know about a cell that is valid all the same."""
+    return (*_suspicious_acceptance(cell), *_differing_outputs(cell), *_few_seeds(cell))
+
+
+def _failed(cell: CellData) -> Iterator[str]:
+    failures = [request for request in cell.requests if request.finish_reason == "failed"]
+    if failures:
+        yield f"{len(failures)} of {len(cell.requests)} requests failed: {failures[0].error}"
+
+
+def _too_few_rounds(cell: CellData) -> Iterator[str]:
+    if any(request.rounds is not None for request in cell.finished):
+        num_rounds = len(cell.rounds) if cell.rounds else 0
+        # What a check gave would have taken so many rounds at least.
+        spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
+        if num_rounds + spared < MIN_ROUNDS:
+            checks = f" and checks in the place of {spared}" if spared else ""
+            yield f"{num_rounds} rounds{checks}, fewer than {MIN_ROUNDS}"
+
+
+def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
+    samples = [request.device for request in requests if request.device is not None]
+    throttled = [sample for sample in samples if sample.throttle_reasons]
+    if throttled:
+        names = sorted({name for sample in throttled for name in sample.throttle_reasons})
+        yield f"throttled in {len(throttled)} of {len(requests)} requests: {', '.join(names)}"
+    slow = [share for share in map(_clock_share, samples) if share < MIN_CLOCK_SHARE]
+    if slow:
+        yield (
+            f"SM clock down to {min(slow):.0%} of default, "
+            f"under {MIN_CLOCK_SHARE:.0%} in {len(slow)} of {len(requests)} requests"
+        )
+    shared = sum(bool(sample.num_other_processes) for sample in samples)
+    if shared:
+        yield f"another process on the GPU in {shared} of {len(requests)} requests"
+
+
+def _clock_share(sample: DeviceSample) -> float:
+    if sample.sm_clock_mhz is None or not sample.sm_clock_default_mhz:
+        return 1.0
+    return sample.sm_clock_mhz / sample.sm_clock_default_mhz
+
+
+def _broken_identities(requests: tuple[RequestRecord, ...], k: int) -> Iterator[str]:
+    logged = [(request, request.rounds) for request in requests if request.rounds is not None]
+    for text, holds in _IDENTITIES:
+        broken = [request for request, log in logged if not holds(request, log, k)]
+        if broken:
+            where = f"{len(broken)} of {len(logged)} requests, first {broken[0].prompt_id}"
+            yield f"identity broken: {text} ({where})"
+
+
+def _all_passes(passes: tuple[Pass, ...], samples: tuple[Samples, ...]) -> tuple[Pass, ...]:
+    return (*passes, *(Pass("", one.record.served, one.requests) for one in samples))
+
+
+def _broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
+    whole = [p for p in passes if len(finished(p.requests)) == len(p.requests)]
+    for text, holds in _PASS_IDENTITIES:
+        broken = sum(not holds(served, served.record.rounds, k) for served in whole)
+        if broken:
+            yield f"identity broken: {text} ({broken} of {len(whole)} passes)"
+
+
+def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[str]:
+    """Rounds, and a check before them, fill the time of decoding; of overlapping requests others'
+    prefills take some."""
+    timed = [(r.rounds, r.decode_s) for r in requests if r.rounds is not None and r.decode_s]
+    round_s = sum(sum(log.round_s) for log, _ in timed)
+    round_s += sum(r.answer_check.seconds for r in requests if r.answer_check)
+    decode_s = sum(seconds for _, seconds in timed)
+    gap_s = round_s - decode_s if overlapping else abs(round_s - decode_s)
+    if gap_s > MAX_TIME_GAP * decode_s:
+        yield f"identity broken: rounds take {round_s:.3g} s, decoding {decode_s:.3g} s"
+
+
+def _broken_baseline(cell: CellData, base: tuple[RequestRecord, ...]) -> Iterator[str]:
+    yield from _broken_identities(base, 0)
+    yield from _broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0)
+    yield from _broken_times(base, overlapping=overlaps(cell.key))
+
+
+def _broken_totals(cell: CellData) -> Iterator[str]:
+    histogram = acceptance_histogram(cell)
+    if histogram is None or cell.rounds is None:
+        return
+    if sum(histogram) != len(cell.rounds):
+        yield (
+            f"identity broken: histogram sums to {sum(histogram):g}, not {len(cell.rounds)} rounds"
+        )
+    length = mean_acceptance_length(cell)
+    if length is not None and length > cell.k + 1:
+        yield f"identity broken: mean acceptance length {length:.2f} > K + 1"
+
+
+def _suspicious_acceptance(cell: CellData) -> Iterator[str]:
+    rates = acceptance_rate_per_position(cell)
+    if rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
+        yield (
+            f"position 1 is accepted in {rates[0]:.1%} of rounds: "
+            "repetitive or random prompts flatter speculation"
+        )
+
+
+def _differing_outputs(cell: CellData) -> Iterator[str]:
+    if not cell.pairs:
+        return
+    lossy = cell.key.lossy
+    if cell.key.temperature == 0:
+        differing = sum(base.output_ids != spec.output_ids for base, spec in cell.pairs)
+        if differing:
+            text = f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
+            yield text if lossy is None else f"{text}, as the rule {lossy} lets them"
+        if lossy is None:
+            return
+    base_tokens = sum(base.num_output_tokens for base, _ in cell.pairs) / len(cell.pairs)
+    spec_tokens = sum(spec.num_output_tokens for _, spec in cell.pairs) / len(cell.pairs)
+    if abs(spec_tokens - base_tokens) > MAX_LENGTH_GAP * base_tokens:
+        yield f"mean output is {spec_tokens:.0f} tokens, {base_tokens:.0f} at K = 0"
+
+
+def _few_seeds(cell: CellData) -> Iterator[str]:
+    if cell.key.temperature == 0:
+        return
+    seeds: dict[str, set[tuple[int, int]]] = {}
+    for request in cell.finished:
+        seeds.setdefault(request.prompt_id, set()).add((request.repeat, request.sample))
+    fewest = min(map(len, seeds.values()), default=MIN_SEEDS)
+    if fewest < MIN_SEEDS:
+        temperature = f"temperature {cell.key.temperature:g}"
+        yield f"{MIN_SEEDS} seeds a prompt are needed at {temperature}, one has {fewest}"

@@ -1,0 +1,136 @@
+"""The acceptance formulas, on counts and on rates, in the words of MEASURING.md; standard library
+only, because the decoder's controller uses them between rounds.
+
+Per round: d drafts, a of them accepted, e tokens emitted; N rounds, at most K accepted in each.
+Position i has the joint rate #(a >= i) / N, and the conditional rate #(a >= i) / #(a >= i - 1).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from operator import mul
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoundCounts:
+    """Counts of rounds at one K, or expectations of them; None and (): nothing to divide by."""
+
+    num_rounds: float
+    num_drafted: float
+    num_accepted: float
+    num_emitted: float
+    num_drafting: float  # rounds that drafted anything
+    num_rejecting: float  # rounds that accepted fewer than they drafted, and emitted one more
+    reached: tuple[float, ...]  # rounds that accepted at least 0, 1 .. K
+
+    @classmethod
+    def of_rounds(
+        cls, drafted: Sequence[int], accepted: Sequence[int], emitted: Sequence[int], k: int
+    ) -> "RoundCounts":
+        """From the counts of each round.
+
+        A text that ends inside its drafts emits what was accepted: that round rejects nothing.
+        """
+        return cls(
+            num_rounds=len(accepted),
+            num_drafted=sum(drafted),
+            num_accepted=sum(accepted),
+            num_emitted=sum(emitted),
+            num_drafting=sum(d > 0 for d in drafted),
+            num_rejecting=sum(
+                a < d and e > a for d, a, e in zip(drafted, accepted, emitted, strict=True)
+            ),
+            reached=tuple(sum(a >= i for a in accepted) for i in range(k + 1)),
+        )
+
+    def __add__(self, other: "RoundCounts") -> "RoundCounts":
+        """Both together; ValueError for two K."""
+        if self.k != other.k:
+            raise ValueError("rounds at different K cannot be pooled")
+        return RoundCounts(
+            num_rounds=self.num_rounds + other.num_rounds,
+            num_drafted=self.num_drafted + other.num_drafted,
+            num_accepted=self.num_accepted + other.num_accepted,
+            num_emitted=self.num_emitted + other.num_emitted,
+            num_drafting=self.num_drafting + other.num_drafting,
+            num_rejecting=self.num_rejecting + other.num_rejecting,
+            reached=tuple(a + b for a, b in zip(self.reached, other.reached, strict=True)),
+        )
+
+    @property
+    def k(self) -> int:
+        """The most that a round can accept."""
+        return len(self.reached) - 1
+
+    @property
+    def mean_acceptance_length(self) -> float | None:
+        """1 + sum(a) / N."""
+        return mean_length(self.num_accepted, self.num_rounds) if self.num_rounds else None
+
+    @property
+    def mean_acceptance_length_when_drafted(self) -> float | None:
+        """1 + sum(a) / (rounds with d > 0)."""
+        return mean_length(self.num_accepted, self.num_drafting) if self.num_drafting else None
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """sum(a) / sum(d)."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else None
+
+    @property
+    def acceptance_rate_per_position(self) -> tuple[float, ...]:
+        """Joint rates: #(a >= i) / N for i = 1 .. K."""
+        rounds, *reached = self.reached
+        return tuple(n / rounds for n in reached) if rounds else ()
+
+    @property
+    def conditional_acceptance_rate(self) -> tuple[float, ...]:
+        """#(a >= i) / #(a >= i - 1); ends before the first i that no round reaches."""
+        return tuple(here / before for before, here in pairwise(self.reached) if before)
+
+    @property
+    def alpha(self) -> float | None:
+        """sum(a) / (sum(a) + rounds with a rejection): the chance that one draft is accepted.
+
+        Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition 3.1,
+        where drafting stops at the first rejection. None for what must be trees, whose rejected
+        tokens may have siblings.
+        """
+        if self.num_drafted > self.k * self.num_drafting:
+            return None
+        judged = self.num_accepted + self.num_rejecting
+        return self.num_accepted / judged if judged else None
+
+
+def mean_length(num_accepted: float, num_rounds: float) -> float:
+    """Mean acceptance length, 1 + sum(a) / N: tokens a round emits, the additional one included."""
+    return 1 + num_accepted / num_rounds
+
+
+def mean_length_at(per_position: Iterable[float]) -> float:
+    """The same from joint rates: 1 + their sum."""
+    return 1 + sum(per_position)
+
+
+def conditional_rates(per_position: Sequence[float]) -> tuple[float, ...]:
+    """c_i = a_i / a_(i-1), a_0 = 1, from joint rates; 0 where the one before is never accepted."""
+    pairs = pairwise((1.0, *per_position))
+    return tuple(here / before if before else 0.0 for before, here in pairs)
+
+
+def joint_rates(conditional: Iterable[float]) -> list[float]:
+    """a_i = c_1 c_2 .. c_i: all drafts up to i are accepted."""
+    return list(accumulate(conditional, mul))
+
+
+def expected_tokens_by_k(conditional: Iterable[float]) -> list[float]:
+    """Tokens a round emits at K = 0, 1, .. n, from P(draft i accepted | drafts before it)."""
+    return list(accumulate(joint_rates(conditional), initial=1.0))
+
+
+def expected_tokens_iid(alpha: float, k: int) -> float:
+    """(1 - alpha^(K+1)) / (1 - alpha): every draft is accepted alike and independently.
+
+    Source: Leviathan et al. 2023 (arXiv:2211.17192), equation 1.
+    """
+    return expected_tokens_by_k([alpha] * k)[-1]

@@ -1,0 +1,12 @@
+"""An estimate and how far off it may be."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interval:
+    """A point estimate with its 95 % interval; low and high are None below 5 prompts."""
+
+    estimate: float
+    low: float | None
+    high: float | None

@@ -1,0 +1,1 @@
+from tests.steady_cells import steady as steady

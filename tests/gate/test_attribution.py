@@ -1,0 +1,119 @@
+"""Tokens a second = tokens a round / seconds a round: which of the two fell."""
+
+import pytest
+
+from specbench.gate.attribution import Cause, attribute
+from tests.gate.gate_sides import cell, figure
+
+ROUND = {"draft_s": 0.002, "verify_s": 0.007, "other_s": 0.001}
+
+
+def figures(length=3.0, step=0.006, **parts):
+    """A cell that emits `length` tokens a round of the summed parts."""
+    times = {**ROUND, **parts}
+    seconds = sum(times.values())
+    values = {
+        **times,
+        "mean_acceptance_length": length,
+        "round_s": seconds,
+        "break_even_length": seconds / step,
+        "decode_speedup": length * step / seconds,
+        "decode_tokens_per_s": length / seconds,
+        "acceptance_rate_per_position[1]": (length - 1) / 2,
+        "draft_cost_ratio": times["draft_s"] / step / 4,
+        "verify_cost_ratio": times["verify_s"] / step,
+    }
+    return cell({name: figure(value) for name, value in values.items()})
+
+
+def causes(after, metric="decode_speedup", same_hardware=True):
+    return attribute(figures(), after, [metric], same_hardware=same_hardware).causes
+
+
+def test_fewer_kept_drafts_are_acceptance():
+    found = attribute(figures(), figures(length=2.0), ["decode_speedup"], same_hardware=True)
+    assert found.causes == (Cause.ACCEPTANCE,)
+    assert (found.acceptance.before, found.acceptance.after) == (3.0, 2.0)
+    assert found.curve == ((1.0,), (0.5,))
+    assert found.slower == ()
+
+
+@pytest.mark.parametrize("part", ["draft", "verify", "other"])
+def test_a_slower_part_of_the_round_is_round_time_and_named(part):
+    after = figures(**{f"{part}_s": ROUND[f"{part}_s"] + 0.005})
+    found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
+    assert found.causes == (Cause.ROUND_TIME,)
+    assert [shift.name for shift in found.slower] == [part]
+
+
+def test_both_are_named_where_each_has_a_share():
+    assert causes(figures(length=2.4, verify_s=0.010)) == (Cause.ACCEPTANCE, Cause.ROUND_TIME)
+
+
+def test_a_small_share_is_not_named():
+    # 33 % less acceptance, 2 % more time.
+    assert causes(figures(length=2.0, verify_s=0.0072)) == (Cause.ACCEPTANCE,)
+
+
+def test_acceptance_that_rose_is_no_cause():
+    assert causes(figures(length=3.3, verify_s=0.020)) == (Cause.ROUND_TIME,)
+
+
+def test_a_slower_target_slows_steps_and_rounds_and_shows_in_absolute_times():
+    after = figures(step=0.012, verify_s=0.013)
+    assert causes(after, "decode_tokens_per_s") == (Cause.ROUND_TIME,)
+
+
+def test_a_faster_step_is_told_from_a_slower_round():
+    after = figures(step=0.004)
+    found = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
+    assert found.causes == (Cause.ROUND_TIME,)
+    assert found.round.log == 0
+    assert found.step.after == pytest.approx(0.004)
+
+
+def test_on_other_hardware_rounds_are_counted_in_steps():
+    # Twice as slow a machine, and a verify that is slower still.
+    after = figures(step=0.012, draft_s=0.004, verify_s=0.024, other_s=0.002)
+    found = attribute(figures(), after, ["decode_speedup"], same_hardware=False)
+    assert found.causes == (Cause.ROUND_TIME,)
+    assert found.round.unit == "steps"
+    assert [(s.name, s.unit) for s in found.slower] == [("verify", "steps")]
+
+
+@pytest.mark.parametrize(
+    ("metric", "cause"),
+    [
+        ("mean_acceptance_length", Cause.ACCEPTANCE),
+        ("acceptance_rate_per_position[1]", Cause.ACCEPTANCE),
+        ("peak_allocated_bytes", Cause.MEMORY),
+        ("ttft_s", Cause.PREFILL),
+        ("output_tokens", Cause.TEXT),
+    ],
+)
+def test_what_says_its_cause_by_itself(metric, cause):
+    assert causes(figures(), metric) == (cause,)
+
+
+def test_without_rounds_no_cause_is_made_up():
+    bare = cell({"decode_tokens_per_s": figure(100.0)})
+    found = attribute(bare, bare, ["decode_tokens_per_s"], same_hardware=True)
+    assert found.causes == ()
+
+
+@pytest.mark.parametrize(
+    ("metric", "values"), [("end_to_end_speedup", (2.0, 1.4)), ("tpot_s", (0.010, 0.014))]
+)
+def test_a_loss_that_acceptance_hardly_shares_is_not_put_down_to_it(metric, values):
+    """Several imported runs have no round times: what else got slower is not known."""
+    before, after = (
+        cell({metric: figure(value), "mean_acceptance_length": figure(length)})
+        for value, length in zip(values, (2.50, 2.49), strict=True)
+    )
+    found = attribute(before, after, [metric], same_hardware=True)
+    assert found.causes == ()
+
+
+@pytest.mark.parametrize("metric", ["launches_per_round", "padding_efficiency", "first_log_prob"])
+def test_a_count_that_is_not_of_drafts_kept_has_no_cause_here(metric):
+    assert causes(figures(length=2.0), metric) == ()

@@ -1,0 +1,152 @@
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from specbench.errors import StoreError, UsageError
+from specbench.gate.baseline import left_out, pool
+from specbench.gate.baseline_file import SCHEMA_VERSION, read_baseline, write_baseline
+from specbench.gate.check import check
+from specbench.gate.judging import Verdict
+from tests.gate.gate_sides import cell, figure, key, side
+
+
+def run(speedup, name, **changed):
+    return side(cell({"decode_speedup": figure(speedup)}, texts={"p1": "aa"}), name=name, **changed)
+
+
+def imported(name, *files):
+    one = run(2.0, name)
+    return replace(one, origins=(replace(one.origins[0], imported_sha256=files),))
+
+
+def test_several_runs_are_their_geometric_mean_and_the_deviation_of_their_logarithms():
+    pooled = pool([run(2.0, "a"), run(2.0 * math.exp(0.04), "b")])
+    (one,) = pooled.cells
+    found = one.figures["decode_speedup"]
+    assert found.value == pytest.approx(2.0 * math.exp(0.02))
+    assert found.without == pytest.approx((2.0 * math.exp(0.02),) * 5)
+    assert found.deviation == pytest.approx(0.04 / math.sqrt(2))  # n - 1
+    assert pooled.num_runs == 2
+
+
+def test_one_run_is_itself_and_shows_no_deviation():
+    pooled = pool([run(2.0, "a")])
+    assert pooled.cells[0].figures["decode_speedup"].deviation is None
+
+
+def test_counts_that_repeat_stay_the_same_number():
+    value = 2.123456789
+    same = [side(cell({"mean_acceptance_length": figure(value)}), name=n) for n in "abc"]
+    found = pool(same).cells[0].figures["mean_acceptance_length"]
+    assert (found.value, found.deviation) == (2.123457, 0.0)
+
+
+def test_text_that_did_not_repeat_is_not_held_to():
+    other = side(cell({"decode_speedup": figure(2.0)}, texts={"p1": "bb"}), name="b")
+    assert pool([run(2.0, "a"), run(2.0, "b")]).cells[0].texts == {"p1": "aa"}
+    assert pool([run(2.0, "a"), other]).cells[0].texts == {}
+
+
+def test_cells_that_are_not_valid_everywhere_are_left_out_and_named():
+    bad = cell({"decode_speedup": figure(2.0)}, of=key(5), problems=("throttled",))
+    one = side(cell({"decode_speedup": figure(2.0)}), bad, name="a")
+    pooled = pool([one])
+    assert [c.key for c in pooled.cells] == [key()]
+    assert [line.endswith("run a0: throttled") for line in left_out([one], pooled)] == [True]
+
+
+def test_cells_of_other_prompts_are_left_out_and_named():
+    more = cell({"decode_speedup": figure(2.0)}, of=key(5))
+    names = ("q1", "q2", "q3", "q4", "q5")
+    runs = [
+        side(cell({"decode_speedup": figure(2.0)}), more, name="a"),
+        side(cell({"decode_speedup": figure(2.0)}), replace(more, units=names), name="b"),
+    ]
+    pooled = pool(runs)
+    assert [c.key for c in pooled.cells] == [key()]
+    (line,) = left_out(runs, pooled)
+    assert line.startswith("demo/draft K=5 on code: ")
+    assert line.endswith("of other prompts there")
+
+
+@pytest.mark.parametrize(
+    ("runs", "says"),
+    [
+        ([run(2.0, "a"), run(2.0, "a")], "named twice"),
+        ([imported("a", "x", "y"), imported("b", "z", "y")], "a0 and b0 were imported from one"),
+        ([run(2.0, "a", is_complete=False)], "interrupted"),
+        ([run(2.0, "a"), run(2.0, "b", torch="1", models={"demo": "f"})], "model: demo aaaa"),
+        ([run(2.0, "a"), run(2.0, "b", hardware={"device": "cpu"})], "hardware: device cuda"),
+        ([side(cell({}, problems=("x",)))], "no cell is valid"),
+    ],
+    ids=["twice", "file", "interrupted", "model", "hardware", "invalid"],
+)
+def test_runs_that_make_no_baseline_are_refused(runs, says):
+    with pytest.raises(UsageError, match=says):
+        pool(runs)
+
+
+def test_runs_that_share_their_k_0_alone_make_no_baseline():
+    """As of runs that differ in K where a drafter may differ."""
+    speed = {"decode_tokens_per_s": figure(100.0)}
+    base = cell(speed, of=key(0, drafter="none", method="none", pairing="demo"))
+    runs = [side(base, cell(speed, of=key(k)), name=f"r{k}") for k in (4, 5)]
+    with pytest.raises(UsageError, match=r"K = 0 alone would be left: demo/draft K=4 on code is"):
+        pool(runs)
+    assert len(pool([side(base, name="a"), side(base, name="b")]).cells) == 1
+
+
+def test_runs_of_several_machines_are_of_none():
+    mixed = pool(
+        [run(2.0, "a"), run(2.0, "b", hardware={"device": "cuda", "GPU": "two"})], {"hardware"}
+    )
+    assert mixed.fingerprint.hardware["GPU"] == "one | two"
+
+
+def test_a_file_reads_back_as_it_was_written(tmp_path):
+    pooled = pool([run(2.0, "a"), run(2.1, "b")])
+    write_baseline(pooled, tmp_path / "baseline.json")
+    assert read_baseline(tmp_path / "baseline.json") == pooled
+
+
+def test_a_metric_of_all_prompts_is_one_line_of_a_diff(tmp_path):
+    write_baseline(run(2.0, "a"), tmp_path / "baseline.json")
+    lines = (tmp_path / "baseline.json").read_text().splitlines()
+    assert sum('"without": [' in line and line.count("2.0") == 5 for line in lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{", "damaged"),
+        ("[" * 100_000, "damaged: nested too deeply"),
+        ("[]", "no baseline"),
+        ('{"kind": "specbench baseline", "schema_version": 99}', "schema version 99; update"),
+        ('{"kind": "specbench baseline", "schema_version": 1}', "damaged: baseline"),
+        (None, "No such file"),
+    ],
+)
+def test_other_files_are_refused_by_name(text, says, tmp_path):
+    path = tmp_path / "baseline.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(StoreError, match=says) as error:
+        read_baseline(path)
+    assert str(path) in str(error.value)
+
+
+def test_the_schema_version_is_in_the_file(tmp_path):
+    path = tmp_path / "baseline.json"
+    write_baseline(replace(run(2.0, "a")), path)
+    assert json.loads(path.read_text())["schema_version"] == SCHEMA_VERSION
+
+
+def test_a_cell_that_was_throttled_once_is_missing_in_a_pooled_candidate():
+    fine, chat = cell({"decode_speedup": figure(2.0)}), key(4, "chat")
+    whole = side(fine, cell({"decode_speedup": figure(2.0)}, of=chat), name="a")
+    broken = replace(whole.cells[1], problems=("throttled",))
+    pooled = pool([whole, side(fine, broken, name="b")])
+    assert pooled.unmeasured == (chat,)
+    assert check(whole, pooled).verdict is Verdict.MISSING

@@ -1,0 +1,283 @@
+"""Every verdict, with numbers worked out by hand.
+
+On a GPU the speed-up of a single run is taken to be known to 1 %, so the difference of two to
+sqrt(2) %: normal quantiles, 1.645 for 5 % and 0.842 for 80 %.
+"""
+
+import math
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.gate.check import Gate, Tolerance, check
+from specbench.gate.figures import Figure
+from specbench.gate.judging import Judgement, Verdict
+from specbench.gate.kinds import Kind
+from tests.gate.gate_sides import cell, figure, key, side
+
+SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)
+LENGTH = (Tolerance(metric="mean_acceptance_length", share=0.02),)
+
+
+def judged(
+    metric: str,
+    before: float,
+    after: float,
+    error: float = 0.0,
+    tolerance: float = 0.05,
+    deviation: float | None = None,
+    num_runs: int = 1,
+) -> Judgement:
+    """One metric of one cell; `error` is the jackknife's of the ratio."""
+    baseline = side(cell({metric: figure(before, 0.0, deviation)}), num_runs=num_runs)
+    candidate = side(cell({metric: figure(after, error)}), name="b")
+    gate = check(baseline, candidate, [Tolerance(metric=metric, share=tolerance)])
+    (judgement,) = gate.judgements
+    return judgement
+
+
+def test_a_loss_whose_interval_excludes_the_tolerance_is_a_regression():
+    # ln(2 / 1.8) = 0.10536, 0.05407 beyond ln(1 / 0.95); / 0.01414 = 3.823.
+    found = judged("decode_speedup", 2.0, 1.8)
+    assert found.verdict is Verdict.REGRESSION
+    assert found.p_value == pytest.approx(6.6e-5, rel=0.01)
+    assert found.change.estimate == pytest.approx(-0.10)
+    # Two-sided 95 %: 1.960 * 0.01414 = 0.02772.
+    assert found.change.low == pytest.approx(math.exp(-0.10536 - 0.02772) - 1, abs=1e-4)
+    assert found.change.high == pytest.approx(math.exp(-0.10536 + 0.02772) - 1, abs=1e-4)
+
+
+def test_a_loss_beyond_the_tolerance_but_within_noise_of_it_passes():
+    # 6 %: 0.01059 beyond, / 0.01414 = 0.749, p = 0.23. Detectable: 2.486 * 0.01414 = 3.5 %.
+    found = judged("decode_speedup", 2.0, 1.88)
+    assert found.verdict is Verdict.PASS
+    assert found.p_value == pytest.approx(0.227, abs=0.001)
+    assert found.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.03516), abs=1e-4)
+
+
+def test_noise_that_could_hide_the_tolerance_is_inconclusive():
+    # Error 5 %, 4 degrees: (2.132 + 0.941) * 0.05 = 0.154 is more than 0.0513, and the upper
+    # bound of the loss, 2.132 * 0.05 = 0.107, is, too.
+    found = judged("decode_speedup", 2.0, 2.0, error=0.05)
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.minimum_detectable_effect == pytest.approx(1 - math.exp(-0.1536), abs=1e-3)
+    assert "noise could hide" in found.reason
+
+
+@pytest.mark.parametrize("error", [0.0, 0.05])
+def test_an_improvement_passes_even_where_noise_is_large(error):
+    # 20 % more: a loss of -0.182, at most -0.182 + 0.107 < 0.
+    assert judged("decode_speedup", 2.0, 2.4, error=error).verdict is Verdict.PASS
+
+
+def test_less_is_better_where_the_metric_says_so():
+    tolerances = {"tolerance": 0.05}
+    assert judged("round_s", 0.010, 0.013, **tolerances).verdict is Verdict.REGRESSION
+    assert judged("round_s", 0.010, 0.007, **tolerances).verdict is Verdict.PASS
+
+
+def test_counts_that_repeat_exactly_need_no_luck():
+    # No spread between prompts, none between runs: 2.1 % is a regression, 1.9 % is not.
+    assert (
+        judged("mean_acceptance_length", 1.0, 0.979, tolerance=0.02).verdict is Verdict.REGRESSION
+    )
+    assert judged("mean_acceptance_length", 1.0, 0.981, tolerance=0.02).verdict is Verdict.PASS
+    gate = check(
+        side(cell({"mean_acceptance_length": figure(3.0)})),
+        side(cell({"mean_acceptance_length": figure(3.0)}), name="b"),
+        LENGTH,
+    )
+    assert gate.num_tests == 0
+
+
+def test_below_five_prompts_there_is_no_verdict_on_what_varies():
+    three = ("p1", "p2", "p3")
+    varied = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
+    same = cell({"decode_speedup": Figure(value=2.0, without=(2.0,) * 3)}, units=three)
+    (found,) = check(side(same), side(varied, name="b"), SPEEDUP).judgements
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert "an interval needs 5" in found.reason
+
+
+def test_deviation_between_runs_widens_the_interval():
+    # 10 %: found when runs agree to 1 %, not when four runs are 5 % apart:
+    # 0.05 * sqrt(1 + 1 / 4) = 0.0559; 0.05407 / 0.0559 = 0.967.
+    steady = judged("decode_speedup", 2.0, 1.8, deviation=0.01, num_runs=4)
+    shaky = judged("decode_speedup", 2.0, 1.8, deviation=0.05, num_runs=4)
+    assert (steady.verdict, shaky.verdict) == (Verdict.REGRESSION, Verdict.INCONCLUSIVE)
+    assert shaky.p_value == pytest.approx(0.202, abs=0.001)  # t = 0.967, 3 degrees
+
+
+def test_runs_on_both_sides_pool_their_deviations():
+    # sqrt((3 * 0.03^2 + 1 * 0.05^2) / 4) = 0.0361; * sqrt(1 / 4 + 1 / 2) = 0.03125; 4 degrees.
+    baseline = side(cell({"decode_speedup": figure(2.0, 0.0, 0.03)}), num_runs=4)
+    candidate = side(cell({"decode_speedup": figure(1.7, 0.0, 0.05)}), name="b", num_runs=2)
+    (found,) = check(baseline, candidate, SPEEDUP).judgements
+    # ln(2 / 1.7) = 0.16252, 0.11123 beyond, / 0.03125 = 3.559.
+    assert found.p_value == pytest.approx(0.0118, abs=0.0001)
+
+
+def two_cells(loss: float) -> Gate:
+    """Both cells lose alike."""
+    keys = [key(workload=name) for name in ("code", "chat")]
+    before = [cell({"decode_speedup": figure(2.0)}, of=k) for k in keys]
+    after = [cell({"decode_speedup": figure(2.0 * (1 - loss))}, of=k) for k in keys]
+    return check(side(*before), side(*after, name="b"), SPEEDUP)
+
+
+def test_two_cells_share_the_false_alarms_of_one_gate():
+    # 7.4 %: 0.02559 / 0.01414 = 1.809, p = 0.035 alone, 0.070 for the first of two (Holm).
+    assert judged("decode_speedup", 2.0, 1.852).verdict is Verdict.REGRESSION
+    gate = two_cells(0.074)
+    assert [j.p_value for j in gate.judgements] == pytest.approx([0.0704, 0.0704], abs=0.0005)
+    assert gate.verdict is not Verdict.REGRESSION
+    assert gate.num_tests == 2
+
+
+def test_what_does_not_vary_takes_no_part_in_the_sharing():
+    figures = {"decode_speedup": figure(2.0), "mean_acceptance_length": figure(3.0)}
+    after = {**figures, "decode_speedup": figure(1.852)}
+    gate = check(side(cell(figures)), side(cell(after), name="b"), (*LENGTH, *SPEEDUP))
+    assert gate.num_tests == 1
+    assert gate.verdict is Verdict.REGRESSION
+
+
+def test_the_gravest_verdict_is_the_gates_and_counts_come_first():
+    figures = {"decode_speedup": figure(2.0), "mean_acceptance_length": figure(3.0)}
+    after = {"decode_speedup": figure(1.0), "mean_acceptance_length": figure(3.0)}
+    gate = check(side(cell(figures)), side(cell(after), name="b"), (*SPEEDUP, *LENGTH))
+    assert [j.metric for j in gate.judgements] == ["mean_acceptance_length", "decode_speedup"]
+    assert gate.verdict is Verdict.REGRESSION
+
+
+def test_a_share_of_zero_is_no_share():
+    assert judged("num_failed", 0.0, 0.0).verdict is Verdict.PASS
+    assert judged("num_failed", 0.0, 3.0).verdict is Verdict.REGRESSION
+
+
+def test_negative_values_are_compared_as_shares_of_the_baselines():
+    # A cost of -100 bytes that rose by half of that.
+    assert judged("speculation_cost_bytes", -100.0, -50.0).verdict is Verdict.REGRESSION
+    assert judged("speculation_cost_bytes", -100.0, -150.0).verdict is Verdict.PASS
+
+
+def test_all_entries_of_a_list_are_judged_or_the_one_that_is_named():
+    before = {f"acceptance_rate_per_position[{i}]": figure(0.9 / i) for i in (1, 2)}
+    after = {**before, "acceptance_rate_per_position[2]": figure(0.4)}
+    sides = side(cell(before)), side(cell(after), name="b")
+    whole = check(*sides, [Tolerance(metric="acceptance_rate_per_position", share=0.05)])
+    first = check(*sides, [Tolerance(metric="acceptance_rate_per_position[1]", share=0.05)])
+    assert [j.verdict for j in whole.judgements] == [Verdict.PASS, Verdict.REGRESSION]
+    assert [j.verdict for j in first.judgements] == [Verdict.PASS]
+
+
+@pytest.mark.parametrize(
+    ("metric", "says"),
+    [
+        ("speed", "no metric 'speed'"),
+        ("num_rounds", "neither good nor bad"),
+        ("peak_allocated_bytes", "on neither side"),
+    ],
+)
+def test_a_metric_that_cannot_be_judged_is_an_error(metric, says):
+    one = side(cell({"decode_speedup": figure(2.0)}))
+    with pytest.raises(UsageError, match=says):
+        check(one, one, [Tolerance(metric=metric, share=0.05)])
+
+
+def test_a_metric_that_the_candidate_lost_is_missing():
+    both = {"decode_speedup": figure(2.0), "round_s": figure(0.01)}
+    gate = check(
+        side(cell(both)),
+        side(cell({"decode_speedup": figure(2.0)}), name="b"),
+        [Tolerance(metric="round_s", share=0.05)],
+    )
+    assert [j.verdict for j in gate.judgements] == [Verdict.MISSING]
+
+
+def test_figures_of_another_tool_need_several_runs():
+    """They have no prompts; only whole runs show how far they scatter."""
+
+    def imported(value, deviation=None):
+        only = Figure(value=value, deviation=deviation)
+        return cell({"decode_tokens_per_s": only}, units=())
+
+    asked = [Tolerance(metric="decode_tokens_per_s", share=0.10)]
+    (alone,) = check(side(imported(100.0)), side(imported(50.0), name="b"), asked).judgements
+    assert alone.verdict is Verdict.INCONCLUSIVE
+    assert "several runs" in alone.reason
+    several = side(imported(100.0, 0.02), num_runs=4)
+    verdicts = [
+        check(several, side(imported(value), name="b"), asked).verdict for value in (50.0, 101.0)
+    ]
+    assert verdicts == [Verdict.REGRESSION, Verdict.PASS]
+
+
+def test_counts_of_an_adaptive_k_are_not_judged():
+    both = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
+    auto = cell(both, of=key(8, adaptive=True))
+    gate = check(side(auto), side(auto, name="b"), (*LENGTH, *SPEEDUP))
+    assert [j.metric for j in gate.judgements] == ["decode_speedup"]
+    assert any("K = auto" in note for note in gate.notes)
+
+
+def test_unpaired_prompts_add_their_spreads():
+    # Errors of 1 % on either side, unpaired: sqrt(2) %, and 4 + 4 degrees of freedom.
+    names = ("q1", "q2", "q3", "q4", "q5")
+    before = side(cell({"decode_speedup": figure(2.0, 0.02)}))
+    after = cell({"decode_speedup": figure(1.7, 0.02)}, units=names)
+    (found,) = check(before, side(after, name="b"), SPEEDUP, {"prompts"}).judgements
+    # 0.11123 / 0.02828 = 3.933; t(8).
+    assert found.p_value == pytest.approx(0.00217, abs=0.00003)
+
+
+@pytest.mark.parametrize(("speed", "verdict"), [(130.0, Verdict.PASS), (101.0, Verdict.REGRESSION)])
+def test_a_speed_up_that_fell_since_everything_got_faster_is_an_improvement(speed, verdict):
+    # The cell's own speed is known to 2 % * sqrt(2): 30 % more is faster for sure, 1 % is not.
+    before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
+    after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(speed)}
+    (found,) = check(side(cell(before)), side(cell(after), name="b"), SPEEDUP).judgements
+    assert found.verdict is verdict
+    assert ("K = 0 got faster" in found.reason) is (verdict is Verdict.PASS)
+
+
+def test_on_other_hardware_a_speed_up_that_fell_is_a_regression_whatever_the_speed():
+    before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
+    after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(900.0)}
+    other = side(cell(after), name="b", hardware={"device": "cuda", "GPU": "faster"})
+    assert check(side(cell(before)), other, SPEEDUP).verdict is Verdict.REGRESSION
+
+
+@pytest.mark.parametrize("metric", ["draft_cost_ratio", "overhead_ratio", "end_to_end_speedup"])
+def test_only_a_decode_speed_up_is_excused_by_a_faster_k_0(metric):
+    worse = 1.5 if metric.endswith("ratio") else 1 / 1.5
+    before = {metric: figure(1.0), "decode_tokens_per_s": figure(100.0)}
+    after = {metric: figure(worse), "decode_tokens_per_s": figure(130.0)}
+    tolerance = (Tolerance(metric=metric, share=0.1),)
+    (found,) = check(side(cell(before)), side(cell(after), name="b"), tolerance).judgements
+    assert (found.verdict, found.reason) == (Verdict.REGRESSION, "")
+
+
+def test_tokens_that_a_request_checks_at_once_are_a_count():
+    figures = {"num_checked_at_once": Figure(value=12.0, without=(12.0,) * 5)}
+    fewer = {"num_checked_at_once": Figure(value=10.0, without=(10.0,) * 5)}
+    tolerance = (Tolerance(metric="num_checked_at_once", share=0.05),)
+    gate = check(side(cell(figures)), side(cell(fewer), name="b"), tolerance)
+    (found,) = gate.judgements
+    assert (found.verdict, found.kind, gate.num_tests) == (Verdict.REGRESSION, Kind.COUNT, 0)
+
+
+def test_the_side_with_too_few_prompts_is_named():
+    three = ("p1", "p2", "p3")
+    few = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
+    gate = check(
+        side(cell({"decode_speedup": figure(2.0)})), side(few, name="b"), SPEEDUP, {"prompts"}
+    )
+    assert gate.judgements[-1].reason == "3 prompts or passes; an interval needs 5"
+
+
+def test_counts_of_an_adaptive_k_are_not_said_to_be_absent():
+    both = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
+    auto = key(8, adaptive=True)
+    gate = check(side(cell(both, of=auto)), side(cell(both, of=auto), name="b"))
+    assert not any("is in no cell" in note for note in gate.notes)

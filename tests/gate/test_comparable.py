@@ -1,0 +1,218 @@
+import pytest
+
+from specbench.errors import UsageError
+from specbench.gate.check import Tolerance, check
+from specbench.gate.comparable import pair_up
+from specbench.gate.figures import Figure
+from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
+from specbench.gate.judging import Verdict
+from tests.gate.gate_sides import cell, figure, fingerprint, key, side
+
+FIGURES = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(100.0)}
+OTHER_MACHINE = {"hardware": {"device": "cuda", "GPU": "another"}}
+
+
+def refused(baseline, candidate, *, absolute_times: bool = False) -> str:
+    with pytest.raises(UsageError) as error:
+        pair_up(baseline, candidate, absolute_times=absolute_times)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"models": {"demo": "f" * 64}}, "model"),
+        ({"tokenizers": {"demo": "f" * 64}}, "tokenizer"),
+        ({"workloads": {"code": "f" * 64}}, "workload"),
+        ({"sampling": "top-k 5, top-p 1"}, "sampling"),
+        ({"max_new_tokens": 7}, "max-new-tokens"),
+        ({"synthetic": "acceptance 0.7"}, "synthetic"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_other_work_is_refused_by_name_unless_it_is_allowed(changed, word):
+    one, other = side(cell(FIGURES)), side(cell(FIGURES), name="b", **changed)
+    told = refused(one, other)
+    assert f"\n  {word}: " in told
+    assert told.endswith(f"--allow-different {word}")
+    found = pair_up(one, other, {word})
+    assert [difference.name for difference in found.allowed] == [word]
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"k": 5}, "K: 4 in the baseline, 5 in the candidate"),
+        ({"temperature": 1.0}, "temperature: 0.0 in the baseline, 1.0"),
+        ({"dtype": "bfloat16"}, "dtype: float32 in the baseline, bfloat16"),
+        ({"lossy": "typical"}, "lossy: None in the baseline, typical in the candidate"),
+        ({"adaptive": True, "k": 8}, "K: 4 in the baseline, auto"),
+        ({"workload": "chat"}, "not planned in the candidate"),
+    ],
+)
+def test_another_cell_is_refused_by_what_tells_it_apart(changed, told):
+    one = side(cell(FIGURES))
+    other = side(cell(FIGURES, of=key(**changed)), name="b")
+    assert told in refused(one, other)
+
+
+def test_cells_of_another_k_are_compared_where_that_is_allowed():
+    one, other = side(cell(FIGURES)), side(cell(FIGURES, of=key(5)), name="b")
+    (pair,) = pair_up(one, other, {"K"}).pairs
+    assert (pair.baseline.key, pair.candidate.key) == (key(4), key(5))
+
+
+@pytest.mark.parametrize(
+    ("changed", "allowed"),
+    [
+        ({"k": 5}, [("K", "4", "5")]),
+        ({"k": 4, "adaptive": True}, [("K", "4", "auto")]),
+        ({"temperature": 1.0}, [("temperature", "0.0", "1.0")]),
+        ({"k": 5, "temperature": 1.0}, [("K", "4", "5"), ("temperature", "0.0", "1.0")]),
+        ({"pairing": "big/draft", "target": "big"}, [("target", "demo", "big")]),
+        ({"pairing": "demo/new", "drafter": "new"}, [("drafter", "draft", "new")]),
+        ({"method": "eagle3"}, [("drafter", "draft_model", "eagle3")]),
+        ({}, []),
+    ],
+)
+def test_what_tells_matched_cells_apart_is_in_the_result(changed, allowed):
+    words = {"K", "temperature", "target", "drafter"}
+    one = side(cell(FIGURES), cell(FIGURES, of=key(workload="chat")))
+    others = (cell(FIGURES, of=key(workload=name, **changed)) for name in ("code", "chat"))
+    assert list(pair_up(one, side(*others, name="b"), words).allowed) == allowed
+
+
+def test_allowing_so_much_that_cells_are_alike_is_refused():
+    several = side(cell(FIGURES), cell(FIGURES, of=key(5)))
+    with pytest.raises(UsageError, match=r"K=4 on code and demo/draft K=5 on code, .* are alike"):
+        pair_up(several, several, {"K"})
+
+
+def test_cells_whose_names_are_the_same_are_told_apart_in_a_refusal():
+    several = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
+    with pytest.raises(UsageError) as error:
+        pair_up(several, several, {"dtype"})
+    assert (
+        "demo/draft K=4 on code, dtype float32 and demo/draft K=4 on code, dtype bfloat16"
+    ) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "name"),
+    [
+        ({}, "demo/draft K=4 on code"),
+        ({"adaptive": True}, "demo/draft K=auto on code"),
+        ({"concurrency": 4}, "demo/draft K=4 on code, 4 requests at once"),
+        ({"temperature": 0.7}, "demo/draft K=4 on code, temperature 0.7"),
+    ],
+)
+def test_a_cell_without_a_counterpart_is_named_as_a_reader_knows_it(changed, name):
+    one = side(cell(FIGURES, of=key(**changed)))
+    other = side(cell(FIGURES, of=key(workload="chat")), name="b")
+    assert f"cells: {name} in the baseline, not planned in the candidate" in refused(one, other)
+
+
+def test_only_the_cells_of_both_are_compared_where_that_is_allowed():
+    both = side(cell(FIGURES), cell(FIGURES, of=key(workload="chat")))
+    one = side(cell(FIGURES), name="b")
+    assert "cells: " in refused(both, one)
+    assert len(pair_up(both, one, {"cells"}).pairs) == 1
+    assert pair_up(one, both).only_candidate == (key(workload="chat"),)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"k": 2}, {"concurrency": 4}, {"temperature": 1.0}], ids=lambda of: next(iter(of))
+)
+def test_a_cell_that_only_the_baseline_has_is_told_from_one_that_changed(changed):
+    """Its nearest neighbour belongs to another cell of the baseline."""
+    both = side(cell(FIGURES), cell(FIGURES, of=key(**changed)))
+    one = side(cell(FIGURES), name="b")
+    assert refused(both, one).endswith("--allow-different cells")
+    assert [pair.baseline.key for pair in pair_up(both, one, {"cells"}).pairs] == [key()]
+
+
+def test_other_prompts_are_refused_by_name():
+    one = side(cell(FIGURES))
+    other = side(cell(FIGURES, units=("p1", "p2", "p3", "p4", "p9")), name="b")
+    told = refused(one, other)
+    assert "prompts: 5 of code (p5 only here) in the baseline, 5 of code (p9 only here)" in told
+    assert pair_up(one, other, {"prompts"}).pairs
+
+
+def test_other_hardware_is_refused_for_absolute_times_alone():
+    one, other = side(cell(FIGURES)), side(cell(FIGURES), name="b", **OTHER_MACHINE)
+    assert "hardware: GPU one in the baseline, GPU another" in refused(
+        one, other, absolute_times=True
+    )
+    speedup = [Tolerance(metric="decode_speedup", share=0.05)]
+    speed = [Tolerance(metric="decode_tokens_per_s", share=0.1)]
+    assert check(one, other, speedup).verdict is Verdict.PASS
+    for tolerances in (speed, None):
+        with pytest.raises(UsageError, match="hardware"):
+            check(one, other, tolerances)
+    assert check(one, other, speed, {"hardware"}).verdict is Verdict.PASS
+
+
+def test_every_difference_is_named_at_once():
+    one = side(cell(FIGURES))
+    other = side(cell(FIGURES), name="b", sampling="top-k 5, top-p 1", models={"demo": "f" * 64})
+    told = refused(one, other)
+    assert told.endswith("--allow-different model,sampling")
+
+
+def test_another_draft_is_what_is_tested_and_no_other_work():
+    one, other = fingerprint(), fingerprint(drafters={"demo/draft": "e" * 64})
+    assert differences(one, other) == ()
+    assert [change.name for change in changes(one, other)] == ["weights of demo/draft"]
+    assert have_same_arithmetic(one, other)
+
+
+def test_another_torch_may_change_text_and_is_not_refused():
+    one, other = fingerprint(), fingerprint(torch="2.14.0")
+    assert differences(one, other) == ()
+    assert not have_same_arithmetic(one, other)
+
+
+def test_greedy_text_must_stay_the_same_where_the_arithmetic_is():
+    before = cell(FIGURES, texts={"p1": "aaa bbb ccc", "p2": "ddd"})
+    after = cell(FIGURES, texts={"p1": "aaa xxx yyy", "p2": "ddd"})
+    tolerances = [Tolerance(metric="decode_speedup", share=0.05)]
+    first, *_ = check(side(before), side(after, name="b"), tolerances).judgements
+    assert (first.metric, first.verdict) == ("output_tokens", Verdict.REGRESSION)
+    assert (first.baseline, first.candidate) == (2, 1)
+    assert "1 of 2 texts differ, p1 first in tokens 17 to 32" in first.reason
+
+    for other in ({"torch": "2.14.0"}, OTHER_MACHINE):
+        gate = check(side(before), side(after, name="b", **other), tolerances)
+        assert gate.judgements[0].verdict is Verdict.PASS
+        assert "no regression, since" in gate.judgements[0].reason
+
+
+def test_a_cell_that_is_missing_or_not_valid_is_said_to_be():
+    one = side(cell(FIGURES))
+    gate = check(one, side(name="b", unmeasured=(key(),)))
+    assert [(j.verdict, j.reason) for j in gate.judgements] == [(Verdict.MISSING, "not measured")]
+    throttled = side(cell(FIGURES, problems=("throttled",)), name="b")
+    (found,) = check(one, throttled).judgements
+    assert (found.verdict, found.reason) == (Verdict.MISSING, "not valid: throttled")
+
+
+def test_prompts_that_an_interrupted_run_did_not_reach_are_missing():
+    some = cell(FIGURES, units=("p1", "p2", "p3"))
+    gate = check(side(cell(FIGURES)), side(some, name="b", is_complete=False))
+    assert gate.verdict is Verdict.MISSING
+    assert gate.judgements[0].reason == "3 of 5 prompts were measured"
+
+
+def test_fewer_prompts_that_are_allowed_are_judged():
+    some = cell(FIGURES, units=("p1", "p2", "p3", "p4", "p5"))
+    more = cell({"decode_speedup": Figure(value=2.0, without=())}, units=(*some.units, "p6"))
+    tolerances = [Tolerance(metric="decode_speedup", share=0.05)]
+    gate = check(side(more), side(some, name="b"), tolerances, {"prompts"})
+    assert gate.verdict is Verdict.PASS
+
+
+def test_a_metric_that_only_the_candidate_has_is_said_not_to_be_judged():
+    more = {**FIGURES, "peak_allocated_bytes": figure(1e9)}
+    gate = check(side(cell(FIGURES)), side(cell(more), name="b"))
+    assert "peak_allocated_bytes is in no cell of the baseline and was not judged" in gate.notes

@@ -1,0 +1,85 @@
+"""Refusals, causes and reasons of the gate where they border on others."""
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.gate.attribution import Cause, attribute
+from specbench.gate.baseline import pool
+from specbench.gate.check import Tolerance, check
+from specbench.gate.comparable import pair_up
+from specbench.gate.figures import Figure
+from tests.gate.gate_sides import cell, figure, key, side
+from tests.gate.test_attribution import causes, figures
+from tests.gate.test_comparable import FIGURES, refused
+
+SPEEDUP = (Tolerance(metric="decode_speedup", share=0.05),)
+
+
+def test_too_few_prompts_of_the_baseline_are_named_as_well():
+    three = ("p1", "p2", "p3")
+    few = cell({"decode_speedup": Figure(value=2.0, without=(1.9, 2.0, 2.1))}, units=three)
+    many = side(cell({"decode_speedup": figure(2.0)}), name="b")
+    gate = check(side(few), many, SPEEDUP, {"prompts"})
+    assert gate.judgements[-1].reason == "3 prompts or passes; an interval needs 5"
+
+
+def test_a_small_share_is_not_named_where_k_0_hides_most_of_the_loss():
+    """The metric itself lost 3 %: the causes are weighed by what acceptance and rounds lost."""
+    before, after = figures(), figures(length=2.0, verify_s=0.0072)
+    whole = (("end_to_end_speedup", 2.0), ("end_to_end_speedup", 1.94))
+    before, after = (
+        cell({**c.figures, name: figure(value)})
+        for c, (name, value) in zip((before, after), whole, strict=True)
+    )
+    found = attribute(before, after, ["end_to_end_speedup"], same_hardware=True)
+    assert found.causes == (Cause.ACCEPTANCE,)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "mean_acceptance_length",
+        "acceptance_rate",
+        "acceptance_rate_per_position[1]",
+        "conditional_acceptance_rate[2]",
+        "alpha",
+    ],
+)
+def test_counts_of_drafts_kept_are_acceptance(metric):
+    assert causes(figures(length=2.0), metric) == (Cause.ACCEPTANCE,)
+
+
+@pytest.mark.parametrize("changed", [{"concurrency": (4, 8)}, {"temperature": (0.7, 1.0)}])
+def test_a_cell_that_changed_is_left_out_where_cells_may_differ(changed):
+    ((name, values),) = changed.items()
+    one, other = (
+        side(cell(FIGURES), cell(FIGURES, of=key(**{name: value})), name=run)
+        for run, value in zip("ab", values, strict=True)
+    )
+    assert name in refused(one, other)
+    assert [pair.baseline.key for pair in pair_up(one, other, {"cells"}).pairs] == [key()]
+
+
+def test_a_cell_beyond_those_of_the_other_side_is_named_by_what_tells_it_from_them():
+    both = side(cell(FIGURES), cell(FIGURES, of=key(dtype="bfloat16")))
+    told = refused(both, side(cell(FIGURES), name="b"))
+    assert "cells: demo/draft K=4 on code, dtype bfloat16 in the baseline" in told
+
+
+def test_a_run_that_comes_again_after_another_is_refused_as_well():
+    def run(name):
+        return side(cell({"decode_speedup": figure(2.0)}), name=name)
+
+    with pytest.raises(UsageError, match="a0 was named twice"):
+        pool([run("a"), run("b"), run("a")])
+
+
+def test_a_pairing_that_only_one_run_has_is_no_difference_in_drafts():
+    both, one = (
+        side(cell({"decode_speedup": figure(2.0)}), name=name, drafters=drafters, entries=drafters)
+        for name, drafters in (
+            ("a", {"demo/draft": "d" * 64, "demo/eagle": "e" * 64}),
+            ("b", {"demo/draft": "d" * 64}),
+        )
+    )
+    assert pool([both, one]).num_runs == 2

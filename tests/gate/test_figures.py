@@ -1,0 +1,196 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specbench.gate.check import Tolerance, check
+from specbench.gate.comparison import Runs, compare
+from specbench.gate.figures import cell_figures, first_difference
+from specbench.gate.kinds import Kind, deviation_floor, kind_of
+from specbench.metrics import registry
+from specbench.metrics.cell import gather_cells
+from specbench.metrics.registry import all_metrics, metric
+from specbench.stats.intervals import log_ratio
+from tests.gate.gate_sides import side
+from tests.report.served_runs import served_run
+
+LENGTH = [Tolerance(metric="mean_acceptance_length", share=0.02)]
+
+
+def test_a_value_without_a_prompt_is_that_of_a_cell_without_it(steady):
+    figures = cell_figures(steady, {"decode_speedup", "mean_acceptance_length"})
+    fewer = replace(
+        steady,
+        requests=tuple(r for r in steady.requests if r.prompt_id != "p2"),
+        baseline=tuple(r for r in steady.baseline if r.prompt_id != "p2"),
+    )
+    assert figures.units == tuple(f"p{i}" for i in range(6))
+    assert figures.num_tokens == (13.0,) * 6
+    expected = cell_figures(fewer, {"decode_speedup"}).value("decode_speedup")
+    assert figures.figures["decode_speedup"].without[2] == expected
+    assert figures.value("mean_acceptance_length") == 2.0
+
+
+def test_the_spread_is_that_of_the_paired_interval_over_sums(steady):
+    """The same jackknife as intervals.log_ratio, which knows the sums."""
+    slower = replace(
+        steady,
+        requests=tuple(
+            replace(r, decode_s=r.decode_s * (1.1 + 0.02 * i))
+            for i, r in enumerate(steady.requests)
+        ),
+    )
+    before, after = (cell_figures(c, {"decode_speedup"}) for c in (steady, slower))
+    found = compare(
+        before, after, "decode_speedup", 0.05, higher_is_better=True, floor=0.0, runs=Runs(1, 1)
+    )
+    base, spec = ([r.decode_s for r in c.requests] for c in (steady, slower))
+    expected = log_ratio([spec], [base])
+    assert found.loss == pytest.approx(expected.log, rel=1e-5)
+    assert found.spread.standard_error == pytest.approx(expected.standard_error, rel=1e-4)
+    assert found.spread.degrees_of_freedom == pytest.approx(5)
+
+
+def test_a_new_metric_is_judged_without_a_line_more(steady, monkeypatch):
+    monkeypatch.setattr(registry, "_METRICS", dict(all_metrics()))
+
+    @metric(unit="s", better="lower")
+    def longest_request_s(cell):
+        """Longest decode_s."""
+        return max((r.decode_s for r in cell.finished), default=None)
+
+    one = side(cell_figures(steady, {"longest_request_s"}))
+    gate = check(one, one, [Tolerance(metric=longest_request_s.__name__, share=0.05)])
+    assert gate.judgements[-1].baseline == pytest.approx(0.9)
+
+
+def test_lists_have_a_figure_an_entry(steady):
+    figures = cell_figures(steady, {"acceptance_rate_per_position"})
+    assert figures.series("acceptance_rate_per_position") == (0.5, 0.5)
+
+
+def test_what_no_prompt_makes_a_difference_to_is_told_briefly(steady):
+    figures = cell_figures(steady, {"mean_acceptance_length"})
+    assert figures.figures["mean_acceptance_length"].without == ()
+    assert check(side(figures), side(figures), LENGTH).num_tests == 0
+
+
+def test_where_requests_overlap_a_pass_is_the_unit():
+    stored = served_run()
+    cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
+    stream = next(c for c in cells if c.key.concurrency > 1 and c.key.num_speculative_tokens)
+    figures = cell_figures(stream, {"decode_speedup", "mean_acceptance_length"})
+    assert figures.units == tuple(f"pass {i}" for i in range(len(stream.passes)))
+    fewer = replace(stream, passes=stream.passes[1:], baseline_passes=stream.baseline_passes[1:])
+    expected = all_metrics()["decode_speedup"].function(fewer)
+    without = figures.figures["decode_speedup"].without or (figures.value("decode_speedup"),)
+    assert without[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_pass_that_serves_each_prompt_twice_is_one_unit_and_its_noise_is_kept():
+    """As 16 rows over 40 prompts do: what a pass serves again counts as a repeat of its own."""
+    stored = served_run()
+    cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
+    stream = next(c for c in cells if c.key.concurrency > 1 and c.key.num_speculative_tokens)
+
+    def twice(i, served, pace):
+        requests = (replace(r, repeat=2 * i + c) for c in (0, 1) for r in served.requests)
+        record = replace(served.record, seconds=served.record.seconds * pace)
+        return served._replace(requests=tuple(requests), record=record)
+
+    passes = tuple(twice(i, p, 1 + 0.1 * i) for i, p in enumerate(stream.passes))
+    base = tuple(twice(i, p, 1.0) for i, p in enumerate(stream.baseline_passes))
+    doubled = replace(
+        stream,
+        passes=passes,
+        baseline_passes=base,
+        requests=tuple(r for p in passes for r in p.requests),
+        baseline=tuple(r for p in base for r in p.requests),
+    )
+    figures = cell_figures(doubled, {"aggregate_tokens_per_s"})
+    assert figures.units == tuple(f"pass {i}" for i in range(len(passes)))
+    without = figures.figures["aggregate_tokens_per_s"].without
+    assert len(without) == len(set(without)) == len(passes)
+    fewer = replace(
+        doubled,
+        passes=passes[1:],
+        baseline_passes=base[1:],
+        requests=tuple(r for p in passes[1:] for r in p.requests),
+    )
+    expected = all_metrics()["aggregate_tokens_per_s"].function(fewer)
+    assert without[0] == pytest.approx(expected, rel=1e-6)
+
+
+def test_descriptions_are_no_figures(steady):
+    assert "num_rounds" not in cell_figures(steady).figures
+
+
+def test_text_is_hashed_in_pieces_so_that_the_first_difference_is_found(steady):
+    changed = replace(
+        steady,
+        requests=tuple(
+            replace(r, output_ids=(*range(40), 99 if r.prompt_id == "p1" else 40))
+            for r in steady.requests
+        ),
+    )
+    same = replace(
+        steady, requests=tuple(replace(r, output_ids=tuple(range(41))) for r in steady.requests)
+    )
+    one, other = (cell_figures(c, set()).texts for c in (same, changed))
+    assert {p for p in one if one[p] != other[p]} == {"p1"}
+    assert first_difference(one["p1"], other["p1"]) == range(33, 49)
+
+
+def test_repeats_that_agree_are_hashed_once(steady):
+    twice = replace(
+        steady, requests=(*steady.requests, *(replace(r, repeat=1) for r in steady.requests))
+    )
+    assert cell_figures(twice, set()).texts == cell_figures(steady, set()).texts
+
+
+@pytest.mark.parametrize("changed", [{"temperature": 0.7}, {"adaptive": True}])
+def test_text_that_need_not_repeat_is_not_hashed(steady, changed):
+    other = replace(steady, key=replace(steady.key, **changed))
+    assert cell_figures(other, set()).texts == {}
+
+
+def _slower(request, times):
+    log = request.rounds
+    return replace(
+        request,
+        prefill_s=times * request.prefill_s,
+        ttft_s=times * request.ttft_s,
+        decode_s=times * request.decode_s,
+        total_s=times * request.total_s,
+        cpu_s=times * request.cpu_s,
+        rounds=replace(log, round_s=tuple(times * s for s in log.round_s)),
+    )
+
+
+def test_kinds_are_those_that_a_slower_clock_shows(steady):
+    """Independent of units: a slower machine changes times, a slower side ratios, too."""
+    machine = replace(
+        steady,
+        requests=tuple(_slower(r, 2) for r in steady.requests),
+        baseline=tuple(_slower(r, 2) for r in steady.baseline),
+    )
+    drafting = replace(steady, requests=machine.requests)
+    seen = 0
+    for known in all_metrics().values():
+        values = [known.function(cell) for cell in (steady, machine, drafting)]
+        if known.better is None or values[0] is None or known.name == "num_failed":
+            continue
+        seen += 1
+        moved_all, moved_one = (
+            not np.allclose(values[0], value, rtol=1e-9) for value in values[1:]
+        )
+        expected = Kind.TIME if moved_all else Kind.RATIO if moved_one else Kind.COUNT
+        assert kind_of(known) is expected, known.name
+    assert seen > 15
+
+
+def test_counts_need_no_floor_and_times_the_largest():
+    for device in ("cpu", "cuda", "something else"):
+        floors = [deviation_floor(kind, device) for kind in Kind]
+        assert floors[0] == 0
+        assert floors == sorted(floors)

@@ -1,0 +1,72 @@
+"""What of a stored run goes into its fingerprint: each fact that is changed alone is seen."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.gate.fingerprint import changes, differences, fingerprint_of, have_same_arithmetic
+from tests.report.stored_runs import Wish, stored_run
+
+STORED = stored_run(Wish(drafters=("draft",), workloads=("code",), ks=(0, 4), num_prompts=5))
+RUN, MODELS = STORED.run, STORED.models
+TARGET = next(m for m in MODELS if m.name == "demo")
+DRAFT = next(m for m in MODELS if m.name != "demo")
+USUAL = fingerprint_of(RUN, MODELS)
+
+
+def models(one, **changed):
+    return tuple(replace(m, **changed) if m is one else m for m in MODELS)
+
+
+def names(run=RUN, models=MODELS) -> list[str]:
+    return [found.name for found in differences(USUAL, fingerprint_of(run, models))]
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"top_k": 5}, "sampling"),
+        ({"top_p": 0.8}, "sampling"),
+        ({"max_new_tokens": 7}, "max-new-tokens"),
+        ({"acceptance": 0.7}, "synthetic"),
+        ({"dummy_weights": True}, "synthetic"),
+    ],
+)
+def test_other_settings_are_other_work(settings, word):
+    assert names(replace(RUN, settings=replace(RUN.settings, **settings))) == [word]
+
+
+def test_other_texts_weights_and_tokenizers_are_other_work():
+    (workload,) = RUN.workload_sha256
+    assert names(replace(RUN, workload_sha256={workload: "f" * 64})) == ["workload"]
+    assert names(models=models(TARGET, content_sha256="f" * 64)) == ["model"]
+    assert names(models=models(TARGET, tokenizer_sha256="f" * 64)) == ["tokenizer"]
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"device": "cuda:0"},
+        {"gpu": "another"},
+        {"power_limit_w": 123.0},
+        {"cpu": "another"},
+        {"num_cpu_cores": 99},
+        {"threads": 7},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_another_machine_is_other_hardware(environment):
+    assert names(replace(RUN, environment=replace(RUN.environment, **environment))) == ["hardware"]
+
+
+def test_another_draft_driver_or_package_may_be_and_is_told():
+    other = fingerprint_of(RUN, models(DRAFT, content_sha256="f" * 64))
+    assert differences(USUAL, other) == ()
+    assert [found.name for found in changes(USUAL, other)] == [f"weights of demo/{DRAFT.name}"]
+    packages = {**RUN.environment.packages, "torch": "9.9"}
+    environment = replace(RUN.environment, packages=packages, driver="999", git_commit="e" * 40)
+    other = fingerprint_of(replace(RUN, environment=environment), MODELS)
+    assert differences(USUAL, other) == ()
+    told = {found.name for found in changes(USUAL, other)}
+    assert {"package torch", "driver", "commit"} <= told
+    assert not have_same_arithmetic(USUAL, other)

@@ -1,0 +1,149 @@
+"""Which runs make a history, and what its words are."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.gate.fingerprint import Fingerprint
+from specbench.gate.history import PastRun, history
+from specbench.records import CellSummary, Interval
+from specbench.report.history_lines import change_lines, history_grid, left_out_lines, sparkline
+from specbench.report.history_page import to_page
+from tests.cell_keys import KEY
+
+HERE = Fingerprint(
+    models={"demo": "aa" * 32},
+    tokenizers={},
+    workloads={"code": "bb" * 32},
+    sampling="top-k off, top-p 1",
+    hardware={"device": "cpu", "CPU": "an old one"},
+    torch="2.13.0",
+)
+
+
+def cell(value, *, valid=True, metric="decode_speedup"):
+    interval = Interval(estimate=value, low=value - 0.1, high=value + 0.1)
+    return CellSummary(
+        key=KEY,
+        valid=valid,
+        invalid_reasons=() if valid else ("throttled",),
+        num_prompts=8,
+        num_requests=8,
+        metrics={metric: value},
+        speedup=interval,
+    )
+
+
+def run(day, *cells, fingerprint=HERE):
+    return PastRun(
+        run_id=f"run-{day:02}",
+        created_at=f"2026-11-{day:02}T00:00:00",
+        fingerprint=fingerprint,
+        cells=cells,
+    )
+
+
+def runs(values, first=1):
+    return [run(first + i, cell(value)) for i, value in enumerate(values)]
+
+
+STEPPED = [1.50, 1.51, 1.49, 1.50, 1.52, 1.20, 1.21, 1.19, 1.20, 1.22]
+
+
+def test_a_step_names_the_run_it_came_with():
+    (series,) = history(runs(STEPPED), ["decode_speedup"]).series
+    (step,) = series.steps
+    assert series.points[step.run_index].run_id == "run-06"
+    (line,) = change_lines(history(runs(STEPPED), ["decode_speedup"]))
+    assert line.startswith("decode_speedup of demo/draft K=4 on code: -19.9% with run run-06")
+    assert line.endswith(": worse")
+
+
+def test_points_are_in_time_whatever_the_order_of_the_runs():
+    shuffled = runs(STEPPED)[::-1]
+    (series,) = history(shuffled, ["decode_speedup"]).series
+    assert series.values == tuple(STEPPED)
+    assert (series.points[0].low, series.points[0].high) == pytest.approx((1.4, 1.6))
+
+
+def test_runs_of_another_fingerprint_are_left_out_and_said():
+    other = replace(HERE, hardware={"device": "cpu", "CPU": "a new one"})
+    old = [run(i, cell(9.0), fingerprint=other) for i in (1, 2)]
+    found = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"])
+    assert len(found.series[0].points) == len(STEPPED)
+    assert left_out_lines(found)[0] == (
+        "run-01 left out: hardware: CPU a new one, here CPU an old one"
+    )
+    kept = history([*old, *runs(STEPPED, first=3)], ["decode_speedup"], allowed=["hardware"])
+    assert len(kept.series[0].points) == len(STEPPED) + 2
+
+
+def test_invalid_cells_and_absent_metrics_are_no_points():
+    mixed = [run(1, cell(1.5, valid=False)), run(2, cell(1.5)), run(3), run(4, cell(1.6))]
+    (series,) = history(mixed, ["decode_speedup", "joules_per_token"]).series
+    assert [point.run_id for point in series.points] == ["run-02", "run-04"]
+    row = dict(
+        zip(
+            history_grid(history(mixed, ["decode_speedup"])).headers,
+            history_grid(history(mixed, ["decode_speedup"])).rows[0],
+            strict=True,
+        )
+    )
+    assert row["what happened"] == "fewer than 8 runs"
+
+
+def test_a_steady_history_says_how_often_accidents_happen():
+    found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
+    assert change_lines(found) == []
+    assert history_grid(found).rows[0][-1] == "steady"
+    assert "about 0.1 would show a step" in found.false_alarms
+
+
+def test_a_trend_is_said_as_one():
+    rising = [1.0 + 0.01 * i + 0.001 * (-1) ** i for i in range(12)]
+    (line,) = change_lines(history(runs(rising), ["decode_speedup"]))
+    assert "a trend of +0.01 x a run over 12 runs" in line
+    assert line.endswith("no step")
+
+
+def test_bars_run_from_the_lowest_to_the_highest_value():
+    assert sparkline((1.0, 2.0, 1.5)) == "▁█▅"
+    assert sparkline((3.0, 3.0)) == "▁▁"
+    assert len(sparkline(tuple(range(100)))) == 24
+
+
+def test_the_page_is_whole_and_the_same_every_time():
+    found = history(runs(STEPPED), ["decode_speedup"])
+    page = to_page(found)
+    assert page == to_page(history(runs(STEPPED), ["decode_speedup"]))
+    assert page.count("<svg ") == 1
+    assert "run-06" in page
+    assert "http" not in page.replace("http://www.w3.org", "")
+
+
+def test_names_from_elsewhere_are_escaped():
+    odd = replace(KEY, workload="<script>")
+    found = history(
+        [run(1, replace(cell(1.5), key=odd)), run(2, replace(cell(1.6), key=odd))],
+        ["decode_speedup"],
+    )
+    assert "<script>" not in to_page(found)
+
+
+def test_a_history_needs_a_run():
+    with pytest.raises(ValueError, match="needs a run"):
+        history([], ["decode_speedup"])
+
+
+def test_runs_over_fewer_prompts_are_left_out_and_said():
+    whole = runs([1.5, 1.5, 1.5])
+    cut = run(4, replace(cell(1.1), num_prompts=3))
+    found = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"])
+    assert [point.run_id for point in found.series[0].points] == [
+        *(r.run_id for r in whole),
+        "run-05",
+    ]
+    (left,) = found.left_out
+    assert (left.run_id, left.differences[0].name) == ("run-04", "prompts")
+    kept = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"], allowed=["prompts"])
+    assert len(kept.series[0].points) == 5

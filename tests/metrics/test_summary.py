@@ -1,0 +1,70 @@
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.summary import summarise
+from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
+
+BASE_S = [1.2] * 6
+SPEC_S = [0.60, 0.66, 0.72, 0.78, 0.84, 0.90]
+
+
+def test_a_cell_is_summed_up_with_its_metrics_validity_and_speedup(steady):
+    (summary,) = summarise([steady])
+    assert summary.key == steady.key
+    assert summary.valid
+    assert (summary.num_prompts, summary.num_requests) == (6, 6)
+    assert summary.metrics["mean_acceptance_length"] == 2.0
+    assert summary.speedup is not None
+    assert summary.speedup.estimate == pytest.approx(1.6)
+    assert summary.speedup_end_to_end is not None
+    assert summary.speedup_end_to_end.estimate == pytest.approx(7.8 / 5.1)
+    assert summary.minimum_detectable_effect == pytest.approx(
+        minimum_detectable_effect(speedup_ratio(BASE_S, SPEC_S))
+    )
+
+
+def test_the_metric_and_the_interval_agree_on_the_speedup(steady):
+    (summary,) = summarise([steady])
+    assert summary.speedup is not None
+    assert summary.metrics["decode_speedup"] == pytest.approx(summary.speedup.estimate)
+
+
+def test_turns_and_repeats_of_a_prompt_are_one_unit(steady):
+    """Measuring every prompt twice adds no prompts: the interval stays where it was."""
+    again = tuple(replace(r, repeat=1) for r in steady.requests)
+    base_again = tuple(replace(r, repeat=1) for r in steady.baseline)
+    twice = replace(
+        steady, requests=(*steady.requests, *again), baseline=(*steady.baseline, *base_again)
+    )
+    once, doubled = summarise([steady, twice])
+    assert once.speedup is not None
+    assert doubled.speedup is not None
+    assert doubled.speedup.low == pytest.approx(once.speedup.low)
+    assert (doubled.num_prompts, doubled.num_requests) == (6, 12)
+
+
+def test_the_baseline_has_metrics_and_no_speedup(steady_baseline):
+    (summary,) = summarise([steady_baseline])
+    assert summary.valid
+    assert summary.speedup is None
+    assert summary.metrics["decode_tokens_per_s"] == pytest.approx(10.0)
+
+
+def test_an_invalid_cell_keeps_its_metrics_and_says_why(steady):
+    (summary,) = summarise([replace(steady, requests=steady.requests[:4])])
+    assert not summary.valid
+    assert summary.invalid_reasons == ("24 rounds, fewer than 30",)
+    assert summary.speedup is not None
+    assert summary.speedup.low is None
+    assert "round_s" in summary.metrics
+
+
+def test_a_cell_where_everything_failed_has_counts_only(steady):
+    failed = tuple(
+        replace(r, finish_reason="failed", error="refused", output_ids=()) for r in steady.requests
+    )
+    (summary,) = summarise([replace(steady, requests=failed)])
+    assert not summary.valid
+    assert dict(summary.metrics) == {"num_failed": 6, "num_output_tokens": 0}
+    assert summary.speedup is None

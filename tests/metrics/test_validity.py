@@ -1,0 +1,233 @@
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.cell import CellData
+from specbench.metrics.summary import summarise
+from specbench.metrics.validity import cell_warnings, judge_cell
+from specbench.records import AnswerCheck, DeviceSample, RequestRecord, RoundLog
+
+
+def with_first(cell: CellData, **changes: object) -> CellData:
+    """The cell with its first request changed."""
+    return replace(cell, requests=(replace(cell.requests[0], **changes), *cell.requests[1:]))
+
+
+def with_rounds(cell: CellData, **columns: tuple[object, ...]) -> CellData:
+    """The cell with columns of its first request's rounds changed."""
+    return with_first(cell, rounds=replace(rounds_of(cell.requests[0]), **columns))
+
+
+def with_device(cell: CellData, **facts: object) -> CellData:
+    device = cell.requests[0].device
+    assert device is not None
+    return with_first(cell, device=replace(device, **facts))
+
+
+def rounds_of(request: RequestRecord) -> RoundLog:
+    assert request.rounds is not None
+    return request.rounds
+
+
+def only_reason(cell: CellData) -> str:
+    (reason,) = judge_cell(cell)
+    return reason
+
+
+def test_a_steady_cell_and_its_baseline_are_valid(steady, steady_baseline):
+    assert judge_cell(steady) == ()
+    assert judge_cell(steady_baseline) == ()
+    assert cell_warnings(steady) == ()
+
+
+def test_throttling_is_named(steady):
+    throttled = with_device(steady, throttle_reasons=("hw_thermal_slowdown",))
+    assert only_reason(throttled) == "throttled in 1 of 12 requests: hw_thermal_slowdown"
+
+
+def test_a_throttled_baseline_spoils_the_speedup_made_with_it(steady):
+    device = DeviceSample(num_samples=3, throttle_reasons=("sw_power_cap",))
+    spoiled = replace(steady.baseline[0], device=device)
+    reason = only_reason(replace(steady, baseline=(spoiled, *steady.baseline[1:])))
+    assert reason.startswith("throttled")
+
+
+@pytest.mark.parametrize(("clock", "valid"), [(1350, True), (1349, False)])
+def test_the_clock_may_fall_to_three_quarters_of_its_default(steady, clock, valid):
+    reasons = judge_cell(with_device(steady, sm_clock_mhz=clock))
+    assert (reasons == ()) is valid
+    assert valid or reasons[0].startswith("SM clock down to 75% of default")
+
+
+def test_another_process_on_the_gpu_is_a_reason(steady):
+    assert only_reason(with_device(steady, num_other_processes=1)).startswith("another process")
+    assert judge_cell(with_device(steady, num_other_processes=0)) == ()
+
+
+def test_a_device_that_does_not_tell_is_no_reason(steady):
+    silent = DeviceSample(num_samples=0)
+    assert judge_cell(with_first(steady, device=silent)) == ()
+    assert judge_cell(with_first(steady, device=None)) == ()
+
+
+def test_thirty_rounds_are_needed(steady):
+    assert judge_cell(replace(steady, requests=steady.requests[:5])) == ()
+    assert only_reason(replace(steady, requests=steady.requests[:4])) == "24 rounds, fewer than 30"
+
+
+def test_an_engine_that_reports_no_rounds_is_not_held_to_their_number(steady):
+    silent = tuple(replace(request, rounds=None) for request in steady.requests)
+    assert judge_cell(replace(steady, requests=silent)) == ()
+
+
+def test_a_failed_request_is_counted_with_its_error(steady):
+    failed = replace(
+        steady.requests[0], prompt_id="p9", finish_reason="failed", error="out of memory"
+    )
+    reasons = judge_cell(replace(steady, requests=(*steady.requests, failed)))
+    assert reasons == ("1 of 7 requests failed: out of memory",)
+
+
+def test_a_cell_where_everything_failed_is_judged_too(steady):
+    failed = tuple(
+        replace(r, finish_reason="failed", error="refused", output_ids=()) for r in steady.requests
+    )
+    reasons = judge_cell(replace(steady, requests=failed))
+    assert reasons == ("6 of 6 requests failed: refused", "no request finished")
+
+
+def test_more_accepted_than_drafted_breaks_an_identity(steady):
+    reason = only_reason(with_rounds(steady, num_drafted=(1, 2, 2, 2, 2, 2)))
+    assert reason.startswith("identity broken: num_accepted > num_drafted")
+    assert reason.endswith("(1 of 6 requests, first p0)")
+
+
+def test_more_drafted_than_k_is_a_tree(steady):
+    assert judge_cell(with_rounds(steady, num_drafted=(9, 9, 9, 9, 9, 9))) == ()
+
+
+def test_more_accepted_than_k_breaks_an_identity(steady):
+    wrong = with_rounds(steady, num_drafted=(9,) * 6, num_accepted=(3, 2, 2, 2, 2, 2))
+    assert any("num_accepted > K" in reason for reason in judge_cell(wrong))
+
+
+@pytest.mark.parametrize(
+    "emitted", [(3, 3, 2, 2, 1, 1), (3, 3, 3, 1, 1, 0), (3, 3, 1, 1, 1, 1), (1, 3, 3, 1, 1, 1)]
+)
+def test_a_round_emits_a_token_all_that_it_accepted_and_at_most_one_more(steady, emitted):
+    wrong = with_first(
+        with_rounds(steady, num_emitted=emitted), output_ids=tuple(range(1 + sum(emitted)))
+    )
+    assert "num_emitted outside" in only_reason(wrong)
+
+
+def test_an_end_of_text_among_the_drafts_leaves_out_the_additional_token(steady):
+    ended = with_rounds(steady, num_emitted=(3, 3, 2, 1, 1, 1))
+    assert judge_cell(with_first(ended, output_ids=tuple(range(12)))) == ()
+
+
+def test_a_round_cut_short_by_eos_breaks_nothing(steady):
+    cut = with_rounds(steady, num_emitted=(2, 3, 3, 1, 1, 1))
+    assert judge_cell(with_first(cut, output_ids=tuple(range(12)))) == ()
+
+
+@pytest.mark.parametrize("num_tokens", [12, 14])
+def test_output_tokens_are_prefills_one_and_what_rounds_emitted(steady, num_tokens):
+    wrong = with_first(steady, output_ids=tuple(range(num_tokens)))
+    assert "output tokens are not" in only_reason(wrong)
+
+
+CHECK = AnswerCheck(num_drafted=9, num_accepted=3, num_emitted=4, seconds=0.5)
+
+
+def with_check(cell: CellData, check: AnswerCheck = CHECK, **changes: object) -> CellData:
+    """The cell with a whole answer's check before its first request's rounds."""
+    first = cell.requests[0]
+    longer = {
+        "output_ids": tuple(range(first.num_output_tokens + check.num_emitted)),
+        "decode_s": first.decode_s + check.seconds,
+    }
+    return with_first(cell, answer_check=check, **(longer | changes))
+
+
+def test_a_whole_answers_check_adds_its_tokens_and_its_time(steady):
+    assert judge_cell(with_check(steady)) == ()
+    too_few = with_check(steady, output_ids=steady.requests[0].output_ids)
+    assert "output tokens are not" in only_reason(too_few)
+    slow = replace(CHECK, seconds=9.0)
+    assert "rounds take" in only_reason(with_check(steady, slow, decode_s=2.0))
+
+
+@pytest.mark.parametrize("changes", [{"num_drafted": 2}, {"num_emitted": 2}, {"num_accepted": -1}])
+def test_a_check_keeps_what_was_drafted_and_emits_what_it_kept(steady, changes):
+    wrong = with_check(steady, replace(CHECK, **changes))
+    assert "a whole answer's check" in only_reason(wrong)
+
+
+def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
+    empty = RoundLog(num_drafted=(), num_accepted=(), num_emitted=(), round_s=())
+    check = replace(CHECK, num_drafted=11, num_accepted=11, num_emitted=12)
+    done = tuple(
+        replace(r, rounds=empty, answer_check=check, decode_s=check.seconds, repeat=i)
+        for r in steady.requests
+        for i in range(5)
+    )
+    # 12 tokens are at least 4 rounds at K = 2.
+    whole = replace(steady, requests=done[:8])
+    assert judge_cell(whole) == ()
+    few = replace(whole, requests=done[:7])
+    assert only_reason(few) == "0 rounds and checks in the place of 28, fewer than 30"
+    (summary,) = summarise([whole])
+    assert "mean_acceptance_length" not in summary.metrics
+    assert summary.metrics["num_checked_at_once"] == 12
+
+
+def test_decode_time_is_the_rounds_time(steady):
+    # Rounds of the cell: 6 * 6 * 0.125 = 4.5 s in all; one request is off by 0.3, then 1 s.
+    first = steady.requests[0].decode_s
+    assert judge_cell(with_first(steady, decode_s=first + 0.3)) == ()
+    assert "rounds take 4.5 s, decoding 5.5 s" in only_reason(
+        with_first(steady, decode_s=first + 1.0)
+    )
+
+
+def test_the_baseline_is_held_to_the_identities_of_k_0(steady):
+    wrong = replace(steady.baseline[0], output_ids=(1,))
+    reasons = judge_cell(replace(steady, baseline=(wrong, *steady.baseline[1:])))
+    assert reasons[0].startswith("baseline: identity broken: output tokens")
+
+
+def test_totals_that_cannot_be_are_caught_even_when_every_request_is_off(steady):
+    impossible = tuple(
+        replace(
+            request,
+            rounds=replace(rounds_of(request), num_accepted=(3,) * 6, num_drafted=(3,) * 6),
+        )
+        for request in steady.requests
+    )
+    reasons = judge_cell(replace(steady, requests=impossible))
+    assert "identity broken: histogram sums to 0, not 36 rounds" in reasons
+    assert "identity broken: mean acceptance length 4.00 > K + 1" in reasons
+
+
+def test_a_first_position_that_is_nearly_always_right_is_a_warning(steady):
+    always = tuple(
+        replace(r, rounds=replace(rounds_of(r), num_accepted=(1,) * 6, num_emitted=(2,) * 6))
+        for r in steady.requests
+    )
+    (warning,) = cell_warnings(replace(steady, requests=always))
+    assert warning.startswith("position 1 is accepted in 100.0% of rounds")
+
+
+def test_outputs_that_differ_from_the_baseline_are_a_warning_at_temperature_0(steady):
+    other = with_first(steady, output_ids=tuple(range(100, 113)))
+    assert "1 of 6 outputs differ from K = 0 at temperature 0" in cell_warnings(other)
+
+
+def test_sampled_text_may_differ_yet_should_be_as_long_and_have_three_seeds(steady):
+    warm = replace(steady, key=replace(steady.key, temperature=1.0))
+    short = with_first(warm, output_ids=(1, 2))
+    assert "mean output is 11 tokens, 13 at K = 0" in cell_warnings(short)
+    assert "3 seeds a prompt are needed at temperature 1, one has 1" in cell_warnings(warm)
+    thrice = tuple(replace(r, repeat=i) for r in warm.requests for i in range(3))
+    assert not any("seeds" in text for text in cell_warnings(replace(warm, requests=thrice)))

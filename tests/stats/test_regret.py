@@ -1,0 +1,51 @@
+"""The least worst regret against a search of all options."""
+
+import numpy as np
+import pytest
+
+from specbench.stats.regret import minimax_regret
+
+CASES = ("chat", "code", "creative")
+
+
+def drawn(seed: int) -> tuple[list[dict[str, float]], dict[str, float]]:
+    """Rates of some options, rounded so that they tie; the best may be none of them."""
+    rng = np.random.default_rng(seed)
+    options = [
+        dict(zip(CASES, np.round(rng.uniform(0.5, 2, 3), 2).tolist(), strict=True))
+        for _ in range(rng.integers(1, 8))
+    ]
+    best = {c: max(o[c] for o in options) * rng.choice([1.0, 1.1]) for c in CASES}
+    return options, best
+
+
+def test_no_option_has_a_smaller_worst_regret_and_no_earlier_one_as_small():
+    for seed in range(400):
+        options, best = drawn(seed)
+        tie = (0.0, 0.01, 0.1)[seed % 3]
+        found = minimax_regret(options, best, tie=tie)
+        worst = [max((best[c] - o[c]) / best[c] for c in CASES) for o in options]
+        assert worst[found.place] <= min(worst) + tie + 1e-12
+        assert all(w > min(worst) + tie - 1e-12 for w in worst[: found.place])
+        assert max(found.regret.values()) == pytest.approx(worst[found.place])
+        assert all(-1e-12 <= regret < 1 for regret in found.regret.values())
+
+
+def test_the_unit_of_a_case_does_not_matter():
+    for seed in range(100):
+        options, best = drawn(seed)
+        scaled = [{**option, "code": 64 * option["code"]} for option in options]
+        once = minimax_regret(options, best, tie=0.01)
+        assert minimax_regret(scaled, {**best, "code": 64 * best["code"]}, tie=0.01) == once
+
+
+def test_by_hand():
+    options = [{"a": 1.0, "b": 1.0}, {"a": 1.8, "b": 1.1}, {"a": 2.0, "b": 0.6}]
+    found = minimax_regret(options, {"a": 2.0, "b": 1.2}, tie=0.01)
+    assert found.place == 1
+    assert found.regret == pytest.approx({"a": 0.1, "b": 1 / 12})
+
+
+def test_there_must_be_an_option():
+    with pytest.raises(ValueError, match="empty"):
+        minimax_regret([], {}, tie=0.01)

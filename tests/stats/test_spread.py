@@ -1,0 +1,93 @@
+"""Spreads against plain restatements, and against scipy's t-tests where those say the same."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_1samp, ttest_ind
+
+from specbench.stats.spread import MIN_UNITS, Spread, combined, jackknife, of_mean
+
+SEEDS = range(200)
+
+
+def spread(error: float, freedom: float) -> Spread:
+    return Spread(standard_error=error, degrees_of_freedom=freedom)
+
+
+def test_the_spread_of_a_mean_is_that_of_the_t_test():
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        values = rng.normal(rng.normal(), rng.uniform(0.1, 3), rng.integers(MIN_UNITS, 30))
+        known = of_mean(values)
+        ends = ttest_1samp(values, 0).confidence_interval(0.95)
+        assert values.mean() + known.margin() == pytest.approx(ends.high)
+        assert values.mean() + known.margin(0.025) == pytest.approx(ends.low)
+        above = ttest_1samp(values, 0, alternative="greater").pvalue
+        assert known.p_value(values.mean()) == pytest.approx(above)
+
+
+def test_spreads_are_combined_as_in_welchs_t_test():
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        one = rng.normal(0, rng.uniform(0.1, 3), rng.integers(MIN_UNITS, 30))
+        other = rng.normal(0, rng.uniform(0.1, 3), rng.integers(MIN_UNITS, 30))
+        both = combined(of_mean(one), of_mean(other))
+        welch = ttest_ind(one, other, equal_var=False)
+        assert both.degrees_of_freedom == pytest.approx(welch.df)
+        assert both.standard_error == pytest.approx((one.mean() - other.mean()) / welch.statistic)
+
+
+def test_what_is_known_exactly_adds_nothing():
+    known = combined(spread(0.3, 7.0), spread(0.0, math.inf))
+    assert (known.standard_error, known.degrees_of_freedom) == pytest.approx((0.3, 7.0))
+    assert combined(spread(0.0, math.inf), spread(0.3, 7.0)) == known
+    assert combined(spread(0.0, 8.0), spread(0.0, 5.0)) == spread(0.0, 8.0)
+    assert combined(spread(3.0, math.inf), spread(4.0, math.inf)) == spread(5.0, math.inf)
+
+
+def test_the_jackknife_of_a_mean_is_the_spread_of_the_mean():
+    for seed in SEEDS:
+        values = np.random.default_rng(seed).normal(size=5 + seed % 20)
+        n = len(values)
+        found = jackknife((values.sum() - values) / (n - 1), np.full(n, 1 / n))
+        plain = of_mean(values)
+        assert found.standard_error == pytest.approx(plain.standard_error)
+        assert found.degrees_of_freedom == pytest.approx(plain.degrees_of_freedom)
+
+
+def test_the_jackknife_by_its_formula():
+    for seed in SEEDS:
+        rng = np.random.default_rng(seed)
+        left_out = rng.normal(size=rng.integers(MIN_UNITS, 30)).tolist()
+        weights = rng.dirichlet(np.full(len(left_out), rng.uniform(0.05, 3))).tolist()
+        n, mean = len(left_out), sum(left_out) / len(left_out)
+        squares = sum((value - mean) ** 2 for value in left_out)
+        found = jackknife(left_out, weights)
+        assert found.standard_error == pytest.approx(math.sqrt((n - 1) / n * squares))
+        effective = 1 / sum(w * w for w in weights)
+        assert found.degrees_of_freedom == pytest.approx(max(1.0, effective - 1))
+
+
+def test_four_units_have_no_spread_and_five_have():
+    for n in (0, 1, 4):
+        assert of_mean(np.arange(n)) is None
+        assert jackknife(np.arange(n), np.full(n, 1 / max(n, 1))) is None
+    assert of_mean(np.arange(5)) is not None
+    assert jackknife(np.arange(5), np.full(5, 0.2)) is not None
+
+
+def test_margins_by_the_table():
+    assert spread(2.0, 4.0).margin() == pytest.approx(2 * 2.7764, rel=1e-4)
+    assert spread(2.0, math.inf).margin() == pytest.approx(2 * 1.95996, rel=1e-4)
+    assert spread(2.0, 4.0).margin(0.5) == pytest.approx(0.0, abs=1e-12)
+    # t(4) at 0.975 and at 0.80.
+    assert spread(2.0, 4.0).detectable() == pytest.approx(2 * (2.7764 + 0.9410), rel=1e-4)
+    assert spread(2.0, 4.0).detectable(0.95, 0.9) == pytest.approx(2 * (2.1318 + 1.5332), rel=1e-4)
+
+
+def test_what_does_not_vary_is_no_matter_of_chance():
+    sure = spread(0.0, math.inf)
+    assert (sure.p_value(1e-9), sure.p_value(0.0), sure.p_value(-1.0)) == (0.0, 1.0, 1.0)
+    assert sure.margin() == sure.detectable() == 0.0
+    assert spread(0.1, 9.0).p_value(0.0) == pytest.approx(0.5)
