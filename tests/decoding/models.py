@@ -33,6 +33,12 @@ _MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_a
 _EXPERTS = {"num_experts_per_tok": 2, "head_dim": 8}
 
 
+# Of logits and states in float32 that two ways of computing must share: where tolerances are
+# torch's own, one instruction set rounds beyond them (1.02e-5) and another does not (0.95e-5).
+# A wrong position, norm or scale is off by 1e-2 and more.
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
 def _config(family: str, **changes: Any) -> Callable[[], Any]:
     return lambda: getattr(transformers, f"{family}Config")(**{**_SHAPE, **changes})
 

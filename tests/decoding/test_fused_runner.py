@@ -14,6 +14,7 @@ from specbench.decoding.traced_forward import traced_states
 from tests.decoding.fused_families import FAMILIES, LLAMA3_ROPE, TOKENS_2T, family
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
+    CLOSE,
     WINDOW,
     generated,
     plain_logits,
@@ -79,7 +80,7 @@ def test_the_forward_for_compilers_gives_the_same_states(name: str) -> None:
 
     assert len(traced) == last + 1
     for state, other in zip(out.features, traced, strict=True):
-        torch.testing.assert_close(state.flatten(0, 1), other, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(state.flatten(0, 1), other, **CLOSE)
 
 
 @pytest.mark.parametrize("name", list(FAMILIES))
@@ -126,7 +127,7 @@ def test_rotary_positions_are_the_models_own(rope_type: str) -> None:
 
     logits = runner.forward(TOKENS_2T, positions(0, TOKENS_2T.shape[1], 2), 64).logits
 
-    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, expected, **CLOSE)
     assert runner.max_position == (32 if rope_type == "longrope" else 128)
 
 
@@ -139,7 +140,7 @@ def test_positions_past_the_context_repeat_the_last_one() -> None:
         runner.allocate(1, 64)
         return runner.forward(TOKENS_2T[:1], positions(0, 2 * WINDOW), 64).logits
 
-    torch.testing.assert_close(last(runner), last(stock), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(last(runner), last(stock), **CLOSE)
 
 
 @pytest.fixture
@@ -167,8 +168,8 @@ def test_one_position_a_row_is_answered_where_only_the_last_is_asked_for(
         last_B = torch.tensor(last)
         return runner.forward(tokens_3T, positions(0, 12, 3), 64, last_B=last_B).logits
 
-    torch.testing.assert_close(ask(11, 4, 0), expected_1TV[0, [11, 4, 0]][:, None])
-    torch.testing.assert_close(ask(4), expected_1TV[:, [4]].expand(3, -1, -1))
+    torch.testing.assert_close(ask(11, 4, 0), expected_1TV[0, [11, 4, 0]][:, None], **CLOSE)
+    torch.testing.assert_close(ask(4), expected_1TV[:, [4]].expand(3, -1, -1), **CLOSE)
 
 
 @torch.no_grad()
@@ -180,7 +181,7 @@ def test_features_are_the_hidden_states_asked_for(runner: FusedRunner) -> None:
     )
 
     for feature, index in zip(out.features, (0, 2, 1), strict=True):
-        torch.testing.assert_close(feature, plain.hidden_states[index])
+        torch.testing.assert_close(feature, plain.hidden_states[index], **CLOSE)
 
 
 @torch.no_grad()
@@ -190,7 +191,7 @@ def test_an_answer_outlives_the_next_forward(runner: FusedRunner, expected_1TV: 
 
     runner.forward(TOKENS_1T + 1, positions(0, 12), 64)
 
-    torch.testing.assert_close(out.logits, expected_1TV)
+    torch.testing.assert_close(out.logits, expected_1TV, **CLOSE)
     torch.testing.assert_close(list(out.features), before, rtol=0, atol=0)
 
 
@@ -201,9 +202,7 @@ def test_a_forward_longer_than_what_is_kept_is_as_right(runner: FusedRunner) -> 
 
     logits = runner.forward(tokens_3T, positions(0, 100, 3), 128).logits
 
-    torch.testing.assert_close(
-        logits[:1], plain_logits(tiny_llama(), tokens_3T[:1]), atol=1e-4, rtol=1e-4
-    )
+    torch.testing.assert_close(logits[:1], plain_logits(tiny_llama(), tokens_3T[:1]), **CLOSE)
 
 
 @torch.no_grad()
@@ -214,7 +213,7 @@ def test_a_copied_row_goes_on_as_its_source(runner: FusedRunner, expected_1TV: T
 
     assert not any(layer.view(3, 64, -1)[2, 7:].any() for layer in runner.cache.layers)
     tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64, first_row=2).logits
-    torch.testing.assert_close(tail, expected_1TV[:, 7:])
+    torch.testing.assert_close(tail, expected_1TV[:, 7:], **CLOSE)
 
 
 @torch.no_grad()
@@ -226,7 +225,7 @@ def test_what_was_made_in_inference_mode_can_be_used_outside(expected_1TV: Tenso
 
     logits = runner.forward(TOKENS_1T, positions(0, 12), 64).logits
 
-    torch.testing.assert_close(logits, expected_1TV)
+    torch.testing.assert_close(logits, expected_1TV, **CLOSE)
 
 
 def test_the_bytes_of_a_token_are_its_keys_and_values_in_all_layers(runner: FusedRunner) -> None:

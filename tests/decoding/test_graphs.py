@@ -33,7 +33,7 @@ from tests.decoding.graph_bench import (
     some_requests,
 )
 from tests.decoding.lossless import acceptance_rate, assert_texts, make_drafter, parts_of
-from tests.decoding.models import exact_llama, random_prompt
+from tests.decoding.models import random_prompt, tiny_llama
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +219,7 @@ def test_the_baseline_is_one_graph_that_spends_no_time_drafting(
 def test_buckets_catching_up_and_moving_rows_need_no_host(method: str, sampling: Sampling) -> None:
     with fake_cuda():
         with DEVICE:
-            target, draft = (StockRunner(exact_llama(num_hidden_layers=1)) for _ in range(2))
+            target, draft = (StockRunner(tiny_llama(num_hidden_layers=1)) for _ in range(2))
         drafter = make_drafter(method, target, draft)
         rows = Rows(target, drafter, num_rows=6, capacity=512, eos_ids=[5, 6])
         rows.begin(6)

@@ -27,7 +27,7 @@ from specbench.records.lossy import RULES
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.fakes import CountingClock
 from tests.decoding.lossless import make_drafter
-from tests.decoding.models import exact_llama, generated, ragged_prompts
+from tests.decoding.models import exact_llama, generated, ragged_prompts, tiny_llama
 
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
 # exp(-entropy) is 0.319, so that typical acceptance takes min(0.09, 0.3 * 0.319 = 0.096).
@@ -235,7 +235,7 @@ def run_on_a_fake_device(
 ) -> None:
     with fake_cuda():
         with DEVICE:
-            target, draft = (StockRunner(exact_llama(num_hidden_layers=1)) for _ in range(2))
+            target, draft = (StockRunner(tiny_llama(num_hidden_layers=1)) for _ in range(2))
         drafter = make_drafter(method, target, draft, **rest)
         state = State.allocate(3, 64, [5, 6], DEVICE)
         for holder in (target, draft, drafter):

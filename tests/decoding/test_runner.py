@@ -17,6 +17,7 @@ from specbench.errors import ModelError
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,
+    CLOSE,
     build,
     generated,
     plain_logits,
@@ -50,7 +51,7 @@ def test_logits_over_slots_are_those_of_the_plain_forward(
     head = runner.forward(TOKENS_1T[:, :7], positions(0, 7), 64).logits
     tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64).logits
 
-    torch.testing.assert_close(torch.cat([head, tail], 1), expected_1TV)
+    torch.testing.assert_close(torch.cat([head, tail], 1), expected_1TV, **CLOSE)
 
 
 @torch.no_grad()
@@ -62,7 +63,7 @@ def test_a_slot_that_is_written_again_holds_only_the_new_token(
 
     tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64).logits
 
-    torch.testing.assert_close(tail, expected_1TV[:, 7:])
+    torch.testing.assert_close(tail, expected_1TV[:, 7:], **CLOSE)
 
 
 @torch.no_grad()
@@ -74,7 +75,7 @@ def test_a_row_range_of_the_cache_is_used_alone(runner: StockRunner, expected_1T
         torch.cat([TOKENS_1T[:, 6:], TOKENS_1T[:, 6:] + 1]), positions(6, 12, 2), 64
     ).logits
 
-    torch.testing.assert_close(both[:1], expected_1TV[:, 6:])
+    torch.testing.assert_close(both[:1], expected_1TV[:, 6:], **CLOSE)
     torch.testing.assert_close(both[1:], plain_logits(tiny_llama(), TOKENS_1T + 1)[:, 6:])
 
 
@@ -87,7 +88,7 @@ def test_one_position_a_row_is_answered_where_only_the_last_is_asked_for(
     logits = runner.forward(tokens_3T, positions(0, 12, 3), 64, last_B=torch.tensor([11, 4, 0]))
 
     expected = expected_1TV[0, [11, 4, 0]][:, None]
-    torch.testing.assert_close(logits.logits, expected)
+    torch.testing.assert_close(logits.logits, expected, **CLOSE)
 
 
 @torch.no_grad()
@@ -97,7 +98,7 @@ def test_features_are_the_hidden_states_asked_for(runner: StockRunner) -> None:
     out = runner.forward(TOKENS_1T, positions(0, 12), 64, features=(0, 2, 1))
 
     for feature, index in zip(out.features, (0, 2, 1), strict=True):
-        torch.testing.assert_close(feature, plain.hidden_states[index])
+        torch.testing.assert_close(feature, plain.hidden_states[index], **CLOSE)
 
 
 @torch.no_grad()
