@@ -38,7 +38,7 @@ from specbench.probes.nvml import open_probe
 from specbench.records import RunRecord, RunSettings
 from specbench.store import (
     SCHEMA_VERSION,
-    RunWriter,
+    Ledger,
     StoredRun,
     create_run,
     load_run,
@@ -214,7 +214,7 @@ def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
         )
 
 
-def _spent_s(writer: RunWriter, plan: TargetPlan) -> float:
+def _spent_s(writer: Ledger, plan: TargetPlan) -> float:
     """Seconds that earlier sessions of this run spent on this target's requests."""
     stored = load_run(writer.folder, writer.folder.parent)
     ids = {key.id for key in stored.run.keys if key.target == plan.target.name}

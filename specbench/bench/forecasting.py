@@ -32,7 +32,7 @@ from specbench.records import (
     ForecastRecord,
 )
 from specbench.records.traces import Drafting
-from specbench.store import RunWriter, StoredRun, load_run
+from specbench.store import Ledger, StoredRun, load_run
 from specbench.tracing.text import Text
 
 COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs
@@ -51,7 +51,7 @@ class Forecasting:
     def __init__(
         self,
         plan: TargetPlan,
-        writer: RunWriter,
+        writer: Ledger,
         watch: Watch,
         session: Session,
         deadline: Deadline,

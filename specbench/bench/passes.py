@@ -22,7 +22,7 @@ from specbench.pairing.recommend import by_question, choose
 from specbench.probes.bandwidth import measure_copy_bandwidth
 from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockRecord, CellKey, CellSummary
 from specbench.stats.summary import summarise
-from specbench.store import RunWriter, load_run
+from specbench.store import Ledger, load_run
 
 
 class Passes:
@@ -36,7 +36,7 @@ class Passes:
     def __init__(
         self,
         plan: TargetPlan,
-        writer: RunWriter,
+        writer: Ledger,
         watch: Watch,
         deadline: Deadline,
         usable: frozenset[str],

@@ -31,7 +31,7 @@ from specbench.records import (
     SamplesRecord,
     Sampling,
 )
-from specbench.store import RunWriter
+from specbench.store import Ledger
 from specbench.tracing.text import Text
 
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
@@ -56,7 +56,7 @@ class Session:
         self,
         engines: Mapping[str, Engine],
         probe: Probe,
-        writer: RunWriter,
+        writer: Ledger,
         references: Iterable[ReferenceRecord],
         plan: TargetPlan,
     ) -> None:

@@ -24,7 +24,7 @@ from specbench.engines.engine import REFUSALS, Engine, EngineRequest, Load, Work
 from specbench.errors import ModelMemoryError, first_line
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, FailureRecord, Sampling
-from specbench.store import RunWriter, StoredRun, load_run
+from specbench.store import Ledger, StoredRun, load_run
 from specbench.tracing.conversation import trace_conversation
 
 Stage = Literal["load", "warm_up"]
@@ -43,7 +43,7 @@ class TargetRun:
     def __init__(
         self,
         plan: TargetPlan,
-        writer: RunWriter,
+        writer: Ledger,
         probe: Probe,
         meter: MemoryMeter,
         watch: Watch,

@@ -16,7 +16,7 @@ from specbench.errors import UsageError, first_line
 from specbench.records import Prompt, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.stats.intervals import MIN_PROMPTS
-from specbench.store import RunWriter, load_run
+from specbench.store import Ledger, load_run
 from specbench.tracing.text import Text
 
 TRACING_SHARE = 0.3  # of the time that exploring may take
@@ -55,7 +55,7 @@ class Tracer:
     def __init__(
         self,
         plan: TargetPlan,
-        writer: RunWriter,
+        writer: Ledger,
         watch: Watch,
         session: Session,
         trace: Trace,

@@ -14,13 +14,13 @@ from specbench.store.reader import (
     list_runs,
     load_run,
 )
-from specbench.store.writer import RunWriter, create_run, new_run_id, resume_run
+from specbench.store.ledger import Ledger, create_run, new_run_id, resume_run
 
 __all__ = [
     "LATEST",
     "SCHEMA_VERSION",
     "RunListing",
-    "RunWriter",
+    "Ledger",
     "StoredRecord",
     "StoredRun",
     "create_run",

@@ -39,7 +39,7 @@ def new_run_id(now: datetime) -> str:
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def create_run(root: Path, run: RunRecord) -> "RunWriter":
+def create_run(root: Path, run: RunRecord) -> "Ledger":
     """Start the folder of a new run under `root`; its run.json is on disk on return.
 
     StoreError if the id is taken or no name for a folder, or if the disk refuses.
@@ -58,12 +58,12 @@ def create_run(root: Path, run: RunRecord) -> "RunWriter":
             raise StoreError(f"{folder}: this run exists; resume it or choose another id") from None
         lock = undo.enter_context(_lock(folder))
         _write_atomically(folder / RUN_FILE, text)
-        writer = RunWriter(folder, run, Contents((), 0), lock)
+        writer = Ledger(folder, run, Contents((), 0), lock)
         undo.pop_all()
         return writer
 
 
-def resume_run(root: Path, run_id: str) -> "RunWriter":
+def resume_run(root: Path, run_id: str) -> "Ledger":
     """Go on with the run of an id (or `latest`); a torn last line is removed from it.
 
     StoreError if the run is unknown, being written, damaged, or of a newer schema.
@@ -71,12 +71,12 @@ def resume_run(root: Path, run_id: str) -> "RunWriter":
     folder = find_run(run_id, root)
     with disk_errors_named(folder), ExitStack() as undo:
         lock = undo.enter_context(_lock(folder))
-        writer = RunWriter(folder, read_run(folder), read_records(folder), lock)
+        writer = Ledger(folder, read_run(folder), read_records(folder), lock)
         undo.pop_all()
         return writer
 
 
-class RunWriter:
+class Ledger:
     """Appends records to one run and holds its lock until closed; a context manager."""
 
     def __init__(self, folder: Path, run: RunRecord, contents: Contents, lock: FileIO) -> None:

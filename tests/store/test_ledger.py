@@ -13,7 +13,7 @@ from stored_examples import BLOCK, ENVIRONMENT, EVERY_RECORD, MEMORY, REFERENCE,
 from specbench.errors import StoreError
 from specbench.store import (
     SCHEMA_VERSION,
-    RunWriter,
+    Ledger,
     create_run,
     load_run,
     new_run_id,
@@ -23,7 +23,7 @@ from specbench.store import (
 RUN_ID = run().run_id
 
 
-def records_file(writer: RunWriter) -> Path:
+def records_file(writer: Ledger) -> Path:
     return writer.folder / "records.jsonl"
 
 
