@@ -10,10 +10,8 @@ import json
 import math
 import os
 import random
-import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
