@@ -10,6 +10,7 @@ import json
 import math
 import os
 import random
+import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ _running = [""]
 def pytest_configure() -> None:
     if OUT not in os.environ:
         return
+    _compile_for_the_same_instructions()
     _watch_comparisons()
     _shake_seeds(int(os.environ.get(SHAKE, "0")))
 
@@ -65,6 +67,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def threads(one_thread: None) -> None:  # noqa: ARG001
     if THREADS in os.environ and "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ[THREADS]))
+
+
+def _compile_for_the_same_instructions() -> None:
+    """What torch compiles does not obey ATEN_CPU_CAPABILITY, and the two do not go together."""
+    width = {"avx2": 256, "default": 1}.get(os.environ.get("ATEN_CPU_CAPABILITY", ""))
+    if width:
+        import torch._inductor.config as inductor
+
+        inductor.cpp.simdlen = width
 
 
 def _watch_comparisons() -> None:
@@ -179,3 +190,36 @@ def _shake_seeds(shake: int) -> None:
             super().__init__(seed if seed is None else f"{seed}|{shake}")
 
     random.Random = Random  # type: ignore[misc]
+
+
+def read(folder: Path) -> dict[Claim, tuple[float, float, float]]:
+    """The claims of one run with their least room, value and limit."""
+    found: dict[Claim, tuple[float, float, float]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        for text in path.read_text().splitlines():
+            test, line, kind, *figures = json.loads(text)
+            found[Claim(test, line, kind)] = tuple(figures)
+    return found
+
+
+def table(runs: Sequence[dict[Claim, tuple[float, float, float]]]) -> Iterator[str]:
+    """The claims whose figure is another one from run to run, the nearest to its limit first.
+
+    The distance is the mean room over the deviation of the rooms between runs.
+    """
+    rows = []
+    for claim in set().union(*runs):
+        found = [run[claim] for run in runs if claim in run]
+        rooms = [room for room, _, _ in found]
+        spread = statistics.stdev(rooms) if len(rooms) > 1 else 0.0
+        if spread > 1e-12 * max(map(abs, rooms)):
+            rows.append((statistics.mean(rooms) / spread, min(rooms), spread, claim, found))
+    for distance, least, spread, claim, found in sorted(rows, key=lambda row: row[0]):
+        values = " ".join(f"{value:.4g}/{limit:.4g}" for _, value, limit in found)
+        yield f"{distance:8.1f} {least:10.3g} {spread:10.3g}  {claim.test}:{claim.line}  {values}"
+
+
+if __name__ == "__main__":
+    print("distance  least room    spread  test:line  value/limit of each run")
+    for row in table([read(Path(name)) for name in sys.argv[1:]]):
+        print(row)

@@ -35,13 +35,12 @@ from specbench.errors import ModelError, UsageError
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
-from specbench.records import RunRecord, RunSettings
+from specbench.records import EngineCost, RunRecord, RunSettings
 from specbench.store import (
     SCHEMA_VERSION,
-    RunWriter,
+    Ledger,
     StoredRun,
     create_run,
-    load_run,
     new_run_id,
     resume_run,
 )
@@ -73,8 +72,9 @@ def run_benchmark(
     warnings = tuple(w for plan in plans for w in plan_warnings(plan))
     for warning in warnings:
         watch.warn(warning)
-    told = engine_costs(settings, plans, root, resume)
+    told: Sequence[EngineCost] = ()
     if resume is None:
+        told = engine_costs(settings, plans)
         run = RunRecord(
             schema_version=SCHEMA_VERSION,
             run_id=new_run_id(datetime.now(UTC)),
@@ -85,24 +85,25 @@ def run_benchmark(
             warnings=warnings,
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
         )
-        writer = create_run(root, run)
+        ledger = create_run(root, run)
     else:
-        writer = resume_run(root, resume)
-    with writer:
+        ledger = resume_run(root, resume)
+    with ledger:
         if resume is not None:
-            require_same_work(writer.run, plans)
-            writer.append(environment)
-        watch.run_id(writer.run.run_id)
+            require_same_work(ledger.run, plans)
+            ledger.append(environment)
+            told = () if ledger.stored.engine_costs else engine_costs(settings, plans)
+        watch.run_id(ledger.run.run_id)
         for cost in told:
-            writer.append(cost)
+            ledger.append(cost)
         budget_s = None if settings.budget_s is None else settings.budget_s / len(plans)
         for plan in plans:
-            deadline = Deadline(budget_s, time.monotonic, spent_s=_spent_s(writer, plan))
+            deadline = Deadline(budget_s, time.monotonic, spent_s=_spent_s(ledger, plan))
             meter = MemoryMeter(plan.target.name, str(device), probe)
-            target_run = TargetRun(plan, writer, probe, meter, watch, deadline)
+            target_run = TargetRun(plan, ledger, probe, meter, watch, deadline)
             target_run.measure(partial(open_engines, plan.target, device, settings))
-        writer.finish()
-        return load_run(writer.folder, root)
+        ledger.finish()
+        return ledger.stored
 
 
 def open_engines(
@@ -214,9 +215,9 @@ def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
         )
 
 
-def _spent_s(writer: RunWriter, plan: TargetPlan) -> float:
+def _spent_s(ledger: Ledger, plan: TargetPlan) -> float:
     """Seconds that earlier sessions of this run spent on this target's requests."""
-    stored = load_run(writer.folder, writer.folder.parent)
+    stored = ledger.stored
     ids = {key.id for key in stored.run.keys if key.target == plan.target.name}
     spent = (seconds for block in stored.blocks for seconds in block_seconds(block).items())
     traces = (trace for trace in stored.traces if trace.target == plan.target.name)

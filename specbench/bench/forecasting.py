@@ -32,7 +32,7 @@ from specbench.records import (
     ForecastRecord,
 )
 from specbench.records.traces import Drafting
-from specbench.store import RunWriter, StoredRun, load_run
+from specbench.store import Ledger
 from specbench.tracing.text import Text
 
 COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs
@@ -51,7 +51,7 @@ class Forecasting:
     def __init__(
         self,
         plan: TargetPlan,
-        writer: RunWriter,
+        ledger: Ledger,
         watch: Watch,
         session: Session,
         deadline: Deadline,
@@ -59,21 +59,21 @@ class Forecasting:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._plan = plan
-        self._writer = writer
+        self._ledger = ledger
         self._watch = watch
         self._session = session
         self._deadline = deadline
         self._clock = clock
-        self._told = self._stored().engine_costs
+        self._told = self._ledger.stored.engine_costs
         self._warned: set[str] = set()
         self._between: list[_Between] = []
         self._measured_s: defaultdict[Setting, float] = defaultdict(float)
-        self._tracer = Tracer(plan, writer, watch, session, trace, self._drafting, clock)
+        self._tracer = Tracer(plan, ledger, watch, session, trace, self._drafting, clock)
 
     def trace(self, drafters: frozenset[str]) -> None:
         """Trace the named drafters. Rows and KV caches may grow: graphs are made afterwards."""
         loaded = [p for p in self._plan.pairings if p.drafter.name in drafters]
-        done = {(f.key.pairing, setting_of(f.key)) for f in self._stored().forecasts}
+        done = {(f.key.pairing, setting_of(f.key)) for f in self._ledger.stored.forecasts}
         keys = [self._plan.cells(setting)[0].key for setting in self._plan.all_settings]
         waiting = [p for p in loaded if any((p.name, setting_of(key)) not in done for key in keys)]
         if waiting:
@@ -86,7 +86,7 @@ class Forecasting:
         A drafter that cannot be forecast keeps all of its cells.
         """
         questions = list(self._questions(usable))
-        known = {record.key: record for record in self._stored().forecasts}
+        known = {record.key: record for record in self._ledger.stored.forecasts}
         groups = sharing_costs(q for q in questions if q.key not in known)
         if self._plan.settings.exhaustive:
             self._between = [_Between(group, self._costs(group)) for group in groups]
@@ -97,7 +97,7 @@ class Forecasting:
             for record in self._forecasts(group, left)
         ]
         for record in shortlist(made, known.values(), self._plan.settings.most_drafters):
-            self._writer.append(record)
+            self._ledger.append(record)
             known[record.key] = record
         if self._told:
             return frozenset()
@@ -129,7 +129,7 @@ class Forecasting:
         """The forecasts of an exhaustive run: they knew nothing of what was measured."""
         for group, costs in self._between:
             for record in self._made(group, self._measured_curves(group, costs), costs.spent_s):
-                self._writer.append(record)
+                self._ledger.append(record)
         self._between = []
 
     def _questions(self, usable: frozenset[str]) -> Iterator[Question]:
@@ -215,7 +215,7 @@ class Forecasting:
             self._refuse(error)
             return {}
         for record in records:
-            self._writer.append(record)
+            self._ledger.append(record)
         found = {}
         for question in group:
             own = [
@@ -248,9 +248,6 @@ class Forecasting:
 
     def _drafting(self, temperature: float) -> Drafting:
         return "greedy" if self._rule(temperature) == "greedy_draft" else "own"
-
-    def _stored(self) -> StoredRun:
-        return load_run(self._writer.folder, self._writer.folder.parent)
 
 
 def _in_turn(lists: Sequence[list[Text]]) -> list[Text]:

@@ -22,7 +22,7 @@ from specbench.pairing.adaptive import best_fixed
 from specbench.pairing.recommend import by_question, choose
 from specbench.probes.bandwidth import measure_copy_bandwidth
 from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockRecord, CellKey, CellSummary
-from specbench.store import RunWriter, load_run
+from specbench.store import Ledger
 
 
 class Passes:
@@ -36,17 +36,17 @@ class Passes:
     def __init__(
         self,
         plan: TargetPlan,
-        writer: RunWriter,
+        ledger: Ledger,
         watch: Watch,
         deadline: Deadline,
         usable: frozenset[str],
     ) -> None:
         self._plan = plan
-        self._writer = writer
+        self._ledger = ledger
         self._watch = watch
         self._deadline = deadline
         self._usable = usable
-        self._device = torch.device(writer.run.environment.device)
+        self._device = torch.device(ledger.run.environment.device)
         self._num_floors: Counter[CellKey] = Counter()  # blocks beside which they were measured
         self._copy_bytes_per_s: float | None = None  # measured once, when first needed
         self._precise: set[CellKey] = set()  # questions known well enough, by their K = 0
@@ -66,7 +66,7 @@ class Passes:
         total = sum(1 for _ in self._plan.explore_blocks())
         for done, block in enumerate(self._explored()):
             self._watch.stage(f"{block.target}: {block.workload}")
-            if block.id not in self._writer.finished_blocks:
+            if block.id not in self._ledger.finished_blocks:
                 if self._deadline.is_over("explore") or self._is_precise(block):
                     continue
                 record = session.run_block(block)
@@ -89,35 +89,35 @@ class Passes:
         few = tuple(cell for cell in cells if self._num_floors[cell.key] < BLOCKS)
         self._num_floors.update(cell.key for cell in few)
         for cost in measure_floors(engine, few, lambda cell: session.request(block, cell)):
-            self._writer.append(cost)
+            self._ledger.append(cost)
         if self._copy_bytes_per_s is None:
             self._copy_bytes_per_s = measure_copy_bandwidth(self._device)
         for limit in measure_limits(
             engine, cells, record, device=self._device, copy_bytes_per_s=self._copy_bytes_per_s
         ):
-            self._writer.append(limit)
+            self._ledger.append(limit)
 
     def confirm(self, session: Session) -> None:
         """Every winner and K = 0 beside it: the best of many is biased upward."""
-        summaries = self._summaries(self._plan.all_cells, self._stored_blocks())
+        summaries = self._summaries(self._plan.all_cells, self._ledger.stored.blocks)
         groups = by_question(summaries)
         chosen = frozenset(key.id for group in groups for key in _again(group)) & self._usable
         # Repeats past all planned ones are fresh, and the same ones in every session.
         blocks = [
             confirm_block(block, cells, self._plan.repeats(block.setting))
             for block in self._explored()
-            if block.id in self._writer.finished_blocks and (cells := _confirmed(block, chosen))
+            if block.id in self._ledger.finished_blocks and (cells := _confirmed(block, chosen))
         ]
         for done, block in enumerate(blocks):
             self._watch.stage(f"{block.target}: {block.workload}, the winners again")
-            if block.id not in self._writer.finished_blocks:
+            if block.id not in self._ledger.finished_blocks:
                 if self._deadline.is_over("confirm"):
                     continue
                 session.run_block(block)
             self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
 
     def _has_begun_to_confirm(self) -> bool:
-        again = (block for block in self._stored_blocks() if block.purpose == "confirm")
+        again = (block for block in self._ledger.stored.blocks if block.purpose == "confirm")
         return any(self._usable >= set(block.order) for block in again)
 
     def _explored(self) -> Iterator[Block]:
@@ -143,7 +143,7 @@ class Passes:
         drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
         first = [
             stored
-            for stored in self._stored_blocks()
+            for stored in self._ledger.stored.blocks
             if stored.purpose == "explore" and drafted & set(stored.order)
         ][:num_prompts]
         if len(first) < num_prompts:
@@ -161,7 +161,7 @@ class Passes:
     def _affordable_share(self) -> float:
         """What a further prompt may take of the first one's time, so that enough can follow."""
         questions = len(self._plan.all_settings)
-        own = (b for b in self._stored_blocks() if self._usable >= set(b.order))
+        own = (b for b in self._ledger.stored.blocks if self._usable >= set(b.order))
         first = [block for block in own if block.purpose == "explore"][:questions]
         spent_s = sum(sum(block_seconds(block).values()) for block in first)
         left_s = max(self._deadline.explore_s - spent_s, 0.0)
@@ -172,7 +172,7 @@ class Passes:
         precision, question = self._plan.settings.precision, block.cells[0].key
         if precision is None or question in self._precise:
             return precision is not None
-        summaries = self._summaries(block.cells, self._stored_blocks())
+        summaries = self._summaries(block.cells, self._ledger.stored.blocks)
         leaders = [choose(group).leader for group in by_question(summaries)]
         if leaders and all(_half_width(leader) <= precision for leader in leaders):
             self._precise.add(question)
@@ -182,9 +182,6 @@ class Passes:
         self, cells: Sequence[Cell], blocks: Sequence[BlockRecord]
     ) -> tuple[CellSummary, ...]:
         return summarise(gather_cells([cell.key for cell in cells], blocks))
-
-    def _stored_blocks(self) -> tuple[BlockRecord, ...]:
-        return load_run(self._writer.folder, self._writer.folder.parent).blocks
 
 
 def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:

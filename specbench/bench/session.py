@@ -31,7 +31,7 @@ from specbench.records import (
     SamplesRecord,
     Sampling,
 )
-from specbench.store import RunWriter
+from specbench.store import Ledger
 from specbench.tracing.text import Text
 
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
@@ -56,7 +56,7 @@ class Session:
         self,
         engines: Mapping[str, Engine],
         probe: Probe,
-        writer: RunWriter,
+        ledger: Ledger,
         references: Iterable[ReferenceRecord],
         plan: TargetPlan,
     ) -> None:
@@ -64,7 +64,7 @@ class Session:
         self.engines = engines
         self.engine = next(iter(engines.values()))
         self._probe = probe
-        self._writer = writer
+        self._ledger = ledger
         self._max_new_tokens = plan.settings.max_new_tokens
         self._workloads = {workload.name: workload for workload in plan.workloads}
         self._seed = plan.settings.seed
@@ -97,7 +97,7 @@ class Session:
             passes=tuple(one for share in shares for one in share.passes),
             samples=tuple(one for share in shares for one in share.samples),
         )
-        self._writer.append(record)
+        self._ledger.append(record)
         return record
 
     def reference(
@@ -124,7 +124,7 @@ class Session:
                     output_ids=result.output_ids,
                     context=context,
                 )
-                self._writer.append(known)
+                self._ledger.append(known)
                 self._references[workload, prompt.id, turn, context] = known
             answers.append(known)
         return answers

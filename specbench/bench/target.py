@@ -24,7 +24,7 @@ from specbench.engines.engine import REFUSALS, Engine, EngineRequest, Load, Work
 from specbench.errors import ModelMemoryError, first_line
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, FailureRecord, Sampling
-from specbench.store import RunWriter, StoredRun, load_run
+from specbench.store import Ledger
 from specbench.tracing.conversation import trace_conversation
 
 Stage = Literal["load", "warm_up"]
@@ -43,7 +43,7 @@ class TargetRun:
     def __init__(
         self,
         plan: TargetPlan,
-        writer: RunWriter,
+        ledger: Ledger,
         probe: Probe,
         meter: MemoryMeter,
         watch: Watch,
@@ -51,7 +51,7 @@ class TargetRun:
         trace: Trace = trace_conversation,
     ) -> None:
         self._plan = plan
-        self._writer = writer
+        self._ledger = ledger
         self._probe = probe
         self._meter = meter
         self._watch = watch
@@ -68,15 +68,15 @@ class TargetRun:
         except REFUSALS as error:
             self._fail(target, "load", error, self._plan.all_cells)
             return
-        references = self._stored().references
-        session = Session(engines, self._probe, self._writer, references, self._plan)
+        references = self._ledger.stored.references
+        session = Session(engines, self._probe, self._ledger, references, self._plan)
         engine = session.engine
-        self._writer.append(engine.identity)
+        self._ledger.append(engine.identity)
         self._watch.stage(f"{target}: warming up")
         try:
             prompt_ids = self._sample_prompt(engine, session)
             short = partial(answer_shortly, engine, prompt_ids, engine.baseline)
-            self._writer.append(self._meter.target_alone(engine, short))
+            self._ledger.append(self._meter.target_alone(engine, short))
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
                 self._plan = self._within_reach(engine, loaded)
                 deadline = self._deadline.part(share)
@@ -87,7 +87,7 @@ class TargetRun:
                 self._keep_records(engines)
                 usable = forecasting.narrow(usable) if forecasting else usable
                 self._count_launches(engine, prompt_ids, usable)
-                passes = Passes(self._plan, self._writer, self._watch, deadline, usable)
+                passes = Passes(self._plan, self._ledger, self._watch, deadline, usable)
                 passes.explore(session, engine, forecasting.beside if forecasting else None)
                 if forecasting:
                     forecasting.conclude()
@@ -99,7 +99,7 @@ class TargetRun:
     def _forecasting(self, session: Session, deadline: Deadline) -> Forecasting | None:
         if not self._plan.settings.forecast:
             return None
-        return Forecasting(self._plan, self._writer, self._watch, session, deadline, self._trace)
+        return Forecasting(self._plan, self._ledger, self._watch, session, deadline, self._trace)
 
     def _sample_prompt(self, engine: Engine, session: Session) -> tuple[int, ...]:
         """Token ids of the first prompt that the target can answer; the first error if none."""
@@ -156,7 +156,7 @@ class TargetRun:
                 session.remove_drafter(drafter.name)
                 self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
             else:
-                self._writer.append(memory)
+                self._ledger.append(memory)
                 loaded.append(drafter.name)
         return loaded, waiting
 
@@ -182,7 +182,7 @@ class TargetRun:
             if not is_tried:
                 is_tried = True
                 if identity is not None:
-                    self._writer.append(identity)
+                    self._ledger.append(identity)
                 k = min(k, engine.max_k(drafter.name) or k)
                 answer_shortly(
                     engine, prompt_ids, Work(drafter=drafter.name, method=methods[0], k=k)
@@ -198,8 +198,8 @@ class TargetRun:
         for engine in engines.values():
             for note in engine.record.notes:
                 self._watch.warn(note)
-            if engine.record not in self._stored().engines:
-                self._writer.append(engine.record)
+            if engine.record not in self._ledger.stored.engines:
+                self._ledger.append(engine.record)
 
     def _warm_up(
         self,
@@ -263,12 +263,9 @@ class TargetRun:
         request = EngineRequest(
             prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0
         )
-        device = torch.device(self._writer.run.environment.device)
+        device = torch.device(self._ledger.run.environment.device)
         for limit in count_launches(engine, tuple(cells), request, device):
-            self._writer.append(limit)
-
-    def _stored(self) -> StoredRun:
-        return load_run(self._writer.folder, self._writer.folder.parent)
+            self._ledger.append(limit)
 
     def _cells_of(self, drafter: str) -> list[Cell]:
         return [cell for cell in self._plan.all_cells if cell.drafter == drafter]
@@ -286,5 +283,5 @@ class TargetRun:
             reason=reason,
             cell_ids=tuple(cell.key.id for cell in cells),
         )
-        if failure not in self._stored().failures:
-            self._writer.append(failure)
+        if failure not in self._ledger.stored.failures:
+            self._ledger.append(failure)

@@ -1,23 +1,19 @@
 """What --costs says about another engine, read before anything is measured."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from specbench.bench.plan import TargetPlan
 from specbench.pairing.cost_curve import told
 from specbench.pairing.engine_costs import read_engine_costs
 from specbench.records import EngineCost, Prompt, RunSettings
-from specbench.store import load_run
 
 
-def engine_costs(
-    settings: RunSettings, plans: Sequence[TargetPlan], root: Path, resume: str | None
-) -> list[EngineCost]:
-    """What --costs says, a server asked with the run's own prompts; nothing that is stored.
+def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
+    """What --costs says, a server asked with the run's own prompts; nothing without --costs.
 
     UsageError where it cannot be read, or says nothing of a concurrency that is planned.
     """
-    if not settings.costs or (resume is not None and load_run(resume, root).engine_costs):
+    if not settings.costs:
         return []
     workload = plans[0].workloads[0]
     prompts = [_question_text(prompt) for prompt in plans[0].prompts(workload)]

@@ -16,7 +16,7 @@ from specbench.errors import UsageError, first_line
 from specbench.records import Prompt, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.stats.spread import MIN_UNITS
-from specbench.store import RunWriter, load_run
+from specbench.store import Ledger
 from specbench.tracing.text import Text
 
 TRACING_SHARE = 0.3  # of the time that exploring may take
@@ -55,7 +55,7 @@ class Tracer:
     def __init__(
         self,
         plan: TargetPlan,
-        writer: RunWriter,
+        ledger: Ledger,
         watch: Watch,
         session: Session,
         trace: Trace,
@@ -64,7 +64,7 @@ class Tracer:
     ) -> None:
         """`drafting` says how is drafted at a temperature."""
         self._plan = plan
-        self._writer = writer
+        self._ledger = ledger
         self._watch = watch
         self._session = session
         self._trace = trace
@@ -80,7 +80,7 @@ class Tracer:
         A budget ends it early, with as many prompts as an interval needs.
         """
         depths: dict[tuple[str, tuple[object, ...]], int] = {}
-        for trace in self._stored():
+        for trace in self._ledger.stored.traces:
             if trace.target == self._target:
                 at = trace.drafter, _place(trace)
                 depths[at] = max(trace.num_speculative_tokens, depths.get(at, 0))
@@ -108,7 +108,7 @@ class Tracer:
         ground, drafting = ground_of(setting), self._drafting(setting.temperature)
         newest = {
             (_place(trace), trace.num_speculative_tokens): trace
-            for trace in self._stored()
+            for trace in self._ledger.stored.traces
             if trace.target == self._target
             and trace.drafter == pairing.drafter.name
             and Ground(trace.workload, trace.temperature, trace.context) == ground
@@ -185,15 +185,12 @@ class Tracer:
             self._watch.warn(first_line(error))
             return
         for trace in traces:
-            self._writer.append(trace)
+            self._ledger.append(trace)
 
     def _ks(self, pairing: Pairing) -> list[int]:
         """K > 0 as far as the drafter can draft ahead."""
         most = self._session.engine.max_k(pairing.drafter.name)
         return [k for k in self._plan.ks(pairing) if 0 < k <= (most or k)]
-
-    def _stored(self) -> tuple[TraceRecord, ...]:
-        return load_run(self._writer.folder, self._writer.folder.parent).traces
 
 
 def _place(one: Text | TraceRecord) -> tuple[object, ...]:

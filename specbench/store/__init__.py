@@ -6,6 +6,7 @@ lock when it dies, so a killed run can be resumed at once.
 """
 
 from specbench.store.codec import SCHEMA_VERSION, StoredRecord
+from specbench.store.ledger import Ledger, create_run, new_run_id, resume_run
 from specbench.store.reader import (
     LATEST,
     RunListing,
@@ -14,13 +15,12 @@ from specbench.store.reader import (
     list_runs,
     load_run,
 )
-from specbench.store.writer import RunWriter, create_run, new_run_id, resume_run
 
 __all__ = [
     "LATEST",
     "SCHEMA_VERSION",
+    "Ledger",
     "RunListing",
-    "RunWriter",
     "StoredRecord",
     "StoredRun",
     "create_run",

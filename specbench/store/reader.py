@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from specbench.errors import StoreError
 from specbench.records import (
@@ -85,10 +86,6 @@ class Contents(NamedTuple):
     records: tuple[StoredRecord, ...]
     num_bytes: int  # up to the end of the last complete line
 
-    @property
-    def is_complete(self) -> bool:
-        return bool(self.records) and isinstance(self.records[-1], Done)
-
 
 def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
     """The stored run at a path, of an id under `root`, or `latest`; also while it is written.
@@ -98,28 +95,27 @@ def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
     with disk_errors_named(Path(path_or_id)):
         is_path = (Path(path_or_id) / RUN_FILE).is_file()
     folder = Path(path_or_id) if is_path else find_run(str(path_or_id), root)
-    run = read_run(folder)
     contents = read_records(folder)
-    records = contents.records
-    return StoredRun(
-        folder=folder,
-        run=_within_reach(run, records),
-        is_complete=contents.is_complete,
-        blocks=tuple(r for r in records if isinstance(r, BlockRecord)),
-        references=tuple(r for r in records if isinstance(r, ReferenceRecord)),
-        memory=tuple(r for r in records if isinstance(r, MemoryRecord)),
-        forwards=tuple(r for r in records if isinstance(r, ForwardCost)),
-        failures=_unsettled(records),
-        models=tuple(r for r in records if isinstance(r, ModelIdentity)),
-        engines=tuple(r for r in records if isinstance(r, EngineRecord)),
-        limits=tuple(r for r in records if isinstance(r, LimitRecord)),
-        imported=tuple(r for r in records if isinstance(r, ImportedRecord)),
-        traces=tuple(r for r in records if isinstance(r, TraceRecord)),
-        round_costs=tuple(r for r in records if isinstance(r, RoundCost)),
-        engine_costs=tuple(r for r in records if isinstance(r, EngineCost)),
-        forecasts=tuple(r for r in records if isinstance(r, ForecastRecord)),
-        sessions=tuple(r for r in records if isinstance(r, Environment)),
-    )
+    return gathered(folder, read_run(folder), contents.records)
+
+
+def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> StoredRun:
+    """What a run's records say, each kind by itself."""
+    kinds: dict[type, list[StoredRecord]] = {}
+    for record in records:
+        kinds.setdefault(type(record), []).append(record)
+    kinds[FailureRecord] = list(_unsettled(records))
+    found = {name: tuple(kinds.get(kind, ())) for name, kind in _kinds().items()}
+    done = bool(records) and isinstance(records[-1], Done)
+    whole: dict[str, Any] = {"run": _within_reach(run, records), "is_complete": done, **found}
+    return StoredRun(folder=folder, **whole)
+
+
+@cache
+def _kinds() -> dict[str, type]:
+    """Field of a stored run -> the kind of record it holds."""
+    hints = get_type_hints(StoredRun)
+    return {n: get_args(h)[0] for n, h in hints.items() if get_origin(h) is tuple}
 
 
 def list_runs(root: Path) -> tuple[RunListing, ...]:

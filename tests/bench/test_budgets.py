@@ -4,6 +4,8 @@ from collections import Counter
 from dataclasses import replace
 
 from specbench.report.document import build_document
+from specbench.store import StoredRecord, reader
+from specbench.store.codec import decode_line
 from tests.bench.fake_runs import (
     SETTINGS,
     SIX,
@@ -38,6 +40,24 @@ def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp
     assert run.is_complete
     lefts = [left for _, _, left in watch.advances]
     assert lefts == sorted(lefts[: len(explored(run))], reverse=True) + lefts[len(explored(run)) :]
+
+
+def test_nothing_reads_the_stored_records_again_while_it_is_measured(tmp_path, monkeypatch):
+    files = (write_prompts(tmp_path / "a.jsonl", TWENTY),)
+    settings = replace(SETTINGS, workloads=files, budget_s=3000.0, precision=0.02)
+    num_read = 0
+
+    def counted(line: bytes) -> StoredRecord:
+        nonlocal num_read
+        num_read += 1
+        return decode_line(line)
+
+    monkeypatch.setattr(reader, "decode_line", counted)
+    run = measure(make_plan(tmp_path, settings), FakeEngine(FakeClock()), tmp_path)
+
+    num_stored = len((run.folder / reader.RECORDS_FILE).read_bytes().splitlines())
+    assert num_stored > 10
+    assert num_read == num_stored  # by the test itself, when all is done
 
 
 def test_under_a_budget_a_k_that_cannot_win_leaves_the_race(tmp_path):

@@ -5,6 +5,7 @@ import fcntl
 import os
 import secrets
 import shlex
+from collections.abc import Set
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from io import FileIO
@@ -13,14 +14,16 @@ from types import TracebackType
 from typing import Self
 
 from specbench.errors import StoreError
-from specbench.records import BlockRecord, ReferenceRecord, RunRecord
+from specbench.records import BlockRecord, RunRecord
 from specbench.store.codec import SCHEMA_VERSION, Done, StoredRecord, encode_line, encode_run
 from specbench.store.reader import (
     RECORDS_FILE,
     RUN_FILE,
     Contents,
+    StoredRun,
     disk_errors_named,
     find_run,
+    gathered,
     is_run_id,
     read_records,
     read_run,
@@ -39,7 +42,7 @@ def new_run_id(now: datetime) -> str:
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def create_run(root: Path, run: RunRecord) -> "RunWriter":
+def create_run(root: Path, run: RunRecord) -> "Ledger":
     """Start the folder of a new run under `root`; its run.json is on disk on return.
 
     StoreError if the id is taken or no name for a folder, or if the disk refuses.
@@ -58,12 +61,12 @@ def create_run(root: Path, run: RunRecord) -> "RunWriter":
             raise StoreError(f"{folder}: this run exists; resume it or choose another id") from None
         lock = undo.enter_context(_lock(folder))
         _write_atomically(folder / RUN_FILE, text)
-        writer = RunWriter(folder, run, Contents((), 0), lock)
+        writer = Ledger(folder, run, Contents((), 0), lock)
         undo.pop_all()
         return writer
 
 
-def resume_run(root: Path, run_id: str) -> "RunWriter":
+def resume_run(root: Path, run_id: str) -> "Ledger":
     """Go on with the run of an id (or `latest`); a torn last line is removed from it.
 
     StoreError if the run is unknown, being written, damaged, or of a newer schema.
@@ -71,34 +74,39 @@ def resume_run(root: Path, run_id: str) -> "RunWriter":
     folder = find_run(run_id, root)
     with disk_errors_named(folder), ExitStack() as undo:
         lock = undo.enter_context(_lock(folder))
-        writer = RunWriter(folder, read_run(folder), read_records(folder), lock)
+        writer = Ledger(folder, read_run(folder), read_records(folder), lock)
         undo.pop_all()
         return writer
 
 
-class RunWriter:
-    """Appends records to one run and holds its lock until closed; a context manager."""
+class Ledger:
+    """The run in progress: what is on disk of it, in memory too. Holds its lock until closed.
+
+    Nothing reads the file again while it is written; a context manager.
+    """
 
     def __init__(self, folder: Path, run: RunRecord, contents: Contents, lock: FileIO) -> None:
         self.folder = folder
         self.run = run
         self._lock = lock
+        self._records = list(contents.records)
         self._blocks = {r.block_id for r in contents.records if isinstance(r, BlockRecord)}
-        self._references = [r for r in contents.records if isinstance(r, ReferenceRecord)]
-        self._is_complete = contents.is_complete
+        self._stored: StoredRun | None = None
         self._file = FileIO(folder / RECORDS_FILE, "a")
         self._file.truncate(contents.num_bytes)
         _sync_folder(folder)
 
     @property
-    def finished_blocks(self) -> frozenset[str]:
-        """Ids of the blocks on disk."""
-        return frozenset(self._blocks)
+    def stored(self) -> StoredRun:
+        """All that is on disk by now, as `load_run` would read it."""
+        if self._stored is None:
+            self._stored = gathered(self.folder, self.run, self._records)
+        return self._stored
 
     @property
-    def references(self) -> tuple[ReferenceRecord, ...]:
-        """The reference answers on disk, which fix the lengths of all blocks."""
-        return tuple(self._references)
+    def finished_blocks(self) -> Set[str]:
+        """Ids of the blocks on disk."""
+        return self._blocks
 
     @property
     def how_to_go_on(self) -> str:
@@ -128,15 +136,14 @@ class RunWriter:
                 f"The finished blocks ({len(self._blocks)}) are kept; {remedy}, "
                 f"then {self.how_to_go_on}"
             ) from error
-        self._is_complete = isinstance(record, Done)
+        self._records.append(record)
+        self._stored = None
         if isinstance(record, BlockRecord):
             self._blocks.add(record.block_id)
-        elif isinstance(record, ReferenceRecord):
-            self._references.append(record)
 
     def finish(self) -> None:
         """Mark the run as complete, once all that was planned is stored."""
-        if not self._is_complete:
+        if not self.stored.is_complete:
             self.append(Done(finished_at=datetime.now(UTC).isoformat(timespec="seconds")))
 
     def close(self) -> None:

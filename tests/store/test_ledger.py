@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from stored_examples import BLOCK, ENVIRONMENT, EVERY_RECORD, MEMORY, REFERENCE,
 from specbench.errors import StoreError
 from specbench.store import (
     SCHEMA_VERSION,
-    RunWriter,
+    Ledger,
     create_run,
     load_run,
     new_run_id,
@@ -23,17 +24,17 @@ from specbench.store import (
 RUN_ID = run().run_id
 
 
-def records_file(writer: RunWriter) -> Path:
-    return writer.folder / "records.jsonl"
+def records_file(ledger: Ledger) -> Path:
+    return ledger.folder / "records.jsonl"
 
 
 def test_the_run_is_on_disk_before_the_first_measurement(tmp_path: Path):
-    with create_run(tmp_path / "reports", run()) as writer:
-        on_disk = json.loads((writer.folder / "run.json").read_text())
+    with create_run(tmp_path / "reports", run()) as ledger:
+        on_disk = json.loads((ledger.folder / "run.json").read_text())
 
         assert on_disk["run_id"] == RUN_ID
-        assert writer.folder == tmp_path / "reports" / RUN_ID
-        assert {file.name for file in writer.folder.iterdir()} == {
+        assert ledger.folder == tmp_path / "reports" / RUN_ID
+        assert {file.name for file in ledger.folder.iterdir()} == {
             "run.json",
             "records.jsonl",
             "lock",
@@ -41,11 +42,11 @@ def test_the_run_is_on_disk_before_the_first_measurement(tmp_path: Path):
 
 
 def test_a_record_is_on_disk_when_append_returns(tmp_path: Path):
-    with create_run(tmp_path, run()) as writer:
+    with create_run(tmp_path, run()) as ledger:
         for number, record in enumerate(EVERY_RECORD, start=1):
-            writer.append(record)
+            ledger.append(record)
 
-            assert records_file(writer).read_bytes().count(b"\n") == number
+            assert records_file(ledger).read_bytes().count(b"\n") == number
 
 
 def test_every_record_is_told_to_the_disk_before_append_returns(tmp_path: Path, monkeypatch):
@@ -58,25 +59,25 @@ def test_every_record_is_told_to_the_disk_before_append_returns(tmp_path: Path, 
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", noted)
-    with create_run(tmp_path, run()) as writer:
-        assert (writer.folder / "run.json").stat().st_size in synced
+    with create_run(tmp_path, run()) as ledger:
+        assert (ledger.folder / "run.json").stat().st_size in synced
         for record in EVERY_RECORD:
             synced.clear()
-            writer.append(record)
-            assert synced == [records_file(writer).stat().st_size]
+            ledger.append(record)
+            assert synced == [records_file(ledger).stat().st_size]
 
 
 def test_a_resumed_run_knows_its_finished_blocks_and_goes_on(tmp_path: Path):
-    with create_run(tmp_path, run()) as writer:
-        writer.append(block("a"))
-        writer.append(MEMORY)
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        ledger.append(MEMORY)
 
-    with resume_run(tmp_path, RUN_ID) as writer:
-        assert writer.run == run()
-        assert writer.finished_blocks == {"a"}
-        writer.append(ENVIRONMENT)
-        writer.append(block("b"))
-        assert writer.finished_blocks == {"a", "b"}
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        assert ledger.run == run()
+        assert ledger.finished_blocks == {"a"}
+        ledger.append(ENVIRONMENT)
+        ledger.append(block("b"))
+        assert ledger.finished_blocks == {"a", "b"}
 
     stored = load_run(RUN_ID, tmp_path)
     assert stored.blocks == (block("a"), block("b"))
@@ -86,50 +87,79 @@ def test_a_resumed_run_knows_its_finished_blocks_and_goes_on(tmp_path: Path):
 
 def test_reference_answers_are_at_hand_before_and_after_a_resume(tmp_path: Path):
     later = dataclasses.replace(REFERENCE, turn=1)
-    with create_run(tmp_path, run()) as writer:
-        writer.append(REFERENCE)
-        assert writer.references == (REFERENCE,)
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(REFERENCE)
+        assert ledger.stored.references == (REFERENCE,)
 
-    with resume_run(tmp_path, RUN_ID) as writer:
-        writer.append(later)
-        assert writer.references == (REFERENCE, later)
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        ledger.append(later)
+        assert ledger.stored.references == (REFERENCE, later)
+
+
+def test_what_is_in_memory_is_what_is_on_disk_after_every_record(tmp_path: Path):
+    with create_run(tmp_path, run()) as ledger:
+        assert ledger.stored == load_run(RUN_ID, tmp_path)
+        for record in EVERY_RECORD:
+            ledger.append(record)
+            assert ledger.stored == load_run(RUN_ID, tmp_path)
+        ledger.finish()
+        assert ledger.stored.is_complete
+
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        assert ledger.stored == load_run(RUN_ID, tmp_path)
+
+
+def test_nothing_that_the_disk_refused_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(descriptor: int) -> None:  # noqa: ARG001
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match="No space left"):
+            ledger.append(block("b"))
+        monkeypatch.undo()
+        assert ledger.stored == load_run(RUN_ID, tmp_path)
+        assert ledger.finished_blocks == {"a"}
 
 
 def test_a_block_is_never_stored_twice(tmp_path: Path):
-    with create_run(tmp_path, run()) as writer:
-        writer.append(block("a"))
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
         with pytest.raises(ValueError, match="'a' is stored already"):
-            writer.append(block("a"))
+            ledger.append(block("a"))
     with (
-        resume_run(tmp_path, RUN_ID) as writer,
+        resume_run(tmp_path, RUN_ID) as ledger,
         pytest.raises(ValueError, match="'a' is stored already"),
     ):
-        writer.append(block("a"))
+        ledger.append(block("a"))
 
     assert len(load_run(RUN_ID, tmp_path).blocks) == 1
 
 
 def test_a_run_is_complete_once_finished_and_no_longer_when_it_goes_on(tmp_path: Path):
-    with create_run(tmp_path, run()) as writer:
-        writer.append(block("a"))
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
         assert not load_run(RUN_ID, tmp_path).is_complete
-        writer.finish()
-        writer.finish()  # says nothing new
+        ledger.finish()
+        ledger.finish()  # says nothing new
         assert load_run(RUN_ID, tmp_path).is_complete
-        assert records_file(writer).read_bytes().count(b"\n") == 2
+        assert records_file(ledger).read_bytes().count(b"\n") == 2
 
-    with resume_run(tmp_path, RUN_ID) as writer:
-        writer.append(block("b"))
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        ledger.append(block("b"))
         assert not load_run(RUN_ID, tmp_path).is_complete
-        writer.finish()
+        ledger.finish()
     assert load_run(RUN_ID, tmp_path).is_complete
 
 
 def test_a_line_cut_at_any_byte_is_dropped_and_nothing_else(tmp_path: Path):
-    with create_run(tmp_path, run()) as writer:
-        writer.append(block("a"))
-        writer.append(block("b"))
-        file = records_file(writer)
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        ledger.append(block("b"))
+        file = records_file(ledger)
     whole = file.read_bytes()
     first_line = whole.index(b"\n") + 1
 
@@ -137,22 +167,22 @@ def test_a_line_cut_at_any_byte_is_dropped_and_nothing_else(tmp_path: Path):
         file.write_bytes(whole[:cut])
         assert load_run(RUN_ID, tmp_path).blocks == (block("a"),)
         assert file.stat().st_size == cut  # reading repairs nothing
-        with resume_run(tmp_path, RUN_ID) as writer:
-            assert writer.finished_blocks == {"a"}
-            writer.append(block("b"))
+        with resume_run(tmp_path, RUN_ID) as ledger:
+            assert ledger.finished_blocks == {"a"}
+            ledger.append(block("b"))
         assert file.read_bytes() == whole
 
 
 @pytest.mark.parametrize("tail", [b'{"type":"blo\0\0\0\0\n', b"\0\0\0\0", b"\n"])
 def test_a_last_line_that_is_no_json_is_dropped(tmp_path: Path, tail: bytes):
-    with create_run(tmp_path, run()) as writer:
-        writer.append(block("a"))
-        file = records_file(writer)
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        file = records_file(ledger)
     whole = file.read_bytes()
     file.write_bytes(whole + tail)
 
-    with resume_run(tmp_path, RUN_ID) as writer:
-        assert writer.finished_blocks == {"a"}
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        assert ledger.finished_blocks == {"a"}
     assert file.read_bytes() == whole
 
 
@@ -169,10 +199,10 @@ def test_a_last_line_that_is_no_json_is_dropped(tmp_path: Path, tail: bytes):
 def test_damage_that_no_kill_can_cause_names_file_and_line(
     tmp_path: Path, lines: tuple[str | bytes, ...], damaged_line: int
 ):
-    with create_run(tmp_path, run()) as writer:
+    with create_run(tmp_path, run()) as ledger:
         for name in ("a", "b"):
-            writer.append(block(name))
-        file = records_file(writer)
+            ledger.append(block(name))
+        file = records_file(ledger)
     first, second = file.read_bytes().splitlines(keepends=True)
     content = b"".join({"a": first, "b": second}.get(line, line) for line in lines)
     file.write_bytes(content)
@@ -187,8 +217,8 @@ def test_damage_that_no_kill_can_cause_names_file_and_line(
 
 def test_a_second_writer_is_told_which_process_writes(tmp_path: Path):
     message = f"process {os.getpid()} is writing this run"
-    with create_run(tmp_path, run()) as writer:
-        writer.append(block("a"))
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
         with pytest.raises(StoreError, match=message):
             resume_run(tmp_path, RUN_ID)
         other = subprocess.run(
@@ -196,7 +226,7 @@ def test_a_second_writer_is_told_which_process_writes(tmp_path: Path):
             capture_output=True,
             text=True,
         )
-        writer.append(block("b"))
+        ledger.append(block("b"))
 
     assert message in other.stderr
     assert [b.block_id for b in load_run(RUN_ID, tmp_path).blocks] == ["a", "b"]
@@ -260,10 +290,10 @@ def test_a_run_id_cannot_leave_its_root(tmp_path: Path, run_id: str):
 
 
 def test_a_record_that_would_not_read_back_is_not_written(tmp_path: Path):
-    with create_run(tmp_path, run()) as writer:
+    with create_run(tmp_path, run()) as ledger:
         with pytest.raises(ValueError, match="cannot be stored"):
-            writer.append(dataclasses.replace(MEMORY, weights_bytes=float("nan")))
-        writer.append(BLOCK)
+            ledger.append(dataclasses.replace(MEMORY, weights_bytes=float("nan")))
+        ledger.append(BLOCK)
 
     assert load_run(RUN_ID, tmp_path).blocks == (BLOCK,)
     assert load_run(RUN_ID, tmp_path).memory == ()
