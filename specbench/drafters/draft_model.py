@@ -3,10 +3,13 @@
 Shape suffixes: B rows, T tokens.
 """
 
+from dataclasses import replace
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Outcome
+from specbench.decoding.drafter import Chunk, Footprint, Outcome
 from specbench.decoding.model_drafter import ModelDrafter
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -24,9 +27,9 @@ class DraftModel(ModelDrafter):
         # was accepted it is the one the draft model has not seen, and else it costs nothing.
         super().__init__(parts.draft_runner(), parts.target, tree, num_fed=2)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self.runner.cache.bytes_per_token
+    @cached_property
+    def footprint(self) -> Footprint:
+        return replace(super().footprint, keeps=self.runner)
 
     @property
     def buffers(self) -> tuple[object, ...]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal, Repeatability
+from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal, Traits
 from specbench.decoding.ngram_pool import NgramPool
 from specbench.decoding.sampling import Purpose, Sampler, uniform
 from specbench.decoding.state import State
@@ -33,8 +33,6 @@ class Lookahead(Memoryless):
     examples 7; the default of 5 feeds 40 tokens a round, which a CPU can bear.
     """
 
-    repeatability: Repeatability = "none"  # its n-grams come from what its own rounds feed
-
     def __init__(
         self,
         parts: Parts,
@@ -45,7 +43,8 @@ class Lookahead(Memoryless):
         pool_from_prompt: bool = True,
     ) -> None:
         device = parts.target.device
-        self.max_k = ngram - 1
+        # Its n-grams come from what its own rounds feed.
+        self.traits = Traits(max_k=ngram - 1, repeatability="none")
         self._window, self._ngram, self._num_levels = window, ngram, ngram - 1
         self._pool_from_prompt = pool_from_prompt
         self._pool = NgramPool(ngram, guesses, parts.target.vocab_size, device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decoding.drafter import Chunk, Memoryless, Proposal, Repeatability
+from specbench.decoding.drafter import Chunk, Memoryless, Proposal, Repeatability, Traits
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -29,9 +29,6 @@ class PreviousTurn(Memoryless):
     place of many rounds where the answer begins like the reference, and for little where not.
     """
 
-    chains_nest = True
-    repeatability: Repeatability = "approximate"  # the nearest place hangs on the one before
-
     def __init__(
         self,
         parts: Parts,
@@ -41,8 +38,10 @@ class PreviousTurn(Memoryless):
     ) -> None:
         self._max_ngram = max_ngram
         self._checks_whole_answer = whole_answer
-        if whole_answer:
-            self.repeatability = "none"  # what the check leaves to rounds is known by running it
+        # The nearest place hangs on the one before; what a check leaves to rounds is known by
+        # running it.
+        repeatability: Repeatability = "none" if whole_answer else "approximate"
+        self.traits = Traits(chains_nest=True, repeatability=repeatability)
         self._device = parts.target.device
         self._make_buffers(0, 0)
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import torch
 
-from specbench.decoding.drafter import Memoryless, Outcome, Proposal, Repeatability
+from specbench.decoding.drafter import Memoryless, Outcome, Proposal, Traits
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.topology import StaticTrees, Topology
@@ -31,8 +31,6 @@ class TokenRecycling(Memoryless):
     decodes the same prompts again, and that flatters it. K cuts the tree of `max_drafts`.
     """
 
-    repeatability: Repeatability = "approximate"  # rounds also renew what rejected drafts follow
-
     def __init__(
         self,
         parts: Parts,
@@ -43,7 +41,8 @@ class TokenRecycling(Memoryless):
         device, V = parts.target.device, parts.target.vocab_size
         rank_probs = _RANK_PROBS[:V]
         topology = likeliest_tree(rank_probs, max_drafts)
-        self.max_k = topology.depth
+        # Rounds also renew what rejected drafts follow.
+        self.traits = Traits(max_k=topology.depth, repeatability="approximate")
         self._warm_start = warm_start
         self._trees = StaticTrees(topology.cut, device)
         # Token V is the unknown one, which only itself can follow.

@@ -63,12 +63,12 @@ def trace(
     greedy it drafts its likeliest tokens at any temperature. UsageError where the method cannot
     be traced.
     """
-    if drafter.repeatability == "none":
+    if drafter.traits.repeatability == "none":
         raise UsageError(
             f"{names.drafter}: {names.method} cannot be forecast, as what it drafts follows from "
             "what was checked before, drafts that were not kept included; measure it"
         )
-    wanted = sorted({k for k in ks if 0 < k <= (drafter.max_k or k)})
+    wanted = sorted({k for k in ks if 0 < k <= (drafter.traits.max_k or k)})
     if not wanted or not texts:
         return ()
     made: list[TraceRecord] = []
@@ -91,7 +91,7 @@ def trace(
                     temperature=text.sampling.temperature,
                     num_speculative_tokens=k,
                     is_chain=track.is_chain,
-                    is_exact=drafter.repeatability == "exact",
+                    is_exact=drafter.traits.repeatability == "exact",
                     num_prompt_tokens=len(text.prompt_ids),
                     output_ids=text.output_ids,
                     num_drafted=tuple(found.num_drafted[start] for start in starts),
