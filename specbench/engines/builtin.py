@@ -29,6 +29,7 @@ from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
     Floor,
+    Instrumented,
     Load,
     RoundForward,
     Scores,
@@ -54,7 +55,7 @@ class BuiltinOptions:
     acceptance: tuple[float, ...] | None = None  # synthetic, per position
 
 
-class BuiltinEngine:
+class BuiltinEngine(Instrumented):
     """A target and its drafters in this process."""
 
     name = "builtin"
@@ -69,7 +70,6 @@ class BuiltinEngine:
         self.tokenizer = shelf.tokenizer(target.model)
         held = take(shelf, target.model, options.forward)
         self._target, self._runner = held.loaded, held.runner
-        self.dtype = self._target.dtype
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._name = target.name
