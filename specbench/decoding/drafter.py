@@ -138,6 +138,9 @@ class Footprint:
         return 0 if self.keeps is None else self.keeps.cache.bytes_per_token
 
 
+RowBuffer = Tensor | KvCache  # of all rows: a tensor's first dimension
+
+
 class Drafter(Protocol):
     """Proposes inside the round: fixed shapes, no host sync, no branch on data.
 
@@ -150,7 +153,7 @@ class Drafter(Protocol):
     def footprint(self) -> Footprint: ...
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         """What it keeps of the rows on the device: others once `allocate` had to replace them."""
         ...
 
@@ -204,8 +207,11 @@ def no_proposal(state: State) -> Proposal:
     return Proposal(tokens_B0, torch.zeros_like(state.budget_B))
 
 
-class Memoryless:
-    """What a drafter of chains that keeps nothing of its own does with a row: nothing."""
+class PlainDrafter:
+    """What a drafter does unless it says otherwise: it drafts chains from the state alone.
+
+    One with `buffers` keeps nothing of a row elsewhere.
+    """
 
     traits: Traits = Traits()
 
@@ -214,7 +220,7 @@ class Memoryless:
         return Footprint()
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         return ()
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -233,13 +239,18 @@ class Memoryless:
         """The state already holds the new tokens."""
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        """The state holds every token."""
+        """The state holds every token, and rounds at K = 0 are observed, too."""
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """The state's row is copied by whoever moves it."""
+        for kept in self.buffers:
+            if isinstance(kept, Tensor):
+                kept[destination].copy_(kept[source])
+            else:
+                kept.copy_row(source, destination, num_tokens)
 
 
-class NoDrafter(Memoryless):
+class NoDrafter(PlainDrafter):
     """Drafts nothing: with it the same round is plain decoding, the K = 0 baseline."""
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002

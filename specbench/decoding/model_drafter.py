@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decoding.drafter import BareForward, Footprint, Memoryless, Proposal, Traits
+from specbench.decoding.drafter import BareForward, Footprint, PlainDrafter, Proposal, Traits
 from specbench.decoding.growth import Frontier, grow_chain, grow_static
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
@@ -18,7 +18,7 @@ from specbench.decoding.topology import StaticTrees, Topology
 from specbench.decoding.tree import Branches
 
 
-class ModelDrafter(Memoryless):
+class ModelDrafter(PlainDrafter):
     """Guesses with `runner`; a round first feeds it the last `num_fed` committed tokens.
 
     `tree` says how many children the nodes of each level have, 1 past its end; K is its depth.

@@ -15,9 +15,10 @@ from specbench.decoding.drafter import (
     BareForward,
     Chunk,
     Footprint,
-    Memoryless,
     Outcome,
+    PlainDrafter,
     Proposal,
+    RowBuffer,
     Traits,
 )
 from specbench.decoding.head_part import HeadPart
@@ -28,7 +29,7 @@ from specbench.drafters.registry import Parts, drafter
 
 
 @drafter("dflash", model="required", is_head=True, draws=True)
-class DFlash(Memoryless):
+class DFlash(PlainDrafter):
     """A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036).
 
     The block is the current token and K masks, K below the head's block size; the head sees the
@@ -81,14 +82,11 @@ class DFlash(Memoryless):
         }
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         return (self.head.layers.cache,)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.head.layers.allocate(num_rows, max_len)
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self.head.layers.cache.copy_row(source, destination, num_tokens)
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         self.head.see(chunk.features, chunk.positions_BT, chunk.span, state.first_row)

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Footprint, Outcome
+from specbench.decoding.drafter import Chunk, Footprint, Outcome, RowBuffer
 from specbench.decoding.model_drafter import ModelDrafter
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -32,7 +32,7 @@ class DraftModel(ModelDrafter):
         return replace(super().footprint, keeps=self.runner)
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         return (self.runner.cache,)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -44,9 +44,6 @@ class DraftModel(ModelDrafter):
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
         positions_BT, tokens_BT = state.last(num_tokens)
         self._see(tokens_BT, positions_BT, span, state.first_row)
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self.runner.copy_row(source, destination, num_tokens)
 
     def observe(self, state: State, outcome: Outcome) -> None:
         """A tree's kept path moves to its positions, as in the target's cache.

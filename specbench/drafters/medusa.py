@@ -16,8 +16,8 @@ from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.drafter import (
     BareForward,
     Footprint,
-    Memoryless,
     Outcome,
+    PlainDrafter,
     Proposal,
     Traits,
 )
@@ -35,7 +35,7 @@ ACCURACIES = "medusa_head_accuracies"
 
 
 @drafter("medusa", model="required", is_head=True)
-class Medusa(Memoryless):
+class Medusa(PlainDrafter):
     """Heads that each guess one token further ahead (Cai et al. 2024, arXiv:2401.10774).
 
     They see the target's state, after its final norm, at the last token of its cache; the
@@ -77,7 +77,7 @@ class Medusa(Memoryless):
         return Topology.of_paths(paths[: self._max_drafts])
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[Tensor, ...]:
         return (self._last_RF,)
 
     @cached_property
@@ -118,9 +118,6 @@ class Medusa(Memoryless):
     def observe(self, state: State, outcome: Outcome) -> None:
         """Keep the state at the last token of the kept path: the current one comes after it."""
         outcome.keep_last(outcome.features[0], self._rows(state))
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        self._last_RF[destination].copy_(self._last_RF[source])
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         """The heads' likeliest tokens at any temperature: guesses without a law."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.clock import Mark
-from specbench.decoding.drafter import Drafter, ExpectsAnswers, Memoryless, Proposal
+from specbench.decoding.drafter import Drafter, ExpectsAnswers, PlainDrafter, Proposal
 from specbench.decoding.runner import Output
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -95,7 +95,7 @@ class CountingRunner:
         return self
 
 
-class ScriptedDrafter(Memoryless):
+class ScriptedDrafter(PlainDrafter):
     """Drafts what its script says stands at a position; 0 where it says nothing."""
 
     def __init__(self, script: dict[int, int]) -> None:

@@ -17,9 +17,10 @@ from specbench.decoding.drafter import (
     BareForward,
     Chunk,
     Footprint,
-    Memoryless,
     Outcome,
+    PlainDrafter,
     Proposal,
+    RowBuffer,
     Traits,
 )
 from specbench.decoding.growth import (
@@ -111,7 +112,7 @@ class TreePlan:
         return max(num_dynamic_slots(k, self.top_k) - self.num_drafts(k), 0)
 
 
-class FeatureDrafter(Memoryless):
+class FeatureDrafter(PlainDrafter):
     """Keeps the state after each row's last token, from which the first draft comes for free."""
 
     def __init__(self, head: FeatureHead, plan: TreePlan, *, max_k: int | None = None) -> None:
@@ -138,7 +139,7 @@ class FeatureDrafter(Memoryless):
         )
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         return (self.head.layers.cache, self._last_RF)
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
@@ -207,13 +208,6 @@ class FeatureDrafter(Memoryless):
             first_row=state.first_row,
         )
         outcome.keep_last(states_BTF, self._rows(state))
-
-    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        """Nothing is missing: rounds at K = 0 are observed, too."""
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self.head.layers.cache.copy_row(source, destination, num_tokens)
-        self._last_RF[destination].copy_(self._last_RF[source])
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         head, plan = self.head, self._plan
