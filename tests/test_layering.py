@@ -180,6 +180,11 @@ def test_evidence_is_judged_without_torch(tmp_path):
     assert not loaded & {"torch", "transformers"}
 
 
+def test_the_protocol_of_an_engine_needs_no_torch_for_an_engine_may_be_a_server(tmp_path):
+    loaded = modules_after("import specbench.engines.engine", tmp_path)
+    assert not loaded & {"torch", "transformers"}
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -6,7 +6,7 @@ from statistics import median
 
 from specbench.bench.blocks import Cell
 from specbench.bench.work import work_of
-from specbench.engines.engine import Engine, EngineRequest
+from specbench.engines.engine import EngineRequest, Instrumented
 from specbench.records import BlockRecord, ForwardCost
 
 ROUNDS = 12  # beside a block
@@ -15,7 +15,7 @@ BLOCKS = 8  # of a cell; further ones would tell no more
 
 
 def measure_floors(
-    engine: Engine, cells: tuple[Cell, ...], request_of: Callable[[Cell], EngineRequest]
+    engine: Instrumented, cells: tuple[Cell, ...], request_of: Callable[[Cell], EngineRequest]
 ) -> Iterator[ForwardCost]:
     """Bare forwards of every cell, in the order of its rounds, and some rounds between them.
 

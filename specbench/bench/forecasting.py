@@ -17,7 +17,7 @@ from specbench.bench.round_costs import TIME_SHARE, RoundCosts
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace, Tracer
 from specbench.bench.watch import Watch
-from specbench.engines.engine import REFUSALS
+from specbench.engines.refusals import REFUSALS
 from specbench.errors import first_line
 from specbench.metrics.setting import setting_of
 from specbench.pairing.cost_curve import CostCurve, left_out, measured_here, told

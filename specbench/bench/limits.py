@@ -8,7 +8,8 @@ import torch
 from specbench.bench.blocks import Cell
 from specbench.bench.floors import middle_context
 from specbench.bench.work import work_of
-from specbench.engines.engine import REFUSALS, Engine, EngineRequest, Work
+from specbench.engines.engine import Engine, EngineRequest, Instrumented, Work
+from specbench.engines.refusals import REFUSALS
 from specbench.probes.launches import HostCalls, count_host_calls
 from specbench.records import BlockRecord, LimitRecord
 
@@ -17,7 +18,7 @@ FEW_TOKENS, MANY_TOKENS = 8, 40  # a prefill and some rounds; the same and more 
 
 
 def measure_limits(
-    engine: Engine,
+    engine: Instrumented,
     cells: tuple[Cell, ...],
     block: BlockRecord,
     *,
@@ -67,7 +68,7 @@ def count_launches(
             )
 
 
-def _bytes_per_round(engine: Engine, cell: Cell, context: int) -> int:
+def _bytes_per_round(engine: Instrumented, cell: Cell, context: int) -> int:
     """0 where the engine does not know all forwards of a round."""
     rows = cell.key.concurrency
     return sum(

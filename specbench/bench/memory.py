@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbench.engines.engine import Engine
+from specbench.engines.engine import Engine, InProcess
 from specbench.probes.allocator import allocator_peaks, reset_allocator_peaks
 from specbench.probes.host import HostProbe, host_used_bytes, process_used_bytes
 from specbench.probes.probe import Probe
@@ -27,7 +27,8 @@ class MemoryMeter:
     """Peaks around a pass: NVML and torch on a GPU, the process and its host on a CPU.
 
     Drafters are loaded one after the other beside the target; each one's record is the peak
-    of its own pass without what stayed of those before it, and at least the target's.
+    of its own pass without what stayed of those before it, and at least the target's. Of an
+    engine in another process nothing is told.
     """
 
     def __init__(self, target: str, device: str, probe: Probe) -> None:
@@ -35,7 +36,7 @@ class MemoryMeter:
         self._device = device
         self._probe = probe
 
-    def target_alone(self, engine: Engine, run_pass: Callable[[], None]) -> MemoryRecord:
+    def target_alone(self, engine: Engine, run_pass: Callable[[], None]) -> MemoryRecord | None:
         """Run one K = 0 pass with the target loaded and nothing else."""
         self._alone = self._peaks_of(run_pass)
         self._idle = self._now()
@@ -43,7 +44,7 @@ class MemoryMeter:
 
     def with_drafter(
         self, engine: Engine, drafter: str, load_and_run: Callable[[], None]
-    ) -> MemoryRecord:
+    ) -> MemoryRecord | None:
         """Load one drafter and run one pass with it."""
         before = self._now()
         after = self._peaks_of(load_and_run)
@@ -72,7 +73,9 @@ class MemoryMeter:
         probe = self._probe
         return _Peaks(allocated, reserved, probe.process_used_bytes(), probe.device_used_bytes())
 
-    def _record(self, engine: Engine, drafter: str, peaks: _Peaks) -> MemoryRecord:
+    def _record(self, engine: Engine, drafter: str, peaks: _Peaks) -> MemoryRecord | None:
+        if not isinstance(engine, InProcess):
+            return None
         return MemoryRecord(
             target=self._target,
             drafter=drafter,

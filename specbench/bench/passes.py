@@ -15,7 +15,7 @@ from specbench.bench.plan import BUILTIN, TargetPlan
 from specbench.bench.race import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
-from specbench.engines.engine import Engine
+from specbench.engines.engine import Engine, Instrumented
 from specbench.metrics.cell import gather_cells
 from specbench.metrics.summary import summarise
 from specbench.pairing.adaptive import best_fixed
@@ -80,6 +80,8 @@ class Passes:
     ) -> None:
         """What bounds one row's rounds, while the machine is as it was in them."""
         if block.setting.is_stream or block.setting.num_samples > 1:
+            return
+        if not isinstance(engine, Instrumented):
             return
         done = {request.cell_id for request in record.requests if request.output_ids}
         own = (c for c in block.cells if c.key.engine == BUILTIN and not c.key.adaptive)

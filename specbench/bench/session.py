@@ -16,7 +16,8 @@ from specbench.bench.recording import (
     make_samples,
 )
 from specbench.bench.work import work_of
-from specbench.engines.engine import REFUSALS, Engine, EngineRequest, Load, ServedPass
+from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
+from specbench.engines.refusals import REFUSALS
 from specbench.errors import WorkloadError
 from specbench.lengthening import TextSource, lengthen
 from specbench.probes.probe import Probe

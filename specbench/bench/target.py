@@ -20,10 +20,11 @@ from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_work
 from specbench.bench.watch import Watch
 from specbench.bench.work import work_of
 from specbench.config import Drafter, Pairing
-from specbench.engines.engine import REFUSALS, Engine, EngineRequest, Load, Work
+from specbench.engines.engine import Engine, EngineRequest, InProcess, Load, Work
+from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelMemoryError, first_line
 from specbench.probes.probe import Probe
-from specbench.records import NO_DRAFTER, FailureRecord, Sampling
+from specbench.records import NO_DRAFTER, FailureRecord, MemoryRecord, Sampling
 from specbench.store import Ledger
 from specbench.tracing.conversation import trace_conversation
 
@@ -76,7 +77,7 @@ class TargetRun:
         try:
             prompt_ids = self._sample_prompt(engine, session)
             short = partial(answer_shortly, engine, prompt_ids, engine.baseline)
-            self._ledger.append(self._meter.target_alone(engine, short))
+            self._keep_memory(self._meter.target_alone(engine, short))
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
                 self._plan = self._within_reach(engine, loaded)
                 deadline = self._deadline.part(share)
@@ -156,7 +157,7 @@ class TargetRun:
                 session.remove_drafter(drafter.name)
                 self._fail(pairing.name, "load", error, self._cells_of(drafter.name))
             else:
-                self._ledger.append(memory)
+                self._keep_memory(memory)
                 loaded.append(drafter.name)
         return loaded, waiting
 
@@ -192,6 +193,10 @@ class TargetRun:
         """The plan with every default K no larger than its drafter can draft ahead."""
         known = {name: most for name in drafters if (most := engine.max_k(name)) is not None}
         return replace(self._plan, max_ks={**self._plan.max_ks, **known})
+
+    def _keep_memory(self, memory: MemoryRecord | None) -> None:
+        if memory is not None:
+            self._ledger.append(memory)
 
     def _keep_records(self, engines: Mapping[str, Engine]) -> None:
         """Store how the engines run, and tell what a user should know."""
@@ -255,6 +260,8 @@ class TargetRun:
         self, engine: Engine, prompt_ids: tuple[int, ...], usable: frozenset[str]
     ) -> None:
         """What the host starts and waits for in a round, on a GPU."""
+        if not isinstance(engine, InProcess):
+            return
         cells = [
             cell
             for cell in self._plan.all_cells

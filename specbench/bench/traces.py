@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from specbench.bench.blocks import Block, Setting
 from specbench.bench.deadline import Deadline
@@ -11,7 +11,8 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.config import Pairing
-from specbench.engines.engine import REFUSALS
+from specbench.engines.engine import Engine
+from specbench.engines.refusals import REFUSALS
 from specbench.errors import UsageError, first_line
 from specbench.records import Prompt, TraceRecord
 from specbench.records.traces import Drafting
@@ -27,7 +28,7 @@ class Trace(Protocol):
 
     def __call__(
         self,
-        engine: Any,
+        engine: Engine,
         drafter: str,
         method: str,
         texts: Sequence[Text],

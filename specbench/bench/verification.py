@@ -12,8 +12,9 @@ from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
 from specbench.bench.watch import Watch
 from specbench.bench.work import work_of
 from specbench.config import Pairing
-from specbench.engines.engine import REFUSALS, Engine, EngineRequest
+from specbench.engines.engine import Engine, EngineRequest
 from specbench.engines.peers import BASELINES
+from specbench.engines.refusals import REFUSALS
 from specbench.engines.shelf import Shelf
 from specbench.errors import ModelError, WorkloadError, first_line
 from specbench.lossless.collect import Collector, Question

@@ -4,15 +4,16 @@ Shape suffixes: B rows, T tokens, K drafts, N = K + 1 nodes, F hidden size, V th
 vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.head_part import HeadPart
-from specbench.decoding.runner import Runner
+from specbench.decoding.runner import KvCache, Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.tree import Tree
@@ -36,14 +37,6 @@ class Proposal(NamedTuple):
     def depth(self) -> int:
         """The most drafts that can be kept."""
         return self.tokens_BK.shape[1] if self.tree is None else self.tree.depth
-
-
-class BareForward(NamedTuple):
-    """How often a round runs a forward over so many tokens a row."""
-
-    num_tokens: int
-    times: int
-    part: str = ""  # of a head: which of its `head_parts`
 
 
 class Chunk(NamedTuple):
@@ -84,49 +77,83 @@ class Outcome(NamedTuple):
 Repeatability = Literal["exact", "approximate", "none"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """What a drafter can do; it stays as it was built."""
+
+    features: tuple[int, ...] = ()  # hidden states of the target that prefill and observe want
+    needs_host: bool = False  # it proposes on the host: a graph cannot hold its half of a round
+    max_k: int | None = None  # the deepest it can draft; None: as deep as one likes
+    # A row's next text may begin like its last one, and what they share need not be seen again.
+    keeps_prefix: bool = True
+    # A chain at a smaller K is the beginning of one at a greater K. False is the safe side: then
+    # every K is looked at by itself.
+    chains_nest: bool = False
+    # What it drafts after a given text, wherever the rounds before began: the same; about the
+    # same; or nothing that could be told without those rounds.
+    repeatability: Repeatability = "exact"
+
+
+class BareForward(NamedTuple):
+    """How often a round runs a forward over so many tokens a row."""
+
+    num_tokens: int
+    times: int
+    part: str = ""  # of a head: which of its `head_parts`
+
+
+class KeepsCache(Protocol):
+    """A draft model or a head's layers, with a KV cache that may be replaced by a larger one."""
+
+    @property
+    def cache(self) -> KvCache: ...
+
+
+def _no_forwards(k: int) -> tuple[BareForward, ...]:  # noqa: ARG001
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Footprint:
+    """What a drafter takes beside the target, and the forwards of its own that a round runs."""
+
+    runner: Runner | None = None  # whose forwards are counted where they name no part
+    keeps: KeepsCache | None = None  # what has keys and values of its own
+    weights: tuple[Tensor, ...] = ()  # besides those of `runner` and the target: a head's
+    spare_slots: int = 0  # that a row of its cache has beyond those of a row of the target's
+    # What forwards name: of a head, its work in a round in pieces that run alone.
+    head_parts: Mapping[str, HeadPart] = field(default_factory=dict)
+    # By K, those of a round at least, the floor of its cost. What is done with the outcome is
+    # among them; forwards of the same kind may come apart.
+    forwards: Callable[[int], tuple[BareForward, ...]] = _no_forwards
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it runs a model or a head."""
+        return self.runner is not None or bool(self.weights)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of a token of one row in its own cache; 0 before the first forward."""
+        return 0 if self.keeps is None else self.keeps.cache.bytes_per_token
+
+
+RowBuffer = Tensor | KvCache  # of all rows: a tensor's first dimension
+
+
 class Drafter(Protocol):
     """Proposes inside the round: fixed shapes, no host sync, no branch on data.
 
     Buffers by row are addressed from `state.first_row` on.
     """
 
-    features: tuple[int, ...]  # hidden states of the target that prefill and observe want
-    needs_host: bool  # it proposes on the host, so that a graph cannot hold its half of a round
-    max_k: int | None  # the deepest it can draft
-    # A row's next text may begin like its last one, and what they share need not be seen again.
-    keeps_prefix: bool
-    chains_nest: bool  # a chain at a smaller K is the beginning of one at a greater K
-    # What it drafts after a given text, wherever the rounds before began: the same; about the
-    # same; or nothing that could be told without those rounds.
-    repeatability: Repeatability
+    traits: Traits
 
     @property
-    def runner(self) -> Runner | None:
-        """Whose forwards `forwards` counts where it names no part."""
-        ...
+    def footprint(self) -> Footprint: ...
 
     @property
-    def head_parts(self) -> Mapping[str, HeadPart]:
-        """What `forwards` names: of a head, its work in a round in pieces that run alone."""
-        ...
-
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        """What it keeps besides `runner` and the target: the tensors of a head."""
-        ...
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes that a token of one row takes in a cache of its own; 0 before the first forward."""
-        ...
-
-    @property
-    def spare_slots(self) -> int:
-        """Slots that a row of that cache has beyond those of a row of the target's."""
-        ...
-
-    @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         """What it keeps of the rows on the device: others once `allocate` had to replace them."""
         ...
 
@@ -150,9 +177,8 @@ class Drafter(Protocol):
         """Guess the tokens at positions length + 1 .. length + k of every row; k > 0."""
         ...
 
-    def whole_answer(self, state: State, most: int) -> Proposal | None:
-        """All that is expected to follow in the state's one row, a chain of up to `most` drafts
-        without a law; None where nothing is. Asked before the first round, never in one."""
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """See the outcome of a prefill or a round, one at K = 0 too."""
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
         """See the last `num_tokens` committed tokens of every row, which rounds at K = 0 emitted
@@ -165,15 +191,14 @@ class Drafter(Protocol):
         after `begin` of both rows.
         """
 
-    def forwards(self, k: int) -> tuple[BareForward, ...]:
-        """The forwards of its own model or head that a round takes; the floor of its cost.
 
-        What it does with the outcome is among them. Forwards of the same kind may come apart.
-        """
-        ...
+@runtime_checkable
+class ExpectsAnswers(Protocol):
+    """What a drafter may have besides: it expects whole answers, not only the next tokens."""
 
-    def observe(self, state: State, outcome: Outcome) -> None:
-        """See the outcome of a prefill or a round, one at K = 0 too."""
+    def whole_answer(self, state: State, most: int) -> Proposal | None:
+        """All that is expected to follow in the state's one row, a chain of up to `most` drafts
+        without a law; None where nothing is. Asked before the first round, never in one."""
 
 
 def no_proposal(state: State) -> Proposal:
@@ -182,35 +207,20 @@ def no_proposal(state: State) -> Proposal:
     return Proposal(tokens_B0, torch.zeros_like(state.budget_B))
 
 
-class Memoryless:
-    """What a drafter of chains that keeps nothing of its own does with a row: nothing."""
+class PlainDrafter:
+    """What a drafter does unless it says otherwise: it drafts chains from the state alone.
 
-    features: tuple[int, ...] = ()
-    needs_host: bool = False
-    max_k: int | None = None
-    keeps_prefix: bool = True
-    chains_nest: bool = False  # the safe side: then every K is looked at by itself
-    repeatability: Repeatability = "exact"
-    runner: Runner | None = None
+    One with `buffers` keeps nothing of a row elsewhere.
+    """
 
-    @property
-    def head_parts(self) -> Mapping[str, HeadPart]:
-        return MappingProxyType({})
+    traits: Traits = Traits()
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        return Footprint()
 
     @property
-    def weights(self) -> tuple[Tensor, ...]:
-        return ()
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return 0
-
-    @property
-    def spare_slots(self) -> int:
-        return 0
-
-    @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         return ()
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -225,23 +235,22 @@ class Memoryless:
     def prefill(self, state: State, chunk: Chunk) -> None:
         """The prompt is in the state."""
 
-    def whole_answer(self, state: State, most: int) -> Proposal | None:  # noqa: ARG002
-        return None
-
-    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        """The state holds every token."""
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """The state's row is copied by whoever moves it."""
-
-    def forwards(self, k: int) -> tuple[BareForward, ...]:  # noqa: ARG002
-        return ()
-
     def observe(self, state: State, outcome: Outcome) -> None:
         """The state already holds the new tokens."""
 
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
+        """The state holds every token, and rounds at K = 0 are observed, too."""
 
-class NoDrafter(Memoryless):
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """The state's row is copied by whoever moves it."""
+        for kept in self.buffers:
+            if isinstance(kept, Tensor):
+                kept[destination].copy_(kept[source])
+            else:
+                kept.copy_row(source, destination, num_tokens)
+
+
+class NoDrafter(PlainDrafter):
     """Drafts nothing: with it the same round is plain decoding, the K = 0 baseline."""
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002

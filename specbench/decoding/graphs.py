@@ -83,7 +83,7 @@ class GraphLauncher:
         self.lag = readback.lag
         self.graph: GraphKind = graph
         self.reason: str | None = None
-        if graph == "round" and rows.drafter.needs_host:
+        if graph == "round" and rows.drafter.traits.needs_host:
             self._fall_back("step", "the method proposes on the host")
 
     @property
@@ -163,7 +163,7 @@ class GraphLauncher:
 
     def _drafting(self, run: Callable[[], Proposal]) -> tuple[Callable[[], None], Proposal]:
         """What drafts anew, and the proposal that it writes to."""
-        if not self._rows.drafter.needs_host:
+        if not self._rows.drafter.traits.needs_host:
             captured = self._graphs.capture(run)
             return captured.replay, captured.output
         proposal = _cloned(run())

@@ -3,13 +3,13 @@
 Shape suffixes: B rows, T tokens, W nodes of a level, V the target's vocabulary.
 """
 
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decoding.drafter import BareForward, Memoryless, Proposal
+from specbench.decoding.drafter import BareForward, Footprint, PlainDrafter, Proposal, Traits
 from specbench.decoding.growth import Frontier, grow_chain, grow_static
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
@@ -18,13 +18,13 @@ from specbench.decoding.topology import StaticTrees, Topology
 from specbench.decoding.tree import Branches
 
 
-class ModelDrafter(Memoryless):
+class ModelDrafter(PlainDrafter):
     """Guesses with `runner`; a round first feeds it the last `num_fed` committed tokens.
 
     `tree` says how many children the nodes of each level have, 1 past its end; K is its depth.
     """
 
-    chains_nest = True
+    traits = Traits(chains_nest=True)
 
     def __init__(
         self, runner: Runner, target: Runner, tree: tuple[int, ...], *, num_fed: int = 1
@@ -34,6 +34,17 @@ class ModelDrafter(Memoryless):
         self._trees = StaticTrees(partial(Topology.of_widths, tree), target.device)
         self._is_tree = bool(tree)
         self._num_fed = num_fed
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        trees = self._trees if self._is_tree else None
+        num_fed = self._num_fed
+
+        def forwards(k: int) -> tuple[BareForward, ...]:
+            widths = (1,) * (k - 1) if trees is None else trees[k].topology.inner_widths
+            return (BareForward(num_fed, 1), *(BareForward(width, 1) for width in widths))
+
+        return Footprint(runner=self.runner, forwards=forwards)
 
     def num_drafts(self, k: int) -> int:
         return self._trees[k].topology.num_drafts if self._is_tree else k
@@ -49,10 +60,6 @@ class ModelDrafter(Memoryless):
         if self._is_tree:
             return grow_static(self._trees[k], state, logits_BV, feed, sampler)
         return grow_chain(state, logits_BV, logits_of, k, sampler)
-
-    def forwards(self, k: int) -> tuple[BareForward, ...]:
-        widths = self._trees[k].topology.inner_widths if self._is_tree else (1,) * (k - 1)
-        return (BareForward(self._num_fed, 1), *(BareForward(width, 1) for width in widths))
 
     def _logits(
         self,

@@ -23,7 +23,7 @@ class NgramPool:
         self._num_added_RS = torch.zeros(0, self._num_buckets, dtype=torch.long, device=device)
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[Tensor, ...]:
         return (self._grams_RPN, self._num_added_RS)
 
     def allocate(self, num_rows: int) -> None:
@@ -38,10 +38,6 @@ class NgramPool:
         rows = slice(first_row, first_row + len(is_cleared_B1))
         self._grams_RPN[rows].masked_fill_(is_cleared_B1[..., None], _EMPTY)
         self._num_added_RS[rows].masked_fill_(is_cleared_B1, 0)
-
-    def copy_row(self, source: int, destination: int) -> None:
-        self._grams_RPN[destination].copy_(self._grams_RPN[source])
-        self._num_added_RS[destination].copy_(self._num_added_RS[source])
 
     def find(self, first_row: int, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
         """The n-grams [B, G, N] of each token's bucket, and which of them begin with it [B, G]."""

@@ -86,7 +86,7 @@ def finish_round(
         positions_BN,
         span,
         first_row=state.first_row,
-        features=drafter.features,
+        features=drafter.traits.features,
         branches=branches,
     )
     verdict = verifier(proposal, out.logits, sampler, state.seed_B, next_BN)

@@ -111,7 +111,7 @@ class Rows:
 
         Target and drafter have seen the text's first `num_seen` tokens there.
         """
-        if not self.drafter.keeps_prefix:
+        if not self.drafter.traits.keeps_prefix:
             return 0
         pairs = enumerate(zip(text, prompt_ids, strict=False))
         end = min(len(text), len(prompt_ids))
@@ -152,7 +152,7 @@ class Rows:
                 span,
                 first_row=first_row,
                 last_B=at_B,
-                features=self.drafter.features,
+                features=self.drafter.traits.features,
                 start=start,
             )
             following_BT = state.tokens_BC[:, start + 1 : stop + 1]

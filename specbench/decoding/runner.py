@@ -44,6 +44,9 @@ class KvCache(Protocol):
         """Bytes that one token of one row takes in all layers; 0 before the first forward."""
         ...
 
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a row to another, in all layers."""
+
 
 class Runner(Protocol):
     """One model's forward over its own KV slots; the decoder and drafters see nothing else."""

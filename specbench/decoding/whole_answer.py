@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from specbench.decoding.drafter import ExpectsAnswers
 from specbench.decoding.round import Verifier, finish_round
 from specbench.decoding.rows import Rows
 from specbench.decoding.sampling import Sampler
@@ -33,7 +34,10 @@ def check_whole_answer(
     and stops at the first whose drafts were not all kept. None where nothing was expected.
     Waits for the device.
     """
-    state, drafter = rows.state.rows(row, 1), rows.drafter
+    drafter = rows.drafter
+    if not isinstance(drafter, ExpectsAnswers):
+        return None
+    state = rows.state.rows(row, 1)
     length, left = torch.cat([state.length_B, state.budget_B]).tolist()
     at_once = min(rows.prefill_chunk, PREFILL_LOGITS // rows.target.vocab_size, FURTHEST)
     tokens: list[int] = []

@@ -11,7 +11,16 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import BareForward, Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import (
+    BareForward,
+    Chunk,
+    Footprint,
+    Outcome,
+    PlainDrafter,
+    Proposal,
+    RowBuffer,
+    Traits,
+)
 from specbench.decoding.head_part import HeadPart
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -20,7 +29,7 @@ from specbench.drafters.registry import Parts, drafter
 
 
 @drafter("dflash", model="required", is_head=True, draws=True)
-class DFlash(Memoryless):
+class DFlash(PlainDrafter):
     """A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036).
 
     The block is the current token and K masks, K below the head's block size; the head sees the
@@ -30,8 +39,7 @@ class DFlash(Memoryless):
 
     def __init__(self, parts: Parts) -> None:
         self.head = DFlashHead(parts.checkpoint(), parts.target)
-        self.features = self.head.features
-        self.max_k = self.head.block_size - 1
+        self.traits = Traits(features=self.head.features, max_k=self.head.block_size - 1)
 
     @staticmethod
     def new_checkpoint(
@@ -40,12 +48,16 @@ class DFlash(Memoryless):
         """A head with random weights for a target with this transformers config."""
         return new_dflash_checkpoint(config, seed, num_layers=num_layers, block_size=block_size)
 
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        return self.head.weights
-
     @cached_property
-    def head_parts(self) -> Mapping[str, HeadPart]:
+    def footprint(self) -> Footprint:
+        return Footprint(
+            keeps=self.head.layers,
+            weights=self.head.weights,
+            head_parts=self._head_parts(),
+            forwards=lambda k: (BareForward(k + 1, 1, "observe"), BareForward(k + 1, 1, "block")),
+        )
+
+    def _head_parts(self) -> Mapping[str, HeadPart]:
         """`observe` writes keys and values and looks at none, `block` fills in the masks."""
         head = self.head
         weight_F = head.model.norm.weight
@@ -69,22 +81,12 @@ class DFlash(Memoryless):
             ),
         }
 
-    def forwards(self, k: int) -> tuple[BareForward, ...]:
-        return (BareForward(k + 1, 1, "observe"), BareForward(k + 1, 1, "block"))
-
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         return (self.head.layers.cache,)
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self.head.layers.cache.bytes_per_token
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.head.layers.allocate(num_rows, max_len)
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self.head.layers.cache.copy_row(source, destination, num_tokens)
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         self.head.see(chunk.features, chunk.positions_BT, chunk.span, state.first_row)

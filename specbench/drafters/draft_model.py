@@ -3,10 +3,13 @@
 Shape suffixes: B rows, T tokens.
 """
 
+from dataclasses import replace
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Outcome
+from specbench.decoding.drafter import Chunk, Footprint, Outcome, RowBuffer
 from specbench.decoding.model_drafter import ModelDrafter
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -24,12 +27,12 @@ class DraftModel(ModelDrafter):
         # was accepted it is the one the draft model has not seen, and else it costs nothing.
         super().__init__(parts.draft_runner(), parts.target, tree, num_fed=2)
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        return self.runner.cache.bytes_per_token
+    @cached_property
+    def footprint(self) -> Footprint:
+        return replace(super().footprint, keeps=self.runner)
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         return (self.runner.cache,)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -41,9 +44,6 @@ class DraftModel(ModelDrafter):
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:
         positions_BT, tokens_BT = state.last(num_tokens)
         self._see(tokens_BT, positions_BT, span, state.first_row)
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self.runner.copy_row(source, destination, num_tokens)
 
     def observe(self, state: State, outcome: Outcome) -> None:
         """A tree's kept path moves to its positions, as in the target's cache.

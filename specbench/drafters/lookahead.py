@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Memoryless, Outcome, Proposal, Repeatability
+from specbench.decoding.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits
 from specbench.decoding.ngram_pool import NgramPool
 from specbench.decoding.sampling import Purpose, Sampler, uniform
 from specbench.decoding.state import State
@@ -22,7 +22,7 @@ _ADDED_AT_ONCE = 128  # n-grams of a prompt; each is compared with each
 
 
 @drafter("lookahead")
-class Lookahead(Memoryless):
+class Lookahead(PlainDrafter):
     """Jacobi iterations beside the text yield n-grams to try (Fu et al. 2024, arXiv:2402.02057).
 
     A round feeds ngram - 1 levels of `window` tokens, of which each level is what the target
@@ -32,8 +32,6 @@ class Lookahead(Memoryless):
     `ngram` tokens. The paper has window = guesses = 15 for a 7B model on an A100, its code's
     examples 7; the default of 5 feeds 40 tokens a round, which a CPU can bear.
     """
-
-    repeatability: Repeatability = "none"  # its n-grams come from what its own rounds feed
 
     def __init__(
         self,
@@ -45,7 +43,8 @@ class Lookahead(Memoryless):
         pool_from_prompt: bool = True,
     ) -> None:
         device = parts.target.device
-        self.max_k = ngram - 1
+        # Its n-grams come from what its own rounds feed.
+        self.traits = Traits(max_k=ngram - 1, repeatability="none")
         self._window, self._ngram, self._num_levels = window, ngram, ngram - 1
         self._pool_from_prompt = pool_from_prompt
         self._pool = NgramPool(ngram, guesses, parts.target.vocab_size, device)
@@ -55,7 +54,7 @@ class Lookahead(Memoryless):
         self._num_filled_R = zeros[:, 0, 0]  # levels that hold what the target said
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[Tensor, ...]:
         return (self._levels_RLW, self._num_filled_R, *self._pool.buffers)
 
     def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
@@ -141,11 +140,6 @@ class Lookahead(Memoryless):
         next_BLW = torch.where(is_full_B[:, None, None], moved_BLW, longer_BLW)
         levels_BLW.copy_(torch.where(is_live_B[:, None, None], next_BLW, levels_BLW))
         num_filled_B.add_(is_live_B & ~is_full_B)
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        self._levels_RLW[destination].copy_(self._levels_RLW[source])
-        self._num_filled_R[destination].copy_(self._num_filled_R[source])
-        self._pool.copy_row(source, destination)
 
     def _rows(self, state: State) -> tuple[Tensor, Tensor]:
         rows = slice(state.first_row, state.first_row + state.num_rows)

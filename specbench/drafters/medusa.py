@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import BareForward, Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import (
+    BareForward,
+    Footprint,
+    Outcome,
+    PlainDrafter,
+    Proposal,
+    Traits,
+)
 from specbench.decoding.head_part import HeadPart
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -28,7 +35,7 @@ ACCURACIES = "medusa_head_accuracies"
 
 
 @drafter("medusa", model="required", is_head=True)
-class Medusa(Memoryless):
+class Medusa(PlainDrafter):
     """Heads that each guess one token further ahead (Cai et al. 2024, arXiv:2401.10774).
 
     They see the target's state, after its final norm, at the last token of its cache; the
@@ -39,8 +46,6 @@ class Medusa(Memoryless):
     matched with the target's own tokens; the paper's typical acceptance is `lossy: typical`.
     """
 
-    chains_nest = True
-
     def __init__(
         self,
         parts: Parts,
@@ -49,18 +54,18 @@ class Medusa(Memoryless):
         max_drafts: Annotated[int, range(1, 257)] = 63,
     ) -> None:
         target, checkpoint = parts.target, parts.checkpoint()
-        self.features = (target.num_layers,)
         self.heads = MedusaHeads(checkpoint, target)
-        self.max_k = self.heads.num_heads
         self._last_RF = torch.empty(0, target.hidden_size)
         self._max_drafts = max_drafts
         self._paths = VICUNA_7B_STAGE2 if tree == "stage2" else MC_SIM_7B_63
         is_fitted = tree == "fitted" or (tree == "auto" and ACCURACIES in checkpoint.config)
         self._rates = _accuracies(checkpoint) if is_fitted else []
         self.trees: StaticTrees | None = None
+        max_k = self.heads.num_heads
         if tree != "chain":
             self.trees = StaticTrees(self._topology, target.device)
-            self.max_k = self._topology(self.heads.num_heads).depth
+            max_k = self._topology(max_k).depth
+        self.traits = Traits(features=(target.num_layers,), max_k=max_k, chains_nest=True)
 
     def _topology(self, depth: int) -> Topology:
         """The tree of the first `depth` heads; none has more ranks than it knows tokens."""
@@ -72,15 +77,16 @@ class Medusa(Memoryless):
         return Topology.of_paths(paths[: self._max_drafts])
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[Tensor, ...]:
         return (self._last_RF,)
 
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        return self.heads.weights
-
     @cached_property
-    def head_parts(self) -> Mapping[str, HeadPart]:
+    def footprint(self) -> Footprint:
+        return Footprint(
+            weights=self.heads.weights, head_parts=self._head_parts(), forwards=self._forwards
+        )
+
+    def _head_parts(self) -> Mapping[str, HeadPart]:
         """The first heads over one state; later ones are neither run nor read."""
         heads = self.heads
         state_1F = heads.weights[0].new_zeros(1, self._last_RF.shape[1])
@@ -93,7 +99,7 @@ class Medusa(Memoryless):
 
         return {self._first(n): part(n) for n in range(1, heads.num_heads + 1)}
 
-    def forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[BareForward, ...]:
         num_heads = k if self.trees is None else len(self.trees[k].levels)
         return (BareForward(1, 1, self._first(num_heads)),)
 
@@ -112,9 +118,6 @@ class Medusa(Memoryless):
     def observe(self, state: State, outcome: Outcome) -> None:
         """Keep the state at the last token of the kept path: the current one comes after it."""
         outcome.keep_last(outcome.features[0], self._rows(state))
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        self._last_RF[destination].copy_(self._last_RF[source])
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         """The heads' likeliest tokens at any temperature: guesses without a law."""

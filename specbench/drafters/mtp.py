@@ -4,7 +4,8 @@ Shape suffixes: B rows, T tokens, W tokens of one step, L MTP layers, F hidden s
 """
 
 from collections.abc import Mapping
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,16 +39,12 @@ class Mtp(FeatureDrafter):
         super().__init__(head, TreePlan())
         self._mtp = head
         # A later layer goes on from the states of the one before it, which only a row's end has.
-        self.keeps_prefix = head.num_layers == 1
+        self.traits = replace(self.traits, keeps_prefix=head.num_layers == 1)
 
     @staticmethod
     def new_checkpoint(config: Any, seed: int, *, num_layers: int = 1) -> Checkpoint:
         """Random MTP layers for a target with this transformers config, named as in its files."""
         return new_mtp_checkpoint(config, seed, num_layers=num_layers)
-
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        return self._mtp.weights
 
     def prefill(self, state: State, chunk: Chunk) -> None:
         states_BTF = self._see(
@@ -119,8 +116,7 @@ class Mtp(FeatureDrafter):
         logits_BV = head.logits(kept_BLF[:, :1])[:, 0]
         return grow_chain(state, logits_BV, follow, k, sampler)
 
-    @cached_property
-    def head_parts(self) -> Mapping[str, HeadPart]:
+    def _head_parts(self) -> Mapping[str, HeadPart]:
         """`observe` is all layers over known tokens, `layer i` that one over drafts."""
         head, L = self._mtp, self._mtp.num_layers
         (state_11F,) = blank_states(head, head.feature_size)
@@ -150,7 +146,7 @@ class Mtp(FeatureDrafter):
             )
         return parts
 
-    def forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[BareForward, ...]:
         L = self._mtp.num_layers
         drafts = (BareForward(min(depth, L), 1, f"layer {depth % L}") for depth in range(1, k))
         return (BareForward(k + 1, 1, "observe"), *drafts)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import torch
 
-from specbench.decoding.drafter import Memoryless, Proposal
+from specbench.decoding.drafter import PlainDrafter, Proposal, Traits
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
@@ -15,10 +15,10 @@ from specbench.errors import UsageError
 
 
 @drafter("ngram")
-class Ngram(Memoryless):
+class Ngram(PlainDrafter):
     """Prompt lookup without a model; a suffix that never occurred before drafts nothing."""
 
-    chains_nest = True
+    traits = Traits(chains_nest=True)
 
     def __init__(
         self,

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decoding.drafter import Chunk, Memoryless, Proposal, Repeatability
+from specbench.decoding.drafter import Chunk, PlainDrafter, Proposal, Repeatability, Traits
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
 
 
 @drafter("previous_turn")
-class PreviousTurn(Memoryless):
+class PreviousTurn(PlainDrafter):
     """Copies the earlier answer, or the text to be edited, from where the new answer is in it.
 
     A place in the reference advances with the tokens that agree. Where one does not, it is
@@ -29,9 +29,6 @@ class PreviousTurn(Memoryless):
     place of many rounds where the answer begins like the reference, and for little where not.
     """
 
-    chains_nest = True
-    repeatability: Repeatability = "approximate"  # the nearest place hangs on the one before
-
     def __init__(
         self,
         parts: Parts,
@@ -41,13 +38,15 @@ class PreviousTurn(Memoryless):
     ) -> None:
         self._max_ngram = max_ngram
         self._checks_whole_answer = whole_answer
-        if whole_answer:
-            self.repeatability = "none"  # what the check leaves to rounds is known by running it
+        # The nearest place hangs on the one before; what a check leaves to rounds is known by
+        # running it.
+        repeatability: Repeatability = "none" if whole_answer else "approximate"
+        self.traits = Traits(chains_nest=True, repeatability=repeatability)
         self._device = parts.target.device
         self._make_buffers(0, 0)
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[Tensor, ...]:
         return (self._reference_RP, self._size_R1, self._place_R1, self._position_R1)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -77,10 +76,6 @@ class PreviousTurn(Memoryless):
     def prefill(self, state: State, chunk: Chunk) -> None:  # noqa: ARG002
         self._rows(state, self._place_R1).zero_()
         self._rows(state, self._position_R1).copy_(state.length_B1)
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
-        for buffer in (self._reference_RP, self._size_R1, self._place_R1, self._position_R1):
-            buffer[destination].copy_(buffer[source])
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         return self._what_follows(state, k)

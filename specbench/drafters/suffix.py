@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 
 from specbench.decoding.answer_cache import AnswerCache
-from specbench.decoding.drafter import Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import Outcome, PlainDrafter, Proposal, Traits
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.suffix_tree import Cursor, Growth, SuffixTree
@@ -39,7 +39,7 @@ class _Row:
 
 
 @drafter("suffix", learns=True)
-class Suffix(Memoryless):
+class Suffix(PlainDrafter):
     """Suffix decoding: trees of the text and of earlier answers (Oliaro 2024, arXiv:2411.04975).
 
     The trees are on the host: `propose` reads what the state holds that it has not seen. Earlier
@@ -48,7 +48,7 @@ class Suffix(Memoryless):
     is drafted, `max_spec_factor` tokens a token matched.
     """
 
-    needs_host = True
+    traits = Traits(needs_host=True)
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import torch
 
-from specbench.decoding.drafter import Memoryless, Outcome, Proposal, Repeatability
+from specbench.decoding.drafter import Outcome, PlainDrafter, Proposal, Traits
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.decoding.topology import StaticTrees, Topology
@@ -21,7 +21,7 @@ _RANK_PROBS = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
 
 
 @drafter("token_recycling")
-class TokenRecycling(Memoryless):
+class TokenRecycling(PlainDrafter):
     """A tree of the successors each token had last time (Luo et al. 2024, arXiv:2408.08696).
 
     All rows share one table of the 8 likeliest successors of every token. A round renews it for
@@ -30,8 +30,6 @@ class TokenRecycling(Memoryless):
     worst. With `warm_start` the table goes on to the next pass, as in a server; but a benchmark
     decodes the same prompts again, and that flatters it. K cuts the tree of `max_drafts`.
     """
-
-    repeatability: Repeatability = "approximate"  # rounds also renew what rejected drafts follow
 
     def __init__(
         self,
@@ -43,7 +41,8 @@ class TokenRecycling(Memoryless):
         device, V = parts.target.device, parts.target.vocab_size
         rank_probs = _RANK_PROBS[:V]
         topology = likeliest_tree(rank_probs, max_drafts)
-        self.max_k = topology.depth
+        # Rounds also renew what rejected drafts follow.
+        self.traits = Traits(max_k=topology.depth, repeatability="approximate")
         self._warm_start = warm_start
         self._trees = StaticTrees(topology.cut, device)
         # Token V is the unknown one, which only itself can follow.
@@ -51,12 +50,15 @@ class TokenRecycling(Memoryless):
         self._successors_XR = torch.full((V + 1, len(rank_probs)), V, device=device)
 
     @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[torch.Tensor, ...]:
         return (self._successors_XR,)
 
     def allocate(self, num_rows: int, max_len: int) -> None:  # noqa: ARG002
         if not self._warm_start:
             self._successors_XR.fill_(self._unknown)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Nothing is kept by row."""
 
     def num_drafts(self, k: int) -> int:
         return self._trees[k].topology.num_drafts

@@ -29,6 +29,7 @@ from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
     Floor,
+    Instrumented,
     Load,
     RoundForward,
     Scores,
@@ -54,7 +55,7 @@ class BuiltinOptions:
     acceptance: tuple[float, ...] | None = None  # synthetic, per position
 
 
-class BuiltinEngine:
+class BuiltinEngine(Instrumented):
     """A target and its drafters in this process."""
 
     name = "builtin"
@@ -69,7 +70,6 @@ class BuiltinEngine:
         self.tokenizer = shelf.tokenizer(target.model)
         held = take(shelf, target.model, options.forward)
         self._target, self._runner = held.loaded, held.runner
-        self.dtype = self._target.dtype
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._name = target.name
@@ -200,24 +200,28 @@ class BuiltinEngine:
         return bytes_per_forward(weights, rows, context, kv)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        return self._runner.cache.bytes_per_token + self._drafters[drafter].kv_bytes_per_token
+        return (
+            self._runner.cache.bytes_per_token
+            + self._drafters[drafter].footprint.kv_bytes_per_token
+        )
 
     def _row_bytes(self, drafter: str, num_tokens: int, k: int) -> int:
         """Of the keys and values that a row of so many tokens has room for."""
         method = self._drafters[drafter]
         num_drafts = method.num_drafts(k) if k else 0
         slots = row_slots(num_tokens + num_drafts + 1, self._shelf.device.type)
-        spare = method.spare_slots * method.kv_bytes_per_token
+        own = method.footprint
+        spare = own.spare_slots * own.kv_bytes_per_token
         return slots * self.kv_bytes_per_token(drafter) + spare
 
     def max_k(self, drafter: str) -> int | None:
-        return self._drafters[drafter].max_k
+        return self._drafters[drafter].traits.max_k
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         method, times = self._drafters[drafter], Counter[tuple[int, str]]()
-        for own in method.forwards(k) if k else ():
+        for own in method.footprint.forwards(k) if k else ():
             times[own.num_tokens, own.part] += own.times
-        if k and method.weights and not times:
+        if k and method.footprint.weights and not times:
             return ()  # a head that does not tell them: without them a floor would be too low
         num_nodes = method.num_drafts(k) + 1 if k else 1
         drafting = (

@@ -1,25 +1,44 @@
-"""The protocol of an engine: it takes requests and yields what happened."""
+"""The protocol of an engine: it takes requests and yields what happened.
+
+What only an engine in this process can tell comes in protocols of their own, which a caller asks
+for with isinstance. No torch here: an engine may as well be a server.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
-
-import torch
+from typing import Literal, Protocol, runtime_checkable
 
 from specbench.config import Drafter
-from specbench.decoding.tokenizer import Tokenizer
-from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
 from specbench.records import (
     AnswerCheck,
     EngineRecord,
+    Message,
     ModelIdentity,
     RoundLog,
     RoundTimeline,
     Sampling,
 )
 
-# What a machine or a model may refuse; it is a stored result then, and the rest goes on.
-REFUSALS = (ModelError, CompatibilityError, UsageError, WorkloadError, torch.OutOfMemoryError)
+
+class Tokenizer(Protocol):
+    """The target's tokens and chat template."""
+
+    def prompt_ids(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, object]] = (),
+        template_args: Mapping[str, object] | None = None,
+    ) -> tuple[int, ...]:
+        """The ids that the model sees before it answers; WorkloadError if a template refuses."""
+        ...
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text within an answer: nothing is put before or after it."""
+        ...
+
+    def text(self, ids: Sequence[int]) -> str:
+        """Decoded text without special tokens."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,11 +148,12 @@ class Engine(Protocol):
     can be told."""
 
     name: str
-    dtype: str
-    tokenizer: Tokenizer
     eos_ids: tuple[int, ...]
     baseline: Work  # its method without drafts, which its speed-ups are over
     identity: ModelIdentity  # the target's
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
 
     @property
     def record(self) -> EngineRecord:
@@ -146,6 +166,10 @@ class Engine(Protocol):
     def remove_drafter(self, name: str) -> None:
         """Give its memory back; a name that was never loaded is no mistake."""
 
+    def max_k(self, drafter: str) -> int | None:
+        """The most tokens ahead that the drafter can draft; None: as many as one likes."""
+        ...
+
     def generate(self, request: EngineRequest, work: Work) -> EngineResult:
         """Decode one request alone."""
         ...
@@ -153,6 +177,11 @@ class Engine(Protocol):
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
         """Decode all of them, up to `load.concurrency` at once; UsageError if it cannot."""
         ...
+
+
+@runtime_checkable
+class InProcess(Protocol):
+    """An engine whose weights and launches are this process's own, so that they can be counted."""
 
     def weights_bytes(self, drafter: str) -> int:
         """Weights of the target and the named drafter together (NO_DRAFTER: the target's)."""
@@ -162,9 +191,10 @@ class Engine(Protocol):
         """KV-cache bytes a token of context takes in target and drafter, after a request."""
         ...
 
-    def max_k(self, drafter: str) -> int | None:
-        """The most tokens ahead that the drafter can draft; None: as many as one likes."""
-        ...
+
+@runtime_checkable
+class Instrumented(InProcess, Protocol):
+    """One whose rounds can be taken apart into forwards, each of which runs alone, too."""
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         """The bare forwards that one round at K = k contains; none where not all are known."""
@@ -182,16 +212,3 @@ class Engine(Protocol):
         An input embedding is none of it, for only the looked-up rows are touched.
         """
         ...
-
-
-class NoBareForwards:
-    """What an engine whose rounds cannot be taken apart says of their forwards: nothing."""
-
-    def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:  # noqa: ARG002
-        return ()
-
-    def floor(self, request: EngineRequest, work: Work) -> Floor | None:  # noqa: ARG002
-        return None
-
-    def bytes_read(self, drafter: str, forward: RoundForward, rows: int, context: int) -> int:  # noqa: ARG002
-        raise ValueError(f"{drafter}: no bare forward was named, not {forward} either")

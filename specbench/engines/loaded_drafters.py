@@ -90,15 +90,16 @@ class LoadedDrafters:
         self._methods[drafter.name] = method
         if drafter.lossy is not None:
             self._rules[drafter.name] = drafter.lossy
-        if method.max_k is not None:
-            self.max_ks[drafter.name] = method.max_k
+        if method.traits.max_k is not None:
+            self.max_ks[drafter.name] = method.traits.max_k
             self._trees[drafter.name] = _in_tree(drafter)
         if spec is None:
             return None
         if is_head:
             self._say_if_of_another_target(drafter.name, spec)
             sha256 = self._shelf.checkpoint_sha256(spec, head())
-            return head_identity(drafter.name, spec, head(), sha256, method.weights, tokenizer)
+            weights = method.footprint.weights
+            return head_identity(drafter.name, spec, head(), sha256, weights, tokenizer)
         return identity(drafter.name, spec, self._models[drafter.name].loaded, tokenizer)
 
     def _say_if_of_another_target(self, name: str, spec: ModelSpec) -> None:
@@ -133,7 +134,7 @@ class LoadedDrafters:
 
     def depth(self, work: Work) -> int:
         """The work's K; an adaptive one picks at most what the drafter can. UsageError."""
-        most = self._methods[work.drafter].max_k
+        most = self._methods[work.drafter].traits.max_k
         if most is None or work.k <= most:
             return work.k
         if not work.adaptive:
@@ -150,27 +151,27 @@ class LoadedDrafters:
 
     def forwards(self, name: str, part: str) -> Forwards:
         """What runs that part of its head, or its model."""
-        method = self._methods[name]
+        own = self._methods[name].footprint
         if part:
-            return method.head_parts[part]
-        assert method.runner is not None, f"{name} counts forwards and names no runner"
-        return method.runner
+            return own.head_parts[part]
+        assert own.runner is not None, f"{name} counts forwards and names no runner"
+        return own.runner
 
     def bytes_read(self, name: str, part: str) -> tuple[int, int]:
         """What a forward reads of weights, and for each token of context."""
-        method = self._methods[name]
+        own = self._methods[name].footprint
         if part:
-            of_head = method.head_parts[part]
+            of_head = own.head_parts[part]
             return of_head.weights_bytes, of_head.kv_bytes_per_token
         if held := self._models.get(name):
-            return bytes_read(held.loaded), method.kv_bytes_per_token
-        first, whole = method.runner, self._target.runner
+            return bytes_read(held.loaded), own.kv_bytes_per_token
+        first, whole = own.runner, self._target.runner
         assert first is not None, f"{name} counts forwards and names no runner"
         kv = whole.cache.bytes_per_token * first.num_layers // whole.num_layers
         return bytes_read(self._target.loaded, first.num_layers), kv
 
     def _head_bytes(self, name: str) -> int:
-        return sum(tensor.nbytes for tensor in self._methods[name].weights)
+        return sum(tensor.nbytes for tensor in self._methods[name].footprint.weights)
 
     def _head(self, drafter: Drafter) -> Checkpoint:
         """A head's files, which may be the target's own; made up where weights are."""

@@ -18,8 +18,8 @@ from specbench.engines.assistant import Assistant, require_same_width
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
+    InProcess,
     Load,
-    NoBareForwards,
     ServedPass,
     Work,
 )
@@ -41,7 +41,7 @@ _WHOLE_HISTORY = (
 _FEW_TOKENS = 4  # a prefill and enough forwards to compile the next and run it again
 
 
-class TransformersEngine(NoBareForwards):
+class TransformersEngine(InProcess):
     """`generate`, alone or with an assistant, in this process.
 
     Its modules are twins of the loaded ones (peer_module.py), so neither side's attention or
@@ -56,7 +56,6 @@ class TransformersEngine(NoBareForwards):
         self._shelf = shelf
         self._target = shelf.load(target.model)
         self.tokenizer = shelf.tokenizer(target.model)
-        self.dtype = self._target.dtype
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._module = make_peer(self._target.model)

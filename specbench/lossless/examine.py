@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specbench.config import Drafter
-from specbench.engines.engine import REFUSALS, Engine, Work
+from specbench.engines.engine import Engine, Work
+from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, first_line
 from specbench.lossless.collect import Collector, Examined, Texts
 from specbench.lossless.evidence import Evidence, Refused, Subject

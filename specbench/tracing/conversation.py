@@ -5,14 +5,14 @@ One pass a text serves every K. A prompt's text is decoded once, without drafts,
 
 import time
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 
 from specbench.decoding.backends import pinned_attention
 from specbench.decoding.drafter import Drafter
 from specbench.decoding.runner import Runner
-from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import Engine
 from specbench.errors import UsageError
 from specbench.records import Sampling, TraceRecord
 from specbench.records.traces import Drafting
@@ -28,8 +28,20 @@ class Names(NamedTuple):
     method: str
 
 
+@runtime_checkable
+class Traceable(Protocol):
+    """An engine that lends its target's forwards and its drafters."""
+
+    @property
+    def runner(self) -> Runner: ...
+
+    def drafting(self, drafter: str) -> Drafter:
+        """How the named drafter drafts, over rows of its own."""
+        ...
+
+
 def trace_conversation(
-    engine: BuiltinEngine,
+    engine: Engine,
     drafter: str,
     method: str,
     texts: Sequence[Text],
@@ -37,11 +49,16 @@ def trace_conversation(
     *,
     drafting: Drafting = "own",
 ) -> tuple[TraceRecord, ...]:
-    """`trace` of a drafter that the engine has loaded.
+    """`trace` of a drafter that the engine has loaded; UsageError where it does not lend it.
 
     The drafter forgets its rows, and its KV cache may grow: trace before what is to be measured
     warms up.
     """
+    if not isinstance(engine, Traceable):
+        raise UsageError(
+            f"{drafter}: cannot be forecast in {engine.name}, which lends no drafters; "
+            "use --engine builtin, or measure it"
+        )
     names = Names(engine.identity.name, drafter, method)
     own = engine.drafting(drafter)
     return trace(names, engine.runner, own, texts, ks, drafting=drafting)
@@ -63,12 +80,12 @@ def trace(
     greedy it drafts its likeliest tokens at any temperature. UsageError where the method cannot
     be traced.
     """
-    if drafter.repeatability == "none":
+    if drafter.traits.repeatability == "none":
         raise UsageError(
             f"{names.drafter}: {names.method} cannot be forecast, as what it drafts follows from "
             "what was checked before, drafts that were not kept included; measure it"
         )
-    wanted = sorted({k for k in ks if 0 < k <= (drafter.max_k or k)})
+    wanted = sorted({k for k in ks if 0 < k <= (drafter.traits.max_k or k)})
     if not wanted or not texts:
         return ()
     made: list[TraceRecord] = []
@@ -91,7 +108,7 @@ def trace(
                     temperature=text.sampling.temperature,
                     num_speculative_tokens=k,
                     is_chain=track.is_chain,
-                    is_exact=drafter.repeatability == "exact",
+                    is_exact=drafter.traits.repeatability == "exact",
                     num_prompt_tokens=len(text.prompt_ids),
                     output_ids=text.output_ids,
                     num_drafted=tuple(found.num_drafted[start] for start in starts),

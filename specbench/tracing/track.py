@@ -55,19 +55,20 @@ class Track:
         self, name: str, target: Runner, drafter: Drafter, texts: Sequence[Text], ks: Sequence[int]
     ) -> None:
         self._name, self._target, self._drafter = name, target, drafter
+        footprint = drafter.footprint
         sizes = {k: drafter.num_drafts(k) for k in range(1, max(ks) + 1)}
-        self.is_chain = drafter.chains_nest and all(k == size for k, size in sizes.items())
+        self.is_chain = drafter.traits.chains_nest and all(k == size for k, size in sizes.items())
         self.ks = (max(ks),) if self.is_chain else tuple(sorted(ks))
         num_drafts = max(sizes.values())
         longest = max(len(text.prompt_ids) + len(text.output_ids) for text in texts)
         self._spare = num_drafts + 1
         self._capacity = capacity = rounded_up(longest + self._spare)
         # Without a model each start is one more step of the same row: it may keep what it likes.
-        has_model = drafter.runner is not None or bool(drafter.weights)
         at_once = LOGITS_AT_ONCE // (target.vocab_size * self._spare)
-        most = min(MOST_ROWS, TOKENS_AT_ONCE // capacity, at_once) if has_model else 1
+        most = min(MOST_ROWS, TOKENS_AT_ONCE // capacity, at_once) if footprint.has_model else 1
         num_rows = max(1, min(most, max(text.num_starts for text in texts)))
-        self._shares_cache = drafter.runner is not None and drafter.runner.cache is target.cache
+        runner = footprint.runner
+        self._shares_cache = runner is not None and runner.cache is target.cache
         self._rows = Rows(target, drafter, num_rows=1, capacity=capacity, eos_ids=())
         self._rows.begin(1)
         drafter.allocate(num_rows, capacity)
@@ -131,7 +132,7 @@ class Track:
                 tokens_1T,
                 positions_1T,
                 rounded_up(first + end - begin),
-                features=self._drafter.features,
+                features=self._drafter.traits.features,
                 start=first,
             )
             yield _Read(begin, end, first, out.logits, out.features)

@@ -16,7 +16,7 @@ from specbench.probes.probe import NoProbe
 from specbench.records import BlockRecord, EngineCost, Environment, RunRecord, RunSettings
 from specbench.store import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
 from tests.bench.fake_traces import fake_trace
-from tests.bench.fakes import FakeEngine, RecordingWatch
+from tests.bench.fakes import FakeServer, RecordingWatch
 
 PAIRINGS = """\
 targets:
@@ -76,7 +76,7 @@ def make_plan(
 
 def measure(
     plan: TargetPlan,
-    engine: FakeEngine,
+    engine: FakeServer,
     root: Path,
     watch: RecordingWatch | None = None,
     *,

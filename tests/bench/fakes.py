@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -75,8 +75,8 @@ class BytesTokenizer:
     def prompt_ids(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] = (),  # noqa: ARG002
-        template_args: Mapping[str, Any] | None = None,  # noqa: ARG002
+        tools: Sequence[Mapping[str, object]] = (),  # noqa: ARG002
+        template_args: Mapping[str, object] | None = None,  # noqa: ARG002
     ) -> tuple[int, ...]:
         text = "".join(f"{message.role}: {message.content}\n" for message in messages)
         if REFUSED in text:
@@ -103,10 +103,11 @@ class Call(NamedTuple):
 
 
 @dataclass
-class FakeEngine:
-    """Obeys the engine's protocol. `noise` makes speculation up to that share slower, by prompt;
+class FakeServer:
+    """Obeys the engine's protocol and tells no more.
 
-    `room` is the number of drafters that fit beside the target.
+    `noise` makes speculation up to that share slower, by prompt; `room` is the number of
+    drafters that fit beside the target.
     """
 
     clock: FakeClock
@@ -120,7 +121,6 @@ class FakeEngine:
     max_ks: Mapping[str, int] = field(default_factory=dict)  # by drafter
 
     name = "builtin"
-    dtype = "float32"
     eos_ids = (END,)
     baseline = Work(drafter="none", method="none", k=0)
     record = EngineRecord(target="big", engine="builtin", forward="stock")
@@ -213,6 +213,14 @@ class FakeEngine:
             verify_s=(verify_s,) * len(emitted),
         )
 
+    def max_k(self, drafter: str) -> int | None:
+        return self.max_ks.get(drafter)
+
+
+@dataclass
+class FakeEngine(FakeServer):
+    """It is in this process: its bytes are known and its rounds can be taken apart."""
+
     def weights_bytes(self, drafter: str) -> int:
         return 1_000 if drafter == "none" else 1_100
 
@@ -222,9 +230,6 @@ class FakeEngine:
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return 64 if drafter == "none" else 72
-
-    def max_k(self, drafter: str) -> int | None:
-        return self.max_ks.get(drafter)
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         target = RoundForward(role="target", num_tokens=k + 1, times=1)

@@ -5,6 +5,7 @@ import pytest
 
 from specbench.bench.target import WARM_UP_TOKENS
 from specbench.report.document import build_document
+from specbench.tracing.conversation import trace_conversation
 from tests.bench.fake_runs import (
     SETTINGS,
     SIX,
@@ -14,7 +15,7 @@ from tests.bench.fake_runs import (
     make_plan,
     measure,
 )
-from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine, RecordingWatch
+from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine, FakeServer, RecordingWatch
 
 
 def requests_of(run):
@@ -168,6 +169,25 @@ def test_memory_is_recorded_for_the_target_alone_and_beside_each_drafter(tmp_pat
     assert weights == {"none": (1000, 64), "good": (1100, 72), "bad": (1100, 72)}
     assert all(m.process_peak_bytes > 0 for m in run.memory)
     assert all(m.peak_allocated_bytes is None for m in run.memory)  # no CUDA, and never 0
+
+
+def test_an_engine_in_another_process_is_measured_by_its_answers_alone(tmp_path):
+    watch = RecordingWatch()
+    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeServer(FakeClock()), tmp_path, watch)
+    assert (run.memory, run.forwards, run.limits) == ((), (), ())
+    assert (run.failures, watch.warnings) == ((), [])
+    good, bad = build_document(run).decisions
+    assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
+    assert bad.sentence.startswith("own.jsonl: do not speculate")
+
+
+def test_an_engine_that_lends_no_drafters_is_measured_without_a_forecast(tmp_path):
+    watch, settings = RecordingWatch(), replace(SETTINGS, forecast=True)
+    plan, engine = make_plan(tmp_path, settings, SIX), FakeServer(FakeClock())
+    run = measure(plan, engine, tmp_path, watch, trace=trace_conversation)
+    assert run.traces == ()
+    assert any("good: cannot be forecast in builtin, which lends" in w for w in watch.warnings)
+    assert len(explored(run)) == 6
 
 
 def test_the_target_is_run_alone_before_any_drafter_is_loaded(tmp_path):

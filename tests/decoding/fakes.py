@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.clock import Mark
-from specbench.decoding.drafter import Drafter, Memoryless, Proposal
+from specbench.decoding.drafter import Drafter, ExpectsAnswers, PlainDrafter, Proposal
 from specbench.decoding.runner import Output
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
@@ -95,7 +95,7 @@ class CountingRunner:
         return self
 
 
-class ScriptedDrafter(Memoryless):
+class ScriptedDrafter(PlainDrafter):
     """Drafts what its script says stands at a position; 0 where it says nothing."""
 
     def __init__(self, script: dict[int, int]) -> None:
@@ -113,21 +113,18 @@ class Wrapped:
 
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
-        self.features = inner.features
+        self.traits = inner.traits
+        self.footprint = inner.footprint
         self.allocate = inner.allocate
         self.begin = inner.begin
         self.prefill = inner.prefill
-        self.whole_answer = inner.whole_answer
         self.catch_up = inner.catch_up
         self.copy_row = inner.copy_row
-        self.forwards = inner.forwards
         self.num_drafts = inner.num_drafts
-        self.needs_host = inner.needs_host
-        self.keeps_prefix = inner.keeps_prefix
-        self.max_k = inner.max_k
-        self.runner = inner.runner
         self.buffers = inner.buffers
         self.observe = inner.observe
+        if isinstance(inner, ExpectsAnswers):
+            self.whole_answer = inner.whole_answer
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         return self.change(self.inner.propose(state, k, span, sampler))

@@ -46,7 +46,7 @@ class Device(NamedTuple):
             runner.allocate(3, SPAN)
         drafter.allocate(3, SPAN)
         sampler = Sampler(sampling)
-        if not drafter.needs_host:
+        if not drafter.traits.needs_host:
             with HostWatch():
                 run_round(self.target, drafter, self.state, sampler, k=k, span=SPAN)
             return

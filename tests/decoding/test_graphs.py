@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Drafter
+from specbench.decoding.drafter import Drafter, Traits
 from specbench.decoding.launcher import GraphKind, catch_up
 from specbench.decoding.policy import FixedK
 from specbench.decoding.request import Request
@@ -133,7 +133,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_why(
 class OnTheHost(Ngram):
     """Looks drafts up where no graph can hold it."""
 
-    needs_host = True
+    traits = Traits(needs_host=True)
 
 
 def test_a_drafter_on_the_host_drafts_outside_and_the_rest_is_one_graph(llama: Subject) -> None:

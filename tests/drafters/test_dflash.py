@@ -173,7 +173,7 @@ def test_a_row_that_moves_takes_its_context_along() -> None:
 
 
 def test_it_drafts_one_token_less_than_a_block_has() -> None:
-    assert subject().drafter().max_k == BLOCK_SIZE - 1
+    assert subject().drafter().traits.max_k == BLOCK_SIZE - 1
 
 
 def test_scales_and_the_cap_of_logits_are_the_configs() -> None:

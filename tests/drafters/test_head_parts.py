@@ -85,7 +85,7 @@ class Subject(NamedTuple):
     @property
     def weights(self) -> set[int]:
         """Where the head's and the target's tensors lie."""
-        held = (*self.drafter.weights, *self.target.model.parameters())
+        held = (*self.drafter.footprint.weights, *self.target.model.parameters())
         return {tensor.untyped_storage().data_ptr() for tensor in held}
 
 
@@ -154,7 +154,7 @@ def run_bare(part: HeadPart, num_tokens: int, context: int = 20) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_the_forwards_of_a_round_are_those_counted_by_hand(case: Case) -> None:
     times: Counter[tuple[int, str]] = Counter()
-    for forward in subject(case).drafter.forwards(case.k):
+    for forward in subject(case).drafter.footprint.forwards(case.k):
         times[forward.num_tokens, forward.part] += forward.times
 
     assert times == {(tokens, part): count for tokens, count, part in case.forwards}
@@ -172,9 +172,9 @@ def test_bare_forwards_multiply_what_a_round_multiplies(case: Case) -> None:
     spied = Spied(drafter, in_round)
     run_round(target, spied, rows.state, Sampler(GREEDY), k=case.k, span=SPAN)
     with alone:
-        for forward in drafter.forwards(case.k):
+        for forward in drafter.footprint.forwards(case.k):
             for _ in range(forward.times):
-                run_bare(drafter.head_parts[forward.part], forward.num_tokens)
+                run_bare(drafter.footprint.head_parts[forward.part], forward.num_tokens)
 
     assert alone.products == in_round.products
     assert alone.products
@@ -184,7 +184,7 @@ def test_bare_forwards_multiply_what_a_round_multiplies(case: Case) -> None:
 @torch.no_grad()
 def test_a_part_reads_the_tensors_that_it_names_and_no_others(case: Case) -> None:
     own = subject(case)
-    for name, part in own.drafter.head_parts.items():
+    for name, part in own.drafter.footprint.head_parts.items():
         run_bare(part, 2)
         named = own.weights | {tensor.untyped_storage().data_ptr() for tensor in part.weights}
         with Spy(named) as spy:
@@ -198,7 +198,7 @@ def test_a_part_reads_the_tensors_that_it_names_and_no_others(case: Case) -> Non
 def test_a_layer_with_experts_and_a_head_of_its_own_does_not_read_the_targets() -> None:
     own = subject(Case("mtp", 2, (), family="deepseek_v3"))
     targets = {(w.data_ptr(), w.nbytes) for w in own.target.model.lm_head.parameters()}
-    for part in own.drafter.head_parts.values():
+    for part in own.drafter.footprint.head_parts.values():
         run_bare(part, 1)
         with Spy(own.weights) as spy:
             run_bare(part, 1)
@@ -212,13 +212,13 @@ def test_a_parts_bytes_are_those_of_its_sizes() -> None:
     F, inner, V = 32, 48, VOCAB_SIZE
     attention, mlp = 2 * F * F + 2 * F * F // 2, 3 * F * inner  # half as many key-value heads
     _, eagle = subject(CASES["eagle, chain"])
-    for part in eagle.head_parts.values():
+    for part in eagle.footprint.head_parts.values():
         run_bare(part, 1)
         joined = 2 * F * F + F
         assert part.weights_bytes == 4 * (joined + attention + F + mlp + F * V)
         assert part.kv_bytes_per_token == 4 * 2 * F // 2
     _, medusa = subject(CASES["medusa, chain"])
-    for n, part in enumerate(medusa.head_parts.values(), 1):
+    for n, part in enumerate(medusa.footprint.head_parts.values(), 1):
         assert part.weights_bytes == n * 4 * (F * F + F + F * V)
         assert part.kv_bytes_per_token == 0
 
@@ -228,22 +228,26 @@ def test_only_layers_that_look_at_the_context_read_its_keys_and_values() -> None
     _, mtp = subject(CASES["mtp, more layers than drafts"])
     _, dflash = subject(CASES["dflash"])
     for drafter in (mtp, dflash):
-        for part in drafter.head_parts.values():
+        for part in drafter.footprint.head_parts.values():
             run_bare(part, 1)
-    whole = mtp.kv_bytes_per_token
+    whole = mtp.footprint.kv_bytes_per_token
 
     assert whole > 0
-    assert {name: part.kv_bytes_per_token for name, part in mtp.head_parts.items()} == {
+    assert {name: part.kv_bytes_per_token for name, part in mtp.footprint.head_parts.items()} == {
         "observe": whole,
         **{f"layer {i}": whole // 3 for i in range(3)},
     }
-    assert dflash.head_parts["block"].kv_bytes_per_token == dflash.kv_bytes_per_token > 0
-    assert dflash.head_parts["observe"].kv_bytes_per_token == 0
+    assert (
+        dflash.footprint.head_parts["block"].kv_bytes_per_token
+        == dflash.footprint.kv_bytes_per_token
+        > 0
+    )
+    assert dflash.footprint.head_parts["observe"].kv_bytes_per_token == 0
 
 
 def test_a_drafter_without_a_head_has_no_parts() -> None:
     runner = StockRunner(tiny_llama(num_hidden_layers=1))
     ngram = build_drafter("ngram", parts_of(runner), {})
 
-    assert ngram.head_parts == {}
+    assert ngram.footprint.head_parts == {}
     assert BareForward(2, 1).part == ""

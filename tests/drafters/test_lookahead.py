@@ -108,7 +108,7 @@ def test_k_cuts_the_guesses_and_not_the_window() -> None:
     drafter = lookahead(CountingRunner(), window=3, ngram=4, guesses=2)
 
     assert [drafter.num_drafts(k) for k in (1, 2, 3, 8)] == [8 + 2, 8 + 4, 8 + 6, 8 + 6]
-    assert drafter.max_k == 3
+    assert drafter.traits.max_k == 3
 
 
 def test_the_first_level_is_of_the_prompts_tokens_and_the_same_for_the_same_seed() -> None:

@@ -73,7 +73,7 @@ def test_k_cuts_the_tree() -> None:
     drafter = recycling()
 
     assert [drafter.num_drafts(k) for k in (1, 2, 3, 4, 5, 6, 7)] == [8, 32, 60, 73, 79, 80, 80]
-    assert drafter.max_k == 6
+    assert drafter.traits.max_k == 6
     assert recycling(max_drafts=1).num_drafts(4) == 1
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM, StaticCache
 from transformers.utils import logging as transformers_logging
 
-from specbench.engines.engine import Load
+from specbench.engines.engine import InProcess, Instrumented, Load
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import UsageError
@@ -200,9 +200,9 @@ def test_a_method_that_is_not_transformers_own_is_a_bug(engine, work):
         engine.generate(request(), work)
 
 
-def test_it_names_no_bare_forwards(engine):
-    assert engine.forwards("draft", 4) == ()
-    assert engine.floor(request(), BASELINE) is None
+def test_its_bytes_are_known_and_its_rounds_cannot_be_taken_apart(engine):
+    assert isinstance(engine, InProcess)
+    assert not isinstance(engine, Instrumented)
 
 
 def test_plans_can_ask_for_the_peers_methods_without_torch():

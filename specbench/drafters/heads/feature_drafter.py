@@ -13,7 +13,16 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import BareForward, Chunk, Memoryless, Outcome, Proposal
+from specbench.decoding.drafter import (
+    BareForward,
+    Chunk,
+    Footprint,
+    Outcome,
+    PlainDrafter,
+    Proposal,
+    RowBuffer,
+    Traits,
+)
 from specbench.decoding.growth import (
     Frontier,
     grow_chain,
@@ -103,38 +112,37 @@ class TreePlan:
         return max(num_dynamic_slots(k, self.top_k) - self.num_drafts(k), 0)
 
 
-class FeatureDrafter(Memoryless):
+class FeatureDrafter(PlainDrafter):
     """Keeps the state after each row's last token, from which the first draft comes for free."""
-
-    chains_nest = True
 
     def __init__(self, head: FeatureHead, plan: TreePlan, *, max_k: int | None = None) -> None:
         self.head = head
-        self.features = head.features
-        self.max_k = max_k
         self._plan = plan = replace(plan, top_k=min(plan.top_k, head.num_tokens))
         if plan.kind == "static" and plan.topology is not None:
             deepest = plan.topology.depth
             self._trees = StaticTrees(plan.topology.cut, head.device)
-            self.max_k = min(deepest, max_k or deepest)
+            max_k = min(deepest, max_k or deepest)
         elif plan.kind == "dynamic":
-            self.max_k = min(DEEPEST_BEAM, max_k or DEEPEST_BEAM)
+            max_k = min(DEEPEST_BEAM, max_k or DEEPEST_BEAM)
+        self.traits = Traits(features=head.features, max_k=max_k, chains_nest=True)
+        self._spare_slots = max(plan.spare_slots(k) for k in range(1, DEEPEST_BEAM + 1))
         self._last_RF = torch.empty(0, head.state_size)
 
-    @property
-    def weights(self) -> tuple[Tensor, ...]:
-        return self.head.weights
+    @cached_property
+    def footprint(self) -> Footprint:
+        return Footprint(
+            keeps=self.head.layers,
+            weights=self.head.weights,
+            spare_slots=self._spare_slots,
+            head_parts=self._head_parts(),
+            forwards=self._forwards,
+        )
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        return self.head.layers.cache.bytes_per_token
-
-    @property
-    def buffers(self) -> tuple[object, ...]:
+    def buffers(self) -> tuple[RowBuffer, ...]:
         return (self.head.layers.cache, self._last_RF)
 
-    @cached_property
-    def head_parts(self) -> Mapping[str, HeadPart]:
+    def _head_parts(self) -> Mapping[str, HeadPart]:
         """`observe` ends with what follows the last token, `draft` with what follows each."""
         head, reads = self.head, self.head.reads()
         features = blank_states(head, *[head.feature_size] * len(head.features))
@@ -159,7 +167,7 @@ class FeatureDrafter(Memoryless):
             )
         }
 
-    def forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[BareForward, ...]:
         plan = self._plan
         widths: tuple[int, ...] = (plan.top_k if plan.kind == "dynamic" else 1,) * (k - 1)
         if plan.kind == "static":
@@ -167,12 +175,8 @@ class FeatureDrafter(Memoryless):
         drafts = (BareForward(width, 1, "draft") for width in widths)
         return (BareForward(k + 1, 1, "observe"), *drafts)
 
-    @property
-    def spare_slots(self) -> int:
-        return max(self._plan.spare_slots(k) for k in range(1, DEEPEST_BEAM + 1))
-
     def allocate(self, num_rows: int, max_len: int) -> None:
-        self.head.layers.allocate(num_rows, max_len + self.spare_slots)
+        self.head.layers.allocate(num_rows, max_len + self._spare_slots)
         if num_rows > len(self._last_RF):
             self._last_RF = torch.zeros(
                 num_rows, self.head.state_size, dtype=self.head.dtype, device=self.head.device
@@ -204,13 +208,6 @@ class FeatureDrafter(Memoryless):
             first_row=state.first_row,
         )
         outcome.keep_last(states_BTF, self._rows(state))
-
-    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
-        """Nothing is missing: rounds at K = 0 are observed, too."""
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        self.head.layers.cache.copy_row(source, destination, num_tokens)
-        self._last_RF[destination].copy_(self._last_RF[source])
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         head, plan = self.head, self._plan
