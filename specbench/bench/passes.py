@@ -4,11 +4,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from specbench.bench.blocks import Block, Cell, confirm_block
 from specbench.bench.deadline import Deadline
+from specbench.bench.extensions import Extensions
 from specbench.bench.floors import BLOCKS, measure_floors
 from specbench.bench.limits import measure_limits
 from specbench.bench.plan import BUILTIN, TargetPlan
@@ -29,8 +31,8 @@ class Passes:
     """Runs the blocks that are not stored yet, as far as the deadline lets.
 
     `usable` are the ids of the cells whose drafters are loaded. What is decided on the way -
-    which K left the race, what is precise enough - follows from stored blocks alone, so a
-    resumed run decides the same.
+    which K are dropped, what is precise enough, what is confirmed - is recorded, and a resumed
+    run follows it.
     """
 
     def __init__(
@@ -49,7 +51,8 @@ class Passes:
         self._device = torch.device(ledger.run.environment.device)
         self._num_floors: Counter[CellKey] = Counter()  # blocks beside which they were measured
         self._copy_bytes_per_s: float | None = None  # measured once, when first needed
-        self._precise: set[CellKey] = set()  # questions known well enough, by their K = 0
+        drafters = (cell.drafter for cell in plan.all_cells if cell.key.id in usable)
+        self._extensions = Extensions(ledger, frozenset(drafters))
 
     def explore(
         self,
@@ -61,7 +64,7 @@ class Passes:
 
         Nothing more of it once winners are being measured again: they might be others.
         """
-        if self._has_begun_to_confirm():
+        if self._extensions.is_taken("confirm"):
             return
         total = sum(1 for _ in self._plan.explore_blocks())
         for done, block in enumerate(self._explored()):
@@ -101,9 +104,7 @@ class Passes:
 
     def confirm(self, session: Session) -> None:
         """Every winner and K = 0 beside it: the best of many is biased upward."""
-        summaries = self._summaries(self._plan.all_cells, self._ledger.stored.blocks)
-        groups = by_question(summaries)
-        chosen = frozenset(key.id for group in groups for key in _again(group)) & self._usable
+        chosen = self._extensions.take("confirm", self._winners)
         # Repeats past all planned ones are fresh, and the same ones in every session.
         blocks = [
             confirm_block(block, cells, self._plan.repeats(block.setting))
@@ -118,30 +119,35 @@ class Passes:
                 session.run_block(block)
             self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
 
-    def _has_begun_to_confirm(self) -> bool:
-        again = (block for block in self._ledger.stored.blocks if block.purpose == "confirm")
-        return any(self._usable >= set(block.order) for block in again)
+    def _winners(self) -> frozenset[str]:
+        groups = by_question(self._summaries(self._plan.all_cells, self._ledger.stored.blocks))
+        return frozenset(key.id for group in groups for key in _again(group)) & self._usable
 
     def _explored(self) -> Iterator[Block]:
         """The blocks of the first pass with the cells that can run and are in the race."""
         num_begun: dict[CellKey, int] = {}
-        out: dict[CellKey, frozenset[str]] = {}
+        dropped: dict[CellKey, frozenset[str]] = {}
         for planned in self._plan.explore_blocks():
             block = _only(planned, self._usable)
             if not block.cells:  # no engine could run this setting
                 continue
-            question = block.cells[0].key
-            begun = num_begun.get(question, 0)
-            num_begun[question] = begun + 1
-            block = _only(block, self._usable - out.get(question, frozenset()))
+            question = block.cells[0]
+            begun = num_begun.get(question.key, 0)
+            num_begun[question.key] = begun + 1
+            gone = dropped.get(question.key, frozenset())
+            block = _only(block, self._usable - gone)
             if self._plan.settings.budget_s is not None and begun in (1, A_FEW):
-                losers = self._losers(block, begun)
-                out[question] = out.get(question, frozenset()) | losers
-                block = _only(block, self._usable - out[question])
+                losers = partial(self._losers, block, begun)
+                gone |= self._extensions.take("drop", losers, question, begun)
+                dropped[question.key] = gone
+                block = _only(block, self._usable - gone)
             yield block
 
-    def _losers(self, block: Block, num_prompts: int) -> frozenset[str]:
-        """The cells of the block that its question's first prompts show to be hopeless."""
+    def _losers(self, block: Block, num_prompts: int) -> frozenset[str] | None:
+        """The cells of the block that its question's first prompts show to be hopeless.
+
+        None before so many prompts are measured.
+        """
         drafted = {cell.key.id for cell in block.cells if cell.drafter != NO_DRAFTER}
         first = [
             stored
@@ -149,7 +155,7 @@ class Passes:
             if stored.purpose == "explore" and drafted & set(stored.order)
         ][:num_prompts]
         if len(first) < num_prompts:
-            return frozenset()
+            return None
         cells = self._summaries(block.cells, first)
         losers = hopeless(cells, num_prompts)
         if num_prompts > 1:
@@ -171,14 +177,17 @@ class Passes:
 
     def _is_precise(self, block: Block) -> bool:
         """Whether the best K of every pairing of the block's question is known well enough."""
-        precision, question = self._plan.settings.precision, block.cells[0].key
-        if precision is None or question in self._precise:
-            return precision is not None
-        summaries = self._summaries(block.cells, self._ledger.stored.blocks)
-        leaders = [choose(group).leader for group in by_question(summaries)]
-        if leaders and all(_half_width(leader) <= precision for leader in leaders):
-            self._precise.add(question)
-        return question in self._precise
+        precision, question = self._plan.settings.precision, block.cells[0]
+        if precision is None:
+            return False
+        if not self._extensions.is_taken("precise", question):
+            summaries = self._summaries(block.cells, self._ledger.stored.blocks)
+            leaders = [choose(group).leader for group in by_question(summaries)]
+            if not leaders or any(_half_width(leader) > precision for leader in leaders):
+                return False
+            ids = frozenset(leader.key.id for leader in leaders if leader is not None)
+            self._extensions.take("precise", lambda: ids, question)
+        return True
 
     def _summaries(
         self, cells: Sequence[Cell], blocks: Sequence[BlockRecord]

@@ -5,6 +5,7 @@ that a machine or an engine cannot give is None: absent, never zero.
 """
 
 from specbench.records.answers import CellSummary, Decision
+from specbench.records.extensions import ExtensionRecord
 from specbench.records.forecasts import (
     AcceptanceRule,
     EngineCost,
@@ -60,6 +61,7 @@ __all__ = [
     "EngineCost",
     "EngineRecord",
     "Environment",
+    "ExtensionRecord",
     "FailureRecord",
     "ForecastPoint",
     "ForecastRecord",

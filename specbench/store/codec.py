@@ -15,6 +15,7 @@ from specbench.records import (
     EngineCost,
     EngineRecord,
     Environment,
+    ExtensionRecord,
     FailureRecord,
     ForecastRecord,
     ForwardCost,
@@ -55,6 +56,7 @@ StoredRecord = (
     | RoundCost
     | EngineCost
     | ForecastRecord
+    | ExtensionRecord
     | Environment
     | Done
 )
@@ -73,6 +75,7 @@ _TAGS: dict[type, str] = {
     RoundCost: "cost",
     EngineCost: "enginecost",
     ForecastRecord: "forecast",
+    ExtensionRecord: "extension",
     Environment: "session",  # where the lines after a resume were measured
     Done: "done",
 }
@@ -101,6 +104,7 @@ _AnyLine = (
     | _Line[Literal["cost"], RoundCost]
     | _Line[Literal["enginecost"], EngineCost]
     | _Line[Literal["forecast"], ForecastRecord]
+    | _Line[Literal["extension"], ExtensionRecord]
     | _Line[Literal["session"], Environment]
     | _Line[Literal["done"], Done]
 )

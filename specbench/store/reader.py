@@ -15,6 +15,7 @@ from specbench.records import (
     EngineCost,
     EngineRecord,
     Environment,
+    ExtensionRecord,
     FailureRecord,
     ForecastRecord,
     ForwardCost,
@@ -64,6 +65,7 @@ class StoredRun:
     round_costs: tuple[RoundCost, ...] = ()
     engine_costs: tuple[EngineCost, ...] = ()
     forecasts: tuple[ForecastRecord, ...] = ()
+    extensions: tuple[ExtensionRecord, ...] = ()  # decisions taken while it was measured
     sessions: tuple[Environment, ...] = ()  # one for each resume
 
 

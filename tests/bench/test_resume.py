@@ -3,13 +3,22 @@ from dataclasses import replace
 
 import pytest
 
+from specbench.bench import passes
 from specbench.bench.benchmark import _spent_s
 from specbench.errors import ModelError
 from specbench.store import load_run, resume_run
-from tests.bench.fake_runs import RUN_ID, SETTINGS, make_plan, measure
+from tests.bench.fake_runs import (
+    RUN_ID,
+    SETTINGS,
+    SIX,
+    TWENTY,
+    cells_of,
+    confirmed,
+    explored,
+    make_plan,
+    measure,
+)
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
-
-SIX = [f"prompt {i}" for i in range(6)]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -138,3 +147,52 @@ def test_the_seconds_spent_are_those_of_this_targets_stored_requests(tmp_path):
     with resume_run(tmp_path, RUN_ID) as writer:
         assert _spent_s(writer, plan) == pytest.approx(seconds)
         assert _spent_s(writer, other) == 0.0
+
+
+def test_what_was_dropped_stays_dropped_whatever_the_rule_says_later(tmp_path, monkeypatch):
+    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1600.0), TWENTY)
+    with pytest.raises(Interrupted):
+        measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(2))
+    (dropped,) = load_run(RUN_ID, tmp_path).extensions
+    assert (dropped.kind, dropped.num_prompts) == ("drop", 1)
+    assert dropped.cell_ids == ("big/bad|own.jsonl|builtin|ngram|k4|c1|t0|float32",)
+
+    monkeypatch.setattr(passes, "hopeless", lambda *_: frozenset())
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+
+    assert not any(cells_of(block) & set(dropped.cell_ids) for block in explored(run)[1:])
+    drops = [one.num_prompts for one in run.extensions if one.kind == "drop"]
+    assert drops == [1, 3]  # each decided once
+
+
+def test_the_winners_are_those_that_were_chosen_first(tmp_path, monkeypatch):
+    plan = make_plan(tmp_path, SETTINGS, SIX)
+
+    def stop_in_confirming(_):
+        if any(block.purpose == "confirm" for block in load_run(RUN_ID, tmp_path).blocks):
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        measure(plan, FakeEngine(FakeClock()), tmp_path, RecordingWatch(stop_in_confirming))
+    before = load_run(RUN_ID, tmp_path)
+    (chosen,) = (one for one in before.extensions if one.kind == "confirm")
+    assert {"big/good|own.jsonl|builtin|ngram|k4|c1|t0|float32"} == set(chosen.cell_ids)
+
+    monkeypatch.setattr(passes, "_again", lambda group: (cell.key for cell in group))
+    run = measure(plan, FakeEngine(FakeClock()), tmp_path)
+
+    drafted = [{i for i in cells_of(b) if not i.startswith("big|")} for b in confirmed(run)]
+    assert drafted == [set(chosen.cell_ids)] * 6
+    assert [one for one in run.extensions if one.kind == "confirm"] == [chosen]
+
+
+def test_a_question_that_was_precise_enough_is_not_opened_again(tmp_path, monkeypatch):
+    plan = make_plan(tmp_path, replace(SETTINGS, precision=0.5), TWENTY)
+    whole = measure(plan, FakeEngine(FakeClock()), tmp_path)
+    num_explored = len(explored(whole))
+    assert num_explored < 20
+    (precise,) = (one for one in whole.extensions if one.kind == "precise")
+    assert precise.question == "big|own.jsonl|builtin|none|k0|c1|t0|float32"
+
+    monkeypatch.setattr(passes, "_half_width", lambda _: 1.0)
+    assert len(explored(measure(plan, FakeEngine(FakeClock()), tmp_path))) == num_explored

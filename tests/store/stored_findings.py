@@ -5,6 +5,7 @@ from stored_examples import BLOCK, EVERY_RECORD, run
 from specbench.records import (
     EngineCost,
     EngineRecord,
+    ExtensionRecord,
     ForecastPoint,
     ForecastRecord,
     ImportedRecord,
@@ -88,6 +89,9 @@ FORECAST = ForecastRecord(
     sweep_s=100.0,
     measure_s=20.0,
 )
+EXTENSION = ExtensionRecord(
+    kind="drop", drafters=("draft", "none"), question=_CELL, num_prompts=1, cell_ids=(_CELL,)
+)
 EVERY_KIND: tuple[StoredRecord, ...] = (
     *EVERY_RECORD,
     ENGINE,
@@ -96,4 +100,5 @@ EVERY_KIND: tuple[StoredRecord, ...] = (
     COST,
     ENGINE_COST,
     FORECAST,
+    EXTENSION,
 )

@@ -64,6 +64,7 @@ def test_a_line_says_its_type_without_being_read():
         "cost",
         "enginecost",
         "forecast",
+        "extension",
     ]
     assert line_type(encode_line(MEMORY)[:-5]) is None
     assert line_type(b"{}\n") is None
