@@ -3,12 +3,24 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
-BASE = {"", "errors", "stats", "records", "costs", "footprint", "whole_file", "json_text"}
+BASE = {
+    "",
+    "errors",
+    "exit_code",
+    "stats",
+    "records",
+    "costs",
+    "footprint",
+    "whole_file",
+    "json_text",
+}
 FILES = {"config", "store", "workloads", "shipped", "methods"}
 ANALYSING = {*BASE, *FILES, "metrics", "gate", "importers", "pairing", "report"}
 DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
@@ -17,6 +29,7 @@ DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
 MAY_IMPORT = {
     "": {"notebook"},  # for type checkers; at run time when `load` is first asked for
     "errors": set(),
+    "exit_code": set(),
     "whole_file": set(),
     "json_text": set(),
     "stats": {"errors"},  # only numbers enter
@@ -100,18 +113,18 @@ def room_of(path: Path) -> str:
     return "" if first == "__init__" else first
 
 
+FILES_OF_OURS = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 def imports_of(source: str) -> set[str]:
-    """Dotted names of everything that a file imports."""
+    """Dotted names of everything that a file imports, at whatever place."""
     found = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative imports are not used"
-            module = node.module or ""
-            found |= (
-                {f"{module}.{a.name}" for a in node.names} if module == "specbench" else {module}
-            )
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
@@ -120,31 +133,52 @@ def rooms_imported(source: str) -> set[str]:
     return {"" if name == "specbench.__version__" else name.split(".")[1] for name in ours}
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
-)
-def test_imports_point_downwards(path):
-    room = room_of(path)
-    assert rooms_imported(path.read_text()) <= MAY_IMPORT[room] | {room}
+def files_imported(source: str, names: Iterable[str]) -> set[str]:
+    """Those of our files: `from specbench.cli import options` imports the file, not its room."""
+    found = imports_of(source)
+    return {name if name in names else name.rpartition(".")[0] for name in found} & {*names}
 
 
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
-)
-def test_only_measuring_rooms_import_torch(path):
-    heavy = {name.split(".")[0] for name in imports_of(path.read_text())} & TORCH
-    assert not heavy or room_of(path) in MEASURING
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+        ".__init__"
+    )
 
 
-def test_an_upward_import_would_be_seen():
+def first_circle(imported: Mapping[str, set[str]]) -> list[str]:
+    """Files that import one another round about; none where imports only go down."""
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        return circle
+    return []
+
+
+def test_imports_point_downwards():
+    for path, source in FILES_OF_OURS.items():
+        room = room_of(path)
+        assert rooms_imported(source) <= MAY_IMPORT[room] | {room}, path
+        heavy = {name.split(".")[0] for name in imports_of(source)} & TORCH
+        assert not heavy or room in MEASURING, path
+
+
+def test_no_files_import_one_another():
+    sources = {dotted(path): source for path, source in FILES_OF_OURS.items()}
+    imported = {name: files_imported(source, sources) for name, source in sources.items()}
+    assert len(imported) > 100
+    assert first_circle(imported) == []
+
+
+def test_files_stay_small_enough_to_be_read_at_once():
+    long = {str(p): n for p, s in FILES_OF_OURS.items() if (n := len(s.splitlines())) > 300}
+    assert not long
+
+
+def test_an_upward_import_and_a_circle_would_be_seen():
     assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["decoding"]
-
-
-@pytest.mark.parametrize(
-    "path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE))
-)
-def test_files_stay_small_enough_to_be_read_at_once(path):
-    assert len(path.read_text().splitlines()) <= 300
+    assert files_imported("from specbench.cli import run", ["specbench.cli.run"])
+    assert first_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 
 
 def modules_after(code: str, cwd: Path) -> set[str]:

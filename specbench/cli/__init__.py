@@ -21,9 +21,8 @@ from specbench.cli.sweep_k import sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
 from specbench.errors import SpecbenchError, UsageError
+from specbench.exit_code import ExitCode
 
-USER_ERROR = 2
-BUG = 70
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What a path that the user named may meet, wherever it is first touched.
 _NOT_OURS = (
@@ -68,7 +67,7 @@ def main() -> None:
         app(args=_prepared(sys.argv[1:]))
     except SpecbenchError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(USER_ERROR)
+        sys.exit(ExitCode.USER_ERROR)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             where = error.filename or "standard output"  # the one that is written to unnamed
@@ -77,15 +76,15 @@ def main() -> None:
                 "repeat the command",
                 err=True,
             )
-            sys.exit(USER_ERROR)
+            sys.exit(ExitCode.USER_ERROR)
         if isinstance(error, OSError) and error.errno in _NOT_OURS and error.filename:
             typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
-            sys.exit(USER_ERROR)
+            sys.exit(ExitCode.USER_ERROR)
         import traceback
 
         traceback.print_exc()
         typer.echo("error: this is a bug in specbench; please report the lines above", err=True)
-        sys.exit(BUG)
+        sys.exit(ExitCode.BUG)
 
 
 def _prepared(arguments: list[str]) -> list[str]:

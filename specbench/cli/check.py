@@ -11,6 +11,7 @@ import typer
 from specbench.cli import options
 from specbench.cli.baseline import AllowDifferent
 from specbench.errors import SpecbenchError, UsageError
+from specbench.exit_code import ExitCode
 from specbench.gate.tolerances import Tolerance, default_tolerances, defaults_in_words
 
 if TYPE_CHECKING:
@@ -46,7 +47,6 @@ def check(
     out: options.Out = Path("reports"),
 ) -> None:
     """Exit 1 if CANDIDATE is worse than BASELINE, beyond noise and tolerance; 3 if undecided."""
-    from specbench.cli import USER_ERROR
     from specbench.report.gate_json import gate_json, refusal_json
     from specbench.report.gate_junit import gate_junit, refusal_junit
     from specbench.report.gate_markdown import gate_markdown, refusal_markdown
@@ -66,7 +66,7 @@ def check(
     else:
         _print(gate)
     _tell(unwritten)
-    raise typer.Exit(exit_code(gate) or (USER_ERROR if unwritten else 0))
+    raise typer.Exit(exit_code(gate) or (ExitCode.USER_ERROR if unwritten else 0))
 
 
 def _judged(
@@ -95,10 +95,10 @@ def exit_code(gate: "Gate") -> int:
     from specbench.gate.judging import Verdict
 
     codes = {
-        Verdict.PASS: 0,
-        Verdict.REGRESSION: 1,
-        Verdict.INCONCLUSIVE: 3,
-        Verdict.MISSING: 4,
+        Verdict.PASS: ExitCode.GOOD,
+        Verdict.REGRESSION: ExitCode.FAILED,
+        Verdict.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+        Verdict.MISSING: ExitCode.INCOMPLETE,
     }
     return codes[gate.verdict]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import typer
 
-from specbench.cli.options import Asked
+from specbench.cli.options import DEFAULT_WORKLOADS, Asked
 from specbench.cli.resuming import require_as_asked
 from specbench.cli.values import (
     Ks,
@@ -25,6 +25,7 @@ from specbench.cli.values import (
     parse_temperatures,
 )
 from specbench.errors import UsageError
+from specbench.exit_code import ExitCode
 
 if TYPE_CHECKING:
     from specbench.config import Pairing
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
     from specbench.report.document import Document
     from specbench.store import StoredRun
 
-DEFAULT_WORKLOADS = ("chat", "code", "creative")
 ENGINES = ("builtin", "transformers")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-INCOMPLETE = 4
-INTERRUPTED = 130
 
 
 def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSettings":
@@ -237,7 +235,7 @@ def run_settings(
                     f"{shlex.join([*words, '--resume', watch.id])}",
                     err=True,
                 )
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def _run(
@@ -266,7 +264,7 @@ def require_complete(document: "Document") -> None:
     """Exit 4 where something was not measured, or failed."""
     has_failed = any(cell.metrics.get("num_failed") for cell in document.cells)
     if document.failures or document.missing or has_failed:
-        raise typer.Exit(INCOMPLETE)
+        raise typer.Exit(ExitCode.INCOMPLETE)
 
 
 def _show_plan(settings: "RunSettings", pairings: "Sequence[Pairing]", *, as_json: bool) -> None:

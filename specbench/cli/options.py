@@ -9,6 +9,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+DEFAULT_WORKLOADS = ("chat", "code", "creative")
+
 PairingNames = Annotated[
     list[str] | None,
     typer.Argument(
@@ -22,7 +24,7 @@ Workloads = Annotated[
         "--workload",
         "-w",
         help="A workload's name or a JSONL file; may be repeated or comma-separated.  "
-        "[default: chat, code, creative]",
+        f"[default: {', '.join(DEFAULT_WORKLOADS)}]",
         show_default=False,
     ),
 ]

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench.cli.options import DEFAULT_WORKLOADS
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,7 +57,6 @@ def _require_names(run: "RunRecord", asked: "RunSettings", methods: Sequence[str
 
 
 def _other_options(was: "RunSettings", asked: "RunSettings") -> Iterator[str]:
-    from specbench.cli.measure import DEFAULT_WORKLOADS
     from specbench.records import RunSettings
 
     unsaid = RunSettings(command=asked.command, pairings=(), workloads=DEFAULT_WORKLOADS)

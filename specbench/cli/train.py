@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import INTERRUPTED
 from specbench.cli.pairing_entry import pairing_entry
 from specbench.cli.values import one_of, parse_seconds, parse_temperatures
+from specbench.exit_code import ExitCode
 
 if TYPE_CHECKING:
     from specbench.model_spec import ModelSpec
@@ -87,7 +87,8 @@ def train(
         import torch
 
         from specbench.bench.benchmark import find_device
-        from specbench.training.train_head import TrainSettings, train_head
+        from specbench.training.settings import TrainSettings
+        from specbench.training.train_head import train_head
 
         if threads is not None or spec.source.startswith("demo:"):
             torch.set_num_threads(threads or 1)
@@ -119,7 +120,7 @@ def train(
                 "command and --resume",
                 err=True,
             )
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(card, indent=2))
     else:

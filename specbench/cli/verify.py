@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import INTERRUPTED, read_methods, read_settings
+from specbench.cli.measure import read_methods, read_settings
 from specbench.errors import UsageError
+from specbench.exit_code import ExitCode
 
 if TYPE_CHECKING:
     from specbench.lossless.judge import Finding
@@ -89,7 +90,7 @@ def verify(
         except KeyboardInterrupt:
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, nothing is kept", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
     from specbench.lossless.answer import document, exit_code, sentences
     from specbench.lossless.judge import judge
 

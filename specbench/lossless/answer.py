@@ -5,20 +5,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from specbench.exit_code import ExitCode
 from specbench.lossless.judge import FALSE_ALARM, Finding
 
 SCHEMA_VERSION = 1
-_GOOD, _NOT_LOSSLESS, _INCONCLUSIVE, _INCOMPLETE = 0, 1, 3, 4
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
     """The gravest of all findings, as everywhere in specbench."""
     if any(finding.lossless is False for finding in findings):
-        return _NOT_LOSSLESS
+        return ExitCode.FAILED
     verdicts = {finding.verdict for finding in findings}
     if "failed" in verdicts:
-        return _INCOMPLETE
-    return _INCONCLUSIVE if "inconclusive" in verdicts else _GOOD
+        return ExitCode.INCOMPLETE
+    return ExitCode.INCONCLUSIVE if "inconclusive" in verdicts else ExitCode.GOOD
 
 
 def document(findings: Sequence[Finding]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from specbench.training.progress import Progress
 from specbench.training.texts import Text
 
 if TYPE_CHECKING:
-    from specbench.training.train_head import TrainSettings
+    from specbench.training.settings import TrainSettings
 
 
 def training_card(

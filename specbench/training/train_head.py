@@ -2,8 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +16,6 @@ from specbench.decoding.tokenizer import Tokenizer
 from specbench.drafters.medusa import ACCURACIES
 from specbench.engines.shelf import Shelf
 from specbench.errors import ModelMemoryError, UsageError
-from specbench.model_spec import ModelSpec
 from specbench.training.acceptance import Acceptance, measure_acceptance
 from specbench.training.answering import answer, plan_answers
 from specbench.training.batches import Batch, batches_of
@@ -27,6 +24,7 @@ from specbench.training.head_files import CARD, write_head, write_json
 from specbench.training.prompts import Asked, corpus_questions, workload_questions
 from specbench.training.pupil import Pupil
 from specbench.training.recipes import new_pupil, open_pupil, recipe_of
+from specbench.training.settings import TrainSettings
 from specbench.training.teacher import Teacher
 from specbench.training.texts import Text, TextFile
 from specbench.training.trainer import Plan, train
@@ -40,45 +38,6 @@ class Watch(Protocol):
     def advance(self, done: int, total: int, seconds_left: float | None) -> None: ...
 
     def warn(self, text: str) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainSettings:
-    """What a user may say of a training."""
-
-    method: str
-    target: ModelSpec
-    out: Path
-    prompts: tuple[str, ...] = ()
-    texts: Path | None = None  # a file of texts to share between heads of one target
-    num_texts: int = 2000
-    temperatures: tuple[float, ...] = (0.0, 0.7)
-    max_new_tokens: int = 192
-    max_tokens: int = 1024  # of a text
-    steps: int = 800
-    tokens_per_batch: int = 2048
-    num_heads: int = 4  # of Medusa
-    mtp_layers: int = 1
-    rows: int = 32
-    dtype: str | None = None
-    seed: int = 0
-    budget_s: float | None = None
-    resume: bool = False
-    keep_gib: float = 4.0  # of the target's states, between epochs
-    save_every: int = 100
-
-    @property
-    def asked(self) -> dict[str, Any]:
-        """What weights follow from, beside the texts: a resumed training must repeat it."""
-        return {
-            "method": self.method,
-            "steps": self.steps,
-            "tokens_per_batch": self.tokens_per_batch,
-            "num_heads": self.num_heads,
-            "mtp_layers": self.mtp_layers,
-            "max_tokens": self.max_tokens,
-            "seed": self.seed,
-        }
 
 
 def train_head(

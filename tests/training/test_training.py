@@ -18,7 +18,8 @@ from specbench.training.optimizer import Schedule
 from specbench.training.progress import Progress
 from specbench.training.pupil import Pupil
 from specbench.training.recipes import open_pupil
-from specbench.training.train_head import TrainSettings, batches_for
+from specbench.training.settings import TrainSettings
+from specbench.training.train_head import batches_for
 from specbench.training.trainer import Plan, Told, train
 from tests.decoding.models import tiny_llama
 from tests.training.tiny_target import CPU, METHODS, VOCAB_SIZE, Lab, lab

@@ -1,0 +1,46 @@
+"""What a user may say of a training; no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench.model_spec import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """What a user may say of a training."""
+
+    method: str
+    target: ModelSpec
+    out: Path
+    prompts: tuple[str, ...] = ()
+    texts: Path | None = None  # a file of texts to share between heads of one target
+    num_texts: int = 2000
+    temperatures: tuple[float, ...] = (0.0, 0.7)
+    max_new_tokens: int = 192
+    max_tokens: int = 1024  # of a text
+    steps: int = 800
+    tokens_per_batch: int = 2048
+    num_heads: int = 4  # of Medusa
+    mtp_layers: int = 1
+    rows: int = 32
+    dtype: str | None = None
+    seed: int = 0
+    budget_s: float | None = None
+    resume: bool = False
+    keep_gib: float = 4.0  # of the target's states, between epochs
+    save_every: int = 100
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What weights follow from, beside the texts: a resumed training must repeat it."""
+        return {
+            "method": self.method,
+            "steps": self.steps,
+            "tokens_per_batch": self.tokens_per_batch,
+            "num_heads": self.num_heads,
+            "mtp_layers": self.mtp_layers,
+            "max_tokens": self.max_tokens,
+            "seed": self.seed,
+        }
