@@ -13,7 +13,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run test check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run test test-margins check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ run: $(RUN_STAMP)  ## Set up, then sweep K on the embedded pairs (about 4 minute
 
 test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
 	$(BIN)/python -m pytest -n auto
+
+test-margins: $(DEV_STAMP)  ## How far the tests' figures are from their limits (an hour)
+	$(BIN)/python -m tests.margins $(TESTS)
 
 check: $(DEV_STAMP)  ## Format, lint and types; changes nothing
 	$(BIN)/ruff format --check .

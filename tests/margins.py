@@ -1,9 +1,9 @@
 """How far every numeric claim of the tests is from its limit, over processors and seeds.
 
 `make test-margins` runs the tests several times: with other seeds, two threads and other
-instruction sets. Beside it, as a pytest plugin (`-p tests.margins`), this file writes down
-every comparison of numbers that an assert makes. `python -m tests.margins FOLDER...` then
-prints the claims by their distance from the limit, in units of their own spread.
+instruction sets. As their pytest plugin (`-p tests.margins`) this file writes down every
+comparison of numbers that an assert makes; then it prints them by their distance from the
+limit, in units of their own spread between the runs. TESTS="tests/stats ..." takes some.
 """
 
 import json
@@ -11,6 +11,7 @@ import math
 import os
 import random
 import statistics
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -219,7 +220,35 @@ def table(runs: Sequence[dict[Claim, tuple[float, float, float]]]) -> Iterator[s
         yield f"{distance:8.1f} {least:10.3g} {spread:10.3g}  {claim.test}:{claim.line}  {values}"
 
 
+# What seeds, threads and instruction sets are told apart by: the first is a run as it is.
+_RUNS: dict[str, dict[str, str]] = {
+    "plain": {},
+    "avx2": {SHAKE: "1", "ATEN_CPU_CAPABILITY": "avx2"},
+    "no-vectors": {SHAKE: "2", "ATEN_CPU_CAPABILITY": "default"},
+    "two-threads": {SHAKE: "3", THREADS: "2"},
+}
+
+
+def run_all(folder: Path, tests: Sequence[str]) -> list[Path]:
+    """Run the tests once in each way, every figure noted in a folder of its own.
+
+    Some tests fail with other seeds, and may: what they say of one seed is another number.
+    """
+    made = []
+    for name, changes in _RUNS.items():
+        made.append(folder / name)
+        command = [sys.executable, "-m", "pytest", "-p", "tests.margins", "-n", "auto", *tests]
+        hook = ["-o", "enable_assertion_pass_hook=true"]
+        # Tests are rewritten for the hook, and the usual ones keep their compiled files.
+        cache = {"PYTHONPYCACHEPREFIX": str(folder / "compiled"), OUT: str(made[-1])}
+        subprocess.run([*command, *hook], env={**os.environ, **changes, **cache}, check=False)
+    return made
+
+
 if __name__ == "__main__":
+    given = [Path(name) for name in sys.argv[1:]]
+    if not all(any(folder.glob("*.jsonl")) for folder in given) or not given:
+        given = run_all(Path("build/margins"), sys.argv[1:])
     print("distance  least room    spread  test:line  value/limit of each run")
-    for row in table([read(Path(name)) for name in sys.argv[1:]]):
+    for row in table([read(folder) for folder in given]):
         print(row)
