@@ -54,7 +54,8 @@ def test_preferred_tokens_and_noise_used_twice_are_seen() -> None:
     tokens_N = rng.random(4096)
     assert uniform_p_value(tokens_N**1.2) < 1e-6
     assert serial_p_value(tokens_N.repeat(2)) < 1e-6
-    assert uniform_p_value(tokens_N) > 1e-3 < serial_p_value(tokens_N)
+    # Sound noise is below this in one of 100,000 calls each.
+    assert uniform_p_value(tokens_N) > 1e-5 < serial_p_value(tokens_N)
 
 
 def test_the_distance_from_uniform_is_judged_exactly_however_many_tokens() -> None:
@@ -95,10 +96,10 @@ def joint(observed_C: Floats, law_C: Floats) -> float:
     return joint_p_value(counts)
 
 
-def chi_square(observed_C: Floats, law_C: Floats) -> float:
-    expected_C = law_C * observed_C.sum()
-    statistic = ((observed_C - expected_C) ** 2 / expected_C).sum()
-    return float(chi2.sf(statistic, len(law_C) - 1))
+def chi_square(observed_NC: Floats, law_C: Floats) -> Floats:
+    expected_NC = law_C * observed_NC.sum(1, keepdims=True)
+    statistic_N = ((observed_NC - expected_NC) ** 2 / expected_NC).sum(1)
+    return np.asarray(chi2.sf(statistic_N, len(law_C) - 1))
 
 
 # Eight of nine texts are expected 5 times in 1,024, or 0.5 times: where a chi-square fails.
@@ -111,12 +112,14 @@ def test_sound_texts_raise_no_more_alarms_than_stated_be_some_rare(each: float) 
     rng = np.random.default_rng(0)
     draws_NC = rng.multinomial(1024, RARE[each], 20_000).astype(float)
     p_values = np.array([joint(row_C, RARE[each]) for row_C in draws_NC])
-    control = np.array([chi_square(row_C, RARE[each]) for row_C in draws_NC])
+    many_NC = rng.multinomial(1024, RARE[each], 400_000).astype(float)
+    control = chi_square(many_NC, RARE[each])
 
     for alpha, most in ((2e-4, 13), (1e-3, 40), (1e-2, 260)):
-        print(f"{alpha}: {(p_values < alpha).sum()} alarms, chi-square {(control < alpha).sum()}")
+        print(f"{alpha}: {(p_values < alpha).sum()} alarms, chi-square {(control < alpha).mean()}")
         assert (p_values < alpha).sum() <= most
-    assert (control < 2e-4).sum() > 13, "the simulation sees a test that breaks its word"
+    # 80 alarms are due; it raises nearly five times as many.
+    assert (control < 2e-4).sum() > 160, "the simulation sees a test that breaks its word"
 
 
 def test_the_mean_ratio_of_all_counts_is_one() -> None:
