@@ -41,6 +41,7 @@ from specbench.records.provenance import (
     ModelIdentity,
     RunRecord,
     RunSettings,
+    too_deep,
 )
 from specbench.records.traces import TraceRecord
 from specbench.stats.interval import Interval
@@ -84,4 +85,5 @@ __all__ = [
     "SamplesRecord",
     "Sampling",
     "TraceRecord",
+    "too_deep",
 ]
