@@ -56,3 +56,25 @@ def test_a_k_that_nobody_named_is_no_deeper_than_the_drafter(tmp_path: Path) -> 
     assert ran.code == 0, ran.err
     keys = load_run("latest", tmp_path / "reports").run.keys
     assert [key.num_speculative_tokens for key in keys] == [0, 2]
+
+
+def test_a_run_that_an_earlier_specbench_began_goes_on(tmp_path: Path) -> None:
+    """Its plan has the K that the head cannot draft, and no engine had said so yet."""
+    words = ("sweep-k", "demo/medusa", *QUICK)
+    assert specbench(*words, cwd=tmp_path).code == 0
+    folder = load_run("latest", tmp_path / "reports").folder
+    run = json.loads((folder / "run.json").read_text())
+    deepest = run["cells"][-1]
+    deeper = [json.loads(json.dumps(deepest)) for _ in range(5, 9)]
+    for k, cell in enumerate(deeper, 5):
+        cell["key"]["num_speculative_tokens"] = k
+    cells = [{**cell, "is_default_k": False} for cell in (*run["cells"], *deeper)]
+    old = {**run, "schema_version": 4, "cells": cells, "warnings": []}
+    (folder / "run.json").write_text(json.dumps(old))
+    (folder / "records.jsonl").write_bytes(b"")
+
+    again = specbench("sweep-k", "--resume", folder.name, "--json", cwd=tmp_path)
+    assert again.code == 0, again.err
+    document = json.loads(again.out)
+    assert sorted({c["num_speculative_tokens"] for c in document["cells"]}) == [0, 1, 2, 3, 4]
+    assert document["warnings"].count(REASON) == 1
