@@ -163,7 +163,7 @@ def compare(
     engine: BuiltinEngine, drafter: Drafter, asked: Sequence[Text], most: int
 ) -> dict[int, list[Compared]]:
     """By K: the rounds of every text beside those replayed over it."""
-    ks = range(1, min(most, engine.max_k(drafter.name) or most) + 1)
+    ks = range(1, min(most, engine.record.max_k.get(drafter.name, most)) + 1)
     requests = [_request(text) for text in asked]
     # By request and text: the rounds of every K that emitted it, so that it is traced once.
     emitted: dict[tuple[int, tuple[int, ...]], dict[int, RoundLog]] = defaultdict(dict)

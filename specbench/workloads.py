@@ -18,7 +18,7 @@ import io
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -72,6 +72,20 @@ def find_workloads(folder: Path | None = None) -> tuple[str, ...]:
     """
     places = [folder] if folder else _general_places()
     return tuple(sorted({path.stem for place in places for path in place.glob("*.jsonl")}))
+
+
+def load_workloads(names: Sequence[str], *, folder: Path | None = None) -> tuple[Workload, ...]:
+    """Those of a run, each once; WorkloadError, and UsageError for two of one name."""
+    by_name: dict[str, Workload] = {}
+    for name in names:
+        workload = load_workload(name, folder=folder)
+        twin = by_name.setdefault(workload.name, workload)
+        if twin is not workload:
+            raise UsageError(
+                f"--workload: {twin.path} and {workload.path} are both called {workload.name}, "
+                "and a run tells workloads apart by name; rename one"
+            )
+    return tuple(by_name.values())
 
 
 def load_workload(name: str, *, folder: Path | None = None) -> Workload:

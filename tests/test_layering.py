@@ -23,7 +23,7 @@ BASE = {
 }
 FILES = {"config", "store", "workloads", "shipped", "methods"}
 ANALYSING = {*BASE, *FILES, "metrics", "gate", "importers", "pairing", "report"}
-DECODING = {*BASE, "model_files", "decoding", "drafters", "methods", "shipped"}
+DECODING = {*BASE, "model_files", "drafting", "decoding", "drafters", "methods", "shipped"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).
 MAY_IMPORT = {
@@ -58,11 +58,12 @@ MAY_IMPORT = {
         "model_files",
         "shipped",
     }
-    | {"strict_yaml"},
+    | {"strict_yaml", "drafting"},
     "frames": {*BASE, "store", "metrics", "pairing"},
     "report": {*ANALYSING, "frames"},
     "notebook": {*ANALYSING, "frames"},
-    "decoding": {*BASE, "model_files"},
+    "drafting": {*BASE, "model_files"},
+    "decoding": {*BASE, "model_files", "drafting"},
     "drafters": DECODING,
     "engines": {*DECODING, "config", "model_spec"},
     "probes": BASE,
@@ -79,7 +80,8 @@ MAY_IMPORT = {
         "demo",
     },
     "bench": {*ANALYSING, *DECODING, "engines", "probes", "lossless", "tracing", "lengthening"}
-    - {"gate", "report"},
+    - {"gate", "report"}
+    | {"model_spec"},
     "cli": {
         *ANALYSING,
         *DECODING,

@@ -12,6 +12,7 @@ import psutil
 import torch
 
 from specbench.bench.deadline import Deadline
+from specbench.bench.depth import any_shape
 from specbench.bench.hub import look_for_hub
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import block_seconds
@@ -26,12 +27,15 @@ from specbench.bench.target import TargetRun
 from specbench.bench.told_costs import engine_costs
 from specbench.bench.watch import Watch
 from specbench.config import Pairing, Target
+from specbench.decoding.checkpoint import Checkpoint
+from specbench.decoding.checkpoint_files import read_checkpoint
 from specbench.decoding.loading import ModelSource, planned_dtype
 from specbench.engines.builtin import BuiltinEngine, BuiltinOptions
 from specbench.engines.engine import Engine
 from specbench.engines.shelf import Shelf
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
+from specbench.model_spec import ModelSpec
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
@@ -66,7 +70,7 @@ def run_benchmark(
     threads = settings.threads or default_threads(pairings)
     torch.set_num_threads(threads)
     look_for_hub(pairings, watch.warn)
-    plans = plan_targets(settings, pairings, lambda t: _dtype(t, settings, device))
+    plans = plan_targets(settings, pairings, lambda t: _dtype(t, settings, device), read_shapes)
     probe = open_probe(str(device), uuid=cuda_uuid(str(device)))
     environment = describe_environment(str(device), threads, sys.argv, probe)
     warnings = tuple(w for plan in plans for w in plan_warnings(plan))
@@ -87,7 +91,8 @@ def run_benchmark(
         )
         ledger = create_run(root, run)
     else:
-        ledger = resume_run(root, resume)
+        depths = {(p.target.name, d): k for p in plans for d, k in p.depths.items()}
+        ledger = resume_run(root, resume, depths)
     with ledger:
         if resume is not None:
             require_same_work(ledger.run, plans)
@@ -140,12 +145,6 @@ def find_device(name: str) -> torch.device:
     return torch.device("cuda", int(index or 0))
 
 
-def any_shape(pairings: Sequence[Pairing]) -> bool:
-    """True where a model is a shape without weights: the run is synthetic then."""
-    specs = [s for p in pairings for s in (p.target.model, p.drafter.model) if s is not None]
-    return any(spec.is_shape for spec in specs)
-
-
 def default_threads(pairings: Sequence[Pairing]) -> int:
     """1 for the embedded pair, whose small matrices gain nothing from more; else all cores."""
     if all(pairing.target.model.source.startswith("demo:") for pairing in pairings):
@@ -159,7 +158,7 @@ def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:
         f"{name}: outside what {plan.target.name} was trained on; its figures say little"
         for name in foreign_workloads(plan)
     )
-    return (*foreign, *peer_warnings(plan))
+    return (*foreign, *peer_warnings(plan), *plan.left_out)
 
 
 def foreign_workloads(plan: TargetPlan) -> tuple[str, ...]:
@@ -189,6 +188,11 @@ def _dtype(target: Target, settings: RunSettings, device: torch.device) -> str:
         return planned_dtype(source, device)
     except ModelError:
         return "unknown"  # loading will fail likewise, and that failure is recorded
+
+
+def read_shapes(spec: ModelSpec) -> Checkpoint:
+    """A head's config and the shapes of its tensors, downloaded where they are not here yet."""
+    return read_checkpoint(spec.location, spec.revision, shapes_only=True)
 
 
 def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:

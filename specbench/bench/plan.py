@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from specbench.bench.blocks import Block, Cell, Setting
+from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
 from specbench.bench.race import ENOUGH_PROMPTS
 from specbench.config import Drafter, Pairing, Target
 from specbench.engines.peers import ASSISTED_DEFAULT, ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
-from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, RunSettings, Sampling
-from specbench.workloads import Workload, load_workload
+from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, RunSettings, Sampling, too_deep
+from specbench.workloads import Workload, load_workloads
 
 DEFAULT_K = 4
 DEFAULT_PROMPTS = 10
@@ -30,7 +31,7 @@ class TargetPlan:
     workloads: tuple[Workload, ...]
     settings: RunSettings
     dtype: str
-    max_ks: Mapping[str, int] = field(default_factory=dict)  # of drafters loaded so far, limits
+    depths: Mapping[str, int] = field(default_factory=dict)  # the deepest K of a drafter
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts that may be used: under a budget or a precision, all of them."""
@@ -95,18 +96,26 @@ class TargetPlan:
         return SEEDS_WHEN_SAMPLING if setting.temperature > 0 or self.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
-        if self.settings.num_speculative_tokens is not None:
-            return self.settings.num_speculative_tokens
-        drafter = pairing.drafter
-        most = self.max_ks.get(drafter.name, DEFAULT_K)
-        return (drafter.num_speculative_tokens or min(DEFAULT_K, most),)
+        """Of K that nobody asked for, those that the drafter can draft; all that were asked for."""
+        drafter, asked = pairing.drafter, self.settings.num_speculative_tokens
+        if asked is None:
+            own = drafter.num_speculative_tokens
+            return (own or self.within_reach(drafter.name, DEFAULT_K),)
+        if self.settings.is_default_range:
+            return tuple(k for k in asked if k <= self.within_reach(drafter.name, k))
+        return asked
 
-    def is_default_k(self, key: CellKey) -> bool:
-        """Whether neither the user nor the pairing named the K of a cell."""
-        if self.settings.num_speculative_tokens is not None or key.method == ASSISTED_DEFAULT:
-            return False
-        own = {p.drafter.name: p.drafter.num_speculative_tokens for p in self.pairings}
-        return key.drafter in own and own[key.drafter] is None
+    def within_reach(self, drafter: str, k: int) -> int:
+        """K, or the deepest that the drafter can draft."""
+        return min(k, self.depths.get(drafter, k))
+
+    @property
+    def left_out(self) -> Iterator[str]:
+        """Which K of a default range are not in the plan, and why."""
+        for pairing in self.pairings:
+            ks = set(self.settings.num_speculative_tokens or ())
+            if deeper := ks.difference(self.ks(pairing)):
+                yield too_deep(pairing.name, min(deeper))
 
     def largest_k(self, pairing: Pairing) -> int:
         """The most that any of its cells may draft; 0: only the baseline is measured."""
@@ -216,7 +225,6 @@ class TargetPlan:
                     key=cell.key,
                     num_prompts=len({prompt.id for prompt in prompts}),
                     num_repeats=self.repeats(setting),
-                    is_default_k=self.is_default_k(cell.key),
                 )
                 for cell in self.cells(setting)
             ]
@@ -224,9 +232,12 @@ class TargetPlan:
 
 
 def plan_targets(
-    settings: RunSettings, pairings: Sequence[Pairing], dtype_of: Callable[[Target], str]
+    settings: RunSettings,
+    pairings: Sequence[Pairing],
+    dtype_of: Callable[[Target], str],
+    read_head: ReadHead = headers_on_this_machine,
 ) -> tuple[TargetPlan, ...]:
-    """One plan a target, in the order the pairings name them.
+    """One plan a target, in the order the pairings name them; nothing changes it afterwards.
 
     Raises WorkloadError, and UsageError for two workloads of one name.
     """
@@ -240,13 +251,15 @@ def plan_targets(
         )
     _check_lossy(settings, pairings)
     _check_peers(settings, pairings)
+    made_up = settings.dummy_weights or any_shape(pairings)
     return tuple(
         TargetPlan(
             target=group[0].target,
             pairings=tuple(group),
-            workloads=_load_workloads(settings.workloads, group[0].target),
+            workloads=load_workloads(settings.workloads, folder=group[0].target.workloads),
             settings=settings,
             dtype=dtype_of(group[0].target),
+            depths=depths(group, read_head, made_up=made_up),
         )
         for group in by_target.values()
     )
@@ -285,16 +298,3 @@ def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
             f"so {', '.join(p.name for p in pairings)} cannot be measured there; the engine "
             "builtin has it"
         )
-
-
-def _load_workloads(names: Sequence[str], target: Target) -> tuple[Workload, ...]:
-    by_name: dict[str, Workload] = {}
-    for name in names:
-        workload = load_workload(name, folder=target.workloads)
-        twin = by_name.setdefault(workload.name, workload)
-        if twin is not workload:
-            raise UsageError(
-                f"--workload: {twin.path} and {workload.path} are both called {workload.name}, "
-                "and a run tells workloads apart by name; rename one"
-            )
-    return tuple(by_name.values())

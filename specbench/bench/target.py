@@ -1,7 +1,6 @@
 """Measures one target with all its pairings: load, warm up, explore, confirm."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Literal, Protocol
 
@@ -79,7 +78,6 @@ class TargetRun:
             short = partial(answer_shortly, engine, prompt_ids, engine.baseline)
             self._keep_memory(self._meter.target_alone(engine, short))
             for loaded, share in self._drafters_that_fit(session, prompt_ids):
-                self._plan = self._within_reach(engine, loaded)
                 deadline = self._deadline.part(share)
                 forecasting = self._forecasting(session, deadline)
                 if forecasting:
@@ -184,15 +182,10 @@ class TargetRun:
                 is_tried = True
                 if identity is not None:
                     self._ledger.append(identity)
-                k = min(k, engine.max_k(drafter.name) or k)
+                k = self._plan.within_reach(drafter.name, k)
                 answer_shortly(
                     engine, prompt_ids, Work(drafter=drafter.name, method=methods[0], k=k)
                 )
-
-    def _within_reach(self, engine: Engine, drafters: frozenset[str]) -> TargetPlan:
-        """The plan with every default K no larger than its drafter can draft ahead."""
-        known = {name: most for name in drafters if (most := engine.max_k(name)) is not None}
-        return replace(self._plan, max_ks={**self._plan.max_ks, **known})
 
     def _keep_memory(self, memory: MemoryRecord | None) -> None:
         if memory is not None:
@@ -217,10 +210,9 @@ class TargetRun:
         for cell in self._plan.all_cells:
             if cell.drafter not in drafters or (cell.key.engine, cell.drafter) in self._left_out:
                 continue
-            if not self._is_too_deep(cell, engines):
-                rows = cell.key.concurrency, cell.key.num_samples
-                shape = (cell.key.engine, work_of(cell), rows, cell.sampling)
-                shapes.setdefault(shape, []).append(cell)
+            rows = cell.key.concurrency, cell.key.num_samples
+            shape = (cell.key.engine, work_of(cell), rows, cell.sampling)
+            shapes.setdefault(shape, []).append(cell)
         usable: list[Cell] = []
         said: tuple[int, ...] = ()  # half of it is expected the next time: rounds go on behind it
         for cell, *others in shapes.values():
@@ -236,7 +228,7 @@ class TargetRun:
             load = Load(concurrency=cell.key.concurrency * num_samples, best_of=num_samples > 1)
             engine = engines[cell.key.engine]
             try:
-                for work in warm_up_works(cell, engine.max_k(cell.drafter)):
+                for work in warm_up_works(cell, self._plan.depths.get(cell.drafter)):
                     served = engine.serve([request] * load.concurrency, work, load)
                     said = served.results[0].output_ids
             except REFUSALS as error:
@@ -249,12 +241,6 @@ class TargetRun:
             else:
                 usable += [cell, *others]
         return frozenset(cell.key.id for cell in usable)
-
-    def _is_too_deep(self, cell: Cell, engines: Mapping[str, Engine]) -> bool:
-        """Whether nobody asked for this K and the drafter cannot draft so far ahead."""
-        key, most = cell.key, engines[cell.key.engine].max_k(cell.drafter)
-        is_asked_for = key.adaptive or not self._plan.settings.is_default_range
-        return not is_asked_for and most is not None and key.num_speculative_tokens > most
 
     def _count_launches(
         self, engine: Engine, prompt_ids: tuple[int, ...], usable: frozenset[str]

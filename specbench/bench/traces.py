@@ -190,8 +190,8 @@ class Tracer:
 
     def _ks(self, pairing: Pairing) -> list[int]:
         """K > 0 as far as the drafter can draft ahead."""
-        most = self._session.engine.max_k(pairing.drafter.name)
-        return [k for k in self._plan.ks(pairing) if 0 < k <= (most or k)]
+        drafter, plan = pairing.drafter.name, self._plan
+        return [k for k in plan.ks(pairing) if 0 < k == plan.within_reach(drafter, k)]
 
 
 def _place(one: Text | TraceRecord) -> tuple[object, ...]:

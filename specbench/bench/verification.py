@@ -4,7 +4,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from specbench.bench.benchmark import default_threads, find_device, open_engines, peer_warnings
+from specbench.bench.benchmark import (
+    default_threads,
+    find_device,
+    open_engines,
+    peer_warnings,
+    read_shapes,
+)
 from specbench.bench.blocks import Setting
 from specbench.bench.hub import look_for_hub
 from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
@@ -43,7 +49,7 @@ def collect_evidence(
     torch.set_num_threads(settings.threads or default_threads(pairings))
     look_for_hub(pairings, watch.warn)
     evidence: list[Evidence] = []
-    for plan in plan_targets(settings, pairings, lambda _: ""):
+    for plan in plan_targets(settings, pairings, lambda _: "", read_shapes):
         for warning in peer_warnings(plan):
             watch.warn(warning)
         jobs = list(_jobs(plan))
@@ -86,8 +92,7 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
         for cell in cells:
             if cell.key.pairing == pairing:
                 drafter = drafters.get(pairing)
-                work, is_default = work_of(cell), plan.is_default_k(cell.key)
-                yield Job(pairing, drafter, cell.key.engine, work, cell.sampling, is_default)
+                yield Job(pairing, drafter, cell.key.engine, work_of(cell), cell.sampling)
 
 
 def _questions(plan: TargetPlan, engine: Engine, watch: Watch) -> Iterator[Question]:

@@ -11,7 +11,7 @@ from specbench.metrics.setting import marked
 
 
 def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
-    """The cells that would be measured, for machines."""
+    """The cells that would be measured, and those that would not, for machines."""
     return {
         "cells": [
             {
@@ -32,7 +32,8 @@ def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
             }
             for plan in plans
             for cell in plan.cell_plans()
-        ]
+        ],
+        "warnings": [warning for plan in plans for warning in plan.left_out],
     }
 
 
@@ -57,6 +58,8 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
             table.add_row(*place, _ks(ks), prompts, repeats)
     console = open_console()
     console.print(table)
+    for warning in (warning for plan in plans for warning in plan.left_out):
+        console.print(warning)
     open_ended = any(plan.is_open_ended for plan in plans)
     limit = " at most; the budget or the precision ends it earlier" if open_ended else ""
     console.print(f"{num_cells} cells{limit}. Nothing was measured.")

@@ -47,10 +47,13 @@ _UNREADABLE = (
 Find = Callable[[str], Path | None]
 
 
-def read_checkpoint(location: str, revision: str | None = None) -> Checkpoint:
+def read_checkpoint(
+    location: str, revision: str | None = None, *, shapes_only: bool = False
+) -> Checkpoint:
     """The head in a local folder or of a hub id, which transformers downloads or has kept.
 
-    Raises ModelError for what is not there or cannot be trusted. Safetensors are read lazily.
+    Raises ModelError for what is not there or cannot be trusted. Safetensors are read lazily,
+    and of a pickle's tensors `shapes_only` reads no values.
     """
     config_file = _find(location, revision, "config.json")
     if config_file is None:
@@ -66,7 +69,9 @@ def read_checkpoint(location: str, revision: str | None = None) -> Checkpoint:
     return Checkpoint(
         source=location,
         config=read_json(config_file),
-        tensors=_read_tensors(file, partial(_find, location, revision)),
+        tensors=_read_tensors(
+            file, partial(_find, location, revision), "meta" if shapes_only else "cpu"
+        ),
         revision=revision,
     )
 
@@ -98,12 +103,12 @@ def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) 
     return None if path is None else Path(path)
 
 
-def _read_tensors(file: Path, find: Find) -> Mapping[str, Tensor]:
+def _read_tensors(file: Path, find: Find, device: str) -> Mapping[str, Tensor]:
     if file.name == INDEX:
         return _Safetensors(read_index(file), find)
     if file.suffix == ".safetensors":
         return _Safetensors(dict.fromkeys(_open(file).keys(), file.name), find)
-    return _read_pickle(file)
+    return _read_pickle(file, device)
 
 
 def _open(file: Path) -> Any:
@@ -154,12 +159,12 @@ class _Safetensors(Mapping[str, Tensor]):
         return len(self._files)
 
 
-def _read_pickle(file: Path) -> dict[str, Tensor]:
+def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
     """ModelError where it holds anything but tensors by name: nothing else is ever run."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused
-            content = torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{file} is damaged or holds more than tensors, and a pickle may run any code: it is "

@@ -14,8 +14,9 @@ from specbench.decoding.growth import Frontier, grow_chain, grow_static
 from specbench.decoding.runner import Runner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTrees, Topology
+from specbench.decoding.topology import StaticTrees
 from specbench.decoding.tree import Branches
+from specbench.drafting.topology import Topology
 
 
 class ModelDrafter(PlainDrafter):

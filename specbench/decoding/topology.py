@@ -1,160 +1,18 @@
-"""Trees whose shape is known before any round: rank paths, as Medusa and EAGLE-1 publish them.
+"""Trees of known shape on a device, made before any round.
 
 Shape suffixes: B rows, K drafts, N = K + 1 nodes, W drafts of one level, I of them with children.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from heapq import heappop, heappush
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from specbench.decoding.tree import Tree, ancestors_of
-from specbench.errors import UsageError
-from specbench.footprint import MOST_DRAFTS, num_static_drafts
+from specbench.drafting.topology import Topology
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Topology:
-    """A static tree; a path (2, 0) is the best child of the third best child of the root."""
-
-    paths: tuple[tuple[int, ...], ...]  # by length, then in order: parents before children
-
-    @classmethod
-    def of_paths(cls, paths: Iterable[Sequence[int]]) -> "Topology":
-        """UsageError where a path's parent is missing or a path is given twice."""
-        ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
-        known = {(), *ordered}
-        if len(known) != len(ordered) + 1:
-            raise UsageError("tree: a path is given twice or empty")
-        for path in ordered:
-            if path[:-1] not in known or min(path) < 0:
-                raise UsageError(f"tree: path {list(path)} needs {list(path[:-1])} in the tree")
-        return cls(tuple(ordered))
-
-    @classmethod
-    def of_widths(cls, widths: Sequence[int], depth: int) -> "Topology":
-        """Every node of level i has widths[i] children, one past the list's end.
-
-        UsageError where a width is no whole number above 0, and for too many drafts.
-        """
-        if not all(type(width) is int and width > 0 for width in widths):
-            raise UsageError(f"tree: {list(widths)} has to list whole numbers above 0")
-        if (num_drafts := num_static_drafts(widths, depth)) > MOST_DRAFTS:
-            raise UsageError(
-                f"tree: {list(widths)} makes {num_drafts} drafts at K={depth}; at most "
-                f"{MOST_DRAFTS} are allowed: choose smaller widths or a smaller K"
-            )
-        level: list[tuple[int, ...]] = [()]
-        paths: list[tuple[int, ...]] = []
-        for i in range(depth):
-            width = widths[i] if i < len(widths) else 1
-            level = [(*path, rank) for path in level for rank in range(width)]
-            paths += level
-        return cls(tuple(paths))
-
-    @classmethod
-    def of_accuracies(cls, rates: Sequence[Sequence[float]], num_drafts: int) -> "Topology":
-        """The `num_drafts` paths that are right most often where depths are independent.
-
-        `rates[i][r]` is how often the draft of rank r is the right one at depth i + 1. Paths are
-        added one by one, the likeliest next to the tree first (Cai et al. 2024, Medusa,
-        arXiv:2401.10774, section 2.3.3); what is never right is left out. UsageError where
-        nothing is left.
-        """
-        # Of each depth, the ranks that are ever right, the best first.
-        ranks = [
-            [rank for minus, rank in sorted((-rate, rank) for rank, rate in enumerate(at)) if minus]
-            for at in rates
-        ]
-        paths: list[tuple[int, ...]] = []
-        nearest: list[tuple[float, tuple[int, ...], int, float]] = []
-
-        def offer(parent: tuple[int, ...], parent_rate: float, place: int) -> None:
-            depth = len(parent)
-            if depth < len(ranks) and place < len(ranks[depth]):
-                rank = ranks[depth][place]
-                rate = parent_rate * rates[depth][rank]
-                heappush(nearest, (-rate, (*parent, rank), place, parent_rate))
-
-        offer((), 1.0, 0)
-        while nearest and len(paths) < num_drafts:
-            minus_rate, path, place, parent_rate = heappop(nearest)
-            paths.append(path)
-            offer(path[:-1], parent_rate, place + 1)
-            offer(path, -minus_rate, 0)
-        if not paths:
-            raise UsageError("tree: no draft is ever right by these accuracies")
-        return cls.of_paths(paths)
-
-    def cut(self, depth: int) -> "Topology":
-        """Without what lies deeper."""
-        return Topology(tuple(path for path in self.paths if len(path) <= depth))
-
-    @property
-    def depth(self) -> int:
-        return len(self.paths[-1]) if self.paths else 0
-
-    @property
-    def num_drafts(self) -> int:
-        return len(self.paths)
-
-    @cached_property
-    def _nodes(self) -> dict[tuple[int, ...], int]:
-        return {(): 0} | {path: i for i, path in enumerate(self.paths, 1)}
-
-    @property
-    def parents(self) -> tuple[int, ...]:
-        """Of each draft, the node that it follows."""
-        return tuple(self._nodes[path[:-1]] for path in self.paths)
-
-    @property
-    def inner_widths(self) -> tuple[int, ...]:
-        """Of each level but the last, how many drafts have children."""
-        return tuple(len(level.inner) for level in self.levels[:-1])
-
-    @cached_property
-    def levels(self) -> tuple["Level", ...]:
-        """The drafts by depth."""
-        inner = {path[:-1] for path in self.paths}
-        levels = []
-        above: dict[tuple[int, ...], int] = {(): 0}
-        for depth in range(1, self.depth + 1):
-            paths = [path for path in self.paths if len(path) == depth]
-            levels.append(
-                Level(
-                    parents=tuple(above[path[:-1]] for path in paths),
-                    ranks=tuple(path[-1] for path in paths),
-                    inner=tuple(i for i, path in enumerate(paths) if path in inner),
-                    inner_nodes=tuple(self._nodes[path] for path in paths if path in inner),
-                )
-            )
-            above = {paths[place]: i for i, place in enumerate(levels[-1].inner)}
-        return tuple(levels)
-
-    @property
-    def is_gapless(self) -> bool:
-        """Whether every node's children are its best ones, none left out."""
-        return all(not path[-1] or (*path[:-1], path[-1] - 1) in self._nodes for path in self.paths)
-
-
-@dataclass(frozen=True)
-class Level:
-    """The drafts of one depth, in order; `inner` are those that have children themselves."""
-
-    parents: tuple[int, ...]  # place of each one's parent among the inner drafts of the level above
-    ranks: tuple[int, ...]  # which child of it: 0 is the likeliest
-    inner: tuple[int, ...]  # their places within this level
-    inner_nodes: tuple[int, ...]  # their numbers within the tree
-
-    @property
-    def num_ranks(self) -> int:
-        return max(self.ranks) + 1
 
 
 class LevelOnDevice(NamedTuple):

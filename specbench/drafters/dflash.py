@@ -26,6 +26,7 @@ from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
 from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafting.depth import NEW_BLOCK_SIZE, dflash_depth
 
 
 @drafter("dflash", model="required", is_head=True, draws=True)
@@ -39,11 +40,11 @@ class DFlash(PlainDrafter):
 
     def __init__(self, parts: Parts) -> None:
         self.head = DFlashHead(parts.checkpoint(), parts.target)
-        self.traits = Traits(features=self.head.features, max_k=self.head.block_size - 1)
+        self.traits = Traits(features=self.head.features, max_k=dflash_depth(self.head.block_size))
 
     @staticmethod
     def new_checkpoint(
-        config: Any, seed: int, *, num_layers: int = 5, block_size: int = 16
+        config: Any, seed: int, *, num_layers: int = 5, block_size: int = NEW_BLOCK_SIZE
     ) -> Checkpoint:
         """A head with random weights for a target with this transformers config."""
         return new_dflash_checkpoint(config, seed, num_layers=num_layers, block_size=block_size)

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 import torch
 
 from specbench.decoding.checkpoint import Checkpoint
-from specbench.drafters.heads.eagle import STATIC_TREE, EagleHead, EagleWeights
+from specbench.drafters.heads.eagle import EagleHead, EagleWeights
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.layers import drawn, layer_config, new_layer_fields
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafting.published import EAGLE_STATIC
 
 
 @drafter("eagle", model="required", is_head=True, draws=True)
@@ -32,7 +33,7 @@ class Eagle(FeatureDrafter):
         top_k: Annotated[int, range(1, 65)] = 10,
         max_drafts: Annotated[int, range(1, 257)] = 59,
     ) -> None:
-        plan = TreePlan(kind=tree, topology=STATIC_TREE, top_k=top_k, max_drafts=max_drafts)
+        plan = TreePlan(kind=tree, topology=EAGLE_STATIC, top_k=top_k, max_drafts=max_drafts)
         super().__init__(EagleHead(parts.checkpoint(), parts.target), plan)
 
     @staticmethod

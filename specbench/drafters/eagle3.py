@@ -6,11 +6,11 @@ from typing import Annotated, Any, Literal
 import torch
 
 from specbench.decoding.checkpoint import Checkpoint
-from specbench.drafters.heads.eagle import STATIC_TREE
 from specbench.drafters.heads.eagle3 import Eagle3Head, Eagle3Weights
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.layers import drawn, layer_config, new_layer_fields
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafting.published import EAGLE_STATIC
 from specbench.model_files.eagle3_style import Style, default_layer_ids
 
 
@@ -31,7 +31,7 @@ class Eagle3(FeatureDrafter):
         top_k: Annotated[int, range(1, 65)] = 10,
         max_drafts: Annotated[int, range(1, 257)] = 59,
     ) -> None:
-        plan = TreePlan(kind=tree, topology=STATIC_TREE, top_k=top_k, max_drafts=max_drafts)
+        plan = TreePlan(kind=tree, topology=EAGLE_STATIC, top_k=top_k, max_drafts=max_drafts)
         super().__init__(Eagle3Head(parts.checkpoint(), parts.target), plan)
 
     @staticmethod

@@ -17,6 +17,7 @@ from specbench.decoding.state import State
 from specbench.decoding.topology import ByDepth
 from specbench.decoding.tree import Tree
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafting.depth import lookahead_depth
 
 _ADDED_AT_ONCE = 128  # n-grams of a prompt; each is compared with each
 
@@ -44,7 +45,7 @@ class Lookahead(PlainDrafter):
     ) -> None:
         device = parts.target.device
         # Its n-grams come from what its own rounds feed.
-        self.traits = Traits(max_k=ngram - 1, repeatability="none")
+        self.traits = Traits(max_k=lookahead_depth(ngram), repeatability="none")
         self._window, self._ngram, self._num_levels = window, ngram, ngram - 1
         self._pool_from_prompt = pool_from_prompt
         self._pool = NgramPool(ngram, guesses, parts.target.vocab_size, device)

@@ -24,14 +24,10 @@ from specbench.decoding.drafter import (
 from specbench.decoding.head_part import HeadPart
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTrees, Topology
+from specbench.decoding.topology import StaticTrees
 from specbench.drafters.heads.medusa import MedusaHeads
-from specbench.drafters.heads.medusa_trees import MC_SIM_7B_63, VICUNA_7B_STAGE2
 from specbench.drafters.registry import Parts, drafter
-from specbench.errors import ModelError, UsageError
-
-# In the head's config, of our own: how often the token of each rank of each head is right.
-ACCURACIES = "medusa_head_accuracies"
+from specbench.drafting.medusa import NEW_HEADS, MedusaTree
 
 
 @drafter("medusa", model="required", is_head=True)
@@ -56,25 +52,11 @@ class Medusa(PlainDrafter):
         target, checkpoint = parts.target, parts.checkpoint()
         self.heads = MedusaHeads(checkpoint, target)
         self._last_RF = torch.empty(0, target.hidden_size)
-        self._max_drafts = max_drafts
-        self._paths = VICUNA_7B_STAGE2 if tree == "stage2" else MC_SIM_7B_63
-        is_fitted = tree == "fitted" or (tree == "auto" and ACCURACIES in checkpoint.config)
-        self._rates = _accuracies(checkpoint) if is_fitted else []
-        self.trees: StaticTrees | None = None
-        max_k = self.heads.num_heads
-        if tree != "chain":
-            self.trees = StaticTrees(self._topology, target.device)
-            max_k = self._topology(max_k).depth
-        self.traits = Traits(features=(target.num_layers,), max_k=max_k, chains_nest=True)
-
-    def _topology(self, depth: int) -> Topology:
-        """The tree of the first `depth` heads; none has more ranks than it knows tokens."""
-        most = self.heads.vocab_size
-        if self._rates:
-            rates = [of_head[:most] for of_head in self._rates[:depth]]
-            return Topology.of_accuracies(rates, self._max_drafts)
-        paths = [path for path in self._paths if len(path) <= depth and max(path) < most]
-        return Topology.of_paths(paths[: self._max_drafts])
+        own = MedusaTree.of(
+            checkpoint, kind=tree, max_drafts=max_drafts, vocab_size=target.vocab_size
+        )
+        self.trees = None if tree == "chain" else StaticTrees(own.topology, target.device)
+        self.traits = Traits(features=(target.num_layers,), max_k=own.depth, chains_nest=True)
 
     @property
     def buffers(self) -> tuple[Tensor, ...]:
@@ -139,7 +121,7 @@ class Medusa(PlainDrafter):
 
     @staticmethod
     def new_checkpoint(
-        config: Any, seed: int, *, num_heads: int = 4, num_layers: int = 1
+        config: Any, seed: int, *, num_heads: int = NEW_HEADS, num_layers: int = 1
     ) -> Checkpoint:
         """Heads of random weights for a target of that config, named as Medusa's authors do."""
         text, generator = config.get_text_config(), torch.Generator().manual_seed(seed)
@@ -160,26 +142,3 @@ class Medusa(PlainDrafter):
             "medusa_num_layers": num_layers,
         }
         return Checkpoint(source="new medusa heads", config=fields, tensors=tensors)
-
-
-def _accuracies(checkpoint: Checkpoint) -> list[list[float]]:
-    """Per head, how often its token of each rank is right; UsageError, ModelError."""
-    rates = checkpoint.config.get(ACCURACIES)
-    if rates is None:
-        raise UsageError(
-            f"medusa: tree fitted needs {ACCURACIES} in the config of {checkpoint.source}; "
-            "published, stage2 and chain are allowed without"
-        )
-    if not isinstance(rates, list) or not all(map(_are_shares, rates)):
-        raise ModelError(
-            f"{checkpoint.source}: {ACCURACIES} has to list shares from 0 to 1 for every head"
-        )
-    if not rates or not any(rates[0]):
-        raise ModelError(f"{checkpoint.source}: by its {ACCURACIES} the first head is never right")
-    return rates
-
-
-def _are_shares(rates: object) -> bool:
-    return isinstance(rates, list) and all(
-        isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates
-    )

@@ -4,8 +4,6 @@ Shape suffixes: B rows, N nodes fed, M = B * N, K drafts, W drafts of a level, I
 children, R ranks, V vocabulary, X = V + 1 tokens with the unknown one.
 """
 
-import heapq
-from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -13,11 +11,9 @@ import torch
 from specbench.decoding.drafter import Outcome, PlainDrafter, Proposal, Traits
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTrees, Topology
+from specbench.decoding.topology import StaticTrees
 from specbench.drafters.registry import Parts, drafter
-
-# How often the token that follows is the one of that rank the last time: shapes the tree alone.
-_RANK_PROBS = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
+from specbench.drafting.recycling import RANK_PROBS, recycling_tree
 
 
 @drafter("token_recycling")
@@ -39,15 +35,14 @@ class TokenRecycling(PlainDrafter):
         warm_start: bool = False,
     ) -> None:
         device, V = parts.target.device, parts.target.vocab_size
-        rank_probs = _RANK_PROBS[:V]
-        topology = likeliest_tree(rank_probs, max_drafts)
+        topology = recycling_tree(max_drafts, V)
         # Rounds also renew what rejected drafts follow.
         self.traits = Traits(max_k=topology.depth, repeatability="approximate")
         self._warm_start = warm_start
         self._trees = StaticTrees(topology.cut, device)
         # Token V is the unknown one, which only itself can follow.
         self._unknown = V
-        self._successors_XR = torch.full((V + 1, len(rank_probs)), V, device=device)
+        self._successors_XR = torch.full((V + 1, len(RANK_PROBS[:V])), V, device=device)
 
     @property
     def buffers(self) -> tuple[torch.Tensor, ...]:
@@ -94,15 +89,3 @@ class TokenRecycling(PlainDrafter):
         self._successors_XR[tokens_M] = torch.where(
             last_M[:, None] >= 0, best_MR[last_M.clamp(min=0)], self._successors_XR[tokens_M]
         )
-
-
-def likeliest_tree(rank_probs: Sequence[float], num_drafts: int) -> Topology:
-    """The `num_drafts` paths whose ranks' probabilities have the largest products."""
-    waiting: list[tuple[float, tuple[int, ...]]] = [(-1.0, ())]
-    paths: list[tuple[int, ...]] = []
-    while len(paths) <= num_drafts:  # the first is the current token's, which is no draft
-        chance, path = heapq.heappop(waiting)
-        paths.append(path)
-        for rank, prob in enumerate(rank_probs):
-            heapq.heappush(waiting, (chance * prob, (*path, rank)))
-    return Topology.of_paths(paths[1:])

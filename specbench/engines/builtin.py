@@ -214,9 +214,6 @@ class BuiltinEngine(Instrumented):
         spare = own.spare_slots * own.kv_bytes_per_token
         return slots * self.kv_bytes_per_token(drafter) + spare
 
-    def max_k(self, drafter: str) -> int | None:
-        return self._drafters[drafter].traits.max_k
-
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         method, times = self._drafters[drafter], Counter[tuple[int, str]]()
         for own in method.footprint.forwards(k) if k else ():

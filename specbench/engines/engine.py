@@ -166,10 +166,6 @@ class Engine(Protocol):
     def remove_drafter(self, name: str) -> None:
         """Give its memory back; a name that was never loaded is no mistake."""
 
-    def max_k(self, drafter: str) -> int | None:
-        """The most tokens ahead that the drafter can draft; None: as many as one likes."""
-        ...
-
     def generate(self, request: EngineRequest, work: Work) -> EngineResult:
         """Decode one request alone."""
         ...

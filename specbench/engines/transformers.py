@@ -174,9 +174,6 @@ class TransformersEngine(InProcess):
     def kv_bytes_per_token(self, drafter: str) -> int:
         return sum(_kv_bytes_per_token(loaded.model) for loaded in self._loaded(drafter))
 
-    def max_k(self, drafter: str) -> int | None:  # noqa: ARG002
-        return None
-
     def _add_lookup(self, drafter: Drafter) -> None:
         longest = drafter.parameters.get("max_ngram")
         self._ngrams[drafter.name] = longest if isinstance(longest, int) else None

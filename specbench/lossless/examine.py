@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from specbench.config import Drafter
@@ -22,7 +21,6 @@ class Job(NamedTuple):
     engine: str
     work: Work
     sampling: Sampling
-    is_default_k: bool = False  # nobody asked for this K: the drafter's own limit may lower it
 
     def refused(self, error: Exception) -> Refused:
         """As evidence. Whether it is lossy follows from its drafter, which no engine may have."""
@@ -68,7 +66,7 @@ def examine(
                     engines[name].add_drafter(drafter)
             except REFUSALS as error:
                 refused[name] = error
-        for job in (_within_reach(job, engines) if not refused else job for job in own):
+        for job in own:
             who = Examined(pairing, engines[job.engine], job.work, amount.num_rows[job.engine])
             method = f"{job.work.method} " if job.work.k else ""
             stage(f"{pairing}: {method}K={job.work.k} T={job.sampling.temperature:g}")
@@ -82,13 +80,6 @@ def examine(
             for engine in engines.values():
                 engine.remove_drafter(own[0].drafter.name)
     return found
-
-
-def _within_reach(job: Job, engines: Mapping[str, Engine]) -> Job:
-    if not job.is_default_k:
-        return job
-    most = next(iter(engines.values())).max_k(job.work.drafter) or job.work.k
-    return job._replace(work=replace(job.work, k=min(job.work.k, most)))
 
 
 def _evidence(

@@ -44,6 +44,33 @@ def medusa_tensors(files: F) -> F:
     return files
 
 
+def count_heads(files: HeadFiles[Any]) -> int:
+    """Of `medusa_tensors`, by their names: configs say otherwise. ModelError for none."""
+    return len({i for i, _ in _numbers(files)})
+
+
+def count_tokens(files: HeadFiles[Any]) -> int | None:
+    """That the heads of `medusa_tensors` can say; None: all of the target's."""
+    map_shape = files.shape(TOKEN_MAP) if TOKEN_MAP in files.tensors else ()
+    return map_shape[0] if map_shape else None
+
+
+def _numbers(files: HeadFiles[Any]) -> set[tuple[int, int]]:
+    """Of head and layer, in the names of tensors."""
+    found = [_names(files).numbers.fullmatch(name) for name in files.tensors]
+    numbers = {(int(match[1]), int(match[2])) for match in found if match}
+    if not numbers:
+        raise ModelError(
+            f"{files.source} holds no Medusa heads; their tensors are named like "
+            "0.0.linear.weight or blocks.0.layers.0.weight"
+        )
+    return numbers
+
+
+def _names(files: HeadFiles[Any]) -> _Names:
+    return _VLLM if any(_VLLM.numbers.fullmatch(name) for name in files.tensors) else _OWN
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MedusaLayout:
     """Names of the tensors, by residual layer and head; `outs` has one where heads share it."""
@@ -68,15 +95,8 @@ class MedusaLayout:
         `files` are those of `medusa_tensors`. ModelError where they hold no heads.
         """
         tensors, size = files.tensors, target.hidden_size
-        names = _VLLM if any(_VLLM.numbers.fullmatch(name) for name in tensors) else _OWN
-        found = [names.numbers.fullmatch(name) for name in tensors]
-        numbers = {(int(match[1]), int(match[2])) for match in found if match}
-        if not numbers:
-            raise ModelError(
-                f"{files.source} holds no Medusa heads; their tensors are named like "
-                "0.0.linear.weight or blocks.0.layers.0.weight"
-            )
-        heads, num_layers = range(len({i for i, _ in numbers})), len({j for _, j in numbers})
+        names, heads = _names(files), range(count_heads(files))
+        num_layers = len({j for _, j in _numbers(files)})
 
         def layers(kind: str) -> list[list[str]]:
             return [

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from specbench.config import Drafter
+from specbench.drafting.published import EAGLE_STATIC
 from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_static_drafts, spare_slots
 from specbench.methods import Setting, find_method
-
-_EAGLE_STATIC = (4, 8, 8, 3, 2)  # nodes of each level of EAGLE-1's published tree
 
 
 class Drafting(NamedTuple):
@@ -34,8 +33,8 @@ def drafting(drafter: Drafter, k: int) -> Drafting:
             if tree == "chain":
                 return Drafting(k, k)
             if tree == "static":
-                levels = _EAGLE_STATIC[:k]
-                return Drafting(sum(levels), len(levels))
+                static = EAGLE_STATIC.cut(k)
+                return Drafting(static.num_drafts, static.depth)
             top_k, drafts = whole(asked.get("top_k")), whole(most)
             depth = min(k, DEEPEST_BEAM)
             num_drafts = num_dynamic_drafts(depth, top_k, drafts)

@@ -42,6 +42,7 @@ from specbench.records.provenance import (
     ModelIdentity,
     RunRecord,
     RunSettings,
+    too_deep,
 )
 from specbench.records.traces import TraceRecord
 from specbench.stats.interval import Interval
@@ -86,4 +87,5 @@ __all__ = [
     "SamplesRecord",
     "Sampling",
     "TraceRecord",
+    "too_deep",
 ]

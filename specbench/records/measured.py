@@ -277,7 +277,8 @@ class EngineRecord:
     compile_s: float | None = None  # spent on compiling; None: not compiled
     quantization: str | None = None
     notes: tuple[str, ...] = ()
-    max_k: Mapping[str, int] = field(default_factory=dict)  # of drafters that have a deepest K
+    # Of drafters that have a deepest K: what makes plans of schema 4 final.
+    max_k: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

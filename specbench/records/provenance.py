@@ -96,8 +96,11 @@ class CellPlan:
     key: CellKey
     num_prompts: int
     num_repeats: int
-    # Nobody asked for this K, so the drafter's own limit may lower it; unknown in earlier runs.
-    is_default_k: bool = field(default=False, compare=False)
+
+
+def too_deep(pairing: str, least: int) -> str:
+    """What a run says of the K that nobody asked for and that its plan leaves out."""
+    return f"{pairing} cannot draft K = {least} or more tokens ahead: these K were left out"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

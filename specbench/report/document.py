@@ -13,7 +13,12 @@ from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.pairing.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.pairing.best_of import BestOf, compare_best_of
 from specbench.pairing.compromise import find_compromise
-from specbench.pairing.forecast_check import CheckedForecast, check_forecasts, forecast_json
+from specbench.pairing.forecast_check import (
+    CheckedForecast,
+    check_forecasts,
+    forecast_json,
+    is_left_out,
+)
 from specbench.pairing.peers import SideBySide, side_by_side
 from specbench.pairing.recommend import Recommendation, by_question, choose, decide
 from specbench.pairing.scaling import ContextCurve, Crossover, context_curves, crossovers
@@ -31,7 +36,6 @@ from specbench.records import (
     RunRecord,
     RunSettings,
 )
-from specbench.report.left_out import is_meant, is_too_deep
 from specbench.store import StoredRun
 
 JSON_VERSION = 1  # of the machine document; keys are added without a new version
@@ -106,9 +110,8 @@ def build_document(stored: StoredRun) -> Document:
     ]
     imported = summarise_imported([plan.key for plan in stored.run.cells], stored.imported)
     measured = {cell.key for cell in (*cells, *imported)}
-    missing = tuple(
-        p.key for p in stored.run.cells if p.key not in measured and not is_meant(p.key, stored)
-    )
+    unmeasured = (plan.key for plan in stored.run.cells if plan.key not in measured)
+    missing = tuple(key for key in unmeasured if not is_left_out(key, stored.forecasts))
     return Document(
         run=stored.run,
         is_complete=stored.is_complete,
@@ -273,10 +276,6 @@ def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
             "interrupted or still running: this is what was measured so far; "
             f"an interrupted run goes on with --resume {stored.run.run_id}"
         )
-    too_deep = [p.key for p in stored.run.cells if is_too_deep(p.key, stored)]
-    for pairing in dict.fromkeys(key.pairing for key in too_deep):
-        least = min(key.num_speculative_tokens for key in too_deep if key.pairing == pairing)
-        yield f"{pairing} cannot draft K = {least} or more tokens ahead: these K were left out"
     if missing:
         names = ", ".join(dict.fromkeys(f"{key.pairing} on {key.workload}" for key in missing))
         yield f"{len(missing)} of {len(stored.run.cells)} planned cells were not measured: {names}"

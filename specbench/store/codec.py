@@ -5,6 +5,7 @@ A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a Run
 
 import re
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
@@ -28,11 +29,12 @@ from specbench.records import (
     RunRecord,
     TraceRecord,
 )
+from specbench.store.old_plans import LAST_SCHEMA, Depths, OldRunRecord
 
 # 1: first layout (2026-11). 2: passes over many rows, engines and limits. 3: the best of several
 # samples. 4: lossy options, whole answers checked at once, imported figures, traces, forecasts.
-# Earlier ones read as before.
-SCHEMA_VERSION = 4
+# 5: a plan is final (old_plans.py). Earlier ones read as before.
+SCHEMA_VERSION = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +117,7 @@ _LINE: TypeAdapter[Any] = TypeAdapter(
 )
 # pydantic hands a config to a standard dataclass only through an enclosing type.
 _RUN: TypeAdapter[RunRecord | None] = TypeAdapter(RunRecord | None, config=_CONFIG)
+_OLD_RUN: TypeAdapter[OldRunRecord | None] = TypeAdapter(OldRunRecord | None, config=_CONFIG)
 
 
 class NotJsonError(ValueError):
@@ -144,8 +147,11 @@ def encode_run(run: RunRecord) -> bytes:
     return _encode(_RUN, run, indent=2) + b"\n"
 
 
-def decode_run(text: bytes) -> RunRecord:
-    """The run of a run.json; NewerSchemaError, NotJsonError or ValueError says what is wrong."""
+def decode_run(text: bytes, depths: Depths = MappingProxyType({})) -> RunRecord:
+    """The run of a run.json; NewerSchemaError, NotJsonError or ValueError says what is wrong.
+
+    `depths` make an old plan final.
+    """
     # A newer layout has keys that are unknown here: its version is the news, not the keys.
     try:
         document = parse_json(text)
@@ -154,10 +160,11 @@ def decode_run(text: bytes) -> RunRecord:
     version = document.get("schema_version") if isinstance(document, dict) else None
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise NewerSchemaError(f"schema version {version}, newer than {SCHEMA_VERSION}")
-    run: RunRecord | None = _decode(_RUN, text)
+    is_old = isinstance(version, int) and version <= LAST_SCHEMA
+    run: RunRecord | None = _decode(_OLD_RUN if is_old else _RUN, text)
     if run is None:
         raise ValueError("null instead of a run")
-    return run
+    return run.final(depths) if isinstance(run, OldRunRecord) else run
 
 
 _LINE_TYPE = re.compile(rb'\{"type":"([a-z]+)","data":\{.*\}\n')

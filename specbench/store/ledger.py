@@ -10,12 +10,13 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from specbench.errors import StoreError
 from specbench.records import BlockRecord, RunRecord
 from specbench.store.codec import SCHEMA_VERSION, Done, StoredRecord, encode_line, encode_run
+from specbench.store.old_plans import Depths, depths_found
 from specbench.store.reader import (
     RECORDS_FILE,
     RUN_FILE,
@@ -66,15 +67,18 @@ def create_run(root: Path, run: RunRecord) -> "Ledger":
         return writer
 
 
-def resume_run(root: Path, run_id: str) -> "Ledger":
+def resume_run(root: Path, run_id: str, depths: Depths = MappingProxyType({})) -> "Ledger":
     """Go on with the run of an id (or `latest`); a torn last line is removed from it.
 
+    `depths` of its drafters make an old plan final, those that its records have go first.
     StoreError if the run is unknown, being written, damaged, or of a newer schema.
     """
     folder = find_run(run_id, root)
     with disk_errors_named(folder), ExitStack() as undo:
         lock = undo.enter_context(_lock(folder))
-        writer = Ledger(folder, read_run(folder), read_records(folder), lock)
+        contents = read_records(folder)
+        run = read_run(folder, {**depths, **depths_found(contents.records)})
+        writer = Ledger(folder, run, contents, lock)
         undo.pop_all()
         return writer
 

@@ -3,15 +3,15 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from specbench.errors import StoreError
 from specbench.records import (
     BlockRecord,
-    CellPlan,
     EngineCost,
     EngineRecord,
     Environment,
@@ -37,6 +37,7 @@ from specbench.store.codec import (
     decode_run,
     line_type,
 )
+from specbench.store.old_plans import Depths, depths_found
 
 LATEST = "latest"  # in place of a run id: the newest run
 RUN_FILE = "run.json"
@@ -98,7 +99,8 @@ def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
         is_path = (Path(path_or_id) / RUN_FILE).is_file()
     folder = Path(path_or_id) if is_path else find_run(str(path_or_id), root)
     contents = read_records(folder)
-    return gathered(folder, read_run(folder), contents.records)
+    run = read_run(folder, depths_found(contents.records))
+    return gathered(folder, run, contents.records)
 
 
 def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> StoredRun:
@@ -109,7 +111,7 @@ def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> S
     kinds[FailureRecord] = list(_unsettled(records))
     found = {name: tuple(kinds.get(kind, ())) for name, kind in _kinds().items()}
     done = bool(records) and isinstance(records[-1], Done)
-    whole: dict[str, Any] = {"run": _within_reach(run, records), "is_complete": done, **found}
+    whole: dict[str, Any] = {"run": run, "is_complete": done, **found}
     return StoredRun(folder=folder, **whole)
 
 
@@ -141,13 +143,16 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.fullmatch(text) is not None and text != LATEST
 
 
-def read_run(folder: Path) -> RunRecord:
-    """run.json of a run's folder; StoreError if it is damaged or of a newer schema."""
+def read_run(folder: Path, depths: Depths = MappingProxyType({})) -> RunRecord:
+    """run.json of a run's folder; StoreError if it is damaged or of a newer schema.
+
+    `depths` make an old plan final.
+    """
     path = folder / RUN_FILE
     with disk_errors_named(path):
         text = path.read_bytes()
     try:
-        return decode_run(text)
+        return decode_run(text, depths)
     except NewerSchemaError as error:
         raise StoreError(f"{path}: {error}; update specbench to read it") from error
     except ValueError as error:
@@ -191,19 +196,6 @@ def disk_errors_named(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{error.filename or place}: {error.strerror}") from error
-
-
-def _within_reach(run: RunRecord, records: Sequence[StoredRecord]) -> RunRecord:
-    """The plan as it was measured: a default K is no larger than its drafter can draft ahead."""
-    engines = [r for r in records if isinstance(r, EngineRecord)]
-    most = {(r.target, name): k for r in engines for name, k in r.max_k.items()}
-
-    def reached(plan: CellPlan) -> CellPlan:
-        key, k = plan.key, plan.key.num_speculative_tokens
-        limit = most.get((key.target, key.drafter), k) if plan.is_default_k else k
-        return replace(plan, key=replace(key, num_speculative_tokens=limit)) if limit < k else plan
-
-    return replace(run, cells=tuple(reached(plan) for plan in run.cells)) if most else run
 
 
 def _unsettled(records: Sequence[StoredRecord]) -> tuple[FailureRecord, ...]:

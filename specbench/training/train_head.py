@@ -13,7 +13,7 @@ from specbench.decoding.loading import LoadedModel, eos_ids
 from specbench.decoding.runner import Runner
 from specbench.decoding.self_test import make_checked_runner
 from specbench.decoding.tokenizer import Tokenizer
-from specbench.drafters.medusa import ACCURACIES
+from specbench.drafting.medusa import ACCURACIES
 from specbench.engines.shelf import Shelf
 from specbench.errors import ModelMemoryError, UsageError
 from specbench.training.acceptance import Acceptance, measure_acceptance

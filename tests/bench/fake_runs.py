@@ -1,11 +1,13 @@
 """Runs of the bench on the fake engine: a real plan, a real store, no model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from specbench.bench.benchmark import plan_warnings
 from specbench.bench.deadline import Deadline
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan, plan_targets
@@ -61,9 +63,15 @@ def write_prompts(path: Path, prompts: Sequence[str | list[str]]) -> str:
 
 
 def make_plan(
-    folder: Path, settings: RunSettings, prompts: Sequence[str | list[str]] = ("Hello", "Bye")
+    folder: Path,
+    settings: RunSettings,
+    prompts: Sequence[str | list[str]] = ("Hello", "Bye"),
+    depths: Mapping[str, int] = MappingProxyType({}),
 ) -> TargetPlan:
-    """The plan of the target `big` with its drafters; `prompts` unless settings name files."""
+    """The plan of the target `big` with its drafters; `prompts` unless settings name files.
+
+    `depths`: the deepest K of drafters, as if their files had told them.
+    """
     pairings_file = folder / "pairings.yaml"
     pairings_file.write_text(PAIRINGS)
     if not settings.workloads:
@@ -71,7 +79,7 @@ def make_plan(
         settings = replace(settings, workloads=(own,))
     pairings: tuple[Pairing, ...] = load_pairings(pairings_file).select(settings.pairings)
     (plan,) = plan_targets(settings, pairings, lambda _: "float32")
-    return plan
+    return replace(plan, depths=depths)
 
 
 def measure(
@@ -95,6 +103,7 @@ def measure(
             settings=plan.settings,
             workload_sha256={},
             cells=plan.cell_plans(),
+            warnings=plan_warnings(plan),
         )
         writer = create_run(root, run)
     probe = NoProbe("no GPU")

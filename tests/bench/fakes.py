@@ -118,7 +118,6 @@ class FakeServer:
     breaks: Callable[[Call], Exception | None] = lambda _: None  # when it generates
     calls: list[Call] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
-    max_ks: Mapping[str, int] = field(default_factory=dict)  # by drafter
 
     name = "builtin"
     eos_ids = (END,)
@@ -212,9 +211,6 @@ class FakeServer:
             draft_s=(draft_s,) * len(emitted),
             verify_s=(verify_s,) * len(emitted),
         )
-
-    def max_k(self, drafter: str) -> int | None:
-        return self.max_ks.get(drafter)
 
 
 @dataclass

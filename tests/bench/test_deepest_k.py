@@ -19,9 +19,8 @@ def too_deep(call: Call) -> Exception | None:
 
 
 def measured(settings: RunSettings, folder: Path) -> Document:
-    engine = FakeEngine(FakeClock(), max_ks={"good": 4}, breaks=too_deep)
-    engine.record = replace(engine.record, max_k={"good": 4})
-    return build_document(measure(make_plan(folder, settings), engine, folder))
+    plan = make_plan(folder, settings, depths={"good": 4})
+    return build_document(measure(plan, FakeEngine(FakeClock(), breaks=too_deep), folder))
 
 
 def ks_of(document: Document, drafter: str) -> set[int]:
@@ -52,7 +51,7 @@ def test_a_k_that_was_asked_for_is_a_failure_and_the_others_are_measured(tmp_pat
 
 def test_an_adaptive_k_is_warmed_up_as_deep_as_it_goes(tmp_path: Path) -> None:
     settings = replace(KS, num_speculative_tokens=(0,), adaptive=True, pairings=("big/good",))
-    engine = FakeEngine(FakeClock(), max_ks={"good": 2})
-    measure(make_plan(tmp_path, settings), engine, tmp_path)
+    engine = FakeEngine(FakeClock())
+    measure(make_plan(tmp_path, settings, depths={"good": 2}), engine, tmp_path)
     warmed_up = {call.k for call in engine.calls if call.request.max_new_tokens == 12}
     assert warmed_up == {0, 1, 2}

@@ -14,9 +14,8 @@ UNSAID = replace(SETTINGS, num_speculative_tokens=None)
 
 def measured(settings: RunSettings, folder: Path, most: int) -> Document:
     limits = {"good": most, "bad": most}
-    engine = FakeEngine(FakeClock(), max_ks=limits)
-    engine.record = replace(engine.record, max_k=limits)
-    return build_document(measure(make_plan(folder, settings), engine, folder))
+    plan = make_plan(folder, settings, depths=limits)
+    return build_document(measure(plan, FakeEngine(FakeClock()), folder))
 
 
 def ks_of(document: Document, drafter: str) -> set[int]:

@@ -84,8 +84,11 @@ def test_a_drafter_is_traced_as_deep_as_it_can_draft(tmp_path):
         asked.append((drafter, tuple(ks)))
         return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
 
-    engine = FakeEngine(FakeClock())
-    engine.max_k = lambda drafter: 2 if drafter == "good" else None
-    settings = replace(FORECAST, is_default_range=True)
-    measure(make_plan(tmp_path, settings, SIX), engine, tmp_path, trace=noted)
-    assert set(asked) == {("good", (1, 2)), ("bad", (1, 2, 4))}
+    for is_default_range in (True, False):
+        asked.clear()
+        settings = replace(FORECAST, is_default_range=is_default_range)
+        folder = tmp_path / str(is_default_range)
+        folder.mkdir()
+        plan = make_plan(folder, settings, SIX, depths={"good": 2})
+        measure(plan, FakeEngine(FakeClock()), folder, trace=noted)
+        assert set(asked) == {("good", (1, 2)), ("bad", (1, 2, 4))}

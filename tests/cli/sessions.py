@@ -62,9 +62,9 @@ def _main(
 
 
 def _hold_after(num_records: int) -> None:
-    from specbench.store.writer import RunWriter
+    from specbench.store.ledger import Ledger
 
-    append, left = RunWriter.append, num_records
+    append, left = Ledger.append, num_records
 
     def held(self, record):
         nonlocal left
@@ -73,4 +73,4 @@ def _hold_after(num_records: int) -> None:
         left -= 1
         append(self, record)
 
-    RunWriter.append = held
+    Ledger.append = held

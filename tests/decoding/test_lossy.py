@@ -20,8 +20,9 @@ from specbench.decoding.round import Verifier, run_round
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTree, Topology
+from specbench.decoding.topology import StaticTree
 from specbench.decoding.verifier import verify
+from specbench.drafting.topology import Topology
 from specbench.records import LossyRule, Sampling
 from specbench.records.lossy import RULES
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda

@@ -18,8 +18,9 @@ from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Purpose, Sampler, uniform
 from specbench.decoding.state import State
 from specbench.decoding.synthetic import SyntheticVerifier, acceptance_rates
-from specbench.decoding.topology import StaticTree, Topology
+from specbench.decoding.topology import StaticTree
 from specbench.decoding.verifier import Verdict
+from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
 from specbench.records import Sampling
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from specbench.decoding.topology import Topology
+from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
 
 

@@ -13,9 +13,10 @@ from specbench.decoding.growth import Frontier, grow_static
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTree, Topology
+from specbench.decoding.topology import StaticTree
 from specbench.decoding.tree import Tree, branches_of
 from specbench.decoding.verifier import verify
+from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
 from specbench.records import Sampling
 from tests.decoding.models import exact_llama, plain_logits

@@ -17,8 +17,8 @@ from specbench.decoding.rows import Fill, Rows
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.decoding.topology import Topology
 from specbench.drafters.registry import build_drafter, drafter_class
+from specbench.drafting.topology import Topology
 from specbench.records import Sampling
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import parts_of

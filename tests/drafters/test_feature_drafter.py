@@ -9,8 +9,8 @@ import torch
 from specbench.decoding.fused_runner import FusedRunner
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
-from specbench.drafters.heads.eagle import STATIC_TREE
 from specbench.drafters.heads.feature_drafter import FeatureDrafter
+from specbench.drafting.published import EAGLE_STATIC
 from specbench.records import Sampling
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import (
@@ -46,7 +46,7 @@ def test_static_trees_are_the_plain_heads_whatever_branch_is_kept(method: str) -
     seen, kept = case.rounds([4] * 8, tree="static")
 
     assert kept == {0, 1, 2, 3, 4}
-    assert_static_trees(case.plain, STATIC_TREE.cut(4), seen)
+    assert_static_trees(case.plain, EAGLE_STATIC.cut(4), seen)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -169,6 +169,6 @@ def test_a_head_has_the_dtype_of_its_target(method: str) -> None:
 
 
 def test_the_static_tree_is_the_published_one_of_25_nodes() -> None:
-    assert STATIC_TREE.num_drafts == 25
-    assert [len(level.ranks) for level in STATIC_TREE.levels] == [4, 8, 8, 3, 2]
-    assert STATIC_TREE.is_gapless
+    assert EAGLE_STATIC.num_drafts == 25
+    assert [len(level.ranks) for level in EAGLE_STATIC.levels] == [4, 8, 8, 3, 2]
+    assert EAGLE_STATIC.is_gapless

@@ -18,11 +18,12 @@ from specbench.decoding.request import Request
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.decoding.topology import Topology
 from specbench.drafters.heads.medusa import MedusaHeads
-from specbench.drafters.heads.medusa_trees import MC_SIM_7B_63, VICUNA_7B_STAGE2
-from specbench.drafters.medusa import ACCURACIES, Medusa
+from specbench.drafters.medusa import Medusa
 from specbench.drafters.registry import build_drafter
+from specbench.drafting.medusa import ACCURACIES
+from specbench.drafting.published import MC_SIM_7B_63, VICUNA_7B_STAGE2
+from specbench.drafting.topology import Topology
 from specbench.errors import ModelError, UsageError
 from specbench.records import Sampling
 from tests.decoding.conftest import Plant

@@ -8,9 +8,10 @@ import pytest
 from specbench.decoding import growth
 from specbench.decoding import round as one_round
 from specbench.drafters.heads import eagle3, feature_drafter
-from specbench.drafters.heads.eagle import STATIC_TREE, EagleHead
+from specbench.drafters.heads.eagle import EagleHead
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.joining_head import JoiningHead
+from specbench.drafting.published import EAGLE_STATIC
 from specbench.errors import ModelError
 from tests.decoding.conftest import Plant
 from tests.drafters.feature_cases import (
@@ -34,7 +35,7 @@ def chains(method: str) -> None:
 
 def static_trees(method: str) -> None:
     case = subject(method)
-    assert_static_trees(case.plain, STATIC_TREE.cut(3), case.rounds([3] * 6, tree="static")[0])
+    assert_static_trees(case.plain, EAGLE_STATIC.cut(3), case.rounds([3] * 6, tree="static")[0])
 
 
 def dynamic_trees(method: str) -> None:

@@ -12,7 +12,8 @@ from specbench.decoding.rows import Fill, Rows
 from specbench.decoding.runner import StockRunner
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.drafters.token_recycling import TokenRecycling, likeliest_tree
+from specbench.drafters.token_recycling import TokenRecycling
+from specbench.drafting.recycling import likeliest_tree
 from specbench.records import Sampling
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter

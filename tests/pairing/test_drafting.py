@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.drafters.heads.eagle import STATIC_TREE
+from specbench.drafting.published import EAGLE_STATIC
 from specbench.pairing.drafting import drafting
 from tests.pairing.tiny_drafters import TinyDrafters
 
@@ -47,8 +47,8 @@ def test_of_eagles_static_tree_there_are_the_levels_that_k_reaches(tiny, method,
     shape = drafting(tiny.drafter(method, tree="static"), k)
 
     assert shape == (num_drafts, k, 0)
-    assert num_drafts == STATIC_TREE.cut(k).num_drafts
-    assert STATIC_TREE.depth == 5
+    assert num_drafts == EAGLE_STATIC.cut(k).num_drafts
+    assert EAGLE_STATIC.depth == 5
 
 
 def test_past_its_last_level_a_static_tree_has_no_more_drafts(tiny):

@@ -48,7 +48,7 @@ def traces(drafter: str, conversation: Sequence[Text]) -> tuple[TraceRecord, ...
 
 def assert_equal_counts(drafter: str, conversation: Sequence[Text]) -> None:
     records = traces(drafter, conversation)
-    for k in KS[: engine().max_k(drafter) or max(KS)]:
+    for k in KS[: engine().record.max_k.get(drafter, max(KS))]:
         logs = measured(engine(), drafter, conversation, k)
         serving = [record for record in records if serves(record, k)]
         for record, log in zip(serving, logs, strict=True):

@@ -1,4 +1,4 @@
-"""EAGLE's head, of which EAGLE-2 drafts another tree, and the tree that EAGLE-1 published.
+"""EAGLE's head, of which EAGLE-2 drafts another tree.
 
 Shape suffixes: B rows, T tokens, F hidden size, V vocabulary.
 """
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from specbench.decoding.checkpoint import Checkpoint
 from specbench.decoding.runner import Runner
-from specbench.decoding.topology import Topology
 from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.joining_head import JoiningHead
 from specbench.drafters.heads.layers import (
@@ -25,11 +24,6 @@ from specbench.drafters.heads.layers import (
     token_embedding,
 )
 from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit, eagle_has_bias
-
-# The tree of EAGLE-1: its authors' `mc_sim_7b_63`, SafeAILab/EAGLE eagle/model/choices.py.
-_PATHS = """0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100
-    0000 0001 0002 00000 00001"""
-STATIC_TREE = Topology.of_paths([int(rank) for rank in path] for path in _PATHS.split())
 
 
 class EagleHead(JoiningHead):

@@ -33,8 +33,10 @@ from specbench.decoding.head_part import HeadPart
 from specbench.decoding.layer_stack import LayerStack
 from specbench.decoding.sampling import Sampler
 from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTrees, Topology
+from specbench.decoding.topology import StaticTrees
 from specbench.decoding.tree import Branches
+from specbench.drafting.depth import feature_depth
+from specbench.drafting.topology import Topology
 from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
 
 
@@ -115,15 +117,12 @@ class TreePlan:
 class FeatureDrafter(PlainDrafter):
     """Keeps the state after each row's last token, from which the first draft comes for free."""
 
-    def __init__(self, head: FeatureHead, plan: TreePlan, *, max_k: int | None = None) -> None:
+    def __init__(self, head: FeatureHead, plan: TreePlan) -> None:
         self.head = head
         self._plan = plan = replace(plan, top_k=min(plan.top_k, head.num_tokens))
         if plan.kind == "static" and plan.topology is not None:
-            deepest = plan.topology.depth
             self._trees = StaticTrees(plan.topology.cut, head.device)
-            max_k = min(deepest, max_k or deepest)
-        elif plan.kind == "dynamic":
-            max_k = min(DEEPEST_BEAM, max_k or DEEPEST_BEAM)
+        max_k = feature_depth(plan.kind)
         self.traits = Traits(features=head.features, max_k=max_k, chains_nest=True)
         self._spare_slots = max(plan.spare_slots(k) for k in range(1, DEEPEST_BEAM + 1))
         self._last_RF = torch.empty(0, head.state_size)

@@ -1,8 +1,12 @@
-"""The trees that Medusa's authors publish, their likeliest paths first.
+"""The trees that the authors of Medusa and EAGLE-1 publish.
 
-A word is a path, a digit a rank: "20" is the best child of the third best draft. Every prefix of
-a list is a tree, too. Facts from FasterDecoding/Medusa, medusa/model/medusa_choices.py.
+A word is a path, a digit a rank: "20" is the best child of the third best draft. Medusa's
+likeliest paths come first, so every prefix of its lists is a tree. Facts from
+FasterDecoding/Medusa medusa/model/medusa_choices.py, and the `mc_sim_7b_63` of SafeAILab/EAGLE
+eagle/model/choices.py.
 """
+
+from specbench.drafting.topology import Topology
 
 Path = tuple[int, ...]
 
@@ -27,4 +31,13 @@ VICUNA_7B_STAGE2 = _paths(
     40 12 08 7 030 0001 005 21 006 101 0010 200 50 09 012 8 040 021 13 007 0002 008 110 0100 60
     9 013 0003 102 050 31 0020 70 14
     """
+)
+
+EAGLE_STATIC = Topology.of_paths(
+    _paths(
+        """
+    0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100
+    0000 0001 0002 00000 00001
+    """
+    )
 )

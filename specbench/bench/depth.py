@@ -1,0 +1,62 @@
+"""How far ahead the drafters of a plan draft, from files: nothing is loaded, no torch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from specbench.config import Pairing
+from specbench.drafting.depth import deepest_k
+from specbench.errors import ModelError, UsageError
+from specbench.model_files.head_files import HeadFiles
+from specbench.model_files.model import open_model
+from specbench.model_spec import ModelSpec
+from specbench.pairing.drafting import settings
+
+ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
+
+
+def deepest(pairing: Pairing, read_head: ReadHead, *, made_up: bool) -> int | None:
+    """The deepest K of a pairing's drafter; None: there is no limit, or files do not tell it.
+
+    They do not where they are not here, and where loading will refuse them and say why.
+    `made_up`: weights are not read but drawn.
+    """
+    drafter = pairing.drafter
+    head = partial(_head, drafter.model or pairing.target.model, read_head, made_up=made_up)
+    vocab_size = partial(_vocab_size, pairing.target.model)
+    try:
+        return deepest_k(drafter.method, settings(drafter), head, vocab_size)
+    except (ModelError, UsageError):
+        return None
+
+
+def depths(pairings: Sequence[Pairing], read_head: ReadHead, *, made_up: bool) -> Mapping[str, int]:
+    """Of the drafters of one target that have a deepest K, by name."""
+    found = {p.drafter.name: deepest(p, read_head, made_up=made_up) for p in pairings}
+    return {name: most for name, most in found.items() if most is not None}
+
+
+def headers_on_this_machine(spec: ModelSpec) -> HeadFiles[Any]:
+    """A head's config, and the shapes that safetensors tell; nothing is downloaded. ModelError."""
+    files = open_model(spec)
+    try:
+        return files.head
+    except ModelError:  # a config alone may be enough
+        return HeadFiles(source=spec.source, config=files.config, tensors={})
+
+
+def any_shape(pairings: Sequence[Pairing]) -> bool:
+    """True where a model is a shape without weights: the run is synthetic then."""
+    specs = [s for p in pairings for s in (p.target.model, p.drafter.model) if s is not None]
+    return any(spec.is_shape for spec in specs)
+
+
+def _head(spec: ModelSpec, read_head: ReadHead, *, made_up: bool) -> HeadFiles[Any] | None:
+    return None if made_up or spec.is_shape else read_head(spec)
+
+
+def _vocab_size(target: ModelSpec) -> int | None:
+    try:
+        return open_model(target).vocab_size
+    except ModelError:
+        return None
