@@ -16,7 +16,7 @@ from specbench.pairing.recommend import Choice, Verdict, choose, decide, judge
 from specbench.records import CellSummary
 from specbench.stats.intervals import speedup_interval
 
-SWEEPS = 1_000
+SWEEPS = 4_000
 NUM_PROMPTS = 10
 KS = range(1, 9)
 PROMPT_SIGMA = 0.05  # some prompts are guessed better than others, at every K
