@@ -6,6 +6,7 @@ a moment; all else is as if a shell had started them.
 
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from contextlib import contextmanager
@@ -55,6 +56,8 @@ def _main(
     os.chdir(cwd)
     for path, number in ((out, 1), (err, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    # Of a job in the background of a script, which is what CI may be, SIGINT is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["specbench", *arguments]
     if most_records is not None:
         _hold_after(most_records)
