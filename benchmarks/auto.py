@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.run import cells_of, name_of, provenance, run, write
-from specbench.decoding.controller import default_ks
-from specbench.pairing.adaptive import AdaptiveComparison, compare_adaptive, pooled
+from specbench.adaptive_k.controller import default_ks
+from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive, pooled
 from specbench.records import RunSettings
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 
 PAIRING = "demo/draft"
 WORKLOADS = ("chat", "code", "creative")

@@ -15,13 +15,13 @@ from typing import Any
 from benchmarks.forwards import compare_forwards
 from benchmarks.run import cells_of, name_of, provenance, run, write
 from specbench.bench.floors import middle_context
-from specbench.config import load_pairings
+from specbench.decide.peers import OWN_DEFAULTS, SideBySide, side_by_side
+from specbench.inputs.config import load_pairings
 from specbench.metrics.cell import CellData
 from specbench.metrics.summary import summarise
-from specbench.pairing.peers import OWN_DEFAULTS, SideBySide, side_by_side
 from specbench.records import CellSummary, RunSettings
+from specbench.runs import StoredRun
 from specbench.shipped import shipped
-from specbench.store import StoredRun
 
 PAIRING = "demo/draft"
 DTYPE = "float32"

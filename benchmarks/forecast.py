@@ -24,15 +24,15 @@ from benchmarks.run import cells_of, provenance, run, write
 from benchmarks.widened import write_wide_pair
 from specbench.bench.passes import block_seconds
 from specbench.bench.race import ENOUGH_PROMPTS
+from specbench.forecast.cost_curve import measured_here
+from specbench.forecast.forecast import forecast, replayed
+from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
 from specbench.metrics.setting import is_baseline, setting_of
 from specbench.metrics.summary import summarise
-from specbench.pairing.cost_curve import measured_here
-from specbench.pairing.forecast import forecast, replayed
-from specbench.pairing.forecast_check import CheckedForecast, check_forecasts, is_left_out
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, RunSettings
-from specbench.store import StoredRun, load_run
+from specbench.runs import StoredRun, load_run
 
 PAIRINGS = ("demo/draft", "demo/ngram", "demo/medusa", "demo/eagle")
 WIDE_BYTES = 64_000_000  # twice the cache of the processor that this was written on

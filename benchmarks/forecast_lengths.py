@@ -21,11 +21,12 @@ import torch
 
 from benchmarks.run import write
 from specbench.bench.blocks import request_seed
-from specbench.config import Drafter, Pairing, load_pairings
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.shelf import Shelf
-from specbench.pairing.replay import replay_one, serves
+from specbench.forecast.replay import replay_one, serves
+from specbench.inputs.config import Drafter, Pairing, load_pairings
+from specbench.inputs.workloads import Workload, load_workload
 from specbench.probes.environment import describe_environment
 from specbench.probes.probe import NoProbe
 from specbench.records import Message, RoundLog, Sampling
@@ -34,7 +35,6 @@ from specbench.stats.acceptance import RoundCounts, mean_length
 from specbench.stats.intervals import acceptance_length_change
 from specbench.tracing.conversation import trace_conversation
 from specbench.tracing.text import Text
-from specbench.workloads import Workload, load_workload
 
 DRAFTERS = ("draft", "ngram", "medusa", "eagle")
 # How often a prompt is decoded where drafts are drawn: about as many tokens of every workload.

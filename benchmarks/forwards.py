@@ -8,10 +8,10 @@ from statistics import median
 import torch
 
 from benchmarks.turns import Sample, median_ratio, take_turns
-from specbench.config import Target
 from specbench.engines.builtin import BuiltinEngine, BuiltinOptions
 from specbench.engines.engine import RoundForward
 from specbench.engines.shelf import Shelf
+from specbench.inputs.config import Target
 from specbench.records import NO_DRAFTER, Interval
 
 WARM_UPS = 5

@@ -44,7 +44,7 @@ from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import check
 from specbench.gate.tolerances import default_tolerances
 from specbench.metrics.cell import CellData
-from specbench.store import StoredRun, load_run
+from specbench.runs import StoredRun, load_run
 
 SAMPLED = ("-w", "chat,code", "--prompts", "12", "--temperature", "1", "--repeats", "12")
 SPLIT = (BASELINE_RUNS, CANDIDATE_RUNS)

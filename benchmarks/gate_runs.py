@@ -7,7 +7,7 @@ from pathlib import Path
 
 from specbench.cli.sides import read_run
 from specbench.gate.baseline import Snapshot
-from specbench.store import list_runs
+from specbench.runs import list_runs
 
 PAIRING = "demo/draft"
 RECIPE = ("-w", "chat,code,creative", "--prompts", "12")  # as docs/ci.md has it
@@ -18,7 +18,7 @@ PLANTED_S = 0.03  # in every forward of the target
 _PLAIN = "from specbench.cli import main; main()"
 _SLOW_TARGET = f"""
 import time
-from specbench.decoding.fused_runner import FusedRunner
+from specbench.forward.fused_runner import FusedRunner
 sound = FusedRunner.forward
 def slower(self, *arguments, **named):
     if self.num_layers == 16:

@@ -23,10 +23,10 @@ from typing import NamedTuple
 
 import transformers
 
-from specbench.config import Drafter, load_pairings
 from specbench.errors import UsageError
-from specbench.pairing.deployment import Deployment, Export, Tier
-from specbench.pairing.export import find_exporter
+from specbench.export.deployment import Deployment, Export, Tier
+from specbench.export.engines import find_exporter
+from specbench.inputs.config import Drafter, load_pairings
 from specbench.shipped import shipped
 
 ONE, SEVERAL, NONE = (Tier(None, 4),), (Tier(1, 5), Tier(4, 3), Tier(16, 0)), (Tier(None, 0),)

@@ -21,7 +21,7 @@ from typing import Any
 
 from specbench.report.document import build_document, to_json
 from specbench.report.figures import charts
-from specbench.store import load_run
+from specbench.runs import load_run
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from specbench.bench.benchmark import run_benchmark
-from specbench.config import load_pairings
+from specbench.inputs.config import load_pairings
 from specbench.metrics.cell import CellData, gather_cells
 from specbench.records import BlockPurpose, CellKey, RunSettings
+from specbench.runs import StoredRun
 from specbench.shipped import shipped
-from specbench.store import StoredRun
 
 
 class PlainWatch:

@@ -19,7 +19,7 @@ from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document, to_json
 from specbench.report.notes import warning_lines
 from specbench.report.write import TEXTS
-from specbench.store import LATEST, StoredRun, disk_errors_named, load_run
+from specbench.runs import LATEST, StoredRun, disk_errors_named, load_run
 from specbench.whole_file import write_whole
 
 _REPORTS: Mapping[str, Callable[[Sequence[Document]], str]] = {

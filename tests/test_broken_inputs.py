@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from specbench.config import load_pairings
 from specbench.errors import ConfigError, WorkloadError
-from specbench.workloads import load_workload
+from specbench.inputs.config import load_pairings
+from specbench.inputs.workloads import load_workload
 from tests.broken_inputs import BrokenInput
 from tests.broken_pairings import BROKEN_PAIRINGS
 from tests.broken_workloads import BROKEN_WORKLOADS

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import forecast
 from benchmarks.widened import write_wide_pair
-from specbench.config import load_pairings
+from specbench.inputs.config import load_pairings
 from specbench.shipped import PACKAGE
 
 NUM_BYTES = 20_000_000

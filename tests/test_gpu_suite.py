@@ -16,8 +16,8 @@ from benchmarks.gpu_suite import correct, law, machine, models, speed, sweep
 from benchmarks.gpu_suite.captures import TimedGraphs, Watched
 from benchmarks.gpu_suite.decoders import GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import Machine
-from specbench.decoding.cuda_graphs import Captured
-from specbench.decoding.launcher import EagerLauncher
+from specbench.execution.cuda_graphs import Captured
+from specbench.execution.launcher import EagerLauncher
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--device", "cpu", "--small", "--limit-s", "1e6"]  # a busy machine leaves nothing out

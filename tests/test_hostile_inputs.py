@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from specbench.config import load_pairings
 from specbench.errors import SpecbenchError
-from specbench.workloads import load_workload
+from specbench.inputs.config import load_pairings
+from specbench.inputs.workloads import load_workload
 
 PROMPTS = b"""\
 {"id": "a", "turns": ["One", "Two \\u00e9"], "system": "S", "template_args": {"x": -1.5e3}}

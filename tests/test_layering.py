@@ -10,20 +10,12 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
-BASE = {
-    "",
-    "errors",
-    "exit_code",
-    "stats",
-    "records",
-    "costs",
-    "footprint",
-    "whole_file",
-    "json_text",
-}
-FILES = {"config", "store", "workloads", "shipped", "methods"}
-ANALYSING = {*BASE, *FILES, "metrics", "gate", "importers", "pairing", "report"}
-DECODING = {*BASE, "model_files", "drafting", "decoding", "drafters", "methods", "shipped"}
+BASE = {"", "errors", "exit_code", "stats", "records", "footprint", "whole_file", "json_text"}
+FILES = {"shipped", "inputs", "model_files", "drafting"}
+DECIDING = {*BASE, *FILES, "metrics", "decide"}
+ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
+DECODING = {*BASE, *FILES, "models", "forward", "round", "execution", "serving", "adaptive_k"}
+DRIVING = {*DECODING, "drafters", "engines"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).
 MAY_IMPORT = {
@@ -32,82 +24,44 @@ MAY_IMPORT = {
     "exit_code": set(),
     "whole_file": set(),
     "json_text": set(),
+    "shipped": set(),
+    "footprint": set(),
     "stats": {"errors"},  # only numbers enter
     "records": {"stats"},
-    "costs": set(),
-    "footprint": set(),
-    "shipped": set(),
-    "methods": {*BASE, "shipped"},
-    "strict_yaml": {"errors"},
-    "model_spec": {*BASE, "shipped", "strict_yaml"},
-    "model_files": {"errors", "model_spec"},
-    "config": {*BASE, "shipped", "methods", "strict_yaml", "model_spec"},
-    "workloads": {*BASE, "shipped", "strict_yaml", "workload_formats"},
-    "workload_formats": {*BASE, "strict_yaml"},
-    "lengthening": {*BASE, "shipped", "workloads"},
-    "store": {*BASE},
-    "metrics": {*BASE},
+    "inputs": {*BASE, "shipped"},
+    "model_files": {"errors", "inputs"},
+    "drafting": {*BASE, "model_files"},
+    "runs": BASE,
+    "metrics": BASE,
     "gate": {*BASE, "metrics"},
     "importers": {*BASE, "metrics"},
-    "pairing": {
-        *BASE,
-        "metrics",
-        "config",
-        "methods",
-        "model_spec",
-        "model_files",
-        "shipped",
-    }
-    | {"strict_yaml", "drafting"},
-    "frames": {*BASE, "store", "metrics", "pairing"},
+    "decide": {*BASE, "metrics"},
+    "fit": {*BASE, *FILES},
+    "forecast": {*DECIDING},
+    "export": {*DECIDING},
+    "frames": {*BASE, "runs", "metrics", "decide"},
     "report": {*ANALYSING, "frames"},
-    "notebook": {*ANALYSING, "frames"},
-    "drafting": {*BASE, "model_files"},
-    "decoding": {*BASE, "model_files", "drafting"},
-    "drafters": DECODING,
-    "engines": {*DECODING, "config", "model_spec"},
+    "notebook": {*ANALYSING, "frames", "report"},
+    "models": {*BASE, *FILES},
+    "forward": {*BASE, *FILES, "models"},
+    "round": {*BASE, *FILES, "models", "forward"},
+    "execution": {*BASE, "forward", "round"},
+    "serving": {*BASE, "forward", "round", "execution"},
+    "adaptive_k": {*BASE, "round", "serving"},
+    "drafters": {*BASE, *FILES, "models", "forward", "round"},
+    "engines": DRIVING,
     "probes": BASE,
-    "demo": {*DECODING, "engines", "config"},
-    "lossless": {*DECODING, "engines", "config"},
-    "tracing": {*DECODING, "engines"},
-    "training": {
-        *DECODING,
-        "engines",
-        "config",
-        "model_spec",
-        "workloads",
-        "probes",
-        "demo",
-    },
-    "bench": {*ANALYSING, *DECODING, "engines", "probes", "lossless", "tracing", "lengthening"}
-    - {"gate", "report"}
-    | {"model_spec"},
-    "cli": {
-        *ANALYSING,
-        *DECODING,
-        "engines",
-        "probes",
-        "lossless",
-        "training",
-        "bench",
-        "model_spec",
-        "lengthening",
-    },
+    "demo": {*DRIVING, "training"},
+    "verify": DRIVING,
+    "tracing": DRIVING,
+    "training": {*DRIVING, "probes", "demo"},
+    "bench": {*DRIVING, *ANALYSING, "probes", "verify", "tracing"} - {"gate", "export"},
+    "cli": {*DRIVING, *ANALYSING, "report", "probes", "verify", "training", "bench"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers"}
-MEASURING = {
-    "decoding",
-    "drafters",
-    "engines",
-    "probes",
-    "demo",
-    "lossless",
-    "tracing",
-    "training",
-    "bench",
-    "cli",
-}
+MEASURING = {*DRIVING, "probes", "demo", "verify", "tracing", "training", "bench", "cli"}
+MEASURING -= {*BASE, *FILES}
 
 
 def room_of(path: Path) -> str:
@@ -178,7 +132,7 @@ def test_files_stay_small_enough_to_be_read_at_once():
 
 
 def test_an_upward_import_and_a_circle_would_be_seen():
-    assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["decoding"]
+    assert not rooms_imported("from specbench.cli.run import run") <= MAY_IMPORT["round"]
     assert files_imported("from specbench.cli import run", ["specbench.cli.run"])
     assert first_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}})
 
@@ -212,7 +166,7 @@ def test_what_the_decoder_and_the_records_take_from_statistics_is_light(tmp_path
 
 
 def test_evidence_is_judged_without_torch(tmp_path):
-    loaded = modules_after("import specbench.lossless.judge, specbench.lossless.answer", tmp_path)
+    loaded = modules_after("import specbench.verify.judge, specbench.verify.answer", tmp_path)
     assert not loaded & {"torch", "transformers"}
 
 

@@ -15,7 +15,7 @@ from specbench.report.answers import answer_lines
 from specbench.report.document import build_document, to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.cli.calls import specbench as command_line
 from tests.report.stored_runs import SMALL, keep, stored_run
 

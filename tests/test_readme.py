@@ -16,7 +16,7 @@ def test_generated_parts_are_what_the_program_would_write():
 
 
 def test_every_drafter_is_named():
-    from specbench.methods import all_methods
+    from specbench.inputs.methods import all_methods
 
     text = readme.README.read_text(encoding="utf-8")
     assert all(method.name in text for method in all_methods())

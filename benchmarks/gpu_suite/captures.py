@@ -10,16 +10,16 @@ import torch
 
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
-from specbench.decoding.clock import Clock
-from specbench.decoding.cuda_graphs import Captured, CudaGraphs, Graphs
-from specbench.decoding.decoder import Decoder, MakeLauncher
-from specbench.decoding.graphs import GraphLauncher, Launchers
-from specbench.decoding.launcher import GraphKind, Launch, Launcher, PinnedMemory
-from specbench.decoding.policy import FixedK
-from specbench.decoding.round import Verifier
-from specbench.decoding.rows import Rows
-from specbench.decoding.sampling import Sampler
+from specbench.execution.clock import Clock
+from specbench.execution.cuda_graphs import Captured, CudaGraphs, Graphs
+from specbench.execution.graphs import GraphLauncher, Launchers
+from specbench.execution.launcher import GraphKind, Launch, Launcher, PinnedMemory
 from specbench.probes.launches import count_host_calls
+from specbench.round.round import Verifier
+from specbench.round.rows import Rows
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder, MakeLauncher
+from specbench.serving.policy import FixedK
 
 T = TypeVar("T")
 K = 4

@@ -15,18 +15,18 @@ from benchmarks.gpu_suite.models import (
     medium,
     random_prompt,
 )
-from specbench.decoding.clock import make_clock
-from specbench.decoding.decoder import Decoder, MakeLauncher
-from specbench.decoding.drafter import Drafter, NoDrafter
-from specbench.decoding.graphs import Launchers
-from specbench.decoding.launcher import GraphKind
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request
-from specbench.decoding.round import Verifier
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.self_test import Forward, make_checked_runner
-from specbench.decoding.verifier import verify
+from specbench.execution.clock import make_clock
+from specbench.execution.graphs import Launchers
+from specbench.execution.launcher import GraphKind
+from specbench.forward.self_test import Forward, make_checked_runner
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter, NoDrafter
+from specbench.round.round import Verifier
+from specbench.round.sampling import Sampler
+from specbench.round.verifier import verify
+from specbench.serving.decoder import Decoder, MakeLauncher
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request
 
 GRAPHS: tuple[GraphKind, ...] = ("off", "step", "round")
 GREEDY = Sampler(Sampling())

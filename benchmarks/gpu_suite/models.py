@@ -8,14 +8,14 @@ from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from benchmarks.gpu_suite.machine import Machine
-from specbench.config import Drafter, Target
-from specbench.decoding.dummy import fill, make_skeleton
-from specbench.decoding.loading import LoadedModel
-from specbench.decoding.runner import Runner
 from specbench.drafters.draft_model import DraftModel
 from specbench.drafters.registry import Parts
 from specbench.engines.shelf import Shelf
-from specbench.model_spec import ModelSpec
+from specbench.forward.runner import Runner
+from specbench.inputs.config import Drafter, Target
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.dummy import fill, make_skeleton
+from specbench.models.loading import LoadedModel
 from specbench.shipped import PACKAGE
 
 _SHAPES = PACKAGE / "shapes"

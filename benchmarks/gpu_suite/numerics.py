@@ -9,9 +9,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
 from benchmarks.gpu_suite.models import FAMILIES, make_model, medium, shape
-from specbench.decoding.backends import attention_backend, pinned_attention
-from specbench.decoding.runner import Runner
-from specbench.decoding.self_test import make_checked_runner
+from specbench.forward.backends import attention_backend, pinned_attention
+from specbench.forward.runner import Runner
+from specbench.forward.self_test import make_checked_runner
 
 SIZES = (1, 5, 9)  # tokens of a forward: a plain step, and checking 4 and 8 drafts
 CONTEXT = 40

@@ -24,16 +24,16 @@ from benchmarks.gpu_suite.models import (
 from benchmarks.gpu_suite.race import Racer, race
 from benchmarks.gpu_suite.star import ACCEPTANCE, open_star
 from benchmarks.gpu_suite.timing import Point, measure_points
-from specbench.config import Drafter, Target, load_pairings
-from specbench.decoding.dummy import make_skeleton
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.shelf import Shelf
 from specbench.engines.transformers import TransformersEngine
+from specbench.inputs.config import Drafter, Target, load_pairings
+from specbench.inputs.workloads import load_workload
+from specbench.models.dummy import make_skeleton
 from specbench.probes.bandwidth import measure_copy_bandwidth
 from specbench.records import NO_DRAFTER, Message, Sampling
 from specbench.shipped import shipped
-from specbench.workloads import load_workload
 
 K = 4
 AGREEMENT = 0.75  # of the made-up pair's greedy tokens

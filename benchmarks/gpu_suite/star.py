@@ -9,12 +9,12 @@ from benchmarks.gpu_suite.decoders import Pair
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import make_model, read_bytes
 from benchmarks.gpu_suite.timing import Point, measure_points
-from specbench.costs import bytes_per_forward
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.launcher import GraphKind
-from specbench.decoding.self_test import Forward
-from specbench.decoding.synthetic import SyntheticVerifier
+from specbench.execution.launcher import GraphKind
+from specbench.forward.self_test import Forward
 from specbench.probes.bandwidth import measure_copy_bandwidth
+from specbench.round.synthetic import SyntheticVerifier
+from specbench.serving.decoder import Decoder
+from specbench.stats.costs import bytes_per_forward
 
 ACCEPTANCE = 0.7  # of each draft, once those before it were kept
 CONTEXT = 512

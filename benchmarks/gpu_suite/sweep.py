@@ -12,7 +12,7 @@ from benchmarks.gpu_suite.decoders import GRAPHS
 from benchmarks.gpu_suite.machine import Json, Machine, Section, run_part
 from benchmarks.gpu_suite.models import shape
 from benchmarks.gpu_suite.star import Star, open_star
-from specbench.decoding.self_test import Forward
+from specbench.forward.self_test import Forward
 
 K = 4
 KS = tuple(range(9))

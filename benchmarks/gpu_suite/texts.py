@@ -8,14 +8,14 @@ from transformers import GenerationConfig
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, Text, medium_pair, num_equal, texts
 from benchmarks.gpu_suite.law import NUM_TOKENS, PROMPT, accept_all, exact_law, p_value, tiny
 from benchmarks.gpu_suite.machine import Json, Machine
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request
-from specbench.decoding.round import Verifier
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.self_test import Forward
-from specbench.decoding.verifier import verify
 from specbench.engines.peer_module import make_peer
+from specbench.forward.self_test import Forward
 from specbench.records import Sampling
+from specbench.round.round import Verifier
+from specbench.round.sampling import Sampler
+from specbench.round.verifier import verify
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request
 
 FORWARDS: tuple[Forward, ...] = ("stock", "fused")
 K, AWAY = 4, 20

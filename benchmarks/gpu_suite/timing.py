@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import random_prompt
-from specbench.costs import roofline_s
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request, Served
-from specbench.decoding.sampling import Sampler
 from specbench.records import Sampling
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request, Served
+from specbench.stats.costs import roofline_s
 
 GREEDY = Sampler(Sampling())
 

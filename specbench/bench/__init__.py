@@ -1,1 +1,5 @@
-"""One benchmark from start to end: plan, warm up, interleave, save after every block."""
+"""What is measured, in which order? Settings in, a stored run out.
+
+Plan, load, warm up, interleave, save after every block. Open `benchmark.py` first, then
+`plan.py`.
+"""

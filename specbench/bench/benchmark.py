@@ -26,21 +26,21 @@ from specbench.bench.plan import (
 from specbench.bench.target import TargetRun
 from specbench.bench.told_costs import engine_costs
 from specbench.bench.watch import Watch
-from specbench.config import Pairing, Target
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.checkpoint_files import read_checkpoint
-from specbench.decoding.loading import ModelSource, planned_dtype
 from specbench.engines.builtin import BuiltinEngine, BuiltinOptions
 from specbench.engines.engine import Engine
 from specbench.engines.shelf import Shelf
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
-from specbench.model_spec import ModelSpec
+from specbench.inputs.config import Pairing, Target
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.checkpoint import Checkpoint
+from specbench.models.checkpoint_files import read_checkpoint
+from specbench.models.loading import ModelSource, planned_dtype
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
 from specbench.records import EngineCost, RunRecord, RunSettings
-from specbench.store import (
+from specbench.runs import (
     SCHEMA_VERSION,
     Ledger,
     StoredRun,

@@ -2,12 +2,12 @@
 
 from torch import nn
 
-from specbench.decoding.loading import ModelSource, load_skeleton
-from specbench.decoding.quantization import packable
+from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
 from specbench.model_files.model import ModelFiles
-from specbench.pairing.weights import DTYPE_BYTES, Weights, kv_elements_per_token
+from specbench.models.loading import ModelSource, load_skeleton
+from specbench.models.quantization import packable
 
-_INT4_GROUP = 128  # inputs that share a scale, as decoding/quantization.py packs them
+_INT4_GROUP = 128  # inputs that share a scale, as models/quantization.py packs them
 
 
 def built_weights(files: ModelFiles, dtype: str) -> Weights | None:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from specbench.config import Pairing
 from specbench.drafting.depth import deepest_k
 from specbench.errors import ModelError, UsageError
+from specbench.fit.drafting import settings
+from specbench.inputs.config import Pairing
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.model import open_model
-from specbench.model_spec import ModelSpec
-from specbench.pairing.drafting import settings
 
 ReadHead = Callable[[ModelSpec], HeadFiles[Any]]  # config and shapes of a head; ModelError
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from specbench.bench.blocks import Cell
 from specbench.records import ExtensionRecord
 from specbench.records.extensions import ExtensionKind
-from specbench.store import Ledger
+from specbench.runs import Ledger
 
 
 class Extensions:

@@ -17,13 +17,13 @@ from specbench.bench.round_costs import TIME_SHARE, RoundCosts
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace, Tracer
 from specbench.bench.watch import Watch
+from specbench.decide.rank import shortlist
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import first_line
+from specbench.forecast.cost_curve import CostCurve, left_out, measured_here, told
+from specbench.forecast.engine_costs import acceptance_rule
+from specbench.forecast.forecast import forecast, replayed
 from specbench.metrics.setting import setting_of
-from specbench.pairing.cost_curve import CostCurve, left_out, measured_here, told
-from specbench.pairing.engine_costs import acceptance_rule
-from specbench.pairing.forecast import forecast, replayed
-from specbench.pairing.rank import shortlist
 from specbench.records import (
     NO_DRAFTER,
     AcceptanceRule,
@@ -32,7 +32,7 @@ from specbench.records import (
     ForecastRecord,
 )
 from specbench.records.traces import Drafting
-from specbench.store import Ledger
+from specbench.runs import Ledger
 from specbench.tracing.text import Text
 
 COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs

@@ -17,14 +17,14 @@ from specbench.bench.plan import BUILTIN, TargetPlan
 from specbench.bench.race import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
+from specbench.decide.adaptive import best_fixed
+from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.metrics.cell import gather_cells
 from specbench.metrics.summary import summarise
-from specbench.pairing.adaptive import best_fixed
-from specbench.pairing.recommend import by_question, choose
 from specbench.probes.bandwidth import measure_copy_bandwidth
 from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockRecord, CellKey, CellSummary
-from specbench.store import Ledger
+from specbench.runs import Ledger
 
 
 class Passes:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from specbench.bench.blocks import Block, Cell, Setting
 from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
 from specbench.bench.race import ENOUGH_PROMPTS
-from specbench.config import Drafter, Pairing, Target
 from specbench.engines.peers import ASSISTED_DEFAULT, ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
+from specbench.inputs.config import Drafter, Pairing, Target
+from specbench.inputs.workloads import Workload, load_workloads
 from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, RunSettings, Sampling, too_deep
-from specbench.workloads import Workload, load_workloads
 
 DEFAULT_K = 4
 DEFAULT_PROMPTS = 10

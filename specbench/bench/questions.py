@@ -7,9 +7,9 @@ from typing import NamedTuple
 from specbench.bench.blocks import Cell, Setting
 from specbench.bench.plan import TargetPlan
 from specbench.bench.round_costs import Costed
-from specbench.config import Pairing
+from specbench.forecast.forecast import Effort, middle_context, replayed
+from specbench.inputs.config import Pairing
 from specbench.metrics.setting import is_baseline, setting_of
-from specbench.pairing.forecast import Effort, middle_context, replayed
 from specbench.records import CellKey, TraceRecord
 from specbench.stats.acceptance import RoundCounts
 

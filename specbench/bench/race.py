@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from specbench.pairing.recommend import by_question
+from specbench.decide.recommend import by_question
 from specbench.records import CellSummary
 
 CLEARLY_SLOWER = 0.8  # than K = 0, seen on one prompt

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
-from specbench.decoding.scoring import likeliest
 from specbench.engines.engine import EngineRequest, ServedPass
 from specbench.errors import first_line
+from specbench.forward.scoring import likeliest
 from specbench.metrics.setting import overlaps
 from specbench.records import DeviceSample, PassRecord, RequestRecord, SamplesRecord
 

@@ -19,7 +19,7 @@ from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import WorkloadError
-from specbench.lengthening import TextSource, lengthen
+from specbench.inputs.lengthening import TextSource, lengthen
 from specbench.probes.probe import Probe
 from specbench.records import (
     BlockRecord,
@@ -32,7 +32,7 @@ from specbench.records import (
     SamplesRecord,
     Sampling,
 )
-from specbench.store import Ledger
+from specbench.runs import Ledger
 from specbench.tracing.text import Text
 
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card

@@ -18,13 +18,13 @@ from specbench.bench.traces import Trace
 from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_works
 from specbench.bench.watch import Watch
 from specbench.bench.work import work_of
-from specbench.config import Drafter, Pairing
 from specbench.engines.engine import Engine, EngineRequest, InProcess, Load, Work
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelMemoryError, first_line
+from specbench.inputs.config import Drafter, Pairing
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, FailureRecord, MemoryRecord, Sampling
-from specbench.store import Ledger
+from specbench.runs import Ledger
 from specbench.tracing.conversation import trace_conversation
 
 Stage = Literal["load", "warm_up"]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from specbench.bench.plan import TargetPlan
-from specbench.pairing.cost_curve import told
-from specbench.pairing.engine_costs import read_engine_costs
+from specbench.forecast.cost_curve import told
+from specbench.forecast.engine_costs import read_engine_costs
 from specbench.records import EngineCost, Prompt, RunSettings
 
 

@@ -10,14 +10,14 @@ from specbench.bench.deadline import Deadline
 from specbench.bench.plan import TargetPlan
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
-from specbench.config import Pairing
 from specbench.engines.engine import Engine
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import UsageError, first_line
+from specbench.inputs.config import Pairing
 from specbench.records import Prompt, TraceRecord
 from specbench.records.traces import Drafting
+from specbench.runs import Ledger
 from specbench.stats.spread import MIN_UNITS
-from specbench.store import Ledger
 from specbench.tracing.text import Text
 
 TRACING_SHARE = 0.3  # of the time that exploring may take

@@ -17,17 +17,17 @@ from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
 from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
 from specbench.bench.watch import Watch
 from specbench.bench.work import work_of
-from specbench.config import Pairing
 from specbench.engines.engine import Engine, EngineRequest
 from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
 from specbench.engines.shelf import Shelf
 from specbench.errors import ModelError, WorkloadError, first_line
-from specbench.lossless.collect import Collector, Question
-from specbench.lossless.evidence import Evidence
-from specbench.lossless.examine import Amount, Job, examine
-from specbench.lossless.teacher import Teacher
+from specbench.inputs.config import Pairing
 from specbench.records import Message, RunSettings, Sampling
+from specbench.verify.collect import Collector, Question
+from specbench.verify.evidence import Evidence
+from specbench.verify.examine import Amount, Job, examine
+from specbench.verify.teacher import Teacher
 
 
 def collect_evidence(

@@ -10,8 +10,8 @@ from specbench.cli import options
 from specbench.errors import SpecbenchError
 
 if TYPE_CHECKING:
-    from specbench.config import Pairing
-    from specbench.model_spec import ModelSpec
+    from specbench.inputs.config import Pairing
+    from specbench.inputs.model_spec import ModelSpec
 
 GIB = 2**30
 
@@ -24,7 +24,7 @@ def doctor(
     """Check versions, GPU, memory, tokenizers and the model cache."""
     import torch
 
-    from specbench.config import load_pairings
+    from specbench.inputs.config import load_pairings
     from specbench.probes.allocator import cuda_uuid
     from specbench.probes.environment import describe_environment
     from specbench.probes.host import host_available_bytes
@@ -57,7 +57,7 @@ def doctor(
 
 
 def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
-    from specbench.methods import find_method
+    from specbench.inputs.methods import find_method
 
     needs = pairing.needs_gib
     models = [pairing.target.model, *([pairing.drafter.model] if pairing.drafter.model else [])]
@@ -89,7 +89,7 @@ def _is_here(model: "ModelSpec") -> bool:
 
 
 def _tokenizer_problems(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
-    from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
+    from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
 
     def tokenizer(model: "ModelSpec") -> Tokenizer:
         return Tokenizer(

@@ -14,10 +14,10 @@ from specbench.errors import StoreError, UsageError
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from specbench.config import Pairing
-    from specbench.pairing.deployment import Deployment, Export
-    from specbench.pairing.winner import Asked
-    from specbench.store import StoredRun
+    from specbench.export.deployment import Deployment, Export
+    from specbench.export.winner import Asked
+    from specbench.inputs.config import Pairing
+    from specbench.runs import StoredRun
 
 _PairingName = Annotated[
     str, typer.Argument(metavar="PAIRING", help="target/drafter, or a target for its best drafter.")
@@ -89,10 +89,10 @@ def export(
     pairings_file: options.PairingsFile = None,
 ) -> None:
     """Print a pairing's winner as a serving engine's command line or config file."""
-    from specbench.config import load_pairings
-    from specbench.pairing.deployment import Deployment, Tier
-    from specbench.pairing.export import find_exporter
-    from specbench.pairing.winner import Asked
+    from specbench.export.deployment import Deployment, Tier
+    from specbench.export.engines import find_exporter
+    from specbench.export.winner import Asked
+    from specbench.inputs.config import load_pairings
 
     exporter = find_exporter(engine)
     chosen = load_pairings(pairings_file).select([pairing])
@@ -138,7 +138,7 @@ def export(
 def _measured(
     chosen: "tuple[Pairing, ...]", asked: "Asked", run: str | None, runs: Path
 ) -> "Deployment":
-    from specbench.pairing.winner import winner
+    from specbench.export.winner import winner
     from specbench.report.document import build_document
 
     stored = _find_run({one.name for one in chosen}, run, runs)
@@ -155,7 +155,7 @@ def _measured(
 
 def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
     """The run asked for, else the newest that measured one of the pairings."""
-    from specbench.store import list_runs, load_run
+    from specbench.runs import list_runs, load_run
 
     if run is not None:
         return load_run(run, runs)

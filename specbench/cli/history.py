@@ -95,7 +95,7 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
     from specbench.gate.fingerprint import fingerprint_of
     from specbench.gate.history import PastRun
     from specbench.report.document import build_document
-    from specbench.store import LATEST, list_runs, load_run
+    from specbench.runs import LATEST, list_runs, load_run
 
     listed = []
     for listing in list_runs(root):

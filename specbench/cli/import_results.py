@@ -68,9 +68,9 @@ def import_results(
     from specbench.cli.answer import print_answer, print_json
     from specbench.importers import import_files
     from specbench.importers.imported_cell import Told
-    from specbench.methods import find_method
+    from specbench.inputs.methods import find_method
     from specbench.report.document import build_document
-    from specbench.store import create_run, load_run
+    from specbench.runs import create_run, load_run
 
     if pairing and not all(pairing.partition("/")):
         raise UsageError(f"--pairing {pairing!r}: expected target/drafter")
@@ -103,7 +103,7 @@ def _run_record(cells: "Sequence[ImportedCell]", told: "Told") -> "RunRecord":
     """Provenance of what was measured elsewhere: of the machine nothing is known."""
     from specbench import __version__
     from specbench.records import CellPlan, Environment, RunRecord, RunSettings
-    from specbench.store import SCHEMA_VERSION, new_run_id
+    from specbench.runs import SCHEMA_VERSION, new_run_id
 
     now = datetime.now(UTC)
     times = [cell.record.measured_at for cell in cells if cell.record.measured_at]

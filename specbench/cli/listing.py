@@ -80,7 +80,7 @@ def list_things(
 
 
 def _pairings(file: Path | None) -> list[dict[str, Any]]:
-    from specbench.config import load_pairings
+    from specbench.inputs.config import load_pairings
 
     return [
         {
@@ -98,8 +98,8 @@ def _pairings(file: Path | None) -> list[dict[str, Any]]:
 
 
 def _workloads() -> list[dict[str, Any]]:
+    from specbench.inputs.workloads import find_workloads, load_workload
     from specbench.shipped import PACKAGE
-    from specbench.workloads import find_workloads, load_workload
 
     demo = PACKAGE / "demo" / "workloads"
     found = [load_workload(name) for name in find_workloads()]
@@ -119,7 +119,7 @@ def _workloads() -> list[dict[str, Any]]:
 
 
 def _drafters() -> list[dict[str, Any]]:
-    from specbench.methods import all_methods
+    from specbench.inputs.methods import all_methods
 
     return [
         {
@@ -143,7 +143,7 @@ def _metrics() -> list[dict[str, Any]]:
 
 
 def _runs(out: Path) -> list[dict[str, Any]]:
-    from specbench.store import list_runs
+    from specbench.runs import list_runs
 
     return [
         {

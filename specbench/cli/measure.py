@@ -28,10 +28,10 @@ from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
 
 if TYPE_CHECKING:
-    from specbench.config import Pairing
+    from specbench.inputs.config import Pairing
     from specbench.records import AcceptanceRule, RunSettings
     from specbench.report.document import Document
-    from specbench.store import StoredRun
+    from specbench.runs import StoredRun
 
 ENGINES = ("builtin", "transformers")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -151,7 +151,7 @@ def read_rule(asked: Asked) -> "AcceptanceRule | None":
 
 def require_forecast(asked: Asked, engines: tuple[str, ...]) -> None:
     """UsageError where nothing can be forecast, and for costs that cannot be read."""
-    from specbench.pairing.engine_costs import check_sources
+    from specbench.forecast.engine_costs import check_sources
 
     option = "--costs" if asked.costs else "--forecast"
     if engines != ("builtin",):
@@ -169,7 +169,7 @@ def require_forecast(asked: Asked, engines: tuple[str, ...]) -> None:
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
     """The methods named; none of them where all are meant. UsageError for an unknown one."""
-    from specbench.methods import all_methods
+    from specbench.inputs.methods import all_methods
 
     if methods is None or methods.strip() == "all":
         return ()
@@ -188,10 +188,10 @@ def measure(
     as_json: bool,
 ) -> None:
     """Plan, measure, report, answer. Exits 4 when something could not be measured."""
-    from specbench.config import load_pairings
+    from specbench.inputs.config import load_pairings
 
     if resume is not None:
-        from specbench.store import load_run
+        from specbench.runs import load_run
 
         stored = load_run(resume, out)
         require_as_asked(stored.run, settings, read_methods(methods))

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from specbench.cli.place import Machine
-    from specbench.config import Drafter, Target
+    from specbench.fit.candidates import Prepared
+    from specbench.fit.discover import LeftOut
+    from specbench.fit.memory_plan import Count
+    from specbench.inputs.config import Drafter, Target
     from specbench.model_files.model import ModelFiles
-    from specbench.pairing.candidates import Prepared
-    from specbench.pairing.discover import LeftOut
-    from specbench.pairing.memory_plan import Count
     from specbench.records import RunSettings
-    from specbench.store import StoredRun
+    from specbench.runs import StoredRun
 
 DEFAULT_KS = "0..8"
 
@@ -98,9 +98,9 @@ def _settings(asked: Paired) -> "RunSettings":
 
 def _find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, ...]]":
     """The target, and the drafters that pairings.yaml has for it."""
-    from specbench.config import Target, load_pairings
-    from specbench.model_spec import model_spec
-    from specbench.pairing.discover import plain_name
+    from specbench.fit.discover import plain_name
+    from specbench.inputs.config import Target, load_pairings
+    from specbench.inputs.model_spec import model_spec
     from specbench.shipped import PACKAGE
 
     if ":" in word or "/" in word:
@@ -113,7 +113,7 @@ def _find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, 
 
 def _machine(asked: Paired, settings: "RunSettings", files: "ModelFiles") -> "Machine":
     from specbench.cli.place import find_machine
-    from specbench.pairing.memory_plan import Place
+    from specbench.fit.memory_plan import Place
 
     contexts = parse_contexts(asked.context)
     if len(contexts) > 1:
@@ -151,8 +151,8 @@ def _prepare(
     machine: "Machine",
     asked: Paired,
 ) -> "Prepared":
-    from specbench.pairing.candidates import prepare
-    from specbench.pairing.discover import discover, drafter_of, draftless, with_own_names
+    from specbench.fit.candidates import prepare
+    from specbench.fit.discover import discover, drafter_of, draftless, with_own_names
 
     if asked.folders and not asked.discover:
         raise UsageError("--in names folders for --discover to look through; add --discover")
@@ -198,8 +198,8 @@ def _measure(
     stored: "StoredRun | None",
 ) -> None:
     """Forecast all that fit, measure the best few, and rank them."""
-    from specbench.config import load_pairings
-    from specbench.pairing.rank import rank
+    from specbench.decide.rank import rank
+    from specbench.inputs.config import load_pairings
     from specbench.report.document import build_document
     from specbench.report.write import write_report
 
@@ -251,8 +251,8 @@ def _measure(
 
 def _own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:
     """A pairings file for the run, so that an interrupted one goes on like any other."""
-    from specbench.pairing.pairings_file import write_pairings
-    from specbench.store import disk_errors_named
+    from specbench.fit.pairings_file import write_pairings
+    from specbench.runs import disk_errors_named
 
     facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
     file = out / "pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
@@ -280,7 +280,7 @@ def _write(
     comment: str,
     why_none: str = "no drafter fits",
 ) -> None:
-    from specbench.pairing.pairings_file import write_pairings
+    from specbench.fit.pairings_file import write_pairings
 
     if path is None:
         return

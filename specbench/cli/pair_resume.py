@@ -7,16 +7,16 @@ from specbench.cli.resuming import require_as_asked
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench.config import Drafter, Target
+    from specbench.inputs.config import Drafter, Target
     from specbench.records import RunSettings
-    from specbench.store import StoredRun
+    from specbench.runs import StoredRun
 
 
 def interrupted_run(asked: Paired, settings: "RunSettings") -> "StoredRun | None":
     """The run that --resume names; UsageError where it ranks nothing or was asked for otherwise."""
     from dataclasses import replace
 
-    from specbench.store import load_run
+    from specbench.runs import load_run
 
     if asked.resume is None:
         return None
@@ -46,7 +46,7 @@ def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[Drafter, ...]":
     """Those that the run measures; UsageError where it measures them for another target."""
     from pathlib import Path
 
-    from specbench.config import load_pairings
+    from specbench.inputs.config import load_pairings
 
     pairings = load_pairings(Path(str(stored.run.settings.pairings_file))).all
     if any(pairing.target.model.location != target.model.location for pairing in pairings):

@@ -10,13 +10,13 @@ from rich.table import Table
 
 from specbench.cli.console import WIDTH, open_console
 from specbench.cli.place import Machine
-from specbench.config import Drafter
-from specbench.pairing.candidates import Candidate, Prepared
-from specbench.pairing.finding import Finding
-from specbench.pairing.memory_plan import MemoryPlan
-from specbench.pairing.rank import Gain, Ranked, are_told_apart
-from specbench.pairing.reasons import speedup_text
-from specbench.pairing.recommend import Verdict, judge
+from specbench.decide.rank import Gain, Ranked, are_told_apart
+from specbench.decide.reasons import speedup_text
+from specbench.decide.recommend import Verdict, judge
+from specbench.fit.candidates import Candidate, Prepared
+from specbench.fit.finding import Finding
+from specbench.fit.memory_plan import MemoryPlan
+from specbench.inputs.config import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.numbers import ABSENT, measured, significant

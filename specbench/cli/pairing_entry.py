@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from specbench.config import Target
-    from specbench.model_spec import ModelSpec
+    from specbench.inputs.config import Target
+    from specbench.inputs.model_spec import ModelSpec
 
 FILE = "pairings.yaml"
 
@@ -38,8 +38,8 @@ def pairing_entry(
 
 
 def _target_of(file: Path, word: str, spec: "ModelSpec") -> "Target | None":
-    from specbench.config import load_pairings
     from specbench.errors import SpecbenchError
+    from specbench.inputs.config import load_pairings
 
     try:
         targets = load_pairings(file).targets

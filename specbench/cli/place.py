@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench.pairing.memory_plan import Place
+    from specbench.fit.memory_plan import Place
 
 GIB = 2**30
 
@@ -33,7 +33,7 @@ def find_machine(
     """
     from dataclasses import replace
 
-    from specbench.pairing.gpus import RESERVED_BYTES, find_gpu, parse_bandwidth, parse_bytes
+    from specbench.fit.gpus import RESERVED_BYTES, find_gpu, parse_bandwidth, parse_bytes
 
     if gpu is None and gpu_memory is None and gpu_bandwidth is not None:
         raise UsageError("--gpu-bandwidth needs --gpu-memory, or the name of a --gpu")
@@ -57,7 +57,7 @@ def find_machine(
 def _this_machine(place: "Place", device: str) -> Machine:
     from dataclasses import replace
 
-    from specbench.pairing.gpus import RESERVED_BYTES, UnknownGpu, find_gpu
+    from specbench.fit.gpus import RESERVED_BYTES, UnknownGpu, find_gpu
     from specbench.probes.host import host_available_bytes
     from specbench.probes.nvml import open_probe
 
@@ -80,7 +80,7 @@ def _this_machine(place: "Place", device: str) -> Machine:
 
 
 def _reserved(total: int, source: str) -> str:
-    from specbench.pairing.gpus import RESERVED_BYTES
+    from specbench.fit.gpus import RESERVED_BYTES
 
     return (
         f"{total / GIB:.4g} GiB ({source}), of which {RESERVED_BYTES / GIB:g} GiB are left to CUDA "

@@ -45,7 +45,7 @@ def recommend(
     as_json: options.AsJson = False,
 ) -> None:
     """Choose among all that a run measured: drafters, K, rows in flight, or no speculation."""
-    from specbench.pairing.objective import OBJECTIVES, Objective, parse_limits
+    from specbench.decide.objective import OBJECTIVES, Objective, parse_limits
 
     name = next((name for name in OBJECTIVES if name == objective), None)
     if name is None:
@@ -72,7 +72,7 @@ def recommend(
     )
     from specbench.report.recommendation_json import recommendation_json
     from specbench.report.tables import grid_table
-    from specbench.store import LATEST, load_run
+    from specbench.runs import LATEST, load_run
 
     document = build_document(load_run(run or LATEST, out))
     _require_measured(

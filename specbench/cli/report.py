@@ -30,7 +30,7 @@ def report(
     from specbench.cli.answer import print_answer, print_json
     from specbench.report.document import build_document
     from specbench.report.write import write_report
-    from specbench.store import LATEST, load_run
+    from specbench.runs import LATEST, load_run
 
     stored = [load_run(name, out) for name in runs or (LATEST,)]
     paths = write_report(stored, chosen, stored[-1].folder)

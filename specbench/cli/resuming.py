@@ -42,7 +42,7 @@ def require_as_asked(run: "RunRecord", asked: "RunSettings", methods: Sequence[s
 
 
 def _require_names(run: "RunRecord", asked: "RunSettings", methods: Sequence[str]) -> None:
-    from specbench.config import load_pairings
+    from specbench.inputs.config import load_pairings
 
     if not asked.pairings and not methods:
         return

@@ -14,7 +14,7 @@ def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Sn
     """A stored run (an id, a folder, `latest`) boiled down; `names`: to these metrics."""
     from specbench.gate.baseline import snapshot
     from specbench.metrics.cell import gather_cells
-    from specbench.store import load_run
+    from specbench.runs import load_run
 
     stored = load_run(name, root)
     cells = gather_cells(
@@ -38,7 +38,7 @@ def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Sn
 def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
     """A file of `specbench baseline`, or a stored run."""
     from specbench.gate.baseline_file import read_baseline
-    from specbench.store import disk_errors_named
+    from specbench.runs import disk_errors_named
 
     with disk_errors_named(Path(name)):
         if Path(name).is_file() or Path(name).suffix == ".json":

@@ -13,7 +13,7 @@ from specbench.cli.values import one_of, parse_seconds, parse_temperatures
 from specbench.exit_code import ExitCode
 
 if TYPE_CHECKING:
-    from specbench.model_spec import ModelSpec
+    from specbench.inputs.model_spec import ModelSpec
 
 METHODS = ("eagle", "eagle3", "medusa", "mtp")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -131,8 +131,8 @@ def train(
 
 def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
     """What the word itself says where it has a colon or a slash, else a target of the file."""
-    from specbench.config import load_pairings
-    from specbench.model_spec import model_spec
+    from specbench.inputs.config import load_pairings
+    from specbench.inputs.model_spec import model_spec
 
     if ":" in target or "/" in target:  # the file may name the head that is yet to be trained
         return model_spec(target)

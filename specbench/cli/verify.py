@@ -13,7 +13,7 @@ from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
 
 if TYPE_CHECKING:
-    from specbench.lossless.judge import Finding
+    from specbench.verify.judge import Finding
 
 
 _Ks = Annotated[
@@ -77,7 +77,7 @@ def verify(
         )
 
     from specbench.cli.progress import ProgressWatch
-    from specbench.config import load_pairings
+    from specbench.inputs.config import load_pairings
 
     file = load_pairings(asked.pairings_file)
     chosen = file.select(settings.pairings, read_methods(asked.method))
@@ -91,8 +91,8 @@ def verify(
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, nothing is kept", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
-    from specbench.lossless.answer import document, exit_code, sentences
-    from specbench.lossless.judge import judge
+    from specbench.verify.answer import document, exit_code, sentences
+    from specbench.verify.judge import judge
 
     findings = judge(evidence)
     try:
@@ -113,7 +113,7 @@ def _print(findings: "Sequence[Finding]") -> None:
     from rich.table import Table
 
     from specbench.cli.console import WIDTH, open_console
-    from specbench.lossless.answer import false_alarm_note, sentences
+    from specbench.verify.answer import false_alarm_note, sentences
 
     several = len({finding.subject.engine for finding in findings}) > 1
     table = Table(box=None, pad_edge=False)

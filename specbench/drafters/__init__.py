@@ -1,1 +1,5 @@
-"""Drafting methods, one file each; the protocol is decoding/drafter.py."""
+"""What comes next, cheaply? Drafting methods, one file each, marked with `@drafter("name")`.
+
+In goes what a round knows, out come drafts; the protocol is round/drafter.py. Files without the
+mark are what several methods share; `heads/` has the models of those with a head.
+"""

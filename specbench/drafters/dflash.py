@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import (
+from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
+from specbench.drafters.registry import Parts, drafter
+from specbench.drafting.depth import NEW_BLOCK_SIZE, dflash_depth
+from specbench.models.checkpoint import Checkpoint
+from specbench.round.drafter import (
     BareForward,
     Chunk,
     Footprint,
@@ -21,12 +24,9 @@ from specbench.decoding.drafter import (
     RowBuffer,
     Traits,
 )
-from specbench.decoding.head_part import HeadPart
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
-from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
-from specbench.drafters.registry import Parts, drafter
-from specbench.drafting.depth import NEW_BLOCK_SIZE, dflash_depth
+from specbench.round.head_part import HeadPart
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 
 
 @drafter("dflash", model="required", is_head=True, draws=True)

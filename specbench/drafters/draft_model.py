@@ -9,10 +9,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Footprint, Outcome, RowBuffer
-from specbench.decoding.model_drafter import ModelDrafter
-from specbench.decoding.state import State
+from specbench.drafters.model_drafter import ModelDrafter
 from specbench.drafters.registry import Parts, drafter
+from specbench.round.drafter import Chunk, Footprint, Outcome, RowBuffer
+from specbench.round.state import State
 
 
 @drafter("draft_model", model="required", draws=True)

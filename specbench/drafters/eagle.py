@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from specbench.decoding.checkpoint import Checkpoint
 from specbench.drafters.heads.eagle import EagleHead, EagleWeights
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.layers import drawn, layer_config, new_layer_fields
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.published import EAGLE_STATIC
+from specbench.models.checkpoint import Checkpoint
 
 
 @drafter("eagle", model="required", is_head=True, draws=True)

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal
 
 import torch
 
-from specbench.decoding.checkpoint import Checkpoint
 from specbench.drafters.heads.eagle3 import Eagle3Head, Eagle3Weights
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.layers import drawn, layer_config, new_layer_fields
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.model_files.eagle3_style import Style, default_layer_ids
+from specbench.models.checkpoint import Checkpoint
 
 
 @drafter("eagle3", model="required", is_head=True, draws=True)

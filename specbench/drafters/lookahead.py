@@ -10,14 +10,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits
-from specbench.decoding.ngram_pool import NgramPool
-from specbench.decoding.sampling import Purpose, Sampler, uniform
-from specbench.decoding.state import State
-from specbench.decoding.topology import ByDepth
-from specbench.decoding.tree import Tree
+from specbench.drafters.ngram_pool import NgramPool
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.depth import lookahead_depth
+from specbench.forward.tree import Tree
+from specbench.round.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits
+from specbench.round.sampling import Purpose, Sampler, uniform
+from specbench.round.state import State
+from specbench.round.topology import ByDepth
 
 _ADDED_AT_ONCE = 128  # n-grams of a prompt; each is compared with each
 

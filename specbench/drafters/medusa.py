@@ -12,8 +12,11 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import (
+from specbench.drafters.heads.medusa import MedusaHeads
+from specbench.drafters.registry import Parts, drafter
+from specbench.drafting.medusa import NEW_HEADS, MedusaTree
+from specbench.models.checkpoint import Checkpoint
+from specbench.round.drafter import (
     BareForward,
     Footprint,
     Outcome,
@@ -21,13 +24,10 @@ from specbench.decoding.drafter import (
     Proposal,
     Traits,
 )
-from specbench.decoding.head_part import HeadPart
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTrees
-from specbench.drafters.heads.medusa import MedusaHeads
-from specbench.drafters.registry import Parts, drafter
-from specbench.drafting.medusa import NEW_HEADS, MedusaTree
+from specbench.round.head_part import HeadPart
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.round.topology import StaticTrees
 
 
 @drafter("medusa", model="required", is_head=True)

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import BareForward, Chunk, Outcome, Proposal
-from specbench.decoding.growth import grow_chain
-from specbench.decoding.head_part import HeadPart
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan, blank_states
 from specbench.drafters.heads.mtp import MtpHead, new_mtp_checkpoint
 from specbench.drafters.registry import Parts, drafter
+from specbench.models.checkpoint import Checkpoint
+from specbench.round.drafter import BareForward, Chunk, Outcome, Proposal
+from specbench.round.growth import grow_chain
+from specbench.round.head_part import HeadPart
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 
 
 @drafter("mtp", model="optional", is_head=True, draws=True)

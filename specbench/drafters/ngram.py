@@ -7,11 +7,11 @@ from typing import Annotated
 
 import torch
 
-from specbench.decoding.drafter import PlainDrafter, Proposal, Traits
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
 from specbench.errors import UsageError
+from specbench.round.drafter import PlainDrafter, Proposal, Traits
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 
 
 @drafter("ngram")

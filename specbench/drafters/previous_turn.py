@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specbench.decoding.drafter import Chunk, PlainDrafter, Proposal, Repeatability, Traits
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.drafters.registry import Parts, drafter
+from specbench.round.drafter import Chunk, PlainDrafter, Proposal, Repeatability, Traits
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 
 
 @drafter("previous_turn")

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.runner import Runner
 from specbench.errors import UsageError
-from specbench.methods import find_method
+from specbench.forward.runner import Runner
+from specbench.inputs.methods import find_method
+from specbench.models.checkpoint import Checkpoint
+from specbench.round.drafter import Drafter
 
 D = TypeVar("D", bound=Callable[..., Drafter])
 _CLASSES: dict[str, Callable[..., Drafter]] = {}

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from specbench.decoding.model_drafter import ModelDrafter
+from specbench.drafters.model_drafter import ModelDrafter
 from specbench.drafters.registry import Parts, drafter
 from specbench.errors import UsageError
 

@@ -9,13 +9,13 @@ from typing import Annotated
 
 import torch
 
-from specbench.decoding.answer_cache import AnswerCache
-from specbench.decoding.drafter import Outcome, PlainDrafter, Proposal, Traits
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
-from specbench.decoding.suffix_tree import Cursor, Growth, SuffixTree
+from specbench.drafters.answer_cache import AnswerCache
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.suffix_tree import Cursor, Growth, SuffixTree
 from specbench.errors import UsageError
+from specbench.round.drafter import Outcome, PlainDrafter, Proposal, Traits
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 
 
 @dataclass(slots=True, eq=False)

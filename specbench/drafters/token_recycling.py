@@ -8,12 +8,12 @@ from typing import Annotated
 
 import torch
 
-from specbench.decoding.drafter import Outcome, PlainDrafter, Proposal, Traits
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTrees
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.recycling import RANK_PROBS, recycling_tree
+from specbench.round.drafter import Outcome, PlainDrafter, Proposal, Traits
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.round.topology import StaticTrees
 
 
 @drafter("token_recycling")

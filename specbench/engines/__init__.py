@@ -1,1 +1,4 @@
-"""Who runs the work: one file an engine; the protocol is engine.py."""
+"""Who decodes? One file an engine: requests in, tokens, seconds and counts out.
+
+Open `engine.py` first, the protocol (no torch); `builtin.py` is our own decoder.
+"""

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Sequence
 
-from specbench.decoding.scheduler import Arrival
 from specbench.engines.engine import EngineRequest, Load
+from specbench.serving.scheduler import Arrival
 
 
 def arrivals(requests: Sequence[EngineRequest], load: Load) -> list[Arrival]:

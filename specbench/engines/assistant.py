@@ -5,10 +5,10 @@ from typing import Any
 from transformers import GenerationConfig
 from transformers.utils import is_sklearn_available
 
-from specbench.decoding.loading import LoadedModel
 from specbench.engines.peer_module import make_peer
 from specbench.errors import CompatibilityError
-from specbench.model_spec import ModelSpec
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.loading import LoadedModel
 
 _KEYS = (
     "num_assistant_tokens",

@@ -10,11 +10,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.backends import pinned_attention
-from specbench.decoding.clock import Clock
-from specbench.decoding.cuda_graphs import Captured, Graphs
-from specbench.decoding.head_part import Slots
+from specbench.execution.clock import Clock
+from specbench.execution.cuda_graphs import Captured, Graphs
 from specbench.footprint import rounded_up, span_bucket
+from specbench.forward.backends import pinned_attention
+from specbench.round.head_part import Slots
 
 
 class Forwards(Protocol):

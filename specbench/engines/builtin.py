@@ -6,22 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from specbench.config import Drafter, Target
-from specbench.costs import bytes_per_forward
-from specbench.decoding.backends import attention_backend
-from specbench.decoding.clock import make_clock
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter as DraftingMethod
-from specbench.decoding.graphs import Launchers
-from specbench.decoding.loading import eos_ids
-from specbench.decoding.policy import Beside, FixedK, Policy
-from specbench.decoding.request import Request, Result
-from specbench.decoding.round import Verifier
-from specbench.decoding.runner import Runner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.scoring import mean_log_probs
-from specbench.decoding.self_test import Forward
-from specbench.decoding.synthetic import SyntheticVerifier
 from specbench.engines.arrivals import arrivals
 from specbench.engines.bare_forwards import BareForwards, Forwards
 from specbench.engines.controllers import Controllers
@@ -39,8 +23,24 @@ from specbench.engines.engine import (
 from specbench.engines.launched import graph_kind, graph_notes
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.shelf import Shelf, bytes_read, identity
+from specbench.execution.clock import make_clock
+from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
+from specbench.forward.backends import attention_backend
+from specbench.forward.runner import Runner
+from specbench.forward.scoring import mean_log_probs
+from specbench.forward.self_test import Forward
+from specbench.inputs.config import Drafter, Target
+from specbench.models.loading import eos_ids
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
+from specbench.round.drafter import Drafter as DraftingMethod
+from specbench.round.round import Verifier
+from specbench.round.sampling import Sampler
+from specbench.round.synthetic import SyntheticVerifier
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import Beside, FixedK, Policy
+from specbench.serving.request import Request, Result
+from specbench.stats.costs import bytes_per_forward
 
 MOST_CAPTURING_PASSES = 3
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbench.decoding.calibration import measure_round_costs
-from specbench.decoding.controller import Controller, default_ks
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.round_costs import RoundCosts
-from specbench.decoding.sampling import Sampler
+from specbench.adaptive_k.calibration import measure_round_costs
+from specbench.adaptive_k.controller import Controller, default_ks
+from specbench.adaptive_k.round_costs import RoundCosts
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.records import Sampling
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder
 
 
 class _Setting(NamedTuple):

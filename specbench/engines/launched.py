@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from specbench.decoding.launcher import GraphKind, Launcher
+from specbench.execution.launcher import GraphKind, Launcher
 from specbench.records import NO_DRAFTER
 
 Launched = Sequence[tuple[str, Launcher]]  # a drafter's name, and what launched its rounds

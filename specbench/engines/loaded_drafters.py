@@ -5,26 +5,26 @@ from typing import NamedTuple
 
 import torch
 
-from specbench.config import Drafter
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.drafter import Drafter as DraftingMethod
-from specbench.decoding.drafter import NoDrafter
-from specbench.decoding.loading import LoadedModel
-from specbench.decoding.lossy import make_lossy_verifier
-from specbench.decoding.round import Verifier
-from specbench.decoding.runner import Runner
-from specbench.decoding.self_test import Forward, make_checked_runner
-from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
-from specbench.decoding.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.bare_forwards import Forwards
 from specbench.engines.engine import Work
 from specbench.engines.shelf import Shelf, bytes_read, head_identity, identity
 from specbench.engines.training_note import trained_for
 from specbench.errors import ModelError, UsageError
-from specbench.methods import find_method
-from specbench.model_spec import ModelSpec
+from specbench.forward.runner import Runner
+from specbench.forward.self_test import Forward, make_checked_runner
+from specbench.inputs.config import Drafter
+from specbench.inputs.methods import find_method
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.checkpoint import Checkpoint
+from specbench.models.loading import LoadedModel
+from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
 from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
+from specbench.round.drafter import Drafter as DraftingMethod
+from specbench.round.drafter import NoDrafter
+from specbench.round.lossy import make_lossy_verifier
+from specbench.round.round import Verifier
+from specbench.round.verifier import verify
 
 
 class Held(NamedTuple):

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.checkpoint_files import WEIGHT_KINDS, has_tokenizer, read_checkpoint
-from specbench.decoding.digest import weights_sha256
-from specbench.decoding.first_layers import layers_of
-from specbench.decoding.host_memory import give_back_host_memory
-from specbench.decoding.loading import LoadedModel, ModelSource, load_model
-from specbench.decoding.tokenizer import Tokenizer
 from specbench.errors import ModelError
-from specbench.model_spec import ModelSpec
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.checkpoint import Checkpoint
+from specbench.models.checkpoint_files import WEIGHT_KINDS, has_tokenizer, read_checkpoint
+from specbench.models.digest import weights_sha256
+from specbench.models.first_layers import layers_of
+from specbench.models.host_memory import give_back_host_memory
+from specbench.models.loading import LoadedModel, ModelSource, load_model
+from specbench.models.tokenizer import Tokenizer
 from specbench.records import ModelIdentity
 
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from specbench.inputs.model_spec import ModelSpec
 from specbench.json_text import parse_json
-from specbench.model_spec import ModelSpec
 
 FILE = "training.json"
 

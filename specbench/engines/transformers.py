@@ -10,10 +10,6 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-from specbench.config import Drafter, Target
-from specbench.decoding.loading import LoadedModel, eos_ids
-from specbench.decoding.runner import check_context, context_limit
-from specbench.decoding.tokenizer import require_same_vocabulary
 from specbench.engines.assistant import Assistant, require_same_width
 from specbench.engines.engine import (
     EngineRequest,
@@ -28,6 +24,10 @@ from specbench.engines.peer_module import make_peer, refusals_told
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
 from specbench.engines.shelf import Shelf, identity
 from specbench.errors import CompatibilityError, UsageError
+from specbench.forward.runner import check_context, context_limit
+from specbench.inputs.config import Drafter, Target
+from specbench.models.loading import LoadedModel, eos_ids
+from specbench.models.tokenizer import require_same_vocabulary
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
 
 _MERGED = (

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
+from specbench.decide.recommend import Recommendation, judge
 from specbench.frames.column import TEXT, Column, Doc, frame_of, record_columns
 from specbench.frames.identity import KEY, RUN_ID, cell_id
-from specbench.pairing.recommend import Recommendation, judge
 from specbench.records import CellKey, Decision, RunRecord
 
 DOCS = {

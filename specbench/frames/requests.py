@@ -16,7 +16,7 @@ from specbench.records import (
     RequestRecord,
     RunRecord,
 )
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 
 DOCS = {
     "prompt_id": Doc("the prompt, as the workload names it"),

@@ -14,7 +14,7 @@ from specbench.frames.identity import KEY, RUN_ID, cell_id
 from specbench.frames.requests import OWN, PURPOSE, RequestRow, request_rows
 from specbench.metrics.cell import finished
 from specbench.records import RoundLog
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 
 DOCS = {
     "num_drafted": Doc("tokens drafted; of a tree its nodes", "tokens"),

@@ -1,1 +1,5 @@
-"""One decorated pure function a metric; a new metric is one file in this folder."""
+"""What does a run say? Records in, one number a metric out, with unit, direction and formula.
+
+A metric is one decorated pure function, a new one is one file; `registry.py` has them all and
+`cell.py` what they read.
+"""

@@ -5,10 +5,10 @@ A cell's limits are measured beside its blocks; each number is the median over t
 
 from statistics import median
 
-from specbench.costs import roofline_s
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
 from specbench.metrics.rounds import round_s_p50
+from specbench.stats.costs import roofline_s
 
 
 @metric(unit="s", better="lower")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import ModelError
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.attention import longest_context
 from specbench.model_files.folder import cached_folder, local_file, read_json
 from specbench.model_files.head_files import HeadFiles
@@ -17,7 +18,6 @@ from specbench.model_files.headers import (
 )
 from specbench.model_files.tokenizer_files import read_chat_template, read_vocabulary
 from specbench.model_files.vocabulary import Vocabulary
-from specbench.model_spec import ModelSpec
 
 # What architectures call a size that most call otherwise.
 _SYNONYMS: Mapping[str, tuple[str, ...]] = {

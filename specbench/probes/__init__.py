@@ -1,1 +1,4 @@
-"""What the machine says beside a measurement: NVML, the torch allocator, the host."""
+"""What does the machine say beside a measurement? NVML, the torch allocator, the host.
+
+Bytes, watts, clocks and the environment come out. Open `probe.py` first.
+"""

@@ -1,1 +1,4 @@
-"""Stored runs as answers: terminal tables, JSON, Markdown, CSV and one HTML page."""
+"""How is a run told? A stored run in; terminal tables, JSON, Markdown, CSV and HTML out.
+
+Open `document.py` first: all views are made of the document it builds.
+"""

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
+from specbench.decide.compromise import losses_in_words
+from specbench.decide.recommend import Recommendation, Verdict
 from specbench.metrics.cell_names import label_of
 from specbench.metrics.setting import setting_of
-from specbench.pairing.compromise import losses_in_words
-from specbench.pairing.recommend import Recommendation, Verdict
 from specbench.records import CellKey, Decision
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text

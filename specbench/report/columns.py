@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from specbench.decide.reasons import speedup_text
 from specbench.metrics.cell_names import label_of
-from specbench.pairing.reasons import speedup_text
 from specbench.records import NO_DRAFTER, CellSummary
 from specbench.report.cell_texts import (
     detectable,

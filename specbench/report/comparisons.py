@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
+from specbench.decide.adaptive import pooled
+from specbench.decide.reasons import speedup_text
+from specbench.decide.scaling import Crossover, Point
 from specbench.metrics.cell_names import OWN_ENGINE, label_of, short_k
 from specbench.metrics.setting import Setting, is_stream, marked, setting_of
-from specbench.pairing.adaptive import pooled
-from specbench.pairing.reasons import speedup_text
-from specbench.pairing.scaling import Crossover, Point
 from specbench.records import NO_DRAFTER, CellKey, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid

@@ -6,22 +6,22 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from specbench.metrics.cell import CellData, gather_cells
-from specbench.metrics.imported import import_warnings, summarise_imported
-from specbench.metrics.summary import summarise
-from specbench.metrics.vllm_names import VllmCounts, vllm_counts
-from specbench.pairing.adaptive import AdaptiveComparison, compare_adaptive
-from specbench.pairing.best_of import BestOf, compare_best_of
-from specbench.pairing.compromise import find_compromise
-from specbench.pairing.forecast_check import (
+from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
+from specbench.decide.best_of import BestOf, compare_best_of
+from specbench.decide.compromise import find_compromise
+from specbench.decide.peers import SideBySide, side_by_side
+from specbench.decide.recommend import Recommendation, by_question, choose, decide
+from specbench.decide.scaling import ContextCurve, Crossover, context_curves, crossovers
+from specbench.forecast.forecast_check import (
     CheckedForecast,
     check_forecasts,
     forecast_json,
     is_left_out,
 )
-from specbench.pairing.peers import SideBySide, side_by_side
-from specbench.pairing.recommend import Recommendation, by_question, choose, decide
-from specbench.pairing.scaling import ContextCurve, Crossover, context_curves, crossovers
+from specbench.metrics.cell import CellData, gather_cells
+from specbench.metrics.imported import import_warnings, summarise_imported
+from specbench.metrics.summary import summarise
+from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.records import (
     BlockPurpose,
     CellKey,
@@ -36,7 +36,7 @@ from specbench.records import (
     RunRecord,
     RunSettings,
 )
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 
 JSON_VERSION = 1  # of the machine document; keys are added without a new version
 

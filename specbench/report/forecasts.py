@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from specbench.decide.reasons import speedup_text
+from specbench.forecast.forecast_check import CheckedForecast
 from specbench.metrics.cell_names import label_of
 from specbench.metrics.setting import Setting, setting_of
-from specbench.pairing.forecast_check import CheckedForecast
-from specbench.pairing.reasons import speedup_text
 from specbench.records import ForecastPoint, ForecastRecord, Interval
 from specbench.report.document import Document
 from specbench.report.grids import Grid

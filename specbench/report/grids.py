@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from specbench.decide.reasons import k_text
 from specbench.metrics.registry import all_metrics
-from specbench.pairing.reasons import k_text
 from specbench.records import NO_DRAFTER, CellSummary, MemoryRecord
 from specbench.report.columns import legend, name_of, note, page_columns, row, shown, union
 from specbench.report.document import Document

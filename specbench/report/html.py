@@ -6,8 +6,8 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from specbench.decide.recommend import Verdict
 from specbench.metrics.cell_names import label_of
-from specbench.pairing.recommend import Verdict
 from specbench.report.answers import Answer, answer, compromise_lines, without_workload
 from specbench.report.charts.canvas import Chart
 from specbench.report.comparisons import comparison_grids

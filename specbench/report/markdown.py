@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+from specbench.decide.recommend import Verdict
 from specbench.metrics.cell_names import label_of
-from specbench.pairing.recommend import Verdict
 from specbench.report.answers import answer, compromise_lines, without_workload
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document

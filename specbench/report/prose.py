@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from specbench.decide.recommend import by_question
 from specbench.metrics.cell_names import requests_at_once
 from specbench.metrics.setting import marked
-from specbench.pairing.recommend import by_question
 from specbench.records import CellKey, Environment
 from specbench.report.document import Document
 from specbench.report.numbers import listed, plural, ranges

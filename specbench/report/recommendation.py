@@ -2,13 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 
+from specbench.decide.compromise import losses_in_words
+from specbench.decide.objective import Objective, Pick, SharedPick, pick, shared_pick
+from specbench.decide.reasons import speedup_text
+from specbench.decide.recommend import Verdict, judge
+from specbench.decide.scaling import Crossover
 from specbench.metrics.cell_names import label_of, requests_at_once, short_k
 from specbench.metrics.setting import setting_of
-from specbench.pairing.compromise import losses_in_words
-from specbench.pairing.objective import Objective, Pick, SharedPick, pick, shared_pick
-from specbench.pairing.reasons import speedup_text
-from specbench.pairing.recommend import Verdict, judge
-from specbench.pairing.scaling import Crossover
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
+from specbench.decide.objective import Candidate, Objective, Pick
 from specbench.metrics.setting import Setting, setting_of
-from specbench.pairing.objective import Candidate, Objective, Pick
 from specbench.records import CellKey
 from specbench.report.document import Document
 from specbench.report.recommendation import (

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from specbench.decide.recommend import Recommendation, Verdict, judge
+from specbench.forecast.forecast_check import CheckedForecast
 from specbench.metrics.cell_names import label_of, requests_at_once
 from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
-from specbench.pairing.forecast_check import CheckedForecast
-from specbench.pairing.recommend import Recommendation, Verdict, judge
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision
 from specbench.report.document import Document
 

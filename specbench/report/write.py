@@ -13,7 +13,7 @@ from specbench.frames.rounds import rounds_frame
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 
 
 class _Text(NamedTuple):

@@ -1,1 +1,4 @@
-"""One pass along a target's finished text that says how far every round would get."""
+"""How far would each drafter get along a finished text? One pass in, one trace a drafter out.
+
+Open `conversation.py` first.
+"""

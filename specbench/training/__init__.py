@@ -1,1 +1,4 @@
-"""Trains a draft head on what its target itself says: texts, losses, acceptance, files."""
+"""Can a head be trained for my target? Prompts in, a head's checkpoint and its card out.
+
+It learns from what the target itself says. Open `train_head.py` first.
+"""

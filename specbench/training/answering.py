@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from specbench.decoding.clock import make_clock
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import NoDrafter
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request
-from specbench.decoding.runner import Runner
-from specbench.decoding.sampling import Sampler
+from specbench.execution.clock import make_clock
+from specbench.forward.runner import Runner
 from specbench.records import Sampling
+from specbench.round.drafter import NoDrafter
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request
 from specbench.training.prompts import Question
 from specbench.training.texts import Text, TextFile
 

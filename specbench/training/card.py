@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from specbench.decoding.loading import LoadedModel
+from specbench.models.loading import LoadedModel
 from specbench.probes.environment import cpu_model, git_commit, package_versions, program_name
 from specbench.shipped import PACKAGE
 from specbench.training.acceptance import Acceptance

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import Runner
 from specbench.drafters.heads.eagle import EagleHead
 from specbench.drafters.heads.eagle3 import Eagle3Head
 from specbench.drafters.heads.feature_drafter import FeatureHead
+from specbench.forward.runner import Runner
+from specbench.models.checkpoint import Checkpoint
 from specbench.training.pupil import Agreement, distilled, leaves, put
 from specbench.training.teacher import Lesson
 

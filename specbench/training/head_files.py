@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
+from specbench.models.checkpoint import Checkpoint
 from specbench.training.replacing import replaced
 
 CARD = "training.json"

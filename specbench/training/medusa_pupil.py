@@ -9,9 +9,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import Runner
 from specbench.drafters.heads.medusa import MedusaHeads
+from specbench.forward.runner import Runner
+from specbench.models.checkpoint import Checkpoint
 from specbench.training.pupil import Agreement, distilled
 from specbench.training.teacher import Lesson, head_rows
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import Runner
 from specbench.drafters.heads.feature_drafter import FeatureHead
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.heads.mtp_layouts import split_experts
+from specbench.forward.runner import Runner
 from specbench.model_files.mtp_families import file_name
+from specbench.models.checkpoint import Checkpoint
 from specbench.training.chain_pupil import ChainPupil
 from specbench.training.pupil import Agreement
 from specbench.training.teacher import Lesson

@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from specbench.decoding.tokenizer import Tokenizer
 from specbench.demo.documents import training_conversations
 from specbench.demo.train import DRAFT_START, END
 from specbench.demo.train import SEED as CORPUS_SEED
 from specbench.errors import UsageError, WorkloadError
+from specbench.inputs.workloads import find_workloads, load_workload
+from specbench.models.tokenizer import Tokenizer
 from specbench.records import Message, Prompt
-from specbench.workloads import find_workloads, load_workload
 
 HELD_OUT_ONE_IN = 20
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from specbench.decoding.checkpoint import Checkpoint
+from specbench.models.checkpoint import Checkpoint
 from specbench.training.teacher import Lesson
 
 

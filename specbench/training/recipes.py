@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import Runner
 from specbench.drafters.registry import drafter_class
 from specbench.errors import UsageError
+from specbench.forward.runner import Runner
 from specbench.model_files.mtp_families import num_mtp_layers
+from specbench.models.checkpoint import Checkpoint
 from specbench.training.chain_pupil import ChainPupil, Passes
 from specbench.training.medusa_pupil import MedusaPupil, from_targets_head
 from specbench.training.mtp_pupil import MtpPupil

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.decoding.runner import Runner
+from specbench.forward.runner import Runner
 from specbench.training.batches import Batch
 
 

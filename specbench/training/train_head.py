@@ -6,16 +6,16 @@ from typing import Any, Protocol
 
 import torch
 
-from specbench.decoding.backends import pinned_attention
-from specbench.decoding.checkpoint_files import read_checkpoint
-from specbench.decoding.digest import weights_sha256
-from specbench.decoding.loading import LoadedModel, eos_ids
-from specbench.decoding.runner import Runner
-from specbench.decoding.self_test import make_checked_runner
-from specbench.decoding.tokenizer import Tokenizer
 from specbench.drafting.medusa import ACCURACIES
 from specbench.engines.shelf import Shelf
 from specbench.errors import ModelMemoryError, UsageError
+from specbench.forward.backends import pinned_attention
+from specbench.forward.runner import Runner
+from specbench.forward.self_test import make_checked_runner
+from specbench.models.checkpoint_files import read_checkpoint
+from specbench.models.digest import weights_sha256
+from specbench.models.loading import LoadedModel, eos_ids
+from specbench.models.tokenizer import Tokenizer
 from specbench.training.acceptance import Acceptance, measure_acceptance
 from specbench.training.answering import answer, plan_answers
 from specbench.training.batches import Batch, batches_of

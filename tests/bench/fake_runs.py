@@ -13,10 +13,10 @@ from specbench.bench.memory import MemoryMeter
 from specbench.bench.plan import TargetPlan, plan_targets
 from specbench.bench.target import TargetRun
 from specbench.bench.traces import Trace
-from specbench.config import Pairing, load_pairings
+from specbench.inputs.config import Pairing, load_pairings
 from specbench.probes.probe import NoProbe
 from specbench.records import BlockRecord, EngineCost, Environment, RunRecord, RunSettings
-from specbench.store import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
+from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeServer, RecordingWatch
 

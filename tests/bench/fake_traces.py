@@ -6,7 +6,7 @@ from typing import Any
 from specbench.records import TraceRecord
 from specbench.records.traces import Drafting
 from specbench.tracing.text import Text
-from tests.pairing.traces import trace
+from tests.forecast.traces import trace
 
 
 def fake_trace(

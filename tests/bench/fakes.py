@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import torch
 
-from specbench.config import Drafter
-from specbench.costs import bytes_per_forward
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
@@ -24,7 +22,9 @@ from specbench.engines.engine import (
     Work,
 )
 from specbench.errors import ModelError, WorkloadError
+from specbench.inputs.config import Drafter
 from specbench.records import EngineRecord, Message, ModelIdentity, RoundLog, RoundTimeline
+from specbench.stats.costs import bytes_per_forward
 
 ANSWER_TOKENS = 41  # the target's own greedy answer, its end token included
 PREFILL_S = 0.5

@@ -4,8 +4,8 @@ from collections import Counter
 from dataclasses import replace
 
 from specbench.report.document import build_document
-from specbench.store import StoredRecord, reader
-from specbench.store.codec import decode_line
+from specbench.runs import StoredRecord, reader
+from specbench.runs.codec import decode_line
 from tests.bench.fake_runs import (
     SETTINGS,
     SIX,

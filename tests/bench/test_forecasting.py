@@ -12,8 +12,8 @@ from specbench.bench.round_costs import RoundCosts
 from specbench.errors import UsageError
 from specbench.records import ForecastRecord, TraceRecord
 from specbench.report.document import build_document
-from specbench.store import StoredRun, load_run
-from specbench.store.reader import read_records
+from specbench.runs import StoredRun, load_run
+from specbench.runs.reader import read_records
 from tests.bench.fake_runs import RUN_ID, SETTINGS, make_plan, measure
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
@@ -207,7 +207,7 @@ def test_a_run_killed_while_tracing_goes_on_where_it_was(tmp_path, whole, num_tr
 
 @pytest.mark.parametrize("kind", ["RoundCost", "ForecastRecord", "BlockRecord"])
 def test_a_run_killed_after_any_kind_of_record_ends_the_same(tmp_path, whole, kind, monkeypatch):
-    from specbench.store.ledger import Ledger
+    from specbench.runs.ledger import Ledger
 
     append = Ledger.append
 

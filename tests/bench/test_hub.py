@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from specbench.bench import hub
-from specbench.config import Pairing, load_pairings
+from specbench.inputs.config import Pairing, load_pairings
 
 PAIRINGS = """\
 targets:

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from specbench.report.document import build_document
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.clocks import work_clock
 from tests.decoding.models import tiny_llama

@@ -6,8 +6,8 @@ import pytest
 
 from specbench.bench.benchmark import plan_warnings
 from specbench.bench.plan import TargetPlan, plan_targets
-from specbench.config import load_pairings
 from specbench.errors import UsageError
+from specbench.inputs.config import load_pairings
 from specbench.records import RunSettings
 
 PAIRINGS = """\

@@ -6,7 +6,7 @@ import pytest
 from specbench.bench import passes
 from specbench.bench.benchmark import _spent_s
 from specbench.errors import ModelError
-from specbench.store import load_run, resume_run
+from specbench.runs import load_run, resume_run
 from tests.bench.fake_runs import (
     RUN_ID,
     SETTINGS,

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from specbench.bench.benchmark import run_benchmark
-from specbench.config import load_pairings
+from specbench.inputs.config import load_pairings
 from specbench.metrics.cell import gather_cells
 from specbench.records import ALL_PROMPTS, RunSettings
 from specbench.report.document import build_document
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.tiny_pair import write_pair

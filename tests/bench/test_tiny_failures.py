@@ -7,8 +7,8 @@ import pytest
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
 from specbench.bench.benchmark import find_device, run_benchmark
-from specbench.config import load_pairings
 from specbench.errors import UsageError
+from specbench.inputs.config import load_pairings
 from specbench.report.document import build_document
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch

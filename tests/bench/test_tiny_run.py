@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.config import load_pairings
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest
 from specbench.engines.shelf import Shelf
 from specbench.errors import StoreError, UsageError
+from specbench.inputs.config import load_pairings
 from specbench.records import Sampling
 from specbench.report.document import build_document
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny

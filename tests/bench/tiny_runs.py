@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench.bench.benchmark import run_benchmark
-from specbench.config import load_pairings
+from specbench.inputs.config import load_pairings
 from specbench.records import RunSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch

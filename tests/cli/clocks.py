@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from specbench.decoding.clock import HostClock
-from specbench.decoding.fused_runner import FusedRunner
+from specbench.execution.clock import HostClock
+from specbench.forward.fused_runner import FusedRunner
 
 # (layers, tokens in a row) -> seconds that a forward takes
 Cost = Callable[[int, int], float]

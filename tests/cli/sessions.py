@@ -65,7 +65,7 @@ def _main(
 
 
 def _hold_after(num_records: int) -> None:
-    from specbench.store.ledger import Ledger
+    from specbench.runs.ledger import Ledger
 
     append, left = Ledger.append, num_records
 

@@ -10,7 +10,7 @@ import pytest
 
 from specbench.cli.check import SUMMARY_VARIABLE
 from specbench.records import BlockRecord
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 from tests.cli.calls import Ran, specbench
 from tests.report import stored_runs
 from tests.report.stored_runs import Wish, stored_run

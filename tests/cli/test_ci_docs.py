@@ -9,8 +9,8 @@ import yaml
 
 from benchmarks.gate_runs import BASELINE_RUNS, CANDIDATE_RUNS, PAIRING, RECIPE, TOLERANCES
 from specbench.cli.check import parse_fail_on
-from specbench.config import load_pairings
 from specbench.gate.comparable import WORDS
+from specbench.inputs.config import load_pairings
 from specbench.shipped import shipped
 from tests.cli.calls import specbench
 

@@ -3,10 +3,10 @@
 import pytest
 
 from specbench.cli.pair_tables import close_race
+from specbench.decide.rank import Gain, Ranked
 from specbench.metrics.setting import setting_of
-from specbench.pairing.rank import Gain, Ranked
 from specbench.records import Interval
-from tests.pairing.conftest import summary
+from tests.decide.conftest import summary
 
 Bounds = tuple[float | None, float, float | None]
 

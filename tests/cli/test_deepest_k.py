@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.cli.calls import specbench
 
 REASON = "demo/medusa cannot draft K = 5 or more tokens ahead: these K were left out"

@@ -12,7 +12,7 @@ from io import StringIO
 import pytest
 
 from specbench.report.document import build_document
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.cli.calls import specbench
 
 BY_HAND = ("-k", "3")

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from specbench.report.document import build_document
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.cli.calls import Ran, specbench
 from tests.cli.conftest import SMALL
-from tests.pairing.serving import FakeServer, serving
+from tests.forecast.serving import FakeServer, serving
 
 COSTS = "k,cost,unit,engine\n0,10,ms,vllm 0.32.0\n1,12,ms,vllm 0.32.0\n3,15,ms,vllm 0.32.0\n"
 ASKED = ("sweep-k", "tiny/draft", "-w", "prompts.jsonl", *SMALL)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.clocks import WorkClock, work_clock
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
+from specbench.runs import load_run
 from specbench.shipped import PACKAGE
-from specbench.store import load_run
 from tests.cli.calls import specbench
 from tests.test_layering import modules_after
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from specbench.cli import listing as specbench_listing
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 from tests.cli.sessions import session

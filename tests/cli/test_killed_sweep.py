@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from specbench.bench.plan import plan_targets
-from specbench.config import load_pairings
-from specbench.store import load_run
+from specbench.inputs.config import load_pairings
+from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
 from tests.cli.sessions import session
 

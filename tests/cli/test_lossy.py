@@ -8,8 +8,8 @@ import jsonschema
 import pytest
 
 from specbench.engines.builtin import BuiltinEngine
+from specbench.runs import load_run
 from specbench.shipped import PACKAGE
-from specbench.store import load_run
 from tests.cli.calls import Ran, specbench
 from tests.tiny_pair import make_pair
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from specbench.config import load_pairings
-from specbench.store import list_runs, load_run
+from specbench.inputs.config import load_pairings
+from specbench.runs import list_runs, load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 from tests.test_layering import modules_after
@@ -74,7 +74,7 @@ def test_the_document_for_machines_has_every_finding_and_figure(shelf):
 
 
 def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
-    from specbench.pairing.gpus import RESERVED_BYTES
+    from specbench.fit.gpus import RESERVED_BYTES
 
     alone = json.loads(plan("tiny", "--drafts", "ngram", "--gpu", "T4", "--json", cwd=shelf).out)
     just_enough = RESERVED_BYTES + alone["target_alone"]["peak_bytes"] + 2000
@@ -194,10 +194,10 @@ def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
 )
 def test_the_last_line_is_one_of_three_answers(low, high, k, said):
     from specbench.cli.pair_tables import verdict
+    from specbench.decide.rank import Gain, Ranked
     from specbench.metrics.setting import setting_of
-    from specbench.pairing.rank import Gain, Ranked
     from specbench.records import Interval
-    from tests.pairing.conftest import summary
+    from tests.decide.conftest import summary
 
     gain = Gain(k, Interval(estimate=1.5, low=low, high=high), 2.0, "measured")
     key = summary(4, low, 1.5, high).key
@@ -209,10 +209,10 @@ def test_the_last_line_is_one_of_three_answers(low, high, k, said):
 
 def test_of_several_settings_the_last_line_says_which_and_what_all_give():
     from specbench.cli.pair_tables import verdict
+    from specbench.decide.rank import Gain, Ranked
     from specbench.metrics.setting import setting_of
-    from specbench.pairing.rank import Gain, Ranked
     from specbench.records import Interval
-    from tests.pairing.conftest import summary
+    from tests.decide.conftest import summary
 
     gains = {}
     for workload, speedup in (("code", 3.0), ("chat", 0.75)):
@@ -229,10 +229,10 @@ def test_of_several_settings_the_last_line_says_which_and_what_all_give():
 @pytest.mark.parametrize(("basis", "has_speedup"), [("measured", False), ("forecast", True)])
 def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
     from specbench.cli.pair_tables import verdict
+    from specbench.decide.rank import Gain, Ranked
     from specbench.metrics.setting import setting_of
-    from specbench.pairing.rank import Gain, Ranked
     from specbench.records import Interval
-    from tests.pairing.conftest import summary
+    from tests.decide.conftest import summary
 
     speedup = Interval(estimate=0.7, low=0.5, high=0.9) if has_speedup else None
     setting = setting_of(summary(4, 0.5, 0.7, 0.9).key)

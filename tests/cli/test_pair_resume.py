@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from specbench.bench.target import TargetRun
-from specbench.store import load_run
+from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 

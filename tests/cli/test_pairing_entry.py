@@ -7,8 +7,8 @@ from textwrap import indent
 import pytest
 
 from specbench.cli.pairing_entry import pairing_entry
-from specbench.config import Pairing, load_pairings
-from specbench.model_spec import model_spec
+from specbench.inputs.config import Pairing, load_pairings
+from specbench.inputs.model_spec import model_spec
 
 FILE = """\
 targets:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.store import SCHEMA_VERSION, create_run
+from specbench.runs import SCHEMA_VERSION, create_run
 from tests.cli.calls import specbench
 from tests.report.served_runs import served_run
 

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 
 from specbench.cli.progress import ProgressWatch
+from specbench.runs import load_run
 from specbench.shipped import PACKAGE
-from specbench.store import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 

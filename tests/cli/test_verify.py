@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from specbench.bench.verification import nearly
-from specbench.decoding import verifier
-from specbench.decoding.sampling import Sampler
 from specbench.engines.builtin import BuiltinEngine
+from specbench.round import verifier
+from specbench.round.sampling import Sampler
 from tests.cli.calls import Ran, specbench
 
 SMALL = ("-w", "prompts.jsonl", "--prompts", "3", "--max-new-tokens", "24", "--tokens", "1000")

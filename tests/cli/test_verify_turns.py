@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from specbench.bench import verification
-from specbench.decoding.tokenizer import Tokenizer
 from specbench.engines.builtin import BuiltinEngine
 from specbench.errors import ModelError
+from specbench.models.tokenizer import Tokenizer
 from specbench.records import Message
 from tests.cli.calls import specbench
 

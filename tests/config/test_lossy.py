@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specbench.config import load_pairings
 from specbench.errors import ConfigError
+from specbench.inputs.config import load_pairings
 from specbench.records import LossyRule
 
 FILE = """\

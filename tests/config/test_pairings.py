@@ -5,8 +5,8 @@ from textwrap import dedent
 
 import pytest
 
-from specbench.config import Pairings, load_pairings
 from specbench.errors import ConfigError, UsageError
+from specbench.inputs.config import Pairings, load_pairings
 
 TWO_TARGETS = """
     default: small/copy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.config import Pairing, load_pairings
+from specbench.inputs.config import Pairing, load_pairings
 from specbench.shipped import shipped
 
 PAIRINGS = load_pairings(shipped("pairings.yaml"))

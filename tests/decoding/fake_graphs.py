@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from specbench.decoding.clock import Mark
-from specbench.decoding.cuda_graphs import Captured
-from specbench.decoding.decoder import MakeLauncher
-from specbench.decoding.graphs import GraphLauncher
-from specbench.decoding.launcher import GraphKind, PinnedMemory
+from specbench.execution.clock import Mark
+from specbench.execution.cuda_graphs import Captured
+from specbench.execution.graphs import GraphLauncher
+from specbench.execution.launcher import GraphKind, PinnedMemory
+from specbench.serving.decoder import MakeLauncher
 from tests.decoding.fakes import CountingClock
 
 T = TypeVar("T")

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from specbench.decoding.clock import Mark
-from specbench.decoding.drafter import Drafter, ExpectsAnswers, PlainDrafter, Proposal
-from specbench.decoding.runner import Output
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
-from specbench.decoding.tree import Branches
+from specbench.execution.clock import Mark
+from specbench.forward.runner import Output
+from specbench.forward.tree import Branches
+from specbench.round.drafter import Drafter, ExpectsAnswers, PlainDrafter, Proposal
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 
 
 class CountingClock:

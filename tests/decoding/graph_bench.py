@@ -4,15 +4,15 @@ import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter
-from specbench.decoding.graphs import GraphLauncher
-from specbench.decoding.launcher import GraphKind
-from specbench.decoding.policy import FixedK, Policy
-from specbench.decoding.request import Request, Result
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
+from specbench.execution.graphs import GraphLauncher
+from specbench.execution.launcher import GraphKind
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK, Policy
+from specbench.serving.request import Request, Result
 from tests.decoding.fake_graphs import FakeGraphs, LateClock, LateCopies, graphed
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import random_prompt, tiny_llama

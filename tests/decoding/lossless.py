@@ -13,16 +13,16 @@ from scipy.stats import chi2
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter, NoDrafter, Proposal
-from specbench.decoding.request import Request, Result
-from specbench.decoding.runner import Runner, StockRunner
-from specbench.decoding.sampling import Purpose, Sampler, draw
-from specbench.decoding.verifier import verify
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
-from specbench.methods import find_method
+from specbench.forward.runner import Runner, StockRunner
+from specbench.inputs.methods import find_method
+from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter, NoDrafter, Proposal
+from specbench.round.sampling import Purpose, Sampler, draw
+from specbench.round.verifier import verify
+from specbench.serving.decoder import Decoder
+from specbench.serving.request import Request, Result
 from tests.decoding.fakes import CountingClock
 from tests.decoding.models import plain_logits, tiny_llama
 

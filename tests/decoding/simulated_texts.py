@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from math import exp
 from statistics import mean
 
-from specbench.decoding.controller import Controller, default_ks
-from specbench.decoding.round_costs import RoundCosts
+from specbench.adaptive_k.controller import Controller, default_ks
+from specbench.adaptive_k.round_costs import RoundCosts
 
 KS = default_ks(8)
 # Seconds of a round by K, in the shape measured on a CPU pair: one row, a few, many.

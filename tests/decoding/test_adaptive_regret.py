@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from specbench.decoding.controller import Controller
-from specbench.decoding.round_costs import RoundCosts
+from specbench.adaptive_k.controller import Controller
+from specbench.adaptive_k.round_costs import RoundCosts
 from tests.decoding.simulated_texts import KS, blocks_of, lookup, regret, steady
 
 DIFFERENT = [steady(alpha) for alpha in (0.2, 0.5, 0.8, 0.95)]

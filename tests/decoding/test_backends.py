@@ -3,8 +3,8 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.decoding.backends import attention_backend
-from specbench.decoding.runner import StockRunner
+from specbench.forward.backends import attention_backend
+from specbench.forward.runner import StockRunner
 from tests.decoding.models import tiny_llama
 
 CPU = torch.device("cpu")

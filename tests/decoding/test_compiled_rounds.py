@@ -5,15 +5,15 @@ from functools import partial
 import pytest
 import torch
 
-from specbench.decoding.compiled_rounds import CompiledRounds
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.graphs import GraphLauncher
-from specbench.decoding.launcher import SameMemory
-from specbench.decoding.request import Request
-from specbench.decoding.runner import Runner, StockRunner
-from specbench.decoding.sampling import Sampler
+from specbench.execution.compiled_rounds import CompiledRounds
+from specbench.execution.graphs import GraphLauncher
+from specbench.execution.launcher import SameMemory
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Sampling
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder
+from specbench.serving.request import Request
 from tests.decoding.fakes import CountingClock
 from tests.decoding.lossless import acceptance_rate, assert_texts, make_drafter
 from tests.decoding.models import generated, random_prompt, tiny_llama

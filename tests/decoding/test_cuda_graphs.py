@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 import pytest
 
-from specbench.decoding.clock import make_clock
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter, Proposal
-from specbench.decoding.graphs import GraphLauncher, Launchers
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.drafters.ngram import Ngram
+from specbench.execution.clock import make_clock
+from specbench.execution.graphs import GraphLauncher, Launchers
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter, Proposal
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request
 from tests.decoding.lossless import make_drafter, parts_of
 from tests.decoding.models import random_prompt, tiny_llama
 

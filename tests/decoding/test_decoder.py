@@ -5,11 +5,11 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from specbench.decoding.drafter import NoDrafter
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
 from specbench.errors import ModelError
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import NoDrafter
+from specbench.serving.request import Request
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter, until_eos
 from tests.decoding.models import (

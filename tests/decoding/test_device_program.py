@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from specbench.decoding.drafter import Drafter, Proposal
-from specbench.decoding.round import finish_round, run_round
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter, Proposal
+from specbench.round.round import finish_round, run_round
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import deepest, make_drafter

@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
-from specbench.decoding.dummy import fill, make_skeleton
-from specbench.decoding.loading import ModelSource, load_dummy, load_model
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
 from specbench.errors import ModelError
+from specbench.forward.runner import StockRunner
+from specbench.models.dummy import fill, make_skeleton
+from specbench.models.loading import ModelSource, load_dummy, load_model
+from specbench.serving.request import Request
 from specbench.shipped import PACKAGE
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (

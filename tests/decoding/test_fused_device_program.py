@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.round import run_round
-from specbench.decoding.runner import Output
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Output
 from specbench.records import Sampling
+from specbench.round.round import run_round
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.fused_families import FAMILIES, family
 from tests.decoding.lossless import make_drafter

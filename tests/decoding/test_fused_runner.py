@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.request import Request
-from specbench.decoding.runner import Runner, StockRunner
-from specbench.decoding.traced_forward import traced_states
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner, StockRunner
+from specbench.forward.traced_forward import traced_states
+from specbench.serving.request import Request
 from tests.decoding.fused_families import FAMILIES, LLAMA3_ROPE, TOKENS_2T, family
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.fused_weights import FusedWeights, can_fuse, fuse
 from specbench.errors import ModelError
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.fused_weights import FusedWeights, can_fuse, fuse
 from tests.decoding.fused_families import FAMILIES, TOKENS_2T, family
 from tests.decoding.models import ARCHITECTURES, build, plain_logits, tiny_llama
 

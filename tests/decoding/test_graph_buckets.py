@@ -6,15 +6,15 @@ import weakref
 import pytest
 import torch
 
-from specbench.decoding.decoder import Decoder, MakeLauncher
-from specbench.decoding.drafter import NoDrafter
-from specbench.decoding.graphs import Launchers
-from specbench.decoding.launcher import EagerLauncher
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
+from specbench.execution.graphs import Launchers
+from specbench.execution.launcher import EagerLauncher
 from specbench.footprint import span_bucket
+from specbench.forward.runner import StockRunner
+from specbench.round.drafter import NoDrafter
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder, MakeLauncher
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request
 from tests.decoding.fake_graphs import LateClock
 from tests.decoding.graph_bench import (
     GREEDY,

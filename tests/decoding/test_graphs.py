@@ -7,18 +7,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Drafter, Traits
-from specbench.decoding.launcher import GraphKind, catch_up
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request
-from specbench.decoding.round import run_round
-from specbench.decoding.rows import Fill, Rows
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.scheduler import Arrival
-from specbench.decoding.verifier import verify
 from specbench.drafters.ngram import Ngram
+from specbench.execution.launcher import GraphKind, catch_up
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter, Traits
+from specbench.round.round import run_round
+from specbench.round.rows import Fill, Rows
+from specbench.round.sampling import Sampler
+from specbench.round.verifier import verify
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request
+from specbench.serving.scheduler import Arrival
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fake_graphs import FailingGraphs, InertGraphs, LateClock, graphed
 from tests.decoding.graph_bench import (

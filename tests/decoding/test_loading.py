@@ -7,9 +7,9 @@ import torch
 from transformers import modeling_utils
 from transformers.integrations import hub_kernels
 
-from specbench.decoding import digest
-from specbench.decoding.loading import ModelSource, eos_ids, load_model, planned_dtype
 from specbench.errors import ModelError
+from specbench.models import digest
+from specbench.models.loading import ModelSource, eos_ids, load_model, planned_dtype
 from tests.decoding.models import tiny_llama
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

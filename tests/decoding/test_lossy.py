@@ -7,24 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Proposal
-from specbench.decoding.lossy import (
+from specbench.drafting.topology import Topology
+from specbench.forward.runner import StockRunner
+from specbench.records import LossyRule, Sampling
+from specbench.records.lossy import RULES
+from specbench.round.drafter import Proposal
+from specbench.round.lossy import (
     LossyVerifier,
     ThresholdAcceptance,
     TypicalAcceptance,
     make_lossy_verifier,
 )
-from specbench.decoding.request import Request, Result
-from specbench.decoding.round import Verifier, run_round
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTree
-from specbench.decoding.verifier import verify
-from specbench.drafting.topology import Topology
-from specbench.records import LossyRule, Sampling
-from specbench.records.lossy import RULES
+from specbench.round.round import Verifier, run_round
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.round.topology import StaticTree
+from specbench.round.verifier import verify
+from specbench.serving.decoder import Decoder
+from specbench.serving.request import Request, Result
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.fakes import CountingClock
 from tests.decoding.lossless import make_drafter

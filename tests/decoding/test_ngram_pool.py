@@ -2,7 +2,7 @@
 
 import torch
 
-from specbench.decoding.ngram_pool import NgramPool
+from specbench.drafters.ngram_pool import NgramPool
 
 CPU = torch.device("cpu")
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding import attention, sampling, verifier
-from specbench.decoding import round as one_round
-from specbench.decoding.model_drafter import ModelDrafter
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Purpose, exponential
+from specbench.drafters.model_drafter import ModelDrafter
+from specbench.forward import attention
+from specbench.forward.runner import StockRunner
+from specbench.round import round as one_round
+from specbench.round import sampling, verifier
+from specbench.round.sampling import Purpose, exponential
+from specbench.serving.request import Request
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Perturbed
 from tests.decoding.lossless import (

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from specbench.decoding import attention, growth, tree, verifier
-from specbench.decoding import round as one_round
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
+from specbench.forward import attention, tree
+from specbench.forward.runner import StockRunner
+from specbench.round import growth, verifier
+from specbench.round import round as one_round
+from specbench.serving.request import Request
 from tests.decoding import test_tree as by_hand
 from tests.decoding.conftest import Plant
 from tests.decoding.lossless import (

@@ -11,12 +11,12 @@ import torch
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from specbench.decoding import loading
-from specbench.decoding.loading import LoadedModel, ModelSource, load_model, planned_dtype
-from specbench.decoding.quantization import pack, packable, require_packable, stored_format
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
 from specbench.errors import ModelError
+from specbench.forward.runner import StockRunner
+from specbench.models import loading
+from specbench.models.loading import LoadedModel, ModelSource, load_model, planned_dtype
+from specbench.models.quantization import pack, packable, require_packable, stored_format
+from specbench.serving.request import Request
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (

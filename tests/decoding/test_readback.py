@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.policy import FixedK
+from specbench.serving.policy import FixedK
 from tests.decoding.fake_graphs import EarlyCopies, LateClock, LateCopies
 from tests.decoding.graph_bench import Bench, Subject, eager_texts, make_subject, some_requests
 from tests.decoding.lossless import assert_texts

@@ -9,11 +9,11 @@ from collections.abc import Collection
 import pytest
 import torch
 
-from specbench.decoding.request import Request, Result
-from specbench.decoding.round import run_round
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.records import Sampling
+from specbench.round.round import run_round
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.request import Request, Result
 from tests.decoding.fakes import CountingRunner, ScriptedDrafter
 from tests.decoding.lossless import decode
 

@@ -5,9 +5,9 @@ from math import exp
 
 import pytest
 
-from specbench.costs import amortised_goodput, goodput
-from specbench.decoding.acceptance import Acceptance
-from specbench.decoding.round_costs import RoundCosts
+from specbench.adaptive_k.acceptance import Acceptance
+from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.stats.costs import amortised_goodput, goodput
 
 
 def test_goodput_is_the_tokens_of_all_live_rows_over_the_time_of_a_round():

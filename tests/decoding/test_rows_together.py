@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.decoding.drafter import Drafter, NoDrafter, Proposal
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.request import Request, Result
-from specbench.decoding.rows import Fill, Rows
-from specbench.decoding.runner import Runner, StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter, NoDrafter, Proposal
+from specbench.round.rows import Fill, Rows
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.request import Request, Result
 from tests.decoding.fakes import CountingRunner, Wrapped
 from tests.decoding.lossless import GREEDY, decode, deepest, make_drafter
 from tests.decoding.models import exact_llama, ragged_prompts, random_prompt

@@ -8,12 +8,12 @@ import torch
 import transformers
 from torch import Tensor
 
-from specbench.decoding.attention import additive_mask, visible
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner, refuse_unsupported
-from specbench.decoding.slot_cache import SlotCache
 from specbench.errors import ModelError
+from specbench.forward.attention import additive_mask, visible
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import StockRunner, refuse_unsupported
+from specbench.forward.slot_cache import SlotCache
+from specbench.serving.request import Request
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,

@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from specbench.decoding.drafter import Drafter
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter
 from tests.decoding.fakes import Flattened, Unlawful
 from tests.decoding.lossless import (
     FIRST,

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from specbench.decoding.scheduler import Arrival, Scheduler
+from specbench.serving.scheduler import Arrival, Scheduler
 
 
 def closed(num_requests: int) -> list[Arrival]:

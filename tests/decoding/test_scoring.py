@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.decoding import scoring
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.runner import Runner, StockRunner
-from specbench.decoding.scoring import likeliest, mean_log_probs
 from specbench.errors import ModelError
+from specbench.forward import scoring
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner, StockRunner
+from specbench.forward.scoring import likeliest, mean_log_probs
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import (

@@ -3,11 +3,11 @@ from typing import ClassVar
 import pytest
 import torch
 
-from specbench.decoding import self_test
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.self_test import make_checked_runner
 from specbench.errors import ModelError
+from specbench.forward import self_test
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import StockRunner
+from specbench.forward.self_test import make_checked_runner
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 
 

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from specbench.decoding.controller import Controller, default_ks
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter, NoDrafter
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.policy import FixedK, Policy
-from specbench.decoding.request import Request, Result, Served
-from specbench.decoding.round_costs import RoundCosts
-from specbench.decoding.runner import Runner, StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.scheduler import Arrival
+from specbench.adaptive_k.controller import Controller, default_ks
+from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter, NoDrafter
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK, Policy
+from specbench.serving.request import Request, Result, Served
+from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.lossless import GREEDY, assert_texts, make_drafter
 from tests.decoding.models import exact_llama, generated, random_prompt

@@ -5,10 +5,10 @@ import tracemalloc
 
 import torch
 
-from specbench.decoding.drafter import NoDrafter
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
+from specbench.forward.runner import StockRunner
+from specbench.round.drafter import NoDrafter
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request
 from tests.decoding.models import tiny_llama
 from tests.decoding.test_serving import serve
 

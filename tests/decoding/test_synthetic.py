@@ -12,17 +12,17 @@ from scipy.stats import chisquare
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-from specbench.decoding.drafter import Proposal
-from specbench.decoding.round import run_round
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Purpose, Sampler, uniform
-from specbench.decoding.state import State
-from specbench.decoding.synthetic import SyntheticVerifier, acceptance_rates
-from specbench.decoding.topology import StaticTree
-from specbench.decoding.verifier import Verdict
 from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import Proposal
+from specbench.round.round import run_round
+from specbench.round.sampling import Purpose, Sampler, uniform
+from specbench.round.state import State
+from specbench.round.synthetic import SyntheticVerifier, acceptance_rates
+from specbench.round.topology import StaticTree
+from specbench.round.verifier import Verdict
 from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import tiny_llama

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from specbench.decoding.tokenizer import Tokenizer, require_same_vocabulary
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
+from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
 from specbench.records import Message
 from tests.tiny_pair import make_tokenizer
 

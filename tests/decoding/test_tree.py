@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.attention import visible
-from specbench.decoding.drafter import Proposal
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.growth import Frontier, grow_static
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTree
-from specbench.decoding.tree import Tree, branches_of
-from specbench.decoding.verifier import verify
 from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
+from specbench.forward.attention import visible
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import StockRunner
+from specbench.forward.tree import Tree, branches_of
 from specbench.records import Sampling
+from specbench.round.drafter import Proposal
+from specbench.round.growth import Frontier, grow_static
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.round.topology import StaticTree
+from specbench.round.verifier import verify
 from tests.decoding.models import exact_llama, plain_logits
 
 CPU = torch.device("cpu")

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Proposal
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request, Result
-from specbench.decoding.round import Verifier
-from specbench.decoding.runner import Runner, StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.scheduler import Arrival
-from specbench.decoding.state import State
-from specbench.decoding.synthetic import SyntheticVerifier
-from specbench.decoding.verifier import verify
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner, StockRunner
 from specbench.records import AnswerCheck, Sampling
+from specbench.round.drafter import Proposal
+from specbench.round.round import Verifier
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.round.synthetic import SyntheticVerifier
+from specbench.round.verifier import verify
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request, Result
+from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
 from tests.decoding.graph_bench import GREEDY, WARM, Bench, Cycle, eager_texts, make_subject
 from tests.decoding.lossless import assert_texts, decode, make_drafter

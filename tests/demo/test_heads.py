@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from specbench.config import load_pairings
-from specbench.decoding.digest import weights_sha256
 from specbench.demo import MODELS
 from specbench.drafters.registry import drafter_class
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.shelf import Shelf
+from specbench.inputs.config import load_pairings
+from specbench.models.digest import weights_sha256
 from specbench.records import Sampling
 from specbench.shipped import shipped
 from tests.demo.test_models import prompts

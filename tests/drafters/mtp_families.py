@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from specbench.decoding.checkpoint import Checkpoint
 from specbench.drafters.mtp import Mtp
+from specbench.models.checkpoint import Checkpoint
 from tests.decoding.models import build, tiny_llama
 from tests.drafters.plain_heads import PlainHead
 

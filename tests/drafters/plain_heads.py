@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
+from specbench.models.checkpoint import Checkpoint
 
 
 class PlainHead:

@@ -11,13 +11,13 @@ import pytest
 
 from specbench.drafters.registry import Parts, build_drafter
 from specbench.errors import UsageError
-from specbench.methods import FOLDER, Method, Parameter, all_methods, find_method
+from specbench.inputs.methods import FOLDER, Method, Parameter, all_methods, find_method
 from tests.decoding.fakes import CountingRunner
 
 LIST_METHODS = """
 import json, sys
 from pathlib import Path
-from specbench.methods import all_methods
+from specbench.inputs.methods import all_methods
 
 print(json.dumps({
     "methods": [

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
 from specbench.drafters.dflash import DFlash
 from specbench.drafters.heads.dflash import spread_layers
 from specbench.errors import ModelError
+from specbench.forward.runner import StockRunner
+from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
+from specbench.round.sampling import Sampler
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
 from tests.drafters.feature_cases import (

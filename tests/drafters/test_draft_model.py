@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import BareForward, Chunk, Drafter
-from specbench.decoding.request import Request
-from specbench.decoding.runner import Output, StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
+from specbench.forward.runner import Output, StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import BareForward, Chunk, Drafter
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.request import Request
 from tests.decoding.fakes import Unlawful
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import VOCAB_SIZE, generated, plain_logits, ragged_prompts, tiny_llama

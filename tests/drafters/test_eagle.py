@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import StockRunner
 from specbench.drafters.eagle import Eagle
 from specbench.drafters.heads.eagle import EagleHead
 from specbench.errors import ModelError
+from specbench.forward.runner import StockRunner
+from specbench.models.checkpoint import Checkpoint
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
 

@@ -16,13 +16,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import StockRunner
 from specbench.drafters.eagle3 import Eagle3
 from specbench.drafters.heads.eagle3 import Eagle3Head, Eagle3Weights
 from specbench.drafters.heads.layers import layer_config, shapes_of
 from specbench.errors import ModelError
+from specbench.forward.runner import StockRunner
 from specbench.model_files.eagle3_style import Style, default_layer_ids
+from specbench.models.checkpoint import Checkpoint
 from tests.decoding.models import VOCAB_SIZE, tiny_llama
 
 REFERENCES = Path(__file__).parent / "reference"

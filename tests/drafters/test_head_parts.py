@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.decoding.drafter import BareForward, Drafter, Outcome, Proposal
-from specbench.decoding.head_part import HeadPart
-from specbench.decoding.round import run_round
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
+from specbench.forward.runner import StockRunner
+from specbench.round.drafter import BareForward, Drafter, Outcome, Proposal
+from specbench.round.head_part import HeadPart
+from specbench.round.round import run_round
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import build, tiny_llama

@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 from torch import Tensor
 
-from specbench.decoding import round as one_round
-from specbench.decoding.request import Result
-from specbench.decoding.runner import StockRunner
+from specbench.forward.runner import StockRunner
+from specbench.round import round as one_round
+from specbench.serving.request import Result
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Foreseeing
 from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos

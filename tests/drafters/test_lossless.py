@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
+from specbench.forward.runner import StockRunner
+from specbench.serving.request import Request
 from tests.decoding.lossless import assert_texts, decode, deepest, make_drafter, until_eos
 from tests.decoding.models import exact_llama, generated, ragged_prompts, random_prompt
 from tests.drafters.variants import VARIANTS, Variant

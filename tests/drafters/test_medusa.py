@@ -10,14 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter, Proposal
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.drafters.medusa import Medusa
 from specbench.drafters.registry import build_drafter
@@ -25,7 +17,15 @@ from specbench.drafting.medusa import ACCURACIES
 from specbench.drafting.published import MC_SIM_7B_63, VICUNA_7B_STAGE2
 from specbench.drafting.topology import Topology
 from specbench.errors import ModelError, UsageError
+from specbench.forward.runner import StockRunner
+from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
+from specbench.round.drafter import Drafter, Proposal
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import CountingClock, Wrapped
 from tests.decoding.lossless import parts_of

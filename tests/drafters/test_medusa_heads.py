@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.request import Request
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.errors import ModelError
+from specbench.models.checkpoint import Checkpoint
+from specbench.serving.request import Request
 from tests.decoding.lossless import decode
 from tests.drafters.test_medusa import NUM_HEADS, Watched, drafter_of, heads, target
 

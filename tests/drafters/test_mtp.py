@@ -10,14 +10,14 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.request import Request
-from specbench.decoding.round import run_round
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
+from specbench.forward.runner import StockRunner
 from specbench.model_files import mtp_families
+from specbench.models.checkpoint import Checkpoint
+from specbench.round.round import run_round
+from specbench.round.sampling import Sampler
+from specbench.serving.request import Request
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of
 from tests.decoding.models import build, generated, random_prompt
 from tests.drafters.feature_cases import (

@@ -12,12 +12,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, modeling_utils
 from transformers.integrations import hub_kernels
 
-from specbench.decoding import attention
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import StockRunner
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
 from specbench.errors import ModelError
+from specbench.forward import attention
+from specbench.forward.runner import StockRunner
+from specbench.models.checkpoint import Checkpoint
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import build
 from tests.drafters.mtp_families import checkpoint_for, dense_target, family_of

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from specbench.decoding import growth
-from specbench.decoding import round as one_round
 from specbench.drafters.heads import eagle3, feature_drafter
 from specbench.drafters.heads.eagle import EagleHead
 from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
 from specbench.drafters.heads.joining_head import JoiningHead
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.errors import ModelError
+from specbench.round import growth
+from specbench.round import round as one_round
 from tests.decoding.conftest import Plant
 from tests.drafters.feature_cases import (
     BEAM,

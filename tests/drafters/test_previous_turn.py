@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request, Result
-from specbench.decoding.rows import Fill, Rows
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
 from specbench.drafters.previous_turn import PreviousTurn
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.rows import Fill, Rows
+from specbench.round.sampling import Sampler
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request, Result
 from tests.decoding.fakes import CountingClock, CountingRunner
 from tests.decoding.graph_bench import WARM, Bench, Cycle, eager_texts, make_subject
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, parts_of

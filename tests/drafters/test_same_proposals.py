@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.drafter import Drafter, Proposal
-from specbench.decoding.request import Request, Result
-from specbench.decoding.round import run_round
-from specbench.decoding.rows import Fill, Rows
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.scheduler import Arrival
-from specbench.decoding.state import State
 from specbench.drafters.registry import build_drafter, drafter_class
+from specbench.forward.runner import StockRunner
+from specbench.round.drafter import Drafter, Proposal
+from specbench.round.round import run_round
+from specbench.round.rows import Fill, Rows
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.decoder import Decoder
+from specbench.serving.request import Request, Result
+from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingClock, Wrapped
 from tests.decoding.graph_bench import Cycle
 from tests.decoding.lossless import (
@@ -34,7 +34,7 @@ from tests.decoding.lossless import (
 )
 from tests.drafters.feature_cases import Path, paths_of
 from tests.drafters.variants import VARIANTS, Variant
-from tests.pairing.deployments import deployment
+from tests.export.deployments import deployment
 
 SPAN, SEED = 128, 7
 KS = (6, 2, 4, 0, 0, 0, 1, 5, 1, 1, 3, 0)

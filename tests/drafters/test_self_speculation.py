@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import BareForward
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.request import Request, Result
-from specbench.decoding.runner import Runner, StockRunner
 from specbench.errors import ModelError, UsageError
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner, StockRunner
+from specbench.round.drafter import BareForward
+from specbench.serving.request import Request, Result
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
     ARCHITECTURES,

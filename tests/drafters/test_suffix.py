@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.policy import FixedK
-from specbench.decoding.request import Request, Result
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.scheduler import Arrival
-from specbench.decoding.state import State
 from specbench.drafters.suffix import Suffix
 from specbench.errors import UsageError
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK
+from specbench.serving.request import Request, Result
+from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingClock, CountingRunner
 from tests.decoding.graph_bench import WARM, Subject, make_subject
 from tests.decoding.lossless import assert_texts, decode, parts_of

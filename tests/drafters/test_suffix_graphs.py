@@ -5,13 +5,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from specbench.decoding.decoder import Decoder
-from specbench.decoding.policy import FixedK, Policy
-from specbench.decoding.request import Request
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.drafters.suffix import Suffix
 from specbench.records import Sampling
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.decoder import Decoder
+from specbench.serving.policy import FixedK, Policy
+from specbench.serving.request import Request
 from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.fakes import CountingClock
 from tests.decoding.graph_bench import (

@@ -5,16 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import Outcome, Proposal
-from specbench.decoding.request import Request
-from specbench.decoding.round import finish_round, propose
-from specbench.decoding.rows import Fill, Rows
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.drafters.token_recycling import TokenRecycling
 from specbench.drafting.recycling import likeliest_tree
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
+from specbench.round.drafter import Outcome, Proposal
+from specbench.round.round import finish_round, propose
+from specbench.round.rows import Fill, Rows
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.request import Request
 from tests.decoding.fakes import CountingRunner
 from tests.decoding.lossless import decode, make_drafter
 from tests.decoding.models import VOCAB_SIZE, exact_llama, plain_logits, ragged_prompts

@@ -10,13 +10,13 @@ import torch
 
 from specbench.bench.benchmark import read_shapes
 from specbench.bench.depth import ReadHead, deepest, headers_on_this_machine
-from specbench.config import Drafter, Pairing, Target
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import StockRunner
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.drafting.medusa import ACCURACIES
-from specbench.methods import find_method
-from specbench.model_spec import ModelSpec
+from specbench.forward.runner import StockRunner
+from specbench.inputs.config import Drafter, Pairing, Target
+from specbench.inputs.methods import find_method
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.checkpoint import Checkpoint
 from tests.decoding.lossless import law_model, parts_of
 from tests.decoding.models import tiny_llama
 from tests.drafters.variants import VARIANTS, Variant

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from specbench.config import Target, load_pairings
 from specbench.engines.shelf import Shelf
 from specbench.engines.transformers import TransformersEngine
+from specbench.inputs.config import Target, load_pairings
 from tests.tiny_pair import write_pair
 
 

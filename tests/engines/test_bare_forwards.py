@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specbench.decoding.cuda_graphs import Captured
 from specbench.engines.bare_forwards import BareForwards
+from specbench.execution.cuda_graphs import Captured
 from tests.decoding.fakes import CountingClock
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.config import Drafter
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, RoundForward, Work
 from specbench.engines.shelf import Shelf
+from specbench.inputs.config import Drafter
 from specbench.records import Sampling
 
 REQUEST = EngineRequest(

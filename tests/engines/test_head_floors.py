@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.config import load_pairings
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.shelf import Shelf
+from specbench.inputs.config import load_pairings
 from specbench.records import Sampling
 from specbench.shipped import shipped
 

@@ -9,14 +9,14 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig
 
-from specbench.config import Drafter, Target, load_pairings
 from specbench.drafters.medusa import Medusa
 from specbench.drafting.published import MC_SIM_7B_63
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
 from specbench.engines.shelf import Shelf
 from specbench.errors import CompatibilityError, ModelError, UsageError
-from specbench.model_spec import ModelSpec
+from specbench.inputs.config import Drafter, Target, load_pairings
+from specbench.inputs.model_spec import ModelSpec
 from specbench.records import Sampling
 from tests.tiny_pair import make_tokenizer, write_pair
 

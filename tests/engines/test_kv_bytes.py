@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.config import Drafter, Target
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.shelf import Shelf
+from specbench.inputs.config import Drafter, Target
 from specbench.records import Sampling
 from tests.tiny_models import write_head, write_model
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from specbench.decoding import attention
-from specbench.decoding.fused_runner import FusedRunner
-from specbench.decoding.runner import StockRunner
 from specbench.engines.peer_module import make_peer, twin
+from specbench.forward import attention
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import StockRunner
 from tests.decoding.models import ARCHITECTURES, build, plain_logits, random_prompt, tiny_llama
 
 PROMPT_1T = torch.tensor([random_prompt(9, seed=3)])

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from specbench.config import Drafter
 from specbench.engines.engine import Work
 from specbench.engines.peers import ASSISTED_DEFAULT_K
 from specbench.errors import CompatibilityError, UsageError
-from specbench.model_spec import ModelSpec
+from specbench.inputs.config import Drafter
+from specbench.inputs.model_spec import ModelSpec
 from specbench.records import NO_DRAFTER
 from tests.engines.peer_work import ASSISTED, DEFAULT, LOOKUP, request, saved, watched
 from tests.tiny_pair import make_pair, make_tokenizer

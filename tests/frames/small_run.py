@@ -19,7 +19,7 @@ from specbench.records import (
     RunRecord,
     RunSettings,
 )
-from specbench.store import SCHEMA_VERSION, StoredRun
+from specbench.runs import SCHEMA_VERSION, StoredRun
 from tests.cell_keys import BASE_KEY
 from tests.cell_keys import KEY as CELL_KEY
 from tests.report.made_up_records import environment

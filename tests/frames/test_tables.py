@@ -15,7 +15,7 @@ from specbench.frames.requests import requests_frame
 from specbench.frames.rounds import rounds_frame
 from specbench.frames.tables import TABLES, describe
 from specbench.report.document import Document, build_document, to_json
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 from tests.frames.small_run import small_run
 from tests.report.served_runs import served_run
 from tests.report.stored_runs import SMALL, stored_run

@@ -1,6 +1,6 @@
 import pytest
 
-from specbench.costs import (
+from specbench.stats.costs import (
     bytes_per_forward,
     roofline_s,
 )

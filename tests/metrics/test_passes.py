@@ -14,7 +14,7 @@ from specbench.metrics.cell import CellData, Pass, against
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import judge_cell
 from specbench.stats.intervals import speedup_interval
-from tests.pairing.cells import BASE, draft, stream
+from tests.decide.cells import BASE, draft, stream
 
 ROWS = {"concurrency": 2}
 K4 = draft(4, **ROWS)

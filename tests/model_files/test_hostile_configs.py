@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.config import Drafter, Target
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import StockRunner
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.shelf import Shelf
 from specbench.errors import ModelError, SpecbenchError
+from specbench.fit.compatibility import check_drafter
+from specbench.forward.runner import StockRunner
+from specbench.inputs.config import Drafter, Target
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.model import ModelFiles
-from specbench.model_spec import ModelSpec
-from specbench.pairing.compatibility import check_drafter
+from specbench.models.checkpoint import Checkpoint
 from tests.cli.calls import specbench
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama

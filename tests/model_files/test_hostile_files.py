@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from specbench.config import Drafter
 from specbench.errors import ModelError, SpecbenchError
+from specbench.fit.compatibility import check_drafter
+from specbench.fit.discover import discover
+from specbench.fit.memory_plan import Place, plan_pair
+from specbench.inputs.config import Drafter
+from specbench.inputs.model_spec import ModelSpec
 from specbench.model_files.headers import read_headers
 from specbench.model_files.model import ModelFiles
-from specbench.model_spec import ModelSpec
-from specbench.pairing.compatibility import check_drafter
-from specbench.pairing.discover import discover
-from specbench.pairing.memory_plan import Place, plan_pair
 from tests.test_hostile_inputs import damaged
 from tests.tiny_models import files_of, write_head, write_model
 

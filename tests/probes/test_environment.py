@@ -22,7 +22,7 @@ from specbench.probes.environment import (
 from specbench.probes.nvml import open_probe
 from specbench.probes.probe import NoProbe
 from specbench.records import Environment
-from specbench.store.codec import decode_line, encode_line
+from specbench.runs.codec import decode_line, encode_line
 
 FAKE_GIT = f"""#!{sys.executable}
 import json, pathlib, sys

@@ -13,8 +13,8 @@ from specbench.records import (
     RequestRecord,
     RoundTimeline,
 )
-from specbench.store import StoredRun
-from tests.pairing import cells
+from specbench.runs import StoredRun
+from tests.decide import cells
 from tests.report.stored_runs import Wish, stored_run
 
 ROWS = (1, 2, 4)

@@ -14,7 +14,7 @@ from specbench.records import (
     RunRecord,
     RunSettings,
 )
-from specbench.store import SCHEMA_VERSION, StoredRun, create_run
+from specbench.runs import SCHEMA_VERSION, StoredRun, create_run
 from tests.cell_keys import BASE_KEY
 from tests.report.made_up_records import environment, forwards, memory, model, request
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.report.document import Document, build_document
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 from tests.report.made_up_records import NUM_TOKENS, environment
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run
 

@@ -20,8 +20,8 @@ from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.sections import sections
 from specbench.report.tables import terminal_report
+from specbench.runs import StoredRun
 from specbench.shipped import PACKAGE
-from specbench.store import StoredRun
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
 RULE = "typical alpha=0.5"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from specbench.pairing.objective import Objective
-from specbench.pairing.scaling import Crossover, Point
+from specbench.decide.objective import Objective
+from specbench.decide.scaling import Crossover, Point
 from specbench.records import NO_DRAFTER, Interval, MemoryRecord
 from specbench.report.charts.pareto import pareto_front
 from specbench.report.document import Document, build_document

@@ -11,7 +11,7 @@ from specbench.errors import StoreError
 from specbench.frames.tables import TABLES, describe
 from specbench.report import write
 from specbench.report.write import TEXTS, write_report
-from specbench.store import StoredRun
+from specbench.runs import StoredRun
 from tests.report.stored_runs import SMALL, stored_run
 
 

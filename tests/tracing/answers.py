@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import torch
 
 from specbench.bench.predictions import quoted_text
-from specbench.config import Target, load_pairings
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.shelf import Shelf
+from specbench.inputs.config import Target, load_pairings
+from specbench.inputs.workloads import load_workload
 from specbench.records import Message, Prompt, RoundLog, Sampling
 from specbench.shipped import shipped
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing.text import Text
-from specbench.workloads import load_workload
 
 WORKLOADS = ("chat", "code", "creative", "qa", "edit")
 Conversation = list[Text]

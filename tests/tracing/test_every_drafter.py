@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from specbench.decoding.drafter import Drafter, Proposal
-from specbench.decoding.request import Request
-from specbench.decoding.runner import StockRunner
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
 from specbench.errors import UsageError
-from specbench.pairing.replay import replay_one, serves
+from specbench.forecast.replay import replay_one, serves
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling, TraceRecord
 from specbench.records.traces import Drafting
+from specbench.round.drafter import Drafter, Proposal
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.serving.request import Request
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import track
 from specbench.tracing.conversation import Names, trace

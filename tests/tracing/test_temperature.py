@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from specbench.decoding.request import Request
-from specbench.pairing.replay import replay_one
+from specbench.forecast.replay import replay_one
 from specbench.records import Sampling, TraceRecord
+from specbench.serving.request import Request
 from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import judging
 from specbench.tracing.conversation import Names, trace, trace_conversation

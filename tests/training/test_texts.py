@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specbench.decoding.tokenizer import Tokenizer
 from specbench.demo import MODELS, WORKLOADS
 from specbench.errors import StoreError, UsageError, WorkloadError
+from specbench.models.tokenizer import Tokenizer
 from specbench.training.answering import answer, plan_answers
 from specbench.training.batches import batches_of, order
 from specbench.training.prompts import Question, corpus_questions, workload_questions
@@ -52,7 +52,7 @@ def test_corpus_prompts_are_none_of_the_embedded_workloads(tokenizer):
 
 
 def load(path: Path):
-    from specbench.workloads import load_workload
+    from specbench.inputs.workloads import load_workload
 
     return load_workload(path.stem, folder=path.parent).prompts
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.decoding.checkpoint_files import read_checkpoint
-from specbench.decoding.runner import StockRunner
 from specbench.errors import ModelError, StoreError
-from specbench.model_spec import ModelSpec
+from specbench.forward.runner import StockRunner
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.checkpoint_files import read_checkpoint
 from specbench.training import recipes
 from specbench.training.acceptance import measure_acceptance
 from specbench.training.head_files import write_head

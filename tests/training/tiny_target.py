@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from specbench.decoding.runner import StockRunner
+from specbench.forward.runner import StockRunner
 from specbench.training.batches import Batch, batches_of
 from specbench.training.prompts import is_held_out
 from specbench.training.pupil import Pupil

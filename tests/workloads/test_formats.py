@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from specbench.inputs.workloads import load_workload
 from specbench.records import Message, Prompt
-from specbench.workloads import load_workload
 
 
 def read(folder: Path, *entries: object) -> tuple[Prompt, ...]:

@@ -10,10 +10,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from specbench.errors import UsageError, WorkloadError
-from specbench.lengthening import INTRODUCTION, SEPARATOR, TextSource, lengthen
+from specbench.inputs.lengthening import INTRODUCTION, SEPARATOR, TextSource, lengthen
+from specbench.inputs.workloads import Workload, find_workloads, load_workload
 from specbench.records import Message, Prompt
 from specbench.shipped import PACKAGE, shipped
-from specbench.workloads import Workload, find_workloads, load_workload
 
 DEMO = PACKAGE / "demo" / "workloads"
 GENERAL = shipped("workloads")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from specbench.inputs.workloads import find_workloads, load_workload
 from specbench.shipped import PACKAGE, shipped
-from specbench.workloads import find_workloads, load_workload
 
 GENERAL = ("chat", "code", "creative", "edit", "qa", "summarise", "tools")
 EMBEDDED = ("chat", "code", "creative", "edit", "qa")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specbench.errors import UsageError, WorkloadError
+from specbench.inputs.workloads import Workload, find_workloads, load_workload
 from specbench.records import Message, Prompt
-from specbench.workloads import Workload, find_workloads, load_workload
 
 
 def write_workload(folder: Path, name: str, *, text: str = "Hello", id_key: str = "id") -> Path:

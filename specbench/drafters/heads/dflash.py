@@ -11,9 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import Runner
-from specbench.decoding.tree import Branches
 from specbench.drafters.heads.layers import (
     decoder_layer,
     drawn,
@@ -25,7 +22,10 @@ from specbench.drafters.heads.layers import (
     require_fit,
     tensors_of,
 )
+from specbench.forward.runner import Runner
+from specbench.forward.tree import Branches
 from specbench.model_files.dflash_style import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
+from specbench.models.checkpoint import Checkpoint
 
 
 class _Layers(nn.Module):

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import Runner
 from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.joining_head import JoiningHead
 from specbench.drafters.heads.layers import (
@@ -23,7 +21,9 @@ from specbench.drafters.heads.layers import (
     tensors_of,
     token_embedding,
 )
+from specbench.forward.runner import Runner
 from specbench.model_files.head_fit import EAGLE_NAMES, eagle_fit, eagle_has_bias
+from specbench.models.checkpoint import Checkpoint
 
 
 class EagleHead(JoiningHead):

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import Runner
 from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.joining_head import JoiningHead
 from specbench.drafters.heads.layers import (
@@ -27,7 +25,9 @@ from specbench.drafters.heads.layers import (
     wide_attention,
 )
 from specbench.errors import ModelError
+from specbench.forward.runner import Runner
 from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
+from specbench.models.checkpoint import Checkpoint
 
 
 class Eagle3Head(JoiningHead):

@@ -13,7 +13,12 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.drafter import (
+from specbench.drafting.depth import feature_depth
+from specbench.drafting.topology import Topology
+from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.tree import Branches
+from specbench.round.drafter import (
     BareForward,
     Chunk,
     Footprint,
@@ -23,21 +28,16 @@ from specbench.decoding.drafter import (
     RowBuffer,
     Traits,
 )
-from specbench.decoding.growth import (
+from specbench.round.growth import (
     Frontier,
     grow_chain,
     grow_dynamic,
     grow_static,
 )
-from specbench.decoding.head_part import HeadPart
-from specbench.decoding.layer_stack import LayerStack
-from specbench.decoding.sampling import Sampler
-from specbench.decoding.state import State
-from specbench.decoding.topology import StaticTrees
-from specbench.decoding.tree import Branches
-from specbench.drafting.depth import feature_depth
-from specbench.drafting.topology import Topology
-from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_slots
+from specbench.round.head_part import HeadPart
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.round.topology import StaticTrees
 
 
 class Reads(NamedTuple):

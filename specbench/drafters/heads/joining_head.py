@@ -6,10 +6,10 @@ Shape suffixes: B rows, T tokens, F hidden size.
 import torch
 from torch import Tensor, nn
 
-from specbench.decoding.layer_stack import LayerStack
-from specbench.decoding.runner import Runner
-from specbench.decoding.tree import Branches
 from specbench.drafters.heads.layers import Embed, weights_of
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.runner import Runner
+from specbench.forward.tree import Branches
 
 
 class JoiningHead:

@@ -21,12 +21,12 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.layer_stack import LayerStack
-from specbench.decoding.runner import Runner
 from specbench.errors import ModelError, first_line
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.runner import Runner
 from specbench.model_files.head_fit import misfits
 from specbench.model_files.layer_config import LAYER_NEEDS, layer_fields
+from specbench.models.checkpoint import Checkpoint
 
 # What transformers raises for a config that it cannot build from.
 WRONG_CONFIG = (

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.runner import Runner
 from specbench.errors import ModelError
+from specbench.forward.runner import Runner
 from specbench.model_files.medusa_layout import TOKEN_MAP, MedusaLayout, medusa_tensors
+from specbench.models.checkpoint import Checkpoint
 
 
 class MedusaHeads:

@@ -11,10 +11,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
 
-from specbench.decoding.checkpoint import Checkpoint
-from specbench.decoding.layer_stack import LayerStack
-from specbench.decoding.runner import Runner
-from specbench.decoding.tree import Branches
 from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.layers import (
     WRONG_CONFIG,
@@ -27,6 +23,9 @@ from specbench.drafters.heads.layers import (
 )
 from specbench.drafters.heads.mtp_layouts import by_expert, copies, joined_experts, split_experts
 from specbench.errors import ModelError, first_line
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.runner import Runner
+from specbench.forward.tree import Branches
 from specbench.model_files.mtp_families import (
     FAMILIES,
     Family,
@@ -38,6 +37,7 @@ from specbench.model_files.mtp_families import (
     num_mtp_layers,
     text_fields,
 )
+from specbench.models.checkpoint import Checkpoint
 
 # Older names of fields, and what layers look for beyond them.
 _BESIDE_FIELDS = ("head_dim", "rope_theta", "rope_scaling", "partial_rotary_factor")

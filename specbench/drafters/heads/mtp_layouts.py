@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specbench.decoding.checkpoint import Checkpoint
 from specbench.model_files.mtp_families import prefixes
+from specbench.models.checkpoint import Checkpoint
 
 
 def copies(checkpoint: Checkpoint, kind: Literal["embedding", "head"]) -> list[str]:

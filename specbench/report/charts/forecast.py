@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from specbench.forecast.forecast_check import CheckedForecast
 from specbench.metrics.cell_names import label_of
 from specbench.metrics.setting import setting_of
-from specbench.pairing.forecast_check import CheckedForecast
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
 from specbench.report.forecasts import whose_costs
 from specbench.report.sections import Section, drafter_of, setting_title

@@ -5,9 +5,9 @@ from itertools import cycle
 
 from matplotlib.axes import Axes
 
+from specbench.decide.scaling import ContextCurve, Crossover, Point
 from specbench.metrics.cell_names import label_of, short_k
 from specbench.metrics.setting import Setting, setting_of
-from specbench.pairing.scaling import ContextCurve, Crossover, Point
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, Label, Panels, SeriesStyle
 from specbench.report.sections import setting_title
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from specbench.decide.peers import SideBySide
 from specbench.metrics.cell_names import OWN_ENGINE
 from specbench.metrics.setting import Setting, setting_of
-from specbench.pairing.peers import SideBySide
 from specbench.records import CellKey, CellSummary
 from specbench.report.charts.canvas import INK, REST, SERIES, Chart, Label, Panels
 from specbench.report.comparisons import work_of

@@ -1,0 +1,154 @@
+"""Which K the next round takes: the one with most tokens a second, K = 0 among them."""
+
+from collections.abc import Sequence
+
+from specbench.adaptive_k.acceptance import Acceptance
+from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.stats.costs import amortised_goodput, goodput
+
+# The shares are of tokens a second or of time; test_adaptive_regret.py simulates them.
+_SWITCH_GAIN = 0.005  # what another K must promise before it is taken
+_DOUBT = 0.75  # standard errors by which K = 0 must win before drafting stops
+_STAY_ROUNDS = 50  # rounds at K > 0 that one catch-up is spread over
+_LEAST_EVIDENCE = 2  # rounds of one row to see before a stay at K > 0 may end
+_OLD_EVIDENCE = 4.0  # rounds of one row that the past weighs when a probe begins
+_EAGER_SHARE = 0.03  # of the time at K = 0 goes to the first probe, each failure halves it
+_CLEAR_SUCCESS = 1.1  # a probe that finds this much more than K = 0 makes the next ones eager
+
+
+def default_ks(k_max: int) -> tuple[int, ...]:
+    """The K worth a program of their own: 0 1 2 3 4 6 8 12 16 24 .. below `k_max`, and it."""
+    ks = [0, 1, 2, 3]
+    while ks[-1] < k_max:
+        ks.append(2 * ks[-2])
+    return (*(k for k in ks if k < k_max), k_max)
+
+
+class Controller:
+    """Follows what rounds cost and what they keep, and picks K for all rows.
+
+    At K = 0 acceptance cannot be seen, so a few rounds at K > 0 are tried now and then; they
+    take at most `_EAGER_SHARE` of the time, and soon `probe_share` while they go on failing;
+    a share of 0 never tries.
+    `memory_rounds` is how many rounds the acceptance is averaged over.
+
+    Source: Liu et al. 2024 (arXiv:2406.14066) for the goodput that is maximised.
+    """
+
+    def __init__(
+        self,
+        ks: Sequence[int],
+        costs: RoundCosts,
+        *,
+        memory_rounds: float = 40.0,
+        probe_share: float = 0.005,
+    ) -> None:
+        """`ks` ascends from 0 and `costs` knows each of them; ValueError otherwise."""
+        if len(ks) < 2 or ks[0] != 0 or sorted(set(ks)) != list(ks):
+            raise ValueError(f"ks must ascend from 0 to at least one K > 0, not {tuple(ks)}")
+        self.max_k = ks[-1]
+        self._ks = tuple(ks)
+        self._costs = costs
+        self._acceptance = Acceptance(self.max_k, memory_rounds=memory_rounds)
+        self._least_share = probe_share
+        self._first_share = max(_EAGER_SHARE, probe_share) if probe_share else 0.0
+        self._share = self._first_share
+        self._k: int | None = None
+        self._num_unseen = _LEAST_EVIDENCE
+        self._is_probing = False
+        self._behind = 0
+        self._at_zero_s = 0.0
+
+    def behind(self) -> int:
+        """Tokens of each row that the drafter did not see, in the rounds observed."""
+        return self._behind
+
+    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
+        """K of the next round over `num_rows` computed rows, `num_live` of them in use.
+
+        The drafter has yet to see the last `num_behind` tokens of a row, at most.
+        """
+        # What was observed comes late, and rows that began since have nothing to catch up on.
+        self._behind = min(self._behind, num_behind)
+        tokens = self._acceptance.expected_tokens()
+        rate = {
+            k: goodput(tokens[k], num_live=num_live, round_s=self._costs.round_s(num_rows, k))
+            for k in self._ks
+        }
+        best = max(self._ks[1:], key=rate.__getitem__)
+        if self._k is None:
+            self._k = best
+        elif self._k == 0:
+            if self._repays_catching_up(rate, best, num_rows):
+                self._k = best
+            elif self._may_probe(rate, best, num_rows, num_live):
+                self._begin_probe()
+                self._k = best
+        elif self._num_unseen <= 0 and rate[0] > rate[best] * (1 + self._doubt(tokens[best])):
+            self._stop_drafting()
+            self._k = 0
+        else:
+            if rate[best] > rate[self._k] * (1 + _SWITCH_GAIN):
+                self._k = best
+            if self._num_unseen <= 0 and rate[best] > rate[0] * _CLEAR_SUCCESS:
+                self._end_probe()
+        return self._k
+
+    def observe(
+        self,
+        *,
+        k: int,
+        num_rows: int,
+        num_drafted: Sequence[int],  # noqa: ARG002
+        num_accepted: Sequence[int],
+        num_emitted: Sequence[int],
+        num_caught_up: int,
+        seconds: float,
+    ) -> None:
+        """Learn from a round; one entry a live row. What counts is what was kept.
+
+        The seconds of a round that caught up tell nothing about K and are left out.
+        """
+        if not num_caught_up:
+            self._costs.observe(num_rows, k, seconds)
+        if k == 0:
+            self._behind += max(num_emitted)
+            self._at_zero_s += seconds
+        else:
+            self._behind = 0
+            self._num_unseen -= len(num_accepted)
+            self._acceptance.observe(k, num_accepted)
+
+    def _doubt(self, tokens: float) -> float:
+        return 0.0 if self._is_probing else _DOUBT * self._acceptance.relative_error(tokens)
+
+    def _repays_catching_up(self, rate: dict[int, float], k: int, num_rows: int) -> bool:
+        drafting = amortised_goodput(
+            rate[k],
+            stay_s=_STAY_ROUNDS * self._costs.round_s(num_rows, k),
+            once_s=self._costs.catch_up_s(self._behind),
+        )
+        return drafting > rate[0] * (1 + _SWITCH_GAIN)
+
+    def _may_probe(self, rate: dict[int, float], k: int, num_rows: int, num_live: int) -> bool:
+        """Whether the time since the last stay pays for what a probe at `k` is likely to lose."""
+        num_rounds = -(-_LEAST_EVIDENCE // num_live)
+        lost = max(1 - rate[k] / rate[0], 0.0)
+        lost_s = num_rounds * self._costs.round_s(num_rows, k) * lost
+        lost_s += self._costs.catch_up_s(self._behind)
+        return lost_s < self._share * self._at_zero_s
+
+    def _begin_probe(self) -> None:
+        self._is_probing = True
+        self._num_unseen = _LEAST_EVIDENCE
+        self._acceptance.weaken(_OLD_EVIDENCE)
+
+    def _end_probe(self) -> None:
+        if self._is_probing:
+            self._is_probing = False
+            self._share = self._first_share
+
+    def _stop_drafting(self) -> None:
+        self._is_probing = False
+        self._at_zero_s = 0.0
+        self._share = max(self._share / 2, self._least_share)

@@ -1,0 +1,265 @@
+"""What to run for a purpose: across drafters, K and rows in flight, not speculating included.
+
+Candidates are what the choosing rule stands by: every K = 0, and of each pairing and setting the
+cell that helps, with the speed-up that was measured again.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from specbench.decide.recommend import TIE, Recommendation, Verdict, by_question, deciding, judge
+from specbench.errors import UsageError
+from specbench.metrics.registry import number_of
+from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
+from specbench.records import CellKey, CellSummary
+from specbench.stats.regret import minimax_regret
+
+ObjectiveName = Literal["latency", "throughput", "cost"]
+OBJECTIVES: tuple[ObjectiveName, ...] = get_args(ObjectiveName)
+
+# What a limit may be about, and the metric that it is held against.
+LIMITS = {
+    "tpot": "tpot_s",
+    "tpot_p95": "tpot_s_p95",
+    "ttft": "ttft_s",
+    "ttft_p95": "ttft_s_p95",
+    "queue": "queue_s",
+}
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_LIMIT = re.compile(r"\s*([a-z0-9_]+)\s*=\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objective:
+    """`latency`: seconds per token of one user; `throughput`: tokens a second of all of them;
+    `cost`: money per million tokens. `limits` are upper bounds in seconds, by metric."""
+
+    name: ObjectiveName = "latency"
+    limits: Mapping[str, float] = field(default_factory=dict)
+    price_per_hour: float | None = None
+
+    @property
+    def unit(self) -> str:
+        return {"latency": "s/token", "throughput": "tokens/s", "cost": "per million tokens"}[
+            self.name
+        ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One way to serve a workload; `value` in the objective's unit, `rate` in tokens a second."""
+
+    key: CellKey
+    value: float
+    rate: float
+    cautious_rate: float  # with the lower bound of the speed-up
+    broken: tuple[str, ...]  # limits that it does not keep
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pick:
+    """The answer for one workload."""
+
+    question: Setting  # concurrency 0: chosen among those that were measured
+    best: Candidate | None  # None: nothing keeps the limits
+    candidates: tuple[Candidate, ...]  # best first
+    ways: tuple[Candidate, ...]  # by the first pass, to find one for all; latency: fewest rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedPick:
+    """One way to serve all workloads of a target, and the share of the best rate each gives up."""
+
+    key: CellKey  # of the first workload
+    regret: Mapping[str, float]
+
+
+def parse_limits(text: str) -> dict[str, float]:
+    """Such as `tpot=30ms,ttft=0.5s`; UsageError says what is allowed."""
+    limits = {}
+    for part in text.split(","):
+        match = _LIMIT.fullmatch(part)
+        if match is None or match[1] not in LIMITS:
+            raise UsageError(
+                f"--slo {part.strip()!r}: wanted NAME=TIME such as tpot=30ms or ttft=0.5s; "
+                f"names are {', '.join(LIMITS)}, units {', '.join(_UNITS)}"
+            )
+        if LIMITS[match[1]] in limits:
+            raise UsageError(f"--slo names {match[1]} twice; leave one of the two out")
+        limits[LIMITS[match[1]]] = float(match[2]) * _UNITS[match[3]]
+    return limits
+
+
+def pick(
+    cells: Sequence[CellSummary], decisions: Sequence[Recommendation], objective: Objective
+) -> tuple[Pick, ...]:
+    """One answer a workload and setting; the rows in flight are part of the answer.
+
+    The highest rate by the lower bound of its speed-up wins; rates within 1 % are equal, and
+    not speculating, then fewer rows, then the smaller K go first. Latency is compared among
+    the fewest rows measured: more of them are never faster for one user.
+    """
+    usable = [cell for cell in cells if cell.valid]
+    groups: dict[Setting, tuple[list[Candidate], list[Candidate]]] = {}
+    for cell in usable:
+        rate = _rate(cell, objective)
+        if is_baseline(cell.key) and rate is not None:
+            across = setting_of(cell.key)._replace(concurrency=0)
+            candidates, ways = groups.setdefault(across, ([], []))
+            plain = _candidate(cell, rate, rate, objective)
+            beside = [c for c in usable if setting_of(c.key) == setting_of(cell.key)]
+            candidates += [plain, *_helping(rate, beside, decisions, objective)]
+            ways += [plain, *_ways(rate, beside, objective)]
+    return tuple(_pick(question, *group, objective) for question, group in groups.items())
+
+
+def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
+    """The way that gives up least where it gives up most, over picks of one target and setting.
+
+    Rates are the first pass's, as in `find_compromise`: no winner is quoted here. A way
+    competes when it keeps the limits on every workload; ties within 1 % go to the plainer
+    one. None for a single workload, and where no way serves all of them.
+    """
+    if len(picks) < 2:
+        return None
+    ways: dict[tuple[object, ...], dict[str, Candidate]] = {}
+    for one in picks:
+        for candidate in one.ways:
+            if not candidate.broken:
+                workload = candidate.key.workload
+                ways.setdefault(_way(candidate.key), {})[workload] = candidate
+    complete = [way for way in ways.values() if len(way) == len(picks)]
+    if not complete:
+        return None
+    complete.sort(key=lambda way: _plainness(next(iter(way.values())).key))
+    best = {p.question.workload: max(way.rate for way in p.ways if not way.broken) for p in picks}
+    rates = [{name: found.rate for name, found in way.items()} for way in complete]
+    found = minimax_regret(rates, best, tie=TIE)
+    return SharedPick(key=next(iter(complete[found.place].values())).key, regret=found.regret)
+
+
+def _pick(
+    question: Setting, group: list[Candidate], ways: list[Candidate], objective: Objective
+) -> Pick:
+    kept = [candidate for candidate in group if not candidate.broken]
+    if objective.name == "latency":
+        kept, ways = _fewest_rows(kept), _fewest_rows([way for way in ways if not way.broken])
+    best = None
+    if any(c.key.num_speculative_tokens and c.key.lossy is None for c in kept):
+        kept = [c for c in kept if c.key.lossy is None]  # as an answer of the report
+    if kept:
+        highest = max(candidate.cautious_rate for candidate in kept)
+        tied = [c for c in kept if c.cautious_rate * (1 + TIE) >= highest]
+        best = min(tied, key=lambda candidate: _plainness(candidate.key))
+    others = sorted((c for c in group if c is not best), key=lambda c: -c.cautious_rate)
+    return Pick(
+        question=question,
+        best=best,
+        candidates=(best, *others) if best else tuple(others),
+        ways=tuple(ways),
+    )
+
+
+def _fewest_rows(ways: list[Candidate]) -> list[Candidate]:
+    fewest = min((way.key.concurrency for way in ways), default=0)
+    return [way for way in ways if way.key.concurrency == fewest]
+
+
+def _helping(
+    rate: float,
+    cells: Sequence[CellSummary],
+    decisions: Sequence[Recommendation],
+    objective: Objective,
+) -> Iterator[Candidate]:
+    """What helps over `rate`, at the speed-up measured again: the first pass flatters winners."""
+    by_key = {cell.key: cell for cell in cells}
+    for decision in decisions:
+        cell, speedup = by_key.get(decision.leader), decision.speedup
+        if cell is None or speedup is None or speedup.low is None:
+            continue
+        if judge(speedup) is Verdict.HELPS:
+            gains = [_gain(cell, x, objective) for x in (speedup.estimate, speedup.low)]
+            first = cell.speedup.estimate if cell.speedup else speedup.estimate
+            pace = first / speedup.estimate  # of a token, beside the first pass
+            yield _candidate(cell, rate * gains[0], rate * gains[1], objective, pace)
+
+
+def _ways(rate: float, cells: Sequence[CellSummary], objective: Objective) -> Iterator[Candidate]:
+    for group in by_question(cell for cell in cells if cell.key.lossy is None):
+        for cell in deciding(group):
+            if cell.speedup is not None:
+                its_rate = rate * _gain(cell, cell.speedup.estimate, objective)
+                yield _candidate(cell, its_rate, its_rate, objective)
+
+
+def _candidate(
+    cell: CellSummary, rate: float, cautious_rate: float, objective: Objective, pace: float = 1.0
+) -> Candidate:
+    return Candidate(
+        key=cell.key,
+        value=_value(rate, objective),
+        rate=rate,
+        cautious_rate=cautious_rate,
+        broken=tuple(_broken(cell, objective, pace)),
+    )
+
+
+def _rate(cell: CellSummary, objective: Objective) -> float | None:
+    """Tokens a second: of one user for latency, else of all rows, prefills included."""
+    if objective.name == "latency":
+        seconds = number_of(cell.metrics, "tpot_s")
+        return 1 / seconds if seconds else None
+    if is_stream(cell.key):
+        return number_of(cell.metrics, "busy_tokens_per_s") or number_of(
+            cell.metrics, "aggregate_tokens_per_s"
+        )
+    names = ("end_to_end_tokens_per_s", "aggregate_tokens_per_s", "decode_tokens_per_s")
+    return next((rate for name in names if (rate := number_of(cell.metrics, name))), None)
+
+
+def _gain(cell: CellSummary, speedup: float, objective: Objective) -> float:
+    """How many times the tokens a second: in open loop arrivals fix those of all users.
+
+    One row's speed-up leaves prefill out, which all users wait for: of it that share holds which
+    the first pass's whole requests kept.
+    """
+    if objective.name == "latency":
+        return speedup
+    if cell.key.request_rate is not None:
+        return 1.0
+    whole, decode = cell.speedup_end_to_end, cell.speedup
+    if is_stream(cell.key) or whole is None or decode is None:
+        return speedup
+    return speedup * whole.estimate / decode.estimate
+
+
+def _value(rate: float, objective: Objective) -> float:
+    if objective.name == "latency":
+        return 1 / rate
+    if objective.name == "throughput" or objective.price_per_hour is None:
+        return rate
+    return objective.price_per_hour / (rate * 3600) * 1e6
+
+
+def _broken(cell: CellSummary, objective: Objective, pace: float) -> Iterator[str]:
+    """Limits that a cell does not keep; `pace`: its seconds a token / those of the first pass."""
+    names = {metric: name for name, metric in LIMITS.items()}
+    for metric, limit in objective.limits.items():
+        found = number_of(cell.metrics, metric)
+        if found is None:
+            yield f"{names[metric]} is not known"
+            continue
+        found *= pace if metric.startswith("tpot_s") else 1.0
+        if found > limit:
+            yield f"{names[metric]} {found * 1e3:,.3g} ms, above {limit * 1e3:,.3g} ms"
+
+
+def _way(key: CellKey) -> tuple[object, ...]:
+    return key.pairing, key.method, key.num_speculative_tokens, key.adaptive, key.concurrency
+
+
+def _plainness(key: CellKey) -> tuple[bool, int, bool, int]:
+    is_speculative = key.num_speculative_tokens > 0
+    return is_speculative, key.concurrency, key.adaptive, key.num_speculative_tokens

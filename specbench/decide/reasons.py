@@ -1,0 +1,108 @@
+"""The facts behind a decision, in short plain sentences."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specbench.decide.why import why
+from specbench.metrics.registry import number_of
+from specbench.metrics.setting import is_stream
+from specbench.records import CellSummary, Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Units:
+    """What was repeated to see how far a speed-up may be off: prompts, or passes over them."""
+
+    count: int
+    singular: str
+    plural: str
+
+    def noun(self, count: int) -> str:
+        return self.singular if count == 1 else self.plural
+
+
+def units_of(cell: CellSummary) -> Units:
+    """The units of a cell's interval."""
+    if not is_stream(cell.key):
+        return Units(count=cell.num_prompts, singular="prompt", plural="prompts")
+    passes = number_of(cell.metrics, "num_passes") or 0
+    return Units(count=round(passes), singular="pass", plural="passes")
+
+
+def k_text(cell: CellSummary) -> str:
+    """`K=5`, or `auto (mean K 3.1)` of an adaptive cell."""
+    if not cell.key.adaptive:
+        return f"K={cell.key.num_speculative_tokens}"
+    mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
+    return "auto" if mean_k is None else f"auto (mean K {mean_k:.1f})"
+
+
+def reasons_for(
+    cells: Sequence[CellSummary],
+    leader: CellSummary | None,
+    confirmed: CellSummary | None,
+    *,
+    is_synthetic: bool = False,
+) -> tuple[str, ...]:
+    """Why the leader won or lost, what it costs, how it was measured, what was left out."""
+    facts: list[str] = []
+    if leader is not None:
+        facts += _costs(confirmed or leader)
+        facts += why(confirmed or leader, is_synthetic=is_synthetic)
+        facts += _evidence(cells, leader, confirmed)
+    facts += (
+        f"{k_text(cell)} left out: {'; '.join(cell.invalid_reasons)}"
+        for cell in cells
+        if not cell.valid
+    )
+    return tuple(facts)
+
+
+def speedup_text(speedup: Interval, word: str = "") -> str:
+    """Such as `1.90x faster [1.80, 2.00]`; without bounds the estimate alone."""
+    text = f"{speedup.estimate:.2f}x{word}"
+    if speedup.low is None or speedup.high is None:
+        return text
+    return f"{text} [{speedup.low:.2f}, {speedup.high:.2f}]"
+
+
+def _costs(cell: CellSummary) -> Iterator[str]:
+    length = number_of(cell.metrics, "mean_acceptance_length")
+    break_even = number_of(cell.metrics, "break_even_length")
+    if length is not None and break_even is not None:
+        yield f"acceptance length {length:.2f} at {k_text(cell)}, break-even {break_even:.2f}"
+    draft, verify = (
+        number_of(cell.metrics, "draft_cost_ratio"),
+        number_of(cell.metrics, "verify_cost_ratio"),
+    )
+    if draft is not None and verify is not None:
+        yield f"a draft token costs {draft:.2f} baseline steps, verification {verify:.2f}"
+    num_bytes = number_of(cell.metrics, "speculation_cost_bytes")
+    tokens = number_of(cell.metrics, "speculation_cost_tokens")
+    if num_bytes is not None and num_bytes > 0:
+        room = "" if tokens is None else f", room for {tokens:,.0f} tokens of context"
+        yield f"the drafter takes {num_bytes / 2**20:,.0f} MiB{room}"
+
+
+def _evidence(
+    cells: Sequence[CellSummary], leader: CellSummary, confirmed: CellSummary | None
+) -> Iterator[str]:
+    tried = [_k(cell) for cell in cells if cell.valid and cell.speedup is not None]
+    if len(tried) > 1:
+        yield f"{k_text(leader)} led the first pass over K = {', '.join(tried)}"
+    if confirmed is not None and not confirmed.valid:
+        yield f"second measurement left out: {'; '.join(confirmed.invalid_reasons)}"
+    elif confirmed is not None and confirmed.speedup is not None:
+        units = units_of(confirmed)
+        yield (
+            f"measured again on fresh repeats: {speedup_text(confirmed.speedup)} "
+            f"over {units.count} {units.noun(units.count)}"
+        )
+    evidence = confirmed or leader
+    if evidence.minimum_detectable_effect is not None:
+        yield f"an effect of {evidence.minimum_detectable_effect:.1%} would be detected"
+    yield from evidence.warnings
+
+
+def _k(cell: CellSummary) -> str:
+    return "auto" if cell.key.adaptive else str(cell.key.num_speculative_tokens)

@@ -1,0 +1,203 @@
+"""The choosing rule: which K, or none at all, and in which words.
+
+Two stages, because the best of many is biased upward: `choose` picks from the first pass what
+to measure again, `decide` quotes only that second measurement.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from specbench.decide.reasons import k_text, reasons_for, speedup_text, units_of
+from specbench.metrics.setting import setting_of
+from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Interval
+from specbench.stats.precision import prompts_to_decide
+
+TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
+BEATS_BASELINE = 1 + TIE  # K = 0 takes part with a lower bound of exactly 1
+GAINS_NOTHING = 1.02  # an upper bound up to here: do not speculate
+
+
+class Verdict(Enum):
+    """The three answers."""
+
+    HELPS = "helps"
+    GAINS_NOTHING = "hurts or gains nothing"
+    NOT_SHOWN = "not shown to help"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """What the first pass says about one pairing, workload and setting."""
+
+    cells: tuple[CellSummary, ...]  # every K > 0, also invalid ones, by K; then K = auto
+    leader: CellSummary | None  # the cell to speak of; None: no valid cell has a speed-up
+    to_confirm: CellKey | None  # to be measured again on fresh repeats before it is quoted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation(Decision):
+    """A decision with the cell that it speaks of, also where the answer is not to use it."""
+
+    leader: CellKey
+
+
+def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], ...]:
+    """The K > 0 cells grouped by what one decision is about, in order of appearance."""
+    groups: dict[tuple[object, ...], list[CellSummary]] = {}
+    for cell in cells:
+        if cell.key.num_speculative_tokens > 0:
+            groups.setdefault(_question(cell.key), []).append(cell)
+    return tuple(map(tuple, groups.values()))
+
+
+def choose(cells: Sequence[CellSummary]) -> Choice:
+    """Apply the rule to the first pass of one question; only valid cells take part.
+
+    An adaptive K takes part like any other; leave its cell out to choose among the fixed ones.
+    A single K needs no second measurement: it was not picked from many. Raises ValueError
+    without a K > 0 and for several questions at once.
+    """
+    groups = by_question(cells)
+    if len(groups) != 1:
+        raise ValueError(f"expected the K > 0 cells of one question, got {len(groups)} questions")
+    candidates = tuple(sorted(groups[0], key=_plainness))
+    judged = deciding(candidates)
+    if not judged:
+        return Choice(cells=candidates, leader=None, to_confirm=None)
+    # "Do not speculate" is only said when no K is left undecided.
+    promising = [cell for cell in judged if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
+    leader = _leader(promising or judged)
+    wins = any(_low(cell) > BEATS_BASELINE for cell in promising)
+    return Choice(
+        cells=candidates,
+        leader=leader,
+        to_confirm=leader.key if wins and sum(map(_is_usable, candidates)) > 1 else None,
+    )
+
+
+def deciding(cells: Sequence[CellSummary]) -> list[CellSummary]:
+    """The valid cells with a speed-up; without an interval only where none has one.
+
+    A K that left the race after a few prompts has none, and decides nothing.
+    """
+    usable = [cell for cell in cells if _is_usable(cell)]
+    return [c for c in usable if c.speedup and c.speedup.low is not None] or usable
+
+
+def _is_usable(cell: CellSummary) -> bool:
+    return cell.valid and cell.speedup is not None
+
+
+def decide(
+    choice: Choice, confirmed: CellSummary | None = None, *, is_synthetic: bool = False
+) -> Recommendation:
+    """The answer, quoting `confirmed`: the cell `choice.to_confirm` over fresh repeats.
+
+    Without it a winner that needs it is not shown to help. Raises ValueError when `confirmed`
+    is another cell than the leader. `is_synthetic` as in `why`.
+    """
+    decision = _decide(choice, confirmed)
+    reasons = reasons_for(choice.cells, choice.leader, confirmed, is_synthetic=is_synthetic)
+    return replace(decision, reasons=reasons)
+
+
+def _decide(choice: Choice, confirmed: CellSummary | None) -> Recommendation:
+    leader = choice.leader
+    if leader is None:
+        return _decision(choice, Verdict.NOT_SHOWN, "not shown to help, no valid measurement")
+    if confirmed is not None and confirmed.key != leader.key:
+        raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
+    if choice.to_confirm is not None and confirmed is None:
+        text = f"not shown to help, {k_text(leader)} led the first pass and was not measured again"
+        return _decision(choice, Verdict.NOT_SHOWN, text)
+    evidence = confirmed or leader
+    if not evidence.valid or evidence.speedup is None:
+        text = f"not shown to help, {k_text(evidence)} was measured again but not validly"
+        return _decision(choice, Verdict.NOT_SHOWN, text)
+    verdict = judge(evidence.speedup)
+    text = _answer(verdict, evidence, evidence.speedup)
+    return _decision(choice, verdict, text, evidence.speedup)
+
+
+def judge(speedup: Interval | None) -> Verdict:
+    """Which of the three answers a speed-up's interval supports."""
+    if speedup is None or speedup.low is None or speedup.high is None:
+        return Verdict.NOT_SHOWN
+    if speedup.high <= GAINS_NOTHING:
+        return Verdict.GAINS_NOTHING
+    return Verdict.HELPS if speedup.low > BEATS_BASELINE else Verdict.NOT_SHOWN
+
+
+def _leader(cells: Sequence[CellSummary]) -> CellSummary:
+    """Highest lower bound, ties to the smaller K, to a fixed one before an adaptive one.
+
+    Without any bound the highest estimate.
+    """
+    highest = max(map(_low, cells))
+    if highest == 0:
+        return max(cells, key=lambda cell: cell.speedup.estimate if cell.speedup else 0.0)
+    tied = (cell for cell in cells if _low(cell) * (1 + TIE) >= highest)
+    return min(tied, key=_plainness)
+
+
+def _plainness(cell: CellSummary) -> tuple[bool, int]:
+    return cell.key.adaptive, cell.key.num_speculative_tokens
+
+
+def _low(cell: CellSummary) -> float:
+    """The lower bound; 0, the worst a ratio can be, where too few prompts give none."""
+    return cell.speedup.low or 0.0 if cell.speedup else 0.0
+
+
+def _answer(verdict: Verdict, cell: CellSummary, speedup: Interval) -> str:
+    if verdict is Verdict.HELPS:
+        return f"{k_text(cell)}, {speedup_text(speedup, ' faster')}"
+    if verdict is Verdict.GAINS_NOTHING:
+        return f"do not speculate, {speedup_text(speedup)}"
+    measured = units_of(cell)
+    more = prompts_to_decide(
+        speedup, measured.count, helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING
+    )
+    units = f"{float(f'{more:.2g}'):,.0f} more {measured.noun(more)}"
+    if speedup.low is None:
+        verb = "gives" if more == 1 else "give"
+        return (
+            f"not shown to help, {speedup_text(speedup)} from {measured.count} "
+            f"{measured.noun(measured.count)}; at least {units} {verb} an interval"
+        )
+    return f"not shown to help, {speedup_text(speedup)}; about {units} would decide"
+
+
+def _decision(
+    choice: Choice,
+    verdict: Verdict,
+    text: str,
+    speedup: Interval | None = None,
+) -> Recommendation:
+    key = (choice.leader or choice.cells[0]).key
+    helps = verdict is Verdict.HELPS
+    return Recommendation(
+        target=key.target,
+        pairing=key.pairing,
+        workload=key.workload,
+        engine=key.engine,
+        concurrency=key.concurrency,
+        temperature=key.temperature,
+        dtype=key.dtype,
+        method=key.method if helps else NO_DRAFTER,
+        num_speculative_tokens=key.num_speculative_tokens if helps else 0,
+        speedup=speedup,
+        sentence=f"{key.workload}: {text}{lossy_mark(key)}",
+        reasons=(),
+        leader=key,
+    )
+
+
+def lossy_mark(key: CellKey) -> str:
+    """What every sentence about a lossy cell ends with; empty for a lossless one."""
+    return "" if key.lossy is None else f" [lossy: {key.lossy}]"
+
+
+def _question(key: CellKey) -> tuple[object, ...]:
+    return key.pairing, key.method, setting_of(key)

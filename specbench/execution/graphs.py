@@ -1,0 +1,233 @@
+"""Starts whole rounds as captured graphs: one replay instead of thousands of launches.
+
+A graph is bound to shapes and addresses: there is one for every number of rows, K and span,
+captured when it is first wanted and dropped when a cache it writes to is replaced.
+"""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from specbench.errors import first_line
+from specbench.execution.clock import Clock
+from specbench.execution.compiled_rounds import CompiledRounds
+from specbench.execution.cuda_graphs import CudaGraphs, Graphs
+from specbench.execution.launcher import (
+    EagerLauncher,
+    GraphKind,
+    Launch,
+    Launcher,
+    Readback,
+    catch_up,
+    make_readback,
+)
+from specbench.footprint import span_bucket
+from specbench.forward.slot_cache import SlotCache
+from specbench.round.drafter import Proposal
+from specbench.round.round import Verifier, finish_round, propose, run_round
+from specbench.round.rows import Rows
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+
+
+class _Bucket(NamedTuple):
+    """What rounds must have in common to be one graph."""
+
+    num_rows: int
+    k: int
+    span: int
+
+
+class _Halves(NamedTuple):
+    """A captured round; without `draft` it is all in `finish`."""
+
+    state: State
+    draft: Callable[[], None] | None
+    finish: Callable[[], None]
+    report_BN: Tensor
+
+
+class GraphLauncher:
+    """Replays rounds: `round` as one graph, `step` as one for drafting and one for checking.
+
+    What cannot be captured runs eagerly from then on, and `reason` says why. Rows that nobody
+    uses are computed too, to fill a bucket; those are finished and may lie beyond the span.
+    """
+
+    def __init__(
+        self,
+        rows: Rows,
+        sampler: Sampler,
+        verifier: Verifier,
+        clock: Clock,
+        *,
+        graph: GraphKind,
+        graphs: Graphs,
+        readback: Readback,
+    ) -> None:
+        self._rows = rows
+        self._sampler = sampler
+        self._verifier = verifier
+        self._clock = clock
+        self._graphs = graphs
+        self._readback = readback
+        self._eager = EagerLauncher(rows, sampler, verifier, clock, readback=readback)
+        self._captured: dict[_Bucket, _Halves] = {}
+        self._bound_to: tuple[weakref.ref[object], ...] = ()
+        self.num_captures = 0
+        self.lag = readback.lag
+        self.graph: GraphKind = graph
+        self.reason: str | None = None
+        if graph == "round" and rows.drafter.traits.needs_host:
+            self._fall_back("step", "the method proposes on the host")
+
+    @property
+    def reserved_bytes(self) -> int:
+        return self._graphs.reserved_bytes
+
+    def rows_for(self, num_running: int) -> int:
+        if self.graph == "off":
+            return self._eager.rows_for(num_running)
+        return min(1 << (num_running - 1).bit_length(), self._rows.state.num_rows)
+
+    def span_for(self, num_tokens: int) -> int:
+        if self.graph == "off":
+            return self._eager.span_for(num_tokens)
+        return min(span_bucket(num_tokens), self._rows.capacity)
+
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+        halves = self._find(_Bucket(num_rows, k, span))
+        if halves is None:
+            return self._eager.launch(num_rows, k, span, num_behind)
+        mark = self._clock.mark
+        began = mark()
+        catch_up(self._rows, halves.state, num_behind, span)
+        drafted = None if k else began
+        if halves.draft is not None:
+            halves.draft()
+            drafted = mark()
+        halves.finish()
+        report_BN = self._readback.fetch(halves.report_BN)
+        return Launch(began=began, drafted=drafted, ended=mark(), report_BN=report_BN)
+
+    def _find(self, bucket: _Bucket) -> _Halves | None:
+        """The captured round, made if need be; None where rounds run eagerly."""
+        buffers = self._rows.buffers
+        if len(buffers) != len(self._bound_to) or any(
+            bound() is not buffer for bound, buffer in zip(self._bound_to, buffers, strict=True)
+        ):
+            self._captured.clear()
+            # Held weakly: a cache that was replaced must give its memory back.
+            self._bound_to = tuple(weakref.ref(buffer) for buffer in buffers)
+        if bucket not in self._captured and self.graph != "off":
+            self._try_capture(bucket)
+        return self._captured.get(bucket)
+
+    def _try_capture(self, bucket: _Bucket) -> None:
+        if len(devices := _devices(self._rows.buffers)) > 1:
+            self._fall_back("off", f"the keys and values are spread over {len(devices)} devices")
+            return
+        state = self._rows.state.rows(0, bucket.num_rows)
+        # A round leaves a row without budget as it is, but for what lies beyond its length:
+        # trying one while no row has any changes nothing.
+        budget_B = state.budget_B.clone()
+        state.budget_B.zero_()
+        try:
+            self._captured[bucket] = self._capture(state, bucket.k, bucket.span)
+            self.num_captures += 1
+        except RuntimeError as error:
+            self._fall_back("off", f"a round could not be captured: {first_line(error)}")
+        finally:
+            state.budget_B.copy_(budget_B)
+
+    def _capture(self, state: State, k: int, span: int) -> _Halves:
+        target, drafter, sampler = self._rows.target, self._rows.drafter, self._sampler
+        if k == 0 or self.graph == "round":
+            whole = self._graphs.capture(
+                lambda: run_round(
+                    target, drafter, state, sampler, k=k, span=span, verifier=self._verifier
+                )
+            )
+            return _Halves(state, None, whole.replay, whole.output)
+        draft, proposal = self._drafting(partial(propose, drafter, state, sampler, k, span))
+        draft()  # a capture computes nothing, and the other half's first runs need real drafts
+        half = self._graphs.capture(
+            lambda: finish_round(target, drafter, state, sampler, proposal, span, self._verifier)
+        )
+        return _Halves(state, draft, half.replay, half.output)
+
+    def _drafting(self, run: Callable[[], Proposal]) -> tuple[Callable[[], None], Proposal]:
+        """What drafts anew, and the proposal that it writes to."""
+        if not self._rows.drafter.traits.needs_host:
+            captured = self._graphs.capture(run)
+            return captured.replay, captured.output
+        proposal = _cloned(run())
+
+        def draft() -> None:
+            for held, new in zip(_tensors(proposal), _tensors(run()), strict=True):
+                held.copy_(new)
+
+        return draft, proposal
+
+    def _fall_back(self, graph: GraphKind, reason: str) -> None:
+        self.graph, self.reason = graph, reason
+        self._captured.clear()
+
+
+class Launchers:
+    """Makes launchers for a device: all share one pool of memory and one set of host buffers.
+
+    `graph` auto is `round` on CUDA and `off` elsewhere. `compiled` rounds are compiled whole,
+    and captured as graphs where there are any. `graphs` is None where rounds run eagerly.
+    """
+
+    def __init__(
+        self,
+        graph: Literal["auto", "off", "step", "round"],
+        device: torch.device,
+        *,
+        compiled: bool = False,
+    ) -> None:
+        has_graphs = device.type == "cuda" and graph != "off"
+        cuda_graphs: Graphs | None = CudaGraphs() if has_graphs else None
+        self.graphs: Graphs | None = CompiledRounds(cuda_graphs) if compiled else cuda_graphs
+        self._graph: GraphKind = "step" if graph == "step" and has_graphs else "round"
+        self._readback = make_readback(device)
+        self._reason: str | None = None
+        if not has_graphs and graph not in ("auto", "off"):
+            self._reason = f"a {device.type} device has no graphs"
+
+    def __call__(self, rows: Rows, sampler: Sampler, verifier: Verifier, clock: Clock) -> Launcher:
+        if self.graphs is None:
+            return EagerLauncher(
+                rows, sampler, verifier, clock, readback=self._readback, reason=self._reason
+            )
+        return GraphLauncher(
+            rows,
+            sampler,
+            verifier,
+            clock,
+            graph=self._graph,
+            graphs=self.graphs,
+            readback=self._readback,
+        )
+
+
+def _cloned(proposal: Proposal) -> Proposal:
+    copy: Proposal = tree_map_only(Tensor, Tensor.clone, proposal)
+    return copy
+
+
+def _tensors(proposal: Proposal) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(proposal) if isinstance(leaf, Tensor)]
+
+
+def _devices(buffers: tuple[object, ...]) -> set[torch.device]:
+    """Where the layers' keys and values are."""
+    caches = [buffer for buffer in buffers if isinstance(buffer, SlotCache)]
+    return {layer.device for cache in caches for layer in cache.layers if layer.is_initialized}

@@ -1,0 +1,165 @@
+"""Starts rounds on the device; their reports are read when they have come.
+
+Shape suffixes: N numbers a row in a report (round.py).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from specbench.execution.clock import Clock, Mark
+from specbench.footprint import rounded_up
+from specbench.round.round import Verifier, finish_round, propose
+from specbench.round.rows import Rows
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+
+GraphKind = Literal["off", "step", "round"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A round under way. `drafted` is None where the two halves cannot be told apart."""
+
+    began: Mark
+    drafted: Mark | None
+    ended: Mark
+    report_BN: Tensor  # on the host; complete once `ended` has come
+
+
+class Launcher(Protocol):
+    """Runs rounds over the first rows."""
+
+    lag: int  # rounds that may be started before a report is read
+    graph: GraphKind  # how much of a round one graph holds
+    reason: str | None  # why that is less than was asked for
+    num_captures: int
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Device memory held for graphs, those of launchers that share it included."""
+        ...
+
+    def rows_for(self, num_running: int) -> int:
+        """How many rows are computed for so many in use."""
+        ...
+
+    def span_for(self, num_tokens: int) -> int:
+        """How many slots are attended to when positions go up to `num_tokens` - 1."""
+        ...
+
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+        """Start one round over rows 0 .. num_rows - 1.
+
+        `num_behind` tokens a row were emitted at K = 0 since the drafter last saw any; it
+        catches up first, and that counts as drafting.
+        """
+        ...
+
+
+class EagerLauncher:
+    """Runs the round's operations one by one."""
+
+    graph: GraphKind = "off"
+    reserved_bytes = 0
+    num_captures = 0
+
+    def __init__(
+        self,
+        rows: Rows,
+        sampler: Sampler,
+        verifier: Verifier,
+        clock: Clock,
+        *,
+        readback: "Readback | None" = None,
+        reason: str | None = None,
+    ) -> None:
+        self._rows = rows
+        self._sampler = sampler
+        self._verifier = verifier
+        self._clock = clock
+        self._readback = make_readback(rows.state.length_B.device) if readback is None else readback
+        self._heads: dict[int, State] = {}
+        self.lag = self._readback.lag
+        self.reason = reason
+
+    def rows_for(self, num_running: int) -> int:
+        return num_running
+
+    def span_for(self, num_tokens: int) -> int:
+        return min(rounded_up(num_tokens), self._rows.state.capacity)
+
+    def launch(self, num_rows: int, k: int, span: int, num_behind: int = 0) -> Launch:
+        rows, mark = self._rows, self._clock.mark
+        state = self._heads.get(num_rows)
+        if state is None:
+            state = self._heads[num_rows] = rows.state.rows(0, num_rows)
+        began = mark()
+        catch_up(rows, state, num_behind, span)
+        proposal = propose(rows.drafter, state, self._sampler, k, span)
+        drafted = mark() if k else began
+        report_BN = finish_round(
+            rows.target, rows.drafter, state, self._sampler, proposal, span, self._verifier
+        )
+        report_BN = self._readback.fetch(report_BN)
+        return Launch(began=began, drafted=drafted, ended=mark(), report_BN=report_BN)
+
+
+def catch_up(rows: Rows, state: State, num_behind: int, span: int) -> None:
+    """Show the drafter what was emitted without it, `num_behind` tokens a row at most."""
+    if num_behind:
+        # One more: a round in which every draft was accepted leaves its last one unseen.
+        rows.drafter.catch_up(state, num_behind + 1, span)
+
+
+class Readback(Protocol):
+    """Brings reports to the host."""
+
+    lag: int  # reports that may be under way when the next one sets out
+
+    def fetch(self, report_BN: Tensor) -> Tensor:
+        """The same numbers in host memory, complete once the stream has come this far."""
+        ...
+
+
+class SameMemory:
+    """The device is the host: a report is there when its round is over."""
+
+    lag = 0
+
+    def fetch(self, report_BN: Tensor) -> Tensor:
+        return report_BN
+
+
+class PinnedMemory:
+    """Copies without waiting. A report may be read until `lag` + 1 later ones have set out."""
+
+    lag = 1
+
+    def __init__(self) -> None:
+        self._buffers: dict[torch.Size, deque[Tensor]] = {}
+
+    def fetch(self, report_BN: Tensor) -> Tensor:
+        # One buffer is being read while the next is written: lag + 1 of them take turns.
+        turns = self._buffers.setdefault(report_BN.shape, deque())
+        if len(turns) <= self.lag:
+            turns.append(self.new_buffer(report_BN))
+        turns.rotate()
+        self.start_copy(report_BN, turns[0])
+        return turns[0]
+
+    def new_buffer(self, report_BN: Tensor) -> Tensor:
+        """Host memory that the device can write to by itself."""
+        return torch.empty(report_BN.shape, dtype=report_BN.dtype, pin_memory=True)
+
+    def start_copy(self, report_BN: Tensor, buffer_BN: Tensor) -> None:
+        """In the stream, after the round and before the next."""
+        buffer_BN.copy_(report_BN, non_blocking=True)
+
+
+def make_readback(device: torch.device) -> Readback:
+    """The way from a device to the host."""
+    return PinnedMemory() if device.type == "cuda" else SameMemory()

@@ -1,0 +1,214 @@
+"""What is to be served, and how an engine is told so."""
+
+import shlex
+from dataclasses import dataclass, replace
+from typing import NamedTuple, NoReturn, Protocol
+
+from specbench.errors import UsageError
+from specbench.inputs.config import Pairing
+from specbench.inputs.methods import Setting, find_method
+from specbench.inputs.model_spec import ModelSpec
+
+GREEDY = "greedy: a draft is kept where it is the target's argmax"
+MATCHED = "a draft is kept where the target's own draw equals it"
+REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
+
+_HEADS_WITH_TREES = ("eagle", "eagle3", "medusa")
+
+
+class Tier(NamedTuple):
+    """K for up to so many requests at once; None: for any number."""
+
+    num_rows: int | None
+    num_speculative_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deployment:
+    """A pairing with K for each number of requests at once; K = 0: do not speculate."""
+
+    pairing: Pairing
+    tiers: tuple[Tier, ...]  # by rows, rising; never empty
+    temperature: float = 0.0
+    dtype: str | None = None  # as it was measured; None: the checkpoint's
+    basis: tuple[str, ...] = ()  # where K comes from, in sentences
+
+    @property
+    def k(self) -> int:
+        """The deepest K of all tiers."""
+        return max(tier.num_speculative_tokens for tier in self.tiers)
+
+    @property
+    def served_dtype(self) -> str | None:
+        """A dtype that serving engines know; None: the checkpoint's."""
+        return None if self.dtype == "float64" else self.dtype
+
+    @property
+    def dtype_lost(self) -> list[str]:
+        """What `served_dtype` gives up, in words."""
+        is_kept = self.dtype is None or self.served_dtype
+        return [] if is_kept else [f"{self.dtype}: this engine takes the checkpoint's dtype"]
+
+    @property
+    def is_tiered(self) -> bool:
+        return len({tier.num_speculative_tokens for tier in self.tiers}) > 1
+
+    @property
+    def method(self) -> str:
+        return self.pairing.drafter.method
+
+    @property
+    def target(self) -> ModelSpec:
+        return self.pairing.target.model
+
+    @property
+    def drafter(self) -> ModelSpec | None:
+        """The drafter's own model; None where it has none."""
+        return self.pairing.drafter.model
+
+    def setting(self, name: str) -> Setting:
+        """A parameter of the drafter, its default where pairings.yaml leaves it out."""
+        given = self.pairing.drafter.parameters
+        return given[name] if name in given else find_method(self.method).parameter(name).default
+
+    def whole(self, name: str) -> int:
+        """A parameter that is a whole number."""
+        value = self.setting(name)
+        assert isinstance(value, int)
+        return value
+
+    @property
+    def tree(self) -> str | None:
+        """The kind of token tree that is drafted; None: a chain, or no tokens at all."""
+        if self.method in _HEADS_WITH_TREES:
+            kind = str(self.setting("tree"))
+            return None if kind == "chain" else kind
+        if self.method in ("draft_model", "self_speculation") and self.setting("tree"):
+            return "static"
+        return "dynamic" if self.method in ("token_recycling", "lookahead") else None
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether drafts are drawn from a law q, above temperature 0."""
+        return find_method(self.method).draws and self.tree != "dynamic"
+
+    @property
+    def acceptance_rule(self) -> str:
+        """The rule that the measured figures hold for."""
+        if self.pairing.drafter.lossy is not None:
+            return f"the lossy rule {self.pairing.drafter.lossy}: the text is not the target's"
+        if self.temperature == 0:
+            return GREEDY
+        return REJECTION if self.draws_drafts else MATCHED
+
+    @property
+    def head(self) -> ModelSpec:
+        """The drafter's model, of a method that cannot do without."""
+        assert self.drafter is not None
+        return self.drafter
+
+    def refuse(self, engine: str, nearest: str) -> NoReturn:
+        """UsageError: the engine has no such method."""
+        raise UsageError(
+            f"{engine} has no method {self.method} ({self.pairing.name}); nearest: {nearest}"
+        )
+
+    @property
+    def flat(self) -> "Deployment":
+        """For an engine that takes one K for any batch: that of the fewest requests at once."""
+        return self.at(1) if self.is_tiered else self
+
+    @property
+    def tiers_lost(self) -> list[str]:
+        """What `flat` gives up, in words."""
+        if not self.is_tiered:
+            return []
+        by_rows = ", ".join(
+            f"K={tier.num_speculative_tokens} for up to {tier.num_rows}" for tier in self.tiers
+        )
+        return [
+            f"K by batch size ({by_rows}): K={self.flat.k} is used for any; --concurrency N takes "
+            "that of N requests at once"
+        ]
+
+    def at(self, num_rows: int) -> "Deployment":
+        """With the K of so many requests at once for any; beyond what was measured the last."""
+        fits = (t for t in self.tiers if t.num_rows is None or num_rows <= t.num_rows)
+        tier = next(fits, self.tiers[-1])
+        return replace(self, tiers=(Tier(None, tier.num_speculative_tokens),))
+
+
+class ConfigFile(NamedTuple):
+    """A file that the command refers to."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """An engine's command line, and what a reader of the measured figures must know."""
+
+    engine: str
+    written_for: str  # the engine's version
+    command: tuple[str, ...]
+    config: ConfigFile | None = None
+    acceptance_rule: str | None  # None: nothing is drafted
+    not_expressed: tuple[str, ...] = ()  # what the engine cannot be told
+    basis: tuple[str, ...] = ()
+
+    @property
+    def command_line(self) -> str:
+        """As a shell takes it."""
+        return shlex.join(self.command)
+
+
+class Exporter(Protocol):
+    """A file of export/engines/: it is named as the engine."""
+
+    CONFIG_NAME: str | None  # of the file beside the command, where there may be one
+
+    def export(self, deployment: Deployment, version: str | None, config_name: str) -> Export:
+        """The command that serves the deployment; UsageError where the engine cannot.
+
+        `version` None means the newest one known here.
+        """
+        ...
+
+
+def model_name(spec: ModelSpec) -> str:
+    """As pairings.yaml names it; a place of its own that no other tool knows is spelt out.
+
+    UsageError for a shape, which has no weights.
+    """
+    if spec.is_shape:
+        raise UsageError(f"{spec.source} has no weights; only a real model can be served")
+    is_known_elsewhere = not spec.source.startswith(("demo:", "~/"))
+    return spec.source if is_known_elsewhere else spec.location
+
+
+def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[str]:
+    """Settings of pairings.yaml that no engine takes as specbench does.
+
+    `keeps_lossy`: this one has the drafter's lossy rule.
+    """
+    lost = []
+    rule = deployment.pairing.drafter.lossy
+    if rule is not None and deployment.k and not keeps_lossy:
+        lost.append(
+            f"the lossy rule {rule}: without it fewer drafts are kept, so the measured speed-up is "
+            "not this engine's"
+        )
+    for role, spec in (("target", deployment.target), ("drafter", deployment.drafter)):
+        if spec is None:
+            continue
+        if spec.quantization:
+            lost.append(
+                f"{spec.quantization} weights of the {role}, packed on loading: serve a checkpoint "
+                "quantized for this engine"
+            )
+        if spec.device_map not in (None, "cpu", "cuda"):
+            lost.append(
+                f"device_map {spec.device_map} of the {role}: choose this engine's parallelism"
+            )
+    return lost

@@ -1,0 +1,20 @@
+"""A deployment as each engine's own flags: one file an engine, found by its name."""
+
+import pkgutil
+from importlib import import_module
+from typing import cast
+
+from specbench.errors import UsageError
+from specbench.export.deployment import Exporter
+
+
+def engines() -> tuple[str, ...]:
+    """The engines that can be exported to."""
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+
+
+def find_exporter(engine: str) -> Exporter:
+    """The exporter of that engine; UsageError names those there are."""
+    if engine not in engines():
+        raise UsageError(f"--engine {engine!r}: allowed are {', '.join(engines())}")
+    return cast(Exporter, import_module(f"{__name__}.{engine}"))

@@ -1,0 +1,152 @@
+"""llama.cpp: `llama-server`, whose dialect changed with pull request 22673 of May 2026.
+
+Since then a draft model drafts only where --spec-type says how; before, --model-draft alone did,
+and --spec-type knew the kinds without a model. `--engine-version` is a date (2026-04) or a
+build (b9235) as `llama-server --version` prints it.
+"""
+
+import re
+from datetime import date
+from typing import NamedTuple
+
+from specbench.errors import UsageError
+from specbench.export.deployment import (
+    Deployment,
+    Export,
+    model_name,
+    settings_lost,
+)
+
+CONFIG_NAME = None
+
+_CHANGED = date(2026, 5, 16)  # pull request 22673 merged
+_NEW_BUILD, _OLD_BUILD = 9235, 9000  # known to be after and before it
+_KINDS = {
+    "draft_model": "draft-simple",
+    "eagle3": "draft-eagle3",
+    "mtp": "draft-mtp",
+    "dflash": "draft-dflash",
+    "ngram": "ngram-simple",
+}
+_NEAREST = {
+    "eagle": "an eagle3 head",
+    "medusa": "an eagle3 head",
+    "suffix": "ngram; ngram-map-k4v also weighs continuations by how often they came",
+    "previous_turn": "ngram; ngram-mod also remembers earlier answers",
+    "lookahead": "ngram",
+    "token_recycling": "ngram",
+    "self_speculation": "draft_model with a small model of the target's family",
+}
+
+
+class _Dialect(NamedTuple):
+    name: str
+    is_new: bool
+
+
+def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
+    """Models are GGUF files: the command names them after the models, to be converted first."""
+    dialect = _dialect(version)
+    target = deployment.target
+    command = ["llama-server", "--model", _gguf(model_name(target))]
+    lost = [*settings_lost(deployment), *deployment.tiers_lost, _convert(model_name(target))]
+    deployment = deployment.flat
+    if target.revision:
+        lost.append(f"revision {target.revision} of the target: convert that one")
+    if deployment.dtype:
+        lost.append(f"{deployment.dtype}, in which it was measured: convert with that --outtype")
+    if deployment.k:
+        command += _draft_flags(deployment, dialect)
+        lost += _lost(deployment)
+    return Export(
+        engine="llama_cpp",
+        written_for=dialect.name,
+        command=tuple(command),
+        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
+        not_expressed=tuple(lost),
+        basis=deployment.basis,
+    )
+
+
+def _dialect(version: str | None) -> _Dialect:
+    if version is None:
+        return _Dialect("builds since 2026-05-16", is_new=True)
+    if match := re.fullmatch(r"b?(\d{4,6})", version.strip()):
+        build = int(match[1])
+        if _OLD_BUILD < build < _NEW_BUILD:
+            raise UsageError(
+                f"--engine-version {version!r}: the flags changed between b{_OLD_BUILD} and "
+                f"b{_NEW_BUILD}; give the build's date, such as 2026-05-16"
+            )
+        return _Dialect(f"b{build}", is_new=build >= _NEW_BUILD)
+    match = re.fullmatch(r"(\d{4})-(\d{2})(?:-(\d{2}))?", version.strip())
+    try:
+        built = date(*(int(part or 1) for part in match.groups())) if match else None
+    except ValueError:
+        built = None
+    if built is None:
+        raise UsageError(
+            f"--engine-version {version!r}: expected a date such as 2026-04 or a build such as "
+            f"b{_NEW_BUILD} (llama-server --version)"
+        )
+    return _Dialect(f"builds of {version.strip()}", is_new=built >= _CHANGED)
+
+
+def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
+    method, k = deployment.method, str(deployment.k)
+    if method in _NEAREST:
+        deployment.refuse("llama_cpp", _NEAREST[method])
+    flags = []
+    if deployment.drafter is not None:
+        flags += ["--model-draft", _gguf(model_name(deployment.drafter))]
+    # Every round drafts K, as it was measured: no draft is given up for being unlikely.
+    if dialect.is_new:
+        flags += ["--spec-type", _KINDS[method], "--spec-draft-n-max", k]
+        if method == "ngram":
+            size = str(deployment.setting("max_ngram"))
+            flags += ["--spec-ngram-simple-size-n", size, "--spec-ngram-simple-size-m", k]
+            return [*flags, "--spec-ngram-simple-min-hits", "1"]
+        return [*flags, "--spec-draft-n-min", "0", "--spec-draft-p-min", "0"]
+    if method == "ngram":
+        size = str(deployment.setting("max_ngram"))
+        flags += ["--spec-type", "ngram-simple", "--draft-max", k]
+        return [*flags, "--spec-ngram-size-n", size, "--spec-ngram-size-m", k]
+    if method != "draft_model":
+        raise UsageError(
+            f"llama.cpp before {_CHANGED} has no {method}; nearest: draft_model, or a newer build"
+        )
+    return [*flags, "--draft-max", k, "--draft-min", "0", "--draft-p-min", "0"]
+
+
+def _gguf(source: str) -> str:
+    """`owner/Name` -> `Name.gguf`; a file that is GGUF already stays."""
+    return source if source.endswith(".gguf") else f"{source.rstrip('/').rsplit('/', 1)[-1]}.gguf"
+
+
+def _convert(source: str) -> str:
+    return (
+        f"hub ids and folders: llama.cpp reads GGUF files; make {_gguf(source)} with its "
+        "convert_hf_to_gguf.py (the drafter's likewise), or name one that you have"
+    )
+
+
+def _lost(deployment: Deployment) -> list[str]:
+    lost = []
+    if deployment.drafter is not None and deployment.drafter.revision:
+        lost.append(f"revision {deployment.drafter.revision} of the drafter: convert that one")
+    if deployment.tree:
+        lost.append(
+            f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "
+            "which keeps fewer tokens than the tree did"
+        )
+    if deployment.method == "ngram":
+        lost.append(
+            f"min_ngram {deployment.setting('min_ngram')}: ngram-simple looks up suffixes of "
+            f"exactly {deployment.setting('max_ngram')} tokens"
+        )
+    if deployment.temperature > 0 and deployment.draws_drafts:
+        lost.append(
+            "rejection sampling: llama.cpp keeps a draft only where the token it samples equals "
+            "it, so it keeps fewer above temperature 0"
+        )
+    return lost

@@ -1,0 +1,162 @@
+"""SGLang: `python -m sglang.launch_server` with its --speculative-* flags.
+
+Facts: srt/server_args.py and srt/speculative/ of 0.5.23. K by batch size is a file of tiers for
+chains of EAGLE and EAGLE3; elsewhere one K holds for every batch.
+"""
+
+import json
+
+from specbench.export.deployment import (
+    ConfigFile,
+    Deployment,
+    Export,
+    model_name,
+    settings_lost,
+)
+from specbench.export.engine_version import dotted, read_release, told_apart
+
+CONFIG_NAME = "adaptive.json"
+
+_OLDEST, _NEWEST = (0, 5), (0, 5, 23)
+_ALGORITHMS = {
+    "draft_model": "STANDALONE",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "mtp": "NEXTN",
+    "dflash": "DFLASH",
+    "ngram": "NGRAM",
+}
+_ADAPTIVE = ("eagle", "eagle3")
+_THRESHOLDS = ("draft_model", "eagle", "eagle3", "mtp")  # verified by EAGLE's kernel
+_NEAREST = {
+    "medusa": "an eagle or eagle3 head",
+    "suffix": "ngram, whose trie remembers earlier answers, too",
+    "previous_turn": "ngram, whose trie remembers earlier answers, too",
+    "lookahead": "ngram",
+    "token_recycling": "ngram",
+    "self_speculation": "draft_model with a small model of the target's family",
+}
+
+
+def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
+    """A dynamic EAGLE tree is kept: SGLang grows the same one."""
+    release = read_release("SGLang", version, oldest=_OLDEST, newest=_NEWEST)
+    target = deployment.target
+    command = ["python", "-m", "sglang.launch_server", "--model-path", model_name(target)]
+    if target.revision:
+        command += ["--revision", target.revision]
+    if deployment.served_dtype:
+        command += ["--dtype", deployment.served_dtype]
+    if target.trust_remote_code:
+        command.append("--trust-remote-code")
+    lost = [
+        *told_apart(release, _NEWEST),
+        *settings_lost(deployment, keeps_lossy=_single(deployment) is not None),
+        *deployment.dtype_lost,
+    ]
+    if not _has_tiers(deployment):
+        lost += deployment.tiers_lost
+        deployment = deployment.flat
+    config = None
+    if deployment.k:
+        if deployment.method in _NEAREST:
+            deployment.refuse("sglang", _NEAREST[deployment.method])
+        command += ["--speculative-algorithm", _ALGORITHMS[deployment.method]]
+        command += _draft_flags(deployment)
+        if _has_tiers(deployment):
+            config = ConfigFile(config_name, json.dumps(_tiers(deployment), indent=2) + "\n")
+            command += ["--speculative-adaptive", "--speculative-adaptive-config", config.name]
+        command += _acceptance_flags(deployment)
+        lost += _lost(deployment)
+    return Export(
+        engine="sglang",
+        written_for=dotted(release),
+        command=tuple(command),
+        config=config,
+        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
+        not_expressed=tuple(lost),
+        basis=deployment.basis,
+    )
+
+
+def _draft_flags(deployment: Deployment) -> list[str]:
+    flags = []
+    if deployment.drafter is not None:
+        flags += ["--speculative-draft-model-path", model_name(deployment.drafter)]
+        if deployment.drafter.revision:
+            flags += ["--speculative-draft-model-revision", deployment.drafter.revision]
+    k = deployment.k
+    if deployment.method == "dflash":
+        return [*flags, "--speculative-dflash-block-size", str(k + 1)]  # the current token and K
+    if deployment.method == "ngram":
+        # A trie of breadth 1 drafts a chain.
+        chain = ["--speculative-ngram-max-bfs-breadth", "1"]
+        return [*flags, "--speculative-num-draft-tokens", str(k + 1), *chain]
+    top_k, num_drafts = 1, k
+    if _is_tree(deployment):
+        top_k = deployment.whole("top_k")
+        num_drafts = min(deployment.whole("max_drafts"), top_k + (k - 1) * top_k**2)
+    return [
+        *flags,
+        *("--speculative-num-steps", str(k)),
+        *("--speculative-eagle-topk", str(top_k)),
+        *("--speculative-num-draft-tokens", str(num_drafts + 1)),  # the root counts
+    ]
+
+
+def _acceptance_flags(deployment: Deployment) -> list[str]:
+    """Thresholds of 1 are the lossless ones. Rejection sampling, which has none, is for chains."""
+    if deployment.temperature == 0:
+        return []
+    single = _single(deployment)
+    flags = ["--speculative-accept-threshold-single", "1.0" if single is None else str(single)]
+    flags += ["--speculative-accept-threshold-acc", "1.0"]
+    if deployment.draws_drafts and single is None:  # what is drawn goes out as a chain
+        flags.append("--speculative-use-rejection-sampling")
+    return flags
+
+
+def _single(deployment: Deployment) -> float | None:
+    """The threshold of a lossy rule that SGLang has, too; at temperature 0 it applies none."""
+    rule = deployment.pairing.drafter.lossy
+    is_kept = deployment.temperature > 0 and deployment.method in _THRESHOLDS
+    return rule.parameters["single"] if rule and rule.name == "threshold" and is_kept else None
+
+
+def _is_tree(deployment: Deployment) -> bool:
+    """Whether SGLang grows the same tree; any other goes out as a chain."""
+    return deployment.method in _ADAPTIVE and deployment.tree == "dynamic"
+
+
+def _has_tiers(deployment: Deployment) -> bool:
+    """Tiers are for chains of EAGLE heads alone."""
+    return deployment.is_tiered and deployment.method in _ADAPTIVE and not deployment.tree
+
+
+def _tiers(deployment: Deployment) -> dict[str, dict[str, list[int]]]:
+    """The smallest batch of each tier -> the K that it may take."""
+    tiers, first = {}, 1
+    for num_rows, k in deployment.tiers:
+        tiers[str(first)] = {"candidate_steps": [k]}
+        first = (num_rows or first) + 1
+    return tiers
+
+
+def _lost(deployment: Deployment) -> list[str]:
+    lost = []
+    if _has_tiers(deployment):
+        lost.append(
+            "where one K ends and the next begins: a batch counts as large as the CUDA graph that "
+            "it is padded to, unless --cuda-graph-bs lists the tiers' sizes, too"
+        )
+    if deployment.tree and not _is_tree(deployment):
+        lost.append(
+            f"the {deployment.tree} token tree of {deployment.method}: exported as a chain of "
+            f"depth K={deployment.k}, which keeps fewer tokens than the tree did"
+        )
+    if deployment.method == "ngram":
+        lost.append(
+            f"max_ngram {deployment.setting('max_ngram')}: SGLang matches suffixes of any length "
+            "in its trie"
+        )
+    return lost

@@ -1,0 +1,155 @@
+"""transformers: a Python program that calls `generate` with an assistant.
+
+Facts: generation/configuration_utils.py and candidate_generator.py of 5.17 to 5.23. One request
+at a time; the assistant reads its K from its own generation config.
+"""
+
+from typing import Any
+
+from specbench.errors import UsageError
+from specbench.export.deployment import (
+    ConfigFile,
+    Deployment,
+    Export,
+    model_name,
+    settings_lost,
+)
+from specbench.export.engine_version import dotted, read_release, told_apart
+from specbench.inputs.model_spec import ModelSpec
+
+CONFIG_NAME = "generate.py"
+
+_OLDEST, _NEWEST = (5, 17), (5, 23)
+_NEAREST = {
+    "eagle": "draft_model with a small model of the target's family",
+    "eagle3": "draft_model with a small model of the target's family",
+    "medusa": "draft_model with a small model of the target's family",
+    "suffix": "ngram",
+    "previous_turn": "ngram",
+    "lookahead": "ngram",
+    "token_recycling": "ngram",
+}
+
+_PROGRAM = """\
+import sys
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+prompt = " ".join(sys.argv[1:]) or "Hello"
+device = "cuda" if torch.cuda.is_available() else "cpu"
+tokenizer = AutoTokenizer.{tokenizer}
+target = AutoModelForCausalLM.{target}
+{assistant}\
+settings = GenerationConfig({settings})
+messages = [{{"role": "user", "content": prompt}}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+).to(target.device)
+output = target.generate(**inputs, generation_config=settings{arguments})
+print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))
+"""
+_ASSISTANT = """\
+assistant = AutoModelForCausalLM.{model}
+assistant.generation_config = GenerationConfig({settings})
+"""
+
+
+def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
+    """The program reads its prompt from the command line."""
+    release = read_release("transformers", version, oldest=_OLDEST, newest=_NEWEST)
+    lost = [*told_apart(release, _NEWEST), *settings_lost(deployment), *deployment.tiers_lost]
+    deployment = deployment.flat
+    if deployment.k:
+        lost += _lost(deployment)
+    program = ConfigFile(config_name, _program(deployment))
+    return Export(
+        engine="transformers",
+        written_for=dotted(release),
+        command=("python", program.name, "Hello"),
+        config=program,
+        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
+        not_expressed=tuple(lost),
+        basis=deployment.basis,
+    )
+
+
+def _program(deployment: Deployment) -> str:
+    settings: dict[str, Any] = {"max_new_tokens": 256, "do_sample": deployment.temperature > 0}
+    if deployment.temperature > 0:
+        settings |= {"temperature": deployment.temperature, "top_k": 0, "top_p": 1.0}
+    drafting: dict[str, Any] = {
+        "num_assistant_tokens": deployment.k,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0.0,  # no draft is given up for being unlikely
+    }
+    assistant, arguments = "", ""
+    if deployment.k and deployment.method in _NEAREST:
+        deployment.refuse("transformers", _NEAREST[deployment.method])
+    elif deployment.k and deployment.method in ("draft_model", "dflash"):
+        model = _loading(deployment, is_drafter=True)
+        assistant = _ASSISTANT.format(model=model, settings=_keywords(drafting))
+        arguments = ", assistant_model=assistant"
+        if deployment.method == "dflash":
+            settings["speculation_type"] = "dflash"
+    elif deployment.k and deployment.method == "ngram":
+        settings["prompt_lookup_num_tokens"] = deployment.k
+        settings["max_matching_ngram_size"] = deployment.setting("max_ngram")
+    elif deployment.k and deployment.method == "mtp":
+        settings |= {"use_mtp": True, "num_assistant_tokens": deployment.k}
+    elif deployment.k:
+        settings |= {"assistant_early_exit": _early_exit(deployment), **drafting}
+    return _PROGRAM.format(
+        tokenizer=f"from_pretrained({_source(deployment.target, {})})",
+        target=_loading(deployment, is_drafter=False),
+        assistant=assistant,
+        settings=_keywords(settings),
+        arguments=arguments,
+    )
+
+
+def _early_exit(deployment: Deployment) -> int:
+    num_layers = deployment.whole("num_layers")
+    if num_layers == 0:
+        raise UsageError(
+            f"{deployment.pairing.name}: transformers needs the number of layers that draft; give "
+            "the drafter num_layers under parameters:"
+        )
+    return num_layers
+
+
+def _loading(deployment: Deployment, *, is_drafter: bool) -> str:
+    """The call that loads a model, onto one device unless pairings.yaml places it."""
+    spec = deployment.head if is_drafter else deployment.target
+    keywords: dict[str, Any] = {"dtype": deployment.dtype or spec.dtype}
+    if spec.device_map:
+        keywords["device_map"] = spec.device_map
+    load = f"from_pretrained({_source(spec, keywords)})"
+    return load if spec.device_map else f"{load}.to(device)"
+
+
+def _source(spec: ModelSpec, keywords: dict[str, Any]) -> str:
+    """Arguments that name the files of a model, its tokenizer's likewise."""
+    named: dict[str, Any] = {"revision": spec.revision} if spec.revision else {}
+    if spec.trust_remote_code:
+        named["trust_remote_code"] = True
+    return ", ".join(filter(None, (repr(model_name(spec)), _keywords(named | keywords))))
+
+
+def _keywords(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
+
+
+def _lost(deployment: Deployment) -> list[str]:
+    lost = ["more than one request at a time: assisted generation takes a batch of one"]
+    if deployment.tree:
+        lost.append(
+            f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "
+            "which keeps fewer tokens than the tree did"
+        )
+    if deployment.method == "ngram":
+        lost.append(
+            f"min_ngram {deployment.setting('min_ngram')}: prompt lookup tries suffixes down to "
+            "one token and copies after their first occurrence, specbench after the last"
+        )
+    return lost

@@ -1,0 +1,133 @@
+"""vLLM: `vllm serve MODEL --speculative-config JSON`.
+
+Facts: vllm/config/speculative.py of 0.30 to 0.33. Drafts are chains; medusa went with 0.33.
+"""
+
+import json
+from typing import Any
+
+from specbench.errors import UsageError
+from specbench.export.deployment import (
+    Deployment,
+    Export,
+    model_name,
+    settings_lost,
+)
+from specbench.export.engine_version import dotted, read_release, told_apart
+from specbench.inputs.model_spec import ModelSpec
+from specbench.json_text import parse_json
+
+CONFIG_NAME = None
+
+_OLDEST, _NEWEST = (0, 30), (0, 33)
+_WITHOUT_MEDUSA = (0, 33)
+_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash")
+_NEAREST = {
+    "previous_turn": "ngram, or suffix, which remembers earlier answers",
+    "lookahead": "ngram",
+    "token_recycling": "suffix",
+    "self_speculation": "draft_model with a small model of the target's family",
+    "medusa": "an eagle or eagle3 head; medusa ended with vLLM 0.32 (--engine-version 0.32)",
+}
+
+
+def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
+    """K per batch size becomes num_speculative_tokens_per_batch_size."""
+    release = read_release("vLLM", version, oldest=_OLDEST, newest=_NEWEST)
+    target = deployment.target
+    command = ["vllm", "serve", model_name(target)]
+    if target.revision:
+        command += ["--revision", target.revision]
+    if deployment.served_dtype:
+        command += ["--dtype", deployment.served_dtype]
+    if target.trust_remote_code:
+        command.append("--trust-remote-code")
+    lost = [
+        *told_apart(release, _NEWEST),
+        *settings_lost(deployment),
+        *deployment.dtype_lost,
+    ]
+    if deployment.k:
+        config = _speculative_config(deployment, has_medusa=release < _WITHOUT_MEDUSA)
+        command += ["--speculative-config", json.dumps(config)]
+        lost += _lost(deployment)
+    return Export(
+        engine="vllm",
+        written_for=dotted(release),
+        command=tuple(command),
+        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
+        not_expressed=tuple(lost),
+        basis=deployment.basis,
+    )
+
+
+def _speculative_config(deployment: Deployment, *, has_medusa: bool) -> dict[str, Any]:
+    method = deployment.method
+    if method in _NEAREST and not (method == "medusa" and has_medusa):
+        deployment.refuse("vllm", _NEAREST[method])
+    config: dict[str, Any] = {"method": method, "num_speculative_tokens": deployment.k}
+    if deployment.drafter is not None:
+        config["model"] = model_name(deployment.drafter)
+        if deployment.drafter.revision:
+            config["revision"] = deployment.drafter.revision
+    if method == "ngram":
+        config["prompt_lookup_max"] = deployment.setting("max_ngram")
+        config["prompt_lookup_min"] = deployment.setting("min_ngram")
+    if method == "suffix":
+        config["suffix_decoding_max_tree_depth"] = deployment.setting("max_depth")
+        config["suffix_decoding_max_cached_requests"] = deployment.setting("max_cached_requests")
+        config["suffix_decoding_max_spec_factor"] = deployment.setting("max_spec_factor")
+        config["suffix_decoding_min_token_prob"] = deployment.setting("min_token_prob")
+    if method in _WITH_MODEL and deployment.temperature > 0:
+        # vLLM drafts greedily at any temperature unless told otherwise.
+        drawn = deployment.draws_drafts
+        config["draft_sample_method"] = "probabilistic" if drawn else "greedy"
+    if deployment.is_tiered:
+        config["num_speculative_tokens_per_batch_size"] = _schedule(deployment)
+    return config
+
+
+def _schedule(deployment: Deployment) -> list[list[int]]:
+    """[[first, last batch size, K] ..]; the first range begins at 1, gaps are not allowed here."""
+    ranges, first = [], 1
+    for num_rows, k in deployment.tiers:
+        if num_rows is None:
+            raise UsageError("K by batch size needs a batch size for every K")
+        ranges.append([first, num_rows, k])
+        first = num_rows + 1
+    return ranges
+
+
+def _names_architecture(head: ModelSpec) -> bool:
+    """Whether a head's config says of which class it is; True of one that is not on this disk."""
+    file = head.folder / "config.json" if head.folder else None
+    if file is None or not file.is_file():
+        return True
+    try:
+        config = parse_json(file.read_bytes())
+    except ValueError:
+        return True  # whoever loads it says what is wrong
+    return isinstance(config, dict) and bool(config.get("architectures"))
+
+
+def _lost(deployment: Deployment) -> list[str]:
+    lost = []
+    if deployment.tree:
+        lost.append(
+            f"token trees: vLLM drafts chains, so this is a chain of depth K={deployment.k}; it "
+            "keeps fewer tokens than the tree did, and the measured speed-up is the tree's"
+        )
+    if deployment.is_tiered:
+        last = deployment.tiers[-1]
+        lost.append(
+            f"beyond {last.num_rows} requests at once nothing was measured; vLLM goes on with "
+            f"K={last.num_speculative_tokens} there"
+        )
+    if deployment.method in ("eagle", "eagle3") and not _names_architecture(deployment.head):
+        lost.append(
+            f"{deployment.head.source}/config.json names no class, which vLLM asks for: add "
+            '"architectures": ["LlamaForCausalLM"] to it'
+        )
+    if deployment.method == "suffix":
+        lost.append("suffix needs the package arctic-inference beside vLLM")
+    return lost

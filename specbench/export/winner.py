@@ -1,0 +1,175 @@
+"""What a measured run says should be served: the pairing, and K for each number of requests."""
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import fmean
+from typing import NamedTuple
+
+from specbench.decide.compromise import find_compromise, losses_in_words
+from specbench.decide.peers import OWN_DEFAULTS
+from specbench.decide.recommend import Recommendation, Verdict, by_question, choose, judge
+from specbench.errors import UsageError
+from specbench.export.deployment import Deployment, Tier
+from specbench.inputs.config import Pairing
+from specbench.metrics.cell_names import OWN_ENGINE
+from specbench.metrics.setting import setting_of
+from specbench.records import NO_DRAFTER, CellSummary
+
+_NO_FIXED_K = "engines take a fixed K, and none is shown to help"
+
+
+class Asked(NamedTuple):
+    """Which of a run's decisions are meant; None: whatever was measured."""
+
+    workload: str | None = None
+    temperature: float | None = None
+    num_rows: int | None = None
+
+
+def winner(
+    pairings: Sequence[Pairing],
+    decisions: Iterable[Recommendation],
+    cells: Iterable[CellSummary],
+    asked: Asked,
+) -> Deployment:
+    """The best of `pairings` (those of one target) with its K, as the decisions have it.
+
+    K is that of the decision; with several workloads the one whose worst regret is least, as
+    long as it helps somewhere. Of several temperatures the lowest, of several contexts the
+    prompts as they are, unless `asked` says. UsageError where nothing was measured.
+    """
+    decisions = tuple(decisions)
+    by_name = {pairing.name: pairing for pairing in pairings}
+    meant = _meant([d for d in decisions if d.pairing in by_name], asked)
+    if not meant:
+        raise UsageError(
+            f"the run has no decision for {', '.join(by_name)}{_in_words(asked)}; measure it with "
+            "`specbench sweep-k`, or give K by hand: -k 4"
+        )
+    name = _best(meant)
+    temperatures = {d.temperature for d in decisions if d.pairing == name}
+    own = [d for d in meant if d.pairing == name]
+    known = [cell for cell in cells if cell.key.pairing == name]
+    found = [_at_rows(list(group), known) for _, group in groupby(own, _rows)]
+    basis = tuple(sentence for _, sentences in found for sentence in sentences)
+    if asked.temperature is None and len(temperatures) > 1:
+        others = ", ".join(f"{t:g}" for t in sorted(temperatures - {own[0].temperature}))
+        here = f"at temperature {own[0].temperature:g}"
+        basis = (f"{here}; measured at {others}, too: --temperature takes another", *basis)
+    tiers = _merged([tier for tier, _ in found])
+    is_open = asked.num_rows is None and len(tiers) == 1  # engines' words for tiers say it
+    if is_open and tiers[0].num_speculative_tokens:
+        most = own[-1].concurrency
+        at_once = "1 request" if most == 1 else f"{most} requests"
+        basis = (*basis, f"beyond {at_once} at once nothing was measured: --concurrency tells")
+    return Deployment(
+        pairing=by_name[name],
+        tiers=tiers,
+        temperature=own[0].temperature,
+        dtype=own[0].dtype,
+        basis=basis,
+    )
+
+
+def _meant(decisions: list[Recommendation], asked: Asked) -> list[Recommendation]:
+    """Those of one engine, temperature and context, by rows; streams in open loop left out."""
+    left = [d for d in decisions if d.leader.request_rate is None and d.leader.num_samples == 1]
+    left = [d for d in left if d.leader.method != OWN_DEFAULTS]  # whose K is the engine's own
+    if asked.workload is not None:
+        left = [d for d in left if d.workload == asked.workload]
+    if asked.temperature is not None:
+        left = [d for d in left if d.temperature == asked.temperature]
+    if asked.num_rows is not None:
+        left = [d for d in left if d.concurrency == asked.num_rows]
+    if not left:
+        return []
+    first = min(left, key=lambda d: (d.engine != OWN_ENGINE, d.temperature, d.leader.context or 0))
+    same = (first.engine, first.temperature, first.leader.context, first.dtype)
+    alike = [d for d in left if (d.engine, d.temperature, d.leader.context, d.dtype) == same]
+    return sorted(alike, key=_rows)
+
+
+def _best(decisions: Sequence[Recommendation]) -> str:
+    """The pairing whose worst lower bound, at the fewest rows, is highest: over the workloads that
+    all of them were measured on, or without such among those with the most workloads.
+
+    Where worst ones are equal, as where none helps on some workload, the mean decides.
+    """
+    lows: dict[str, dict[str, float]] = {}
+    for decision in decisions:
+        if _rows(decision) == _rows(decisions[0]):
+            low = _low(decision) if decision.method != NO_DRAFTER else 0.0
+            lows.setdefault(decision.pairing, {})[decision.workload] = low
+    shared = set.intersection(*map(set, lows.values()))
+    most = max(map(len, lows.values()))
+    compared = {
+        name: [low for workload, low in of.items() if not shared or workload in shared]
+        for name, of in lows.items()
+        if shared or len(of) == most
+    }
+    return max(compared, key=lambda name: (min(compared[name]), fmean(compared[name])))
+
+
+def _at_rows(
+    decisions: list[Recommendation], cells: Sequence[CellSummary]
+) -> tuple[Tier, list[str]]:
+    """K for one number of rows, with the sentences that it rests on."""
+    rows = decisions[0].concurrency
+    said = [
+        d.sentence if rows == 1 else f"{rows} requests at once: {d.sentence}" for d in decisions
+    ]
+    if not any(d.num_speculative_tokens for d in decisions):
+        return Tier(rows, 0), said
+    same = [
+        c
+        for c in cells
+        if any(c.key.workload == d.workload and _alike(c, d) for d in decisions)
+        and not c.key.adaptive
+    ]
+    if len(decisions) == 1 and not decisions[0].leader.adaptive:
+        return Tier(rows, decisions[0].num_speculative_tokens), said
+    if len(decisions) == 1:
+        leader = next((choose(group).leader for group in by_question(same)), None)
+        if leader is None or judge(leader.speedup) is not Verdict.HELPS:
+            return Tier(rows, 0), [*said, _NO_FIXED_K]
+        k = leader.key.num_speculative_tokens
+        return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]
+    shared = find_compromise(same)
+    if shared is None:
+        return Tier(rows, 0), [*said, _NO_FIXED_K]
+    losses = ", ".join(losses_in_words(shared.regret))
+    k = shared.num_speculative_tokens
+    return Tier(rows, k), [*said, f"one K for these workloads: K={k}, it gives up {losses}"]
+
+
+def _alike(cell: CellSummary, decision: Recommendation) -> bool:
+    leader = decision.leader
+    alike = setting_of(cell.key)._replace(workload=""), cell.key.method
+    return alike == (setting_of(leader)._replace(workload=""), leader.method)
+
+
+def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
+    """Neighbours with the same K become one; a K that holds everywhere has no limit."""
+    merged: list[Tier] = []
+    for tier in tiers:
+        if merged and merged[-1].num_speculative_tokens == tier.num_speculative_tokens:
+            merged.pop()
+        merged.append(tier)
+    return tuple(merged) if len(merged) > 1 else (Tier(None, merged[0].num_speculative_tokens),)
+
+
+def _rows(decision: Recommendation) -> int:
+    return decision.concurrency
+
+
+def _low(decision: Recommendation) -> float:
+    return decision.speedup.low or 0.0 if decision.speedup else 0.0
+
+
+def _in_words(asked: Asked) -> str:
+    parts = [
+        f"on {asked.workload}" if asked.workload else "",
+        f"at temperature {asked.temperature:g}" if asked.temperature is not None else "",
+        f"with {asked.num_rows} requests at once" if asked.num_rows else "",
+    ]
+    return "".join(f" {part}" for part in parts if part)

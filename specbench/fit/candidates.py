@@ -1,0 +1,115 @@
+"""Everything that can be said of a target and its drafters before one of them is loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specbench.errors import CompatibilityError, ModelError
+from specbench.fit.compatibility import (
+    NO_WEIGHTS,
+    Compatibility,
+    check_drafter,
+    check_target,
+)
+from specbench.fit.discover import LeftOut
+from specbench.fit.finding import Finding, finding
+from specbench.fit.memory_plan import Count, MemoryPlan, Place, plan_pair, plan_target
+from specbench.inputs.config import Drafter, Target
+from specbench.model_files.model import ModelFiles
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A drafter, how it fits, and what it takes; no plan where it is refused or not countable."""
+
+    compatibility: Compatibility
+    plan: MemoryPlan | None
+
+    @property
+    def drafter(self) -> Drafter:
+        return self.compatibility.drafter
+
+    @property
+    def is_refused(self) -> bool:
+        return self.compatibility.level == "refused"
+
+    @property
+    def has_weights(self) -> bool:
+        """False where there is only a config."""
+        return not any(map(_lacks_weights, self.compatibility.findings))
+
+    @property
+    def fits(self) -> bool:
+        """Not refused, and not known to be too large."""
+        return not self.is_refused and (self.plan is None or self.plan.fits is not False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """The candidates in the order that they were named or found."""
+
+    target: Target
+    findings: tuple[Finding, ...]
+    alone: MemoryPlan | None
+    candidates: tuple[Candidate, ...]
+    left_out: tuple[LeftOut, ...] = ()
+
+    @property
+    def fitting(self) -> tuple[Candidate, ...]:
+        return tuple(candidate for candidate in self.candidates if candidate.fits)
+
+    @property
+    def measurable(self) -> tuple[Candidate, ...]:
+        """Of those that fit, the ones that can be loaded; none beside a target without weights."""
+        if any(map(_lacks_weights, self.findings)):
+            return ()
+        return tuple(candidate for candidate in self.fitting if candidate.has_weights)
+
+    def lost_context(self, candidate: Candidate) -> int | None:
+        """Tokens of context a row loses to this drafter; None where that cannot be told."""
+        plan, alone = candidate.plan, self.alone
+        if plan is None or alone is None or None in (plan.max_context, alone.max_context):
+            return None
+        return (alone.max_context or 0) - (plan.max_context or 0)
+
+
+def prepare(
+    target: Target,
+    files: ModelFiles,
+    drafters: Sequence[Drafter],
+    place: Place,
+    *,
+    left_out: Sequence[LeftOut] = (),
+    count: Count | None = None,
+) -> Prepared:
+    """Check and plan every drafter; CompatibilityError where the target itself is refused.
+
+    `count` counts the weights of architectures that no rule covers.
+    """
+    findings = check_target(files)
+    if refusals := [f.text for f in findings if f.level == "refused"]:
+        raise CompatibilityError(f"{target.name} cannot be a target: {'; '.join(refusals)}")
+    return Prepared(
+        target=target,
+        findings=findings,
+        alone=plan_target(files, place, count),
+        candidates=tuple(_candidate(files, drafter, place, count) for drafter in drafters),
+        left_out=tuple(left_out),
+    )
+
+
+def _lacks_weights(one: Finding) -> bool:
+    return one.field == "weights" and NO_WEIGHTS in (one.target, one.draft)
+
+
+def _candidate(files: ModelFiles, drafter: Drafter, place: Place, count: Count | None) -> Candidate:
+    checked = check_drafter(files, drafter)
+    if checked.level == "refused":
+        return Candidate(compatibility=checked, plan=None)
+    try:
+        plan = plan_pair(files, drafter, place, count)
+    except (ModelError, TypeError, ValueError, LookupError) as error:
+        told = str(error) if isinstance(error, ModelError) else repr(error)
+        refusal = finding("memory", "refused", reason=told)
+        refused = Compatibility(drafter=drafter, findings=(*checked.findings, refusal))
+        return Candidate(compatibility=refused, plan=None)
+    return Candidate(compatibility=checked, plan=plan)

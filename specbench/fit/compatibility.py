@@ -1,0 +1,151 @@
+"""Whether a drafter fits a target, from their files alone: nothing is loaded, no code runs.
+
+The rules are those that loading holds a pair to: what is refused here would be refused there.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from specbench.errors import ModelError
+from specbench.fit.finding import Finding, Level, finding
+from specbench.fit.head_findings import head_findings
+from specbench.fit.vocabulary_findings import (
+    chat_template_findings,
+    context_findings,
+    eos_findings,
+    padding_findings,
+    vocabulary_findings,
+)
+from specbench.inputs.config import Drafter
+from specbench.inputs.methods import find_method
+from specbench.model_files.architectures import RECURRENT_TYPES, is_known
+from specbench.model_files.attention import RECURRENT, unsupported_attention
+from specbench.model_files.kinds import kind_of
+from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.tokenizer_files import TOKENIZER_FILES
+
+_PAIR_CHECKS = (
+    vocabulary_findings,
+    chat_template_findings,
+    eos_findings,
+    padding_findings,
+    context_findings,
+)
+NO_WEIGHTS = "none"
+_UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, AttributeError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compatibility:
+    """A drafter with everything that its files say about its fit."""
+
+    drafter: Drafter
+    findings: tuple[Finding, ...]
+
+    @property
+    def level(self) -> Level:
+        """The worst of the findings."""
+        levels = {finding.level for finding in self.findings}
+        return "refused" if "refused" in levels else "warning" if "warning" in levels else "ok"
+
+    def of_level(self, level: Level) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.level == level)
+
+
+def check_target(target: ModelFiles) -> tuple[Finding, ...]:
+    """What speaks against the target itself, whatever drafts for it."""
+    found = _read(partial(_model_findings, target))
+    return tuple(replace(one, target=one.draft, draft=None) for one in found)
+
+
+def check_drafter(target: ModelFiles, drafter: Drafter) -> Compatibility:
+    """Every rule about this drafter; files that are not what they should be are a refusal."""
+    return Compatibility(drafter=drafter, findings=tuple(_drafter_findings(target, drafter)))
+
+
+def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
+    method = find_method(drafter.method)
+    if drafter.model is None and method.model == "required":
+        yield finding("model", "refused", reason=f"the method {drafter.method} needs a model")
+        return
+    if drafter.model is None and not method.is_head:
+        yield from _read(partial(_parameter_findings, target, drafter))
+        return
+    try:
+        draft = target if drafter.model is None else open_model(drafter.model)
+    except ModelError as error:
+        yield finding("files", "refused", reason=str(error))
+        return
+    if method.is_head:
+        yield from _read(partial(head_findings, target, draft, drafter.method))
+        if draft is not target and any(map(draft.tokenizer_file, TOKENIZER_FILES)):
+            yield from _read(partial(vocabulary_findings, target, draft))
+        return
+    yield from _read(partial(_model_findings, draft))
+    for check in _PAIR_CHECKS:
+        yield from _read(partial(check, target, draft))
+
+
+def _read(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    """A check's findings up to where a file cannot be read, which is a refusal."""
+    try:
+        yield from check()
+    except _UNREADABLE as error:
+        is_told = isinstance(error, ModelError)
+        yield finding("files", "refused", reason=str(error) if is_told else repr(error))
+
+
+def _model_findings(model: ModelFiles) -> Iterator[Finding]:
+    """Whether the decoder would load and run a whole model."""
+    spec, model_type = model.spec, model.config.get("model_type")
+    kind = kind_of(model)
+    if kind.method != "draft_model":
+        reason = f"no model that writes text: {kind.method or 'unknown'} by {kind.reason}"
+        yield finding("kind", "refused", None, kind.method or "unknown", reason)
+        return
+    yield from _code_findings(model)
+    if str(model_type) in RECURRENT_TYPES:
+        yield finding("attention", "refused", reason=f"{model_type} {RECURRENT}")
+    elif unsupported := unsupported_attention(model.field):
+        yield finding("attention", "refused", reason=f"{spec.source} {unsupported}")
+    if spec.is_shape:
+        yield finding(
+            "weights", "warning", None, spec.source, "made up, and its text means nothing"
+        )
+    elif model.tensors is None and model.pickles:
+        reason = "pickled weights are not read; convert them to safetensors first"
+        yield finding("weights", "refused", None, model.pickles[0], reason)
+    elif model.tensors is None:
+        reason = "planned from the config alone; to measure it, its weights have to be here"
+        yield finding("weights", "warning", None, NO_WEIGHTS, reason)
+    else:
+        yield finding("weights", "ok", None, f"{len(model.tensors)} tensors", "readable")
+
+
+def _code_findings(model: ModelFiles) -> Iterator[Finding]:
+    """Foreign code is never run here; the loader runs it only where pairings.yaml trusts it."""
+    model_type = model.config.get("model_type")
+    known = is_known(model_type)
+    if model.needs_code and not known and not model.spec.trust_remote_code:
+        reason = f"model type {model_type} would run the authors' Python (auto_map); "
+        advice = "set trust_remote_code: true only if you trust it"
+        yield finding("code", "refused", None, "auto_map", reason + advice)
+    elif model.needs_code:
+        reason = "the files bring Python of their own (auto_map), which was not run"
+        yield finding("code", "warning", None, "auto_map", reason)
+    elif known is False:
+        reason = f"the installed transformers has no model type {model_type}; a newer one may"
+        yield finding("code", "warning", None, str(model_type), reason)
+
+
+def _parameter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
+    """Of methods without weights of their own."""
+    if drafter.method != "self_speculation":
+        yield finding("kind", "ok", None, drafter.method, "needs nothing but the target")
+        return
+    asked = drafter.parameters.get("num_layers", 0)
+    number = asked if isinstance(asked, int) else 0
+    level: Level = "refused" if number > target.num_layers else "ok"
+    used = number or max(target.num_layers // 4, 1)
+    yield finding("num_layers", level, target.num_layers, used, "of the target's layers draft")

@@ -1,0 +1,184 @@
+"""Looks for whatever might draft for a target: in folders and in the hub's local cache.
+
+Only configs and headers are read: nothing is unpickled, no code of a model runs.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specbench.errors import ModelError, UsageError
+from specbench.fit.weights import model_weights
+from specbench.inputs.config import Drafter
+from specbench.inputs.methods import all_methods
+from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.inputs.strict_yaml import nearest
+from specbench.model_files.kinds import kind_of
+from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.mtp_families import FAMILIES, family_name, layer_tensors
+
+_DEEPEST = 6  # folders below the one that is named
+_MOST_FOLDERS = 20_000
+_UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, AttributeError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeftOut:
+    """Something that was found and cannot draft for anybody, or is no draft for this target."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Discovered:
+    """Drafters whose names differ, and what is none."""
+
+    drafters: tuple[Drafter, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def discover(
+    target: ModelFiles, folders: Sequence[Path] = (), *, in_hub_cache: bool = True
+) -> Discovered:
+    """Every draft model and head there, and the methods that need neither, which always fit.
+
+    UsageError where a folder is none.
+    """
+    drafters, left_out = [*draftless(target)], []
+    specs = [spec for folder in folders for spec in _in_folder(folder)]
+    if in_hub_cache:
+        specs += _in_hub_cache()
+    for spec in dict.fromkeys(specs):
+        found = _drafter(target, spec)
+        if isinstance(found, LeftOut):
+            left_out.append(found)
+        elif found is not None:
+            drafters.append(found)
+    return Discovered(drafters=with_own_names(drafters), left_out=tuple(left_out))
+
+
+def draftless(target: ModelFiles) -> Iterator[Drafter]:
+    """The methods without weights of their own, and MTP layers in the target's own files."""
+    for method in all_methods():
+        if method.model == "refused":
+            yield Drafter(name=method.name, method=method.name)
+    if _has_mtp_layers(target):
+        yield Drafter(name="mtp", method="mtp")
+
+
+def drafter_of(word: str) -> Drafter:
+    """The drafter that a word names: a method without weights, a folder, a hub id, demo:NAME.
+
+    Files that are not there stay a matter of compatibility. UsageError for any other word.
+    """
+    methods = {method.name: method for method in all_methods()}
+    if word in methods:
+        if methods[word].model == "required":
+            raise UsageError(
+                f"--drafts {word}: the method needs weights; name their folder or hub id, and the "
+                "method follows from the files"
+            )
+        return Drafter(name=word, method=word)
+    spec = model_spec(word)
+    try:
+        method = kind_of(open_model(spec)).method or "draft_model"
+    except _UNREADABLE:
+        method = "draft_model"
+        hint = nearest(word, list(methods))
+        if spec.folder is None and "/" not in word and hint:
+            raise UsageError(
+                f"--drafts {word}: no such method{hint}, and no model of that name on this machine"
+            ) from None
+    return Drafter(name=plain_name(spec.source), method=method, model=spec)
+
+
+def with_own_names(drafters: Iterable[Drafter]) -> tuple[Drafter, ...]:
+    """Names that two have in common get numbers."""
+    taken: set[str] = set()
+    renamed = []
+    for drafter in drafters:
+        name, number = drafter.name, 2
+        while name in taken:
+            name, number = f"{drafter.name}-{number}", number + 1
+        taken.add(name)
+        renamed.append(replace(drafter, name=name))
+    return tuple(renamed)
+
+
+def _drafter(target: ModelFiles, spec: ModelSpec) -> Drafter | LeftOut | None:
+    """None for the target itself."""
+    try:
+        files = open_model(spec)
+        if files.folder.resolve() == target.folder.resolve():
+            return None
+        kind = kind_of(files)
+        if kind.method is None:
+            return LeftOut(source=spec.source, reason=kind.reason)
+        if kind.method == "draft_model" and (reason := _not_smaller(target, files)):
+            return LeftOut(source=spec.source, reason=reason)
+    except _UNREADABLE as error:
+        told = str(error) if isinstance(error, ModelError) else repr(error)
+        return LeftOut(source=spec.source, reason=told)
+    return Drafter(name=plain_name(spec.source), method=kind.method, model=spec)
+
+
+def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
+    own, of_target = model_weights(draft, "float32"), model_weights(target, "float32")
+    if own is None or of_target is None or own.num_parameters < of_target.num_parameters:
+        return None
+    return (
+        f"{own.num_parameters:,} parameters, and the target has {of_target.num_parameters:,}: "
+        "no smaller model"
+    )
+
+
+def _has_mtp_layers(target: ModelFiles) -> bool:
+    if family_name(target.config.get("model_type")) not in FAMILIES:
+        return False
+    try:
+        return bool(layer_tensors(target.head).tensors)
+    except ModelError:
+        return False
+
+
+def _in_folder(root: Path) -> Iterator[ModelSpec]:
+    """Folders with a config.json, in order; links are not followed."""
+    if not root.is_dir():
+        raise UsageError(f"--in {root}: there is no such folder")
+    top = root.absolute()
+    for number, (folder, below, files) in enumerate(os.walk(top, onerror=lambda _: None)):
+        here = Path(folder)
+        depth = len(here.relative_to(top).parts)
+        below[:] = sorted(n for n in below if not n.startswith(".")) if depth < _DEEPEST else []
+        if "config.json" in files:
+            yield ModelSpec(source=str(here), folder=here)
+        if number >= _MOST_FOLDERS:
+            raise UsageError(f"--in {root}: more than {_MOST_FOLDERS} folders; name one below it")
+
+
+def _in_hub_cache() -> list[ModelSpec]:
+    """Every model repository in the cache, at its main revision or the newest there is."""
+    from huggingface_hub import scan_cache_dir  # noqa: PLC0415 - half a second
+    from huggingface_hub.errors import CacheNotFound  # noqa: PLC0415
+
+    try:
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    specs = []
+    for repository in sorted(repositories, key=lambda repo: repo.repo_id):
+        if repository.repo_type != "model" or not repository.revisions:
+            continue
+        newest = max(repository.revisions, key=lambda r: ("main" in r.refs, r.last_modified))
+        revision = None if "main" in newest.refs else newest.commit_hash
+        specs.append(ModelSpec(source=repository.repo_id, revision=revision))
+    return specs
+
+
+def plain_name(source: str) -> str:
+    """A name as pairings.yaml takes it."""
+    last = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rstrip("/").replace(":", "/").split("/")[-1])
+    return last.lstrip("._-") or "draft"

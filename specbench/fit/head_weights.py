@@ -1,0 +1,93 @@
+"""What a draft head takes beside its target, counted from the headers of its files."""
+
+import math
+from collections.abc import Mapping
+
+from specbench.errors import ModelError
+from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
+from specbench.model_files.eagle3_style import EAGLE3_NAMES
+from specbench.model_files.head_files import HeadFiles
+from specbench.model_files.head_fit import EAGLE_NAMES
+from specbench.model_files.headers import TensorHeader, same_bytes
+from specbench.model_files.layer_config import head_size, layer_fields
+from specbench.model_files.medusa_layout import MedusaLayout, medusa_tensors
+from specbench.model_files.model import ModelFiles
+from specbench.model_files.mtp_families import layer_tensors, num_mtp_layers
+
+Files = HeadFiles[TensorHeader]
+_NAMES: Mapping[str, Mapping[str, str]] = {"eagle": EAGLE_NAMES, "eagle3": EAGLE3_NAMES}
+_NOT_KEPT = ("d2t", "t2d")  # of EAGLE-3: a table of ids, and a mask that only training needs
+
+
+def head_weights(target: ModelFiles, head: ModelFiles, method: str, dtype: str) -> Weights | None:
+    """Its own tensors in the target's dtype; None where its weights are a pickle. ModelError.
+
+    What is equal to the target's is not kept twice.
+    """
+    try:
+        files = head.head
+    except ModelError:
+        if head.pickles:
+            return None
+        raise
+    size = DTYPE_BYTES[dtype]
+    if method == "medusa":
+        layout = MedusaLayout.of(medusa_tensors(files), target)
+        shapes = [s for name, s in layout.shapes.items() if name != "token_map"]
+        return _weights(sum(map(math.prod, shapes)), size, kv_elements=0)
+    if method == "mtp":
+        kept = _without_copies(layer_tensors(files).tensors, target)
+        layers = num_mtp_layers(files)
+        kv = kv_elements_per_token(head)
+        per_layer = 0 if kv is None else kv // head.num_layers
+        return _weights(_floats(kept), size, kv_elements=per_layer * layers)
+    tensors = files.renamed(_NAMES.get(method, {})).tensors
+    kept = _without_copies(tensors, target)
+    own = {name: header for name, header in kept.items() if name.endswith("embed_tokens.weight")}
+    return _weights(_floats(kept), size, kv_elements=_layers_kv(files), looked_up=_floats(own))
+
+
+def _weights(num_elements: int, size: int, *, kv_elements: int, looked_up: int = 0) -> Weights:
+    return Weights(
+        num_parameters=num_elements,
+        nbytes=num_elements * size,
+        read_bytes=(num_elements - looked_up) * size,
+        kv_bytes_per_token=kv_elements * size,
+        is_exact=True,
+        basis="headers",
+    )
+
+
+def _without_copies(
+    tensors: Mapping[str, TensorHeader], target: ModelFiles
+) -> dict[str, TensorHeader]:
+    """Without an embedding that is the target's, bit by bit, and without what is not kept."""
+    of_target = target.tensors or {}
+    tables = [header for name, header in of_target.items() if name.endswith("embed_tokens.weight")]
+    heads = [header for name, header in of_target.items() if name.endswith("lm_head.weight")]
+    return {
+        name: header
+        for name, header in tensors.items()
+        if name not in _NOT_KEPT
+        and not name.endswith("rotary_emb.inv_freq")
+        and not (name.endswith("embed_tokens.weight") and _is_copy(header, tables))
+        and not (name.endswith("shared_head.head.weight") and _is_copy(header, heads or tables))
+    }
+
+
+def _is_copy(header: TensorHeader, of: list[TensorHeader]) -> bool:
+    try:
+        return any(same_bytes(header, other) for other in of)
+    except OSError as error:
+        raise ModelError(f"{header.file} cannot be read: {error}") from error
+
+
+def _layers_kv(files: Files) -> int:
+    """Numbers that a token takes in the layers of a head."""
+    fields = layer_fields(files)
+    kv_heads = fields.whole("num_key_value_heads") or fields.must("num_attention_heads")
+    return (fields.whole("num_hidden_layers") or 1) * 2 * kv_heads * head_size(fields)
+
+
+def _floats(tensors: Mapping[str, TensorHeader]) -> int:
+    return sum(header.num_elements for header in tensors.values() if header.is_float)

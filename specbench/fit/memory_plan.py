@@ -1,0 +1,254 @@
+"""What a pair takes in memory and what speculation costs in context, before anything is loaded."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from specbench.fit.drafting import Drafting, drafting, settings, whole
+from specbench.fit.head_weights import head_weights
+from specbench.fit.roofline import Reading
+from specbench.fit.weights import (
+    DTYPE_BYTES,
+    Weights,
+    model_weights,
+    planned_dtype,
+    sizes_of,
+)
+from specbench.fit.workspace import Layers, sampling_bytes, state_bytes
+from specbench.footprint import row_slots
+from specbench.inputs.config import Drafter
+from specbench.inputs.methods import find_method
+from specbench.model_files.model import ModelFiles, open_model
+
+Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
+CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones
+STEP = 64  # tokens of context: rows are made in steps of this many
+_NGRAM_BUCKETS = 1024  # of each row's pool, as drafters/ngram_pool.py has them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where the pair is to run and how; `memory_bytes` are those that it may use."""
+
+    device: Literal["cpu", "cuda"]
+    memory_bytes: int | None = None
+    bytes_per_s: float | None = None
+    dtype: str | None = None  # for both models; None: as each would be loaded
+    concurrency: int = 1
+    context: int = 2048  # tokens of prompt and answer of each row
+    num_speculative_tokens: int = 4
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """Bytes by purpose at one context, the whole of them at once."""
+
+    weights: int
+    kv_cache: int
+    rest: int  # state, workspace, logits, laws
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.rest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """One drafter beside its target; with the drafter `none` the target alone.
+
+    None where a number cannot be known from files. `max_context` is what a row can hold at the
+    plan's concurrency, cut at the target's own limit, and 0 where not even the weights fit.
+    """
+
+    drafter: str
+    method: str
+    dtype: str
+    target: Weights
+    draft: Weights | None
+    num_drafts: int
+    peak: Peak
+    headroom_bytes: int | None
+    max_context: int | None
+    step_s: float | None  # floor of a baseline step: bytes to read / bandwidth
+    round_s: float | None  # floor of a round at K
+    notes: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.headroom_bytes is None else self.headroom_bytes >= 0
+
+    @property
+    def break_even_length(self) -> float | None:
+        """Tokens a round has to emit by the bytes alone; real rounds need more."""
+        if not self.step_s or self.round_s is None:
+            return None
+        return self.round_s / self.step_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Model:
+    weights: Weights
+    size: int  # bytes of a number
+    layers: Layers | None = None
+
+
+def plan_target(target: ModelFiles, place: Place, count: Count | None = None) -> MemoryPlan | None:
+    """The target alone; None where its weights cannot be counted. ModelError."""
+    model = _model(target, place, place.dtype, count)
+    if model is None:
+        return None
+    return _plan(target, model, None, Drafter(name="none", method="none"), place)
+
+
+def plan_pair(
+    target: ModelFiles, drafter: Drafter, place: Place, count: Count | None = None
+) -> MemoryPlan | None:
+    """A drafter beside the target; None where weights cannot be counted. ModelError."""
+    model = _model(target, place, place.dtype, count)
+    if model is None:
+        return None
+    is_head = find_method(drafter.method).is_head
+    draft: _Model | None = None
+    if drafter.model is not None or is_head:
+        own = target if drafter.model is None else open_model(drafter.model)
+        dtype = planned_dtype(target, place.device, place.dtype)
+        if is_head:
+            weights = head_weights(target, own, drafter.method, dtype)
+            draft = None if weights is None else _Model(weights=weights, size=DTYPE_BYTES[dtype])
+        else:
+            draft = _model(own, place, place.dtype, count)
+        if draft is None:
+            return None
+    return _plan(target, model, draft, drafter, place)
+
+
+def _model(
+    files: ModelFiles, place: Place, asked: str | None, count: Count | None
+) -> _Model | None:
+    dtype = planned_dtype(files, place.device, asked)
+    weights = model_weights(files, dtype) or (count(files, dtype) if count else None)
+    sizes = sizes_of(files)
+    if weights is None or sizes is None:
+        return None
+    layers = Layers(
+        sizes=sizes,
+        vocab_size=files.vocab_size,
+        size=DTYPE_BYTES[dtype],
+        mirrored=place.device == "cpu",
+    )
+    return _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
+
+
+def _plan(
+    files: ModelFiles, target: _Model, draft: _Model | None, drafter: Drafter, place: Place
+) -> MemoryPlan:
+    k = 0 if drafter.method == "none" else place.num_speculative_tokens
+    shape = drafting(drafter, k) if k else Drafting(0, 0)
+
+    def peak(context: int) -> Peak:
+        return _peak(target, draft, drafter, shape, place, context, k)
+
+    at = peak(place.context)
+    room = place.memory_bytes
+    floor = None
+    if place.bytes_per_s:
+        read = Reading(
+            rows=place.concurrency,
+            context=place.context,
+            bytes_per_s=place.bytes_per_s,
+            head_bytes=files.vocab_size * files.hidden_size * target.size,
+        )
+        own = draft.weights if draft else None
+        floor = read.floor(files, target.weights, own, drafter, shape)
+    return MemoryPlan(
+        drafter=drafter.name,
+        method=drafter.method,
+        dtype=planned_dtype(files, place.device, place.dtype),
+        target=target.weights,
+        draft=draft.weights if draft else None,
+        num_drafts=shape.num_drafts,
+        peak=at,
+        headroom_bytes=None if room is None else room - at.total,
+        max_context=None if room is None else _max_context(peak, room, files.longest_context),
+        step_s=floor.step_s if floor else None,
+        round_s=floor.round_s if floor and k else None,
+        notes=tuple(_notes(target, draft, drafter)),
+    )
+
+
+def _peak(
+    target: _Model,
+    draft: _Model | None,
+    drafter: Drafter,
+    shape: Drafting,
+    place: Place,
+    context: int,
+    k: int,
+) -> Peak:
+    rows, own = place.concurrency, target.weights
+    capacity = row_slots(context + shape.num_drafts + 1, place.device)
+    models = [target, *([draft] if draft else [])]
+    kv = rows * capacity * own.kv_bytes_per_token
+    if draft is not None:
+        kv += rows * (capacity + shape.spare_slots) * draft.weights.kv_bytes_per_token
+    layers = [model.layers for model in models if model.layers is not None]
+    kept = sum(la.kept_bytes + la.rotary_bytes(capacity) for la in layers)
+    of_target = layers[0]
+    of_round = of_target.forward_bytes(rows, shape.num_drafts + 1, capacity, shape.num_drafts + 1)
+    if k and len(layers) > 1:
+        of_round += layers[1].forward_bytes(rows, 2, capacity, 2)
+    if place.temperature > 0:
+        is_grown = k and settings(drafter).get("tree") == "dynamic"  # by scores, without a law
+        has_laws = bool(k) and find_method(drafter.method).draws and not is_grown
+        of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, has_laws=has_laws)
+    prefill = max(la.prefill_bytes(rows, context) for la in layers)
+    # A captured round keeps its tensors for as long as its graph lives.
+    is_gpu = place.device == "cuda"
+    busy = prefill + of_round + CUBLAS_BYTES if is_gpu else max(prefill, of_round)
+    return Peak(
+        weights=sum(model.weights.nbytes for model in models),
+        kv_cache=kv,
+        rest=state_bytes(rows, capacity)
+        + kept
+        + busy
+        + _own_buffers(drafter, rows, capacity, of_target),
+    )
+
+
+def _own_buffers(drafter: Drafter, rows: int, capacity: int, target: Layers) -> int:
+    """What methods keep of rows and tokens besides keys."""
+    asked = settings(drafter) if drafter.method != "none" else {}
+    match drafter.method:
+        case "token_recycling":
+            return (target.vocab_size + 1) * 8 * 8  # 8 successors of every token
+        case "eagle" | "eagle3" | "medusa" | "mtp":
+            return rows * target.sizes.hidden * target.size
+        case "lookahead":
+            ngram, window, guesses = (whole(asked.get(n)) for n in ("ngram", "window", "guesses"))
+            buckets = min(_NGRAM_BUCKETS, target.vocab_size)
+            levels = (ngram - 1) * window + 1  # and how many of them are filled
+            return rows * 8 * (levels + (buckets * guesses + 1) * ngram + buckets)
+        case "previous_turn":
+            return rows * 8 * (capacity + 3)  # the text copied from, its size and two places
+    return 0
+
+
+def _max_context(peak: Callable[[int], Peak], room: int, limit: int | None) -> int:
+    """The longest context whose peak still fits, in steps; rows of one length."""
+    most = (limit or 2**20) // STEP
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if peak(middle * STEP).total <= room:
+            low = middle
+        else:
+            high = middle - 1
+    return low * STEP
+
+
+def _notes(target: _Model, draft: _Model | None, drafter: Drafter) -> Iterator[str]:
+    for name, model in (("target", target), ("draft", draft)):
+        if model is not None and not model.weights.is_exact:
+            who = f"{drafter.name}'s" if name == "draft" else "the target's"
+            yield f"{who} weights are packed: their bytes are an estimate"

@@ -1,0 +1,72 @@
+"""Writes a target with chosen drafters as a pairings.yaml of its own."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specbench.errors import UsageError
+from specbench.inputs.config import Drafter, Target
+from specbench.inputs.model_spec import ModelSpec
+from specbench.shipped import PACKAGE
+
+
+def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comment: str) -> None:
+    """A file that `load_pairings` reads back as this target and these drafters.
+
+    UsageError where it is there already or cannot be written.
+    """
+    entry: dict[str, Any] = {
+        **_model(target.model),
+        **({"workloads": _workloads(target.workloads)} if target.workloads else {}),
+        "drafters": {drafter.name: _drafter(drafter) for drafter in drafters},
+    }
+    text = yaml.safe_dump(
+        {"default": target.name, "targets": {target.name: entry}},
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+    )
+    lines = "".join(f"# {line}\n" for line in comment.splitlines())
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(lines + text)
+    except FileExistsError:
+        raise UsageError(f"--write {path}: it is there already; name a new file") from None
+    except OSError as error:
+        raise UsageError(f"--write {path}: {error.strerror}") from error
+
+
+def _workloads(folder: Path) -> str:
+    return "demo" if folder == PACKAGE / "demo" / "workloads" else str(folder)
+
+
+def _drafter(drafter: Drafter) -> dict[str, Any]:
+    entry: dict[str, Any] = {"method": drafter.method}
+    if drafter.model is not None:
+        entry |= _model(drafter.model)
+    if drafter.parameters:
+        entry["parameters"] = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in drafter.parameters.items()
+        }
+    if drafter.num_speculative_tokens is not None:
+        entry["num_speculative_tokens"] = drafter.num_speculative_tokens
+    if drafter.lossy is not None:
+        entry["lossy"] = {"rule": drafter.lossy.name, **drafter.lossy.parameters}
+    return entry
+
+
+def _model(spec: ModelSpec) -> Mapping[str, Any]:
+    is_own_folder = spec.folder is not None and ":" not in spec.source
+    entry: dict[str, Any] = {"model": str(spec.folder) if is_own_folder else spec.source}
+    given = {
+        "revision": spec.revision,
+        "dtype": None if spec.dtype == "auto" else spec.dtype,
+        "device_map": spec.device_map,
+        "quantization": spec.quantization,
+        "trust_remote_code": spec.trust_remote_code or None,
+        "needs_gib": spec.needs_gib,
+    }
+    return entry | {name: value for name, value in given.items() if value is not None}

@@ -1,0 +1,121 @@
+"""Whether a draft's tokens, ends of text, prompts and positions are those of its target."""
+
+import hashlib
+from collections.abc import Iterator
+
+from specbench.fit.finding import Finding, finding
+from specbench.model_files.model import ModelFiles
+from specbench.model_files.tokenizer_files import OTHER_VOCABULARIES
+from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies
+
+
+def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Every id has to stand for the same token; special ones may go by other names."""
+    own, of_target = draft.vocabulary, target.vocabulary
+    if own is None or of_target is None:
+        yield _by_files(target, draft)
+        return
+    found = compare_vocabularies(of_target, own)
+    sizes = f"{len(of_target.ids_by_token):,} tokens", f"{len(own.ids_by_token):,} tokens"
+    if found.wrong:
+        number = f"{len(found.wrong):,} ids mean something else ({found.shown})"
+        advice = "choose a draft of the same model family, or a method without a draft model"
+        yield finding("tokenizer", "refused", *sizes, f"{number}; {advice}")
+        return
+    yield finding("tokenizer", "ok", *sizes, "every id means the same token")
+    yield _special(of_target, own, found.renamed)
+
+
+def _special(target: Vocabulary, draft: Vocabulary, renamed: tuple[int, ...]) -> Finding:
+    if renamed:
+        reason = f"{len(renamed)} have other names, the first is id {renamed[0]}"
+        names = _token(target, renamed[0]), _token(draft, renamed[0])
+        return finding("special_tokens", "warning", *names, reason)
+    counts = len(target.special_ids), len(draft.special_ids)
+    if counts[0] != counts[1]:
+        reason = "tokens that one of the two calls special and the other does not"
+        return finding("special_tokens", "warning", *counts, reason)
+    return finding("special_tokens", "ok", *counts, "the same names")
+
+
+def _token(vocabulary: Vocabulary, wanted: int) -> str | None:
+    return next((token for token, i in vocabulary.ids_by_token.items() if i == wanted), None)
+
+
+def _by_files(target: ModelFiles, draft: ModelFiles) -> Finding:
+    """Without tokenizer.json on both sides: equal files are equal vocabularies."""
+    for name in OTHER_VOCABULARIES:
+        files = [model.tokenizer_file(name) for model in (target, draft)]
+        if all(files):
+            one, other = (hashlib.sha256(f.read_bytes()).hexdigest()[:12] for f in files if f)
+            if one == other:
+                return finding("tokenizer", "ok", one, other, f"the same {name}")
+            reason = f"{name} differs; loading compares the tokens"
+            return finding("tokenizer", "warning", one, other, reason)
+    words = _has_tokenizer(target), _has_tokenizer(draft)
+    if words[1] == "none":
+        return finding("tokenizer", "refused", *words, "a draft model needs its tokenizer's files")
+    reason = "no tokenizer.json on both sides; loading compares the tokens"
+    return finding("tokenizer", "warning", *words, reason)
+
+
+def _has_tokenizer(model: ModelFiles) -> str:
+    names = ("tokenizer.json", *OTHER_VOCABULARIES)
+    return "a tokenizer" if any(map(model.tokenizer_file, names)) else "none"
+
+
+def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Prompts have the target's form; a draft trained on another one is right less often."""
+    one, other = target.chat_template, draft.chat_template
+    shown = _mark(one), _mark(other)
+    if one == other:
+        yield finding("chat_template", "ok", *shown, "the same")
+        return
+    reason = "the draft sees prompts in the target's form, and was made for another one"
+    yield finding("chat_template", "warning", *shown, reason)
+
+
+def _mark(text: str | None) -> str:
+    return "none" if text is None else hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def eos_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """The target's end the text; an end that only the draft knows is a draft like any other."""
+    of_target, own = set(target.eos_ids), set(draft.eos_ids)
+    shown = (_ids(of_target), _ids(own))
+    if of_target == own:
+        yield finding("eos", "ok", *shown, "the same ends of text")
+    elif not own or not of_target:
+        yield finding("eos", "warning", *shown, "one of the two names no end of text")
+    else:
+        reason = f"together {_ids(of_target | own)}; the target's end the text"
+        yield finding("eos", "warning", *shown, reason)
+
+
+def padding_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Rows of an embedding beyond the tokenizer's ids are padding, and are cut or masked."""
+    rows, own = target.vocab_size, draft.vocab_size
+    vocabulary = target.vocabulary
+    num_ids = vocabulary.num_ids if vocabulary else min(rows, own)
+    if own < num_ids:
+        reason = f"the draft has no row for {num_ids - own:,} of the target's {num_ids:,} ids"
+        yield finding("vocab_size", "warning", rows, own, f"{reason}; it never guesses those")
+    elif rows != own:
+        reason = f"padding of {num_ids:,} ids, and is cut or masked"
+        yield finding("vocab_size", "ok", rows, own, reason)
+    else:
+        yield finding("vocab_size", "ok", rows, own, "the same")
+
+
+def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Past its own context a draft guesses worse, and nothing else."""
+    limit, own = target.longest_context, draft.longest_context
+    if own is not None and (limit is None or own < limit):
+        reason = f"past {own:,} tokens the draft is beyond what it was made for and guesses worse"
+        yield finding("context", "warning", limit, own, reason)
+    else:
+        yield finding("context", "ok", limit, own, "the draft reaches as far")
+
+
+def _ids(ids: set[int]) -> str:
+    return ", ".join(map(str, sorted(ids))) or "none"

@@ -1,0 +1,82 @@
+"""--costs: what rounds cost in the engine that the user serves with, told or timed there.
+
+Acceptance is a matter of the models and the text, costs are the engine's: together they give
+its best K. A source is a table (cost_tables), a result file of `vllm bench serve`
+(bench_results), or the address of a running server (served_costs).
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from specbench.errors import UsageError
+from specbench.forecast.bench_results import read_results
+from specbench.forecast.cost_tables import read_table
+from specbench.forecast.served_costs import Server, time_server
+from specbench.records import AcceptanceRule, EngineCost
+
+
+def is_address(source: str) -> bool:
+    """Whether a source is a server and no file."""
+    return "://" in source
+
+
+def acceptance_rule(
+    asked: AcceptanceRule | None, costs: Sequence[EngineCost], temperature: float
+) -> AcceptanceRule:
+    """How drafts are made and accepted where the costs come from.
+
+    Not asked for, it is that of the engine: vLLM drafts greedily at any temperature unless its
+    draft_sample_method says otherwise, so that P(accepted) is p at the draft's likeliest token.
+    At temperature 0 both are the same.
+    """
+    if asked is not None:
+        return asked
+    is_greedy = temperature > 0 and any("vllm" in cost.engine.lower() for cost in costs)
+    return "greedy_draft" if is_greedy else "exact"
+
+
+def check_sources(sources: Iterable[str]) -> None:
+    """UsageError for a file that does not say what rounds cost, and for what is no address.
+
+    A server is not asked anything yet.
+    """
+    for source in sources:
+        if is_address(source):
+            Server.at(source)
+        else:
+            read_file(Path(source))
+
+
+def read_engine_costs(
+    sources: Sequence[str],
+    prompts: Sequence[str],
+    *,
+    concurrencies: Sequence[int] = (1,),
+    temperature: float = 0.0,
+) -> list[EngineCost]:
+    """The costs of all sources together; `prompts` are what a server is asked."""
+    costs: list[EngineCost] = []
+    for source in sources:
+        if is_address(source):
+            for concurrency in concurrencies:
+                costs += time_server(
+                    source, prompts, concurrency=concurrency, temperature=temperature
+                )
+        else:
+            costs += read_file(Path(source))
+    return costs
+
+
+def read_file(path: Path) -> list[EngineCost]:
+    """A table or a benchmark's results; UsageError names the line that is wrong."""
+    if path.suffix.lower() in (".json", ".jsonl"):
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path}: not UTF-8 text; save the file as UTF-8") from error
+        found = read_results(text, path.name)
+        if found is not None:
+            return found
+    return read_table(path)

@@ -1,0 +1,134 @@
+"""Forecast against measured: what was said before, beside what came of it."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from specbench.forecast.forecast import replayed
+from specbench.metrics.cell import CellData
+from specbench.metrics.setting import is_stream
+from specbench.records import (
+    CellKey,
+    CellSummary,
+    ForecastPoint,
+    ForecastRecord,
+    Interval,
+    TraceRecord,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredPoint:
+    """What one K came to when it was measured for real, in the first pass."""
+
+    mean_acceptance_length: float | None
+    speedup: Interval | None
+    valid: bool
+    # The forecast for the very prompts that were measured / measured, minus 1.
+    length_error: float | None
+    speedup_error: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedForecast:
+    """A stored forecast; `measured` has the K that were measured after it."""
+
+    forecast: ForecastRecord
+    measured: Mapping[int, MeasuredPoint]
+
+    def point(self, k: int) -> ForecastPoint:
+        """What was forecast of one K; StopIteration for a K that was not."""
+        return next(p for p in self.forecast.points if p.num_speculative_tokens == k)
+
+    @property
+    def best(self) -> ForecastPoint:
+        """The K that the forecast chose."""
+        return self.point(self.forecast.best)
+
+
+def check_forecasts(
+    forecasts: Sequence[ForecastRecord],
+    traces: Sequence[TraceRecord],
+    cells: Sequence[CellData],
+    summaries: Sequence[CellSummary],
+) -> tuple[CheckedForecast, ...]:
+    """Every forecast with what was measured of its K; of one made twice the last one."""
+    data = {cell.key: cell for cell in cells}
+    known = {cell.key: cell for cell in summaries}
+    newest = {record.key: record for record in forecasts}
+    checked = []
+    for record in newest.values():
+        own = [trace for trace in traces if _is_of(trace, record)]
+        measured = {}
+        for point in record.points:
+            k = point.num_speculative_tokens
+            key = replace(record.key, num_speculative_tokens=k)
+            if k and key in known:
+                measured[k] = _measured(point, known[key], data[key], own)
+        checked.append(CheckedForecast(forecast=record, measured=measured))
+    return tuple(checked)
+
+
+def forecast_json(checked: CheckedForecast) -> dict[str, Any]:
+    """For machines: the forecast, and by point what was measured."""
+    flat = asdict(checked.forecast)
+    for point in flat["points"]:
+        measured = checked.measured.get(point["num_speculative_tokens"])
+        point["measured"] = None if measured is None else asdict(measured)
+    return {**flat, "share_saved": checked.forecast.share_saved}
+
+
+def is_left_out(key: CellKey, forecasts: Iterable[ForecastRecord]) -> bool:
+    """Whether a forecast found a planned cell not worth measuring.
+
+    Where costs are another engine's nothing is measured, K = 0 included.
+    """
+    for record in forecasts:
+        if _same_question(record.key, key, drafter=bool(key.num_speculative_tokens)):
+            if record.costs_of is not None:
+                return True
+            if key.num_speculative_tokens and not key.adaptive:
+                return key.num_speculative_tokens not in record.to_measure
+    return False
+
+
+def _same_question(record: CellKey, key: CellKey, *, drafter: bool) -> bool:
+    """Without `drafter` only the setting is compared, as for K = 0, which all drafters share."""
+    names = ("target", "workload", "engine", "concurrency", "temperature", "dtype", "context")
+    own = ("pairing", "method") if drafter else ()
+    return all(getattr(record, name) == getattr(key, name) for name in (*names, *own))
+
+
+def _is_of(trace: TraceRecord, record: ForecastRecord) -> bool:
+    key = record.key
+    drafting = "greedy" if record.acceptance_rule == "greedy_draft" else "own"
+    return (
+        (trace.target, trace.drafter, trace.workload) == (key.target, key.drafter, key.workload)
+        and (trace.temperature, trace.context) == (key.temperature, key.context)
+        and trace.drafting == drafting
+    )
+
+
+def _measured(
+    point: ForecastPoint, cell: CellSummary, data: CellData, traces: Sequence[TraceRecord]
+) -> MeasuredPoint:
+    length = cell.metrics.get("mean_acceptance_length")
+    length = None if isinstance(length, tuple) else length
+    prompts = {request.prompt_id for request in data.finished}
+    same = replayed([t for t in traces if t.prompt_id in prompts], point.num_speculative_tokens)
+    length_error = speedup_error = None
+    # A pass over many rows may take a prompt more than once, others not at all.
+    if same is not None and not is_stream(cell.key):
+        again = same.pooled.mean_acceptance_length
+        if length and again:
+            length_error = again / length - 1
+        if cell.speedup is not None:
+            speedup_error = math.exp(same.tokens.log) / point.cost / cell.speedup.estimate - 1
+    return MeasuredPoint(
+        mean_acceptance_length=length,
+        speedup=cell.speedup,
+        valid=cell.valid,
+        length_error=length_error,
+        speedup_error=speedup_error,
+    )

@@ -1,0 +1,5 @@
+"""What does one forward pass compute? Tokens, slots and a mask in, logits and hidden states out.
+
+`runner.py` (open it first) runs transformers' own code over our slot cache, `fused_runner.py`
+our own; `self_test.py` compares them before either is trusted.
+"""

@@ -1,0 +1,300 @@
+"""The Llama family's forward in as few operations as it takes, over the loaded model's weights.
+
+On a small model the time goes into calling operations, not into arithmetic: a layer here is
+four matrix products, attention, and a dozen small operations in place on tensors and views
+that were made once. Shape suffixes: B rows, T new tokens, N = B * T, S slots, F hidden size,
+V vocabulary.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from specbench.errors import ModelError
+from specbench.footprint import KEPT_TOKENS, Sizes
+from specbench.forward.attention import additive_mask, causal_attention, visible
+from specbench.forward.fused_weights import FusedLayer, can_fuse, fuse
+from specbench.forward.runner import Output, context_limit, refuse_unsupported
+from specbench.forward.traced_forward import traced_states
+from specbench.forward.tree import Branches
+from specbench.forward.workspace import JoinedCache, Kept, Reach, Slots, Workspace
+
+_KEPT_SHAPES = 256
+
+
+class FusedRunner:
+    """Runner for the architectures of `can_fuse`; ModelError with its reason for others.
+
+    The model's parameters become views of joined matrices: it still runs, and nothing is held
+    twice. Answers are fresh tensors; everything else is overwritten by the next forward.
+    """
+
+    kind = "fused"
+
+    def __init__(self, model: Any) -> None:
+        refuse_unsupported(model)
+        if reason := can_fuse(model):
+            raise ModelError(f"{type(model).__name__} has no fused forward: {reason}")
+        config = model.config
+        self.model, self.config = model, config
+        self.vocab_size: int = model.lm_head.weight.shape[0]
+        self.hidden_size: int = config.hidden_size
+        self.num_layers: int = config.num_hidden_layers
+        self.max_position = context_limit(config)
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self._slots = Slots(JoinedCache(0, 0, ()), torch.empty(0))
+        # torch has one kernel for an RMS norm on a GPU and ten on a CPU, see _norm.
+        self._mirrored = self.device.type == "cpu"
+        self._weights = fuse(model, mirrored=self._mirrored)
+        self._eps: float = config.rms_norm_eps
+        self._sizes = Sizes(
+            hidden=config.hidden_size,
+            query_heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head=model.model.layers[0].self_attn.head_dim,
+            mlp=config.intermediate_size,
+        )
+        self._windows = {layer.window for layer in self._weights.layers}
+        self._seen, self._hidden = (
+            torch.full((), value, dtype=self.dtype, device=self.device)
+            for value in (0.0, torch.finfo(self.dtype).min)
+        )
+        self._scratch = self._new_scratch(KEPT_TOKENS)
+        self._workspaces: dict[tuple[int, int], Workspace] = {}
+        self._reaches: dict[tuple[int, int, int], Reach] = {}
+
+    @property
+    def cache(self) -> JoinedCache:
+        return self._slots.cache
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        rows, length = max(num_rows, self.cache.num_rows), max(max_len, self.cache.max_len)
+        if (rows, length) == (self.cache.num_rows, self.cache.max_len):
+            return
+        self.release()  # before taking
+        width = 2 * self._sizes.kv_heads * self._sizes.head
+        # Tensors made in inference mode could not be written outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            layers = [
+                torch.zeros(rows * length, width, dtype=self.dtype, device=self.device)
+                for _ in range(self.config.num_hidden_layers)
+            ]
+            self._slots.cache = JoinedCache(rows, length, layers)
+            self._slots.rope = self._rope_table(length)
+
+    def release(self) -> None:
+        self._reaches.clear()
+        self._slots.cache = JoinedCache(0, 0, ())
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self.cache.copy_row(source, destination, num_tokens)
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        self.cache.move_slots(sources_BT, destinations_BT, first_row)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(tokens_BT, self._weights.embedding)
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        return states_BTF @ self._weights.head
+
+    def first_layers(self, num_layers: int) -> Self:
+        first = copy(self)
+        first._weights = self._weights._replace(layers=self._weights.layers[:num_layers])
+        first.num_layers = num_layers
+        return first
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        last_B: Tensor | None = None,
+        features: Sequence[int] = (),
+        branches: Branches | None = None,
+        start: int | None = None,
+    ) -> Output:
+        B, T = tokens_BT.shape
+        span = span if start is None else start + T
+        if torch.compiler.is_compiling():
+            reach = self.cache.reach(B, span, first_row, self._sizes)
+            inputs = (reach, self._slots.rope, tokens_BT, positions_BT, branches)
+            states = dict(enumerate(traced_states(self._weights, self._sizes, self._eps, *inputs)))
+        else:
+            states = self._states(
+                tokens_BT, positions_BT, span, first_row, features, branches, start is not None
+            )
+        normed = states[len(self._weights.layers)]
+        if last_B is not None:
+            normed = normed.view(B, T, -1)[torch.arange(B, device=self.device), last_B]
+        logits = torch.mm(normed, self._weights.head).view(B, -1, self.vocab_size)
+        return Output(logits, tuple(states[i].view(B, T, -1) for i in features))
+
+    def _states(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        first_row: int,
+        features: Sequence[int],
+        branches: Branches | None,
+        is_plain: bool,
+    ) -> dict[int, Tensor]:
+        """The hidden states [N, F] asked for and the last, by number as `forward` has them."""
+        B, T = tokens_BT.shape
+        work, reach = self._workspace(B, T), self._reach(B, span, first_row)
+        slots_BT = positions_BT if branches is None else branches.slots_BT
+        if B > 1 or first_row:
+            slots_BT = slots_BT + reach.first_slot_B1
+        slots_N = slots_BT.reshape(-1)
+        rope = self._slots.rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
+        masked = self._windows - {None} if is_plain else self._windows
+        masks = {window: self._mask(positions_BT, reach, window, branches) for window in masked}
+        torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
+
+        states: dict[int, Tensor] = {}
+        layers = self._weights.layers  # the cache may have more
+        for i, (layer, kept) in enumerate(zip(layers, reach.layers, strict=False)):
+            if i in features:
+                states[i] = work.hidden.clone()
+            self._attend(layer, work, kept, slots_N, rope, masks.get(layer.window))
+            self._mix(layer, work)
+        states[len(layers)] = self._norm(work, self._weights.final_norm)
+        return states
+
+    def _attend(
+        self,
+        layer: FusedLayer,
+        work: Workspace,
+        kept: Kept,
+        slots_N: Tensor,
+        rope: Sequence[Tensor],
+        mask: Tensor | None,
+    ) -> None:
+        """Add a layer's attention to the hidden state; without a mask it is plainly causal."""
+        _product(self._norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
+        if layer.head_norm is not None:
+            torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
+        cos, sin = rope
+        swapped = work.halves.flip(2)
+        work.halves.mul_(cos).addcmul_(swapped, sin)
+        kept.buffer.index_copy_(0, slots_N, work.new_kv)
+        if mask is None:
+            out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
+            work.spread.copy_(out.reshape(work.spread.shape))
+        else:
+            if work.packs:
+                work.packed.copy_(work.unpacked)
+            out = scaled_dot_product_attention(work.query, kept.keys, kept.values, mask)
+            work.spread.copy_(out.view_as(work.spread) if work.packs else out)
+        _add_product(work.joined, layer.output, layer.output_bias, work.hidden)
+
+    def _mix(self, layer: FusedLayer, work: Workspace) -> None:
+        """Add a layer's MLP to the hidden state."""
+        normed = self._norm(work, layer.mlp_norm)
+        _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
+        gated = silu(work.gate, inplace=True).mul_(work.up)
+        _add_product(gated, layer.down, layer.down_bias, work.hidden)
+
+    def _norm(self, work: Workspace, weight: Tensor) -> Tensor:
+        """The RMS norm of the hidden state.
+
+        [x, -x] has mean 0 and the variance mean(x ** 2): its layer norm, which is one kernel
+        on a CPU, is an RMS norm of x.
+        """
+        if not self._mirrored:
+            return torch.rms_norm(work.hidden, (self._sizes.hidden,), weight, self._eps)
+        torch.neg(work.hidden, out=work.mirror)
+        both = torch.layer_norm(work.pair, (2 * self._sizes.hidden,), weight, None, self._eps)
+        # A slice, at a third of its cost.
+        return both.as_strided(work.hidden.shape, work.hidden.stride())
+
+    def _unit_heads(self, heads: Tensor) -> Tensor:
+        """The RMS norm of each head, without a weight."""
+        D = self._sizes.head
+        if not self._mirrored:
+            return torch.rms_norm(heads, (D,), None, self._eps)
+        pair = torch.cat((heads, -heads), -1)
+        return torch.layer_norm(pair, (2 * D,), None, None, self._eps)[..., :D]
+
+    def _mask(
+        self, positions_BT: Tensor, reach: Reach, window: int | None, branches: Branches | None
+    ) -> Tensor:
+        """Additive mask [B, 1, group * T, S]; that of a chain in as few operations as it takes."""
+        if branches is not None:
+            seen_BTS = visible(positions_BT, reach.slots_S, window=window, branches=branches)
+            return additive_mask(seen_BTS, self.dtype, pack=self._sizes.group)
+        B, T = positions_BT.shape
+        places = positions_BT[:, None].expand(B, self._sizes.group, T).reshape(B, 1, -1, 1)
+        seen = reach.slots_S <= places
+        if window is not None:
+            seen &= reach.slots_S > places - window
+        return torch.where(seen, self._seen, self._hidden)
+
+    def _rope_table(self, length: int) -> Tensor:
+        """Cosines and signed sines by position, [length, 2, 1, 2, D / 2].
+
+        x * cos + swapped halves of x * sin turns a head. Positions past the context, where
+        only drafts to be discarded can lie, repeat the last one.
+        """
+        positions_1P = torch.arange(length, device=self.device)[None]
+        if self.max_position is not None:
+            positions_1P = positions_1P.clamp(max=self.max_position - 1)
+        cos, sin = self.model.model.rotary_emb(self._weights.embedding, positions_1P)
+        first, second = sin.chunk(2, -1)
+        sin = torch.cat((-first, second), -1)
+        return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, -1)
+
+    def _workspace(self, B: int, T: int) -> Workspace:
+        known = self._workspaces.get((B, T))
+        if known is not None:
+            return known
+        is_kept = B * T <= KEPT_TOKENS
+        with torch.inference_mode(False):
+            scratch = self._scratch if is_kept else self._new_scratch(B * T)
+            made = Workspace(self._sizes, scratch, B, T, mirrored=self._mirrored)
+        if is_kept:
+            _keep(self._workspaces, (B, T), made)
+        return made
+
+    def _reach(self, B: int, span: int, first_row: int) -> Reach:
+        known = self._reaches.get((B, span, first_row))
+        if known is not None:
+            return known
+        with torch.inference_mode(False):
+            made = self.cache.reach(B, span, first_row, self._sizes)
+        _keep(self._reaches, (B, span, first_row), made)
+        return made
+
+    def _new_scratch(self, num_tokens: int) -> Tensor:
+        width = sum(self._sizes.widths(mirrored=self._mirrored))
+        with torch.inference_mode(False):
+            return torch.empty(num_tokens * width, dtype=self.dtype, device=self.device)
+
+
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
+    if len(known) >= _KEPT_SHAPES:
+        known.clear()
+    known[key] = made
+
+
+def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out = x @ matrix + bias"""
+    if bias is None:
+        torch.mm(x, matrix, out=out)
+    else:
+        torch.addmm(bias, x, matrix, out=out)
+
+
+def _add_product(x: Tensor, matrix: Tensor, bias: Tensor | None, total: Tensor) -> None:
+    """total += x @ matrix + bias"""
+    total.addmm_(x, matrix)
+    if bias is not None:
+        total.add_(bias)

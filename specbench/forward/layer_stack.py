@@ -1,0 +1,108 @@
+"""Decoder layers of a draft head over slots of their own, fed with states instead of tokens.
+
+Shape suffixes: B rows, T tokens, F hidden size, S slots.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specbench.forward import attention
+from specbench.forward.slot_cache import SlotCache
+from specbench.forward.tree import Branches
+from specbench.forward.whole_texts import WholeTexts
+
+# layer, states, and what its attention is called with -> states
+RunLayer = Callable[[Any, Tensor, dict[str, Any]], Tensor]
+
+
+def run_layer(layer: Any, states_BTF: Tensor, attention_args: dict[str, Any]) -> Tensor:
+    """A layer of transformers' own as it stands."""
+    out = layer(states_BTF, **attention_args)
+    states: Tensor = out[0] if isinstance(out, tuple) else out
+    return states
+
+
+class LayerStack:
+    """Transformers' layers, or ones whose `self_attn` is called like theirs.
+
+    `config` is theirs, with an attention implementation of its own; layer i must say
+    `layer_idx` i. `rotary` gives cosines and sines for states and positions.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        layers: Sequence[nn.Module],
+        rotary: nn.Module,
+        *,
+        run: RunLayer = run_layer,
+    ) -> None:
+        config._attn_implementation = attention.NAME
+        self.layers = layers
+        self.cache = SlotCache(0, 0, 0)
+        self._texts: WholeTexts | None = None
+        self.rotary = rotary
+        self._run = run
+        heads = config.num_attention_heads
+        self._pack: int = heads // (getattr(config, "num_key_value_heads", None) or heads)
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        """Make room; a larger cache is kept, for stale slots are masked."""
+        index = self.cache.index
+        if num_rows > index.num_rows or max_len > index.max_len:
+            rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
+            self.cache = SlotCache(len(self.layers), 0, 0)  # give back before taking
+            self.cache = SlotCache(len(self.layers), rows, length)
+
+    @contextmanager
+    def whole_texts(self) -> Iterator[None]:
+        """Inside, each `forward` is one more pass over the same texts, with gradients.
+
+        Every row begins at position 0; slots, rows and branches are not looked at.
+        """
+        self._texts = WholeTexts(len(self.layers))
+        try:
+            yield
+        finally:
+            self._texts = None
+
+    def forward(
+        self,
+        states_BTF: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        branches: Branches | None = None,
+        only: int | None = None,
+        first_slot: int = 0,
+    ) -> Tensor:
+        """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward.
+
+        `only` runs that layer alone. Slots before `first_slot` hold nothing and are not seen.
+        """
+        cache: SlotCache | WholeTexts = self.cache
+        if self._texts is not None:
+            cache = self._texts
+            seen_BTS = cache.seen(positions_BT, only or 0, first_slot)
+        else:
+            slots_BT = positions_BT if branches is None else branches.slots_BT
+            self.cache.index.point(slots_BT, span, first_row)
+            slots_S = torch.arange(span, device=positions_BT.device)
+            seen_BTS = attention.visible(positions_BT, slots_S, window=None, branches=branches)
+            if first_slot:
+                seen_BTS = seen_BTS & (slots_S >= first_slot)
+        arguments = {
+            "attention_mask": attention.additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack),
+            "position_embeddings": self.rotary(states_BTF, positions_BT),
+            "position_ids": positions_BT,
+            "past_key_values": cache,
+            "use_cache": True,
+        }
+        for layer in self.layers if only is None else (self.layers[only],):
+            states_BTF = self._run(layer, states_BTF, arguments)
+        return states_BTF

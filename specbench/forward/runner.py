@@ -1,0 +1,275 @@
+"""Runs an unmodified transformers model over slots: ragged rows, free rollback.
+
+Shape suffixes: B rows, T new tokens, V vocabulary, F features.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from specbench.errors import ModelError
+from specbench.forward import attention
+from specbench.forward.slot_cache import SlotCache
+from specbench.forward.tree import Branches
+from specbench.model_files.attention import (
+    RECURRENT,
+    Fields,
+    longest_context,
+    unsupported_attention,
+)
+from specbench.models.first_layers import cut_model
+
+
+class Output(NamedTuple):
+    """Logits [B, T, V] (or [B, 1, V] with `last`) and one hidden state [B, T, F] a feature."""
+
+    logits: Tensor
+    features: tuple[Tensor, ...] = ()
+
+
+class KvCache(Protocol):
+    """A model's keys and values for all rows."""
+
+    @property
+    def max_len(self) -> int:
+        """Slots of a row; 0 before `allocate`."""
+        ...
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that one token of one row takes in all layers; 0 before the first forward."""
+        ...
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy the first `num_tokens` slots of a row to another, in all layers."""
+
+
+class Runner(Protocol):
+    """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
+
+    kind: str  # "stock" or "fused": whose code runs
+    model: Any  # transformers' own, which holds the weights
+    vocab_size: int
+    hidden_size: int
+    num_layers: int  # the number of the feature after the final norm
+    max_position: int | None  # tokens of context the model was made for
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def cache(self) -> KvCache:
+        """Another one after an `allocate` that had to grow it."""
+        ...
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        """Make room for `num_rows` rows of at least `max_len` tokens, to be prefilled anew."""
+        ...
+
+    def release(self) -> None:
+        """Give the memory of all rows back."""
+        ...
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        last_B: Tensor | None = None,
+        features: Sequence[int] = (),
+        branches: Branches | None = None,
+        start: int | None = None,
+    ) -> Output:
+        """Feed tokens at positions, writing each to the slot of its position.
+
+        Row i of the batch is row `first_row + i` of the cache; every position must be below
+        `span`, the number of slots attended to. `last_B` asks for one position's logits a row.
+        `last_B` of one entry holds for all rows. `features` names hidden states: 0 is the
+        embedding, i the output of layer i - 1, the last one after the final norm. `branches`
+        say where tokens are written and what they see when they form no chain. `start` says
+        that every row's tokens stand at start .. start + T - 1: no mask is needed then.
+        """
+        ...
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Copy what is kept of a row's first `num_tokens` tokens to another row."""
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        """Copy slots of B rows from `first_row` on within their row; they may overlap."""
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        """The model's own embedding of tokens [B, T, F], before any scaling of its forward."""
+        ...
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        """The model's own head over states that had its final norm [B, T, V]."""
+        ...
+
+    def first_layers(self, num_layers: int) -> "Runner":
+        """The model's first layers with its final norm and head, over the same weights and slots.
+
+        What it writes for a token are the keys and values that the whole model has there.
+        Raises ModelError where they cannot be taken alone.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Slots:
+    """The cache of a runner and of those of its first layers."""
+
+    cache: SlotCache
+
+
+class StockRunner:
+    """Runner over transformers' own modelling code."""
+
+    kind = "stock"
+
+    def __init__(self, model: Any) -> None:
+        refuse_unsupported(model)
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
+        self.hidden_size: int = self.config.hidden_size
+        self.num_layers: int = self.config.num_hidden_layers
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self._slots = _Slots(SlotCache(self.num_layers, 0, 0))
+        self._pack = _query_heads_per_kv_head(self.config)
+        self._windows = _windows(self.config)
+        self.max_position = context_limit(self.config)
+        model.set_attn_implementation(attention.NAME)
+
+    @property
+    def cache(self) -> SlotCache:
+        return self._slots.cache
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        # A larger cache is kept: stale slots are masked, and memory is that of the largest.
+        index = self.cache.index
+        if num_rows > index.num_rows or max_len > index.max_len:
+            rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
+            self.release()  # before taking
+            self._slots.cache = SlotCache(len(self.cache.layers), rows, length)
+
+    def release(self) -> None:
+        self._slots.cache = SlotCache(len(self.cache.layers), 0, 0)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        self.cache.copy_row(source, destination, num_tokens)
+
+    def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
+        self.cache.move_slots(sources_BT, destinations_BT, first_row)
+
+    def embed(self, tokens_BT: Tensor) -> Tensor:
+        states_BTF: Tensor = self.model.get_input_embeddings()(tokens_BT)
+        return states_BTF
+
+    def logits(self, states_BTF: Tensor) -> Tensor:
+        logits_BTV: Tensor = self.model.get_output_embeddings()(states_BTF)
+        return logits_BTV
+
+    def first_layers(self, num_layers: int) -> Self:
+        first = copy(self)
+        first.model = cut_model(self.model, num_layers)
+        first.config = first.model.config.get_text_config()
+        first.num_layers = num_layers
+        return first
+
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        last_B: Tensor | None = None,
+        features: Sequence[int] = (),
+        branches: Branches | None = None,
+        start: int | None = None,
+    ) -> Output:
+        slots_BT = positions_BT if branches is None else branches.slots_BT
+        if start is not None:
+            span = start + tokens_BT.shape[1]
+        self.cache.index.point(slots_BT, span, first_row)
+        # Drafts past the budget may lie beyond the model's last position; they are discarded.
+        model_positions = positions_BT
+        if self.max_position is not None:
+            model_positions = positions_BT.clamp(max=self.max_position - 1)
+        out = self.model(
+            input_ids=tokens_BT,
+            position_ids=model_positions,
+            attention_mask=self._masks(positions_BT, span, branches, is_plain=start is not None),
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=0 if last_B is None else last_B,
+            # All of them: asked by number, transformers 5.17 mistakes the last one.
+            output_hidden_states=bool(features),
+        )
+        logits = out.logits
+        if last_B is not None and len(last_B) > 1:
+            # [B, B, V]: position last_B[j] of row i; the diagonal is ours
+            logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
+        return Output(logits, tuple(out.hidden_states[i] for i in features))
+
+    def _masks(
+        self, positions_BT: Tensor, span: int, branches: Branches | None, *, is_plain: bool
+    ) -> Tensor | dict[str, Tensor]:
+        slots_S = torch.arange(span, device=positions_BT.device)
+        masks = {}
+        for kind, window in self._windows.items():
+            if is_plain and window is None:
+                masks[kind] = torch.empty(1, 1, 0, 0, dtype=self.dtype, device=slots_S.device)
+                continue
+            seen_BTS = attention.visible(positions_BT, slots_S, window=window, branches=branches)
+            masks[kind] = attention.additive_mask(seen_BTS, self.dtype, pack=self._pack)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+
+def refuse_unsupported(model: Any) -> None:
+    """ModelError where the decoder would be wrong: recurrent state, unknown attention kinds."""
+    name = type(model).__name__
+    if getattr(model, "_is_stateful", False):
+        raise ModelError(f"{name} {RECURRENT}")
+    if reason := unsupported_attention(_fields(model.config.get_text_config())):
+        raise ModelError(f"{name} {reason}")
+
+
+def _fields(config: Any) -> Fields:
+    return lambda name: getattr(config, name, None)
+
+
+def context_limit(config: Any) -> int | None:
+    """Tokens of context the model was made for, up to where its positions change their meaning."""
+    return longest_context(_fields(config))
+
+
+def check_context(limit: int | None, num_tokens: int) -> None:
+    """ModelError where a request's `num_tokens` are more than the target's context holds."""
+    if limit is not None and num_tokens > limit:
+        raise ModelError(
+            f"prompt and output take {num_tokens} tokens, the target's context has {limit}; "
+            "choose shorter prompts or a smaller --max-new-tokens"
+        )
+
+
+def _query_heads_per_kv_head(config: Any) -> int:
+    heads: int = config.num_attention_heads
+    return heads // (getattr(config, "num_key_value_heads", None) or heads)
+
+
+def _windows(config: Any) -> dict[str, int | None]:
+    """Attention window per layer type; one entry means that the model takes a single mask."""
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds = sorted(set(getattr(config, "layer_types", None) or ()))
+    if len(kinds) > 1:
+        return {kind: window if kind == "sliding_attention" else None for kind in kinds}
+    if kinds == ["full_attention"]:
+        return {"full_attention": None}
+    return {"all": window}

@@ -1,0 +1,75 @@
+"""How likely the target finds finished texts: what the best of several samples is picked by.
+
+Shape suffixes: B samples, T tokens fed, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from specbench.footprint import rounded_up
+from specbench.forward.backends import pinned_attention
+from specbench.forward.runner import Runner, check_context
+
+MOST_LOGITS = 2**25  # at once
+_CHUNK = 512  # tokens a row at once
+
+
+@torch.inference_mode()
+def mean_log_probs(
+    target: Runner, prompt_ids: Sequence[int], outputs: Sequence[Sequence[int]]
+) -> tuple[float, ...]:
+    """Mean log-probability per token of each output after the prompt, in nats a token.
+
+    The law is the target's own at temperature 1, its end-of-text token counts like any other,
+    and dividing by the length keeps short texts from being preferred. The prompt is fed once,
+    the outputs are fed side by side. Uses the target's rows 0 .. B - 1, whose requests must be
+    done. Raises ModelError where a text is longer than the target's context.
+    """
+    num_samples, num_prompt = len(outputs), len(prompt_ids)
+    longest = max(map(len, outputs))
+    check_context(target.max_position, num_prompt + longest)
+    target.allocate(num_samples, rounded_up(num_prompt + longest))
+    scores_B = torch.zeros(num_samples, device=target.device)
+    lengths_B = torch.tensor(list(map(len, outputs)), device=target.device)
+    # The last prompt token says the first of the output.
+    fed_BT = pad_sequence(
+        [torch.tensor([prompt_ids[-1], *output]) for output in outputs], batch_first=True
+    ).to(target.device)
+    begin = num_prompt - 1
+    chunk = max(min(MOST_LOGITS // (num_samples * target.vocab_size), _CHUNK), 1)
+    with pinned_attention(target.device):
+        _prefill(target, prompt_ids[:-1], num_samples)
+        for start in range(0, longest, chunk):
+            places_T = torch.arange(start, min(start + chunk, longest), device=target.device)
+            logits_BTV = target.forward(
+                fed_BT[:, places_T],
+                (begin + places_T).expand(num_samples, -1),
+                rounded_up(begin + start + len(places_T)),
+            ).logits
+            said_BT1 = fed_BT[:, places_T + 1, None]
+            log_probs_BT = logits_BTV.float().log_softmax(-1).gather(-1, said_BT1)[..., 0]
+            scores_B += log_probs_BT.masked_fill(places_T >= lengths_B[:, None], 0.0).sum(1)
+    return tuple((scores_B / lengths_B).tolist())
+
+
+def _prefill(target: Runner, tokens: Sequence[int], num_rows: int) -> None:
+    """Feed what all rows begin with to the first, and copy it to the others."""
+    tokens_1T = torch.tensor([list(tokens)], device=target.device)
+    for start in range(0, len(tokens), _CHUNK):
+        stop = min(start + _CHUNK, len(tokens))
+        positions_1T = torch.arange(start, stop, device=target.device)[None]
+        target.forward(
+            tokens_1T[:, start:stop],
+            positions_1T,
+            rounded_up(stop),
+            last_B=torch.zeros_like(positions_1T[0, :1]),
+        )
+    for row in range(1, num_rows):
+        target.copy_row(0, row, len(tokens))
+
+
+def likeliest(log_probs: Sequence[float]) -> int:
+    """The place of the sample to pick: the highest mean log-probability, of equals the first."""
+    return max(range(len(log_probs)), key=lambda i: log_probs[i])

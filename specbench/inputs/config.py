@@ -1,0 +1,289 @@
+"""Reads pairings.yaml into frozen records, strictly.
+
+    default: demo                  # what runs when no pairing is named: a name or a list
+    defaults:                      # for all targets and drafters below
+      dtype, device_map, num_speculative_tokens
+    targets:
+      NAME:
+        model: demo:target         # Hugging Face id, folder (./ ../ / ~/), demo:NAME or shape:NAME
+        revision, dtype, device_map, quantization, trust_remote_code, needs_gib, note
+        workloads: demo            # a folder of this target's own prompts, or `demo`
+        drafters:
+          NAME:
+            method: draft_model    # one of `specbench list drafters`, or one arriving later
+            model: demo:draft      # where the method takes one, with the target's model keys
+            parameters: {}         # the method's own
+            lossy: typical         # drafts are kept by a rule that changes the text (records/lossy)
+            num_speculative_tokens, note
+
+A pairing is named target/drafter. A folder is relative to the file that names it. A drafter
+takes dtype and device_map from its target unless it has its own, a target from `defaults`.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from specbench.errors import ConfigError, UsageError
+from specbench.inputs.methods import Method, Setting, all_methods
+from specbench.inputs.model_spec import (
+    DTYPES,
+    MODEL_KEYS,
+    ModelSpec,
+    read_device_map,
+    read_folder,
+    read_model_spec,
+)
+from specbench.inputs.strict_yaml import Value, nearest, number, one_of, read_yaml, whole
+from specbench.records import NO_DRAFTER, LossyRule
+from specbench.records.lossy import RULES
+from specbench.shipped import PACKAGE, shipped
+
+MAX_K = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drafter:
+    """One way to guess a target's tokens."""
+
+    name: str
+    method: str
+    model: ModelSpec | None = None
+    parameters: Mapping[str, Setting] = field(default_factory=dict)
+    num_speculative_tokens: int | None = None  # None: the file leaves it to the program
+    lossy: LossyRule | None = None  # None: the text is the target's own
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The model whose distribution is kept, and its drafters in the file's order."""
+
+    name: str
+    model: ModelSpec
+    drafters: tuple[Drafter, ...]
+    workloads: Path | None = None  # a folder of its own prompts
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairing:
+    """A target with one of its drafters."""
+
+    target: Target
+    drafter: Drafter
+
+    @property
+    def name(self) -> str:
+        return f"{self.target.name}/{self.drafter.name}"
+
+    @property
+    def needs_gib(self) -> float | None:
+        """Memory of both models' weights; None where the file does not tell."""
+        target = self.target.model.needs_gib
+        drafter = self.drafter.model.needs_gib if self.drafter.model else 0.0
+        return None if target is None or drafter is None else target + drafter
+
+    @property
+    def sha256(self) -> str:
+        """Of the entries that its results follow from: models, method, parameters, lossy rule."""
+        models = self.target.model, self.drafter.model
+        facts = {
+            "models": [_weights(model) if model else None for model in models],
+            "method": self.drafter.method,
+            "parameters": dict(self.drafter.parameters),
+            "lossy": str(self.drafter.lossy) if self.drafter.lossy else None,
+        }
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pairings:
+    """A whole pairings.yaml."""
+
+    path: Path
+    targets: tuple[Target, ...]
+    default: tuple[str, ...]  # names as `select` takes them
+
+    @property
+    def all(self) -> tuple[Pairing, ...]:
+        return tuple(Pairing(target=t, drafter=d) for t in self.targets for d in t.drafters)
+
+    def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
+        """The pairings named `target/drafter` or `target` (all its lossless drafters), each once.
+
+        A lossy drafter is taken by its own name alone. No names mean the file's default, no
+        methods every method. A name that is not there, and methods that none of the pairings
+        has, raise UsageError.
+        """
+        chosen: dict[str, Pairing] = {}
+        for name in names or self.default:
+            found = {p.name: p for p in self.all if _is_named(p, name)}
+            if not found:
+                known = [t.name for t in self.targets] + [p.name for p in self.all]
+                raise UsageError(
+                    f"no pairing {name!r} in {self.path}{nearest(name, known)}; "
+                    "`specbench list pairings` shows them all"
+                )
+            chosen |= found
+        kept = tuple(p for p in chosen.values() if not methods or p.drafter.method in methods)
+        if not kept:
+            have = ", ".join(dict.fromkeys(p.drafter.method for p in chosen.values()))
+            raise UsageError(
+                f"--method {', '.join(methods)}: none of {', '.join(chosen)} drafts so; "
+                f"they have: {have}"
+            )
+        return kept
+
+    def target(self, name: str) -> Target:
+        """The target of that name; UsageError where there is none."""
+        for target in self.targets:
+            if target.name == name:
+                return target
+        raise UsageError(
+            f"no target {name!r} in {self.path}{nearest(name, [t.name for t in self.targets])}; "
+            "a hub id is owner/name, a folder begins with ./ ../ / or ~/"
+        )
+
+
+def load_pairings(path: Path | None = None) -> Pairings:
+    """Read `path`, else pairings.yaml of the working folder, else the shipped one.
+
+    Whatever is wrong raises ConfigError with file, line, key and what is allowed.
+    """
+    own = Path("pairings.yaml")
+    file = path or (own if own.exists() else shipped("pairings.yaml"))
+    top = read_yaml(file, ConfigError).section(allowed=("default", "defaults", "targets"))
+    defaults = top.may("defaults", _defaults, _Defaults())
+    targets = top.must("targets", partial(_targets, defaults=defaults))
+    pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
+    names = partial(_default_names, pairings=pairings)
+    return replace(pairings, default=top.may("default", names, pairings.default))
+
+
+def _weights(model: ModelSpec) -> dict[str, object]:
+    """A model's entry without what the same weights may differ by: place and memory told."""
+    facts = asdict(model)
+    return {key: value for key, value in facts.items() if key not in ("folder", "needs_gib")}
+
+
+def _is_named(pairing: Pairing, name: str) -> bool:
+    is_lossless = pairing.drafter.lossy is None
+    return name == pairing.name or (name == pairing.target.name and is_lossless)
+
+
+_K = "num_speculative_tokens"
+_TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
+_LOSSY_KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in parameters))
+_DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Defaults:
+    dtype: str = "auto"
+    device_map: str | None = None
+    num_speculative_tokens: int | None = None
+
+
+def _defaults(value: Value) -> _Defaults:
+    keys = value.section(allowed=("dtype", "device_map", _K))
+    return _Defaults(
+        dtype=keys.may("dtype", one_of(DTYPES), "auto"),
+        device_map=keys.may("device_map", read_device_map, None),
+        num_speculative_tokens=keys.may(_K, whole(1, MAX_K), None),
+    )
+
+
+def _default_names(value: Value, pairings: Pairings) -> tuple[str, ...]:
+    names = tuple(item.text() for item in value.items())
+    if not names:
+        value.fail("names nothing; leave the key out to run the first target's drafters")
+    try:
+        pairings.select(names)
+    except UsageError as wrong:
+        value.fail(str(wrong))
+    return names
+
+
+def _targets(value: Value, defaults: _Defaults) -> tuple[Target, ...]:
+    return tuple(_target(name, entry, defaults) for name, entry in _named(value))
+
+
+def _target(name: str, value: Value, defaults: _Defaults) -> Target:
+    keys = value.section(allowed=_TARGET_KEYS)
+    model = read_model_spec(keys, dtype=defaults.dtype, device_map=defaults.device_map)
+    drafter = partial(_drafter, target=model, defaults=defaults)
+    return Target(
+        name=name,
+        model=model,
+        drafters=tuple(drafter(*named) for named in keys.must("drafters", _named)),
+        workloads=keys.may("workloads", _workloads, None),
+        note=keys.may("note", Value.text, ""),
+    )
+
+
+def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) -> Drafter:
+    if name == NO_DRAFTER:
+        value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
+    keys = value.section(allowed=_DRAFTER_KEYS)
+    methods = {method.name: method for method in all_methods()}
+    method = methods[keys.must("method", one_of(tuple(methods)))]
+    given = [key for key in MODEL_KEYS if key in keys.entries]
+    if method.model == "refused" and given:
+        keys.entries[given[0]].fail(f"the method {method.name} takes no model; leave this key out")
+    takes_model = method.model == "required" or bool(given)
+    return Drafter(
+        name=name,
+        method=method.name,
+        model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
+        parameters=keys.may("parameters", partial(_parameters, method=method), {}),
+        num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
+        lossy=keys.may("lossy", _lossy, None),
+        note=keys.may("note", Value.text, ""),
+    )
+
+
+def _named(value: Value) -> list[tuple[str, Value]]:
+    entries = value.entries()
+    if not entries:
+        value.fail("is empty; at least one entry is needed")
+    for name, entry in entries.items():
+        if not _NAME.fullmatch(name):
+            entry.fail("a name is letters, digits and . _ - and begins with a letter or digit")
+    return list(entries.items())
+
+
+def _workloads(value: Value) -> Path:
+    is_embedded = value.text() == "demo"
+    return PACKAGE / "demo" / "workloads" if is_embedded else read_folder(value)
+
+
+def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
+    keys = value.section(allowed=tuple(parameter.name for parameter in method.parameters))
+    settings = {name: entry.setting() for name, entry in keys.entries.items()}
+    for name, setting in settings.items():
+        if complaint := method.parameter(name).complaint(setting):
+            keys.entries[name].fail(complaint)
+    return settings
+
+
+def _lossy(value: Value) -> LossyRule:
+    """`typical`, or `{rule: typical, alpha: 0.5}` for other parameters than the rule's own."""
+    is_name = not value.is_mapping
+    rule = value if is_name else value.section(allowed=_LOSSY_KEYS).must("rule", lambda v: v)
+    name = one_of(tuple(RULES))(rule)
+    own = RULES[name]
+    given = {} if is_name else value.section(allowed=("rule", *own)).entries
+    for parameter, default in own.items():
+        if default is None and parameter not in given:
+            wanted = f"{{rule: {name}, {parameter}: 0.5}}"
+            value.fail(f"the rule {name} needs its `{parameter}`, such as {wanted}")
+    read = number(above=0, most=1)
+    chosen = {p: read(given[p]) if p in given else d for p, d in own.items()}
+    return LossyRule(name=name, parameters={p: v for p, v in chosen.items() if v is not None})

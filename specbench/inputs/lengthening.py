@@ -1,0 +1,162 @@
+"""Lengthens prompts with real text, so that speed can be measured against context length.
+
+The first user message grows from QUESTION to
+
+    Earlier material:
+
+    (what other prompts say)
+
+    ---
+
+    QUESTION
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import NamedTuple, Self
+
+from specbench.errors import UsageError, WorkloadError
+from specbench.inputs.workloads import Workload, find_workloads, load_workload
+from specbench.records import Prompt
+from specbench.shipped import shipped
+
+INTRODUCTION = "Earlier material:"
+SEPARATOR = "---"
+
+_PARAGRAPH = re.compile(r"\n\s*\n")
+_SENTENCE = re.compile(r"(?<=[.!?])\s|\n|(?<=[\u3002\uff01\uff1f])")
+_WORD = re.compile(r"\s+")
+_WORD_REACH = 64  # characters to both sides in which the end of a word is looked for
+_CHARS_PER_TOKEN = 4.0  # of English, for the first guess only
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextSource:
+    """Workloads whose text lengthens prompts, in the order in which they are used up."""
+
+    workloads: tuple[Workload, ...]
+    seed: int
+
+    @classmethod
+    def beside(cls, workload: Workload, *, seed: int) -> Self:
+        """The workload itself, then the others that are shipped, by name."""
+        folder = shipped("workloads")
+        others = (load_workload(name, folder=folder) for name in find_workloads(folder))
+        return cls(
+            workloads=(workload, *(w for w in others if w.sha256 != workload.sha256)), seed=seed
+        )
+
+    def texts(self, prompt: Prompt) -> Iterator[str]:
+        """What other prompts say, without end and without a paragraph of the prompt itself.
+
+        Documents, questions and the answers of a history; no system messages. The prompts of a
+        workload stand in a ring whose order depends on the seed and their ids, and each is
+        followed by those after it: two prompts of a workload begin with different text. Once
+        everything has been said it is said again in another order. WorkloadError where there
+        is nothing.
+        """
+        own = {part.strip() for part in _paragraphs(prompt)}
+        for lap in count():
+            texts = [
+                "\n\n".join(part for part in _paragraphs(other) if part.strip() not in own)
+                for workload in self.workloads
+                for other in self._after(prompt, workload, lap)
+            ]
+            if not any(texts):
+                raise WorkloadError(
+                    f"prompt {prompt.id} cannot be lengthened: no other prompt has text"
+                )
+            yield from filter(None, texts)
+
+    def _after(self, prompt: Prompt, workload: Workload, lap: int) -> list[Prompt]:
+        def place(one: Prompt) -> str:
+            return hashlib.sha256(f"{self.seed}/{lap}/{one.id}".encode()).hexdigest()
+
+        start = place(prompt)
+        return sorted(workload.prompts, key=lambda other: (place(other) <= start, place(other)))
+
+
+def lengthen(
+    prompt: Prompt, num_tokens: int, source: TextSource, count_tokens: Callable[[Prompt], int]
+) -> Prompt:
+    """The prompt with a first turn of 98 to 100 % of `num_tokens` tokens, never more.
+
+    `count_tokens` gives a prompt's tokens in its first turn, chat template included; it is
+    called few times, as each call tokenises the whole. The question stays whole and last; id,
+    system messages, tools and later turns stay as they are. The text ends with a paragraph,
+    else a sentence, else a word, and inside a word only where one is longer than the 2 %.
+    A prompt that is too long already, that has no room for the words around the text, or
+    whose first turn has no user message is returned unchanged. UsageError below one token.
+    """
+    if num_tokens < 1:
+        raise UsageError(f"a context of {num_tokens} tokens: at least 1 is needed")
+    least = -(-98 * num_tokens // 100)
+    shortest = _Cut(chars=0, tokens=count_tokens(prompt))
+    if all(message.role != "user" for message in prompt.turns[0]):
+        return prompt
+
+    texts = source.texts(prompt)
+    text = ""
+    result, fits, too_long = prompt, shortest, None
+    attempts = 0
+    while fits.tokens < least and (too_long is None or too_long.chars - fits.chars > 1):
+        attempts += 1
+        chars_per_token = _slope(shortest, fits, too_long)
+        aim = fits.chars + int(((least + num_tokens) / 2 - fits.tokens) * chars_per_token)
+        if too_long and attempts % 3 == 0:  # bounds the calls where the text is uneven
+            aim = (fits.chars + too_long.chars) // 2
+        slack = int((num_tokens - least) / 2 * chars_per_token)
+        while len(text) <= aim + max(slack, _WORD_REACH):
+            text += next(texts) + "\n\n"
+        last = too_long.chars - 1 if too_long else len(text)
+        chars = _end_near(text, aim, slack, fits.chars + 1, last)
+        longer = _preceded(prompt, text[:chars])
+        cut = _Cut(chars=chars, tokens=count_tokens(longer))
+        if cut.tokens > num_tokens:
+            too_long = cut
+        else:
+            result, fits = longer, cut
+    return result
+
+
+class _Cut(NamedTuple):
+    """How many tokens the first turn has with so many characters of text before it."""
+
+    chars: int
+    tokens: int
+
+
+def _paragraphs(prompt: Prompt) -> list[str]:
+    """What is said in a prompt, system messages aside; none is blank."""
+    said = [m.content for turn in prompt.turns for m in turn if m.role != "system"]
+    return [part for text in said for part in _PARAGRAPH.split(text) if part.strip()]
+
+
+def _slope(shortest: _Cut, fits: _Cut, too_long: _Cut | None) -> float:
+    """Characters a token, between the nearest two counts."""
+    low, high = (fits, too_long) if too_long else (shortest, fits)
+    if high.chars == 0:
+        return _CHARS_PER_TOKEN
+    return (high.chars - low.chars) / max(high.tokens - low.tokens, 1)
+
+
+def _end_near(text: str, aim: int, slack: int, first: int, last: int) -> int:
+    """Where to cut within first..last: the best kind of end near `aim`, else right there."""
+    aim = min(max(aim, first), last)
+    for end, reach in ((_PARAGRAPH, slack), (_SENTENCE, slack), (_WORD, _WORD_REACH)):
+        found = end.finditer(text, max(first, aim - reach), min(last, aim + reach) + 1)
+        if ends := [match.start() for match in found if match.start() <= last]:
+            return min(ends, key=lambda chars: abs(chars - aim))
+    return aim
+
+
+def _preceded(prompt: Prompt, text: str) -> Prompt:
+    first, *later = prompt.turns
+    place = next(i for i, message in enumerate(first) if message.role == "user")
+    question = first[place].content
+    content = "\n\n".join((INTRODUCTION, text, SEPARATOR, question))
+    asked = replace(first[place], content=content)
+    return replace(prompt, turns=((*first[:place], asked, *first[place + 1 :]), *later))

@@ -1,0 +1,184 @@
+"""Which weights to load and how: the keys that a target and a draft model share."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.errors import UsageError
+from specbench.inputs.strict_yaml import Section, Value, nearest, number, one_of
+from specbench.shipped import PACKAGE
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
+QUANTIZATIONS = ("int8", "int4", "fp8")
+MODEL_KEYS = (
+    "model",
+    "revision",
+    "dtype",
+    "device_map",
+    "quantization",
+    "trust_remote_code",
+    "needs_gib",
+)
+
+# As the hub's own client takes it: parts of at most 96 characters, no "--", no "..", no ".git".
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
+_HUB_ID = re.compile(rf"(?!.*(?:--|\.\.|\.git$))(?:{_PART}/)?{_PART}")
+_DEMO_MODELS = PACKAGE / "demo" / "models"
+_SHAPES = PACKAGE / "shapes"
+_DEVICE_MAP = re.compile(r"auto|balanced|sequential|cpu|cuda(:[0-9]{1,3})?")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """A model as pairings.yaml describes it."""
+
+    source: str  # as written: a Hugging Face id, a folder, demo:NAME, shape:NAME
+    folder: Path | None = None  # None: `source` is a Hugging Face id
+    revision: str | None = None
+    dtype: str = "auto"  # auto: float32 on a CPU, the checkpoint's own on a GPU
+    device_map: str | None = None
+    quantization: str | None = None  # packed when loaded; None: as the checkpoint is stored
+    trust_remote_code: bool = False
+    needs_gib: float | None = None  # memory of the weights; 1 GiB is 2**30 bytes
+
+    @property
+    def location(self) -> str:
+        """What `from_pretrained` takes."""
+        return str(self.folder or self.source)
+
+    @property
+    def is_shape(self) -> bool:
+        """True where there is only a config: its weights can only be made up."""
+        return self.source.startswith("shape:")
+
+    @property
+    def tokenizer_location(self) -> str:
+        """Where its tokenizer is; a shape has none and borrows the embedded target's.
+
+        A shape's text means nothing, and its vocabulary is larger than the borrowed one.
+        """
+        return str(_DEMO_MODELS / "target") if self.is_shape else self.location
+
+
+def model_spec(source: str) -> ModelSpec:
+    """The model that a word on the command line names; UsageError where it can be none."""
+    kind, _, name = source.partition(":")
+    if kind == "demo" and name:
+        known = sorted(path.parent.name for path in _DEMO_MODELS.glob("*/config.json"))
+        if name not in known:
+            raise UsageError(
+                f"no embedded model {name!r}{nearest(name, known)}; there are: {', '.join(known)}"
+            )
+        return ModelSpec(source=source, folder=_DEMO_MODELS / name)
+    if source.startswith(("./", "../", "/", "~/")):
+        folder = Path(source).expanduser()
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"the folder {source} has no config.json, so it holds no model")
+        return ModelSpec(source=source, folder=folder.absolute())
+    if not _HUB_ID.fullmatch(source):
+        raise UsageError(
+            f"{source!r} is no target of pairings.yaml, no Hugging Face id (owner/name), no folder "
+            "(./ ../ / ~/) and no embedded model (demo:NAME)"
+        )
+    if complaint := _folder_complaint(source, Path()):
+        raise UsageError(complaint)
+    return ModelSpec(source=source)
+
+
+def read_model_spec(keys: Section, dtype: str, device_map: str | None) -> ModelSpec:
+    """The model that a section describes; dtype and device_map stand in where it has none."""
+    return ModelSpec(
+        source=keys.must("model", Value.text),
+        folder=keys.must("model", _model_folder),
+        revision=keys.may("revision", Value.text, None),
+        dtype=keys.may("dtype", one_of(DTYPES), dtype),
+        device_map=keys.may("device_map", read_device_map, device_map),
+        quantization=keys.may("quantization", one_of(QUANTIZATIONS), None),
+        trust_remote_code=keys.may("trust_remote_code", Value.flag, False),
+        needs_gib=keys.may("needs_gib", number(above=0), None),
+    )
+
+
+def read_device_map(value: Value) -> str:
+    """A placement that `from_pretrained` knows by name, or one device."""
+    device_map = value.text()
+    if not _DEVICE_MAP.fullmatch(device_map):
+        value.fail(
+            f"unknown {device_map!r}; allowed: auto, balanced, sequential, cpu, cuda, cuda:N"
+        )
+    return device_map
+
+
+def read_folder(value: Value) -> Path:
+    """A folder that exists; a relative one begins where the file lies."""
+    written = value.text()
+    path = Path.home() / written[2:] if written.startswith("~/") else Path(written)
+    folder = (value.file.parent / path).absolute()
+    try:
+        is_there = folder.is_dir()
+    except OSError as wrong:  # a name too long, a parent that may not be read
+        value.fail(f"the folder {written[:80]!r} cannot be read: {wrong.strerror}")
+    if not is_there:
+        value.fail(f"no folder {written}; a relative one begins where {value.file.name} lies")
+    return folder
+
+
+def _model_folder(value: Value) -> Path | None:
+    source = value.text()
+    kind, _, name = source.partition(":")
+    if kind == "demo":
+        return _shipped_model(value, name, _DEMO_MODELS, "embedded model")
+    if kind == "shape":
+        return _shipped_model(value, name, _SHAPES, "shape")
+    if source.startswith(("./", "../", "/", "~/")):
+        folder = read_folder(value)
+        if not any(folder.glob("config.json")):
+            value.fail(f"the folder {source} has no config.json, so it holds no model")
+        return folder
+    if not _HUB_ID.fullmatch(source):
+        value.fail(
+            f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/), "
+            "an embedded model (demo:NAME) or a shape (shape:NAME)"
+        )
+    if complaint := _folder_complaint(source, value.file.parent):
+        value.fail(complaint)
+    return None
+
+
+def _folder_complaint(hub_id: str, beside: Path) -> str | None:
+    """What is wrong with a hub id that a folder is also called; None where nothing is.
+
+    Whoever loads a model takes a folder of the working folder for the hub id of its name, so
+    there it is never let through.
+    """
+    if _is_folder(Path(hub_id)):
+        return (
+            f"{hub_id!r} is a hub id, and there is a folder of that name here, which would be read "
+            f"in its place; a folder begins with ./ (./{hub_id}), for the hub's model rename it"
+        )
+    if _is_folder(beside / hub_id) and not _is_in_hub_cache(hub_id):
+        return (
+            f"{hub_id!r} is a hub id, and there is a folder of that name beside the file; a folder "
+            f"begins with ./ (./{hub_id})"
+        )
+    return None
+
+
+def _is_in_hub_cache(hub_id: str) -> bool:
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 - half a second
+
+    return isinstance(try_to_load_from_cache(hub_id, "config.json"), str)
+
+
+def _shipped_model(value: Value, name: str, folder: Path, what: str) -> Path:
+    known = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    if known and name not in known:  # with none at all (before training), loading says so
+        value.fail(f"no {what} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
+    return folder / name
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # too long to be a path
+        return False

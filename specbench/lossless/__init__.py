@@ -1,1 +1,0 @@
-"""Evidence that drafts leave the target's output as it is: collected with torch, judged without."""

@@ -1,0 +1,263 @@
+"""Loads a model from a local folder or the hub's cache: safetensors only, no remote code."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers.utils.logging import disable_progress_bar
+
+from specbench.errors import ModelError, ModelMemoryError, first_line
+from specbench.models.digest import weights_sha256
+from specbench.models.dummy import fill, make_skeleton
+from specbench.models.quantization import (
+    inner_tensors,
+    missing_readers,
+    pack,
+    packable,
+    require_packable,
+    stored_format,
+)
+
+# Its bars would break into the program's own progress.
+disable_progress_bar()
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+_NOT_SHAPE = ("_name_or_path", "_commit_hash", "transformers_version")
+_REFUSALS = (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """Where a model comes from and how it is to be loaded; `location` is a folder or hub id.
+
+    `quantization` packs the weights when they are loaded: int8, int4 or fp8. `dummy` makes
+    weights up from the config alone.
+    """
+
+    location: str
+    revision: str | None = None
+    dtype: str = "auto"
+    device_map: str | None = None
+    quantization: str | None = None
+    trust_remote_code: bool = False
+    dummy: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A model on its device, in evaluation mode, with what identifies its weights."""
+
+    model: Any
+    dtype: str
+    num_parameters: int  # as the config has them, however they are packed
+    weights_bytes: int  # as they are kept; what bitsandbytes keeps outside of tensors is missing
+    revision: str | None
+    content_sha256: str  # of packed weights: the scheme, a colon, and that of the checkpoint
+    quantization: str | None = None  # the scheme, or the format of a checkpoint stored so
+
+
+def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
+    """The model in evaluation mode.
+
+    dtype `auto` is float32 on a CPU, where half precision breaks the identity of texts and is
+    not faster everywhere, and the checkpoint's own on a GPU and where it is stored quantised.
+    Raises ModelError with what to do.
+    """
+    if source.dummy:
+        return load_dummy(source, device)
+    config = _load_config(source)
+    dtype = _planned(source, config, device)
+    stored = _stored(source, config)
+    placement = source.device_map
+    if stored is not None and device.type != "cpu":
+        placement = placement or str(device)  # most stored formats can only be placed once
+    with _refusing(source, placement or str(device), stored):
+        if source.quantization is not None:
+            require_packable(source.quantization, device, dtype or torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(
+            source.location,
+            config=config,
+            revision=source.revision,
+            dtype=dtype or "auto",
+            device_map=placement,
+            use_safetensors=True,
+            trust_remote_code=source.trust_remote_code,
+        )
+        if source.quantization is not None:
+            for linear in packable(model):
+                # One by one, so that a GPU never holds the whole model unpacked.
+                pack(linear if placement else linear.to(device), source.quantization)
+        if placement is None:
+            model = model.to(device)
+        is_read = getattr(model, "hf_quantizer", None) is not None
+        if stored_format(model.config) is not None and not is_read:
+            raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")
+    commit = getattr(config, "_commit_hash", None)
+    return _loaded(model, source, config, weights_sha256(source.location, commit))
+
+
+def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> LoadedModel:
+    """A model with seeded random weights, for which the config alone has to be there.
+
+    Its speed and memory are the real model's, its text means nothing. dtype and errors are
+    those of `load_model`; a config stored quantised or spread by device_map is refused.
+    """
+    config = _load_config(source)
+    dtype = _planned(source, config, device) or torch.float32
+    stored = _stored(source, config)
+    if stored is not None or source.device_map not in (None, device.type, str(device)):
+        what = f"weights stored as {stored}" if stored else f"device_map {source.device_map}"
+        raise ModelError(
+            f"{source.location}: dummy weights cannot stand in for {what}; name a config of "
+            "plain weights on one device (`quantization` may be set)"
+        )
+    with _refusing(source, str(device), stored):
+        if source.quantization is not None:
+            require_packable(source.quantization, device, dtype)
+        model = make_skeleton(config, dtype, seed=seed, trust_remote_code=source.trust_remote_code)
+        fill(model, device, seed=seed, scheme=source.quantization)
+    return _loaded(model, source, config, "dummy:" + _config_sha256(config, seed))
+
+
+def load_skeleton(source: ModelSource, dtype: str) -> Any:
+    """The model without its matrices, to be counted; ModelError where there is no such config."""
+    config = _load_config(source)
+    with _refusing(source, "meta", None):
+        return make_skeleton(config, _DTYPES[dtype], trust_remote_code=source.trust_remote_code)
+
+
+def planned_dtype(source: ModelSource, device: torch.device) -> str:
+    """The dtype that `load_model` will use, read from the config alone; ModelError as there."""
+    if source.dtype != "auto":
+        return source.dtype
+    dtype = _planned(source, _load_config(source), device) or torch.float32
+    return str(dtype).removeprefix("torch.")
+
+
+def _planned(
+    source: ModelSource, config: PretrainedConfig, device: torch.device
+) -> torch.dtype | None:
+    """None: the checkpoint's own, which its config does not tell."""
+    if source.dtype != "auto":
+        return _DTYPES[source.dtype]
+    if device.type == "cpu" and stored_format(config) is None:
+        return torch.float32
+    own = getattr(config, "dtype", None)
+    return own if isinstance(own, torch.dtype) else _DTYPES.get(str(own))
+
+
+def _stored(source: ModelSource, config: PretrainedConfig) -> str | None:
+    """The format that the weights are stored in; ModelError where they are to be packed again."""
+    stored = stored_format(config)
+    if stored is not None and source.quantization is not None:
+        raise ModelError(
+            f"{source.location}: its weights are stored as {stored} and cannot be packed again; "
+            f"leave out `quantization: {source.quantization}`"
+        )
+    return stored
+
+
+@contextmanager
+def _refusing(source: ModelSource, placement: str, stored: str | None) -> Iterator[None]:
+    """Turns what torch and transformers raise into a ModelError that says what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ModelMemoryError(
+            f"{source.location} does not fit on {placement}: {first_line(error)}; choose a "
+            "smaller model or dtype, or spread it with device_map: auto"
+        ) from error
+    except ModelError as error:
+        raise ModelError(f"{source.location}: {error}") from error
+    except _REFUSALS as error:
+        install = missing_readers(stored) if stored else None
+        kind = f" (stored as {stored})" if stored else ""
+        advice = f"{first_line(error)}; all that it needs: {install}" if install else _advice(error)
+        raise ModelError(f"{source.location}{kind}: cannot be loaded: {advice}") from error
+
+
+def _load_config(source: ModelSource) -> Any:
+    """As the files have it, but for implementations: a name there may be that of a repository
+    whose kernels transformers would fetch and run."""
+    try:
+        config = AutoConfig.from_pretrained(
+            source.location, revision=source.revision, trust_remote_code=source.trust_remote_code
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ModelError(f"{source.location}: cannot be loaded: {_advice(error)}") from error
+    for name in ("_attn_implementation", "_experts_implementation"):
+        setattr(config, name, None)
+    return config
+
+
+def _loaded(
+    model: Any, source: ModelSource, config: PretrainedConfig, content_sha256: str
+) -> LoadedModel:
+    model.requires_grad_(False)
+    model.eval()
+    stored = stored_format(model.config)  # None where transformers has unpacked it
+    scheme = f"{source.quantization}:" if source.quantization else ""
+    return LoadedModel(
+        model=model,
+        dtype=str(model.dtype).removeprefix("torch."),
+        num_parameters=_num_parameters(model, source, stored),
+        weights_bytes=_bytes_of(model),
+        revision=getattr(config, "_commit_hash", None),
+        content_sha256=scheme + content_sha256,
+        quantization=source.quantization or stored,
+    )
+
+
+def _num_parameters(model: Any, source: ModelSource, stored: str | None) -> int:
+    """Parameters of the model as its config has it: stored formats pack several into one number."""
+    if stored is not None:
+        config = copy(model.config)
+        del config.quantization_config
+        model = make_skeleton(config, model.dtype, trust_remote_code=source.trust_remote_code)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def eos_ids(model: Any) -> tuple[int, ...]:
+    """Every end-of-text id that the model's generation settings name."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = model.config.get_text_config().eos_token_id
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (ids,)
+
+
+def _bytes_of(model: Any) -> int:
+    """Bytes of parameters and buffers as they are kept; tied tensors count once."""
+    kept = (t for outer in (*model.parameters(), *model.buffers()) for t in inner_tensors(outer))
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values())
+
+
+def _advice(error: Exception) -> str:
+    text = first_line(error)
+    if "trust_remote_code" in str(error):
+        return f"{text}; set trust_remote_code: true only if you trust its authors' code"
+    if "safetensors" in str(error):
+        return f"{text}; pickled weights are not read, convert them to safetensors first"
+    if "local" in text or "connect" in text or "offline" in text.lower():
+        return f"{text}; download it once with `hf download`, or give a folder (./my-model)"
+    return text
+
+
+def _config_sha256(config: PretrainedConfig, seed: int) -> str:
+    """A hash of what made-up weights follow from; not of where the config lies."""
+    facts = {k: value for k, value in config.to_dict().items() if k not in _NOT_SHAPE}
+    text = json.dumps({**facts, "seed": seed}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

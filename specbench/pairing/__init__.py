@@ -1,1 +1,0 @@
-"""Which target and draft go together, and whether speculating with them pays."""

@@ -1,0 +1,257 @@
+"""The protocol of a drafter: what guesses tokens for the target to check.
+
+Shape suffixes: B rows, T tokens, K drafts, N = K + 1 nodes, F hidden size, V the target's
+vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from specbench.forward.runner import KvCache, Runner
+from specbench.forward.tree import Tree
+from specbench.round.head_part import HeadPart
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+
+
+class Proposal(NamedTuple):
+    """K guesses a row: a chain of which the first `num_drafted_B` are meant, or a tree.
+
+    `probs` is the law that guesses were drawn from, draws at temperature > 0: [B, K, V] in a
+    chain; in a tree [B, N, V] for each node's children, which were drawn without putting back
+    and lie in the order of their draws. None where guesses have no law, and then the verifier
+    matches them against the target's own tokens.
+    """
+
+    tokens_BK: Tensor
+    num_drafted_B: Tensor
+    probs: Tensor | None = None
+    tree: Tree | None = None
+
+    @property
+    def depth(self) -> int:
+        """The most drafts that can be kept."""
+        return self.tokens_BK.shape[1] if self.tree is None else self.tree.depth
+
+
+class Chunk(NamedTuple):
+    """A piece of the prompts of neighbouring rows, right-padded, as the target saw it."""
+
+    tokens_BT: Tensor
+    following_BT: Tensor  # the token after each; past a prompt's end anything
+    positions_BT: Tensor
+    span: int
+    features: tuple[Tensor, ...]  # [B, T, F] each
+    start: int | None = None  # the position of the first, where it is the same in every row
+
+
+class Outcome(NamedTuple):
+    """What the target made of a proposal, once it is committed to the state.
+
+    The target was fed N nodes; T of them, `depth` + 1, are the path whose first `num_emitted_B`
+    were kept. A row that was done emitted none, and keeps what it had. A prompt's last token is
+    a path of one.
+    """
+
+    num_emitted_B: Tensor
+    positions_BT: Tensor  # of the path's tokens
+    following_BT: Tensor  # the tokens emitted after each
+    features: tuple[Tensor, ...]  # [B, T, F] of the path
+    span: int
+    tokens_BN: Tensor  # what was fed
+    logits_BNV: Tensor
+    path_BT: Tensor | None = None  # the path's nodes, of which 0 is the first; None: a chain
+
+    def keep_last(self, x_BTF: Tensor, kept_BF: Tensor) -> None:
+        """Put the entry of the last token kept into `kept_BF`; a row that was done keeps its."""
+        last_B11 = (self.num_emitted_B - 1).clamp(min=0)[:, None, None]
+        last_BF = x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
+        kept_BF.copy_(torch.where(self.num_emitted_B[:, None] > 0, last_BF, kept_BF))
+
+
+Repeatability = Literal["exact", "approximate", "none"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """What a drafter can do; it stays as it was built."""
+
+    features: tuple[int, ...] = ()  # hidden states of the target that prefill and observe want
+    needs_host: bool = False  # it proposes on the host: a graph cannot hold its half of a round
+    max_k: int | None = None  # the deepest it can draft; None: as deep as one likes
+    # A row's next text may begin like its last one, and what they share need not be seen again.
+    keeps_prefix: bool = True
+    # A chain at a smaller K is the beginning of one at a greater K. False is the safe side: then
+    # every K is looked at by itself.
+    chains_nest: bool = False
+    # What it drafts after a given text, wherever the rounds before began: the same; about the
+    # same; or nothing that could be told without those rounds.
+    repeatability: Repeatability = "exact"
+
+
+class BareForward(NamedTuple):
+    """How often a round runs a forward over so many tokens a row."""
+
+    num_tokens: int
+    times: int
+    part: str = ""  # of a head: which of its `head_parts`
+
+
+class KeepsCache(Protocol):
+    """A draft model or a head's layers, with a KV cache that may be replaced by a larger one."""
+
+    @property
+    def cache(self) -> KvCache: ...
+
+
+def _no_forwards(k: int) -> tuple[BareForward, ...]:  # noqa: ARG001
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Footprint:
+    """What a drafter takes beside the target, and the forwards of its own that a round runs."""
+
+    runner: Runner | None = None  # whose forwards are counted where they name no part
+    keeps: KeepsCache | None = None  # what has keys and values of its own
+    weights: tuple[Tensor, ...] = ()  # besides those of `runner` and the target: a head's
+    spare_slots: int = 0  # that a row of its cache has beyond those of a row of the target's
+    # What forwards name: of a head, its work in a round in pieces that run alone.
+    head_parts: Mapping[str, HeadPart] = field(default_factory=dict)
+    # By K, those of a round at least, the floor of its cost. What is done with the outcome is
+    # among them; forwards of the same kind may come apart.
+    forwards: Callable[[int], tuple[BareForward, ...]] = _no_forwards
+
+    @property
+    def has_model(self) -> bool:
+        """Whether it runs a model or a head."""
+        return self.runner is not None or bool(self.weights)
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of a token of one row in its own cache; 0 before the first forward."""
+        return 0 if self.keeps is None else self.keeps.cache.bytes_per_token
+
+
+RowBuffer = Tensor | KvCache  # of all rows: a tensor's first dimension
+
+
+class Drafter(Protocol):
+    """Proposes inside the round: fixed shapes, no host sync, no branch on data.
+
+    Buffers by row are addressed from `state.first_row` on.
+    """
+
+    traits: Traits
+
+    @property
+    def footprint(self) -> Footprint: ...
+
+    @property
+    def buffers(self) -> tuple[RowBuffer, ...]:
+        """What it keeps of the rows on the device: others once `allocate` had to replace them."""
+        ...
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        """Make room for `num_rows` rows of `max_len` tokens; forget what was seen."""
+
+    def num_drafts(self, k: int) -> int:
+        """Tokens in a proposal that looks k tokens ahead: k in a chain, more in a tree."""
+        ...
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        """Requests come into the state's rows, which still hold those that were there before.
+
+        A prediction is a text that the row's answer may resemble, or nothing. Never in a round.
+        """
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
+        """See one chunk of the prompts of the state's rows; every chunk, in order."""
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        """Guess the tokens at positions length + 1 .. length + k of every row; k > 0."""
+        ...
+
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """See the outcome of a prefill or a round, one at K = 0 too."""
+
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
+        """See the last `num_tokens` committed tokens of every row, which rounds at K = 0 emitted
+        without it; those it saw already may be among them."""
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Make what it keeps of one row, up to `num_tokens`, equal to another's.
+
+        For samples of one prompt it comes between the prompt's last chunk and `observe`, and
+        after `begin` of both rows.
+        """
+
+
+@runtime_checkable
+class ExpectsAnswers(Protocol):
+    """What a drafter may have besides: it expects whole answers, not only the next tokens."""
+
+    def whole_answer(self, state: State, most: int) -> Proposal | None:
+        """All that is expected to follow in the state's one row, a chain of up to `most` drafts
+        without a law; None where nothing is. Asked before the first round, never in one."""
+
+
+def no_proposal(state: State) -> Proposal:
+    """K = 0: nothing to check but the target's own next token."""
+    tokens_B0 = state.budget_B.new_empty(state.num_rows, 0)
+    return Proposal(tokens_B0, torch.zeros_like(state.budget_B))
+
+
+class PlainDrafter:
+    """What a drafter does unless it says otherwise: it drafts chains from the state alone.
+
+    One with `buffers` keeps nothing of a row elsewhere.
+    """
+
+    traits: Traits = Traits()
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        return Footprint()
+
+    @property
+    def buffers(self) -> tuple[RowBuffer, ...]:
+        return ()
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        """Nothing to keep."""
+
+    def num_drafts(self, k: int) -> int:
+        return k
+
+    def begin(self, state: State, predictions: Sequence[Sequence[int]]) -> None:
+        """A row begins with nothing anyhow."""
+
+    def prefill(self, state: State, chunk: Chunk) -> None:
+        """The prompt is in the state."""
+
+    def observe(self, state: State, outcome: Outcome) -> None:
+        """The state already holds the new tokens."""
+
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:
+        """The state holds every token, and rounds at K = 0 are observed, too."""
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """The state's row is copied by whoever moves it."""
+        for kept in self.buffers:
+            if isinstance(kept, Tensor):
+                kept[destination].copy_(kept[source])
+            else:
+                kept.copy_row(source, destination, num_tokens)
+
+
+class NoDrafter(PlainDrafter):
+    """Drafts nothing: with it the same round is plain decoding, the K = 0 baseline."""
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        raise ValueError(f"NoDrafter was asked for {k} drafts")

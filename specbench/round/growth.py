@@ -1,0 +1,170 @@
+"""Grows a round's drafts, a chain or a tree level by level, from a draft's own logits.
+
+Shape suffixes: B rows, K drafts, N = K + 1 nodes, W nodes of one level, R children of a node,
+V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.forward.tree import Branches, Tree, ancestors_of
+from specbench.round.drafter import Proposal
+from specbench.round.sampling import Purpose, Sampler, exponential
+from specbench.round.state import State
+from specbench.round.topology import StaticTree
+
+_STEP_DOWN = 1e-4  # of log probability a level: parents rank before children that are certain
+_LOWEST = -500.0  # no score is below: further down float32 would round the step away
+
+
+class Frontier(NamedTuple):
+    """Nodes of one level for the draft to look past."""
+
+    tokens_BW: Tensor
+    parents_BW: Tensor  # the place of each one's parent in the frontier before
+    positions_BW: Tensor
+    branches: Branches
+
+
+Feed = Callable[[Frontier], Tensor]  # the draft's logits [B, W, V] for what follows each node
+Follow = Callable[[Tensor, Tensor], Tensor]  # tokens and positions [B, 1] -> logits [B, 1, V]
+
+
+def grow_chain(
+    state: State, logits_BV: Tensor, follow: Follow, k: int, sampler: Sampler
+) -> Proposal:
+    """K drafts, one after the other; above temperature 0 drawn from the draft's law."""
+    next_BK = state.positions(1, k)
+    logits_B1V, drafts, laws = logits_BV[:, None], [], []
+    for i in range(k):
+        positions_B1 = next_BK[:, i : i + 1]
+        if sampler.is_greedy:
+            tokens_B1 = logits_B1V.argmax(-1)
+        else:
+            law_B1V = sampler.probs(logits_B1V)
+            tokens_B1 = sampler.guess(law_B1V, state.seed_B, positions_B1)
+            laws.append(law_B1V)
+        drafts.append(tokens_B1)
+        if i + 1 < k:
+            logits_B1V = follow(tokens_B1, positions_B1)
+    probs = torch.cat(laws, 1) if laws else None
+    return Proposal(torch.cat(drafts, 1), torch.full_like(state.budget_B, k), probs)
+
+
+def grow_static(
+    tree: StaticTree, state: State, logits_BV: Tensor, feed: Feed, sampler: Sampler
+) -> Proposal:
+    """A tree of known shape; `logits_BV` are the draft's for what follows the current token.
+
+    At temperature 0 a node's children are the likeliest tokens. Above it they are drawn from
+    the draft's law without putting back, and the law goes with the proposal; a topology that
+    leaves children out cannot be drawn, and takes the likeliest.
+    """
+    B = state.num_rows
+    whole = tree.of_rows(B)
+    positions_BN = state.length_B1 + whole.depths_BN
+    is_drawn = not sampler.is_greedy and tree.topology.is_gapless
+    logits_BWV, tokens = logits_BV[:, None], []
+    laws, inner = [], [torch.zeros_like(tree.levels[0].parents_W[:1])]
+    for depth, level in enumerate(tree.levels, 1):
+        places_B1 = state.positions(depth, 1)
+        if is_drawn:
+            law_BWV = sampler.probs(logits_BWV)
+            laws.append(law_BWV)
+            noise_B1V = exponential(state.seed_B, places_B1, Purpose.DRAFT, law_BWV.shape[2])
+            logits_BWV = law_BWV / noise_B1V
+        best_BWR = logits_BWV.topk(level.num_ranks, dim=-1).indices
+        tokens_BW = best_BWR[:, level.parents_W, level.ranks_W]
+        tokens.append(tokens_BW)
+        if depth == len(tree.levels):
+            break
+        nodes_I = level.inner_nodes_I
+        inner.append(nodes_I)
+        frontier = Frontier(
+            tokens_BW=tokens_BW[:, level.inner_I],
+            parents_BW=level.parents_W[level.inner_I].expand(B, -1),
+            positions_BW=places_B1.expand(-1, len(nodes_I)),
+            branches=Branches(
+                base_B1=state.length_B1,
+                slots_BT=state.length_B1 + nodes_I,
+                seen_BTM=whole.seen_BNN[:, nodes_I],
+                positions_BM=positions_BN,
+            ),
+        )
+        logits_BWV = feed(frontier)
+    tokens_BK = torch.cat(tokens, 1)
+    num_drafted_B = torch.full_like(state.budget_B, tokens_BK.shape[1])
+    probs = _laws_by_node(laws, inner, tokens_BK.shape[1] + 1) if is_drawn else None
+    return Proposal(tokens_BK, num_drafted_B, probs, whole)
+
+
+def _laws_by_node(laws: list[Tensor], inner: list[Tensor], num_nodes: int) -> Tensor:
+    """[B, N, V]; nodes without children have none."""
+    laws_BIV = torch.cat(laws, 1)
+    nodes_I = torch.cat(inner)
+    probs_BNV = laws_BIV.new_zeros(laws_BIV.shape[0], num_nodes, laws_BIV.shape[2])
+    return probs_BNV.index_copy(1, nodes_I, laws_BIV)
+
+
+def grow_dynamic(
+    state: State, logits_BV: Tensor, feed: Feed, *, depth: int, top_k: int, num_drafts: int
+) -> Proposal:
+    """The `num_drafts` likeliest of the paths that a beam of `top_k` tokens a level finds.
+
+    Source: Li et al. 2024, EAGLE-2 (arXiv:2406.16858), sections 4.1 and 4.2.
+    """
+    B, device = state.num_rows, logits_BV.device
+    logprobs_BV = logits_BV.float().log_softmax(-1)
+    best = logprobs_BV.topk(top_k, dim=-1)
+    scores, tokens = [_ranked(best.values, 1)], [best.indices]
+    # Where a candidate's parent is among all candidates; -1 is the current token.
+    above = [torch.full_like(best.indices, -1)]
+    places_W = torch.arange(top_k, device=device)
+    scores_BW, tokens_BW, chosen_BW = best.values, best.indices, places_W.expand(B, -1)
+    parents_BW = torch.zeros_like(tokens_BW)
+    num_seen = 1 + top_k * (depth - 1)
+    seen_BWM = torch.zeros(B, top_k, num_seen, dtype=torch.bool, device=device)
+    seen_BWM[..., 0].fill_(True)
+    depths_M = (torch.arange(num_seen, device=device) + top_k - 1) // top_k
+    for level in range(1, depth):
+        slots_W = 1 + (level - 1) * top_k + places_W
+        seen_BWM = seen_BWM.gather(1, parents_BW[..., None].expand(-1, -1, num_seen))
+        seen_BWM = seen_BWM | (torch.arange(num_seen, device=device) == slots_W[:, None])
+        frontier = Frontier(
+            tokens_BW=tokens_BW,
+            parents_BW=parents_BW,
+            positions_BW=state.positions(level, 1).expand(-1, top_k),
+            branches=Branches(
+                base_B1=state.length_B1,
+                slots_BT=state.length_B1 + slots_W,
+                seen_BTM=seen_BWM,
+                positions_BM=state.length_B1 + depths_M,
+            ),
+        )
+        children = feed(frontier).float().log_softmax(-1).topk(top_k, dim=-1)
+        sums_BC = (scores_BW[..., None] + children.values).flatten(1)
+        begin = sum(part.shape[1] for part in tokens)
+        scores.append(_ranked(sums_BC, level + 1))
+        tokens.append(children.indices.flatten(1))
+        above.append(chosen_BW.repeat_interleave(top_k, 1))
+        kept = sums_BC.topk(top_k, dim=-1)
+        scores_BW, tokens_BW = kept.values, tokens[-1].gather(1, kept.indices)
+        parents_BW, chosen_BW = kept.indices // top_k, kept.indices + begin
+    tokens_BC, above_BC = torch.cat(tokens, 1), torch.cat(above, 1)
+    taken_BK = torch.cat(scores, 1).topk(num_drafts, dim=-1).indices.sort(-1).values
+    above_BK = above_BC.gather(1, taken_BK)
+    # A parent is likelier than its child, so it was taken, too.
+    parents_BK = torch.where(above_BK < 0, 0, torch.searchsorted(taken_BK, above_BK) + 1)
+    seen_BNN, depths_BN = ancestors_of(parents_BK, depth)
+    tree = Tree(
+        parents_BK, depths_BN, seen_BNN, torch.ones_like(parents_BK, dtype=torch.bool), depth
+    )
+    num_drafted_B = torch.full_like(state.budget_B, num_drafts)
+    return Proposal(tokens_BC.gather(1, taken_BK), num_drafted_B, None, tree)
+
+
+def _ranked(logprobs: Tensor, depth: int) -> Tensor:
+    return logprobs.clamp(min=_LOWEST) - _STEP_DOWN * depth

@@ -1,0 +1,160 @@
+"""Verifiers that keep drafts which the target finds good enough: faster, and not its text.
+
+The target's distribution is NOT kept, so nothing here is used unless an option names it, and
+what it made is marked wherever it is shown. A draft is judged by the target's law at the
+sampling's temperature, top-k and top-p; at temperature 0, where that law is one-hot and every
+rule would be the lossless one, at temperature 1. Every other token is the target's own, drawn
+as ever. Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path,
+V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specbench.forward.tree import Tree
+from specbench.records import LossyRule
+from specbench.round.drafter import Proposal
+from specbench.round.round import Verifier
+from specbench.round.sampling import Purpose, Sampler, draw
+from specbench.round.verifier import Verdict
+
+_LOG_GUARD = 1e-5  # keeps the logarithm of a probability of 0 finite; the authors' own
+
+
+class Rule(Protocol):
+    """Judges every draft by itself."""
+
+    def __call__(
+        self, p_BK: Tensor, law_BNV: Tensor, parents_BK: Tensor, is_own_BK: Tensor
+    ) -> Tensor:
+        """True where a draft may be kept if those before it are [B, K].
+
+        `p_BK` is the draft's probability under the law after its parent, of which `law_BNV` has
+        one a node; `is_own_BK` is true where the draft is the token that the target drew there.
+        """
+        ...
+
+
+class TypicalAcceptance:
+    """Keeps a draft with p(x) > min(threshold, alpha exp(-H(p))), whatever drafted it.
+
+    The flatter the law (entropy H), the less likely a draft may be. With alpha < 1 the law's
+    likeliest token always passes; the authors take the square root of the threshold. Source:
+    Cai et al. 2024, Medusa (arXiv:2401.10774), "typical acceptance".
+    """
+
+    def __init__(self, *, threshold: float, alpha: float) -> None:
+        self._threshold = threshold
+        self._alpha = alpha
+
+    def __call__(
+        self,
+        p_BK: Tensor,
+        law_BNV: Tensor,
+        parents_BK: Tensor,
+        is_own_BK: Tensor,  # noqa: ARG002
+    ) -> Tensor:
+        entropy_BN = -(law_BNV * (law_BNV + _LOG_GUARD).log()).sum(-1)
+        bar_BN = (self._alpha * (-entropy_BN).exp()).clamp(max=self._threshold)
+        return p_BK > bar_BN.gather(1, parents_BK)
+
+
+class ThresholdAcceptance:
+    """Keeps a draft that the target draws itself, and any with p(x) >= single.
+
+    At 1 nothing is kept but what the lossless rule keeps of drafts without a law of their own.
+    Source: SGLang's option `--speculative-accept-threshold-single`.
+    """
+
+    def __init__(self, *, single: float) -> None:
+        self._single = single
+
+    def __call__(
+        self,
+        p_BK: Tensor,
+        law_BNV: Tensor,  # noqa: ARG002
+        parents_BK: Tensor,  # noqa: ARG002
+        is_own_BK: Tensor,
+    ) -> Tensor:
+        return is_own_BK | (p_BK >= self._single)
+
+
+class LossyVerifier:
+    """A verifier (round.Verifier) that keeps the longest path of drafts that pass a rule.
+
+    Of several the likeliest. The law that drafts were drawn from plays no part.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+
+    def __call__(
+        self,
+        proposal: Proposal,
+        logits_BNV: Tensor,
+        sampler: Sampler,
+        seed_B: Tensor,
+        positions_BN: Tensor,
+    ) -> Verdict:
+        """The drafts kept, then the target's own draw after the last of them."""
+        drafts_BK, tree = proposal.tokens_BK, proposal.tree
+        if proposal.depth == 0:
+            own_BN = sampler.pick(logits_BNV, seed_B, positions_BN)
+            return Verdict(torch.zeros_like(proposal.num_drafted_B), own_BN)
+        if sampler.is_greedy:
+            law_BNV = Sampler(replace(sampler.sampling, temperature=1.0)).probs(logits_BNV)
+            own_BN = logits_BNV.argmax(-1)
+        else:
+            law_BNV = sampler.probs(logits_BNV)
+            own_BN = draw(law_BNV, seed_B, positions_BN, Purpose.TARGET)
+        places_K = torch.arange(drafts_BK.shape[1], device=drafts_BK.device)
+        parents_BK = places_K.expand_as(drafts_BK) if tree is None else tree.parents_BK
+        V = law_BNV.shape[-1]
+        p_BK = law_BNV.flatten(1).gather(1, parents_BK * V + drafts_BK)
+        is_own_BK = drafts_BK == own_BN.gather(1, parents_BK)
+        passes_BK = self._rule(p_BK, law_BNV, parents_BK, is_own_BK)
+        if tree is None:
+            return _chain(proposal, passes_BK, own_BN)
+        return _tree(proposal, tree, passes_BK, p_BK, own_BN)
+
+
+def _chain(proposal: Proposal, passes_BK: Tensor, own_BT: Tensor) -> Verdict:
+    num_accepted_B = passes_BK.cumprod(1).sum(1).minimum(proposal.num_drafted_B)
+    places_T = torch.arange(own_BT.shape[1], device=own_BT.device)
+    is_draft_BT = places_T < num_accepted_B[:, None]
+    drafts_BT = torch.cat([proposal.tokens_BK, own_BT[:, -1:]], 1)
+    return Verdict(num_accepted_B, torch.where(is_draft_BT, drafts_BT, own_BT))
+
+
+def _tree(
+    proposal: Proposal, tree: Tree, passes_BK: Tensor, p_BK: Tensor, own_BN: Tensor
+) -> Verdict:
+    root_B1 = torch.ones_like(passes_BK[:, :1])
+    kept_BN = torch.cat([root_B1, passes_BK & tree.is_meant_BK], 1)
+    is_reached_BN = (kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN
+    depths_BN = tree.depths_BN * is_reached_BN
+    is_longest_BN = is_reached_BN & (depths_BN == depths_BN.amax(1, keepdim=True))
+    log_p_BN = torch.cat([root_B1 * 0.0, p_BK.clamp(min=1e-30).log()], 1)
+    of_path_BN = (log_p_BN[:, None] * tree.seen_BNN).sum(-1)
+    leaf_B = of_path_BN.masked_fill(~is_longest_BN, -torch.inf).argmax(1)
+    path_BT, num_accepted_B = tree.path_to(leaf_B), tree.depth_of(leaf_B)
+    # Node i + 1 is draft i, and what follows the last node kept is the target's.
+    kept_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
+    next_B1 = own_BN.gather(1, leaf_B[:, None])
+    tokens_BT = torch.cat([kept_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
+    return Verdict(num_accepted_B, tokens_BT, path_BT)
+
+
+_RULES: Mapping[str, type[TypicalAcceptance] | type[ThresholdAcceptance]] = {
+    "typical": TypicalAcceptance,
+    "threshold": ThresholdAcceptance,
+}
+
+
+def make_lossy_verifier(rule: LossyRule) -> Verifier:
+    """The verifier of a rule that an option named."""
+    return LossyVerifier(_RULES[rule.name](**rule.parameters))

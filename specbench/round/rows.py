@@ -1,0 +1,258 @@
+"""The rows of a target and its drafter on the device: filled, advanced, moved.
+
+Shape suffixes: B rows, T tokens, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.footprint import PREFILL_CHUNK, rounded_up, rows_prefilled_together
+from specbench.forward.runner import Output, Runner
+from specbench.round.drafter import Chunk, Drafter, Outcome
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fill:
+    """A request to start in a row whose first `num_kept` tokens are in the KV already."""
+
+    row: int
+    prompt_ids: tuple[int, ...]
+    max_new_tokens: int
+    seed: int
+    num_kept: int = 0
+    prediction_ids: tuple[int, ...] = ()
+    is_sample: bool = False  # one of several answers to its prompt
+
+
+class Rows:
+    """Static tensors for `num_rows` rows of `capacity` tokens, shared by every request.
+
+    They serve one pass after another, each of which has to `begin`; `state` is that of the
+    pass's own rows.
+    """
+
+    def __init__(
+        self,
+        target: Runner,
+        drafter: Drafter,
+        *,
+        num_rows: int,
+        capacity: int,
+        eos_ids: Sequence[int],
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self.prefill_chunk = prefill_chunk
+        self._all = State.allocate(num_rows, capacity, list(eos_ids), target.device)
+        self.state = self._all
+
+    def begin(self, num_rows: int) -> None:
+        """Start a pass over the first `num_rows` rows; every row is done and empty."""
+        self.target.allocate(self.num_rows, self.capacity)
+        self.drafter.allocate(self.num_rows, self.capacity)
+        self._all.budget_B.zero_()
+        # A graph also computes rows that nobody uses: they must write within their capacity,
+        # whatever the K of this pass is.
+        self._all.length_B1.fill_(1)
+        self.state = self._all.rows(0, num_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """The most rows that a pass may have."""
+        return self._all.num_rows
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that a row has room for."""
+        return self._all.capacity
+
+    @property
+    def buffers(self) -> tuple[object, ...]:
+        """What rounds write into besides the state; replaced where a model's cache must grow."""
+        return (self.target.cache, *self.drafter.buffers)
+
+    def fill(self, fills: Sequence[Fill], sampler: Sampler) -> list[tuple[int, bool]]:
+        """Prefill requests into their rows; the first token of each, and whether it is the last.
+
+        Waits for the device. Neighbouring rows that start alike are prefilled together, and the
+        samples of one prompt once: the others get a copy of the row.
+        """
+        first: dict[int, tuple[int, bool]] = {}
+        most = rows_prefilled_together(self.target.vocab_size)
+        fed, copies = _split(fills)
+        for group in _together(fed, most):
+            prefilled = self._prefill(group)
+            starts = [prefilled]
+            for i, fill in enumerate(group):
+                # Before the row has a first token of its own, which its copies do not share.
+                for same in _together(copies.get(fill.row, ()), most):
+                    starts.append(self._copy(prefilled, i, same))
+            for start in starts:
+                first |= self._start(start, sampler)
+        return [first[fill.row] for fill in fills]
+
+    def move_row(self, source: int, destination: int, num_tokens: int) -> None:
+        """Give a row's work to another; the source is done."""
+        # Drafters may still want what the other row said: it is overwritten after `begin`.
+        self.drafter.begin(self.state.rows(destination, 1), [()])
+        self.state.move_row(source, destination)
+        self.target.copy_row(source, destination, num_tokens)
+        self.drafter.copy_row(source, destination, num_tokens)
+
+    def num_kept(self, text: Sequence[int], num_seen: int, prompt_ids: Sequence[int]) -> int:
+        """How many tokens a prompt need not feed to the row that a text was left in.
+
+        Target and drafter have seen the text's first `num_seen` tokens there.
+        """
+        if not self.drafter.traits.keeps_prefix:
+            return 0
+        pairs = enumerate(zip(text, prompt_ids, strict=False))
+        end = min(len(text), len(prompt_ids))
+        num_shared = next((i for i, (a, b) in pairs if a != b), end)
+        # A head's entry for a token has the next one in it, too: that of the last one shared
+        # may be the old text's.
+        return max(min(num_shared - 1, num_seen, len(prompt_ids) - 1), 0)
+
+    def _load(self, group: Sequence[Fill]) -> State:
+        state = self.state.rows(group[0].row, len(group))
+        self.drafter.begin(state, [fill.prediction_ids for fill in group])
+        longest = max(len(fill.prompt_ids) for fill in group)
+        padded = [[*f.prompt_ids, *[0] * (longest - len(f.prompt_ids))] for f in group]
+        state.tokens_BC[:, :longest].copy_(torch.tensor(padded))
+        lengths, budgets, seeds = zip(
+            *((len(f.prompt_ids), f.max_new_tokens, f.seed) for f in group), strict=True
+        )
+        state.length_B1.copy_(torch.tensor(lengths)[:, None])
+        state.budget_B.copy_(torch.tensor(budgets))
+        state.seed_B.copy_(torch.tensor(seeds))
+        return state
+
+    def _prefill(self, group: Sequence[Fill]) -> "_Prefilled":
+        """Feed the prompts, right-padded and in chunks."""
+        state = self._load(group)
+        first_row, begin = group[0].row, group[0].num_kept
+        end = max(len(fill.prompt_ids) for fill in group)
+        last_B = state.length_B - 1
+        last: Output | None = None  # each row's last token
+        for start in range(begin, end, self.prefill_chunk):
+            stop = min(start + self.prefill_chunk, end)
+            positions_BT = torch.arange(start, stop, device=last_B.device).expand(len(last_B), -1)
+            tokens_BT, span = state.tokens_BC[:, start:stop], rounded_up(stop)
+            at_B = (last_B - start).clamp(0, stop - start - 1)
+            out = self.target.forward(
+                tokens_BT,
+                positions_BT,
+                span,
+                first_row=first_row,
+                last_B=at_B,
+                features=self.drafter.traits.features,
+                start=start,
+            )
+            following_BT = state.tokens_BC[:, start + 1 : stop + 1]
+            self.drafter.prefill(
+                state, Chunk(tokens_BT, following_BT, positions_BT, span, out.features, start)
+            )
+            here = Output(out.logits, tuple(_entry(f_BTF, at_B) for f_BTF in out.features))
+            last = here if last is None else _later(last_B >= start, here, last)
+        assert last is not None, "a prompt has at least one token that is not kept"
+        return _Prefilled(group, state, last, span)
+
+    def _copy(self, of: "_Prefilled", i: int, copies: Sequence[Fill]) -> "_Prefilled":
+        """Make neighbouring rows equal to the i-th that was prefilled."""
+        source, state = of.group[i], self._load(copies)
+        for copy in copies:
+            self.target.copy_row(source.row, copy.row, len(source.prompt_ids))
+            self.drafter.copy_row(source.row, copy.row, len(source.prompt_ids))
+
+        def repeated(x_B1F: Tensor) -> Tensor:
+            return x_B1F[i : i + 1].expand(len(copies), -1, -1)
+
+        last = Output(repeated(of.last.logits), tuple(map(repeated, of.last.features)))
+        return _Prefilled(copies, state, last, of.span)
+
+    def _start(self, start: "_Prefilled", sampler: Sampler) -> dict[int, tuple[int, bool]]:
+        """Commit each row's first token; by row, the token and whether it is the last."""
+        state, last = start.state, start.last
+        last_B = state.length_B - 1
+        first_B1 = sampler.pick(last.logits, state.seed_B, state.length_B1)
+        state.tokens_BC.scatter_(1, state.length_B1, first_B1)
+        state.budget_B.sub_(1).masked_fill_((first_B1 == state.eos_E).any(1), 0)
+        self.drafter.observe(
+            state,
+            Outcome(
+                num_emitted_B=torch.ones_like(last_B),
+                positions_BT=last_B[:, None],
+                following_BT=first_B1,
+                features=last.features,
+                span=start.span,
+                tokens_BN=state.tokens_at(last_B[:, None]),
+                logits_BNV=last.logits,
+            ),
+        )
+        seen = torch.cat([first_B1, state.budget_B[:, None]], 1).tolist()
+        return {
+            fill.row: (token, left == 0)
+            for fill, (token, left) in zip(start.group, seen, strict=True)
+        }
+
+
+class _Prefilled(NamedTuple):
+    """Neighbouring rows whose prompts are in the KV, before their first tokens."""
+
+    group: Sequence[Fill]
+    state: State
+    last: Output  # of each row's last token
+    span: int
+
+
+def _split(fills: Sequence[Fill]) -> tuple[list[Fill], dict[int, list[Fill]]]:
+    """What is to be prefilled, and by its row what starts as a copy of it."""
+    fed: list[Fill] = []
+    copies: dict[int, list[Fill]] = {}
+    rows: dict[tuple[int, ...], int] = {}
+    for fill in fills:
+        can_share = fill.is_sample and not fill.num_kept
+        row = rows.setdefault(fill.prompt_ids, fill.row) if can_share else fill.row
+        if row == fill.row:
+            fed.append(fill)
+        else:
+            copies.setdefault(row, []).append(fill)
+    return fed, copies
+
+
+def _entry(x_BTF: Tensor, at_B: Tensor) -> Tensor:
+    return x_BTF.gather(1, at_B[:, None, None].expand(-1, 1, x_BTF.shape[2]))
+
+
+def _later(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
+    """Rows that ended in an earlier chunk keep theirs."""
+
+    def choose(new_B1F: Tensor, old_B1F: Tensor) -> Tensor:
+        return torch.where(is_later_B[:, None, None], new_B1F, old_B1F)
+
+    features = zip(later.features, earlier.features, strict=True)
+    return Output(choose(later.logits, earlier.logits), tuple(choose(*pair) for pair in features))
+
+
+def _together(fills: Sequence[Fill], most: int) -> list[list[Fill]]:
+    """Groups of at most `most` neighbouring rows with equally many kept tokens."""
+    groups: list[list[Fill]] = []
+    for fill in sorted(fills, key=lambda fill: fill.row):
+        last = groups[-1] if groups else []
+        if (
+            last
+            and fill.row == last[-1].row + 1
+            and fill.num_kept == last[-1].num_kept
+            and len(last) < most
+        ):
+            last.append(fill)
+        else:
+            groups.append([fill])
+    return groups

@@ -1,0 +1,97 @@
+"""Acceptance drawn instead of judged: what a pairing would cost if so many drafts were kept.
+
+The text is no text and only the times mean something: a round does the work of a real one.
+Shape suffixes: B rows, K drafts of a path, N nodes, T = K + 1 tokens of a path, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from specbench.errors import UsageError
+from specbench.forward.tree import Tree
+from specbench.round.drafter import Proposal
+from specbench.round.sampling import Purpose, Sampler, uniform
+from specbench.round.verifier import Verdict
+from specbench.stats.acceptance import conditional_rates, joint_rates
+
+
+def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
+    """a_1 .. a_k, where a_i is the share of rounds that keep at least i drafts.
+
+    One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
+    are a_1, a_2 .. themselves; past their end nothing is kept. UsageError unless they are
+    shares that never rise: at least two drafts cannot be kept more often than at least one.
+    """
+    if not values or not all(a >= b for a, b in pairwise((1.0, *values, 0.0))):
+        raise UsageError(
+            f"synthetic acceptance {', '.join(map(str, values)) or '(none)'}: one or more shares "
+            "from 0 to 1 are allowed, each no larger than the one before"
+        )
+    if len(values) == 1:
+        return tuple(joint_rates([values[0]] * k))
+    return (*values, *(0.0,) * k)[:k]
+
+
+class SyntheticVerifier:
+    """A verifier (round.Verifier) that keeps drafts at given rates, whatever they say.
+
+    Every row of every round draws for itself, so rows advance raggedly as real ones do.
+    """
+
+    def __init__(self, acceptance: Sequence[float]) -> None:
+        """As in `acceptance_rates`; K is that of each proposal."""
+        acceptance_rates(acceptance, 0)
+        self._acceptance = tuple(acceptance)
+
+    def __call__(
+        self,
+        proposal: Proposal,
+        logits_BNV: Tensor,
+        sampler: Sampler,
+        seed_B: Tensor,
+        positions_BN: Tensor,
+    ) -> Verdict:
+        """Keep draft i with a_i / a_(i-1) after those before it; then the target's own token.
+
+        The target's tokens are picked at every position, as a real round does it.
+        """
+        target_BT = sampler.pick(logits_BNV, seed_B, positions_BN)
+        K = proposal.depth
+        if K == 0:
+            return Verdict(torch.zeros_like(proposal.num_drafted_B), target_BT)
+        drafts_BK, most_B, path_BT = proposal.tokens_BK, proposal.num_drafted_B, None
+        positions_BT = positions_BN
+        if proposal.tree is not None:
+            path_BT, most_B = _first_children(proposal.tree)
+            drafts_BK = drafts_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
+            target_BT = target_BT.gather(1, path_BT)
+            positions_BT = positions_BN.gather(1, path_BT)
+        chance_BK = uniform(seed_B, positions_BT[:, :-1], Purpose.SYNTHETIC)
+        # A comparison a position: a tensor of the rates would be a copy from the host.
+        rates = conditional_rates(acceptance_rates(self._acceptance, K))
+        kept = [chance_BK[:, i] <= rate for i, rate in enumerate(rates)]
+        num_kept_B = torch.stack(kept, 1).long().cumprod(1).sum(1)
+        num_accepted_B = num_kept_B.minimum(most_B)
+        places_T = torch.arange(K + 1, device=target_BT.device)
+        is_draft_BT = places_T < num_accepted_B[:, None]
+        padded_BT = torch.cat([drafts_BK, target_BT[:, -1:]], 1)
+        tokens_BT = torch.where(is_draft_BT, padded_BT, target_BT)
+        return Verdict(num_accepted_B, tokens_BT, path_BT)
+
+
+def _first_children(tree: Tree) -> tuple[Tensor, Tensor]:
+    """The path [B, T] that always takes the first draft that is meant, and its length [B]."""
+    node_B1 = torch.zeros_like(tree.parents_BK[:, :1])
+    path, num_B = [node_B1], torch.zeros_like(node_B1[:, 0])
+    for _ in range(tree.depth):
+        is_child_BK = (tree.parents_BK == node_B1) & tree.is_meant_BK
+        has_child_B1 = is_child_BK.any(1, keepdim=True)
+        first_B1 = is_child_BK.int().argmax(1, keepdim=True) + 1
+        # Past the end: the current token again, as in Tree.path_to; it is nobody's child.
+        node_B1 = torch.where(has_child_B1, first_B1, -1)
+        num_B = num_B + has_child_B1[:, 0]
+        path.append(node_B1)
+    return torch.cat(path, 1).clamp(min=0), num_B

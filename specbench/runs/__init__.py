@@ -1,0 +1,32 @@
+"""Runs on disk: `reports/<run_id>/` with run.json, records.jsonl and a lock.
+
+run.json is written once, before the first measurement. records.jsonl only grows: a line a
+record, each on disk before `append` returns. One writer at a time; the kernel drops its
+lock when it dies, so a killed run can be resumed at once.
+"""
+
+from specbench.runs.codec import SCHEMA_VERSION, StoredRecord
+from specbench.runs.ledger import Ledger, create_run, new_run_id, resume_run
+from specbench.runs.reader import (
+    LATEST,
+    RunListing,
+    StoredRun,
+    disk_errors_named,
+    list_runs,
+    load_run,
+)
+
+__all__ = [
+    "LATEST",
+    "SCHEMA_VERSION",
+    "Ledger",
+    "RunListing",
+    "StoredRecord",
+    "StoredRun",
+    "create_run",
+    "disk_errors_named",
+    "list_runs",
+    "load_run",
+    "new_run_id",
+    "resume_run",
+]

@@ -1,0 +1,198 @@
+"""Records to JSON and back: strict, and nothing is written that cannot be read again.
+
+A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a RunRecord.
+"""
+
+import re
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from specbench.json_text import parse_json
+from specbench.records import (
+    BlockRecord,
+    EngineCost,
+    EngineRecord,
+    Environment,
+    ExtensionRecord,
+    FailureRecord,
+    ForecastRecord,
+    ForwardCost,
+    ImportedRecord,
+    LimitRecord,
+    MemoryRecord,
+    ModelIdentity,
+    ReferenceRecord,
+    RoundCost,
+    RunRecord,
+    TraceRecord,
+)
+from specbench.runs.old_plans import LAST_SCHEMA, Depths, OldRunRecord
+
+# 1: first layout (2026-11). 2: passes over many rows, engines and limits. 3: the best of several
+# samples. 4: lossy options, whole answers checked at once, imported figures, traces, forecasts.
+# 5: a plan is final (old_plans.py). Earlier ones read as before.
+SCHEMA_VERSION = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """The last line of a run that measured all it had planned."""
+
+    finished_at: str  # ISO 8601, UTC
+
+
+StoredRecord = (
+    BlockRecord
+    | ReferenceRecord
+    | MemoryRecord
+    | ForwardCost
+    | FailureRecord
+    | ModelIdentity
+    | EngineRecord
+    | LimitRecord
+    | ImportedRecord
+    | TraceRecord
+    | RoundCost
+    | EngineCost
+    | ForecastRecord
+    | ExtensionRecord
+    | Environment
+    | Done
+)
+
+_TAGS: dict[type, str] = {
+    BlockRecord: "block",
+    ReferenceRecord: "reference",
+    MemoryRecord: "memory",
+    ForwardCost: "forward",
+    FailureRecord: "failure",
+    ModelIdentity: "model",
+    EngineRecord: "engine",
+    LimitRecord: "limit",
+    ImportedRecord: "imported",
+    TraceRecord: "trace",
+    RoundCost: "cost",
+    EngineCost: "enginecost",
+    ForecastRecord: "forecast",
+    ExtensionRecord: "extension",
+    Environment: "session",  # where the lines after a resume were measured
+    Done: "done",
+}
+
+Tag = TypeVar("Tag")
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True, slots=True)
+class _Line(Generic[Tag, Data]):
+    type: Tag
+    data: Data
+
+
+_AnyLine = (
+    _Line[Literal["block"], BlockRecord]
+    | _Line[Literal["reference"], ReferenceRecord]
+    | _Line[Literal["memory"], MemoryRecord]
+    | _Line[Literal["forward"], ForwardCost]
+    | _Line[Literal["failure"], FailureRecord]
+    | _Line[Literal["model"], ModelIdentity]
+    | _Line[Literal["engine"], EngineRecord]
+    | _Line[Literal["limit"], LimitRecord]
+    | _Line[Literal["imported"], ImportedRecord]
+    | _Line[Literal["trace"], TraceRecord]
+    | _Line[Literal["cost"], RoundCost]
+    | _Line[Literal["enginecost"], EngineCost]
+    | _Line[Literal["forecast"], ForecastRecord]
+    | _Line[Literal["extension"], ExtensionRecord]
+    | _Line[Literal["session"], Environment]
+    | _Line[Literal["done"], Done]
+)
+
+_CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_LINE: TypeAdapter[Any] = TypeAdapter(
+    Annotated[_AnyLine, Field(discriminator="type")], config=_CONFIG
+)
+# pydantic hands a config to a standard dataclass only through an enclosing type.
+_RUN: TypeAdapter[RunRecord | None] = TypeAdapter(RunRecord | None, config=_CONFIG)
+_OLD_RUN: TypeAdapter[OldRunRecord | None] = TypeAdapter(OldRunRecord | None, config=_CONFIG)
+
+
+class NotJsonError(ValueError):
+    """The text is no JSON at all, as after a write that was cut short."""
+
+
+class NewerSchemaError(ValueError):
+    """The run was written by a newer specbench."""
+
+
+def encode_line(record: StoredRecord) -> bytes:
+    """One line with its newline; ValueError where reading it would not give `record` again.
+
+    NaN, infinities, and values that the record's types do not allow are thus refused.
+    """
+    return _encode(_LINE, _Line(_TAGS[type(record)], record)) + b"\n"
+
+
+def decode_line(text: bytes) -> StoredRecord:
+    """The record of one line; NotJsonError or ValueError says what is wrong."""
+    record: StoredRecord = _decode(_LINE, text).data
+    return record
+
+
+def encode_run(run: RunRecord) -> bytes:
+    """The indented text of run.json; refuses what `encode_line` refuses."""
+    return _encode(_RUN, run, indent=2) + b"\n"
+
+
+def decode_run(text: bytes, depths: Depths = MappingProxyType({})) -> RunRecord:
+    """The run of a run.json; NewerSchemaError, NotJsonError or ValueError says what is wrong.
+
+    `depths` make an old plan final.
+    """
+    # A newer layout has keys that are unknown here: its version is the news, not the keys.
+    try:
+        document = parse_json(text)
+    except ValueError as error:
+        raise NotJsonError(str(error)) from error
+    version = document.get("schema_version") if isinstance(document, dict) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise NewerSchemaError(f"schema version {version}, newer than {SCHEMA_VERSION}")
+    is_old = isinstance(version, int) and version <= LAST_SCHEMA
+    run: RunRecord | None = _decode(_OLD_RUN if is_old else _RUN, text)
+    if run is None:
+        raise ValueError("null instead of a run")
+    return run.final(depths) if isinstance(run, OldRunRecord) else run
+
+
+_LINE_TYPE = re.compile(rb'\{"type":"([a-z]+)","data":\{.*\}\n')
+
+
+def line_type(line: bytes) -> str | None:
+    """The type that a complete line states, without reading the rest; None if it has none."""
+    match = _LINE_TYPE.match(line)
+    return match[1].decode() if match else None
+
+
+def _encode(adapter: TypeAdapter[Any], value: object, *, indent: int | None = None) -> bytes:
+    try:
+        text = adapter.dump_json(value, indent=indent, warnings="error")
+        read_back = _decode(adapter, text)
+    except ValueError as error:
+        raise ValueError(f"cannot be stored: {error}") from error
+    if read_back != value:
+        raise ValueError("cannot be stored: it would read back as another value (NaN? a list?)")
+    return text
+
+
+def _decode(adapter: TypeAdapter[Any], text: bytes) -> Any:
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise NotJsonError(first["msg"]) from error
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{where or 'line'}: {first['msg']}") from error

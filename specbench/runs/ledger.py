@@ -1,0 +1,216 @@
+"""Writes a run: append-only, a record on disk before the next is measured, one writer."""
+
+import errno
+import fcntl
+import os
+import secrets
+import shlex
+from collections.abc import Set
+from contextlib import ExitStack, suppress
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Self
+
+from specbench.errors import StoreError
+from specbench.records import BlockRecord, RunRecord
+from specbench.runs.codec import SCHEMA_VERSION, Done, StoredRecord, encode_line, encode_run
+from specbench.runs.old_plans import Depths, depths_found
+from specbench.runs.reader import (
+    RECORDS_FILE,
+    RUN_FILE,
+    Contents,
+    StoredRun,
+    disk_errors_named,
+    find_run,
+    gathered,
+    is_run_id,
+    read_records,
+    read_run,
+)
+
+_LOCK_FILE = "lock"
+_REMEDIES = {
+    errno.ENOSPC: "make room on the disk",
+    errno.EDQUOT: "make room in your quota",
+    errno.EFBIG: "raise the limit on file sizes",
+}
+
+
+def new_run_id(now: datetime) -> str:
+    """A run id that sorts by time: `20261121-010203-a1b2`, UTC."""
+    return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def create_run(root: Path, run: RunRecord) -> "Ledger":
+    """Start the folder of a new run under `root`; its run.json is on disk on return.
+
+    StoreError if the id is taken or no name for a folder, or if the disk refuses.
+    """
+    if not is_run_id(run.run_id):
+        raise StoreError(f"{run.run_id!r} is no run id: use letters, digits, '.', '_' and '-'")
+    if run.schema_version != SCHEMA_VERSION:
+        raise ValueError(f"a new run has schema version {SCHEMA_VERSION}")
+    text = encode_run(run)
+    folder = root / run.run_id
+    with disk_errors_named(folder), ExitStack() as undo:
+        root.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            raise StoreError(f"{folder}: this run exists; resume it or choose another id") from None
+        lock = undo.enter_context(_lock(folder))
+        _write_atomically(folder / RUN_FILE, text)
+        writer = Ledger(folder, run, Contents((), 0), lock)
+        undo.pop_all()
+        return writer
+
+
+def resume_run(root: Path, run_id: str, depths: Depths = MappingProxyType({})) -> "Ledger":
+    """Go on with the run of an id (or `latest`); a torn last line is removed from it.
+
+    `depths` of its drafters make an old plan final, those that its records have go first.
+    StoreError if the run is unknown, being written, damaged, or of a newer schema.
+    """
+    folder = find_run(run_id, root)
+    with disk_errors_named(folder), ExitStack() as undo:
+        lock = undo.enter_context(_lock(folder))
+        contents = read_records(folder)
+        run = read_run(folder, {**depths, **depths_found(contents.records)})
+        writer = Ledger(folder, run, contents, lock)
+        undo.pop_all()
+        return writer
+
+
+class Ledger:
+    """The run in progress: what is on disk of it, in memory too. Holds its lock until closed.
+
+    Nothing reads the file again while it is written; a context manager.
+    """
+
+    def __init__(self, folder: Path, run: RunRecord, contents: Contents, lock: FileIO) -> None:
+        self.folder = folder
+        self.run = run
+        self._lock = lock
+        self._records = list(contents.records)
+        self._blocks = {r.block_id for r in contents.records if isinstance(r, BlockRecord)}
+        self._stored: StoredRun | None = None
+        self._file = FileIO(folder / RECORDS_FILE, "a")
+        self._file.truncate(contents.num_bytes)
+        _sync_folder(folder)
+
+    @property
+    def stored(self) -> StoredRun:
+        """All that is on disk by now, as `load_run` would read it."""
+        if self._stored is None:
+            self._stored = gathered(self.folder, self.run, self._records)
+        return self._stored
+
+    @property
+    def finished_blocks(self) -> Set[str]:
+        """Ids of the blocks on disk."""
+        return self._blocks
+
+    @property
+    def how_to_go_on(self) -> str:
+        """What to do once the disk takes records again."""
+        command = self.run.settings.command
+        if command == "import":
+            return "repeat the command"
+        # Not as it was typed: a run takes its settings from itself, and refuses some words then.
+        words = ["specbench", command, "--out", str(self.folder.parent)]
+        return f"go on with: {shlex.join([*words, '--resume', self.run.run_id])}"
+
+    def append(self, record: StoredRecord) -> None:
+        """Store `record`; it is on disk on return.
+
+        ValueError if its block is stored already, or if it would not read back equal (NaN).
+        StoreError if the disk refuses: the record is not kept then, all before it are.
+        """
+        if isinstance(record, BlockRecord) and record.block_id in self._blocks:
+            raise ValueError(f"block {record.block_id!r} is stored already")
+        line = encode_line(record)
+        try:
+            self._write(line)
+        except OSError as error:
+            remedy = _REMEDIES.get(error.errno or 0, "mend the disk")
+            raise StoreError(
+                f"{self.folder}: cannot write: {error.strerror}. "
+                f"The finished blocks ({len(self._blocks)}) are kept; {remedy}, "
+                f"then {self.how_to_go_on}"
+            ) from error
+        self._records.append(record)
+        self._stored = None
+        if isinstance(record, BlockRecord):
+            self._blocks.add(record.block_id)
+
+    def finish(self) -> None:
+        """Mark the run as complete, once all that was planned is stored."""
+        if not self.stored.is_complete:
+            self.append(Done(finished_at=datetime.now(UTC).isoformat(timespec="seconds")))
+
+    def close(self) -> None:
+        """Release the lock; what was appended is on disk already."""
+        self._file.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, line: bytes) -> None:
+        size_before = os.fstat(self._file.fileno()).st_size
+        remaining = memoryview(line)
+        try:
+            while remaining:  # one write, unless the disk fills up in the middle
+                remaining = remaining[self._file.write(remaining) :]
+            os.fsync(self._file.fileno())
+        except BaseException as error:
+            # Ctrl-C must leave no half line, but a line that is whole was measured and stays.
+            if remaining or isinstance(error, OSError):
+                with suppress(OSError):  # a torn line that stays is removed on resume
+                    self._file.truncate(size_before)
+            raise
+
+
+def _lock(folder: Path) -> FileIO:
+    with ExitStack() as undo:
+        lock = undo.enter_context(FileIO(folder / _LOCK_FILE, "a+"))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().decode() or "(unknown)"
+            raise StoreError(
+                f"{folder}: process {owner} is writing this run; wait for it or stop it"
+            ) from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()).encode())
+        undo.pop_all()  # the lock outlives this call
+        return lock
+
+
+def _write_atomically(path: Path, text: bytes) -> None:
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

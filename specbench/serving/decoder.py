@@ -1,0 +1,105 @@
+"""A target and a drafter that decode requests over rows of their own."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from specbench.execution.clock import Clock
+from specbench.execution.launcher import EagerLauncher, Launcher
+from specbench.footprint import PREFILL_CHUNK, row_slots
+from specbench.forward.backends import pinned_attention
+from specbench.forward.runner import Runner, check_context
+from specbench.records import Sampling
+from specbench.round.drafter import Drafter
+from specbench.round.round import Verifier
+from specbench.round.rows import Rows
+from specbench.round.sampling import Sampler
+from specbench.round.verifier import verify
+from specbench.serving.policy import FixedK, Policy
+from specbench.serving.request import Request, Result, Served
+from specbench.serving.serving import Serving
+
+MakeLauncher = Callable[[Rows, Sampler, Verifier, Clock], Launcher]
+
+
+class Decoder:
+    """Serves requests of equal standing; every request's text depends on itself alone."""
+
+    def __init__(
+        self,
+        target: Runner,
+        drafter: Drafter,
+        *,
+        eos_ids: Sequence[int],
+        clock: Clock,
+        verifier: Verifier = verify,
+        make_launcher: MakeLauncher = EagerLauncher,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> None:
+        self.target = target
+        self.drafter = drafter
+        self._eos_ids = tuple(eos_ids)
+        self._clock = clock
+        self._verifier = verifier
+        self._make_launcher = make_launcher
+        self._prefill_chunk = prefill_chunk
+        self._rows: Rows | None = None
+        self._launchers: dict[Sampling, Launcher] = {}
+        self.launcher: Launcher | None = None  # of the last pass
+        self._num_dropped = 0  # captures of launchers that are gone
+
+    @property
+    def num_captures(self) -> int:
+        """Rounds captured so far; a pass in which it rose took that time, too."""
+        return self._num_dropped + sum(la.num_captures for la in self._launchers.values())
+
+    def decode(self, requests: Sequence[Request], sampler: Sampler, *, k: int) -> list[Result]:
+        """Every request to its end-of-text token or budget, one row each, at one K."""
+        return self.serve(requests, sampler, FixedK(k), num_rows=len(requests)).results
+
+    @torch.inference_mode()
+    def serve(
+        self, requests: Sequence[Request], sampler: Sampler, policy: Policy, *, num_rows: int
+    ) -> Served:
+        """Every request, up to `num_rows` at once, each in its turn.
+
+        Raises ModelError where a request is longer than the target's context.
+        """
+        longest = max(request.num_tokens for request in requests)
+        check_context(self.target.max_position, longest)
+        num_drafts = self.drafter.num_drafts(policy.max_k) if policy.max_k else 0
+        rows = self._open_rows(num_rows, longest + num_drafts + 1)
+        launcher = self.launcher = self._open_launcher(rows, sampler)
+        with pinned_attention(self.target.device):
+            serving = Serving(
+                requests, rows, launcher, sampler, policy, self._clock, verifier=self._verifier
+            )
+            return serving.run()
+
+    def _open_rows(self, num_rows: int, num_tokens: int) -> Rows:
+        """The rows of the last pass where they suffice: graphs are bound to their addresses."""
+        rows, capacity = self._rows, row_slots(num_tokens, self.target.device.type)
+        if rows is None or num_rows > rows.num_rows or capacity > rows.capacity:
+            self._num_dropped = self.num_captures
+            self._launchers.clear()
+            known = rows
+            self._rows = None  # until they have their memory: what cannot be had is not kept
+            rows = Rows(
+                self.target,
+                self.drafter,
+                num_rows=max(num_rows, known.num_rows if known else 0),
+                capacity=max(capacity, known.capacity if known else 0),
+                eos_ids=self._eos_ids,
+                prefill_chunk=self._prefill_chunk,
+            )
+        rows.begin(num_rows)
+        self._rows = rows
+        return rows
+
+    def _open_launcher(self, rows: Rows, sampler: Sampler) -> Launcher:
+        """The launcher of these rows and settings, which are part of what it captured."""
+        known = self._launchers.get(sampler.sampling)
+        if known is None:
+            known = self._make_launcher(rows, sampler, self._verifier, self._clock)
+            self._launchers[sampler.sampling] = known
+        return known

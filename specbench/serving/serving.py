@@ -1,0 +1,280 @@
+"""The loop over rounds: admit requests, advance all rows, hand rows on, until none is left."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from specbench.execution.clock import Clock, Mark
+from specbench.execution.launcher import Launch, Launcher
+from specbench.records import AnswerCheck, RoundLog, RoundTimeline
+from specbench.round.round import Verifier
+from specbench.round.rows import Fill, Rows
+from specbench.round.sampling import Sampler
+from specbench.serving.policy import Policy
+from specbench.serving.request import Request, Result, Served
+from specbench.serving.scheduler import Admission, Scheduler
+from specbench.serving.whole_answer import Checked, check_whole_answer
+
+
+@dataclass
+class _Progress:
+    """One request under way."""
+
+    began: Mark
+    first_token: Mark
+    output: list[int]
+    check: Checked | None = None
+    check_ended: Mark | None = None
+    num_drafted: list[int] = field(default_factory=list)
+    num_accepted: list[int] = field(default_factory=list)
+    num_emitted: list[int] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)  # numbers of the pass's rounds
+    is_done: bool = False
+
+
+class _Flight(NamedTuple):
+    """A round whose report is still to be read, and who was in its rows."""
+
+    launch: Launch
+    k: int
+    num_rows: int
+    num_caught_up: int  # tokens that the drafter saw first
+    requests: tuple[int, ...]
+
+
+class _Round(NamedTuple):
+    """A round that is over; seconds since the pass began."""
+
+    k: int
+    num_rows: int
+    num_live: int
+    num_emitted: int
+    began_s: float
+    drafted_s: float | None
+    ended_s: float
+
+
+class _Kept(NamedTuple):
+    """What a row's last request left in its keys and values."""
+
+    tokens: tuple[int, ...]
+    num_tokens: int
+
+
+class Serving:
+    """One pass over a set of requests."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        rows: Rows,
+        launcher: Launcher,
+        sampler: Sampler,
+        policy: Policy,
+        clock: Clock,
+        *,
+        verifier: Verifier,
+    ) -> None:
+        self._requests = requests
+        self._rows = rows
+        self._launcher = launcher
+        self._sampler = sampler
+        self._policy = policy
+        self._clock = clock
+        self._verifier = verifier
+        self._scheduler = Scheduler([r.arrival for r in requests], rows.state.num_rows)
+        self._progress: dict[int, _Progress] = {}
+        self._kept: dict[int, _Kept] = {}  # by row
+        self._flights: deque[_Flight] = deque()
+        self._rounds: list[_Round] = []
+        self._behind = 0  # tokens a row may have that the drafter did not see
+        self._eos_ids = frozenset(rows.state.eos_E.tolist())
+
+    def run(self) -> Served:
+        """Decode all requests; the rows may be used again afterwards."""
+        self._clock.start()
+        while not self._scheduler.is_over or self._flights:
+            self._admit()
+            running = self._packed()
+            if running:
+                self._launch(running)
+            if self._flights and (not running or len(self._flights) > self._launcher.lag):
+                self._settle(self._flights.popleft())
+            elif not running and self._scheduler.next_arrival_s is not None:
+                time.sleep(max(self._scheduler.next_arrival_s - self._clock.now(), 0.0))
+        results = [self._result(i) for i in range(len(self._requests))]
+        return Served(results, self._timeline())
+
+    def _admit(self) -> None:
+        admitted = self._scheduler.admit(self._clock.now())
+        if not admitted:
+            return
+        began = self._clock.mark()
+        first = self._rows.fill([self._fill(a) for a in admitted], self._sampler)
+        first_token = self._clock.mark()
+        for (_, request), (token, is_done) in zip(admitted, first, strict=True):
+            self._progress[request] = _Progress(began, first_token, [token])
+            if is_done:
+                self._finish(request)
+        if self._policy.max_k:
+            self._check_answers([a for a in admitted if not self._progress[a.request].is_done])
+
+    def _check_answers(self, admitted: Sequence[Admission]) -> None:
+        """Let the target read what is expected of whole answers, row after row."""
+        checks: dict[int, Checked] = {}
+        for row, request in admitted:
+            check = check_whole_answer(self._rows, row, self._sampler, self._verifier)
+            if check is not None:
+                checks[request] = check
+        ended = self._clock.mark() if checks else None
+        for request, check in checks.items():
+            progress = self._progress[request]
+            progress.check, progress.check_ended = check, ended
+            progress.output += check.tokens
+            if check.is_done:
+                self._finish(request)
+
+    def _fill(self, admission: Admission) -> Fill:
+        request = self._requests[admission.request]
+        kept = self._kept.pop(admission.row, _Kept((), 0))
+        return Fill(
+            row=admission.row,
+            prompt_ids=request.prompt_ids,
+            max_new_tokens=request.max_new_tokens,
+            seed=request.seed,
+            prediction_ids=request.prediction_ids,
+            is_sample=request.is_sample,
+            num_kept=self._rows.num_kept(kept.tokens, kept.num_tokens, request.prompt_ids),
+        )
+
+    def _packed(self) -> tuple[int, ...]:
+        """The requests of the first rows, gaps closed."""
+        for source, gap in self._scheduler.pack():
+            moved = self._scheduler.running[gap]
+            assert moved is not None
+            self._rows.move_row(source, gap, self._length_bound(moved) + 1)
+            self._kept.pop(source, None)
+            self._kept.pop(gap, None)
+        return tuple(request for request in self._scheduler.running if request is not None)
+
+    def _launch(self, running: tuple[int, ...]) -> None:
+        num_rows = self._launcher.rows_for(len(running))
+        behind = min(self._behind, max(map(self._num_emitted_bound, running)))
+        k = self._policy.choose(num_rows, len(running), behind)
+        num_drafts = self._rows.drafter.num_drafts(k) if k else 0
+        span = self._launcher.span_for(max(map(self._length_bound, running)) + num_drafts + 1)
+        num_caught_up = behind if k else 0
+        launch = self._launcher.launch(num_rows, k, span, num_caught_up)
+        self._behind = 0 if k or not self._policy.max_k else self._behind + 1
+        self._flights.append(_Flight(launch, k, num_rows, num_caught_up, running))
+
+    def _length_bound(self, request: int) -> int:
+        """Committed tokens of a request at most, rounds under way included."""
+        asked = self._requests[request]
+        known = len(asked.prompt_ids) + len(self._progress[request].output) - 1
+        under_way = sum(flight.k + 1 for flight in self._flights if request in flight.requests)
+        return min(known + under_way, asked.num_tokens - 1)
+
+    def _num_emitted_bound(self, request: int) -> int:
+        """Tokens at most that a request was given since its prefill."""
+        return self._length_bound(request) - len(self._requests[request].prompt_ids)
+
+    def _settle(self, flight: _Flight) -> None:
+        """Read a round's report and let go of the rows that are done."""
+        launch = flight.launch
+        ended_s = self._clock.seconds(launch.ended)
+        report = launch.report_BN.tolist()
+        drafted, accepted, emitted = [], [], []
+        for request, (d, a, e, budget, *tokens) in zip(flight.requests, report, strict=False):
+            progress = self._progress[request]
+            if progress.is_done:  # it ended in a round whose report had not been read
+                continue
+            progress.num_drafted.append(d)
+            progress.num_accepted.append(a)
+            progress.num_emitted.append(e)
+            progress.rounds.append(len(self._rounds))
+            progress.output += tokens[:e]
+            drafted.append(d)
+            accepted.append(a)
+            emitted.append(e)
+            if budget == 0:
+                self._finish(request)
+        ended = _Round(
+            k=flight.k,
+            num_rows=flight.num_rows,
+            num_live=len(emitted),
+            num_emitted=sum(emitted),
+            began_s=self._clock.seconds(launch.began),
+            drafted_s=None if launch.drafted is None else self._clock.seconds(launch.drafted),
+            ended_s=ended_s,
+        )
+        self._rounds.append(ended)
+        if emitted:
+            self._policy.observe(
+                k=flight.k,
+                num_rows=flight.num_rows,
+                num_drafted=drafted,
+                num_accepted=accepted,
+                num_emitted=emitted,
+                num_caught_up=flight.num_caught_up,
+                seconds=ended.ended_s - ended.began_s,
+            )
+
+    def _finish(self, request: int) -> None:
+        progress = self._progress[request]
+        progress.is_done = True
+        row = self._scheduler.running.index(request)
+        self._scheduler.finish(request, self._clock.now())
+        if self._requests[request].arrival.conversation is not None:
+            tokens = (*self._requests[request].prompt_ids, *progress.output)
+            # The last token is not in the KV, and the one before it perhaps not in the drafter's.
+            self._kept[row] = _Kept(tokens, max(len(tokens) - 2 - self._behind, 0))
+
+    def _result(self, request: int) -> Result:
+        progress = self._progress[request]
+        rounds = [self._rounds[i] for i in progress.rounds]
+        drafted = [r.drafted_s - r.began_s for r in rounds if r.drafted_s is not None]
+        verified = [r.ended_s - r.drafted_s for r in rounds if r.drafted_s is not None]
+        first_token_s = self._clock.seconds(progress.first_token)
+        answer_check = self._answer_check(progress, first_token_s)
+        before_rounds_s = answer_check.seconds if answer_check else 0.0
+        return Result(
+            output_ids=tuple(progress.output),
+            hit_eos=progress.output[-1] in self._eos_ids,
+            rounds=RoundLog(
+                num_drafted=tuple(progress.num_drafted),
+                num_accepted=tuple(progress.num_accepted),
+                num_emitted=tuple(progress.num_emitted),
+                round_s=tuple(r.ended_s - r.began_s for r in rounds),
+                draft_s=tuple(drafted) if len(drafted) == len(rounds) else None,
+                verify_s=tuple(verified) if len(verified) == len(rounds) else None,
+            ),
+            arrived_s=self._scheduler.arrived_s(request),
+            started_s=self._clock.seconds(progress.began),
+            first_token_s=first_token_s,
+            finished_s=rounds[-1].ended_s if rounds else first_token_s + before_rounds_s,
+            answer_check=answer_check,
+        )
+
+    def _answer_check(self, progress: _Progress, first_token_s: float) -> AnswerCheck | None:
+        check, ended = progress.check, progress.check_ended
+        if check is None or ended is None:
+            return None
+        return AnswerCheck(
+            num_drafted=check.num_drafted,
+            num_accepted=check.num_accepted,
+            num_emitted=len(check.tokens),
+            seconds=self._clock.seconds(ended) - first_token_s,
+        )
+
+    def _timeline(self) -> RoundTimeline:
+        return RoundTimeline(
+            at_s=tuple(r.began_s for r in self._rounds),
+            seconds=tuple(r.ended_s - r.began_s for r in self._rounds),
+            num_speculative_tokens=tuple(r.k for r in self._rounds),
+            num_live=tuple(r.num_live for r in self._rounds),
+            num_rows=tuple(r.num_rows for r in self._rounds),
+            num_emitted=tuple(r.num_emitted for r in self._rounds),
+        )

@@ -1,0 +1,96 @@
+"""One target's share of a call: its engines, K = 0 first, then drafter after drafter."""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from specbench.engines.engine import Engine, Work
+from specbench.engines.refusals import REFUSALS
+from specbench.errors import ModelError, first_line
+from specbench.inputs.config import Drafter
+from specbench.records import Sampling
+from specbench.verify.collect import Collector, Examined, Texts
+from specbench.verify.evidence import Evidence, Refused, Subject
+
+
+class Job(NamedTuple):
+    """One engine doing `work` at one temperature; no drafter at K = 0."""
+
+    pairing: str
+    drafter: Drafter | None
+    engine: str
+    work: Work
+    sampling: Sampling
+
+    def refused(self, error: Exception) -> Refused:
+        """As evidence. Whether it is lossy follows from its drafter, which no engine may have."""
+        rule = self.drafter.lossy if self.drafter else None
+        subject = Subject(
+            pairing=self.pairing,
+            engine=self.engine,
+            method=self.work.method,
+            num_speculative_tokens=self.work.k,
+            temperature=self.sampling.temperature,
+            lossy=str(rule) if rule else None,
+        )
+        return Refused(subject=subject, reason=first_line(error))
+
+
+class Amount(NamedTuple):
+    """Tokens sampled for each job, and requests that an engine decodes at once."""
+
+    num_tokens: int
+    num_rows: Mapping[str, int]
+
+
+def examine(
+    engines: Mapping[str, Engine],
+    collector: Collector,
+    jobs: Sequence[Job],
+    amount: Amount,
+    stage: Callable[[str], None],
+) -> list[Evidence]:
+    """Evidence for every job, in their order; what refuses to run is evidence, too.
+
+    The jobs of a pairing follow one another, those at K = 0 come first.
+    """
+    baselines: dict[str, Texts] = {}
+    found: list[Evidence] = []
+    for pairing, group in itertools.groupby(jobs, lambda job: job.pairing):
+        own = list(group)
+        refused: dict[str, Exception] = {}
+        for name in dict.fromkeys(job.engine for job in own):
+            drafter = own[0].drafter
+            try:
+                if drafter is not None:
+                    engines[name].add_drafter(drafter)
+            except REFUSALS as error:
+                refused[name] = error
+        for job in own:
+            who = Examined(pairing, engines[job.engine], job.work, amount.num_rows[job.engine])
+            method = f"{job.work.method} " if job.work.k else ""
+            stage(f"{pairing}: {method}K={job.work.k} T={job.sampling.temperature:g}")
+            try:
+                if job.engine in refused:
+                    raise refused[job.engine]
+                found.append(_evidence(collector, who, job, amount.num_tokens, baselines))
+            except REFUSALS as error:
+                found.append(job.refused(error))
+        if own[0].drafter is not None:
+            for engine in engines.values():
+                engine.remove_drafter(own[0].drafter.name)
+    return found
+
+
+def _evidence(
+    collector: Collector, who: Examined, job: Job, num_tokens: int, baselines: dict[str, Texts]
+) -> Evidence:
+    if job.sampling.temperature > 0:
+        return collector.sampled(who, job.sampling, num_tokens)
+    texts = collector.greedy_texts(who)
+    if job.drafter is None:
+        baselines[job.engine] = texts
+        return collector.greedy(who, texts, None)
+    if job.engine not in baselines:
+        raise ModelError(f"{job.engine} could not decode at K = 0, there is nothing to compare")
+    return collector.greedy(who, texts, baselines[job.engine])

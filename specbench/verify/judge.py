@@ -1,0 +1,208 @@
+"""What follows from the evidence: one verdict a pairing, K and temperature; no torch.
+
+The false alarm rate is that of a whole call: all its p-values are adjusted together (Holm).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from specbench.stats.multiple_testing import holm
+from specbench.verify.evidence import (
+    Divergence,
+    Evidence,
+    GreedyEvidence,
+    Refused,
+    SampledEvidence,
+    Subject,
+)
+from specbench.verify.statistics import (
+    Detectable,
+    detectable,
+    joint_p_value,
+    serial_p_value,
+    tail_p_value,
+    temperature_p_value,
+    uniform_p_value,
+)
+
+FALSE_ALARM = 1e-3
+EDGE_SHARE = 0.05  # of the tokens: with more where rounding decides on a cut, nothing is shown
+CONTROL = 0.8  # the same tokens are held to a temperature so much lower, and must fail
+
+Verdict = Literal["identical", "tie", "law", "bug", "lossy", "inconclusive", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """The verdict about one pairing at one K and temperature, and what it rests on.
+
+    `p_value` is adjusted for all tests of the call; `p_values` are as they came.
+    """
+
+    subject: Subject
+    verdict: Verdict
+    reason: str
+    num_tokens: int = 0
+    num_prompts: int | None = None
+    match_rate: float | None = None
+    first_divergence: Divergence | None = None
+    p_value: float | None = None
+    p_values: Mapping[str, float] = field(default_factory=dict)
+    control_p_value: float | None = None
+    detectable: Detectable | None = None
+
+    @property
+    def lossless(self) -> bool | None:
+        """None where nothing is shown."""
+        if self.verdict in ("inconclusive", "failed"):
+            return None
+        return self.verdict not in ("bug", "lossy")
+
+
+def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tuple[Finding, ...]:
+    """One finding a piece of evidence, in its order."""
+    tests = [_p_values(each) if isinstance(each, SampledEvidence) else {} for each in evidence]
+    pooled = [p for named in tests for p in named.values()]
+    adjusted = iter(holm(pooled))
+    level = false_alarm / max(len(pooled), 1)  # what the first rejection needs
+    findings = []
+    for each, named in zip(evidence, tests, strict=True):
+        own = [next(adjusted) for _ in named]
+        match each:
+            case GreedyEvidence():
+                finding = _judge_greedy(each)
+            case SampledEvidence():
+                finding = _judge_sampled(each, named, min(own), level, false_alarm)
+            case Refused():
+                finding = Finding(subject=each.subject, verdict="failed", reason=each.reason)
+        findings.append(finding)
+    return tuple(findings)
+
+
+def _p_values(evidence: SampledEvidence) -> dict[str, float]:
+    if len(evidence.surprise_N) < 2:  # all others were outside the law, which is said instead
+        return {"surprise": 1.0}
+    found = {
+        "temperature": temperature_p_value(evidence.log_likelihoods),
+        "surprise": tail_p_value(evidence.surprise_N),
+        "identity": uniform_p_value(evidence.identity_N),
+        "sequence": serial_p_value(evidence.identity_N),
+    }
+    if evidence.joint is not None:
+        found["joint"] = joint_p_value(evidence.joint)
+    return found
+
+
+def _judge_greedy(evidence: GreedyEvidence) -> Finding:
+    differing = {divergence.prompt_id for divergence in evidence.divergences}
+    wrong = [d for d in evidence.divergences if not is_tie(d)]
+    first = next(iter([*wrong, *evidence.divergences]), None)
+    subject = evidence.subject
+    if first is None:
+        verdict: Verdict = "identical"
+        reason = "every token is the expected one"
+    elif not wrong:
+        verdict = "tie"
+        worst = max(d.steps or 0.0 for d in evidence.divergences)
+        reason = (
+            f"{len(evidence.divergences)} tokens differ where rounding decides: they are at most "
+            f"{worst:.0f} steps{_in_logits(evidence.divergences)} below the target's best"
+        )
+    else:
+        verdict, reason = "bug", _told(first)
+    return Finding(
+        subject=subject,
+        verdict="lossy" if subject.lossy else verdict,
+        reason=f"{subject.lossy} is lossy by choice; {reason}" if subject.lossy else reason,
+        num_tokens=evidence.num_tokens,
+        num_prompts=evidence.num_prompts,
+        match_rate=1 - len(differing) / evidence.num_prompts,
+        first_divergence=first,
+    )
+
+
+def is_tie(divergence: Divergence) -> bool:
+    """True where rounding may have decided between the two tokens."""
+    return divergence.steps is not None and divergence.steps <= divergence.tie_steps
+
+
+def _judge_sampled(
+    evidence: SampledEvidence,
+    named: Mapping[str, float],
+    p_value: float,
+    level: float,
+    false_alarm: float,
+) -> Finding:
+    subject, n = evidence.subject, len(evidence.surprise_N)
+    control = temperature_p_value(evidence.log_likelihoods, null=CONTROL)
+    verdict: Verdict = "bug"
+    if evidence.misshapen:
+        reason = (
+            f"{len(evidence.misshapen)} texts go on after their end or stop before it, the "
+            f"first answers {evidence.misshapen[0]}"
+        )
+    elif evidence.num_outside:
+        reason = f"{evidence.num_outside} tokens are none that top-k and top-p leave"
+    elif p_value < false_alarm:
+        worst = min(named, key=lambda name: named[name])
+        reason = f"the tokens do not follow the target's law: {_SEEN_BY[worst]}"
+    elif evidence.num_at_edge > EDGE_SHARE * (n + evidence.num_at_edge):
+        verdict = "inconclusive"
+        reason = (
+            f"{evidence.num_at_edge} of {n + evidence.num_at_edge} tokens lie where rounding "
+            "decides what top-k and top-p leave; verify with --dtype float32, or without them"
+        )
+    elif control >= level:
+        verdict = "inconclusive"
+        reason = "the same tokens do not rule out a law that is 20 % colder; take more --tokens"
+    else:
+        verdict, reason = "law", "the tokens follow the target's law"
+    return Finding(
+        subject=subject,
+        verdict="lossy" if subject.lossy else verdict,
+        reason=f"{subject.lossy} is lossy by choice; {reason}" if subject.lossy else reason,
+        num_tokens=n,
+        p_value=p_value,
+        p_values=dict(named),
+        control_p_value=control,
+        detectable=detectable(n, level),
+    )
+
+
+_SEEN_BY = {
+    "temperature": "another temperature explains them better",
+    "surprise": "likely and unlikely ones do not come as often as they should",
+    "identity": "some tokens come more often than they should",
+    "sequence": "a token depends on the one before it in a way the target's does not",
+    "joint": "whole texts do not come as often as they should",
+}
+
+
+def _in_logits(divergences: Sequence[Divergence]) -> str:
+    """The largest distance of a token from the target's best, in logits."""
+    below = max((d.below for d in divergences if d.below is not None), default=None)
+    return "" if below is None else f" ({below:.2g} in logits)"
+
+
+def _told(divergence: Divergence) -> str:
+    place = f"{divergence.prompt_id}, token {divergence.position}"
+    if divergence.expected is None:
+        return f"{place}: the text goes on after its end"
+    if divergence.found is None:
+        return f"{place}: the text stops before its end"
+    return (
+        f"{place}: {divergence.found} instead of {divergence.expected}, the worse of them "
+        f"{_distance(divergence)} below the target's best"
+    )
+
+
+def _distance(divergence: Divergence) -> str:
+    """`0.53 in logits (a token 0.59 times as likely; 500 rounding steps, 8 make a tie)`."""
+    steps = f"{divergence.steps:.0f} rounding steps"
+    tie = f"{divergence.tie_steps:.0f} make a tie"
+    if divergence.below is None:
+        return f"{steps} ({tie})"
+    ratio = math.exp(-divergence.below)
+    return f"{divergence.below:.2g} in logits ({ratio:.2g} times as likely; {steps}, {tie})"

@@ -1,0 +1,72 @@
+"""The law that sampling must follow, written a second time.
+
+It shares no code with round/sampling.py: a fault there must not be judged by itself.
+Shape suffixes: N tokens, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from specbench.records import Sampling
+
+
+def token_law(logits_NV: Tensor, sampling: Sampling) -> Tensor:
+    """Probability of every token, float64 [N, V], at a temperature above 0."""
+    scores_NV = logits_NV.double() / sampling.temperature
+    return scores_NV.masked_fill(~allowed(logits_NV, sampling), -torch.inf).softmax(-1)
+
+
+def log_likelihood(law_NV: Tensor, tokens_N: Tensor, factor: float) -> float:
+    """Of all tokens together, had the temperature been `factor` times what it is.
+
+    The tokens that top-k and top-p leave are those of the law itself.
+    """
+    scores_NV = law_NV.log() / factor
+    chosen_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
+    return float((chosen_N - scores_NV.logsumexp(-1)).sum())
+
+
+def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = None) -> Tensor:
+    """Tokens that top-k and then top-p leave, bool [N, V].
+
+    `slack_N1` widens both cuts by what rounding may do to the distance of two logits.
+    """
+    scores_NV = logits_NV.double() / sampling.temperature
+    slack = 0.0 if slack_N1 is None else slack_N1.double() / sampling.temperature
+    kept_NV = torch.ones_like(scores_NV, dtype=torch.bool)
+    if 0 < sampling.top_k < scores_NV.shape[-1]:
+        ranked_NV = scores_NV.sort(-1, descending=True).values
+        kept_NV = scores_NV >= ranked_NV[:, sampling.top_k - 1 :][:, :1] - slack
+    if sampling.top_p < 1:
+        p_NV = scores_NV.masked_fill(~kept_NV, -torch.inf).softmax(-1)
+        ranked, order_NV = p_NV.sort(-1, descending=True)
+        # A token stays while those ahead of it have not filled the nucleus.
+        ahead_NV = ranked.cumsum(-1) - ranked
+        # Were all ahead that much less likely beside the rest, so much of them would fill it:
+        # odds ahead * exp(-slack) = odds of top_p.
+        rest = (1 - sampling.top_p) * torch.exp(-torch.as_tensor(slack, device=p_NV.device))
+        nucleus = sampling.top_p if slack_N1 is None else sampling.top_p / (sampling.top_p + rest)
+        stays_NV = ahead_NV < nucleus
+        stays_NV[:, 0] = True
+        kept_NV = kept_NV & torch.zeros_like(kept_NV).scatter(-1, order_NV, stays_NV)
+    return kept_NV
+
+
+def surprise(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
+    """Mass of the tokens less likely than each drawn one, plus `within_N` of its own.
+
+    Uniform in [0, 1] if the tokens were drawn from p. Summed from the small side, so that a
+    token in the far tail keeps its digits. Equal probabilities are ordered by token id.
+    """
+    p_N1 = p_NV.gather(1, tokens_N[:, None])
+    ids_V = torch.arange(p_NV.shape[1], device=p_NV.device)
+    is_less_NV = (p_NV < p_N1) | ((p_NV == p_N1) & (ids_V > tokens_N[:, None]))
+    return p_NV.masked_fill(~is_less_NV, 0.0).sum(1) + within_N * p_N1[:, 0]
+
+
+def placed(p_NV: Tensor, tokens_N: Tensor, within_N: Tensor) -> Tensor:
+    """As `surprise`, with the tokens ordered by their ids whatever their probability."""
+    ids_V = torch.arange(p_NV.shape[1], device=p_NV.device)
+    own_N = p_NV.gather(1, tokens_N[:, None])[:, 0]
+    before_N = p_NV.masked_fill(ids_V >= tokens_N[:, None], 0.0).sum(1)
+    return before_N + within_N * own_N

@@ -1,0 +1,170 @@
+"""The target read along a finished text: its logits for every token that was emitted.
+
+Shape suffixes: T tokens fed, N tokens emitted, V vocabulary, R rows.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specbench.errors import ModelError
+from specbench.forward.runner import check_context
+from specbench.forward.self_test import make_checked_runner
+from specbench.records import Sampling
+from specbench.verify.evidence import Divergence
+from specbench.verify.law import token_law
+
+_CHUNK = 512  # tokens of a text fed at once
+_ROWS = 64  # short texts fed at once
+# Rounding steps between two tokens that may change places. Logits of the demo target, fused
+# and five tokens at a time beside stock and all at once, were off by up to 18 in float32 and
+# up to 7 in the others.
+_TIE_STEPS = {torch.float32: 32.0, torch.float16: 8.0, torch.bfloat16: 8.0}
+_EDGE = 2  # times a tie: within that of a cut by top-k or top-p, where many logits have a part
+
+
+class Teacher:
+    """A loaded model, run by transformers' own modelling code over a cache of its own.
+
+    ModelError where the decoder could not run it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._runner, _ = make_checked_runner(model, "stock")
+        self.vocab_size = self._runner.vocab_size
+        self.device = self._runner.device
+
+    @torch.inference_mode()
+    def logits(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Iterator[Tensor]:
+        """Logits [<= 512, V] from which each token of the output was to be drawn, in order.
+
+        ModelError where the text is longer than the target's context, or a logit is NaN.
+        """
+        fed = [*prompt_ids, *output_ids[:-1]]
+        check_context(self._runner.max_position, len(fed))
+        self._runner.allocate(1, len(fed))
+        tokens_1T = torch.tensor([fed], device=self.device)
+        first = len(prompt_ids) - 1
+        # The prompt and the output share no chunk: of the prompt no logits are needed.
+        begins = [*range(0, first, _CHUNK), *range(first, len(fed), _CHUNK)]
+        for begin, end in itertools.pairwise([*begins, len(fed)]):
+            positions_1T = torch.arange(begin, end, device=self.device)[None]
+            last_1 = None if begin >= first else torch.zeros_like(positions_1T[0, :1])
+            out = self._runner.forward(tokens_1T[:, begin:end], positions_1T, end, last_B=last_1)
+            if begin >= first:
+                if bool(out.logits.isnan().any()):
+                    raise ModelError("the target's logits are not numbers (NaN); try another dtype")
+                yield out.logits[0]
+
+    def divergence(
+        self,
+        prompt_id: str,
+        prompt_ids: Sequence[int],
+        expected: Sequence[int],
+        found: Sequence[int],
+    ) -> Divergence | None:
+        """Where `found` first leaves `expected`, and what the target says there."""
+        pairs = enumerate(itertools.zip_longest(expected, found))
+        where = next((i for i, (right, wrong) in pairs if right != wrong), None)
+        if where is None:
+            return None
+        *_, last_NV = self.logits(prompt_ids, [*expected[:where], 0])
+        right, wrong = (ids[where] if where < len(ids) else None for ids in (expected, found))
+        return _divergence(prompt_id, where, right, wrong, last_NV[-1])
+
+    def departures(
+        self, prompt_id: str, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> list[Divergence]:
+        """Every token of a greedy text that is not the target's best after what precedes it."""
+        found: list[Divergence] = []
+        place = 0
+        for logits_NV in self.logits(prompt_ids, output_ids):
+            for best, logits_V in zip(logits_NV.argmax(-1).tolist(), logits_NV, strict=True):
+                if best != output_ids[place]:
+                    token = output_ids[place]
+                    found.append(_divergence(prompt_id, place, best, token, logits_V))
+                place += 1
+        return found
+
+    def ending(
+        self, prompt_id: str, prompt_ids: Sequence[int], output_ids: Sequence[int], end: int
+    ) -> Divergence:
+        """A text that goes on after its end, `end` tokens long, or stops before it."""
+        is_longer = end < len(output_ids)
+        *_, last_NV = self.logits(prompt_ids, [*output_ids[:end], 0])
+        found = output_ids[end] if is_longer else None
+        expected = None if is_longer else int(last_NV[-1].argmax())
+        return _divergence(prompt_id, end, expected, found, last_NV[-1])
+
+    @torch.inference_mode()
+    def joint_law(self, prompt_ids: Sequence[int], num_tokens: int, sampling: Sampling) -> Tensor:
+        """Probability of every text of `num_tokens` tokens, float64 [V ** num_tokens].
+
+        A text's place is its tokens read as digits of base V, the first being the highest.
+        """
+        V = self.vocab_size
+        law = torch.ones(1, dtype=torch.float64)
+        for length in range(num_tokens):
+            prefixes = itertools.product(range(V), repeat=length)
+            rows = [self._next_law(prompt_ids, some, sampling) for some in _batched(prefixes)]
+            law = (law[:, None] * torch.cat(rows).cpu()).flatten()
+        return law
+
+    def _next_law(
+        self, prompt_ids: Sequence[int], prefixes: Sequence[tuple[int, ...]], sampling: Sampling
+    ) -> Tensor:
+        tokens_RT = torch.tensor([[*prompt_ids, *prefix] for prefix in prefixes])
+        R, T = tokens_RT.shape
+        self._runner.allocate(R, T)
+        positions_RT = torch.arange(T, device=self.device).expand(R, -1)
+        out = self._runner.forward(tokens_RT.to(self.device), positions_RT, T)
+        return token_law(out.logits[:, -1], sampling)
+
+
+def _divergence(
+    prompt_id: str, position: int, expected: int | None, found: int | None, logits_V: Tensor
+) -> Divergence:
+    best, second = logits_V.topk(2).values.double().tolist()
+    steps = below = None
+    if expected is not None and found is not None:
+        worse = min(float(logits_V[expected]), float(logits_V[found]))
+        below = best - worse
+        steps = below / float(rounding_step(logits_V[None]))
+    return Divergence(
+        prompt_id=prompt_id,
+        position=position,
+        expected=expected,
+        found=found,
+        gap=best - second,
+        steps=steps,
+        below=below,
+        tie_steps=_tie_steps(logits_V.dtype),
+    )
+
+
+def edge_slack(logits_NV: Tensor) -> Tensor:
+    """How near to a cut, in logits, rounding decides, float64 [N, 1]."""
+    return _EDGE * _tie_steps(logits_NV.dtype) * rounding_step(logits_NV)
+
+
+def _tie_steps(dtype: torch.dtype) -> float:
+    return _TIE_STEPS.get(dtype, _TIE_STEPS[torch.float32])
+
+
+def rounding_step(logits_NV: Tensor) -> Tensor:
+    """One unit in the last place at the magnitude of each largest logit, float64 [N, 1].
+
+    float64 models still compute norms and rotary positions in float32, so its step is taken.
+    """
+    dtype = logits_NV.dtype
+    eps = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).eps
+    largest_N1 = logits_NV.double().amax(-1, keepdim=True).abs().clamp(min=1e-3)
+    return eps * torch.exp2(largest_N1.log2().floor())
+
+
+def _batched(prefixes: Iterator[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
+    while some := list(itertools.islice(prefixes, _ROWS)):
+        yield some

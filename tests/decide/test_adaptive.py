@@ -1,0 +1,175 @@
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.adaptive import (
+    AdaptiveComparison,
+    best_fixed,
+    compare_adaptive,
+    pooled,
+)
+from specbench.metrics.cell import CellData, against
+from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
+from tests.decide.cells import BASE, cell, draft, stream
+
+AUTO = draft(8, adaptive=True)
+ROWS = {"concurrency": 2}
+
+
+def explored(base: float, auto: float, **by_k: float) -> list[CellData]:
+    """Cells whose requests all take as long; each beside its baseline."""
+    plain = cell(BASE, [base] * 6)
+    drafting = {draft(int(name[1:])): s for name, s in by_k.items()} | {AUTO: auto}
+    return [plain, *(against(cell(key, [s] * 6), plain) for key, s in drafting.items())]
+
+
+def broken(cell: CellData) -> CellData:
+    """The cell with its first request failed."""
+    first, *others = cell.requests
+    failed = replace(first, finish_reason="failed", error="refused")
+    return replace(cell, requests=(failed, *others))
+
+
+def prefilled(cell: CellData, seconds: float) -> CellData:
+    """The cell with prefills that take so long."""
+    requests = tuple(
+        replace(r, prefill_s=seconds, ttft_s=seconds, total_s=seconds + r.decode_s)
+        for r in cell.requests
+    )
+    return replace(cell, requests=requests)
+
+
+def only(comparisons: tuple[AdaptiveComparison, ...]) -> AdaptiveComparison:
+    (comparison,) = comparisons
+    return comparison
+
+
+def test_auto_is_held_against_the_fastest_fixed_k():
+    found = only(compare_adaptive(explored(2.0, 0.8, k2=1.25, k4=1.0, k8=1.6)))
+    assert found.best_fixed.num_speculative_tokens == 4
+    assert found.decode.estimate == pytest.approx(1.0 / 0.8)
+    assert found.decode.low == pytest.approx(1.25)
+    assert (found.num_units, found.is_confirmed, found.valid) == (6, False, True)
+
+
+def test_not_speculating_is_one_of_the_fixed():
+    found = only(compare_adaptive(explored(1.0, 1.0, k2=1.5, k4=2.0)))
+    assert found.best_fixed == BASE
+    assert found.decode.estimate == pytest.approx(1.0)
+
+
+def test_fresh_repeats_are_what_counts_where_there_are_any():
+    """The first pass picks the K, by luck too fast; the repeats say what it is worth."""
+    first = explored(2.0, 1.0, k2=1.2, k4=0.9)
+    plain = cell(BASE, [2.0] * 6, repeat=9)
+    again = [plain, cell(draft(4), [1.1] * 6, repeat=9), cell(AUTO, [1.0] * 6, repeat=9)]
+    found = only(compare_adaptive(first, again))
+    assert found.best_fixed.num_speculative_tokens == 4
+    assert found.is_confirmed
+    assert found.decode.estimate == pytest.approx(1.1)
+    assert not only(compare_adaptive(first, again[:2])).is_confirmed  # auto was not repeated
+
+
+def test_an_invalid_k_is_not_the_best():
+    cells = explored(2.0, 1.0, k2=1.5, k4=0.5)
+    cells[2] = broken(cells[2])
+    assert only(compare_adaptive(cells)).best_fixed.num_speculative_tokens == 2
+
+
+def test_decoding_alone_says_which_fixed_k_is_best_and_whole_requests_are_told_beside_it():
+    plain, k2, k4, auto = explored(2.0, 0.8, k2=1.0, k4=1.25)
+    # Whole requests: 2.1 s without a draft, 5 s at K = 2, 1.35 s at K = 4 and 0.9 s at auto.
+    found = only(compare_adaptive([plain, prefilled(k2, 4.0), k4, auto]))
+    assert found.best_fixed.num_speculative_tokens == 2
+    assert found.decode.estimate == pytest.approx(1.0 / 0.8)
+    assert found.end_to_end is not None
+    assert found.end_to_end.estimate == pytest.approx(5.0 / 0.9)
+
+
+def test_a_comparison_is_valid_where_both_of_its_sides_are():
+    first = explored(2.0, 0.8, k4=1.0)
+    plain, fixed, auto = (cell(key, [1.0] * 6, repeat=9) for key in (BASE, draft(4), AUTO))
+    sides = [[fixed, auto], [broken(fixed), auto], [fixed, broken(auto)]]
+    found = [only(compare_adaptive(first, [plain, *both])) for both in sides]
+    assert all(comparison.is_confirmed for comparison in found)
+    assert [comparison.valid for comparison in found] == [True, False, False]
+
+
+def test_above_one_row_passes_are_the_unit():
+    base, k4 = replace(BASE, **ROWS), draft(4, **ROWS)
+    auto = replace(AUTO, **ROWS)
+    fixed_s, auto_s = [1.0, 1.1, 1.0, 1.2, 1.1, 1.0], [0.8, 0.9, 0.8, 0.9, 0.8, 0.8]
+    plain = stream(base, [2.0, 2.2, 2.1, 2.0, 2.3, 2.1])
+    fixed = against(stream(k4, fixed_s), plain)
+    adaptive = against(stream(auto, auto_s, ks=(8, 4, 4, 4, 2, 2)), plain)
+    found = only(compare_adaptive([plain, fixed, adaptive]))
+    assert found.best_fixed == k4
+    assert found.num_units == 6
+    assert found.decode.estimate == pytest.approx(6.4 / 5.0)
+    assert found.decode.low is not None
+    assert 1.1 < found.decode.low < 6.4 / 5.0
+    assert found.mean_num_speculative_tokens == pytest.approx(4.0)
+    assert found.minimum_detectable_effect == pytest.approx(
+        minimum_detectable_effect(speedup_ratio(fixed_s, auto_s))
+    )
+    # An effect that is found four times in five is larger than the interval's half-width.
+    assert found.minimum_detectable_effect > found.decode.estimate / found.decode.low - 1
+
+
+def test_few_prompts_tell_neither_an_interval_nor_what_would_be_detected():
+    plain = cell(BASE, [2.0] * 4)
+    auto = against(cell(AUTO, [1.0, 1.1, 1.2, 1.3]), plain)
+    found = only(compare_adaptive([plain, auto]))
+    assert (found.decode.low, found.minimum_detectable_effect) == (None, None)
+
+
+def test_another_method_or_setting_is_no_rival():
+    cells = explored(2.0, 1.0, k4=1.5)
+    lookup = cell(draft(4, method="ngram", pairing="demo/ngram"), [0.1] * 6)
+    longer = cell(draft(4, context=512), [0.1] * 6)
+    rivals = [against(rival, cells[0]) for rival in (lookup, longer)]
+    assert only(compare_adaptive([*cells, *rivals])).best_fixed == draft(4)
+
+
+def test_without_an_adaptive_cell_there_is_nothing_to_compare():
+    assert compare_adaptive(explored(2.0, 1.0, k4=1.5)[:2]) == ()
+
+
+def test_the_best_fixed_k_of_a_question_is_no_adaptive_one(summarised):
+    cells = [summarised(2, 1.1, 1.2, 1.3), summarised(4, 1.0, 1.5, 2.0)]
+    auto = summarised(8, 1.8, 1.9, 2.0)
+    auto = replace(auto, key=replace(auto.key, adaptive=True))
+    assert best_fixed([*cells, auto]) == cells[1].key
+    assert best_fixed([auto]) is None
+
+
+def test_the_best_fixed_k_is_0_where_every_other_slows_down(summarised):
+    plain, slow = summarised(0, None, 1.0, None), summarised(2, 0.8, 0.9, 1.0)
+    assert best_fixed([slow, plain]) == plain.key
+    assert best_fixed([slow]) == slow.key
+
+
+@pytest.mark.parametrize("ks", [(2, 4), (4, 2)])
+def test_of_equally_fast_fixed_k_the_smaller_is_the_best(summarised, ks):
+    key = best_fixed([summarised(k, 1.1, 1.2, 1.3) for k in ks])
+    assert key.num_speculative_tokens == 2
+
+
+def test_invalid_cells_give_the_best_fixed_k_only_where_no_valid_one_does(summarised):
+    fast, faster = (summarised(k, 1.9, k / 2, 2.1, invalid=("throttled",)) for k in (4, 8))
+    valid = summarised(2, 1.0, 1.1, 1.2)
+    unmeasured = replace(summarised(3, 1.0, 9.0, 10.0), speedup=None)
+    assert best_fixed([fast, faster, valid, unmeasured]) == valid.key
+    assert best_fixed([faster, fast, unmeasured]) == faster.key
+    assert best_fixed([unmeasured]) is None
+
+
+def test_the_pooled_ratio_is_a_geometric_mean_of_valid_comparisons_measured_again():
+    one = only(compare_adaptive(explored(2.0, 1.0, k4=2.0 / 4)))  # 0.5
+    two = only(compare_adaptive(explored(2.0, 1.0, k4=2.0)))  # 2.0
+    assert pooled([one, two]) is None
+    one, two = replace(one, is_confirmed=True), replace(two, is_confirmed=True)
+    assert pooled([one, two]) == (pytest.approx(1.0), 2)
+    assert pooled([one, replace(two, valid=False)]) == (pytest.approx(0.5), 1)
+    assert pooled([replace(one, is_confirmed=False), two]) == (pytest.approx(2.0), 1)
+    assert pooled([]) is None

@@ -1,0 +1,81 @@
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.compromise import find_compromise
+
+
+def sweep(summarised, workload, **speedups):
+    """Cells of one workload, such as k2=1.5, with intervals of +- 0.1."""
+    return [
+        summarised(int(k[1:]), s - 0.1, s, s + 0.1, workload=workload) for k, s in speedups.items()
+    ]
+
+
+def test_the_k_with_the_least_worst_regret_is_the_compromise(summarised):
+    cells = [
+        *sweep(summarised, "code", k2=1.5, k4=1.8, k8=2.0),
+        *sweep(summarised, "chat", k2=1.2, k4=1.1, k8=0.6),
+    ]
+    found = find_compromise(cells)
+    assert found is not None
+    assert found.num_speculative_tokens == 4
+    assert found.regret == pytest.approx({"code": 1 - 1.8 / 2.0, "chat": 1 - 1.1 / 1.2})
+
+
+def test_not_speculating_takes_part(summarised):
+    cells = [
+        *sweep(summarised, "code", k2=1.05),
+        *sweep(summarised, "creative", k2=0.5),
+    ]
+    found = find_compromise(cells)
+    assert found is not None
+    assert found.num_speculative_tokens == 0
+    assert found.regret == pytest.approx({"code": 1 - 1 / 1.05, "creative": 0.0})
+
+
+def test_regrets_within_one_percent_go_to_the_smaller_k(summarised):
+    found = find_compromise(sweep(summarised, "code", k2=1.991, k4=2.0))
+    assert found is not None
+    assert found.num_speculative_tokens == 2
+
+
+def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarised):
+    code = sweep(summarised, "code", k2=1.5, k8=2.0)
+    chat = sweep(summarised, "chat", k2=1.5, k8=2.0)
+    chat[1] = replace(chat[1], valid=False, invalid_reasons=("throttled",))
+    found = find_compromise([*code, *chat])
+    assert found is not None
+    assert found.num_speculative_tokens == 2
+    assert found.regret == pytest.approx({"code": 0.25, "chat": 0.0})
+
+
+def test_a_k_that_left_the_race_is_not_the_one_for_all(summarised):
+    dropped = [summarised(8, None, 1.9, None, workload=name) for name in ("code", "chat")]
+    cells = [*sweep(summarised, "code", k10=1.3), *sweep(summarised, "chat", k10=1.3), *dropped]
+    found = find_compromise(cells)
+    assert found is not None
+    assert (found.num_speculative_tokens, found.regret) == (10, {"code": 0.0, "chat": 0.0})
+
+
+def test_without_a_valid_cell_there_is_no_compromise(summarised):
+    assert find_compromise([summarised(2, 1.0, 1.1, 1.2, invalid=("throttled",))]) is None
+    assert find_compromise([]) is None
+
+
+def test_an_adaptive_k_is_no_k_for_all_workloads(summarised):
+    code = sweep(summarised, "code", k2=1.5)
+    auto = [
+        replace(c, key=replace(c.key, adaptive=True)) for c in sweep(summarised, "code", k8=3.0)
+    ]
+    found = find_compromise([*code, *auto])
+    assert found is not None
+    assert found.num_speculative_tokens == 2
+    assert find_compromise(auto) is None
+
+
+def test_pairings_are_not_mixed(summarised):
+    cell = summarised(2, 1.0, 1.1, 1.2)
+    other = replace(cell, key=replace(cell.key, pairing="demo/poor"))
+    with pytest.raises(ValueError, match="one pairing and setting"):
+        find_compromise([cell, other])

@@ -1,0 +1,113 @@
+"""How often the rule says `helps` where speculation changes nothing, simulated.
+
+1,000 sweeps over K = 1..8 with 10 prompts each and a true speed-up of exactly 1. Allowed: 5 %.
+The rule says it in about 2 %, and would exceed 5 % in fewer than 1 of 100,000 seeds.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specbench.decide.recommend import Choice, Verdict, choose, decide, judge
+from specbench.records import CellSummary
+from specbench.stats.intervals import speedup_interval
+
+SWEEPS = 4_000
+NUM_PROMPTS = 10
+KS = range(1, 9)
+PROMPT_SIGMA = 0.05  # some prompts are guessed better than others, at every K
+NOISE_SIGMA = 0.15  # of one request's time
+
+Floats = NDArray[np.float64]
+Summarised = Callable[..., CellSummary]
+
+
+class Prompts(NamedTuple):
+    """The same prompts are decoded again and again; only the noise is fresh."""
+
+    lengths: Floats
+    slowness: Floats  # of speculation against the baseline
+
+
+class Sweep(NamedTuple):
+    """The first pass over all K, and its leader measured again."""
+
+    choice: Choice
+    again: CellSummary
+
+
+def simulate(rng: np.random.Generator, summarised: Summarised, true_speedup: float) -> Sweep:
+    prompts = Prompts(
+        lengths=rng.lognormal(0.0, 0.4, NUM_PROMPTS),
+        slowness=_mean_one(rng, PROMPT_SIGMA) / true_speedup,
+    )
+    choice = choose(_one_pass(rng, summarised, prompts, KS))
+    assert choice.leader is not None
+    k = choice.leader.key.num_speculative_tokens
+    return Sweep(choice, _one_pass(rng, summarised, prompts, [k])[0])
+
+
+def _one_pass(
+    rng: np.random.Generator, summarised: Summarised, prompts: Prompts, ks: Iterable[int]
+) -> list[CellSummary]:
+    base = prompts.lengths * _mean_one(rng, NOISE_SIGMA)
+    cells = []
+    for k in ks:
+        spec = prompts.lengths * prompts.slowness * _mean_one(rng, NOISE_SIGMA)
+        cell = summarised(k, None, 1.0, None, num_prompts=NUM_PROMPTS)
+        cells.append(replace(cell, speedup=speedup_interval(base, spec)))
+    return cells
+
+
+def _mean_one(rng: np.random.Generator, sigma: float) -> Floats:
+    return rng.lognormal(-(sigma**2) / 2, sigma, NUM_PROMPTS)
+
+
+def sweeps(summarised: Summarised, true_speedup: float) -> list[Sweep]:
+    rng = np.random.default_rng(1)
+    return [simulate(rng, summarised, true_speedup) for _ in range(SWEEPS)]
+
+
+def says_helps(sweep: Sweep) -> bool:
+    return decide(sweep.choice, sweep.again).num_speculative_tokens > 0
+
+
+def best_of_many_says_helps(sweep: Sweep) -> bool:
+    """Negative control: the first pass's winner, quoted as it is."""
+    return judge(leader(sweep).speedup) is Verdict.HELPS
+
+
+def leader(sweep: Sweep) -> CellSummary:
+    assert sweep.choice.leader is not None
+    return sweep.choice.leader
+
+
+def log_error(cell: CellSummary, true_speedup: float) -> float:
+    assert cell.speedup is not None
+    return math.log(cell.speedup.estimate / true_speedup)
+
+
+def test_nothing_is_recommended_where_nothing_is_gained(summarised):
+    null = sweeps(summarised, 1.0)
+    confirmed = np.mean([says_helps(sweep) for sweep in null])
+    unconfirmed = np.mean([best_of_many_says_helps(sweep) for sweep in null])
+    print(f"helps, though nothing is gained: {confirmed:.1%}; unconfirmed {unconfirmed:.1%}")
+    assert confirmed <= 0.05
+    assert unconfirmed > 0.05
+
+
+def test_a_real_gain_is_found_and_quoted_without_flattery(summarised):
+    """The first pass flatters its winner; the second measurement does not."""
+    real = sweeps(summarised, 1.3)
+    found = np.mean([says_helps(sweep) for sweep in real])
+    flattered = np.mean([log_error(leader(sweep), 1.3) for sweep in real])
+    quoted = np.mean([log_error(sweep.again, 1.3) for sweep in real])
+    print(f"helps, where 1.3x is gained: {found:.1%}")
+    print(f"bias of what is quoted: {quoted:+.1%}; of the first pass: {flattered:+.1%}")
+    assert found > 0.80
+    assert abs(quoted) < 0.01
+    assert flattered > 0.03

@@ -1,0 +1,37 @@
+"""What left the race, or is worst somewhere, decides nothing and is not chosen."""
+
+import pytest
+
+from specbench.decide.objective import Objective
+from specbench.decide.recommend import choose
+from tests.decide.test_objective_choice import cells
+from tests.decide.test_winner import Asked, found, measured  # noqa: F401
+
+
+def test_a_winner_picked_from_several_is_measured_again_though_the_others_left_the_race(summarised):
+    won, left = summarised(4, 1.4, 1.5, 1.6), summarised(8, None, 1.2, None)
+    assert choose([won, left]).to_confirm == won.key
+    assert choose([won]).to_confirm is None
+
+
+@pytest.mark.parametrize("name", ["latency", "throughput", "cost"])
+def test_a_k_that_left_the_race_is_no_way_to_serve(name):
+    price = {"price_per_hour": 1.0} if name == "cost" else {}
+    found = cells(1, 100, 100, {4: (1.4, 1.5, 1.6), 8: (None, 3.0, None)})
+    from specbench.decide.objective import pick
+    from specbench.decide.recommend import decide
+
+    drafting = [c for c in found if c.key.num_speculative_tokens]
+    (one,) = pick(found, [decide(choose(drafting), drafting[0])], Objective(name=name, **price))
+    assert 8 not in {way.key.num_speculative_tokens for way in one.ways}
+
+
+def test_the_worst_workload_decides_before_the_mean(measured):  # noqa: F811
+    uneven = {"pairing": "demo/uneven", "drafter": "uneven"}
+    parts = [
+        measured({4: 1.3}),
+        measured({4: 1.3}, workload="chat"),
+        measured({4: 2.5}, **uneven),
+        measured({4: 1.1}, workload="chat", **uneven),
+    ]
+    assert found(parts, names=("draft", "uneven")).pairing.name == "demo/draft"

@@ -1,0 +1,187 @@
+"""What to run for latency, throughput and cost, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.objective import Objective, parse_limits, pick, shared_pick
+from specbench.decide.recommend import choose, decide
+from specbench.errors import UsageError
+from specbench.records import Interval
+
+LATENCY, THROUGHPUT = Objective(), Objective(name="throughput")
+COST = Objective(name="cost", price_per_hour=3.6)
+
+
+@pytest.fixture
+def measured(summarised):
+    """Cells of one workload at some rows: tokens a second of one user, of all, a speed-up."""
+
+    def cells(rows, user, every, ks, *, workload="code", ttft_s=0.1):
+        found = []
+        for k, (low, estimate, high) in {0: (None, 1.0, None), **ks}.items():
+            cell = summarised(
+                k,
+                low,
+                estimate,
+                high,
+                workload=workload,
+                metrics={
+                    "tpot_s": 1 / (user * estimate),
+                    "ttft_s": ttft_s,
+                    "decode_tokens_per_s": every * estimate,
+                    "busy_tokens_per_s": every * estimate,
+                },
+            )
+            found.append(replace(cell, key=replace(cell.key, concurrency=rows)))
+        return found
+
+    return cells
+
+
+def decided(cells):
+    """The decisions of single K, which need no second measurement."""
+    groups = {}
+    for cell in cells:
+        if cell.key.num_speculative_tokens:
+            groups.setdefault((cell.key.workload, cell.key.concurrency), []).append(cell)
+    return [decide(choose(group)) for group in groups.values()]
+
+
+def best(cells, objective):
+    (one,) = pick(cells, decided(cells), objective)
+    return one.best and (one.best.key.concurrency, one.best.key.num_speculative_tokens)
+
+
+def test_latency_takes_the_fewest_rows_and_throughput_the_most_tokens(measured):
+    cells = [
+        *measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}),
+        *measured(16, 50, 800, {4: (1.1, 1.2, 1.3)}),
+    ]
+    assert best(cells, LATENCY) == (1, 4)
+    assert best(cells, THROUGHPUT) == (16, 4)
+    assert best(cells, COST) == (16, 4)
+
+
+def test_where_many_rows_gain_nothing_not_speculating_wins(measured):
+    cells = [
+        *measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}),
+        *measured(64, 40, 2560, {4: (0.6, 0.7, 0.8)}),
+    ]
+    assert best(cells, THROUGHPUT) == (64, 0)
+
+
+def test_a_speedup_that_is_not_shown_is_no_candidate(measured):
+    cells = measured(1, 100, 100, {4: (0.9, 1.5, 2.5)})
+    assert best(cells, LATENCY) == (1, 0)
+
+
+def test_limits_rule_ways_out_and_say_by_how_much(measured):
+    cells = [
+        *measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}),
+        *measured(16, 20, 320, {4: (1.1, 1.2, 1.3)}),
+    ]
+    limited = replace(THROUGHPUT, limits=parse_limits("tpot=8ms"))
+    (one,) = pick(cells, decided(cells), limited)
+    assert (one.best.key.concurrency, one.best.key.num_speculative_tokens) == (1, 4)
+    broken = {(c.key.concurrency, c.key.num_speculative_tokens): c.broken for c in one.candidates}
+    assert broken[16, 4] == ("tpot 41.7 ms, above 8 ms",)
+    assert broken[1, 0] == ("tpot 10 ms, above 8 ms",)
+    assert best(cells, replace(THROUGHPUT, limits=parse_limits("tpot=1ms"))) is None
+    assert best(cells, replace(THROUGHPUT, limits=parse_limits("queue=1s"))) is None  # not known
+
+
+def test_cost_is_money_for_a_million_tokens(measured):
+    cells = measured(1, 100, 100, {4: (1.9, 2.0, 2.1)})
+    (one,) = pick(cells, decided(cells), COST)
+    # 3.6 an hour is 0.001 a second; 200 tokens a second: 5,000 seconds a million.
+    assert one.best.value == pytest.approx(5.0)
+    assert one.candidates[-1].value == pytest.approx(10.0)
+
+
+def test_rates_within_one_percent_go_to_not_speculating_first(measured):
+    cells = measured(1, 100, 100, {4: (1.0101, 1.05, 1.1)})
+    assert best(cells, LATENCY) == (1, 4)
+    equal = [*measured(1, 100, 100, {}), *measured(2, 60, 100.5, {})]
+    assert best(equal, THROUGHPUT) == (1, 0)
+
+
+def test_one_way_for_all_workloads_gives_up_least_where_it_gives_up_most(measured):
+    cells = [
+        *measured(1, 100, 100, {2: (1.4, 1.5, 1.6), 8: (1.1, 1.2, 1.3)}, workload="chat"),
+        *measured(1, 100, 100, {2: (1.7, 1.8, 1.9), 8: (2.2, 2.4, 2.6)}, workload="code"),
+    ]
+    picks = pick(cells, [], LATENCY)
+    shared = shared_pick(picks)
+    # K = 8 gives up 20 % on chat, K = 2 25 % on code.
+    assert shared.key.num_speculative_tokens == 8
+    assert shared.regret == pytest.approx({"chat": 0.2, "code": 0.0})
+    assert shared_pick(picks[:1]) is None
+
+
+def test_no_way_is_shared_where_none_keeps_the_limits_everywhere(measured):
+    cells = [
+        *measured(1, 100, 100, {}, workload="chat", ttft_s=2.0),
+        *measured(1, 100, 100, {}, workload="code"),
+    ]
+    limited = replace(LATENCY, limits=parse_limits("ttft=1s"))
+    assert shared_pick(pick(cells, [], limited)) is None
+
+
+def test_limits_are_read_with_their_units():
+    read = parse_limits("tpot=30ms, ttft=0.5s,tpot_p95=900us")
+    assert read == pytest.approx({"tpot_s": 0.03, "ttft_s": 0.5, "tpot_s_p95": 0.0009})
+
+
+@pytest.mark.parametrize("text", ["tpot", "tpot=30", "speed=3ms", "tpot=-1ms", ""])
+def test_a_limit_that_says_nothing_is_refused_with_what_is_allowed(text):
+    with pytest.raises(UsageError, match="tpot, tpot_p95, ttft"):
+        parse_limits(text)
+
+
+def test_a_limit_given_twice_is_refused():
+    with pytest.raises(UsageError, match="tpot twice"):
+        parse_limits("tpot=30ms,ttft=1s,tpot=20ms")
+    assert len(parse_limits("tpot=30ms,tpot_p95=50ms")) == 2
+
+
+def test_in_open_loop_arrivals_fix_the_throughput(measured):
+    cells = [
+        replace(cell, key=replace(cell.key, request_rate=2.0))
+        for cell in measured(8, 50, 100, {4: (1.4, 1.5, 1.6)})
+    ]
+    (one,) = pick(cells, decided(cells), THROUGHPUT)
+    assert {candidate.rate for candidate in one.candidates} == {100.0}
+    assert one.best.key.num_speculative_tokens == 0
+    (one,) = pick(cells, decided(cells), LATENCY)
+    assert one.best.key.num_speculative_tokens == 4
+
+
+def test_one_row_pays_for_its_prefills_as_many_rows_do(measured):
+    """100 tokens a second while decoding are 60 over whole requests, of which the drafter's
+    prefill takes a part, too."""
+    one, two = measured(1, 100, 100, {4: (1.8, 2.0, 2.2)}), measured(2, 60, 80, {})
+    base, spec = (
+        replace(cell, metrics={**cell.metrics, "end_to_end_tokens_per_s": rate})
+        for cell, rate in zip(one, (60.0, 75.0), strict=True)
+    )
+    spec = replace(spec, speedup_end_to_end=Interval(estimate=1.25, low=1.2, high=1.3))
+    cells = [base, spec, *two]
+    (found,) = pick(cells, decided(cells), THROUGHPUT)
+    rates = {(c.key.concurrency, c.key.num_speculative_tokens): c.rate for c in found.candidates}
+    assert rates == pytest.approx({(1, 0): 60, (1, 4): 75, (2, 0): 80})
+    assert found.best.key.concurrency == 2
+    (found,) = pick(cells, decided(cells), LATENCY)  # one user's seconds a token have none
+    assert 1 / found.best.value == pytest.approx(200)
+
+
+def test_for_latency_the_way_for_all_is_sought_among_the_fewest_rows_too(measured):
+    cells = [
+        cell
+        for workload in ("chat", "code")
+        for rows, user in ((1, 100), (4, 120))
+        for cell in measured(rows, user, 100, {4: (1.4, 1.5, 1.6)}, workload=workload)
+    ]
+    shared = shared_pick(pick(cells, decided(cells), LATENCY))
+    assert (shared.key.concurrency, shared.key.num_speculative_tokens) == (1, 4)
+    assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.0})

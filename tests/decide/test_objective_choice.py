@@ -1,0 +1,138 @@
+"""Where `recommend` and its reasons turn, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.objective import Objective, parse_limits, pick, shared_pick
+from specbench.decide.recommend import choose, decide
+from specbench.decide.why import losses, why
+from specbench.records import Interval
+from tests.decide.conftest import summary
+
+LATENCY, THROUGHPUT = Objective(), Objective(name="throughput")
+
+
+def cells(rows, user, every, ks, *, drafter="draft", workload="code"):
+    """K = 0 and other K at some rows: tokens a second of one user and of all, speed-ups."""
+    found = []
+    for k, (low, estimate, high) in {0: (None, 1.0, None), **ks}.items():
+        metrics = {"tpot_s": 1 / (user * estimate), "ttft_s": 0.1, "busy_tokens_per_s": every}
+        metrics |= {"aggregate_tokens_per_s": every / 2, "decode_tokens_per_s": every}
+        cell = summary(k, low, estimate, high, workload=workload, metrics=metrics)
+        key = replace(cell.key, concurrency=rows)
+        if k:
+            key = replace(key, drafter=drafter, pairing=f"demo/{drafter}")
+        found.append(replace(cell, key=key))
+    return found
+
+
+def best(found, objective):
+    groups = {}
+    for cell in found:
+        if cell.key.num_speculative_tokens:
+            groups.setdefault((cell.key.pairing, cell.key.concurrency), []).append(cell)
+    (one,) = pick(found, [decide(choose(group)) for group in groups.values()], objective)
+    key = one.best.key
+    return key.drafter, key.concurrency, key.num_speculative_tokens
+
+
+def test_latency_is_compared_among_the_fewest_rows_whatever_more_rows_showed():
+    """Two rows that came out faster for one user are an accident."""
+    found = [*cells(1, 100, 100, {}), *cells(2, 120, 240, {4: (1.4, 1.5, 1.6)})]
+    assert best(found, LATENCY) == ("none", 1, 0)
+
+
+def test_the_lower_bound_wins_and_not_the_estimate():
+    sure = cells(1, 100, 100, {4: (1.6, 1.7, 1.8)}, drafter="sure")
+    bold = cells(1, 100, 100, {4: (1.2, 2.0, 3.3)}, drafter="bold")[1:]
+    assert best([*sure, *bold], LATENCY) == ("sure", 1, 4)
+
+
+def test_of_equal_rates_fewer_rows_go_before_a_smaller_k():
+    few = cells(2, 50, 100, {8: (1.5, 1.6, 1.7)})
+    many = cells(4, 25, 100, {2: (1.5, 1.6, 1.7)})
+    assert best([*few, *many], THROUGHPUT) == ("draft", 2, 8)
+
+
+def test_tokens_of_all_users_are_those_while_all_rows_are_busy():
+    found = cells(4, 25, 100, {})
+    (one,) = pick(found, [], THROUGHPUT)
+    assert one.best.value == 100
+
+
+def test_a_limit_that_is_just_kept_is_kept():
+    found = cells(1, 100, 100, {})
+    (one,) = pick(found, [], replace(LATENCY, limits=parse_limits("ttft=100ms")))
+    assert one.best is not None
+
+
+def test_a_cell_that_is_not_valid_is_no_way():
+    found = cells(1, 100, 100, {4: (1.8, 2.0, 2.2)})
+    bad = replace(found[1], valid=False, invalid_reasons=("throttled",))
+    (one,) = pick([found[0], bad], [], LATENCY)
+    assert [way.key.num_speculative_tokens for way in one.ways] == [0]
+
+
+def test_shared_ways_within_one_percent_go_to_the_plainer_one():
+    found = [
+        cell
+        for workload in ("chat", "code")
+        for cell in cells(
+            1, 100, 100, {2: (1.4, 1.495, 1.6), 8: (1.4, 1.5, 1.6)}, workload=workload
+        )
+    ]
+    shared = shared_pick(pick(found, [], LATENCY))
+    assert shared.key.num_speculative_tokens == 2
+
+
+def test_a_verification_cheaper_than_a_step_is_nothing_lost():
+    found = losses(
+        {
+            "mean_acceptance_length": 3.0,
+            "break_even_length": 1.3,
+            "draft_cost_ratio": 0.05,
+            "verify_cost_ratio": 0.9,
+        },
+        4,
+    )
+    assert found.verify == 0
+
+
+@pytest.mark.parametrize(("kept", "said"), [(0.49, True), (0.51, False)])
+def test_a_draft_is_mismatched_below_one_half(kept, said):
+    cell = summary(2, 1.1, 1.2, 1.3, metrics={"acceptance_rate_per_position": (kept, 0.1)})
+    assert any("mismatched" in line for line in why(cell)) is said
+    lookup = replace(cell, key=replace(cell.key, method="ngram"))
+    assert not any("mismatched" in line for line in why(lookup))
+
+
+@pytest.mark.parametrize(("cost", "said"), [(0.29, False), (0.31, True)])
+def test_a_target_is_too_small_from_three_tenths_of_a_step_on(cost, said):
+    cell = summary(2, 1.1, 1.2, 1.3, metrics={"draft_cost_ratio": cost})
+    assert any("too small" in line for line in why(cell)) is said
+
+
+def test_nothing_bounds_an_adaptive_k():
+    metrics = {
+        "mean_acceptance_length": 3.0,
+        "break_even_length": 2.0,
+        "draft_cost_ratio": 0.1,
+        "verify_cost_ratio": 1.4,
+        "alpha": 0.7,
+    }
+    cell = summary(4, 1.1, 1.2, 1.3, metrics=metrics)
+    assert any("-bound" in line for line in why(cell))
+    assert list(why(replace(cell, key=replace(cell.key, adaptive=True)))) == []
+
+
+@pytest.mark.parametrize(("again", "broken"), [(2.0, True), (2.5, False)])
+def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broken):
+    """The first pass says 4.4 ms at 2.2x; the second one, which is quoted, another speed-up."""
+    found = cells(1, 100, 100, {4: (2.1, 2.2, 2.3)})
+    found[1] = replace(found[1], metrics={**found[1].metrics, "tpot_s": 0.0044})
+    winner = replace(found[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
+    limit = replace(LATENCY, limits=parse_limits("tpot=4.5ms"))
+    (one,) = pick(found, [decide(choose(found[1:]), winner)], limit)
+    (way,) = (c for c in one.candidates if c.key.num_speculative_tokens)
+    assert bool(way.broken) is broken

@@ -1,0 +1,95 @@
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.peers import side_by_side
+from specbench.records import CellKey
+from tests.decide.cells import BASE, NUM_UNITS, cell, draft
+
+SECONDS = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
+
+
+def peer(method: str, k: int = 0, drafter: str = "draft") -> CellKey:
+    key = replace(BASE, engine="transformers", method=method)
+    if k == 0:
+        return key
+    return replace(key, pairing=f"demo/{drafter}", drafter=drafter, num_speculative_tokens=k)
+
+
+OWN = (BASE, draft(4), draft(6), draft(8, adaptive=True))
+PEERS = (
+    peer("generate"),
+    peer("generate_static"),
+    peer("assisted", 4),
+    peer("assisted", 8),
+    peer("assisted_default", 20),
+    peer("prompt_lookup", 4, "ngram"),
+)
+NGRAM = draft(4, pairing="demo/ngram", drafter="ngram", method="ngram")
+
+
+def names(keys: tuple[CellKey, ...]) -> list[tuple[str, str]]:
+    cells = [cell(key, SECONDS) for key in keys]
+    return [
+        ("kauto" if pair.own.adaptive else f"k{pair.own.num_speculative_tokens}", pair.peer.method)
+        for pair in side_by_side(cells)
+    ]
+
+
+def test_cells_that_do_the_same_work_are_compared():
+    assert names((*OWN, *PEERS)) == [
+        ("k0", "generate"),
+        ("k0", "generate_static"),
+        ("k4", "assisted"),
+        ("k4", "assisted_default"),
+        ("k6", "assisted_default"),
+        ("kauto", "assisted_default"),
+    ]
+    assert names((NGRAM, *PEERS)) == [("k4", "prompt_lookup")]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"workload": "chat"},
+        {"concurrency": 4},
+        {"temperature": 1.0},
+        {"dtype": "bfloat16"},
+        {"context": 512},
+        {"target": "other", "pairing": "other"},
+    ],
+)
+def test_another_setting_is_not_compared(change):
+    assert names((BASE, replace(peer("generate"), **change))) == []
+
+
+def test_the_ratio_is_of_the_peers_seconds_over_ours_on_the_same_prompts():
+    twice = [2 * s for s in SECONDS]
+    (pair,) = side_by_side([cell(BASE, SECONDS), cell(peer("generate"), twice)])
+    assert pair.decode.estimate == pytest.approx(2.0)
+    assert pair.decode.low == pytest.approx(2.0)  # every prompt agrees
+    assert pair.end_to_end is not None
+    assert pair.end_to_end.estimate == pytest.approx((sum(twice) + 0.6) / (sum(SECONDS) + 0.6))
+    assert pair.cpu is not None
+    assert pair.cpu.estimate == pytest.approx(2.0)
+    assert (pair.num_prompts, pair.equal_text, pair.valid) == (NUM_UNITS, 1.0, True)
+
+
+def test_prompts_that_only_one_side_finished_count_on_neither():
+    ours, theirs = cell(BASE, SECONDS), cell(peer("generate"), [9.0, *SECONDS[1:]])
+    failed = replace(theirs.requests[0], finish_reason="failed", error="out of memory")
+    (pair,) = side_by_side([ours, replace(theirs, requests=(failed, *theirs.requests[1:]))])
+    assert pair.decode.estimate == pytest.approx(1.0)
+    assert pair.num_prompts == 5
+    assert not pair.valid  # shown, and nothing follows from it
+
+
+def test_texts_that_differ_are_counted():
+    ours, theirs = cell(BASE, SECONDS), cell(peer("generate"), SECONDS)
+    other = replace(theirs.requests[0], output_ids=tuple(range(100, 113)))
+    (pair,) = side_by_side([ours, replace(theirs, requests=(other, *theirs.requests[1:]))])
+    assert pair.equal_text == pytest.approx(5 / 6)
+
+
+def test_nothing_in_common_is_no_comparison():
+    assert side_by_side([cell(BASE, SECONDS), cell(peer("generate"), SECONDS, repeat=1)]) == ()

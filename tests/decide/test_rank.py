@@ -1,0 +1,139 @@
+"""Places by what was measured, else by what was forecast; only the promising are measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.rank import rank, shortlist
+from specbench.decide.recommend import Recommendation, choose, decide
+from specbench.records import CellSummary, ForecastPoint, ForecastRecord, Interval
+from tests.decide.conftest import summary
+
+
+def interval(speedup: float) -> Interval:
+    return Interval(estimate=speedup, low=speedup - 0.02, high=speedup + 0.02)
+
+
+def cell(drafter: str, k: int, speedup: float, workload: str = "code") -> CellSummary:
+    made = summary(k, speedup - 0.02, speedup, speedup + 0.02, workload=workload)
+    key = replace(made.key, drafter=drafter, pairing=f"demo/{drafter}")
+    return replace(made, key=key, metrics={"mean_acceptance_length": 2.5})
+
+
+def decided(drafter: str, k: int, speedup: float, workload: str = "code") -> Recommendation:
+    choice = choose([cell(drafter, k, speedup, workload)])
+    return decide(choice)
+
+
+def forecast(
+    drafter: str, speedups: dict[int, float], workload: str = "code", best: int | None = None
+) -> ForecastRecord:
+    fastest = max(speedups, key=lambda k: speedups[k])
+    points = [
+        ForecastPoint(
+            num_speculative_tokens=k,
+            mean_acceptance_length=1 + k / 2,
+            acceptance_rate_per_position=(),
+            cost=1.0,
+            cost_error=None,
+            round_s=None,
+            speedup=interval(speedup) if k else None,
+        )
+        for k, speedup in {0: 1.0, **speedups}.items()
+    ]
+    return ForecastRecord(
+        key=cell(drafter, max(speedups), 1.0, workload).key,
+        points=tuple(points),
+        best=best if best is not None else fastest if speedups[fastest] > 1 else 0,
+        to_measure=(fastest,),
+        num_prompts=8,
+        context=100,
+        is_exact=True,
+    )
+
+
+def places(ranked) -> list[str]:
+    return [one.drafter for one in ranked]
+
+
+def test_the_fastest_comes_first_whatever_its_figure_comes_from():
+    ranked = rank(
+        [decided("slow", 2, 1.2), decided("fast", 4, 1.9)],
+        [],
+        [forecast("slow", {2: 1.2}), forecast("fast", {4: 1.8}), forecast("middle", {3: 1.5})],
+    )
+    assert places(ranked) == ["fast", "middle", "slow"]
+    assert [one.is_measured for one in ranked] == [True, False, True]
+    assert [one.num_speculative_tokens for one in ranked] == [4, 3, 2]
+
+
+def test_a_forecast_counts_as_a_measurement_does_by_its_interval():
+    wide = Interval(estimate=1.1, low=1.0, high=1.21)
+    weak = forecast("poor", {1: 1.1})
+    points = tuple(replace(p, speedup=p.speedup and wide) for p in weak.points)
+    unsure = replace(
+        decided("ngram", 1, 1.17),
+        speedup=Interval(estimate=1.17, low=0.9, high=1.4),
+        num_speculative_tokens=0,
+    )
+    ranked = rank([unsure], [], [replace(weak, points=points), forecast("ngram", {1: 1.3})])
+    assert places(ranked) == ["ngram", "poor"]
+    assert [one.num_speculative_tokens for one in ranked] == [0, 0]
+    assert [one.speedup for one in ranked] == [1.0, 1.0]
+    shown = rank([unsure], [], [weak, forecast("ngram", {1: 1.3})])
+    assert places(shown) == ["poor", "ngram"]  # its interval is above 1
+
+
+def test_measured_goes_before_forecast_for_one_drafter():
+    (one,) = rank([decided("draft", 4, 1.5)], [cell("draft", 4, 1.5)], [forecast("draft", {4: 2})])
+    (gain,) = one.gains.values()
+    assert (gain.basis, gain.speedup) == ("measured", interval(1.5))
+    assert gain.mean_acceptance_length == 2.5
+
+
+def test_those_that_gain_nothing_are_ranked_by_how_far_they_fall_short():
+    ranked = rank([], [], [forecast("worst", {1: 0.5}), forecast("bad", {1: 0.9, 2: 0.8})])
+    assert places(ranked) == ["bad", "worst"]
+    assert [one.num_speculative_tokens for one in ranked] == [0, 0]
+    assert [one.speedup for one in ranked] == [1.0, 1.0]
+    assert ranked[0].potential == pytest.approx(0.9)
+
+
+def test_over_several_workloads_the_geometric_mean_counts():
+    ranked = rank(
+        [],
+        [],
+        [
+            forecast("spread", {4: 4.0}, "code"),
+            forecast("spread", {4: 0.5}, "chat"),  # there K = 0 is used, which costs nothing
+            forecast("even", {4: 1.9}, "code"),
+            forecast("even", {4: 1.9}, "chat"),
+        ],
+    )
+    assert places(ranked) == ["spread", "even"]
+    assert ranked[0].speedup == pytest.approx(2.0)
+    assert ranked[1].speedup == pytest.approx(1.9)
+
+
+def test_only_the_best_few_of_every_setting_are_measured():
+    forecasts = [
+        forecast("a", {2: 1.5}),
+        forecast("b", {2: 1.2}),
+        forecast("c", {2: 1.9}),
+        forecast("a", {2: 1.1}, "chat"),
+        forecast("b", {2: 1.4}, "chat"),
+    ]
+    kept = [(r.key.drafter, r.key.workload) for r in shortlist(forecasts, [], 1) if r.to_measure]
+    assert kept == [("c", "code"), ("b", "chat")]
+
+
+def test_forecasts_made_before_take_part_and_stay_as_they_are():
+    known = forecast("better", {2: 3.0})
+    (made,) = shortlist([forecast("late", {2: 1.5})], [known], 1)
+    assert made.to_measure == ()
+    assert known.to_measure == (2,)
+
+
+def test_without_a_limit_all_are_measured():
+    forecasts = [forecast("a", {2: 1.5}), forecast("b", {2: 0.5})]
+    assert shortlist(forecasts, [], None) == tuple(forecasts)

@@ -1,0 +1,261 @@
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.recommend import Verdict, by_question, choose, decide, judge
+from specbench.records import Interval
+
+FAST = {
+    "mean_acceptance_length": 3.12,
+    "break_even_length": 1.64,
+    "draft_cost_ratio": 0.051,
+    "verify_cost_ratio": 1.2,
+    "speculation_cost_bytes": 3 * 2**20,
+    "speculation_cost_tokens": 1200.4,
+}
+
+
+def test_the_highest_lower_bound_wins_and_not_the_highest_estimate(summarised):
+    cells = [summarised(2, 1.5, 1.6, 1.7), summarised(8, 1.2, 1.9, 3.0)]
+    assert choose(cells).leader == cells[0]
+
+
+def test_ties_within_one_percent_go_to_the_smaller_k(summarised):
+    near = [summarised(4, 1.500, 1.6, 1.7), summarised(2, 1.486, 1.6, 1.7)]
+    far = [summarised(4, 1.500, 1.6, 1.7), summarised(2, 1.484, 1.6, 1.7)]
+    assert choose(near).leader == near[1]
+    assert choose(far).leader == far[0]
+
+
+def test_k_0_takes_part_and_wins_the_tie_below_one_percent(summarised):
+    barely = [summarised(2, 1.009, 1.05, 1.09), summarised(4, 0.9, 1.0, 1.1)]
+    clearly = [summarised(2, 1.011, 1.05, 1.09), summarised(4, 0.9, 1.0, 1.1)]
+    assert choose(barely).to_confirm is None
+    assert decide(choose(barely)).num_speculative_tokens == 0
+    assert choose(clearly).to_confirm == clearly[0].key
+
+
+def test_the_winner_is_quoted_from_its_second_measurement(summarised):
+    first = [
+        summarised(0, None, 1.0, None),
+        summarised(2, 1.4, 1.5, 1.6),
+        summarised(6, 1.9, 2.1, 2.3, metrics=FAST),
+    ]
+    again = summarised(6, 1.80, 1.90, 2.00, num_prompts=12, metrics=FAST)
+
+    decision = decide(choose(first), again)
+
+    assert decision.sentence == "code: K=6, 1.90x faster [1.80, 2.00]"
+    assert (decision.method, decision.num_speculative_tokens) == ("draft_model", 6)
+    assert decision.speedup == again.speedup
+    assert (decision.pairing, decision.target, decision.workload) == ("demo/draft", "demo", "code")
+    assert decision.reasons == (
+        "acceptance length 3.12 at K=6, break-even 1.64",
+        "a draft token costs 0.05 baseline steps, verification 1.20",
+        "the drafter takes 3 MiB, room for 1,200 tokens of context",
+        "acceptance-bound: drafts that are not kept lose most",
+        "K=6 led the first pass over K = 2, 6",
+        "measured again on fresh repeats: 1.90x [1.80, 2.00] over 12 prompts",
+    )
+
+
+def test_a_winner_that_was_not_measured_again_is_not_quoted(summarised):
+    choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
+    decision = decide(choice)
+    assert decision.sentence == (
+        "code: not shown to help, K=6 led the first pass and was not measured again"
+    )
+    assert decision.method == "none"
+    assert decision.speedup is None
+
+
+def test_a_single_k_was_not_picked_from_many_and_needs_no_second_measurement(summarised):
+    choice = choose([summarised(0, None, 1.0, None), summarised(4, 1.8, 1.9, 2.0)])
+    assert choice.to_confirm is None
+    assert decide(choice).sentence == "code: K=4, 1.90x faster [1.80, 2.00]"
+
+
+def test_a_win_that_does_not_repeat_is_taken_back(summarised):
+    choice = choose([summarised(2, 0.9, 1.0, 1.1), summarised(6, 1.1, 1.2, 1.3)])
+    lost = decide(choice, summarised(6, 0.90, 0.95, 1.00))
+    unclear = decide(choice, summarised(6, 0.98, 1.03, 1.08))
+    assert lost.sentence == "code: do not speculate, 0.95x [0.90, 1.00]"
+    assert unclear.sentence.startswith("code: not shown to help, 1.03x [0.98, 1.08]; about ")
+    assert {lost.method, unclear.method} == {"none"}
+
+
+def test_no_gain_means_do_not_speculate(summarised):
+    cells = [summarised(1, 0.94, 0.97, 1.00), summarised(4, 0.7, 0.8, 0.9)]
+    decision = decide(choose(cells))
+    assert decision.sentence == "code: do not speculate, 0.97x [0.94, 1.00]"
+    assert (decision.method, decision.num_speculative_tokens) == ("none", 0)
+    assert decision.speedup == Interval(estimate=0.97, low=0.94, high=1.00)
+
+
+def test_do_not_speculate_is_not_said_while_one_k_is_undecided(summarised):
+    cells = [summarised(1, 0.98, 0.99, 1.00), summarised(8, 0.80, 0.95, 1.12)]
+    decision = decide(choose(cells))
+    assert decision.sentence.startswith("code: not shown to help, 0.95x [0.80, 1.12]")
+
+
+def test_what_would_decide_is_said_in_prompts(summarised):
+    decision = decide(choose([summarised(4, 1.000, 1.08, 1.166)]))
+    # The half-width must shrink from 7.7 % to 6.7 %.
+    assert decision.sentence == (
+        "code: not shown to help, 1.08x [1.00, 1.17]; about 2 more prompts would decide"
+    )
+
+
+def test_three_prompts_show_nothing_however_large_the_estimate(summarised):
+    cells = [summarised(k, None, 1 + k, None, num_prompts=3) for k in (1, 4)]
+    decision = decide(choose(cells))
+    assert decision.sentence == (
+        "code: not shown to help, 5.00x from 3 prompts; at least 2 more prompts give an interval"
+    )
+    assert decision.method == "none"
+
+
+def test_cells_without_an_interval_never_beat_those_with_one(summarised):
+    cells = [summarised(2, 1.2, 1.3, 1.4), summarised(4, None, 9.0, None, num_prompts=4)]
+    assert choose(cells).leader == cells[0]
+
+
+def test_an_invalid_cell_is_named_and_never_used(summarised):
+    cells = [
+        summarised(2, 1.2, 1.3, 1.4),
+        summarised(8, 3.0, 3.1, 3.2, invalid=("throttled in 2 of 8 requests", "29 rounds")),
+    ]
+    decision = decide(choose(cells))
+    assert decision.num_speculative_tokens == 2
+    assert decision.reasons == ("K=8 left out: throttled in 2 of 8 requests; 29 rounds",)
+
+
+def test_when_every_cell_is_invalid_nothing_is_shown(summarised):
+    cells = [summarised(k, 1.5, 1.6, 1.7, invalid=("throttled",)) for k in (2, 4)]
+    decision = decide(choose(cells))
+    assert decision.sentence == "code: not shown to help, no valid measurement"
+    assert decision.reasons == ("K=2 left out: throttled", "K=4 left out: throttled")
+    assert decision.pairing == "demo/draft"
+    assert decision.speedup is None
+
+
+def test_a_second_measurement_that_is_invalid_shows_nothing(summarised):
+    choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
+    decision = decide(choice, summarised(6, 1.9, 2.0, 2.1, invalid=("throttled",)))
+    assert decision.sentence == ("code: not shown to help, K=6 was measured again but not validly")
+    assert "second measurement left out: throttled" in decision.reasons
+    assert decision.speedup is None
+
+
+def test_measuring_another_cell_again_is_a_mistake(summarised):
+    choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
+    with pytest.raises(ValueError, match="k2"):
+        decide(choice, summarised(2, 1.4, 1.5, 1.6))
+
+
+def test_what_could_have_been_detected_and_what_looks_odd_is_said(summarised):
+    cell = replace(
+        summarised(4, 1.8, 1.9, 2.0),
+        minimum_detectable_effect=0.0412,
+        warnings=("position 1 is accepted in 99.9% of rounds",),
+    )
+    assert decide(choose([cell])).reasons == (
+        "an effect of 4.1% would be detected",
+        "position 1 is accepted in 99.9% of rounds",
+    )
+
+
+def test_a_drafter_that_took_no_memory_is_not_said_to_take_any(summarised):
+    cell = summarised(4, 1.8, 1.9, 2.0, metrics={"speculation_cost_bytes": -4096})
+    assert decide(choose([cell])).reasons == ()
+
+
+def test_a_question_is_one_pairing_workload_and_setting(summarised):
+    code, chat = summarised(4, 1.8, 1.9, 2.0), summarised(4, 1.8, 1.9, 2.0, workload="chat")
+    warm = replace(code, key=replace(code.key, temperature=1.0))
+    poor = replace(code, key=replace(code.key, pairing="demo/poor"))
+    more = summarised(6, 1.8, 1.9, 2.0)
+    baseline = summarised(0, None, 1.0, None)
+    cells = [baseline, code, chat, warm, poor, more]
+    assert by_question(cells) == ((code, more), (chat,), (warm,), (poor,))
+    for mixed in (cells, [baseline], []):
+        with pytest.raises(ValueError, match="one question"):
+            choose(mixed)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (0.90, 1.02, Verdict.GAINS_NOTHING),
+        (0.90, 1.021, Verdict.NOT_SHOWN),
+        (1.012, 1.02, Verdict.GAINS_NOTHING),  # surely faster, and by too little to matter
+        (1.01, 1.5, Verdict.NOT_SHOWN),
+        (1.011, 1.5, Verdict.HELPS),
+        (None, None, Verdict.NOT_SHOWN),
+    ],
+)
+def test_the_three_answers(low, high, verdict):
+    assert judge(Interval(estimate=1.0, low=low, high=high)) is verdict
+
+
+def test_no_speedup_at_all_is_not_shown_to_help():
+    assert judge(None) is Verdict.NOT_SHOWN
+
+
+def auto(cell, mean_k=3.14):
+    """The cell with an adaptive K."""
+    return replace(
+        cell,
+        key=replace(cell.key, adaptive=True),
+        metrics={**cell.metrics, "mean_num_speculative_tokens": mean_k},
+    )
+
+
+def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarised):
+    cells = [summarised(8, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+    assert by_question(cells) == (tuple(cells),)
+    choice = choose(cells)
+    assert choice.to_confirm == cells[1].key
+    decision = decide(choice, cells[1])
+    assert decision.sentence == "code: auto (mean K 3.1), 1.90x faster [1.80, 2.00]"
+    assert (decision.num_speculative_tokens, decision.leader.adaptive) == (8, True)
+    assert "auto (mean K 3.1) led the first pass over K = 8, auto" in decision.reasons
+
+
+def test_a_tie_goes_to_the_fixed_k(summarised):
+    cells = [auto(summarised(2, 1.500, 1.6, 1.7)), summarised(6, 1.495, 1.6, 1.7)]
+    assert choose(cells).leader == cells[1]
+
+
+def test_the_fixed_ks_can_be_chosen_among_alone(summarised):
+    cells = [summarised(4, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+    fixed = [cell for cell in cells if not cell.key.adaptive]
+    assert choose(fixed).leader == cells[0]
+
+
+def test_an_adaptive_cell_is_not_taken_for_the_fixed_one_measured_again(summarised):
+    cells = [summarised(8, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
+    with pytest.raises(ValueError, match=r"k8.*was measured again, not .*kauto"):
+        decide(choose(cells), cells[0])
+
+
+def test_above_one_row_passes_would_decide(summarised):
+    cell = summarised(4, 1.000, 1.08, 1.166, num_prompts=40, metrics={"num_passes": 8})
+    many = replace(cell, key=replace(cell.key, concurrency=4))
+    # As with 8 prompts of one row: the half-width must shrink from 7.7 % to 6.7 %.
+    assert decide(choose([many])).sentence == (
+        "code: not shown to help, 1.08x [1.00, 1.17]; about 2 more passes would decide"
+    )
+    few = replace(
+        many, metrics={"num_passes": 4}, speedup=Interval(estimate=2, low=None, high=None)
+    )
+    assert decide(choose([few])).sentence == (
+        "code: not shown to help, 2.00x from 4 passes; at least 1 more pass gives an interval"
+    )
+
+
+@pytest.mark.parametrize("change", [{"context": 512}, {"request_rate": 2.0}, {"concurrency": 4}])
+def test_context_and_load_are_part_of_the_question(summarised, change):
+    cell = summarised(4, 1.8, 1.9, 2.0)
+    other = replace(cell, key=replace(cell.key, **change))
+    assert by_question([cell, other]) == ((cell,), (other,))

@@ -1,0 +1,102 @@
+"""What bounds a cell, by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.recommend import choose, decide
+from specbench.decide.why import losses, why
+
+
+def metrics(length=3.0, break_even=2.0, draft=0.1, verify=1.4, **others):
+    return {
+        "mean_acceptance_length": length,
+        "break_even_length": break_even,
+        "draft_cost_ratio": draft,
+        "verify_cost_ratio": verify,
+        **others,
+    }
+
+
+def test_losses_add_up_to_what_a_perfect_free_draft_would_gain():
+    found = losses(metrics(), 4)
+    total = found.draft + found.verify + found.acceptance + found.overhead
+    assert total == pytest.approx(math.log(5) - math.log(3.0 / 2.0))
+    # B = 2: 0.4 for drafting, 0.4 above a step for verifying, 0.2 for the rest.
+    assert found.draft == pytest.approx(math.log(2) * 0.4)
+    assert found.verify == pytest.approx(math.log(2) * 0.4)
+    assert found.overhead == pytest.approx(math.log(2) * 0.2)
+    assert found.acceptance == pytest.approx(math.log(5 / 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "bound"),
+    [
+        (metrics(length=1.5), "acceptance"),
+        (metrics(length=4.9, break_even=3.4, draft=0.5), "draft"),
+        (metrics(length=4.9, break_even=3.0, verify=2.6), "verify"),
+        (metrics(length=4.9, break_even=3.0, verify=1.0), "overhead"),
+        # Forwards alone take a third of the round, whatever halves it was cut into.
+        (metrics(length=4.9, break_even=3.0, verify=2.6, overhead_ratio=3.0), "overhead"),
+    ],
+)
+def test_the_largest_loss_bounds_the_cell(given, bound):
+    assert losses(given, 4).bound == bound
+
+
+def test_a_round_measured_a_little_faster_than_its_forwards_has_no_overhead():
+    """Its parts are scaled to the round, never past it: nothing is lost twice."""
+    below, at = (losses(metrics(overhead_ratio=ratio), 4) for ratio in (0.96, 1.0))
+    assert below == at
+    assert at.overhead == pytest.approx(0.0, abs=1e-12)
+    # B = 2 of drafts at 0.4 and a verification of 1.4: 4 / 9 and 14 / 9.
+    drafting, verifying = 4 / 9, 14 / 9 - 1
+    assert at.draft == pytest.approx(math.log(2) * drafting / (drafting + verifying))
+    assert at.verify == pytest.approx(math.log(2) * verifying / (drafting + verifying))
+
+
+def test_nothing_is_said_of_a_cell_that_does_not_tell():
+    assert losses({"mean_acceptance_length": 3.0}, 4) is None
+    assert losses(metrics(), 0) is None
+
+
+def test_a_mismatched_draft_is_called_so(summarised):
+    poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
+    assert list(why(summarised(2, 0.8, 0.9, 1.0, metrics=poor))) == [
+        "acceptance-bound: drafts that are not kept lose most",
+        "breaks even where 62% of tested drafts are kept; 30% were",
+        "the draft is mismatched: its first token is kept 30% of the time",
+    ]
+    good = poor | {"acceptance_rate_per_position": (0.8, 0.5)}
+    assert not any("mismatched" in line for line in why(summarised(2, 0.8, 0.9, 1.0, metrics=good)))
+
+
+def test_made_up_acceptance_says_nothing_of_how_models_match(summarised):
+    poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
+    cell = summarised(2, 0.8, 0.9, 1.0, metrics=poor)
+    for is_synthetic in (False, True):
+        reasons = decide(choose([cell]), is_synthetic=is_synthetic).reasons
+        assert any("mismatched" in reason for reason in reasons) is not is_synthetic
+        assert any("acceptance-bound" in reason for reason in reasons)
+
+
+def test_a_target_too_small_for_a_draft_model_is_called_so(summarised):
+    dear = metrics(draft=0.45, break_even=2.4, verify=1.4)
+    lines = list(why(summarised(2, 0.8, 0.9, 1.0, metrics=dear)))
+    assert any("too small for a separate draft model" in line for line in lines)
+
+
+def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarised):
+    lines = list(why(summarised(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
+    assert "a round costs 3.20 steps: K=2 loses even if every draft is kept" in lines
+
+
+def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarised):
+    """Above temperature 0 they are kept with the target's own p, however good the head is."""
+    poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
+    cell = summarised(2, 0.8, 0.9, 1.0, metrics=poor)
+    warm = replace(cell, key=replace(cell.key, temperature=1.0, method="medusa"))
+    assert not any("mismatched" in sentence for sentence in why(warm))
+    drawn = replace(cell, key=replace(cell.key, temperature=1.0))
+    assert any("mismatched" in sentence for sentence in why(drawn))

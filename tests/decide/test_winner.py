@@ -1,0 +1,203 @@
+"""From a run's decisions to the K of each number of requests."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.recommend import choose, decide
+from specbench.errors import UsageError
+from specbench.export.deployment import Tier
+from specbench.export.winner import Asked, winner
+from specbench.inputs.config import Drafter, Pairing, Target
+from specbench.inputs.model_spec import ModelSpec
+from specbench.records import CellSummary, Interval
+
+TARGET = Target(name="demo", model=ModelSpec(source="org/big"), drafters=())
+
+
+def pairing(name: str) -> Pairing:
+    return Pairing(target=TARGET, drafter=Drafter(name=name, method="ngram"))
+
+
+def at(cell: CellSummary, **changes: object) -> CellSummary:
+    key = replace(cell.key, **changes)
+    return replace(cell, key=key)
+
+
+@pytest.fixture
+def measured(summarised):
+    """Cells of K -> speed-up, and the decision on them, of one setting."""
+
+    def build(speedups, workload="code", **changes):
+        cells = [
+            at(summarised(k, s - 0.05, s, s + 0.05, workload=workload), **changes)
+            for k, s in speedups.items()
+        ]
+        choice = choose(cells)
+        return cells, decide(choice, choice.leader if choice.to_confirm else None)
+
+    return build
+
+
+def found(parts, asked=Asked(), names=("draft",)):  # noqa: B008
+    cells = [cell for group, _ in parts for cell in group]
+    decisions = [decision for _, decision in parts]
+    return winner([pairing(name) for name in names], decisions, cells, asked)
+
+
+def test_one_question_gives_its_own_k(measured):
+    made = found([measured({2: 1.3, 4: 1.6, 8: 1.4})])
+    assert made.tiers == (Tier(None, 4),)
+    assert made.basis == (
+        "code: K=4, 1.60x faster [1.55, 1.65]",
+        "beyond 1 request at once nothing was measured: --concurrency tells",
+    )
+    assert (made.temperature, made.dtype) == (0.0, "float32")
+
+
+def test_where_nothing_helps_the_sentence_says_so(measured):
+    made = found([measured({2: 0.8, 4: 0.7})])
+    assert made.k == 0
+    assert made.basis == ("code: do not speculate, 0.80x [0.75, 0.85]",)
+
+
+def test_several_workloads_share_the_k_of_least_regret(measured):
+    # K = 4 is best nowhere and loses little everywhere.
+    parts = [
+        measured({2: 1.50, 4: 1.45, 8: 1.1}),
+        measured({2: 1.2, 4: 1.55, 8: 1.60}, workload="edit"),
+    ]
+    made = found(parts)
+    assert made.tiers == (Tier(None, 4),)
+    assert made.basis[-2].startswith("one K for these workloads: K=4, it gives up 3.3% on code")
+    assert found(parts, Asked(workload="edit")).k == 8
+
+
+def test_several_concurrencies_become_tiers_and_equal_neighbours_one(measured):
+    parts = [
+        measured({2: 1.3, 5: 1.6}),
+        measured({2: 1.3, 5: 1.5}, concurrency=2),
+        measured({2: 1.3, 5: 1.1}, concurrency=8),
+        measured({2: 0.9, 5: 0.7}, concurrency=32),
+    ]
+    made = found(parts)
+    assert made.tiers == (Tier(2, 5), Tier(8, 2), Tier(32, 0))
+    assert made.basis[1].startswith("2 requests at once: code: K=5")
+    assert found(parts, Asked(num_rows=8)).tiers == (Tier(None, 2),)
+    assert made.at(3).k == 2
+    assert made.at(1000).k == 0  # beyond what was measured: as the last
+
+
+def test_the_best_drafter_is_the_one_whose_worst_workload_is_best(measured):
+    uneven = {"pairing": "demo/uneven", "drafter": "uneven"}
+    parts = [
+        measured({4: 1.4}),
+        measured({4: 1.4}, workload="chat"),
+        measured({4: 0.8}, workload="chat", **uneven),
+        measured({4: 2.0}, **uneven),
+    ]
+    assert found(parts, names=("draft", "uneven")).pairing.name == "demo/draft"
+    assert found(parts, Asked(workload="code"), ("draft", "uneven")).pairing.name == "demo/uneven"
+
+
+def test_of_drafters_that_help_on_some_workloads_alone_the_better_one_is_taken(measured):
+    other = {"pairing": "demo/other", "drafter": "other"}
+    parts = [
+        measured({4: 0.8}),
+        measured({4: 0.8}, workload="chat"),
+        measured({4: 0.8}, workload="chat", **other),
+        measured({4: 1.8}, **other),
+    ]
+    made = found(parts, names=("draft", "other"))
+    assert (made.pairing.name, made.k) == ("demo/other", 4)
+
+
+def test_drafters_are_compared_on_the_workloads_that_they_share(measured):
+    once = {"pairing": "demo/once", "drafter": "once"}
+    both = [measured({4: 1.6}), measured({4: 1.2}, workload="chat")]
+    names = ("draft", "once")
+    assert found([*both, measured({4: 1.3}, **once)], names=names).pairing.name == "demo/draft"
+    assert found([*both, measured({4: 1.9}, **once)], names=names).pairing.name == "demo/once"
+    apart = measured({4: 1.9}, workload="edit", **once)  # nothing to compare them on
+    assert found([*both, apart], names=names).pairing.name == "demo/draft"
+
+
+def test_the_lowest_temperature_is_meant_unless_another_is_asked_for(measured):
+    parts = [measured({4: 1.2}, temperature=1.0), measured({2: 1.5})]
+    assert (found(parts).temperature, found(parts).k) == (0.0, 2)
+    warm = found(parts, Asked(temperature=1.0))
+    assert (warm.temperature, warm.k) == (1.0, 4)
+
+
+def test_other_temperatures_of_the_run_are_named(measured):
+    parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
+    assert found(parts).basis[0].startswith("at temperature 0; measured at 0.7, 1, too")
+    for asked, some in ((Asked(temperature=1.0), parts), (Asked(), parts[:1])):
+        assert not any("too: --temperature" in text for text in found(some, asked).basis)
+
+
+def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised):
+    cells, _ = measured({2: 1.3, 4: 1.5})
+    auto = at(summarised(8, 1.7, 1.8, 1.9), adaptive=True)
+    choice = choose([*cells, auto])
+    decision = decide(choice, auto)
+    assert decision.leader.adaptive
+    made = found([([*cells, auto], decision)])
+    assert made.tiers == (Tier(None, 4),)
+    assert "best fixed one is K=4" in made.basis[-2]
+
+
+def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarised):
+    parts = []
+    for name in ("code", "chat"):
+        auto = at(summarised(8, 1.7, 1.8, 1.9, workload=name), adaptive=True)
+        parts.append(([auto], decide(choose([auto]))))
+    made = found(parts)
+    assert made.tiers == (Tier(None, 0),)
+    assert "none is shown to help" in made.basis[-1]
+
+
+def test_a_number_of_requests_that_was_asked_for_says_nothing_of_others(measured):
+    parts = [measured({4: 1.5}, concurrency=rows) for rows in (1, 4)]
+    assert not any("nothing was measured" in text for text in found(parts, Asked(num_rows=1)).basis)
+    assert "beyond 4 requests" in found(parts).basis[-1]
+
+
+def test_what_was_not_measured_is_refused_in_words(measured):
+    parts = [measured({4: 1.5})]
+    with pytest.raises(UsageError, match="no decision for demo/draft on chat"):
+        found(parts, Asked(workload="chat"))
+    with pytest.raises(UsageError, match="no decision for demo/other;"):
+        found(parts, names=("other",))
+
+
+def test_a_winner_without_interval_does_not_help(measured):
+    cells, decision = measured({4: 1.5})
+    unsure = [replace(c, speedup=Interval(estimate=1.5, low=None, high=None)) for c in cells]
+    made = found([(unsure, decide(choose(unsure)))])
+    assert made.k == 0
+    assert decision.num_speculative_tokens == 4
+
+
+def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarised):
+    cells, _ = measured({2: 0.9, 4: 0.8})
+    auto = at(summarised(8, 1.15, 1.2, 1.25), adaptive=True)
+    decision = decide(choose([*cells, auto]), auto)
+    made = found([([*cells, auto], decision)])
+    assert made.k == 0
+    assert "none is shown to help" in made.basis[-1]
+
+
+def test_samples_of_the_same_run_are_another_setting(measured):
+    several = [measured({2: 1.2, 4: 1.5}, name, num_samples=4) for name in ("code", "edit")]
+    parts = [measured({2: 1.3, 4: 1.6}, name) for name in ("code", "edit")]
+    assert found([*parts, *several]).tiers == (Tier(None, 4),)
+
+
+def test_a_peers_own_defaults_are_no_k_to_export(measured):
+    peer = {"engine": "transformers"}
+    parts = [
+        measured({2: 1.3, 4: 1.6}, method="assisted", **peer),
+        measured({20: 1.9}, method="assisted_default", **peer),
+    ]
+    assert found(parts).tiers == (Tier(None, 4),)

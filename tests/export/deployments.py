@@ -1,0 +1,57 @@
+"""Deployments of every method, as pairings.yaml would describe them."""
+
+from dataclasses import replace
+
+from specbench.export.deployment import Deployment, Export, Tier
+from specbench.export.engines import find_exporter
+from specbench.inputs.config import Drafter, Pairing, Target
+from specbench.inputs.methods import Setting
+from specbench.inputs.model_spec import ModelSpec
+
+TARGET = Target(name="big", model=ModelSpec(source="org/Big-8B"), drafters=())
+MODELS = {
+    "draft_model": "org/Small-1B",
+    "eagle": "org/Big-EAGLE",
+    "eagle3": "org/Big-EAGLE3",
+    "medusa": "org/Big-Medusa",
+    "dflash": "org/Big-DFlash",
+}
+ONE, SEVERAL = (Tier(None, 4),), (Tier(1, 5), Tier(4, 3), Tier(16, 0))
+
+
+def deployment(
+    method: str,
+    k: int = 4,
+    *,
+    tiers: tuple[Tier, ...] = (),
+    temperature: float = 0.0,
+    dtype: str | None = None,
+    target: Target = TARGET,
+    **parameters: Setting,
+) -> Deployment:
+    source = MODELS.get(method)
+    drafter = Drafter(
+        name="drafter",
+        method=method,
+        model=ModelSpec(source=source) if source else None,
+        parameters=parameters,
+    )
+    return Deployment(
+        pairing=Pairing(target=target, drafter=drafter),
+        tiers=tiers or (Tier(None, k),),
+        temperature=temperature,
+        dtype=dtype,
+    )
+
+
+def with_draft(made: Deployment, **changes: object) -> Deployment:
+    """With other keys of the draft's model."""
+    drafter = made.pairing.drafter
+    assert drafter.model is not None
+    model = replace(drafter.model, **changes)  # type: ignore[arg-type]
+    return replace(made, pairing=replace(made.pairing, drafter=replace(drafter, model=model)))
+
+
+def exported(engine: str, made: Deployment, version: str | None = None) -> Export:
+    exporter = find_exporter(engine)
+    return exporter.export(made, version, exporter.CONFIG_NAME or "")

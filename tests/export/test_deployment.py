@@ -1,0 +1,87 @@
+"""What is to be served: the dtype that an engine is told, and the tree it has to do without."""
+
+import pytest
+import yaml
+
+from specbench.export.deployment import GREEDY, MATCHED, REJECTION
+from tests.export.deployments import deployment, exported
+
+SERVERS = ("vllm", "sglang", "tensorrt_llm")
+KNOWN = ("float32", "bfloat16", "float16")
+
+
+@pytest.mark.parametrize("dtype", KNOWN)
+def test_a_dtype_that_servers_know_is_served_as_it_was_measured(dtype):
+    made = deployment("ngram", dtype=dtype)
+    assert made.served_dtype == dtype
+    assert made.dtype_lost == []
+
+
+def test_float64_and_no_dtype_are_left_to_the_checkpoint():
+    wide, silent = deployment("ngram", dtype="float64"), deployment("ngram")
+    assert (wide.served_dtype, silent.served_dtype) == (None, None)
+    assert wide.dtype_lost == ["float64: this engine takes the checkpoint's dtype"]
+    assert silent.dtype_lost == []
+
+
+def told_dtype(engine, dtype):
+    """What the engine is told; None: nothing."""
+    made = exported(engine, deployment("ngram", dtype=dtype))
+    if engine == "tensorrt_llm":
+        return yaml.safe_load(made.config.text).get("dtype")
+    words = list(made.command)
+    return words[words.index("--dtype") + 1] if "--dtype" in words else None
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_every_server_is_told_the_dtype_that_was_measured(engine):
+    assert [told_dtype(engine, dtype) for dtype in KNOWN] == list(KNOWN)
+    assert (told_dtype(engine, "float64"), told_dtype(engine, None)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "tree", "rule"),
+    [
+        ("eagle", {"tree": "chain"}, None, REJECTION),
+        ("eagle", {"tree": "static"}, "static", REJECTION),
+        ("eagle", {"tree": "dynamic"}, "dynamic", MATCHED),
+        ("eagle3", {"tree": "static"}, "static", REJECTION),
+        ("draft_model", {}, None, REJECTION),
+        ("draft_model", {"tree": (3, 2)}, "static", REJECTION),
+        ("self_speculation", {"tree": (2,)}, "static", REJECTION),
+        ("token_recycling", {}, "dynamic", MATCHED),
+        ("lookahead", {}, "dynamic", MATCHED),
+        ("ngram", {}, None, MATCHED),
+    ],
+    ids=str,
+)
+def test_drafts_of_a_tree_that_is_drawn_are_judged_by_their_law(method, parameters, tree, rule):
+    """A static tree's drafts are drawn from q; those of a tree grown by scores are not."""
+    made = deployment(method, temperature=0.7, **parameters)
+    assert made.tree == tree
+    assert made.draws_drafts == (rule == REJECTION)
+    assert made.acceptance_rule == rule
+    assert deployment(method, **parameters).acceptance_rule == GREEDY
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "method"),
+    [
+        ("vllm", None, "eagle"),
+        ("vllm", None, "eagle3"),
+        ("sglang", None, "eagle"),
+        ("sglang", None, "eagle3"),
+        ("tensorrt_llm", "1.2", "eagle3"),
+        ("tensorrt_llm", "1.3", "eagle3"),  # it grows trees of its own, but has none that is given
+    ],
+)
+def test_no_server_has_eagles_static_tree_and_each_says_so(engine, version, method):
+    static = exported(engine, deployment(method, tree="static"), version)
+    chain = exported(engine, deployment(method, tree="chain"), version)
+
+    assert [loses_tree(text) for text in static.not_expressed].count(True) == 1
+    assert not any(map(loses_tree, chain.not_expressed))
+
+
+def loses_tree(text):
+    return "token tree" in text and "a chain of depth K=4" in text

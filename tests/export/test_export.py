@@ -1,0 +1,291 @@
+"""What an export says: K by batch size, the acceptance rule, and what the engine cannot be told."""
+
+import ast
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from specbench.demo import MODELS
+from specbench.errors import UsageError
+from specbench.export.deployment import GREEDY, MATCHED, REJECTION, Tier
+from specbench.export.engines import engines, find_exporter
+from specbench.inputs.model_spec import ModelSpec
+from specbench.records import LossyRule
+from tests.export.deployments import SEVERAL, TARGET, deployment, exported, with_draft
+
+
+def config_of(made):
+    """What follows --speculative-config."""
+    words = shlex.split(made.command_line)
+    return json.loads(words[words.index("--speculative-config") + 1])
+
+
+def flag(made, name):
+    words = shlex.split(made.command_line)
+    return words[words.index(name) + 1]
+
+
+def lost(made):
+    return " | ".join(made.not_expressed)
+
+
+def test_vllm_takes_k_per_batch_size_without_gaps():
+    made = exported("vllm", deployment("eagle3", tiers=SEVERAL, tree="chain"))
+    assert config_of(made) == {
+        "method": "eagle3",
+        "num_speculative_tokens": 5,
+        "model": "org/Big-EAGLE3",
+        "num_speculative_tokens_per_batch_size": [[1, 1, 5], [2, 4, 3], [5, 16, 0]],
+    }
+    assert "beyond 16 requests at once nothing was measured" in lost(made)
+
+
+def test_a_token_tree_goes_to_vllm_as_a_chain_of_its_depth_and_that_is_said():
+    made = exported("vllm", deployment("eagle3", 6))
+    assert config_of(made)["num_speculative_tokens"] == 6
+    assert "chain of depth K=6" in lost(made)
+    chain = exported("vllm", deployment("eagle3", 6, tree="chain"))
+    assert chain.command == made.command
+    assert chain.not_expressed == ()
+
+
+def test_vllm_is_told_to_draw_drafts_where_the_measured_ones_were_drawn():
+    drawn = exported("vllm", deployment("draft_model", temperature=0.7))
+    assert config_of(drawn)["draft_sample_method"] == "probabilistic"
+    assert drawn.acceptance_rule == REJECTION
+    # A tree grown by its head's scores proposes the likeliest tokens, at any temperature.
+    grown = exported("vllm", deployment("eagle3", temperature=0.7))
+    assert config_of(grown)["draft_sample_method"] == "greedy"
+    assert grown.acceptance_rule == MATCHED
+    greedy = exported("vllm", deployment("draft_model"))
+    assert "draft_sample_method" not in config_of(greedy)
+    assert greedy.acceptance_rule == GREEDY
+
+
+def test_lookups_take_their_lengths_along():
+    made = exported("vllm", deployment("ngram", max_ngram=5, min_ngram=2))
+    assert config_of(made)["prompt_lookup_max"] == 5
+    assert config_of(made)["prompt_lookup_min"] == 2
+    suffix = config_of(exported("vllm", deployment("suffix", 16, max_depth=32)))
+    assert suffix["suffix_decoding_max_tree_depth"] == 32
+    assert suffix["suffix_decoding_max_cached_requests"] == 1000  # our default, not vLLM's
+    old = exported("llama_cpp", deployment("ngram", max_ngram=5), "2026-01")
+    assert (flag(old, "--spec-ngram-size-n"), flag(old, "--spec-ngram-size-m")) == ("5", "4")
+
+
+def test_sglang_counts_the_root_of_a_tree():
+    tree = exported("sglang", deployment("eagle3", 5, top_k=8, max_drafts=31))
+    assert flag(tree, "--speculative-eagle-topk") == "8"
+    assert flag(tree, "--speculative-num-draft-tokens") == "32"
+    chain = exported("sglang", deployment("eagle3", 5, tree="chain"))
+    assert flag(chain, "--speculative-num-steps") == "5"
+    assert flag(chain, "--speculative-num-draft-tokens") == "6"
+    # One level of a beam of 2 has no more than 2 drafts.
+    small = exported("sglang", deployment("eagle3", 1, top_k=2, max_drafts=59))
+    assert flag(small, "--speculative-num-draft-tokens") == "3"
+
+
+def test_sglang_tiers_name_the_smallest_batch_of_each():
+    made = exported("sglang", deployment("eagle3", tiers=SEVERAL, tree="chain"))
+    assert json.loads(made.config.text) == {
+        "1": {"candidate_steps": [5]},
+        "2": {"candidate_steps": [3]},
+        "5": {"candidate_steps": [0]},
+    }
+    assert flag(made, "--speculative-adaptive-config") == made.config.name
+    # Not for another algorithm: one K, and the loss is said.
+    other = exported("sglang", deployment("draft_model", tiers=SEVERAL))
+    assert other.config is None
+    assert flag(other, "--speculative-num-steps") == "5"
+    assert "K=3 for up to 4" in lost(other)
+
+
+def speculative(made):
+    return yaml.safe_load(made.config.text)["speculative_config"]
+
+
+def test_tensorrt_llm_turned_its_schedule_round():
+    tiered = deployment("draft_model", tiers=SEVERAL)
+    made = exported("tensorrt_llm", tiered)  # 1.2: the smallest batch of each K
+    assert speculative(made)["draft_len_schedule"] == {1: 5, 2: 3, 5: 0}
+    assert speculative(made)["max_draft_len"] == 5
+    assert yaml.safe_load(made.config.text)["disable_overlap_scheduler"] is True
+    newer = exported("tensorrt_llm", tiered, "1.3")  # the largest batch of each K
+    assert speculative(newer)["draft_len_schedule"] == {1: 5, 4: 3, 16: 0}
+    # Its first tier has to be the deepest; another order is served with one K.
+    rising = exported("tensorrt_llm", deployment("draft_model", tiers=(Tier(1, 2), Tier(8, 4))))
+    assert "draft_len_schedule" not in rising.config.text
+    assert speculative(rising)["max_draft_len"] == 2
+
+
+def test_tensorrt_llm_grows_trees_from_1_3_on():
+    tree = deployment("eagle3", 5, top_k=8, max_drafts=31)
+    assert speculative(exported("tensorrt_llm", tree, "1.3"))["max_total_draft_tokens"] == 31
+    older = exported("tensorrt_llm", tree, "1.2")
+    assert "use_dynamic_tree" not in speculative(older)
+    assert "chain of depth K=5" in lost(older)
+
+
+def test_tensorrt_llm_1_2_is_told_that_one_model_drafters_may_sample():
+    warm = deployment("eagle3", temperature=0.7, tree="chain")
+    assert speculative(exported("tensorrt_llm", warm))["allow_advanced_sampling"] is True
+    assert "allow_advanced" not in exported("tensorrt_llm", warm, "1.3").config.text
+    greedy = deployment("eagle3", tree="chain")
+    assert "allow_advanced" not in exported("tensorrt_llm", greedy).config.text
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3"])
+def test_a_head_of_our_own_has_the_name_that_vllm_asks_for(name):
+    folder = MODELS / name
+    made = with_draft(deployment(name, tree="chain"), source=str(folder), folder=folder)
+    assert "names no class" not in lost(exported("vllm", made))
+
+
+def test_of_a_head_without_the_name_that_vllm_asks_for_it_is_told(tmp_path):
+    head = tmp_path / "head"
+    head.mkdir()
+    for config, is_named in (({}, False), ({"architectures": ["LlamaForCausalLM"]}, True)):
+        (head / "config.json").write_text(json.dumps(config))
+        made = with_draft(deployment("eagle3", tree="chain"), source=str(head), folder=head)
+        assert ("names no class" not in lost(exported("vllm", made))) == is_named
+
+
+def test_llama_cpp_never_gives_a_draft_up_for_being_unlikely():
+    made = exported("llama_cpp", deployment("draft_model", 3))
+    assert flag(made, "--spec-draft-p-min") == "0"
+    assert flag(made, "--spec-draft-n-max") == "3"
+    assert flag(made, "--model-draft") == "Small-1B.gguf"
+    assert "convert_hf_to_gguf.py" in lost(made)
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_names_from_pairings_yaml_reach_the_engine_through_a_shell_unharmed(engine):
+    name = "./odd name; rm -rf $HOME `id` 'x'"
+    made = deployment("draft_model", target=replace(TARGET, model=ModelSpec(source=name)))
+    made = with_draft(made, source='./it\'s "quoted"', revision="a b")
+    out = exported(engine, made)
+    assert tuple(shlex.split(out.command_line)) == out.command
+    told = " ".join(out.command) + (out.config.text if out.config else "").replace("\\", "")
+    assert "odd name; rm -rf $HOME `id` 'x'" in told
+
+
+def test_names_stay_whole_in_the_program_for_transformers():
+    name = './it\'s "odd" \\ \U0001f600'
+    made = exported(
+        "transformers",
+        deployment("ngram", target=replace(TARGET, model=ModelSpec(source=name))),
+    )
+    texts = [n.value for n in ast.walk(ast.parse(made.config.text)) if isinstance(n, ast.Constant)]
+    assert texts.count(name) == 2  # the tokenizer and the target
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_a_shape_cannot_be_served(engine):
+    shape = replace(TARGET, model=ModelSpec(source="shape:llama-8b"))
+    with pytest.raises(UsageError, match="no weights"):
+        exported(engine, deployment("ngram", target=shape))
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_weights_packed_on_loading_are_said_to_be_lost(engine):
+    packed = replace(TARGET, model=ModelSpec(source="org/Big-8B", quantization="int4"))
+    assert "int4 weights of the target" in lost(
+        exported(engine, deployment("ngram", target=packed))
+    )
+
+
+@pytest.mark.parametrize("engine", engines())
+def test_revisions_reach_the_engine_or_are_said_to_be_lost(engine):
+    pinned = replace(TARGET, model=ModelSpec(source="org/Big-8B", revision="abc1"))
+    made = with_draft(deployment("draft_model", target=pinned), revision="def2")
+    found = exported(engine, made)
+    told = found.command_line + (found.config.text if found.config else "")
+    for revision in ("abc1", "def2"):
+        assert revision in told or f"revision {revision}" in lost(found)
+    if engine == "llama_cpp":  # what is not drafted has no revision
+        assert "def2" not in lost(exported(engine, replace(made, tiers=(Tier(None, 0),))))
+
+
+def test_a_dtype_that_no_server_knows_is_left_out_and_said():
+    for engine in ("vllm", "sglang", "tensorrt_llm"):
+        made = exported(engine, deployment("ngram", dtype="float64"))
+        assert "float64" not in made.command_line + (made.config.text if made.config else "")
+        assert "float64" in lost(made)
+    assert (
+        "--dtype bfloat16" in exported("vllm", deployment("ngram", dtype="bfloat16")).command_line
+    )
+    local = exported("transformers", deployment("ngram", dtype="float64"))
+    assert "float64" in local.config.text
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "complaint"),
+    [
+        ("vllm", "0.13", "before 0.30 took other flags"),
+        ("vllm", "newest", "expected a release such as 0.33"),
+        ("sglang", "0.4.9", "before 0.5"),
+        ("tensorrt_llm", "0.21", "before 1.2"),
+        ("llama_cpp", "b9100", "give the build's date"),
+        ("llama_cpp", "2026-13", "expected a date"),
+        ("llama_cpp", "", "expected a date"),
+        ("transformers", "4.57", "before 5.17"),
+    ],
+)
+def test_versions_that_are_not_known_are_refused(engine, version, complaint):
+    with pytest.raises(UsageError, match=complaint):
+        exported(engine, deployment("draft_model"), version)
+
+
+def test_a_newer_release_is_written_for_as_the_newest_known_and_that_is_said():
+    made = exported("vllm", deployment("draft_model"), "0.34.1")
+    assert made.not_expressed == ("0.34.1 is newer than 0.33, for which this is written",)
+    assert exported("vllm", deployment("draft_model"), "0.33.2").not_expressed == ()
+
+
+def test_engines_are_found_by_their_files():
+    assert engines() == ("llama_cpp", "sglang", "tensorrt_llm", "transformers", "vllm")
+    with pytest.raises(UsageError, match="allowed are llama_cpp, sglang"):
+        find_exporter("ollama")
+
+
+@pytest.mark.parametrize("tree", ["chain", "static"])
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_sglang_rejects_from_what_was_drawn_also_where_a_tree_became_a_chain(method, tree):
+    made = exported("sglang", deployment(method, temperature=0.7, tree=tree))
+    assert "--speculative-use-rejection-sampling" in made.command
+    assert flag(made, "--speculative-eagle-topk") == "1"
+    assert "along it" not in lost(made)
+    assert ("chain of depth" in lost(made)) == (tree == "static")
+    grown = exported("sglang", deployment(method, temperature=0.7))
+    assert "--speculative-use-rejection-sampling" not in grown.command
+
+
+def with_rule(made, name, **parameters):
+    drafter = replace(made.pairing.drafter, lossy=LossyRule(name=name, parameters=parameters))
+    return replace(made, pairing=replace(made.pairing, drafter=drafter))
+
+
+def test_sglang_has_the_threshold_rule_above_temperature_0():
+    made = with_rule(deployment("draft_model", temperature=0.7), "threshold", single=0.5)
+    found = exported("sglang", made)
+    assert flag(found, "--speculative-accept-threshold-single") == "0.5"
+    assert flag(found, "--speculative-accept-threshold-acc") == "1.0"
+    assert "--speculative-use-rejection-sampling" not in found.command  # it has no threshold
+    assert found.not_expressed == ()
+    cold = exported("sglang", replace(made, temperature=0.0))
+    assert "lossy rule threshold" in lost(cold)
+    other = exported("sglang", with_rule(made, "typical", threshold=0.09, alpha=0.3))
+    assert flag(other, "--speculative-accept-threshold-single") == "1.0"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_lossy_rule_is_said_and_said_to_be_lost(temperature):
+    made = deployment("eagle3", temperature=temperature)
+    made = with_rule(made, "typical", threshold=0.09, alpha=0.3)
+    for engine in ("vllm", "sglang", "tensorrt_llm", "llama_cpp"):
+        found = exported(engine, made)
+        assert "lossy rule typical" in found.acceptance_rule
+        assert any("lossy rule typical" in text for text in found.not_expressed)

@@ -1,0 +1,155 @@
+"""Numbers and names of an export, one by one: what a parser takes need not be what is meant."""
+
+import json
+import shlex
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from specbench.export.deployment import GREEDY, MATCHED, REJECTION
+from tests.export.deployments import SEVERAL, TARGET, deployment, exported, with_draft
+
+
+def config_of(made):
+    words = shlex.split(made.command_line)
+    return json.loads(words[words.index("--speculative-config") + 1])
+
+
+def flag(made, name):
+    words = shlex.split(made.command_line)
+    return words[words.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "rule"),
+    [
+        ("draft_model", {}, REJECTION),
+        ("self_speculation", {"num_layers": 2}, REJECTION),
+        ("mtp", {}, REJECTION),
+        ("dflash", {}, REJECTION),
+        ("eagle", {"tree": "chain"}, REJECTION),
+        ("eagle", {"tree": "dynamic"}, MATCHED),
+        ("medusa", {}, MATCHED),
+        ("ngram", {}, MATCHED),
+        ("suffix", {}, MATCHED),
+    ],
+)
+def test_the_rule_above_temperature_0_is_the_one_that_the_drafter_was_measured_with(
+    method, settings, rule
+):
+    assert deployment(method, temperature=0.7, **settings).acceptance_rule == rule
+    assert deployment(method, **settings).acceptance_rule == GREEDY
+
+
+def test_vllm_gets_revisions_and_leave_to_run_code_and_only_models_are_sampled():
+    target = replace(TARGET, model=replace(TARGET.model, revision="abc", trust_remote_code=True))
+    made = with_draft(deployment("draft_model", target=target), revision="def")
+    out = exported("vllm", made)
+    assert flag(out, "--revision") == "abc"
+    assert "--trust-remote-code" in out.command
+    assert config_of(out)["revision"] == "def"
+    assert "draft_sample_method" not in config_of(
+        exported("vllm", deployment("ngram", temperature=1))
+    )
+
+
+def test_every_setting_of_suffix_decoding_goes_to_vllm():
+    made = deployment("suffix", max_spec_factor=2.5, min_token_prob=0.2, max_cached_requests=7)
+    found = config_of(exported("vllm", made))
+    assert found["suffix_decoding_max_spec_factor"] == 2.5
+    assert found["suffix_decoding_min_token_prob"] == 0.2
+    assert found["suffix_decoding_max_cached_requests"] == 7
+
+
+def test_sglang_counts_the_current_token_among_the_drafts():
+    assert (
+        flag(exported("sglang", deployment("dflash", 5)), "--speculative-dflash-block-size") == "6"
+    )
+    assert flag(exported("sglang", deployment("ngram", 5)), "--speculative-num-draft-tokens") == "6"
+
+
+def test_sglang_is_told_the_lossless_rule_above_temperature_0():
+    drawn = exported("sglang", deployment("draft_model", temperature=0.7))
+    assert flag(drawn, "--speculative-accept-threshold-single") == "1.0"
+    assert flag(drawn, "--speculative-accept-threshold-acc") == "1.0"
+    assert "--speculative-use-rejection-sampling" in drawn.command
+    matched = exported("sglang", deployment("eagle3", temperature=0.7))
+    assert "--speculative-use-rejection-sampling" not in matched.command
+    greedy = exported("sglang", deployment("draft_model"))
+    assert not any("accept" in word or "rejection" in word for word in greedy.command)
+
+
+def test_sglang_grows_no_more_than_a_beam_has():
+    # Two levels of a beam of 3: 3 + 9 = 12 drafts and the root.
+    made = exported("sglang", deployment("eagle3", 2, top_k=3, max_drafts=59))
+    assert flag(made, "--speculative-num-draft-tokens") == "13"
+
+
+def test_llama_cpp_drafts_k_in_every_round_in_both_dialects():
+    old = exported("llama_cpp", deployment("draft_model", 3), "2026-01")
+    assert (flag(old, "--draft-max"), flag(old, "--draft-min")) == ("3", "0")
+    assert flag(old, "--draft-p-min") == "0"
+    new = exported("llama_cpp", deployment("draft_model", 3))
+    assert (flag(new, "--spec-draft-n-max"), flag(new, "--spec-draft-n-min")) == ("3", "0")
+    found = exported("llama_cpp", deployment("ngram", 3, max_ngram=5))
+    assert flag(found, "--spec-ngram-simple-size-n") == "5"
+    assert flag(found, "--spec-ngram-simple-size-m") == "3"
+
+
+def test_the_first_build_that_is_known_to_be_new_is_new():
+    made = exported("llama_cpp", deployment("draft_model"), "b9235")
+    assert "--spec-draft-n-max" in made.command
+
+
+def test_llama_cpp_says_that_it_has_no_rejection_sampling():
+    drawn = exported("llama_cpp", deployment("draft_model", temperature=0.7))
+    assert any("rejection sampling" in said for said in drawn.not_expressed)
+    greedy = exported("llama_cpp", deployment("draft_model"))
+    assert not any("rejection sampling" in said for said in greedy.not_expressed)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "llama_cpp", "transformers"])
+def test_the_tree_of_a_draft_model_is_said_to_be_lost(engine):
+    made = exported(engine, deployment("draft_model", tree="4,2"))
+    assert any("tree" in said for said in made.not_expressed)
+
+
+def speculative(made):
+    return yaml.safe_load(made.config.text)["speculative_config"]
+
+
+def test_tensorrt_llm_takes_the_tree_and_the_lookup_as_they_were_measured():
+    tree = exported("tensorrt_llm", deployment("eagle3", 5, top_k=8, max_drafts=31), "1.3")
+    assert speculative(tree)["dynamic_tree_max_topK"] == 8
+    lookup = speculative(exported("tensorrt_llm", deployment("ngram", max_ngram=5)))
+    assert (lookup["max_matching_ngram_size"], lookup["is_use_oldest"]) == (5, False)
+
+
+def test_tensorrt_llm_says_what_it_does_beyond_the_last_tier():
+    rising = deployment("draft_model", tiers=SEVERAL[:2])
+    for version, k in (("1.2", 3), ("1.3", 0)):
+        said = " ".join(exported("tensorrt_llm", rising, version).not_expressed)
+        assert (
+            f"beyond 4 requests at once nothing was measured; TensorRT-LLM goes on with K={k}"
+            in said
+        )
+
+
+def test_sglang_says_how_it_counts_a_batch_where_k_depends_on_it():
+    tiered = exported("sglang", deployment("eagle3", tree="chain", tiers=SEVERAL))
+    flat = exported("sglang", deployment("eagle3", tree="chain"))
+    assert ["padded to" in " ".join(made.not_expressed) for made in (tiered, flat)] == [True, False]
+
+
+def test_transformers_drafts_k_in_every_round_from_the_whole_law():
+    made = exported("transformers", deployment("draft_model", 3, temperature=0.7)).config.text
+    for said in (
+        "num_assistant_tokens=3",
+        "num_assistant_tokens_schedule='constant'",
+        "assistant_confidence_threshold=0.0",
+        "top_k=0, top_p=1.0",
+    ):
+        assert said in made
+    early = exported("transformers", deployment("self_speculation", 3, num_layers=2)).config.text
+    assert "assistant_early_exit=2" in early

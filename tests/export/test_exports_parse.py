@@ -1,0 +1,173 @@
+"""Whatever can be exported is taken by the engine's parser, as it is recorded."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from transformers import GenerationConfig
+
+from specbench.errors import UsageError
+from specbench.export.deployment import Deployment, Tier
+from specbench.export.engines import engines
+from specbench.inputs.config import load_pairings
+from specbench.inputs.methods import all_methods
+from specbench.shipped import shipped
+from tests.export.deployments import ONE, SEVERAL, deployment, exported
+from tests.export.recorded_parser import parse
+
+SERVERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
+# What each engine lacks; everything else must be exported.
+LACKS = {
+    "vllm": {"medusa", "previous_turn", "lookahead", "token_recycling", "self_speculation"},
+    "sglang": {
+        "medusa",
+        "suffix",
+        "previous_turn",
+        "lookahead",
+        "token_recycling",
+        "self_speculation",
+    },
+    "tensorrt_llm": {
+        "eagle",
+        "medusa",
+        "suffix",
+        "previous_turn",
+        "lookahead",
+        "token_recycling",
+        "self_speculation",
+    },
+    "llama_cpp": {
+        "eagle",
+        "medusa",
+        "suffix",
+        "previous_turn",
+        "lookahead",
+        "token_recycling",
+        "self_speculation",
+    },
+    "transformers": {
+        "eagle",
+        "eagle3",
+        "medusa",
+        "suffix",
+        "previous_turn",
+        "lookahead",
+        "token_recycling",
+    },
+}
+METHODS = tuple(method.name for method in all_methods())
+
+
+def test_every_engine_is_covered():
+    assert set(engines()) == set(LACKS)
+
+
+def every_setting(method: str) -> list[Deployment]:
+    settings = {"num_layers": 2} if method == "self_speculation" else {}
+    return [
+        deployment(method, tiers=tiers, temperature=t, dtype="bfloat16", **settings)
+        for tiers in (ONE, SEVERAL, (Tier(None, 0),))
+        for t in (0.0, 0.7)
+    ]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("engine", SERVERS)
+def test_servers_take_every_method_that_they_have(engine, method):
+    for made in every_setting(method):
+        if made.k and method in LACKS[engine]:
+            with pytest.raises(UsageError, match=f"{engine} has no method {method}.*nearest: "):
+                exported(engine, made)
+        else:
+            parse(exported(engine, made))
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_every_shipped_pairing_is_taken_or_refused_with_what_comes_nearest(engine):
+    num_exported = 0
+    for pairing in load_pairings(shipped("pairings.yaml")).all:
+        made = Deployment(pairing=pairing, tiers=ONE, temperature=1.0)
+        if pairing.target.model.is_shape:
+            complaint = "no weights"
+        elif pairing.drafter.method in LACKS[engine]:
+            complaint = "nearest: "
+        else:
+            parse(exported(engine, made))
+            num_exported += 1
+            continue
+        with pytest.raises(UsageError, match=complaint):
+            exported(engine, made)
+    assert num_exported > 30
+
+
+@pytest.mark.parametrize("engine", SERVERS)
+def test_not_speculating_is_the_plain_command(engine):
+    made = exported(engine, deployment("draft_model", 0))
+    assert made.acceptance_rule is None
+    assert "spec" not in made.command_line
+    assert "Small" not in made.command_line
+    parse(made)
+
+
+def test_medusa_goes_to_the_last_vllm_that_had_it():
+    made = exported("vllm", deployment("medusa"), "0.32.0")
+    assert '"method": "medusa"' in made.command_line
+    with pytest.raises(UsageError, match="medusa ended with vLLM"):
+        exported("vllm", deployment("medusa"), "0.33")
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_llama_cpp_before_may_2026_is_told_in_its_own_dialect(method):
+    old = "llama_cpp_before_2026_05_16"
+    for version in ("2026-05-15", "2026-04", "b8000"):
+        parse(exported("llama_cpp", deployment(method), version), old)
+    for version in (None, "2026-05-16", "2026-11", "b9300"):
+        parse(exported("llama_cpp", deployment(method), version))
+    with pytest.raises(ValueError, match=r"is unknown|is not one of"):
+        parse(exported("llama_cpp", deployment(method)), old)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("method", sorted(set(METHODS) - LACKS["transformers"]))
+def test_generation_configs_are_built_by_transformers_itself(method, temperature):
+    settings = {"num_layers": 2} if method == "self_speculation" else {}
+    made = exported("transformers", deployment(method, temperature=temperature, **settings))
+    calls = [
+        node
+        for node in ast.walk(ast.parse(made.config.text))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "GenerationConfig"
+    ]
+    assert len(calls) == (2 if method in ("draft_model", "dflash") else 1)
+    told: dict[str, object] = {}
+    for call in calls:
+        keywords = {kw.arg: ast.literal_eval(kw.value) for kw in call.keywords}
+        config = GenerationConfig(**keywords)
+        config.validate(strict=True)
+        assert {name: getattr(config, name) for name in keywords} == keywords
+        told |= keywords
+    assert told["do_sample"] is (temperature > 0)
+    assert 4 in (told.get("num_assistant_tokens"), told.get("prompt_lookup_num_tokens"))
+
+
+def test_the_recorded_parser_refuses_what_the_engine_would():
+    made = exported("vllm", deployment("draft_model"))
+    words = {
+        "--no-such-flag": (*made.command, "--no-such-flag"),
+        "num_speculative_tokens": tuple(w.replace(": 4", ": 0") for w in made.command),
+        "before the flags": (*made.command[:2], *made.command[3:]),
+    }
+    for complaint, command in words.items():
+        changed = type(made)(
+            engine="vllm", written_for="0.33", command=command, acceptance_rule=None
+        )
+        with pytest.raises(
+            ValueError, match=complaint if complaint != "num_speculative_tokens" else "0 is less"
+        ):
+            parse(changed)
+
+
+def test_schemas_say_what_they_were_recorded_from():
+    for path in (Path(__file__).parent / "schemas").glob("*.json"):
+        text = path.read_text()
+        assert '"versions": "' in text
+        assert '"source": "' in text

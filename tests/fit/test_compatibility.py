@@ -1,0 +1,263 @@
+"""Every rule about a draft model: what it says, and the two values that it names."""
+
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import CompatibilityError, ModelError
+from specbench.fit.candidates import prepare
+from specbench.fit.compatibility import Compatibility, check_drafter, check_target
+from specbench.fit.finding import Finding
+from specbench.fit.memory_plan import Place
+from specbench.inputs.config import Drafter, Target
+from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model import ModelFiles
+from tests.tiny_models import change_config, change_json, files_of, replace_weights, write_model
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> ModelFiles:
+    return write_model(tmp_path / "target")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> ModelFiles:
+    return write_model(tmp_path / "draft", num_hidden_layers=1)
+
+
+def check(target: ModelFiles, draft: ModelFiles) -> Compatibility:
+    spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
+    return check_drafter(target, Drafter(name="draft", method="draft_model", model=spec))
+
+
+def only(checked: Compatibility, level: str) -> Finding:
+    """The one finding that is not ok."""
+    (found,) = [finding for finding in checked.findings if finding.level != "ok"]
+    assert found.level == level
+    return found
+
+
+def change_tokenizer(model: ModelFiles, change) -> ModelFiles:
+    change_json(model.folder / "tokenizer.json", change)
+    return files_of(model.folder)
+
+
+def test_a_draft_of_the_same_family_fits(target, draft):
+    checked = check(target, draft)
+    assert checked.level == "ok"
+    fields = {finding.field for finding in checked.findings}
+    assert fields == {
+        *("weights", "tokenizer", "special_tokens", "chat_template"),
+        *("eos", "vocab_size", "context"),
+    }
+
+
+def test_an_id_that_means_another_token_is_refused_with_both_tokens(target, draft):
+    def swap(content):
+        vocab = content["model"]["vocab"]
+        vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+
+    found = only(check(target, change_tokenizer(draft, swap)), "refused")
+    a = target.vocabulary.ids_by_token["A"]
+    assert found.field == "tokenizer"
+    assert (
+        f"2 ids mean something else ({a}: 'A' against 'B', {a + 1}: 'B' against 'A')" in found.text
+    )
+    assert (found.target, found.draft) == ("259 tokens", "259 tokens")
+
+
+def test_a_token_that_the_draft_lacks_is_refused_with_both_counts(target, draft):
+    changed = change_tokenizer(draft, lambda content: content["model"]["vocab"].pop("A"))
+    found = only(check(target, changed), "refused")
+    assert (found.target, found.draft) == ("259 tokens", "258 tokens")
+    assert "'A' against None" in found.reason
+
+
+def test_a_special_token_of_another_name_is_a_warning_with_both_names(target, draft):
+    def rename(content):
+        vocab = content["model"]["vocab"]
+        vocab["<|turn|>"] = vocab.pop("<|im_end|>")
+        for token in content["added_tokens"]:
+            if token["content"] == "<|im_end|>":
+                token["content"] = "<|turn|>"
+
+    found = only(check(target, change_tokenizer(draft, rename)), "warning")
+    assert found.field == "special_tokens"
+    assert (found.target, found.draft) == ("<|im_end|>", "<|turn|>")
+
+
+def test_a_draft_without_a_tokenizer_is_refused(target, draft):
+    for file in draft.folder.glob("tokenizer*"):
+        file.unlink()
+    refused = check(target, files_of(draft.folder)).of_level("refused")
+    assert [f.text for f in refused] == [
+        "tokenizer: a draft model needs its tokenizer's files (target a tokenizer, draft none)"
+    ]
+
+
+def test_equal_files_of_an_older_tokenizer_are_equal_vocabularies(target, draft):
+    for model, content in ((target, b"pieces"), (draft, b"pieces")):
+        (model.folder / "tokenizer.json").unlink()
+        (model.folder / "tokenizer.model").write_bytes(content)
+    checked = check(files_of(target.folder), files_of(draft.folder))
+    (found,) = [f for f in checked.findings if f.field == "tokenizer"]
+    assert (found.level, found.reason) == ("ok", "the same tokenizer.model")
+    (draft.folder / "tokenizer.model").write_bytes(b"others")
+    changed = check(files_of(target.folder), files_of(draft.folder))
+    assert only(changed, "warning").field == "tokenizer"
+
+
+def test_another_chat_template_is_a_warning(target, draft):
+    (draft.folder / "chat_template.jinja").write_text("{{ messages }}")
+    found = only(check(target, files_of(draft.folder)), "warning")
+    assert found.field == "chat_template"
+    assert None not in (found.target, found.draft)
+    assert found.target != found.draft
+
+
+def test_other_ends_of_text_are_a_warning_with_their_union(target, draft):
+    change_json(draft.folder / "generation_config.json", lambda c: c.update(eos_token_id=[0, 2]))
+    found = only(check(target, files_of(draft.folder)), "warning")
+    assert (found.field, found.target, found.draft) == ("eos", "0", "0, 2")
+    assert "together 0, 2" in found.reason
+
+
+def test_padding_of_the_embedding_is_allowed_and_told(tmp_path, target):
+    draft = write_model(tmp_path / "padded", num_hidden_layers=1, vocab_size=320)
+    checked = check(target, draft)
+    assert checked.level == "ok"
+    (found,) = [f for f in checked.findings if f.field == "vocab_size"]
+    assert (found.target, found.draft) == ("272", "320")
+    assert "padding of 259 ids" in found.reason
+
+
+def test_a_draft_that_lacks_rows_for_tokens_is_a_warning_with_both_sizes(tmp_path, target):
+    draft = write_model(tmp_path / "short", num_hidden_layers=1, vocab_size=250)
+    found = only(check(target, draft), "warning")
+    assert (found.field, found.target, found.draft) == ("vocab_size", "272", "250")
+    assert "no row for 9 of the target's 259 ids" in found.reason
+
+
+def test_a_shorter_context_is_a_warning_with_both_lengths(tmp_path, target):
+    draft = write_model(tmp_path / "short", num_hidden_layers=1, max_position_embeddings=64)
+    found = only(check(target, draft), "warning")
+    assert (found.field, found.target, found.draft) == ("context", "128", "64")
+
+
+def test_pickled_weights_are_refused_and_not_opened(target, draft, tmp_path):
+    changed = replace_weights(draft, "pytorch_model.bin", Mark(tmp_path / "ran"))
+    found = only(check(target, changed), "refused")
+    assert (found.field, found.draft) == ("weights", "pytorch_model.bin")
+    assert not (tmp_path / "ran").exists()
+
+
+class Mark:
+    """A pickle that leaves a file behind when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_the_mark_would_be_seen(tmp_path):
+    import pickle
+
+    pickle.loads(pickle.dumps(Mark(tmp_path / "ran")))
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_config_without_weights_can_be_planned_and_not_measured(target, draft):
+    (draft.folder / "model.safetensors").unlink()
+    found = only(check(target, files_of(draft.folder)), "warning")
+    assert (found.field, found.draft) == ("weights", "none")
+    spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
+    drafters = (
+        Drafter(name="draft", method="draft_model", model=spec),
+        Drafter(name="ngram", method="ngram"),
+    )
+    own = Target(name="t", model=target.spec, drafters=())
+    prepared = prepare(own, target, drafters, Place(device="cpu"))
+    assert [c.drafter.name for c in prepared.fitting] == ["draft", "ngram"]
+    assert [c.drafter.name for c in prepared.measurable] == ["ngram"]
+    (target.folder / "model.safetensors").unlink()
+    bare = prepare(own, files_of(target.folder), drafters, Place(device="cpu"))
+    assert (len(bare.fitting), bare.measurable) == (2, ())
+    assert bare.alone is not None
+
+
+def test_code_that_transformers_does_not_have_is_refused_and_never_run(target, draft, tmp_path):
+    (draft.folder / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    auto_map = {"AutoModelForCausalLM": "modeling_own.Own"}
+    changed = change_config(draft, model_type="own", auto_map=auto_map)
+    found = only(check(target, changed), "refused")
+    assert (found.field, found.draft) == ("code", "auto_map")
+    assert "trust_remote_code: true only if you trust it" in found.reason
+    assert not (tmp_path / "ran").exists()
+
+
+def test_code_beside_a_known_architecture_is_told_and_not_run(target, draft):
+    changed = change_config(draft, auto_map={"AutoModelForCausalLM": "modeling_own.Own"})
+    found = only(check(target, changed), "warning")
+    assert "was not run" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type dynamic"),
+        ({"layer_types": ["linear_attention"]}, "layers of type linear_attention"),
+        ({"model_type": "mamba2"}, "keeps recurrent state"),
+        ({"alibi": True}, "uses ALiBi"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_attention_that_cannot_be_rolled_back_is_refused(target, draft, fields, reason):
+    found = only(check(target, change_config(draft, **fields)), "refused")
+    assert found.field == "attention"
+    assert reason in found.reason
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"architectures": 3}', "null"])
+def test_a_damaged_config_is_refused(target, draft, content):
+    (draft.folder / "config.json").write_text(content)
+    assert check(target, files_of(draft.folder)).level == "refused"
+
+
+def test_a_model_that_is_not_here_is_refused_with_what_to_do(target):
+    spec = ModelSpec(source="nobody/has-this-draft")
+    checked = check_drafter(target, Drafter(name="far", method="draft_model", model=spec))
+    assert "not in the hub's cache of this machine; download it" in only(checked, "refused").text
+
+
+def test_a_target_that_is_a_head_is_refused(target):
+    changed = change_config(target, architectures=["LlamaForCausalLMEagle3"])
+    assert [f.field for f in check_target(changed)] == ["kind"]
+    spec = ModelSpec(source=str(target.folder), folder=target.folder)
+    with pytest.raises(CompatibilityError, match="t cannot be a target: kind: no model that"):
+        prepare(Target(name="t", model=spec, drafters=()), changed, (), Place(device="cpu"))
+
+
+@pytest.mark.parametrize(("layers", "level"), [(0, "ok"), (6, "ok"), (7, "refused")])
+def test_self_speculation_has_as_many_layers_as_the_target(target, layers, level):
+    drafter = Drafter(name="self", method="self_speculation", parameters={"num_layers": layers})
+    (found,) = check_drafter(target, drafter).findings
+    assert (found.level, found.target) == (level, "6")
+    assert found.draft == str(layers or 1)
+
+
+def test_what_is_refused_here_is_refused_by_loading_too(target, draft):
+    """The same rule stands behind both: nothing is refused that would run."""
+    from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
+
+    changed = change_tokenizer(draft, lambda content: content["model"]["vocab"].pop("A"))
+    assert check(target, changed).level == "refused"
+    tokenizers = (
+        Tokenizer(str(model.folder), revision=None, trust_remote_code=False)
+        for model in (target, changed)
+    )
+    with pytest.raises(CompatibilityError, match="1 token ids mean something else"):
+        require_same_vocabulary(*tokenizers)
+    with pytest.raises(ModelError):
+        files_of(draft.folder / "nothing").config  # noqa: B018

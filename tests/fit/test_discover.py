@@ -1,0 +1,174 @@
+"""What is found in folders and in the hub's cache, and that nothing found there ever runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.fit.discover import Discovered, discover, drafter_of, draftless, with_own_names
+from specbench.model_files.model import ModelFiles
+from tests.fit.test_compatibility import Mark
+from tests.tiny_models import (
+    HEADS,
+    change_config,
+    replace_weights,
+    write_files,
+    write_head,
+    write_model,
+)
+
+DRAFTLESS = {
+    *("lookahead", "ngram", "previous_turn", "self_speculation", "suffix", "token_recycling"),
+}
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a target, a draft, every kind of head, and things that are neither."""
+    root = tmp_path_factory.mktemp("shelf")
+    target = write_model(root / "big" / "target")
+    write_model(root / "small" / "draft", num_hidden_layers=1)
+    for method in HEADS:
+        write_head(root / "heads" / method, method, target)
+    write_model(root / "huge", num_hidden_layers=9)
+    write_files(root / "bert", {"architectures": ["BertModel"], "model_type": "bert"})
+    translator = {"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}
+    write_files(root / "t5", translator)
+    (root / "broken").mkdir()
+    (root / "broken" / "config.json").write_text("{")
+    (root / ".hidden").mkdir()
+    (root / ".hidden" / "config.json").write_text("{}")
+    return root
+
+
+@pytest.fixture
+def target(shelf: Path) -> ModelFiles:
+    from tests.tiny_models import files_of
+
+    return files_of(shelf / "big" / "target")
+
+
+def find(target: ModelFiles, *folders: Path) -> Discovered:
+    return discover(target, folders, in_hub_cache=False)
+
+
+def test_drafts_and_heads_are_found_with_their_methods(target, shelf):
+    found = find(target, shelf)
+    methods = {d.name: d.method for d in found.drafters if d.model is not None}
+    assert methods == {"draft": "draft_model", **{method: method for method in HEADS}}
+
+
+def test_methods_without_a_draft_are_always_there(target):
+    found = find(target)
+    assert {d.method for d in found.drafters} == DRAFTLESS
+    assert found.left_out == ()
+
+
+def test_what_can_draft_for_nobody_is_told_with_its_reason(target, shelf):
+    reasons = {Path(out.source).name: out.reason for out in find(target, shelf).left_out}
+    assert set(reasons) == {"huge", "bert", "t5", "broken"}
+    assert "no smaller model" in reasons["huge"]
+    assert reasons["bert"] == "architecture BertModel writes no text"
+    assert "cannot be read" in reasons["broken"]
+
+
+def test_hostile_folders_are_listed_and_nothing_in_them_runs(target, tmp_path):
+    shelf = tmp_path / "shelf"
+    pickled = write_model(shelf / "pickled", num_hidden_layers=1)
+    replace_weights(pickled, "pytorch_model.bin", Mark(tmp_path / "unpickled"))
+    coded = write_model(shelf / "coded", num_hidden_layers=1)
+    (coded.folder / "configuration_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    change_config(coded, model_type="own", auto_map={"AutoConfig": "configuration_own.Own"})
+    (shelf / "away").symlink_to(tmp_path)
+
+    found = find(target, shelf)
+
+    assert {d.name for d in found.drafters if d.model} == {"pickled", "coded"}
+    assert not (tmp_path / "unpickled").exists()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_hubs_cache_is_looked_through(tmp_path):
+    """As huggingface_hub lays it out, in a process that is told where it lies."""
+    home = tmp_path / "home"
+    commit = "a" * 40
+    for name, layers in (("target", 6), ("draft", 1)):
+        repository = home / "hub" / f"models--owner--{name}"
+        write_model(repository / "snapshots" / commit, num_hidden_layers=layers)
+        (repository / "refs").mkdir()
+        (repository / "refs" / "main").write_text(commit)
+    code = (
+        "import json\n"
+        "from specbench.model_files.model import open_model\n"
+        "from specbench.inputs.model_spec import model_spec\n"
+        "from specbench.fit.discover import discover\n"
+        "found = discover(open_model(model_spec('owner/target')))\n"
+        "print(json.dumps([[d.name, d.method, d.model.source] for d in found.drafters if d.model]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"HF_HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2]), "HOME": "/"},
+    )
+    assert json.loads(done.stdout) == [["draft", "draft_model", "owner/draft"]]
+
+
+def test_a_folder_that_is_none_is_a_usage_error(target, tmp_path):
+    with pytest.raises(UsageError, match=r"--in .*nowhere: there is no such folder"):
+        find(target, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "method"),
+    [
+        ("ngram", "ngram", "ngram"),
+        ("demo:draft", "draft", "draft_model"),
+        ("demo:eagle3", "eagle3", "eagle3"),
+        ("demo:medusa", "medusa", "medusa"),
+        ("mtp", "mtp", "mtp"),
+        ("owner/not-here", "not-here", "draft_model"),
+    ],
+)
+def test_a_word_names_a_drafter(word, name, method):
+    drafter = drafter_of(word)
+    assert (drafter.name, drafter.method) == (name, method)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("eagle", "the method needs weights; name their folder"),
+        ("./nowhere", "has no config.json"),
+        ("demo:nothing", "no embedded model 'nothing'"),
+        ("a b", "is no target of pairings.yaml"),
+    ],
+)
+def test_a_word_that_names_nothing_is_a_usage_error(word, said):
+    with pytest.raises(UsageError, match=said):
+        drafter_of(word)
+
+
+def test_equal_names_get_numbers():
+    names = [d.name for d in with_own_names([drafter_of("ngram")] * 3)]
+    assert names == ["ngram", "ngram-2", "ngram-3"]
+
+
+def test_mtp_is_offered_where_the_targets_own_files_have_its_layers(tmp_path):
+    import torch
+
+    shape = {
+        "architectures": ["MiMoForCausalLM"],
+        "model_type": "mimo",
+        "num_hidden_layers": 2,
+        "num_nextn_predict_layers": 1,
+    }
+    name = "model.mtp_layers.0.input_proj.weight"
+    with_mtp = write_files(tmp_path / "with", shape, {name: torch.zeros(1)})
+    without = write_files(tmp_path / "without", shape, {"model.norm.weight": torch.zeros(1)})
+    assert "mtp" in {d.method for d in draftless(with_mtp)}
+    assert "mtp" not in {d.method for d in draftless(without)}

@@ -1,0 +1,60 @@
+"""What a method proposes in a round and how often it runs its own layers, as its drafter does."""
+
+import pytest
+
+from specbench.drafting.published import EAGLE_STATIC
+from specbench.fit.drafting import drafting
+from tests.fit.tiny_drafters import TinyDrafters
+
+TREE = {"top_k": 3, "max_drafts": 10}
+FORWARDS = [
+    ("draft_model", 3, {}, 3),
+    ("draft_model", 3, {"tree": (3, 2)}, 3),
+    ("self_speculation", 3, {"num_layers": 2}, 3),
+    ("eagle", 3, {"tree": "chain"}, 3),
+    ("eagle", 3, {"tree": "static"}, 3),
+    ("eagle3", 3, {"tree": "dynamic", **TREE}, 3),
+    ("eagle3", 2, {"tree": "static"}, 2),
+    ("medusa", 3, {"tree": "chain"}, 1),
+    ("mtp", 3, {}, 3),
+    ("dflash", 3, {}, 2),
+    ("ngram", 3, {}, 0),
+    ("suffix", 3, {}, 0),
+    ("lookahead", 3, {}, 0),
+    ("token_recycling", 3, {}, 0),
+]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDrafters:
+    return TinyDrafters(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.mark.parametrize(
+    ("method", "k", "parameters", "forwards"), FORWARDS, ids=lambda value: str(value)
+)
+def test_a_drafters_own_layers_run_as_often_as_is_planned(tiny, method, k, parameters, forwards):
+    drafter = tiny.drafter(method, **parameters)
+    engine = tiny.decoded(drafter, k)
+    own = [forward for forward in engine.forwards(method, k) if forward.role == "drafter"]
+
+    assert drafting(drafter, k).own_forwards == forwards == sum(one.times for one in own)
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+@pytest.mark.parametrize(("k", "num_drafts"), [(1, 4), (2, 12), (3, 20), (4, 23), (5, 25)])
+def test_of_eagles_static_tree_there_are_the_levels_that_k_reaches(tiny, method, k, num_drafts):
+    shape = drafting(tiny.drafter(method, tree="static"), k)
+
+    assert shape == (num_drafts, k, 0)
+    assert num_drafts == EAGLE_STATIC.cut(k).num_drafts
+    assert EAGLE_STATIC.depth == 5
+
+
+def test_past_its_last_level_a_static_tree_has_no_more_drafts(tiny):
+    static = tiny.drafter("eagle", tree="static")
+    assert drafting(static, 9) == drafting(static, 5)
+
+
+def test_without_speculation_nothing_is_drafted(tiny):
+    assert drafting(tiny.drafter("eagle", tree="static"), 0) == (0, 0, 0)

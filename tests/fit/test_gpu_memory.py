@@ -1,0 +1,39 @@
+"""The memory plan against the peak of CUDA's allocator: within 5 %."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import Work
+from specbench.engines.shelf import Shelf
+from specbench.fit.memory_plan import Place, plan_pair, plan_target
+from specbench.inputs.config import load_pairings
+from specbench.model_files.model import open_model
+from tests.fit.memory_child import decode
+from tests.fit.test_process_growth import PAIRINGS, write_model
+
+
+@pytest.mark.gpu
+def test_a_gpus_allocator_peaks_where_the_plan_says(tmp_path: Path) -> None:
+    write_model(tmp_path / "target", num_layers=28)
+    write_model(tmp_path / "draft", num_layers=4)
+    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
+    (target,) = load_pairings(tmp_path / "pairings.yaml").targets
+    (drafter,) = target.drafters
+    place = Place(device="cuda", context=512, num_speculative_tokens=4)
+    files = open_model(target.model)
+    alone, pair = plan_target(files, place), plan_pair(files, drafter, place)
+    assert alone is not None
+    assert pair is not None
+
+    engine = BuiltinEngine(target, Shelf(torch.device("cuda", 0)))
+    decode(engine, engine.baseline, place.context)
+    peaks = [torch.cuda.max_memory_allocated()]
+    engine.add_drafter(drafter)
+    work = Work(drafter=drafter.name, method=drafter.method, k=4)
+    decode(engine, work, place.context)
+    peaks.append(torch.cuda.max_memory_allocated())
+
+    assert peaks == pytest.approx([alone.peak.total, pair.peak.total], rel=0.05)

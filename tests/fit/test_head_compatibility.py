@@ -1,0 +1,179 @@
+"""Whether a head was made for a target: sizes, layers, whose head it is; both values named."""
+
+import json
+
+import pytest
+import torch
+
+from specbench.fit.compatibility import Compatibility, check_drafter
+from specbench.inputs.config import Drafter
+from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model import ModelFiles
+from tests.tiny_models import (
+    HEADS,
+    NUM_LAYERS,
+    change_config,
+    files_of,
+    replace_weights,
+    write_head,
+    write_model,
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    return write_model(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture(scope="module")
+def wider(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    folder = tmp_path_factory.mktemp("models") / "wider"
+    return write_model(folder, hidden_size=64, num_hidden_layers=NUM_LAYERS)
+
+
+def check(target: ModelFiles, head: ModelFiles, method: str) -> Compatibility:
+    spec = ModelSpec(source=str(head.folder), folder=head.folder)
+    return check_drafter(target, Drafter(name="head", method=method, model=spec))
+
+
+def refusals(checked: Compatibility) -> list[tuple[str, str | None, str | None]]:
+    return [(f.field, f.target, f.draft) for f in checked.of_level("refused")]
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_a_head_made_for_the_target_fits(target, tmp_path, method):
+    head = write_head(tmp_path / method, method, target)
+    checked = check(target, head, method)
+    assert checked.level == "ok"
+    assert {"kind", "hidden_size", "vocab_size"} <= {f.field for f in checked.findings}
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_a_head_of_a_wider_target_is_refused_with_both_sizes(target, wider, tmp_path, method):
+    head = write_head(tmp_path / method, method, wider)
+    assert ("hidden_size", "32", "64") in refusals(check(target, head, method))
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_a_head_of_another_vocabulary_is_refused_with_both_sizes(target, tmp_path, method):
+    other = write_model(tmp_path / "other", vocab_size=300)
+    head = write_head(tmp_path / method, method, other)
+    assert ("vocab_size", "272", "300") in refusals(check(target, head, method))
+
+
+def test_layers_that_the_target_lacks_are_refused_with_both(target, tmp_path):
+    head = write_head(tmp_path / "head", "eagle3", target)
+    changed = change_config(head, eagle_aux_hidden_state_layer_ids=[1, 3, 6])
+    (found,) = check(target, changed, "eagle3").of_level("refused")
+    assert "layer_ids are [1, 3, 6], the target's layers go from 0 to 5" in found.reason
+
+
+def test_a_block_of_a_deeper_target_is_refused_with_both(target, tmp_path):
+    head = write_head(tmp_path / "head", "dflash", target, num_layers=2)
+    changed = change_config(head, num_target_layers=12)
+    assert refusals(check(target, changed, "dflash")) == [("num_target_layers", "6", "12")]
+    ids = {"target_layer_ids": [1, 9], "mask_token_id": 271}
+    changed = change_config(head, num_target_layers=6, dflash_config=ids)
+    (found,) = check(target, changed, "dflash").of_level("refused")
+    assert "target_layer_ids [1, 9] and mask_token_id 271 must lie within" in found.reason
+    assert "6 layers and 272 tokens" in found.reason
+
+
+def test_a_head_says_which_layers_it_reads(target, tmp_path):
+    head = write_head(tmp_path / "head", "eagle3", target, layer_ids=(0, 2, 4))
+    (found,) = [f for f in check(target, head, "eagle3").findings if f.field == "layer_ids"]
+    assert (found.level, found.target, found.draft) == ("ok", "6 layers", "[0, 2, 4]")
+
+
+@pytest.mark.parametrize(("wrote", "asked"), [("eagle", "eagle3"), ("medusa", "eagle")])
+def test_a_head_of_another_method_is_refused_with_both_methods(target, tmp_path, wrote, asked):
+    head = write_head(tmp_path / "head", wrote, target)
+    assert refusals(check(target, head, asked)) == [("kind", asked, wrote)]
+
+
+def test_a_whole_model_is_no_head(target):
+    checked = check(target, target, "eagle")
+    assert refusals(checked) == [("kind", "eagle", "draft_model")]
+
+
+def test_a_head_of_a_method_that_is_not_here_is_refused(target, tmp_path):
+    head = write_head(tmp_path / "head", "eagle3", target)
+    changed = change_config(head, speculators_model_type="peagle")
+    (found,) = check(target, changed, "eagle3").of_level("refused")
+    assert "speculators_model_type peagle" in found.reason
+
+
+def test_a_head_with_a_tokenizer_of_another_model_is_refused(target, tmp_path):
+    head = write_head(tmp_path / "head", "eagle", target)
+    tokenizer = json.loads((target.folder / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["A"], vocab["B"] = vocab["B"], vocab["A"]
+    (head.folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (found,) = check(target, files_of(head.folder), "eagle").of_level("refused")
+    assert found.field == "tokenizer"
+    assert "'A' against 'B'" in found.reason
+
+
+@pytest.mark.parametrize("key", ["speculators", "base"])
+def test_a_head_whose_authors_name_another_target_is_a_warning_with_both(target, tmp_path, key):
+    head = write_head(tmp_path / "head", "eagle", target)
+    named = {"base_model_name_or_path": "owner/other"}
+    if key == "speculators":
+        named = {"speculators_config": {"verifier": {"name_or_path": "owner/other"}}}
+    (found,) = check(target, change_config(head, **named), "eagle").of_level("warning")
+    assert (found.field, found.draft) == ("made_for", "owner/other")
+    assert found.target == str(target.folder)
+    same = change_config(head, base_model_name_or_path="owner/TARGET", speculators_config=None)
+    assert check(target, same, "eagle").level == "ok"
+
+
+def test_a_pickled_head_is_told_of_and_not_opened(target, tmp_path):
+    head = write_head(tmp_path / "head", "eagle", target)
+    changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
+    changed = change_config(changed, architectures=["LlamaForCausalLMEagle"])
+    (found,) = check(target, changed, "eagle").of_level("warning")
+    assert (found.field, found.draft) == ("weights", "pytorch_model.bin")
+    assert "is not opened here" in found.reason
+
+
+def test_of_a_pickled_head_nothing_is_refused_that_hangs_on_its_tensors(target, tmp_path):
+    """It may have an embedding and a head of its own, for fewer tokens than the target has."""
+    head = write_head(tmp_path / "head", "eagle3", target)
+    changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
+    fields = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": 100}
+    found = check(target, change_config(changed, **fields), "eagle3")
+    assert not found.of_level("refused")
+    assert [one.field for one in found.of_level("warning")] == ["weights"]
+
+
+def test_a_pickled_head_whose_config_is_that_of_any_model_is_told_of(target, tmp_path):
+    head = write_head(tmp_path / "head", "eagle", target)
+    changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
+    found = check(target, change_config(changed, architectures=["LlamaForCausalLM"]), "eagle")
+    assert not found.of_level("refused")
+    assert "kind" in [one.field for one in found.of_level("warning")]
+
+
+def test_medusa_tensors_of_other_shapes_are_refused_with_both(target, tmp_path):
+    from tests.tiny_models import write_files
+
+    tensors = {"0.0.linear.weight": torch.zeros(32, 32), "0.1.weight": torch.zeros(272, 32)}
+    good = write_files(tmp_path / "good", {"medusa_num_heads": 1}, tensors)
+    assert check(target, good, "medusa").level == "ok"
+    tensors["0.0.linear.bias"] = torch.zeros(31)
+    wrong = write_files(tmp_path / "wrong", {"medusa_num_heads": 1}, tensors)
+    (found,) = check(target, wrong, "medusa").of_level("refused")
+    assert "0.0.linear.bias is (31,), not (32,)" in found.reason
+
+
+def test_a_target_without_mtp_layers_is_refused_for_mtp(target):
+    (found,) = check_drafter(target, Drafter(name="mtp", method="mtp")).of_level("refused")
+    assert "no MTP layers of model type llama are known" in found.reason
+
+
+@pytest.mark.parametrize("config", [{}, {"hidden_size": "wide"}, {"eagle_config": 3}])
+@pytest.mark.parametrize("method", ["eagle", "eagle3", "dflash"])
+def test_a_damaged_config_of_a_head_is_refused(target, tmp_path, method, config):
+    head = write_head(tmp_path / "head", method, target)
+    (head.folder / "config.json").write_text("{}")
+    assert check(target, change_config(head, **config), method).level == "refused"

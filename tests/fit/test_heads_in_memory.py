@@ -1,0 +1,57 @@
+"""Heads whose files do not tell all, and what of them is held and read."""
+
+from dataclasses import replace
+
+import torch
+
+from specbench.fit.head_weights import head_weights
+from specbench.model_files.model import open_model
+from tests.fit.test_head_compatibility import check, refusals, target  # noqa: F401
+from tests.fit.test_memory_plan import H100, pair, shape
+from tests.tiny_models import change_config, replace_weights, write_head
+
+
+def test_of_a_pickled_head_of_another_width_nothing_is_refused(target, tmp_path):  # noqa: F811
+    """It may have an input projection of its own."""
+    head = write_head(tmp_path / "head", "eagle3", target)
+    changed = replace_weights(head, "pytorch_model.bin", {"x": torch.zeros(1)})
+    fields = {"architectures": ["LlamaForCausalLMEagle3"], "hidden_size": 64}
+    found = check(target, change_config(changed, **fields), "eagle3")
+    assert "hidden_size" not in [field for field, *_ in refusals(found)]
+
+
+def test_any_models_config_is_refused_where_no_pickle_hides_what_it_is(target, tmp_path):  # noqa: F811
+    head = write_head(tmp_path / "head", "eagle", target)
+    changed = change_config(head, architectures=["LlamaForCausalLM"])
+    for file in head.folder.glob("*.safetensors*"):
+        file.unlink()
+    assert refusals(check(target, open_model(changed.spec), "eagle"))
+
+
+def test_a_draft_model_beside_a_temperature_has_room_for_its_laws_and_an_ngram_has_none():
+    from specbench.fit.workspace import sampling_bytes
+    from specbench.inputs.config import Drafter
+
+    big = open_model(shape("llama-8b"))
+    cold = replace(H100, num_speculative_tokens=4)
+    for method, has_laws in (("ngram", False),):
+        drafter = Drafter(name="d", method=method)
+        plans = [pair(big, replace(cold, temperature=t), drafter) for t in (0.0, 1.0)]
+        needed = sampling_bytes(1, 4, big.vocab_size, has_laws=has_laws)
+        assert plans[1].peak.rest - plans[0].peak.rest == needed
+
+
+def test_an_embedding_of_its_own_is_held_and_looked_up_but_not_read(target, tmp_path):  # noqa: F811
+    from safetensors.torch import load_file, save_file
+
+    head = write_head(tmp_path / "head", "eagle", target)
+    (file,) = head.folder.glob("*.safetensors")
+    tensors = {n: t for n, t in load_file(file).items() if "embed_tokens" not in n}
+    own = torch.randn(target.vocab_size, target.size("hidden_size"))
+    found = []
+    for more in ({}, {"embed_tokens.weight": own}):
+        save_file({**tensors, **more}, file)
+        found.append(head_weights(target, open_model(head.spec), "eagle", "float32"))
+    bare, full = found
+    assert full.nbytes - bare.nbytes == own.nbytes
+    assert full.read_bytes == bare.read_bytes

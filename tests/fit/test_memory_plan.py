@@ -1,0 +1,188 @@
+"""What a plan says follows from its numbers: worked by hand on a shape, and as properties."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.fit.drafting import drafting
+from specbench.fit.gpus import GPUS, find_gpu, parse_bandwidth, parse_bytes
+from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
+from specbench.fit.workspace import sampling_bytes
+from specbench.inputs.config import Drafter
+from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.model_files.model import ModelFiles, open_model
+from specbench.shipped import PACKAGE
+from tests.tiny_models import write_head, write_model
+
+GIB = 2**30
+H100 = Place(device="cuda", memory_bytes=80 * GIB, bytes_per_s=3.35e12, context=4000)
+NGRAM = Drafter(name="ngram", method="ngram")
+
+
+def shape(name: str) -> ModelSpec:
+    return ModelSpec(source=f"shape:{name}", folder=PACKAGE / "shapes" / name)
+
+
+DRAFT = Drafter(name="1b", method="draft_model", model=shape("llama-1b"))
+
+
+@pytest.fixture(scope="module")
+def target() -> ModelFiles:
+    return open_model(shape("llama-8b"))
+
+
+def pair(target: ModelFiles, place: Place, drafter: Drafter = DRAFT) -> MemoryPlan:
+    plan = plan_pair(target, drafter, place)
+    assert plan is not None
+    return plan
+
+
+def test_weights_and_keys_of_llama_8b_as_its_authors_state_them(target):
+    plan = plan_target(target, H100)
+    assert plan is not None
+    assert plan.target.num_parameters == 8_030_261_248
+    assert plan.target.nbytes == 2 * 8_030_261_248 + 2 * 64 * 4  # bf16, and rotary tables
+    assert plan.target.kv_bytes_per_token == 32 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(("tree", "has_laws"), [("dynamic", False), ("chain", True)])
+def test_a_tree_that_is_grown_by_scores_has_no_laws_to_hold(tmp_path, tree, has_laws):
+    small = write_model(tmp_path / "small")
+    head = write_head(tmp_path / "head", "eagle", small)
+    drafter = Drafter(name="e", method="eagle", model=head.spec, parameters={"tree": tree})
+    cold = replace(H100, num_speculative_tokens=4, context=100)
+    plans = [pair(small, replace(cold, temperature=t), drafter) for t in (0.0, 1.0)]
+    drafts = drafting(drafter, 4).num_drafts
+    needed = sampling_bytes(1, drafts, small.vocab_size, has_laws=has_laws)
+    assert plans[1].peak.rest - plans[0].peak.rest == needed
+
+
+def test_keys_fill_whole_buckets_for_every_row(target):
+    place = replace(H100, concurrency=3, num_speculative_tokens=4)
+    plan = pair(target, place)
+    # 4000 tokens, 4 drafts and one more are within the bucket of 4096.
+    assert plan.peak.kv_cache == 3 * 4096 * (131_072 + 32_768)
+    assert plan.headroom_bytes == 80 * GIB - plan.peak.total
+
+
+def test_the_floor_is_bytes_over_bandwidth(target):
+    plan = pair(target, H100)
+    embedding = 128_256 * 4096 * 2  # only looked up in: Llama 8B's head is a matrix of its own
+    step = (plan.target.nbytes - embedding + 4000 * 131_072) / 3.35e12
+    draft = (plan.draft.nbytes + 4000 * 32_768) / 3.35e12
+    assert plan.step_s == pytest.approx(step)
+    assert plan.round_s == pytest.approx(step + 4 * draft)
+    assert plan.break_even_length == pytest.approx(1 + 4 * draft / step)
+    assert pair(target, H100, NGRAM).break_even_length == 1.0
+    assert pair(target, replace(H100, bytes_per_s=None)).break_even_length is None
+
+
+def test_a_context_fits_exactly_up_to_the_one_that_is_told(target):
+    place = replace(H100, memory_bytes=24 * GIB)
+    for plan in (pair(target, place), plan_target(target, place)):
+        most = plan.max_context
+        assert 0 < most < 131_072
+
+        def peak(context: int, own: MemoryPlan = plan) -> int:
+            at = replace(place, context=context)
+            planned = plan_target(target, at) if own.draft is None else pair(target, at)
+            return planned.peak.total
+
+        assert peak(most) <= 24 * GIB < peak(most + 64)
+
+
+def test_speculation_costs_context_and_more_rows_cost_more(target):
+    place = replace(H100, memory_bytes=24 * GIB)
+    alone, with_draft = plan_target(target, place), pair(target, place)
+    assert with_draft.max_context < alone.max_context
+    four = replace(place, concurrency=4)
+    assert pair(target, four).max_context < with_draft.max_context
+
+
+def test_what_does_not_fit_has_no_context_and_negative_headroom(target):
+    plan = pair(target, replace(H100, memory_bytes=8 * GIB))
+    assert plan.fits is False
+    assert plan.headroom_bytes < 0
+    assert plan.max_context == 0
+
+
+def test_the_models_own_limit_ends_the_context(target):
+    assert pair(target, replace(H100, memory_bytes=1000 * GIB)).max_context == 131_072
+
+
+def test_without_memory_there_is_no_headroom(target):
+    plan = pair(target, replace(H100, memory_bytes=None))
+    assert (plan.headroom_bytes, plan.max_context, plan.fits) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"concurrency": 2},
+        {"context": 8000},
+        {"num_speculative_tokens": 64},
+        {"temperature": 1.0},
+        {"dtype": "float32"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_more_of_anything_takes_more_memory(target, change):
+    assert pair(target, replace(H100, **change)).peak.total > pair(target, H100).peak.total
+
+
+def test_a_plan_without_files_of_a_draft_is_absent(target, tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "n_embd": 8}')
+    spec = ModelSpec(source=str(tmp_path), folder=tmp_path)
+    assert plan_pair(target, Drafter(name="d", method="draft_model", model=spec), H100) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "gib", "gb_per_s"),
+    [
+        ("H100", 80, 3350),
+        ("h100-sxm", 80, 3350),
+        ("NVIDIA H100 PCIe", 80, 2000),
+        ("NVIDIA H100 80GB HBM3", 80, 3350),
+        ("NVIDIA GeForce RTX 4090", 24, 1008),
+        ("NVIDIA A100-SXM4-80GB", 80, 2039),
+        ("Tesla T4", 15, 320),
+        ("rtx 4090", 24, 1008),
+        ("A100", 80, 2039),
+        ("a100-40gb", 40, 1555),
+        ("MI300X", 192, 5300),
+        ("B200", 180, 8000),
+    ],
+)
+def test_gpus_are_found_however_they_are_spelt(name, gib, gb_per_s):
+    gpu = find_gpu(name)
+    assert (gpu.memory_bytes, gpu.bytes_per_s) == (gib * GIB, gb_per_s * 1e9)
+    assert gpu.source == "vendor datasheet"
+
+
+def test_every_name_of_the_table_leads_to_its_own_gpu():
+    assert [find_gpu(gpu.name) for gpu in GPUS] == list(GPUS)
+
+
+def test_an_unknown_gpu_names_those_there_are_and_the_way_round():
+    with pytest.raises(UsageError, match=r"RTX-5090.*--gpu-memory 24GiB"):
+        find_gpu("Voodoo 2")
+
+
+def test_sizes_as_people_write_them():
+    assert parse_bytes("--gpu-memory", "24GiB") == 24 * GIB
+    assert parse_bytes("--gpu-memory", "24 gb") == 24 * 10**9
+    assert parse_bytes("--gpu-memory", "80e9") == 80 * 10**9
+    assert parse_bandwidth("--gpu-bandwidth", "1008GB/s") == 1.008e12
+    assert parse_bandwidth("--gpu-bandwidth", "3.35 TB/s") == pytest.approx(3.35e12)
+    for wrong in ("", "much", "-3GB", "0", "3 parsecs", "1e999"):
+        with pytest.raises(UsageError, match="--gpu-memory"):
+            parse_bytes("--gpu-memory", wrong)
+
+
+def test_the_embedded_pair_needs_what_the_decoder_allocates():
+    """A CPU's rows come in steps of 64 slots."""
+    target = open_model(model_spec("demo:target"))
+    plan = plan_target(target, Place(device="cpu", context=100))
+    assert plan.peak.kv_cache == 128 * plan.target.kv_bytes_per_token

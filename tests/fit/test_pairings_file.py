@@ -1,0 +1,75 @@
+"""What is written reads back as the same target and drafters."""
+
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.fit.pairings_file import write_pairings
+from specbench.inputs.config import Drafter, Target, load_pairings
+from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.records import LossyRule
+from specbench.shipped import shipped
+
+DRAFTERS = (
+    Drafter(name="ngram", method="ngram", num_speculative_tokens=3),
+    Drafter(
+        name="tree",
+        method="draft_model",
+        model=model_spec("demo:draft"),
+        parameters={"tree": (3, 2)},
+    ),
+    Drafter(
+        name="far",
+        method="draft_model",
+        model=ModelSpec(source="owner/draft", revision="123", dtype="bfloat16"),
+    ),
+    Drafter(
+        name="typical",
+        method="draft_model",
+        model=model_spec("demo:draft"),
+        lossy=LossyRule(name="typical", parameters={"threshold": 0.2, "alpha": 0.3}),
+    ),
+)
+
+
+def test_targets_and_drafters_read_back(tmp_path: Path):
+    model = ModelSpec(source="owner/big", quantization="int8", needs_gib=15.5)
+    target = Target(name="big", model=model, drafters=(), workloads=tmp_path)
+    file = tmp_path / "pairings.yaml"
+    write_pairings(file, target, DRAFTERS, "made\nby a test")
+    assert file.read_text().startswith("# made\n# by a test\n")
+    (read,) = load_pairings(file).targets
+    assert (read.name, read.model, read.workloads) == ("big", model, tmp_path)
+    assert read.drafters == DRAFTERS
+
+
+def test_a_folder_is_written_with_its_whole_path(tmp_path: Path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    spec = ModelSpec(source="./model", folder=folder)
+    target = Target(name="t", model=spec, drafters=())
+    write_pairings(tmp_path / "pairings.yaml", target, DRAFTERS[:1], "")
+    (read,) = load_pairings(tmp_path / "pairings.yaml").targets
+    assert read.model.folder == folder
+
+
+def test_every_target_that_is_shipped_can_be_written(tmp_path: Path):
+    for target in load_pairings(shipped("pairings.yaml")).targets:
+        file = tmp_path / f"{target.name}.yaml"
+        write_pairings(file, target, target.drafters, "")
+        (read,) = load_pairings(file).targets
+        assert read.model == target.model
+        assert [(d.method, d.model, d.parameters) for d in read.drafters] == [
+            (d.method, d.model, d.parameters) for d in target.drafters
+        ]
+
+
+def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path):
+    file = tmp_path / "pairings.yaml"
+    file.write_text("mine")
+    target = Target(name="t", model=ModelSpec(source="owner/big"), drafters=())
+    with pytest.raises(UsageError, match="it is there already"):
+        write_pairings(file, target, DRAFTERS, "")
+    assert file.read_text() == "mine"

@@ -1,0 +1,86 @@
+"""The memory plan against a process that decodes the pair: within 5 % of its growth."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specbench.fit.memory_plan import Place, plan_pair, plan_target
+from specbench.inputs.config import load_pairings
+from specbench.model_files.model import open_model
+from tests.tiny_pair import make_tokenizer
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+PLACE = Place(device="cpu", context=512, num_speculative_tokens=4)
+# A block of a tensor goes back to the system when it is freed: what the allocator keeps for later
+# hangs on the order of what was freed, and would be 50 MB here, or none.
+GIVES_BACK = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": "262144",
+    "MALLOC_TRIM_THRESHOLD_": "0",
+}
+PAIRINGS = """\
+targets:
+  big:
+    model: ./target
+    drafters:
+      draft: {method: draft_model, model: ./draft}
+"""
+
+
+def write_model(folder: Path, num_layers: int) -> None:
+    config = LlamaConfig(
+        vocab_size=8000,
+        hidden_size=1280,
+        intermediate_size=3456,
+        num_hidden_layers=num_layers,
+        num_attention_heads=10,
+        num_key_value_heads=5,
+        max_position_embeddings=1024,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype=torch.bfloat16,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+
+
+@pytest.mark.slow
+def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
+    write_model(tmp_path / "target", num_layers=14)
+    write_model(tmp_path / "draft", num_layers=2)
+    file = tmp_path / "pairings.yaml"
+    file.write_text(PAIRINGS)
+    (target,) = load_pairings(file).targets
+    files = open_model(target.model)
+    alone, pair = plan_target(files, PLACE), plan_pair(files, target.drafters[0], PLACE)
+    assert alone is not None
+    assert pair is not None
+    assert pair.peak.weights > GIB
+    assert psutil.virtual_memory().available > 3 * GIB, "too little memory to see its growth"
+
+    grown = _growth(file)
+    assert grown == pytest.approx([alone.peak.total, pair.peak.total], rel=0.05)
+    # The draft's own share, of which the target's size would hide an error of a quarter.
+    cost = pair.peak.total - alone.peak.total
+    assert grown[1] - grown[0] == pytest.approx(cost, rel=0.15)
+
+
+def _growth(pairings: Path) -> list[int]:
+    """Bytes that a process of its own grew by, with the target alone and with the pair."""
+    arguments = [str(pairings), str(PLACE.context), str(PLACE.num_speculative_tokens)]
+    command = [sys.executable, "-m", "tests.fit.memory_child", *arguments]
+    environment = os.environ | GIVES_BACK
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+    )
+    return json.loads(done.stdout.splitlines()[-1])

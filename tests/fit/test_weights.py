@@ -1,0 +1,153 @@
+"""Bytes counted from a config or from headers against the tensors of really built models."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.bench.built_weights import built_weights
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.shelf import Shelf, bytes_read
+from specbench.fit.memory_plan import Place, plan_pair, plan_target
+from specbench.fit.weights import model_weights, planned_dtype
+from specbench.inputs.config import load_pairings
+from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model import open_model
+from specbench.models.loading import ModelSource, load_model
+from specbench.models.loading import planned_dtype as loading_dtype
+from specbench.records import Sampling
+from specbench.shipped import shipped
+from tests.decoding.models import ARCHITECTURES, _config, build
+from tests.tiny_models import files_of
+
+# Without and with a tied head, grouped heads, and biases wherever the family has them.
+DENSE: dict[str, Any] = {
+    "Llama": _config("Llama"),
+    "Llama, tied": _config("Llama", tie_word_embeddings=True),
+    "Llama, every head its own": _config("Llama", num_key_value_heads=4),
+    "Llama, biases": _config("Llama", attention_bias=True, mlp_bias=True),
+    "Llama, wide heads": _config("Llama", head_dim=24),
+    "Mistral": _config("Mistral", sliding_window=12),
+    "Qwen 2": _config("Qwen2"),
+    "Qwen 2, tied": _config("Qwen2", tie_word_embeddings=True),
+    "Qwen 3": _config("Qwen3", head_dim=8),
+    "Qwen 3, tied, biases": _config(
+        "Qwen3", head_dim=16, attention_bias=True, tie_word_embeddings=True
+    ),
+}
+
+
+def saved(folder: Path, make: Any) -> Path:
+    build(make()).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", DENSE)
+def test_bytes_of_the_llama_family_are_exact_from_the_config_alone(tmp_path, name, dtype):
+    folder = saved(tmp_path, DENSE[name])
+    source = ModelSource(location=str(folder), dtype=dtype)
+    loaded = load_model(source, torch.device("cpu"))
+    (folder / "model.safetensors").unlink()
+
+    counted = model_weights(files_of(folder), dtype)
+
+    assert counted is not None
+    assert (counted.basis, counted.is_exact) == ("config", True)
+    assert counted.num_parameters == loaded.num_parameters
+    assert counted.nbytes == loaded.weights_bytes
+    assert counted.read_bytes == bytes_read(loaded)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in ARCHITECTURES if not name.startswith(("Llama", "Qwen2", "Mistral"))]
+)
+def test_parameters_of_any_architecture_are_exact_from_headers(tmp_path, name):
+    folder = saved(tmp_path, ARCHITECTURES[name])
+    loaded = load_model(ModelSource(location=str(folder)), torch.device("cpu"))
+    counted = model_weights(files_of(folder), "float32")
+    assert counted is not None
+    assert counted.num_parameters == loaded.num_parameters
+    assert loaded.weights_bytes - 1024 < counted.nbytes <= loaded.weights_bytes
+    assert bytes_read(loaded) - 1024 < counted.read_bytes <= bytes_read(loaded)
+
+
+@pytest.mark.parametrize("name", ["Gemma2 + window", "GPT-NeoX", "Qwen3-MoE", "Llama"])
+def test_an_architecture_without_files_is_built_without_memory_and_counted(tmp_path, name):
+    folder = saved(tmp_path, ARCHITECTURES[name])
+    loaded = load_model(ModelSource(location=str(folder), dtype="bfloat16"), torch.device("cpu"))
+    (folder / "model.safetensors").unlink()
+    files = files_of(folder)
+    assert (model_weights(files, "bfloat16") is None) == (name != "Llama")
+    counted = built_weights(files, "bfloat16")
+    assert counted is not None
+    assert (counted.num_parameters, counted.nbytes) == (
+        loaded.num_parameters,
+        loaded.weights_bytes,
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["auto", "float16"])
+def test_the_dtype_is_the_one_that_loading_will_choose(tmp_path, device, dtype):
+    model = build(DENSE["Llama"]()).to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    asked = None if dtype == "auto" else dtype
+    source = ModelSource(location=str(tmp_path), dtype=dtype)
+    wanted = loading_dtype(source, torch.device(device))
+    assert planned_dtype(files_of(tmp_path), device, asked) == wanted
+
+
+def test_packed_weights_are_an_estimate(tmp_path):
+    from dataclasses import replace
+
+    files = files_of(saved(tmp_path, DENSE["Llama"]))
+    files.spec = replace(files.spec, quantization="int8")
+    plain, packed = model_weights(files_of(tmp_path), "bfloat16"), model_weights(files, "bfloat16")
+    assert packed is not None
+    assert plain is not None
+    assert not packed.is_exact
+    assert packed.nbytes < plain.nbytes
+
+
+def test_every_drafter_of_the_embedded_pair_takes_what_is_planned():
+    """Heads of four kinds and drafts: their own tensors, their keys, and the nodes of a round."""
+    target = load_pairings(shipped("pairings.yaml")).target("demo")
+    files, place = open_model(target.model), Place(device="cpu", context=200)
+    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    alone = plan_target(files, place)
+    assert alone is not None
+    assert alone.target.nbytes == engine.weights_bytes("none")
+    request = EngineRequest(
+        prompt_ids=tuple(range(10, 40)), max_new_tokens=8, sampling=Sampling(), seed=0
+    )
+    for drafter in target.drafters:
+        engine.add_drafter(drafter)
+        engine.generate(request, Work(drafter=drafter.name, method=drafter.method, k=4))
+        plan = plan_pair(files, drafter, place)
+        assert plan is not None, drafter.name
+        own = plan.draft.nbytes if plan.draft else 0
+        kv = plan.draft.kv_bytes_per_token if plan.draft else 0
+        assert plan.target.nbytes + own == engine.weights_bytes(drafter.name), drafter.name
+        whole = plan.target.kv_bytes_per_token + kv
+        assert whole == engine.kv_bytes_per_token(drafter.name), drafter.name
+        nodes = engine._drafters[drafter.name].num_drafts(4)
+        assert plan.num_drafts == nodes, drafter.name
+
+
+def test_how_a_model_of_several_parts_is_stored_stands_at_the_top_of_its_config(tmp_path):
+    """As transformers reads it, whatever the config of the part that writes text says."""
+    text = {"num_hidden_layers": 2, "hidden_size": 8, "dtype": "float32"}
+    whole = {"text_config": text, "torch_dtype": "bfloat16"}
+    for changes, dtype in (({}, "bfloat16"), ({"dtype": "float16"}, "float16")):
+        (tmp_path / "config.json").write_text(json.dumps({**whole, **changes}))
+        files = open_model(ModelSpec(source="./x", folder=tmp_path))
+        assert (files.num_layers, planned_dtype(files, "cuda", None)) == (2, dtype)
+        assert files.field("quantization_config") is None
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "quantization_config": {"bits": 4}}))
+    files = open_model(ModelSpec(source="./x", folder=tmp_path))
+    assert files.field("quantization_config") == {"bits": 4}
+    assert planned_dtype(files, "cpu", None) == "bfloat16"

@@ -1,0 +1,43 @@
+"""A tiny target with a drafter of every method beside it, in the decoder itself."""
+
+from pathlib import Path
+
+import torch
+
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.shelf import Shelf
+from specbench.inputs.config import Drafter, Target
+from specbench.inputs.methods import Setting
+from specbench.inputs.model_spec import ModelSpec
+from specbench.records import Sampling
+from tests.tiny_models import HEADS, write_head, write_model
+
+CONTEXT = 38  # tokens of the request below
+REQUEST = EngineRequest(
+    prompt_ids=tuple(range(10, 40)), max_new_tokens=8, sampling=Sampling(), seed=0
+)
+
+
+class TinyDrafters:
+    """Heads of random weights, and an engine that decodes with any of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = write_model(folder / "target")
+        write_model(folder / "draft_model", num_hidden_layers=2)
+        for method in (*HEADS, "mtp"):
+            write_head(folder / method, method, self.files)
+        self._folder = folder
+
+    def drafter(self, method: str, **parameters: Setting) -> Drafter:
+        own = self._folder / method
+        model = ModelSpec(source=str(own), folder=own) if own.exists() else None
+        return Drafter(name=method, method=method, model=model, parameters=parameters)
+
+    def decoded(self, drafter: Drafter, k: int) -> BuiltinEngine:
+        """An engine that has decoded a request with it, so that all that it keeps is there."""
+        target = Target(name="tiny", model=self.files.spec, drafters=(drafter,))
+        engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+        engine.add_drafter(drafter)
+        engine.generate(REQUEST, Work(drafter=drafter.name, method=drafter.method, k=k))
+        return engine

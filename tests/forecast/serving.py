@@ -1,0 +1,171 @@
+"""A tiny server with an OpenAI-compatible API: answers take known rounds of a known time.
+
+Its time is the client's, and goes on by rounds alone: how fast this machine is does not matter.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from specbench.forecast import served_costs
+
+PATIENCE_S = 120.0  # with a client that does not look at its clock when it reads a chunk
+VLLM_PAGE = """\
+# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{{engine="0",model_name="tiny"}} {drafts}.0
+vllm:spec_decode_num_draft_tokens_total{{engine="0",model_name="tiny"}} {draft_tokens}.0
+vllm:spec_decode_num_accepted_tokens_total{{engine="0",model_name="tiny"}} {accepted}.0
+vllm:num_requests_running{{engine="0",model_name="tiny"}} 0.0
+"""
+POSITION = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="{}"}} 1.0\n'
+PLAIN_PAGE = 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0\n'
+
+
+class SharedClock:
+    """The servers' rounds move it on, and each of their chunks waits until the client saw it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.start()
+
+    def start(self) -> None:
+        """While no answer is under way: a client may have left one in the middle."""
+        with self._changed:
+            self._now_s = 0.0
+            self._num_sent = self._num_seen = 0
+            self._patience_s = PATIENCE_S
+
+    def perf_counter(self) -> float:
+        """The client's: it looks when it has a chunk."""
+        with self._changed:
+            self._num_seen += 1
+            self._changed.notify_all()
+            return self._now_s
+
+    def go_on(self, seconds: float) -> int:
+        """The number of the chunk that comes after so many seconds."""
+        with self._changed:
+            self._now_s += seconds
+            self._num_sent += 1
+            return self._num_sent
+
+    def wait_for_a_look(self, number: int) -> None:
+        """Time must not go on before the client saw when its chunk came."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._num_seen >= number, self._patience_s):
+                self._patience_s = 0.0  # it never looks: what it measures is wrong, and soon
+
+
+CLOCK = SharedClock()
+
+
+@dataclass
+class FakeServer:
+    """Rounds of `round_s` at `k`, each of which keeps `kept` drafts; the first token is prefill's.
+
+    It has counted other people's rounds before. Prefill takes as long as a hundred rounds.
+    """
+
+    k: int = 3
+    kept: int = 1
+    round_s: float = 0.004
+    num_rounds: int = 8
+    has_metrics: bool = True
+    has_usage: bool = True
+    has_chat: bool = True
+    models: tuple[str, ...] = ("tiny",)
+    models_page: str = ""  # in place of them
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    total_rounds: int = 1_000
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def page(self) -> str:
+        if not self.k:
+            return PLAIN_PAGE
+        rounds = self.total_rounds
+        counts = VLLM_PAGE.format(
+            drafts=rounds, draft_tokens=rounds * self.k, accepted=rounds * self.kept
+        )
+        return counts + "".join(POSITION.format(i) for i in range(self.k))
+
+    def events(self, is_chat: bool) -> Iterator[dict[str, Any]]:
+        """A chunk a round; the last event has the usage and no choice."""
+        for i in range(self.num_rounds + 1):
+            number = CLOCK.go_on(self.round_s if i else 100 * self.round_s)
+            text = "a" * (self.kept + 1 if i and self.k else 1)
+            choice = {"delta": {"content": text}} if is_chat else {"text": text}
+            yield {"choices": [choice]}
+            CLOCK.wait_for_a_look(number)
+        with self.lock:
+            self.total_rounds += self.num_rounds
+        num_tokens = 1 + self.num_rounds * (self.kept + 1 if self.k else 1)
+        yield {"choices": [], "usage": {"completion_tokens": num_tokens}} if self.has_usage else {}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: "_Http"
+
+    def do_GET(self) -> None:
+        fake = self.server.fake
+        if self.path == "/v1/models":
+            named = json.dumps({"data": [{"id": name} for name in fake.models]})
+            self._send(fake.models_page or named)
+        elif self.path == "/version":
+            self._send('{"version": "0.32.0"}')
+        elif self.path == "/metrics" and fake.has_metrics:
+            self._send(fake.page())
+        else:
+            self.send_error(404)
+
+    def do_POST(self) -> None:
+        fake = self.server.fake
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        is_chat = self.path == "/v1/chat/completions"
+        if is_chat and not fake.has_chat:
+            self.send_error(400, "no chat template")
+            return
+        with fake.lock:
+            fake.asked.append(body)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for event in fake.events(is_chat):
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _send(self, text: str) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class _Http(ThreadingHTTPServer):
+    fake: FakeServer
+
+
+@contextmanager
+def serving(fake: FakeServer) -> Iterator[str]:
+    """The address of the running server; meanwhile the client has the servers' clock."""
+    CLOCK.start()
+    http = _Http(("127.0.0.1", 0), _Handler)
+    http.fake = fake
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        with patch.object(served_costs, "time", SimpleNamespace(perf_counter=CLOCK.perf_counter)):
+            yield f"http://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()

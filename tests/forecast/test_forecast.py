@@ -1,0 +1,211 @@
+"""Forecast curves worked out by hand: 12 tokens after the first, steps of 0.1 s."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from specbench.forecast.cost_curve import CostCurve
+from specbench.forecast.forecast import (
+    INEXACT,
+    Effort,
+    choose,
+    forecast,
+    middle_context,
+    replayed,
+)
+from specbench.records import ForecastRecord, Interval
+from tests.decide.cells import draft
+from tests.forecast.traces import curve, right, trace, wrong
+
+KEY = draft(4)
+STEP_S = 0.1
+COSTS = {0: STEP_S, 1: 0.12, 2: 0.15, 3: 0.20, 4: 0.30}
+CLEAR = {**COSTS, 3: 0.21}  # K = 2 is 5 % faster than K = 3, with COSTS as fast
+PROMPTS = "abcdef"
+
+
+def speedups(record: ForecastRecord) -> dict[int, float]:
+    return {p.num_speculative_tokens: p.speedup.estimate for p in record.points if p.speedup}
+
+
+def test_right_drafts_gain_their_tokens_over_the_cost_of_a_round():
+    record = forecast(KEY, [right(p) for p in PROMPTS], curve(COSTS), range(5))
+    # 12 tokens take 6, 4, 3 and, as the budget cuts the last of them, 3 rounds of up to 5.
+    expected = {1: 2 / 1.2, 2: 3 / 1.5, 3: 4 / 2.0, 4: 4 / 3.0}
+    assert speedups(record) == pytest.approx(expected)
+    lengths = [p.mean_acceptance_length for p in record.points]
+    assert lengths == pytest.approx([1, 2, 3, 4, 4])
+    assert [p.cost for p in record.points] == pytest.approx([1, 1.2, 1.5, 2, 3])
+    assert [p.round_s for p in record.points] == pytest.approx(list(COSTS.values()))
+
+
+def test_wrong_drafts_gain_nothing_and_cost_their_rounds():
+    record = forecast(KEY, [wrong(p) for p in PROMPTS], curve(COSTS), range(5))
+    assert speedups(record) == pytest.approx({k: STEP_S / COSTS[k] for k in (1, 2, 3, 4)})
+    assert record.best == 0
+    assert record.to_measure == (1,)  # the best K is measured all the same: it may be said to hurt
+
+
+def test_prompts_are_pooled_by_their_rounds():
+    """Six prompts of 6 rounds at K = 1, six of 12: 144 tokens in 108 rounds."""
+    traces = [right(f"r{i}") for i in range(6)] + [wrong(f"w{i}") for i in range(6)]
+    record = forecast(KEY, traces, curve({0: STEP_S, 1: STEP_S}), (1,))
+    assert speedups(record)[1] == pytest.approx(144 / 108)
+    assert record.num_prompts == 12
+    assert record.points[1].speedup.low < 144 / 108 < record.points[1].speedup.high
+
+
+def test_turns_of_a_prompt_are_one_unit():
+    traces = [right("a"), wrong("a", turn=1), right("b")]
+    rounds = replayed(traces, 1)
+    assert rounds is not None
+    assert rounds.num_rounds.tolist() == [6 + 12, 6]
+    assert rounds.num_emitted.tolist() == [24, 12]
+
+
+def test_below_five_prompts_there_is_no_interval():
+    record = forecast(KEY, [right(p) for p in "abcd"], curve(COSTS), range(5))
+    assert all(p.speedup.low is p.speedup.high is None for p in record.points if p.speedup)
+
+
+def test_equal_prompts_and_costs_leave_no_doubt():
+    record = forecast(KEY, [right(p) for p in PROMPTS], curve(COSTS), range(5))
+    speedup = record.points[2].speedup
+    assert speedup == Interval(
+        estimate=pytest.approx(2), low=pytest.approx(2), high=pytest.approx(2)
+    )
+
+
+def test_the_error_of_the_costs_is_joined_in():
+    shaky = CostCurve(visits={0: (0.1,) * 6, 2: (0.1, 0.2, 0.15, 0.15, 0.12, 0.18)})
+    record = forecast(KEY, [right(p) for p in PROMPTS], shaky, (2,))
+    point = record.points[1]
+    assert point.cost_error is not None
+    assert point.cost_error > 0.01
+    assert point.speedup.low < point.speedup.estimate < point.speedup.high
+
+
+def test_a_k_without_traces_or_without_costs_is_left_out():
+    shallow = [right(p, depth=2) for p in PROMPTS]
+    record = forecast(KEY, shallow, curve({0: 0.1, 1: 0.1, 3: 0.1}), range(5))
+    assert [p.num_speculative_tokens for p in record.points] == [0, 1]
+    with pytest.raises(ValueError, match="no K > 0"):
+        forecast(KEY, shallow, curve({0: 0.1, 3: 0.1}), range(5))
+
+
+def test_a_tree_serves_its_own_depth_and_is_counted_once_at_k_0():
+    traces = [right(p, depth=d, is_chain=False) for p in PROMPTS for d in (2, 3)]
+    record = forecast(KEY, traces, curve(COSTS), range(5))
+    assert [p.num_speculative_tokens for p in record.points] == [0, 2, 3]
+    rounds = replayed(traces, 0)
+    assert rounds is not None
+    assert rounds.num_rounds.tolist() == [12] * 6
+
+
+def test_of_equal_forecasts_the_smaller_k_is_best():
+    record = forecast(KEY, [right(p) for p in PROMPTS], curve(COSTS), range(5))
+    assert record.best == 2  # 2.0x like K = 3
+
+
+def test_a_k_that_is_no_more_than_a_little_faster_is_not_measured():
+    record = forecast(KEY, [right(p) for p in PROMPTS], curve(CLEAR), range(5))
+    assert record.to_measure == (2,)
+
+
+def test_of_equal_forecasts_both_are_measured():
+    """Costs are of all workloads together: a workload's own may put either of them first."""
+    record = forecast(KEY, [right(p) for p in PROMPTS], curve(COSTS), range(5))
+    assert record.to_measure == (2, 3)
+
+
+def test_a_k_is_measured_that_may_be_faster_by_the_error_of_the_costs():
+    costs = {k: (cost,) * 6 for k, cost in CLEAR.items()}
+    shaky = CostCurve(visits={**costs, 3: (0.21, 0.2, 0.22, 0.215, 0.205, 0.19)})
+    record = forecast(KEY, [right(p) for p in PROMPTS], shaky, range(5))
+    assert set(record.to_measure) == {2, 3}
+
+
+def test_the_spread_over_prompts_alone_asks_for_no_measurement():
+    """Measuring the same prompts would show the same rounds."""
+    traces = [right("a"), wrong("b"), right("c", 40), wrong("d", 30), right("e"), right("f")]
+    record = forecast(KEY, traces, curve(COSTS), range(5))
+    assert record.points[2].speedup.high / record.points[2].speedup.low > 1.5
+    assert len(record.to_measure) == 1
+
+
+def test_an_approximate_replay_asks_for_a_measurement_of_close_ones():
+    traces = [right(p, is_exact=False) for p in PROMPTS]
+    record = forecast(KEY, traces, curve(COSTS), range(5))
+    assert not record.is_exact
+    assert set(record.to_measure) == {2, 3}
+
+
+def test_an_approximate_replay_has_an_error_though_prompts_agree():
+    traces = [right(p, is_exact=False) for p in PROMPTS]
+    best = forecast(KEY, traces, curve(COSTS), range(5)).points[2].speedup
+    assert best.estimate == pytest.approx(2.0)
+    for end, sign in ((best.low, -1), (best.high, 1)):
+        assert end == pytest.approx(2.0 * math.exp(sign * 1.96 * INEXACT), rel=1e-3)
+
+
+def test_at_most_three_are_measured():
+    shaky = CostCurve(
+        visits={k: tuple(c * f for f in (1, 1.5, 0.7, 1.2, 0.8, 1)) for k, c in COSTS.items()}
+    )
+    shaky = replace(shaky, visits={**shaky.visits, 0: (STEP_S,) * 6})
+    points = forecast(KEY, [right(p) for p in PROMPTS], shaky, range(5)).points
+    noisy = CostCurve(
+        visits={k: tuple(v[(i + k) % 6] for i in range(6)) for k, v in shaky.visits.items()}
+    )
+    _, to_measure = choose(points, noisy)
+    assert len(to_measure) == 3
+
+
+def test_costs_of_another_engine_ask_for_no_measurement_here():
+    theirs = replace(curve(COSTS), source="vllm (costs.csv)")
+    record = forecast(KEY, [right(p) for p in PROMPTS], theirs, range(5), rule="greedy_draft")
+    assert record.to_measure == ()
+    assert record.best == 2
+    assert (record.costs_of, record.acceptance_rule) == ("vllm (costs.csv)", "greedy_draft")
+    assert record.sweep_s is record.measure_s is record.share_saved is None
+
+
+def test_the_time_that_is_saved():
+    effort = Effort(sweep=2, after=1, trace_s=1.0, costs_s=0.5)
+    record = forecast(KEY, [right(p) for p in PROMPTS], curve(CLEAR), range(5), effort=effort)
+    step, *at_k = (6 * n * s for n, s in zip((12, 6, 4, 3, 3), CLEAR.values(), strict=True))
+    # Every K twice, and K = 0 and the best one again; or K = 0 and one K, of which none is again.
+    assert record.sweep_s == pytest.approx(2 * (step + sum(at_k) + step + at_k[1]))
+    assert record.measure_s == pytest.approx(step + at_k[1])
+    spent = 1.5 + record.measure_s
+    assert record.share_saved == pytest.approx(1 - spent / record.sweep_s)
+
+
+def test_an_answer_of_one_token_has_no_round():
+    traces = [right(p) for p in PROMPTS]
+    one = trace("z", [])
+    assert replayed([one], 0) is None
+    assert replayed([*traces, one], 1).num_rounds.tolist() == [6.0] * 6
+
+
+def test_the_middle_of_a_typical_answer():
+    assert middle_context([right("a", 20), right("b", 40), right("c", 400)]) == 10 + 20
+
+
+def test_chances_between_0_and_1_are_expectations():
+    """One draft kept half the time: 12 tokens in 12 / 1.5 rounds, but for the ends."""
+    traces = [trace(p, [0.5] * 300, depth=1) for p in PROMPTS]
+    record = forecast(KEY, traces, curve({0: 1.0, 1: 1.0}), (1,))
+    assert speedups(record)[1] == pytest.approx(1.5, rel=0.01)
+    assert math.isclose(record.points[1].acceptance_rate_per_position[0], 0.5, rel_tol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("method", "rows", "is_exact"),
+    [("suffix", 1, True), ("suffix", 4, False), ("ngram", 4, True)],
+)
+def test_what_learns_from_other_requests_is_an_approximation_among_several(method, rows, is_exact):
+    key = replace(KEY, method=method, concurrency=rows)
+    record = forecast(key, [right(p) for p in PROMPTS], curve(COSTS), range(5))
+    assert record.is_exact is is_exact

@@ -1,0 +1,103 @@
+"""A fully filled example of each record that lies beside the blocks: limits, forecasts, costs."""
+
+from specbench.records import (
+    EngineCost,
+    EngineRecord,
+    ExtensionRecord,
+    ForecastPoint,
+    ForecastRecord,
+    ImportedRecord,
+    Interval,
+    LimitRecord,
+    RoundCost,
+)
+from specbench.runs.codec import StoredRecord
+from tests.runs.stored_examples import BLOCK, EVERY_RECORD, run
+
+_CELL = BLOCK.order[0]
+ENGINE = EngineRecord(
+    target="demo",
+    engine="builtin",
+    forward="fused",
+    graph="round",
+    attention="flash",
+    compile_s=1.5,
+    quantization="int8",
+    notes=("graphs: none at 3 rows",),
+    max_k={"head": 4},
+)
+LIMIT = LimitRecord(
+    cell_id=_CELL,
+    device="cuda:0",
+    copy_bytes_per_s=1.5e12,
+    bytes_per_round=2**40 + 1,
+    launches_per_round=1.25,
+    syncs_per_round=0.5,
+)
+IMPORTED = ImportedRecord(
+    cell_id=_CELL,
+    tool="vllm bench serve",
+    tool_version="0.32.0",
+    file="result.json",
+    file_sha256="0f" * 32,
+    measured_at="2026-11-21T01:02:03",
+    num_requests=100,
+    num_failed=1,
+    figures={"acceptance_rate": 0.7, "acceptance_rate_per_position": (0.8, 0.6)},
+    warnings=("counts bonus tokens",),
+)
+COST = RoundCost(
+    cell_ids=(_CELL,),
+    num_speculative_tokens=4,
+    num_rows=2,
+    context=9,
+    visits_s=((0.25, 0.125),),
+)
+ENGINE_COST = EngineCost(
+    source="costs.csv",
+    engine="vllm 0.32.0",
+    num_speculative_tokens=4,
+    concurrency=8,
+    cost=1.75,
+    is_relative=True,
+    mean_acceptance_length=2.5,
+)
+FORECAST = ForecastRecord(
+    key=run().keys[0],
+    points=(
+        ForecastPoint(
+            num_speculative_tokens=4,
+            mean_acceptance_length=2.5,
+            acceptance_rate_per_position=(0.75, 0.5, 0.25, 0.125),
+            cost=1.5,
+            cost_error=0.01,
+            round_s=0.003,
+            speedup=Interval(estimate=1.6, low=1.5, high=1.7),
+            length_there=2.25,
+        ),
+    ),
+    best=4,
+    to_measure=(4, 3),
+    num_prompts=10,
+    context=96,
+    is_exact=True,
+    costs_of="vllm 0.32.0 (costs.csv)",
+    acceptance_rule="greedy_draft",
+    trace_s=0.5,
+    costs_s=0.25,
+    sweep_s=100.0,
+    measure_s=20.0,
+)
+EXTENSION = ExtensionRecord(
+    kind="drop", drafters=("draft", "none"), question=_CELL, num_prompts=1, cell_ids=(_CELL,)
+)
+EVERY_KIND: tuple[StoredRecord, ...] = (
+    *EVERY_RECORD,
+    ENGINE,
+    LIMIT,
+    IMPORTED,
+    COST,
+    ENGINE_COST,
+    FORECAST,
+    EXTENSION,
+)

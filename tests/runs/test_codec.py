@@ -1,0 +1,153 @@
+import dataclasses
+import json
+from typing import get_args
+
+import pytest
+
+from specbench.runs.codec import (
+    SCHEMA_VERSION,
+    NewerSchemaError,
+    NotJsonError,
+    StoredRecord,
+    decode_line,
+    decode_run,
+    encode_line,
+    encode_run,
+    line_type,
+)
+from tests.runs.stored_examples import BLOCK, MEMORY, REQUEST, block, run
+from tests.runs.stored_findings import EVERY_KIND
+
+
+def test_there_is_an_example_of_every_record():
+    assert {type(record) for record in EVERY_KIND} == set(get_args(StoredRecord))
+
+
+@pytest.mark.parametrize("record", EVERY_KIND, ids=lambda record: type(record).__name__)
+def test_every_record_comes_back_equal_from_its_line(record: StoredRecord):
+    line = encode_line(record)
+
+    assert decode_line(line) == record
+    assert type(decode_line(line)) is type(record)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+
+
+def test_the_run_comes_back_equal():
+    assert decode_run(encode_run(run())) == run()
+
+
+def test_tuples_come_back_as_tuples():
+    loaded = decode_line(encode_line(BLOCK))
+
+    assert isinstance(loaded.requests, tuple)
+    assert isinstance(loaded.requests[0].output_ids, tuple)
+    assert isinstance(loaded.requests[0].device.throttle_reasons, tuple)
+
+
+def test_a_line_says_its_type_without_being_read():
+    tags = [line_type(encode_line(record)) for record in EVERY_KIND]
+
+    assert tags == [
+        "block",
+        "reference",
+        "memory",
+        "forward",
+        "failure",
+        "model",
+        "trace",
+        "session",
+        "done",
+        "engine",
+        "limit",
+        "imported",
+        "cost",
+        "enginecost",
+        "forecast",
+        "extension",
+    ]
+    assert line_type(encode_line(MEMORY)[:-5]) is None
+    assert line_type(b"{}\n") is None
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_none_is_refused_when_writing(value: float):
+    request = dataclasses.replace(REQUEST, ttft_s=value)
+
+    with pytest.raises(ValueError, match="cannot be stored"):
+        encode_line(dataclasses.replace(BLOCK, requests=(request,)))
+    settings = dataclasses.replace(run().settings, top_p=value)
+    with pytest.raises(ValueError, match="top_p"):
+        encode_run(dataclasses.replace(run(), settings=settings))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"weights_bytes": "7"}, {"weights_bytes": None}, {"weights_bytes": 7.5}, {"target": None}],
+)
+def test_a_value_of_another_type_is_refused_when_writing(change: dict[str, object]):
+    with pytest.raises(ValueError, match="cannot be stored"):
+        encode_line(dataclasses.replace(MEMORY, **change))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"weights_bytes": "7"}, r"memory\.data\.weights_bytes: Input should be a valid integer"),
+        ({"weights_bytes": True}, "weights_bytes"),
+        ({"colour": "red"}, "colour: Unexpected keyword"),
+    ],
+)
+def test_a_line_with_a_wrong_value_or_an_unknown_key_names_it(
+    change: dict[str, object], complaint: str
+):
+    line = json.loads(encode_line(MEMORY))
+    line["data"] |= change
+
+    with pytest.raises(ValueError, match=complaint) as caught:
+        decode_line(json.dumps(line).encode())
+    assert not isinstance(caught.value, NotJsonError)
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"type":"mem', b"\0\0\0", b"\xff\xfe"])
+def test_text_that_is_no_json_is_told_from_a_wrong_record(text: bytes):
+    with pytest.raises(NotJsonError):
+        decode_line(text)
+
+
+@pytest.mark.parametrize("text", [b"[]", b"null", b"{}", b'{"type":"colour","data":{}}'])
+def test_json_that_is_no_record_is_refused(text: bytes):
+    with pytest.raises(ValueError, match=r"line|type|colour"):
+        decode_line(text)
+
+
+def test_a_run_from_before_lossy_rules_reads_as_a_lossless_one():
+    document = json.loads(encode_run(run())) | {"schema_version": 3}
+    for plan in document["cells"]:
+        del plan["key"]["lossy"]
+
+    old = decode_run(json.dumps(document).encode())
+
+    assert old.cells == run().cells
+    assert {key.lossy for key in old.keys} == {None}
+
+
+def test_a_newer_schema_is_told_from_damage_even_where_its_keys_are_unknown():
+    document = json.loads(encode_run(run())) | {"schema_version": SCHEMA_VERSION + 1, "new": 1}
+
+    with pytest.raises(NewerSchemaError, match=f"{SCHEMA_VERSION + 1}, newer than"):
+        decode_run(json.dumps(document).encode())
+
+
+@pytest.mark.parametrize(
+    "text", [b"null", b"[]", b'{"schema_version": 1}', b'{"schema_ver', b"[" * 100_000]
+)
+def test_a_damaged_run_document_is_refused(text: bytes):
+    with pytest.raises(ValueError, match=r".+"):
+        decode_run(text)
+
+
+def test_a_long_block_survives_digit_by_digit():
+    long = block("b", num_rounds=500)
+
+    assert decode_line(encode_line(long)) == long

@@ -1,0 +1,316 @@
+import dataclasses
+import errno
+import json
+import os
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import StoreError
+from specbench.runs import (
+    SCHEMA_VERSION,
+    Ledger,
+    create_run,
+    load_run,
+    new_run_id,
+    resume_run,
+)
+from tests.runs.stored_examples import (
+    BLOCK,
+    ENVIRONMENT,
+    EVERY_RECORD,
+    MEMORY,
+    REFERENCE,
+    block,
+    run,
+)
+
+RUN_ID = run().run_id
+
+
+def records_file(ledger: Ledger) -> Path:
+    return ledger.folder / "records.jsonl"
+
+
+def test_the_run_is_on_disk_before_the_first_measurement(tmp_path: Path):
+    with create_run(tmp_path / "reports", run()) as ledger:
+        on_disk = json.loads((ledger.folder / "run.json").read_text())
+
+        assert on_disk["run_id"] == RUN_ID
+        assert ledger.folder == tmp_path / "reports" / RUN_ID
+        assert {file.name for file in ledger.folder.iterdir()} == {
+            "run.json",
+            "records.jsonl",
+            "lock",
+        }
+
+
+def test_a_record_is_on_disk_when_append_returns(tmp_path: Path):
+    with create_run(tmp_path, run()) as ledger:
+        for number, record in enumerate(EVERY_RECORD, start=1):
+            ledger.append(record)
+
+            assert records_file(ledger).read_bytes().count(b"\n") == number
+
+
+def test_every_record_is_told_to_the_disk_before_append_returns(tmp_path: Path, monkeypatch):
+    """What a power cut leaves: reading it back shows the kernel's pages alone."""
+    synced: list[int] = []
+    fsync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(os.fstat(descriptor).st_size)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    with create_run(tmp_path, run()) as ledger:
+        assert (ledger.folder / "run.json").stat().st_size in synced
+        for record in EVERY_RECORD:
+            synced.clear()
+            ledger.append(record)
+            assert synced == [records_file(ledger).stat().st_size]
+
+
+def test_a_resumed_run_knows_its_finished_blocks_and_goes_on(tmp_path: Path):
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        ledger.append(MEMORY)
+
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        assert ledger.run == run()
+        assert ledger.finished_blocks == {"a"}
+        ledger.append(ENVIRONMENT)
+        ledger.append(block("b"))
+        assert ledger.finished_blocks == {"a", "b"}
+
+    stored = load_run(RUN_ID, tmp_path)
+    assert stored.blocks == (block("a"), block("b"))
+    assert stored.memory == (MEMORY,)
+    assert stored.sessions == (ENVIRONMENT,)
+
+
+def test_reference_answers_are_at_hand_before_and_after_a_resume(tmp_path: Path):
+    later = dataclasses.replace(REFERENCE, turn=1)
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(REFERENCE)
+        assert ledger.stored.references == (REFERENCE,)
+
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        ledger.append(later)
+        assert ledger.stored.references == (REFERENCE, later)
+
+
+def test_what_is_in_memory_is_what_is_on_disk_after_every_record(tmp_path: Path):
+    with create_run(tmp_path, run()) as ledger:
+        assert ledger.stored == load_run(RUN_ID, tmp_path)
+        for record in EVERY_RECORD:
+            ledger.append(record)
+            assert ledger.stored == load_run(RUN_ID, tmp_path)
+        ledger.finish()
+        assert ledger.stored.is_complete
+
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        assert ledger.stored == load_run(RUN_ID, tmp_path)
+
+
+def test_nothing_that_the_disk_refused_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(descriptor: int) -> None:  # noqa: ARG001
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        monkeypatch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match="No space left"):
+            ledger.append(block("b"))
+        monkeypatch.undo()
+        assert ledger.stored == load_run(RUN_ID, tmp_path)
+        assert ledger.finished_blocks == {"a"}
+
+
+def test_a_block_is_never_stored_twice(tmp_path: Path):
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        with pytest.raises(ValueError, match="'a' is stored already"):
+            ledger.append(block("a"))
+    with (
+        resume_run(tmp_path, RUN_ID) as ledger,
+        pytest.raises(ValueError, match="'a' is stored already"),
+    ):
+        ledger.append(block("a"))
+
+    assert len(load_run(RUN_ID, tmp_path).blocks) == 1
+
+
+def test_a_run_is_complete_once_finished_and_no_longer_when_it_goes_on(tmp_path: Path):
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        assert not load_run(RUN_ID, tmp_path).is_complete
+        ledger.finish()
+        ledger.finish()  # says nothing new
+        assert load_run(RUN_ID, tmp_path).is_complete
+        assert records_file(ledger).read_bytes().count(b"\n") == 2
+
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        ledger.append(block("b"))
+        assert not load_run(RUN_ID, tmp_path).is_complete
+        ledger.finish()
+    assert load_run(RUN_ID, tmp_path).is_complete
+
+
+def test_a_line_cut_at_any_byte_is_dropped_and_nothing_else(tmp_path: Path):
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        ledger.append(block("b"))
+        file = records_file(ledger)
+    whole = file.read_bytes()
+    first_line = whole.index(b"\n") + 1
+
+    for cut in range(first_line, len(whole), 7):
+        file.write_bytes(whole[:cut])
+        assert load_run(RUN_ID, tmp_path).blocks == (block("a"),)
+        assert file.stat().st_size == cut  # reading repairs nothing
+        with resume_run(tmp_path, RUN_ID) as ledger:
+            assert ledger.finished_blocks == {"a"}
+            ledger.append(block("b"))
+        assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize("tail", [b'{"type":"blo\0\0\0\0\n', b"\0\0\0\0", b"\n"])
+def test_a_last_line_that_is_no_json_is_dropped(tmp_path: Path, tail: bytes):
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        file = records_file(ledger)
+    whole = file.read_bytes()
+    file.write_bytes(whole + tail)
+
+    with resume_run(tmp_path, RUN_ID) as ledger:
+        assert ledger.finished_blocks == {"a"}
+    assert file.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("lines", "damaged_line"),
+    [
+        (("a", b'{"type":"block","da\n', "b"), 2),
+        (("a", b'{"type":"block","da\n', b'{"type"'), 2),
+        ((b"\n", "a"), 1),
+        (("a", "b", b'{"type":"block","data":{}}\n'), 3),
+        (("a", "b", "a"), 3),
+    ],
+)
+def test_damage_that_no_kill_can_cause_names_file_and_line(
+    tmp_path: Path, lines: tuple[str | bytes, ...], damaged_line: int
+):
+    with create_run(tmp_path, run()) as ledger:
+        for name in ("a", "b"):
+            ledger.append(block(name))
+        file = records_file(ledger)
+    first, second = file.read_bytes().splitlines(keepends=True)
+    content = b"".join({"a": first, "b": second}.get(line, line) for line in lines)
+    file.write_bytes(content)
+
+    where = re.escape(f"records.jsonl:{damaged_line}: damaged:")
+    with pytest.raises(StoreError, match=where):
+        load_run(RUN_ID, tmp_path)
+    with pytest.raises(StoreError, match=where):
+        resume_run(tmp_path, RUN_ID)
+    assert file.read_bytes() == content
+
+
+def test_a_second_writer_is_told_which_process_writes(tmp_path: Path):
+    message = f"process {os.getpid()} is writing this run"
+    with create_run(tmp_path, run()) as ledger:
+        ledger.append(block("a"))
+        with pytest.raises(StoreError, match=message):
+            resume_run(tmp_path, RUN_ID)
+        other = subprocess.run(
+            [sys.executable, Path(__file__).with_name("writing_child.py"), tmp_path, RUN_ID, "0"],
+            capture_output=True,
+            text=True,
+        )
+        ledger.append(block("b"))
+
+    assert message in other.stderr
+    assert [b.block_id for b in load_run(RUN_ID, tmp_path).blocks] == ["a", "b"]
+    resume_run(tmp_path, RUN_ID).close()
+
+
+def test_the_lock_that_a_killed_process_left_is_taken_over(tmp_path: Path):
+    create_run(tmp_path, run()).close()
+    (tmp_path / RUN_ID / "lock").write_text("99999999")
+
+    with (
+        resume_run(tmp_path, RUN_ID),
+        pytest.raises(StoreError, match=f"process {os.getpid()} is writing"),
+    ):
+        resume_run(tmp_path, RUN_ID)
+
+
+def test_a_failed_resume_leaves_the_run_free(tmp_path: Path):
+    create_run(tmp_path, run()).close()
+    document = tmp_path / RUN_ID / "run.json"
+    intact = document.read_bytes()
+    document.write_bytes(b"{")
+    with pytest.raises(StoreError, match=r"run\.json: damaged"):
+        resume_run(tmp_path, RUN_ID)
+    document.write_bytes(intact)
+
+    resume_run(tmp_path, RUN_ID).close()
+
+
+def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path):
+    create_run(tmp_path, run()).close()
+    document = tmp_path / RUN_ID / "run.json"
+    newer = json.loads(document.read_text()) | {"schema_version": SCHEMA_VERSION + 1}
+    document.write_text(json.dumps(newer))
+
+    for attempt in (lambda: resume_run(tmp_path, RUN_ID), lambda: load_run(RUN_ID, tmp_path)):
+        says = (
+            rf"schema version {SCHEMA_VERSION + 1}, newer than {SCHEMA_VERSION}; update specbench"
+        )
+        with pytest.raises(StoreError, match=says):
+            attempt()
+
+
+def test_a_run_id_is_taken_once(tmp_path: Path):
+    create_run(tmp_path, run()).close()
+
+    with pytest.raises(StoreError, match="this run exists"):
+        create_run(tmp_path, run())
+
+
+@pytest.mark.parametrize("run_id", ["../up", "/abs", "a/b", "..", ".hidden", "", "latest", "a\nb"])
+def test_a_run_id_cannot_leave_its_root(tmp_path: Path, run_id: str):
+    root = tmp_path / "reports"
+    with pytest.raises(StoreError, match="is no run id"):
+        create_run(root, run(run_id))
+    assert not root.exists()
+
+    create_run(tmp_path / "up", run("run-1")).close()
+    with pytest.raises(StoreError, match=r"no run '\.\./up/run-1'"):
+        resume_run(root, "../up/run-1")
+
+
+def test_a_record_that_would_not_read_back_is_not_written(tmp_path: Path):
+    with create_run(tmp_path, run()) as ledger:
+        with pytest.raises(ValueError, match="cannot be stored"):
+            ledger.append(dataclasses.replace(MEMORY, weights_bytes=float("nan")))
+        ledger.append(BLOCK)
+
+    assert load_run(RUN_ID, tmp_path).blocks == (BLOCK,)
+    assert load_run(RUN_ID, tmp_path).memory == ()
+
+
+def test_run_ids_sort_by_time_in_utc():
+    noon = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
+    later_elsewhere = datetime(2026, 11, 21, 12, 30, 0, tzinfo=timezone(timedelta(hours=-5)))
+
+    assert re.fullmatch(r"20261121-120000-[0-9a-f]{4}", new_run_id(noon))
+    assert new_run_id(later_elsewhere).startswith("20261121-173000-")
+    assert new_run_id(noon) < new_run_id(noon + timedelta(seconds=1))

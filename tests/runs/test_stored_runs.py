@@ -1,0 +1,97 @@
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import StoreError
+from specbench.records import RunRecord
+from specbench.runs import LATEST, create_run, list_runs, load_run, resume_run
+from tests.runs.stored_examples import ENVIRONMENT, EVERY_RECORD, block, run
+
+
+def run_at(run_id: str, created_at: str) -> RunRecord:
+    environment = dataclasses.replace(ENVIRONMENT, created_at=created_at)
+    return dataclasses.replace(run(run_id), environment=environment)
+
+
+@pytest.fixture
+def three_runs(tmp_path: Path) -> Path:
+    """`b` is complete, `a` is newer and interrupted, `broken` is damaged."""
+    with create_run(tmp_path, run_at("b", "2026-11-21T01:00:00+00:00")) as writer:
+        for record in EVERY_RECORD:
+            writer.append(record)
+    with create_run(tmp_path, run_at("a", "2026-11-21T02:00:00+00:00")) as writer:
+        writer.append(block("one"))
+        writer.append(block("two"))
+    create_run(tmp_path, run("broken")).close()
+    (tmp_path / "broken" / "run.json").write_text("{")
+    (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "a-file").touch()
+    return tmp_path
+
+
+def test_a_loaded_run_has_everything_in_its_place(three_runs: Path):
+    stored = load_run("b", three_runs)
+
+    sorted_records = (
+        *stored.blocks,
+        *stored.references,
+        *stored.memory,
+        *stored.forwards,
+        *stored.failures,
+        *stored.models,
+        *stored.traces,
+        *stored.sessions,
+    )
+    assert sorted_records == EVERY_RECORD[:-1]
+    assert stored.is_complete
+    assert stored.run.run_id == "b"
+    assert stored.folder == three_runs / "b"
+
+
+def test_a_run_is_found_by_path_by_id_and_as_the_latest(three_runs: Path):
+    by_id = load_run("a", three_runs)
+
+    assert load_run(three_runs / "a", Path("elsewhere")) == by_id
+    assert load_run(str(three_runs / "a"), Path("elsewhere")) == by_id
+    assert load_run(LATEST, three_runs) == by_id
+    with resume_run(three_runs, LATEST) as writer:
+        assert writer.run.run_id == "a"
+
+
+def test_runs_are_listed_oldest_first_and_a_damaged_one_keeps_none_from_view(three_runs: Path):
+    broken, complete, interrupted = list_runs(three_runs)
+
+    assert (complete.run_id, complete.num_blocks, complete.is_complete) == ("b", 1, True)
+    assert (interrupted.run_id, interrupted.num_blocks, interrupted.is_complete) == ("a", 2, False)
+    assert interrupted.created_at == "2026-11-21T02:00:00+00:00"
+    assert interrupted.pairings == ("demo/draft",)
+    assert interrupted.workloads == ("chat",)
+    assert interrupted.problem == ""
+    assert broken.run_id == "broken"
+    assert "run.json: damaged" in broken.problem
+
+
+def test_an_unknown_run_is_answered_with_the_known_ones(three_runs: Path):
+    with pytest.raises(StoreError, match=r"no run 'c' in .*; runs there: broken, b, a$"):
+        load_run("c", three_runs)
+    with pytest.raises(StoreError, match="no run 'c'"):
+        resume_run(three_runs, "c")
+
+
+@pytest.mark.parametrize("name", ["c", LATEST])
+def test_where_no_run_is_stored_the_answer_says_so(tmp_path: Path, name: str):
+    assert list_runs(tmp_path / "absent") == ()
+    with pytest.raises(StoreError, match=f"no run '{name}' in .*; runs there: none yet"):
+        load_run(name, tmp_path / "absent")
+
+
+def test_a_run_killed_before_its_first_record_is_empty_and_can_go_on(tmp_path: Path):
+    create_run(tmp_path, run("a")).close()
+    (tmp_path / "a" / "records.jsonl").unlink()
+
+    assert load_run("a", tmp_path).blocks == ()
+    assert [(listing.run_id, listing.num_blocks) for listing in list_runs(tmp_path)] == [("a", 0)]
+    with resume_run(tmp_path, "a") as writer:
+        writer.append(block("one"))
+    assert load_run("a", tmp_path).blocks == (block("one"),)

@@ -1,0 +1,84 @@
+"""What refuses to run is evidence, and it is as lossy as its pairing says."""
+
+from typing import Any, cast
+
+import pytest
+import torch
+
+from specbench.engines.engine import Engine, Work
+from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
+from specbench.inputs.config import Drafter
+from specbench.records import Sampling
+from specbench.records.lossy import LossyRule
+from specbench.verify.collect import Collector
+from specbench.verify.evidence import Refused
+from specbench.verify.examine import Amount, Job, examine
+
+TYPICAL = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
+
+
+class Refusing:
+    """An engine that takes no drafter; it never learns that one is lossy."""
+
+    name = "builtin"
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def add_drafter(self, drafter: Drafter) -> None:  # noqa: ARG002
+        raise self._error
+
+    def remove_drafter(self, name: str) -> None:
+        """There is none."""
+
+    def lossy_option(self, work: Work) -> str | None:  # noqa: ARG002
+        return None
+
+
+def refusal(error: Exception, lossy: LossyRule | None) -> Refused:
+    drafter = Drafter(name="heads", method="medusa", lossy=lossy)
+    work = Work(drafter="heads", method="medusa", k=4)
+    job = Job("big/heads", drafter, "builtin", work, Sampling(temperature=0.7))
+    engines = {"builtin": cast(Engine, Refusing(error))}
+    amount = Amount(num_tokens=1, num_rows={"builtin": 1})
+    (found,) = examine(engines, cast(Collector, None), [job], amount, lambda _: None)
+    assert isinstance(found, Refused)
+    return found
+
+
+@pytest.mark.parametrize(("lossy", "told"), [(TYPICAL, "typical"), (None, None)])
+def test_a_lossy_pairing_that_cannot_be_loaded_is_still_called_lossy(
+    lossy: LossyRule | None, told: str | None
+) -> None:
+    found = refusal(ModelError("no such head\nlook elsewhere"), lossy)
+
+    assert found.reason == "no such head"
+    subject: dict[str, Any] = {n: getattr(found.subject, n) for n in found.subject.__slots__}
+    assert subject == {
+        "pairing": "big/heads",
+        "engine": "builtin",
+        "method": "medusa",
+        "num_speculative_tokens": 4,
+        "temperature": 0.7,
+        "lossy": told,
+    }
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ModelError("no"),
+        CompatibilityError("no"),
+        UsageError("no"),
+        WorkloadError("no"),
+        torch.OutOfMemoryError("no"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_every_refusal_is_evidence(error: Exception) -> None:
+    assert refusal(error, None).reason == "no"
+
+
+def test_a_bug_is_not() -> None:
+    with pytest.raises(ZeroDivisionError):
+        refusal(ZeroDivisionError(), None)

@@ -1,0 +1,196 @@
+import numpy as np
+import pytest
+
+from specbench.verify.answer import document, exit_code, false_alarm_note, sentences
+from specbench.verify.evidence import (
+    Divergence,
+    Evidence,
+    GreedyEvidence,
+    Refused,
+    SampledEvidence,
+    Subject,
+)
+from specbench.verify.judge import FALSE_ALARM, Finding, judge
+from specbench.verify.statistics import detectable
+
+SOUND = {0.7: -1090.0, 0.8: -1060.0, 1.0: -1000.0, 1.25: -1030.0}
+
+
+def subject(temperature: float, lossy: str | None = None, k: int = 4) -> Subject:
+    return Subject(
+        pairing="big/good" if k else "big",
+        engine="builtin",
+        method="ngram" if k else "none",
+        num_speculative_tokens=k,
+        temperature=temperature,
+        lossy=lossy,
+    )
+
+
+def divergence(steps: float | None = 1.0, **changes: object) -> Divergence:
+    values = {"prompt_id": "chat/p1", "position": 3, "expected": 5, "found": 7, "gap": 0.1}
+    return Divergence(steps=steps, tie_steps=8.0, **{**values, **changes})
+
+
+def greedy(*divergences: Divergence, lossy: str | None = None) -> GreedyEvidence:
+    return GreedyEvidence(
+        subject=subject(0.0, lossy), num_prompts=10, num_tokens=640, divergences=divergences
+    )
+
+
+def sampled(seed: int = 0, *, lossy: str | None = None, k: int = 4, **changes: object):
+    rng = np.random.default_rng(seed)
+    values = {
+        "surprise_N": rng.random(4096),
+        "identity_N": rng.random(4096),
+        "log_likelihoods": SOUND,
+        "num_texts": 40,
+        "num_outside": 0,
+        "num_at_edge": 0,
+    }
+    return SampledEvidence(subject=subject(0.7, lossy, k), **{**values, **changes})
+
+
+def only(evidence: Evidence) -> Finding:
+    (finding,) = judge([evidence])
+    return finding
+
+
+def test_equal_texts_are_identical() -> None:
+    finding = only(greedy())
+    assert (finding.verdict, finding.lossless, finding.match_rate) == ("identical", True, 1.0)
+    assert finding.first_divergence is None
+
+
+def test_rounding_between_the_two_best_is_a_tie() -> None:
+    finding = only(greedy(divergence(), divergence(position=5), divergence(prompt_id="chat/p2")))
+    assert (finding.verdict, finding.lossless, finding.match_rate) == ("tie", True, 0.8)
+    assert "at most 1 steps below the target's best" in finding.reason
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (divergence(steps=500), "500 rounding steps (8 make a tie) below the target's best"),
+        (
+            divergence(steps=500, below=0.5),
+            "0.5 in logits (0.61 times as likely; 500 rounding steps, 8 make a tie) below",
+        ),
+        (divergence(None, found=None), "the text stops before its end"),
+        (divergence(None, expected=None), "the text goes on after its end"),
+    ],
+)
+def test_anything_else_is_a_bug_and_told_first(wrong: Divergence, says: str) -> None:
+    finding = only(greedy(divergence(position=1), wrong))
+    assert (finding.verdict, finding.lossless) == ("bug", False)
+    assert finding.first_divergence == wrong
+    assert says in finding.reason
+
+
+def test_tokens_of_the_law_pass_and_say_what_would_have_been_found() -> None:
+    finding = only(sampled())
+    assert (finding.verdict, finding.lossless) == ("law", True)
+    assert finding.detectable is not None
+    assert 0.01 < finding.detectable.shift < 0.06
+    assert finding.p_value is not None
+    assert finding.p_value > FALSE_ALARM > 1e3 * (finding.control_p_value or 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"surprise_N": np.random.default_rng(0).random(4096) ** 3}, "likely and unlikely"),
+        ({"identity_N": np.random.default_rng(0).random(4096) ** 2}, "some tokens come more"),
+        ({"identity_N": np.linspace(0, 1, 4096)}, "depends on the one before it"),
+        ({"log_likelihoods": {**SOUND, 0.7: -900.0}}, "another temperature"),
+        ({"num_outside": 2}, "2 tokens are none that top-k and top-p leave"),
+        ({"misshapen": ("chat/p3",)}, "the first answers chat/p3"),
+    ],
+)
+def test_each_fault_is_a_bug_with_its_reason(changes: dict[str, object], says: str) -> None:
+    finding = only(sampled(**changes))
+    assert (finding.verdict, finding.lossless) == ("bug", False)
+    assert says in finding.reason
+
+
+@pytest.mark.parametrize(("num_at_edge", "verdict"), [(200, "law"), (300, "inconclusive")])
+def test_many_tokens_where_rounding_decides_on_a_cut_leave_it_open(num_at_edge, verdict) -> None:
+    finding = only(sampled(num_at_edge=num_at_edge))
+    assert finding.verdict == verdict
+    assert ("300 of 4396 tokens lie where rounding" in finding.reason) is (num_at_edge == 300)
+
+
+def test_a_control_that_does_not_fail_leaves_it_open() -> None:
+    finding = only(sampled(log_likelihoods={0.7: -1002.0, 0.8: -1001.0, 1.0: -1000.0}))
+    assert (finding.verdict, finding.lossless) == ("inconclusive", None)
+    assert exit_code([finding]) == 3
+
+
+def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
+    # A p-value that is a fault alone, and no longer one among others.
+    tokens_N = np.random.default_rng(0).random(4096)
+    tokens_N[:3] = 5e-6
+    suspect = sampled(surprise_N=tokens_N)
+    alone = only(suspect)
+    among = judge([suspect, *(sampled(seed) for seed in range(1, 40))])[0]
+    assert alone.p_values == among.p_values
+    assert (alone.p_value or 0) < FALSE_ALARM < (among.p_value or 0)
+    assert (alone.verdict, among.verdict) == ("bug", "law")
+    assert among.detectable == detectable(4096, FALSE_ALARM / (4 * 40))
+
+
+def test_sound_calls_raise_no_more_alarms_than_stated() -> None:
+    calls = [judge([sampled(3 * i), sampled(3 * i + 1)], false_alarm=0.05) for i in range(400)]
+    alarms = sum(any(f.verdict == "bug" for f in call) for call in calls)
+    print(f"{alarms} alarms in 400 sound calls at 5 %")
+    assert alarms <= 30
+
+
+def test_a_lossy_pairing_tells_of_every_temperature() -> None:
+    wrong = greedy(divergence(steps=500, below=0.5), lossy="typical")
+    (told,) = sentences(judge([wrong, sampled(lossy="typical")]))
+    assert told.startswith("big/good: lossy by choice: builtin ngram K=4 at T=0: typical is lossy")
+    assert "(9 of 10 answers are those of K = 0); builtin ngram K=4 at T=0.7: the tokens" in told
+    assert told.count("lossy by choice") == 2
+
+
+@pytest.mark.parametrize("evidence", [greedy(lossy="typical"), sampled(lossy="typical")])
+def test_a_lossy_option_is_called_by_its_name(evidence: Evidence) -> None:
+    finding = only(evidence)
+    assert (finding.verdict, finding.lossless) == ("lossy", False)
+    assert finding.reason.startswith("typical is lossy by choice; ")
+    assert sentences([finding])[0].startswith("big/good: lossy by choice: ")
+    assert exit_code([finding]) == 1
+
+
+def test_the_gravest_finding_is_the_exit_code() -> None:
+    good, bad = only(greedy()), only(greedy(divergence(steps=500)))
+    failed = only(Refused(subject=subject(0.0), reason="no memory"))
+    open_end = only(sampled(log_likelihoods={0.8: 0.0, 1.0: 0.0}))
+    assert (failed.verdict, failed.lossless) == ("failed", None)
+    assert exit_code([good]) == 0
+    assert exit_code([good, open_end]) == 3
+    assert exit_code([good, open_end, failed]) == 4
+    assert exit_code([good, open_end, failed, bad]) == 1
+
+
+def test_one_sentence_a_pairing() -> None:
+    findings = judge([sampled(k=0), greedy(), sampled(1)])
+    (sentence,) = sentences(findings)
+    assert sentence.startswith(
+        "big/good: lossless: greedy text is that of K = 0 in 10 of 10 answers; "
+        "4,096 sampled tokens follow the target's law (p = "
+    )
+    assert "8 tests" in false_alarm_note(findings)
+    broken = judge([sampled(k=0, num_outside=3), greedy()])
+    assert sentences(broken)[0].startswith("big at K = 0: NOT lossless: builtin at T=0.7: 3 tokens")
+
+
+def test_the_document_has_the_keys_that_were_promised() -> None:
+    found = document(judge([greedy(divergence()), sampled()]))
+    assert (found["lossless"], found["num_tests"]) == (True, 4)
+    first, second = found["results"]
+    assert set(first) == set(second)
+    assert (first["verdict"], first["match_rate"], first["p_value"]) == ("tie", 0.9, None)
+    assert first["first_divergence"]["prompt_id"] == "chat/p1"
+    assert (second["verdict"], second["match_rate"]) == ("law", None)

@@ -1,0 +1,279 @@
+"""What `verify` finds and what it passes: a sound decoder, and the same one broken on purpose."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Load, ServedPass, Work
+from specbench.engines.shelf import Shelf
+from specbench.forward.runner import StockRunner
+from specbench.inputs.config import Pairing, load_pairings
+from specbench.inputs.workloads import load_workload
+from specbench.records import Sampling
+from specbench.round import verifier
+from specbench.round.sampling import Purpose, Sampler, uniform
+from specbench.serving.request import Request
+from specbench.verify.collect import Collector, Examined, Question
+from specbench.verify.evidence import Evidence
+from specbench.verify.judge import Finding, judge
+from specbench.verify.teacher import Teacher
+from tests.decoding.lossless import decode, law_model, make_drafter
+from tests.tiny_pair import make_pair, write_pair
+
+WARM = Sampling(temperature=0.7)
+NUM_TOKENS = 4096
+DEMO = """\
+targets:
+  demo:
+    model: demo:target
+    workloads: demo
+    drafters:
+      draft: {method: draft_model, model: demo:draft}
+"""
+K = 4
+
+
+class Bench:
+    """One pairing with everything that examines it."""
+
+    def __init__(self, pairing: Pairing, workload: str, num_prompts: int, length: int) -> None:
+        shelf = Shelf(torch.device("cpu"))
+        self.engine = BuiltinEngine(pairing.target, shelf)
+        self.engine.add_drafter(pairing.drafter)
+        self.pairing = pairing
+        teacher = Teacher(shelf.load(pairing.target.model).model)
+        prompts = load_workload(workload, folder=pairing.target.workloads).take(num_prompts, 0)
+        questions = [
+            Question(
+                id=prompt.id,
+                prompt_ids=self.engine.tokenizer.prompt_ids(prompt.turns[0]),
+                max_new_tokens=length,
+            )
+            for prompt in prompts
+        ]
+        self.make = lambda seed: Collector(teacher, questions, seed=seed)
+
+    def who(self, k: int = K) -> Examined:
+        drafter = self.pairing.drafter
+        work = Work(drafter=drafter.name, method=drafter.method, k=k)
+        return Examined(self.pairing.name, self.engine, work if k else self.engine.baseline, 16)
+
+    def sampled(self, seed: int = 0, num_tokens: int = NUM_TOKENS, **sampling: float) -> Finding:
+        law = replace(WARM, **sampling)
+        return only(self.make(seed).sampled(self.who(), law, num_tokens))
+
+    def greedy(self) -> Finding:
+        collector = self.make(0)
+        baseline, texts = (collector.greedy_texts(self.who(k)) for k in (0, K))
+        return only(collector.greedy(self.who(), texts, baseline))
+
+
+def only(evidence: Evidence) -> Finding:
+    (finding,) = judge([evidence])
+    return finding
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_pair(tmp_path_factory.mktemp("tiny"), num_prompts=4).parent
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> Bench:
+    (pairing,) = load_pairings(folder / "pairings.yaml").select(["tiny/draft"])
+    return Bench(pairing, str(folder / "prompts.jsonl"), num_prompts=4, length=64)
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A draft that seldom agrees with its target."""
+    folder = write_pair(tmp_path_factory.mktemp("stranger"), num_prompts=4).parent
+    _, draft = make_pair(agreement=1.0)
+    for parameter in draft.parameters():
+        parameter.data.mul_(1.5)
+    draft.save_pretrained(folder / "draft")
+    (pairing,) = load_pairings(folder / "pairings.yaml").select(["tiny/draft"])
+    return Bench(pairing, str(folder / "prompts.jsonl"), num_prompts=4, length=64)
+
+
+@pytest.fixture(scope="module")
+def lookup(folder: Path) -> Bench:
+    (pairing,) = load_pairings(folder / "pairings.yaml").select(["tiny/ngram"])
+    return Bench(pairing, str(folder / "prompts.jsonl"), num_prompts=4, length=64)
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    def plant(fault: str) -> None:
+        monkeypatch.setattr(*FAULTS[fault])
+
+    return plant
+
+
+_probs, _pick = Sampler.probs, Sampler.pick
+
+
+def _twice_as_cold(self: Sampler, logits: Tensor) -> Tensor:
+    """Temperature applied once too often."""
+    if self.is_greedy:
+        return _probs(self, logits)
+    squared = replace(self.sampling, temperature=self.sampling.temperature**2)
+    return _probs(Sampler(squared), logits)
+
+
+def _one_in_fifty(seed_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Tensor:
+    """Numbers that accept a draft one time in fifty whatever the target says."""
+    chance_BT = uniform(seed_B, positions_BT, purpose)
+    is_blind_BT = uniform(seed_B, positions_BT, Purpose.SYNTHETIC) < 1 / 50
+    return torch.where(is_blind_BT, 0.0, chance_BT)
+
+
+def _favouring_some(self: Sampler, logits: Tensor) -> Tensor:
+    """A third more of every token with a small id."""
+    weights_V = torch.where(torch.arange(logits.shape[-1]) < 136, 4 / 3, 1.0)
+    weighted = _probs(self, logits) * weights_V
+    return weighted / weighted.sum(-1, keepdim=True)
+
+
+def _noise_used_twice(self: Sampler, logits: Tensor, seeds: Tensor, places: Tensor) -> Tensor:
+    return _pick(self, logits, seeds, places // 2)
+
+
+FAULTS = {
+    "temperature applied twice": (Sampler, "probs", _twice_as_cold),
+    "one draft in fifty too many": (verifier, "uniform", _one_in_fifty),
+    "favoured tokens": (Sampler, "probs", _favouring_some),
+    "noise used twice": (Sampler, "pick", _noise_used_twice),
+}
+
+
+def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
+    for bench in (tiny, lookup):
+        finding = bench.sampled()
+        print(finding.p_values, finding.control_p_value)
+        assert finding.verdict == "law"
+        assert bench.greedy().verdict == "identical"
+    assert tiny.sampled(top_k=20, top_p=0.9).verdict == "law"
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen_by", "temperature"),
+    [
+        ("temperature applied twice", "temperature", 0.7),
+        ("one draft in fifty too many", "surprise", 0.2),  # a random target is flat when warm
+        ("favoured tokens", "identity", 0.7),
+    ],
+)
+def test_a_planted_fault_is_found(
+    fault: str,
+    seen_by: str,
+    temperature: float,
+    stranger: Bench,
+    plant: Callable[[str], None],
+) -> None:
+    assert stranger.sampled(temperature=temperature).verdict == "law"
+    plant(fault)
+    finding = stranger.sampled(temperature=temperature)
+    print(fault, finding.p_values)
+    assert (finding.verdict, finding.lossless) == ("bug", False)
+    assert finding.p_values[seen_by] < 1e-4
+
+
+class SevenTokens:
+    """An engine that has nothing but tokens to give: the decoder over a tiny vocabulary."""
+
+    name = "seven"
+    eos_ids = ()
+    baseline = Work(drafter="none", method="none", k=0)
+
+    def __init__(self) -> None:
+        self.target, self.draft = (StockRunner(law_model(seed)) for seed in (0, 1))
+
+    def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
+        drafter = make_drafter(work.method, self.target, self.draft)
+        results = []
+        for first in range(0, len(requests), load.concurrency):
+            asked = [
+                Request(prompt_ids=r.prompt_ids, max_new_tokens=r.max_new_tokens, seed=r.seed)
+                for r in requests[first : first + load.concurrency]
+            ]
+            law = requests[0].sampling
+            results += decode(self.target, drafter, asked, k=work.k, sampling=law)
+        return ServedPass(results=tuple(results), seconds=0.0, rounds=None, cpu_s=0.0)
+
+
+def of_seven_tokens(method: str) -> Finding:
+    question = Question(id="p0", prompt_ids=(1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5), max_new_tokens=32)
+    collector = Collector(Teacher(law_model(0)), [question] * 64, seed=0)
+    work = Work(drafter="d", method=method, k=3)
+    who = Examined("seven/d", SevenTokens(), work, num_rows=256)
+    return only(collector.sampled(who, WARM, 8192))
+
+
+@pytest.mark.parametrize("method", ["draft_model", "ngram"])
+def test_a_small_vocabulary_is_enumerated_too(method: str) -> None:
+    finding = of_seven_tokens(method)
+    assert finding.verdict == "law"
+    assert finding.p_values["joint"] > 1e-3
+
+
+@pytest.mark.parametrize("fault", ["temperature applied twice", "noise used twice"])
+def test_faults_of_a_small_vocabulary_are_found(fault: str, plant: Callable[[str], None]) -> None:
+    plant(fault)
+    finding = of_seven_tokens("ngram")
+    print(fault, finding.p_values)
+    assert finding.verdict == "bug"
+    assert finding.p_values["joint"] < 1e-6
+
+
+def test_tokens_that_top_k_excludes_are_found(tiny: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    uncut = lambda self, logits: _probs(Sampler(replace(self.sampling, top_k=0)), logits)  # noqa: E731
+    monkeypatch.setattr(Sampler, "probs", uncut)
+    finding = tiny.sampled(num_tokens=512, top_k=5)
+    assert finding.verdict == "bug"
+    assert "tokens are none that top-k and top-p leave" in finding.reason
+
+
+def test_a_greedy_fault_is_a_bug_with_its_place(
+    tiny: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier, "_leading", lambda kept_BK: kept_BK.sum(1))
+    finding = tiny.greedy()
+    assert (finding.verdict, finding.lossless) == ("bug", False)
+    first = finding.first_divergence
+    assert first is not None
+    assert first.prompt_id.startswith("p")
+    assert first.steps is not None
+    assert first.steps > first.tie_steps
+    assert first.gap > 0
+
+
+def test_too_few_tokens_decide_nothing(tiny: Bench) -> None:
+    finding = tiny.sampled(num_tokens=20)
+    assert (finding.verdict, finding.lossless) == ("inconclusive", None)
+
+
+def test_the_number_of_tokens_is_the_one_asked_for(tiny: Bench) -> None:
+    evidence = tiny.make(0).sampled(tiny.who(), WARM, 777)
+    assert len(evidence.surprise_N) == len(evidence.identity_N) == 777
+    assert evidence.num_texts >= 777 // 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["temperature applied twice", "one draft in fifty too many"])
+def test_the_embedded_pair_is_told_from_its_broken_self(
+    fault: str, plant: Callable[[str], None], tmp_path: Path
+) -> None:
+    (tmp_path / "pairings.yaml").write_text(DEMO)
+    (pairing,) = load_pairings(tmp_path / "pairings.yaml").all
+    demo = Bench(pairing, "chat", num_prompts=20, length=128)
+    sound = demo.sampled(num_tokens=16384)
+    plant(fault)
+    broken = demo.sampled(num_tokens=16384)
+    print(fault, sound.p_values, broken.p_values)
+    assert (sound.verdict, broken.verdict) == ("law", "bug")

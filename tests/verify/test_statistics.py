@@ -1,0 +1,171 @@
+"""Each p-value is one: below alpha no more often than alpha says, and near 0 for its fault."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from scipy.stats import chi2, kstwo, multinomial
+
+from specbench.verify.evidence import Floats, JointCounts
+from specbench.verify.statistics import (
+    TAIL,
+    detectable,
+    joint_p_value,
+    serial_p_value,
+    tail_p_value,
+    temperature_p_value,
+    uniform_p_value,
+)
+
+NUM_CALLS = 2000
+NUM_TOKENS = 500
+
+
+def draws(seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).random((NUM_CALLS, NUM_TOKENS))
+
+
+@pytest.mark.parametrize("p_value", [tail_p_value, uniform_p_value, serial_p_value])
+@pytest.mark.parametrize("alpha", [0.05, 0.005])
+def test_sound_tokens_raise_no_more_alarms_than_stated(
+    p_value: Callable[[Floats], float], alpha: float
+) -> None:
+    alarms = np.mean([p_value(row) < alpha for row in draws()])
+    print(f"{p_value.__name__}: {alarms:.4f} alarms where {alpha} is stated")
+    assert alarms < alpha + 4 * (alpha / NUM_CALLS) ** 0.5
+
+
+def test_p_values_pay_for_all_that_was_looked_at() -> None:
+    """Four tokens in the least likely 2^-20: 20 shares, on two sides each; the mean of ratios."""
+    assert tail_p_value(np.full(4, 2.0**-21)) == pytest.approx(2 * 20 * 2.0**-80)
+    ratios = {0.8: np.log(8), 1.0: 0.0, 1.25: np.log(8)}
+    assert temperature_p_value(ratios) == pytest.approx(1 / 8)
+
+
+def test_few_drafts_kept_against_the_target_are_seen_in_the_tail_alone() -> None:
+    tokens_N = np.random.default_rng(1).random(8192)
+    tokens_N[:16] = 1e-5  # 0.2 %
+    assert tail_p_value(tokens_N) < 1e-10
+    assert uniform_p_value(tokens_N) > 0.01
+
+
+def test_preferred_tokens_and_noise_used_twice_are_seen() -> None:
+    rng = np.random.default_rng(0)
+    tokens_N = rng.random(4096)
+    assert uniform_p_value(tokens_N**1.2) < 1e-6
+    assert serial_p_value(tokens_N.repeat(2)) < 1e-6
+    # Sound noise is below this in one of 100,000 calls each.
+    assert uniform_p_value(tokens_N) > 1e-5 < serial_p_value(tokens_N)
+
+
+def test_the_distance_from_uniform_is_judged_exactly_however_many_tokens() -> None:
+    for num_tokens in (1, 2, 50, 20_000):
+        ordered_N = np.sort(np.random.default_rng(num_tokens).random(num_tokens))
+        above = max((i + 1) / num_tokens - x for i, x in enumerate(ordered_N))
+        below = max(x - i / num_tokens for i, x in enumerate(ordered_N))
+        expected = kstwo.sf(max(above, below), num_tokens)
+        assert uniform_p_value(ordered_N[::-1]) == pytest.approx(expected, rel=1e-12)
+
+
+def log_likelihoods(law_V: Floats, tokens_N: Floats) -> dict[float, float]:
+    found = {}
+    for factor in (0.7, 0.8, 1.0, 1.25):
+        scores_V = np.log(law_V) / factor
+        scores_V -= np.log(np.exp(scores_V).sum())
+        found[factor] = float(scores_V[tokens_N].sum())
+    return found
+
+
+def test_another_temperature_is_seen_and_the_right_one_is_not() -> None:
+    rng = np.random.default_rng(0)
+    law_V = rng.dirichlet(np.ones(20))
+    cold_V = law_V**1.25 / (law_V**1.25).sum()
+    alarms = 0
+    for _ in range(NUM_CALLS):
+        sound = log_likelihoods(law_V, rng.choice(20, NUM_TOKENS, p=law_V))
+        alarms += temperature_p_value(sound) < 0.05
+    assert alarms / NUM_CALLS <= 0.05
+    cold = log_likelihoods(law_V, rng.choice(20, 4 * NUM_TOKENS, p=cold_V))
+    assert temperature_p_value(cold) < 1e-6
+    assert temperature_p_value(cold, null=0.8) > 0.05
+    assert temperature_p_value(sound, null=0.7) < 1e-3
+
+
+def joint(observed_C: Floats, law_C: Floats) -> float:
+    counts = JointCounts(observed_C=observed_C, probability_C=law_C, num_tokens=2)
+    return joint_p_value(counts)
+
+
+def chi_square(observed_NC: Floats, law_C: Floats) -> Floats:
+    expected_NC = law_C * observed_NC.sum(1, keepdims=True)
+    statistic_N = ((observed_NC - expected_NC) ** 2 / expected_NC).sum(1)
+    return np.asarray(chi2.sf(statistic_N, len(law_C) - 1))
+
+
+# Eight of nine texts are expected 5 times in 1,024, or 0.5 times: where a chi-square fails.
+RARE = {each: np.array([each] * 8 + [1 - 8 * each]) for each in (5 / 1024, 0.5 / 1024)}
+
+
+@pytest.mark.parametrize("each", RARE)
+def test_sound_texts_raise_no_more_alarms_than_stated_be_some_rare(each: float) -> None:
+    """20,000 calls: at a share of 2e-4, 4 alarms are due, and more than 13 in 7 of 100,000."""
+    rng = np.random.default_rng(0)
+    draws_NC = rng.multinomial(1024, RARE[each], 20_000).astype(float)
+    p_values = np.array([joint(row_C, RARE[each]) for row_C in draws_NC])
+    many_NC = rng.multinomial(1024, RARE[each], 400_000).astype(float)
+    control = chi_square(many_NC, RARE[each])
+
+    for alpha, most in ((2e-4, 13), (1e-3, 40), (1e-2, 260)):
+        print(f"{alpha}: {(p_values < alpha).sum()} alarms, chi-square {(control < alpha).mean()}")
+        assert (p_values < alpha).sum() <= most
+    # 80 alarms are due; it raises nearly five times as many.
+    assert (control < 2e-4).sum() > 160, "the simulation sees a test that breaks its word"
+
+
+def test_the_mean_ratio_of_all_counts_is_one() -> None:
+    """All ways in which 6 texts fall into 3 cells: what makes 1 / ratio a p-value, exactly."""
+    law_C = np.array([0.7, 0.28, 0.02])
+    counts = [(a, b, 6 - a - b) for a in range(7) for b in range(7 - a)]
+    chances = np.array([multinomial.pmf(each, 6, law_C) for each in counts])
+    p_values = np.array([joint(np.array(each, dtype=float), law_C) for each in counts])
+
+    assert chances.sum() == pytest.approx(1)
+    for alpha in np.unique(p_values):
+        assert chances[p_values <= alpha].sum() <= alpha + 1e-12
+    assert (chances / p_values)[p_values < 1].sum() <= 1
+
+
+def test_another_law_of_short_texts_is_seen() -> None:
+    rng = np.random.default_rng(0)
+    law_C = rng.dirichlet(np.ones(100))
+    cold_C = law_C**1.2 / (law_C**1.2).sum()
+    found = [joint(rng.multinomial(5000, cold_C).astype(float), law_C) < 2e-4 for _ in range(800)]
+    print(f"a law that is 17 % colder: found in {np.mean(found):.0%} of calls")
+    assert np.mean(found) > 0.8
+
+
+def test_a_text_that_cannot_be_has_probability_0() -> None:
+    counts = JointCounts(
+        observed_C=np.array([5.0, 1.0]), probability_C=np.array([1.0, 0.0]), num_tokens=1
+    )
+    assert joint_p_value(counts) == 0
+
+
+@pytest.mark.parametrize("num_tokens", [2000, 16384])
+def test_what_is_called_detectable_is_found_in_80_percent_of_calls(num_tokens: int) -> None:
+    alpha = 1e-3
+    power = detectable(num_tokens, alpha)
+    rng = np.random.default_rng(0)
+
+    def found(share: float, excess: float) -> float:
+        calls = []
+        for _ in range(600):
+            tokens_N = rng.random(num_tokens)
+            below = rng.random(num_tokens) < share + excess
+            moved_N = np.where(below, share * tokens_N, share + (1 - share) * tokens_N)
+            calls.append(tail_p_value(moved_N) < alpha)
+        return float(np.mean(calls))
+
+    assert 0.72 < found(0.5, power.shift) < 0.9
+    assert found(TAIL, power.tail) > 0.72  # other shares may see it, too
+    assert power.tail < power.shift / 5
