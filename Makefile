@@ -40,7 +40,7 @@ format: $(DEV_STAMP)  ## Format and mend what lint can mend
 	$(BIN)/ruff check --fix .
 
 train: $(RUN_STAMP)  ## Train the embedded models again into build/demo
-	$(BIN)/python -m specbench.demo.train --out build/demo
+	$(BIN)/python -m tools.demo.train --out build/demo
 
 bench: $(RUN_STAMP)  ## Beside transformers on this CPU, in one interleaved run (minutes)
 	$(BIN)/python -m benchmarks.bench

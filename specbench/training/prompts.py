@@ -4,9 +4,8 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from specbench.demo.documents import training_conversations
-from specbench.demo.train import DRAFT_START, END
-from specbench.demo.train import SEED as CORPUS_SEED
+from specbench.demo.conversations import DRAFT_START, END, training_conversations
+from specbench.demo.conversations import SEED as CORPUS_SEED
 from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.workloads import find_workloads, load_workload
 from specbench.models.tokenizer import Tokenizer

@@ -15,7 +15,7 @@ def card() -> dict:
 
 @pytest.fixture(scope="session")
 def target():
-    from specbench.demo.card import load
+    from tools.demo.card import load
 
     torch.set_num_threads(1)
     return load("target")

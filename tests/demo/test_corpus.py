@@ -8,7 +8,7 @@ import pytest
 from specbench.demo.corpus import REGISTERS, corpus_sha256, sample
 from specbench.demo.corpus.functions import TASKS
 from specbench.demo.corpus.grammar import Dice, fill, joined, prose
-from specbench.demo.evaluation import code_blocks
+from tools.demo.evaluation import code_blocks
 
 
 def test_the_corpus_is_the_one_the_shipped_models_were_trained_on(card: dict) -> None:

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from specbench.demo import MODELS, ROOT, WORKLOADS
-from specbench.demo.card import NAMES, head_facts, load, weights_sha256
-from specbench.demo.card_text import model_card
 from specbench.demo.corpus import REGISTERS, sample
-from specbench.demo.documents import encode
-from specbench.demo.evaluation import (
+from tools.demo.card import NAMES, head_facts, load, weights_sha256
+from tools.demo.card_text import model_card
+from tools.demo.documents import encode
+from tools.demo.evaluation import (
     agreement,
     answers,
     distributions,

@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from specbench.demo import WORKLOADS
+from specbench.demo.conversations import END, SEED, training_conversations
 from specbench.demo.corpus import REGISTERS
-from specbench.demo.documents import training_conversations
-from specbench.demo.prompts import write_workloads
-from specbench.demo.train import END, SEED
+from tools.demo.prompts import write_workloads
 
 
 def lines(register: str) -> list[dict]:

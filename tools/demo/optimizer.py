@@ -1,27 +1,13 @@
 """Muon for the matrices of the layers and AdamW for the rest, in float32.
 
-torch.optim.Muon orthogonalises in bfloat16, which is thirty times slower on a CPU without
-bfloat16 instructions; here matrices of one shape go through one batched product, and each
-process does its share.
+Matrices of one shape go through one batched product, and each process does its share.
 """
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-# Newton-Schulz coefficients of Jordan et al. 2024, "Muon".
-_A, _B, _C = 3.4445, -4.7750, 2.0315
-
-
-def orthogonalised(stack_NRC: Tensor, steps: int = 5) -> Tensor:
-    """Each matrix with its singular values pushed to about 1."""
-    tall = stack_NRC.shape[1] > stack_NRC.shape[2]
-    x: Tensor = stack_NRC.mT if tall else stack_NRC
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = _A * x + (_B * gram + _C * gram @ gram) @ x
-    return x.mT if tall else x
+from specbench.training.optimizer import orthogonalised
 
 
 class MuonAdamW:

@@ -1,4 +1,4 @@
-"""Train the embedded pair: `python -m specbench.demo.train --out DIR`."""
+"""Train the embedded pair: `python -m tools.demo.train --out DIR`."""
 
 import argparse
 import json
@@ -12,17 +12,21 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from specbench.demo.architecture import draft_model, poor_model, target_model
+from specbench.demo.conversations import (
+    DRAFT_START,
+    END,
+    SEED,
+    TARGET_START,
+    training_conversations,
+)
 from specbench.demo.corpus.grammar import Dice
-from specbench.demo.documents import Batch, batches, encode, training_conversations
-from specbench.demo.tokenizer import train_tokenizer
-from specbench.demo.trainer import Loss, Schedule, answer_loss, train
+from tools.demo.architecture import draft_model, poor_model, target_model
+from tools.demo.documents import Batch, batches, encode
+from tools.demo.tokenizer import train_tokenizer
+from tools.demo.trainer import Loss, Schedule, answer_loss, train
 
-SEED = 0
 PARTS = ("target", "draft", "poor")
 TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 2100, 500, 140
-# Conversations of each register: the draft is distilled on others than the target's.
-TARGET_START, DRAFT_START, END = 0, 9000, 11500
 TOKENS_PER_PROCESS = 1408
 
 

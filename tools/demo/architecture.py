@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specbench.demo.tokenizer import VOCAB_SIZE
+from tools.demo.tokenizer import VOCAB_SIZE
 
 MAX_POSITIONS = 1024
 EOS_ID, PAD_ID = 2, 0

@@ -1,4 +1,4 @@
-"""Take a finished training into the package: `python -m specbench.demo.card --trained DIR`.
+"""Take a finished training into the package: `python -m tools.demo.card --trained DIR`.
 
 Copies the models, writes the workloads, measures, and writes card.json and MODEL_CARD.md. Without
 `--trained` the page alone is written, from card.json and the training.json of each head.
@@ -20,10 +20,10 @@ import transformers
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specbench.demo import MODELS, ROOT, WORKLOADS
-from specbench.demo.card_text import model_card
+from specbench.demo.conversations import END, SEED, held_out_conversations
 from specbench.demo.corpus import REGISTERS, corpus_sha256
-from specbench.demo.documents import held_out_conversations
-from specbench.demo.evaluation import (
+from tools.demo.card_text import model_card
+from tools.demo.evaluation import (
     Answer,
     agreement,
     answers,
@@ -33,8 +33,8 @@ from specbench.demo.evaluation import (
     perplexity,
     prompt_ids,
 )
-from specbench.demo.prompts import write_workloads
-from specbench.demo.train import END, PARTS, SEED
+from tools.demo.prompts import write_workloads
+from tools.demo.train import PARTS
 
 NAMES = ("target", "draft", "poor")
 HEADS = ("eagle", "eagle3", "medusa")  # of `specbench train`, each with its training.json

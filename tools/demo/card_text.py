@@ -21,7 +21,7 @@ empty folder, on a CPU, without a download.
 - `poor` is a draft that should not be used: see the recipe below. It is here so that a measured
   "do not speculate" can be seen.
 
-This page is written by `python -m specbench.demo.card` from what it measured.
+This page is written by `python -m tools.demo.card` from what it measured.
 """
 
 _CHOICES = """\
@@ -140,7 +140,7 @@ def _registers(registers: Mapping[str, Any]) -> str:
 def _training(facts: Mapping[str, Any]) -> str:
     lines = [
         "## How it was trained\n",
-        "- `python -m specbench.demo.train --out DIR`",
+        "- `python -m tools.demo.train --out DIR`",
         f"- seed {facts['seed']}, made on top of commit `{facts['commit']}`",
         f"- corpus fingerprint `{facts['corpus_sha256']}`",
         f"- {', '.join(f'{name} {version}' for name, version in facts['versions'].items())}",

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from specbench.demo.documents import Batch
-from specbench.demo.optimizer import MuonAdamW
+from tools.demo.documents import Batch
+from tools.demo.optimizer import MuonAdamW
 
 Loss = Callable[[LlamaForCausalLM, Batch], Tensor]
 

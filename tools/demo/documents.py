@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from specbench.demo.corpus import REGISTERS, sample
 from specbench.demo.corpus.conversation import Conversation
 from specbench.demo.corpus.grammar import Dice
-from specbench.demo.tokenizer import TURN_END, TURN_START
+from tools.demo.tokenizer import TURN_END, TURN_START
 
 MAX_TOKENS = 512
 _BUCKET = 32
@@ -27,26 +26,6 @@ class Batch(NamedTuple):
 
     ids_BT: Tensor
     is_answer_BT: Tensor
-
-
-def training_conversations(
-    seed: int, start: int, end: int, registers: tuple[str, ...] = REGISTERS
-) -> list[Conversation]:
-    """The conversations `start`..`end - 1` of each register that are not held out."""
-    drawn = (sample(r, i, seed) for i in range(start, end) for r in registers)
-    return [conversation for conversation in drawn if not conversation.is_held_out]
-
-
-def held_out_conversations(register: str, seed: int, count: int) -> list[Conversation]:
-    """The first held-out conversations of a register with different first prompts."""
-    found: dict[str, Conversation] = {}
-    index = 0
-    while len(found) < count:
-        conversation = sample(register, index, seed)
-        if conversation.is_held_out:
-            found.setdefault(conversation.turns[0][0], conversation)
-        index += 1
-    return list(found.values())
 
 
 def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> Document:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specbench.demo.architecture import EOS_ID, PAD_ID
 from specbench.demo.corpus.conversation import Conversation
-from specbench.demo.documents import encode
+from tools.demo.architecture import EOS_ID, PAD_ID
+from tools.demo.documents import encode
 
 
 # Shape suffixes: T positions of answers, V vocabulary.

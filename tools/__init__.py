@@ -1,0 +1,1 @@
+"""What made the embedded models: no part of the installed package."""
