@@ -33,8 +33,7 @@ from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
 from specbench.inputs.config import Pairing, Target
 from specbench.inputs.model_spec import ModelSpec
-from specbench.models.checkpoint import Checkpoint
-from specbench.models.checkpoint_files import read_checkpoint
+from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import ModelSource, planned_dtype
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment

@@ -1,8 +1,10 @@
 """The models of a run, each loaded once: engines measured side by side share their weights."""
 
+import ctypes
 import gc
 import hashlib
 import json
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -10,11 +12,9 @@ from torch import Tensor
 
 from specbench.errors import ModelError
 from specbench.inputs.model_spec import ModelSpec
-from specbench.models.checkpoint import Checkpoint
-from specbench.models.checkpoint_files import WEIGHT_KINDS, has_tokenizer, read_checkpoint
+from specbench.models.checkpoint import WEIGHT_KINDS, Checkpoint, has_tokenizer, read_checkpoint
 from specbench.models.digest import weights_sha256
 from specbench.models.first_layers import layers_of
-from specbench.models.host_memory import give_back_host_memory
 from specbench.models.loading import LoadedModel, ModelSource, load_model
 from specbench.models.tokenizer import Tokenizer
 from specbench.records import ModelIdentity
@@ -60,7 +60,7 @@ class Shelf:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         else:
-            give_back_host_memory()
+            _give_back_host_memory()
 
     def is_dummy(self, spec: ModelSpec) -> bool:
         """Whether its weights are to be made up."""
@@ -161,3 +161,10 @@ def head_identity(
 def _shown(spec: ModelSpec) -> str:
     """Never a folder above the model's own."""
     return spec.folder.name if spec.folder else spec.source
+
+
+def _give_back_host_memory() -> None:
+    """Return it to the system where the C library can (glibc); elsewhere nothing happens."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

@@ -1,12 +1,189 @@
-"""A draft head's config and tensors as they lie in its files."""
+"""Reads a draft head's folder: its config at once, a tensor when it is asked for.
 
+Nothing in the files is trusted: pickles may hold tensors only, an index may name no file outside
+of its folder, and a link may not lead out of it.
+"""
+
+import pickle
+import re
+import struct
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
+import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from transformers.utils import cached_file
 
+from specbench.errors import ModelError
+from specbench.model_files.folder import local_file, read_json
 from specbench.model_files.head_files import HeadFiles
+from specbench.model_files.headers import HEAD_WEIGHTS, INDEX, read_index
+
+WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
+_TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
+_COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
+# What torch's reader of pickles raises for bytes that nobody meant it to read.
+_UNREADABLE = (
+    OSError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    MemoryError,
+    ImportError,
+    struct.error,
+)
+
+
+Find = Callable[[str], Path | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint(HeadFiles[Tensor]):
-    """Tensors are on the host, in the dtype of the files."""
+    """A draft head's config and tensors; these are on the host, in the dtype of the files."""
+
+
+def read_checkpoint(
+    location: str, revision: str | None = None, *, shapes_only: bool = False
+) -> Checkpoint:
+    """The head in a local folder or of a hub id, which transformers downloads or has kept.
+
+    Raises ModelError for what is not there or cannot be trusted. Safetensors are read lazily,
+    and of a pickle's tensors `shapes_only` reads no values.
+    """
+    config_file = _find(location, revision, "config.json")
+    if config_file is None:
+        raise ModelError(
+            f"{location}: there is no config.json; download it once with `hf download`, or give a "
+            "folder (./my-head)"
+        )
+    commit = _COMMIT.search(config_file.as_posix())
+    revision = commit[1] if commit else revision  # all files are those of one commit
+    file = _find(location, revision, *HEAD_WEIGHTS)
+    if file is None:
+        raise ModelError(f"{location}: no weights; one of {', '.join(HEAD_WEIGHTS)} is read")
+    return Checkpoint(
+        source=location,
+        config=read_json(config_file),
+        tensors=_read_tensors(
+            file, partial(_find, location, revision), "meta" if shapes_only else "cpu"
+        ),
+        revision=revision,
+    )
+
+
+def has_tokenizer(location: str, revision: str | None = None) -> bool:
+    """Whether a head comes with a tokenizer of its own."""
+    return _find(location, revision, *_TOKENIZERS) is not None
+
+
+def _find(location: str, revision: str | None, *names: str) -> Path | None:
+    """The first of the files that is on this machine, else the first that can be downloaded.
+
+    None where there is none; ModelError.
+    """
+    folder = Path(location)
+    found = (
+        (local_file(folder, name) for name in names)
+        if folder.is_dir()
+        else (_hub_file(location, revision, name, off) for off in (True, False) for name in names)
+    )
+    return next((file for file in found if file is not None), None)
+
+
+def _hub_file(location: str, revision: str | None, name: str, is_offline: bool) -> Path | None:
+    try:
+        path = cached_file(location, name, revision=revision, local_files_only=is_offline)
+    except (OSError, ValueError):  # not there, or not to be had without a connection
+        return None
+    return None if path is None else Path(path)
+
+
+def _read_tensors(file: Path, find: Find, device: str) -> Mapping[str, Tensor]:
+    if file.name == INDEX:
+        return _Safetensors(read_index(file), find)
+    if file.suffix == ".safetensors":
+        return _Safetensors(dict.fromkeys(_open(file).keys(), file.name), find)
+    return _read_pickle(file, device)
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(str(file), framework="pt", device="cpu")
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+class _Safetensors(Mapping[str, Tensor]):
+    """Tensors of one file or several, each read when it is asked for."""
+
+    def __init__(self, files: Mapping[str, str], find: Find) -> None:
+        self._files = files
+        self._find = find
+        self._opened: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        with self._reading(name) as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As the file's header has it: the tensor is not read."""
+        with self._reading(name) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[Any]:
+        file = self._files[name]
+        if file not in self._opened:
+            path = self._find(file)
+            if path is None:
+                raise ModelError(f"the file {file}, which has {name}, is not there")
+            self._opened[file] = _open(path)
+        try:
+            yield self._opened[file]
+        except (SafetensorError, RuntimeError, ValueError, TypeError) as error:
+            raise ModelError(f"{file}: {name} cannot be read: {error}") from error
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files  # Mapping's own would read the tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
+    """ModelError where it holds anything but tensors by name: nothing else is ever run."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of unusual pickles, which are read or refused
+            content = torch.load(file, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{file} is damaged or holds more than tensors, and a pickle may run any code: it is "
+            "not read; convert it to safetensors where you trust it"
+        ) from error
+    except _UNREADABLE as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{file} cannot be read: {first}") from error
+    if not isinstance(content, dict) or not all(map(_is_named_tensor, content.items())):
+        raise ModelError(f"{file} is no mapping from names to tensors")
+    return content
+
+
+def _is_named_tensor(item: tuple[object, object]) -> bool:
+    name, tensor = item
+    return isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout is torch.strided

@@ -12,7 +12,7 @@ from specbench.errors import ModelMemoryError, UsageError
 from specbench.forward.backends import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
-from specbench.models.checkpoint_files import read_checkpoint
+from specbench.models.checkpoint import read_checkpoint
 from specbench.models.digest import weights_sha256
 from specbench.models.loading import LoadedModel, eos_ids
 from specbench.models.tokenizer import Tokenizer

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from specbench.errors import ModelError, SpecbenchError
 from specbench.model_files import folder as folder_files
-from specbench.models.checkpoint import Checkpoint
-from specbench.models.checkpoint_files import has_tokenizer, read_checkpoint
+from specbench.models.checkpoint import Checkpoint, has_tokenizer, read_checkpoint
 from tests.test_hostile_inputs import damaged
 
 TENSORS = {"fc.weight": torch.arange(6.0).view(2, 3), "d2t": torch.tensor([0, 2, 5])}

@@ -5,7 +5,7 @@ from math import exp
 
 import pytest
 
-from specbench.adaptive_k.acceptance import Acceptance
+from specbench.adaptive_k.controller import Acceptance
 from specbench.adaptive_k.round_costs import RoundCosts
 from specbench.stats.costs import amortised_goodput, goodput
 
