@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.values import MAX_K, MAX_ROWS
 from specbench.errors import StoreError, UsageError
+from specbench.settings.words import MAX_K, MAX_ROWS
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:

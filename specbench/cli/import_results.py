@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.values import MAX_K
 from specbench.errors import UsageError
+from specbench.settings.words import MAX_K
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,9 @@ import typer
 
 from specbench.cli.options import DEFAULT_WORKLOADS, Asked
 from specbench.cli.resuming import require_as_asked
-from specbench.cli.values import (
+from specbench.errors import UsageError
+from specbench.exit_code import ExitCode
+from specbench.settings.words import (
     Ks,
     one_of,
     parse_acceptance,
@@ -24,8 +26,6 @@ from specbench.cli.values import (
     parse_seconds,
     parse_temperatures,
 )
-from specbench.errors import UsageError
-from specbench.exit_code import ExitCode
 
 if TYPE_CHECKING:
     from specbench.inputs.config import Pairing

@@ -13,8 +13,8 @@ from specbench.cli import options
 from specbench.cli.measure import read_settings, require_complete, run_settings
 from specbench.cli.pair_options import Paired
 from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
-from specbench.cli.values import parse_contexts
 from specbench.errors import CompatibilityError, UsageError
+from specbench.settings.words import parse_contexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.pairing_entry import pairing_entry
-from specbench.cli.values import one_of, parse_seconds, parse_temperatures
 from specbench.exit_code import ExitCode
+from specbench.settings.words import one_of, parse_seconds, parse_temperatures
 
 if TYPE_CHECKING:
     from specbench.inputs.model_spec import ModelSpec
