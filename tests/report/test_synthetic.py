@@ -12,6 +12,7 @@ from specbench.report.document import Document, build_document, to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.tables import terminal_report
+from tests.flat_settings import changed
 from tests.report.stored_runs import SMALL, Wish, stored_run
 
 DRAWN = {"acceptance": (0.7, 0.5)}
@@ -21,7 +22,7 @@ NOTICE = "synthetic acceptance 0.7, 0.5, dummy weights: the times are real"
 
 def document_of(wish: Wish = SMALL, **settings: object) -> Document:
     stored = stored_run(wish)
-    run = replace(stored.run, settings=replace(stored.run.settings, **settings))
+    run = replace(stored.run, settings=changed(stored.run.settings, **settings))
     return build_document(replace(stored, run=run))
 
 
