@@ -36,11 +36,9 @@ class TargetPlan:
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts that may be used: under a budget or a precision, all of them."""
-        if self.settings.effort.num_prompts is not None:
-            return workload.take(self.settings.effort.num_prompts, self.settings.seed)
-        if self.settings.effort.is_open_ended:
-            return workload.take(len(workload.prompts), self.settings.seed)
-        return workload.take(DEFAULT_PROMPTS, self.settings.seed)
+        effort = self.settings.effort
+        unsaid = len(workload.prompts) if effort.is_open_ended else DEFAULT_PROMPTS
+        return workload.take(effort.num_prompts or unsaid, self.settings.seed)
 
     def measured(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts of the first pass."""
@@ -50,7 +48,8 @@ class TargetPlan:
 
     def after_forecast(self, workload: Workload) -> tuple[Prompt, ...]:
         """After a forecast over all prompts a few will do, unless their number was asked for."""
-        is_told = self.settings.effort.num_prompts is not None or self.settings.effort.is_open_ended
+        effort = self.settings.effort
+        is_told = effort.num_prompts is not None or effort.is_open_ended
         return self.prompts(workload)[: None if is_told else ENOUGH_PROMPTS]
 
     def pass_prompts(self, workload: Workload, concurrency: int) -> tuple[Prompt, ...]:
@@ -87,15 +86,12 @@ class TargetPlan:
         return temperature, context, rows, setting.num_samples
 
     def repeats(self, setting: Setting) -> int:
-        if self.settings.effort.num_repeats is not None:
-            return self.settings.effort.num_repeats
+        effort = self.settings.effort
+        if effort.num_repeats is not None:
+            return effort.num_repeats
         if setting.is_stream:
             return PASSES
-        return (
-            SEEDS_WHEN_SAMPLING
-            if setting.temperature > 0 or self.settings.effort.is_open_ended
-            else 1
-        )
+        return SEEDS_WHEN_SAMPLING if setting.temperature > 0 or effort.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
         """Of K that nobody asked for, those that the drafter can draft; all that were asked for."""
@@ -246,9 +242,10 @@ def plan_targets(
     by_target: dict[str, list[Pairing]] = {}
     for pairing in pairings:
         by_target.setdefault(pairing.target.name, []).append(pairing)
-    if BUILTIN not in settings.load.engines and not any(c == 1 for c in settings.load.concurrency):
+    load = settings.load
+    if BUILTIN not in load.engines and 1 not in load.concurrency:
         raise UsageError(
-            f"--engine {', '.join(settings.load.engines)} decodes one request at a time; "
+            f"--engine {', '.join(load.engines)} decodes one request at a time; "
             "use --concurrency 1, or add the engine builtin"
         )
     _check_lossy(settings, pairings)
@@ -291,12 +288,13 @@ def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
 
 def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
     """UsageError where no engine that was asked for drafts in the way of any pairing."""
-    if BUILTIN in settings.load.engines or settings.draft.num_speculative_tokens == (0,):
+    engines = settings.load.engines
+    if BUILTIN in engines or settings.draft.num_speculative_tokens == (0,):
         return
     if not any(peers_of(p.drafter) for p in pairings):
         methods = ", ".join(dict.fromkeys(p.drafter.method for p in pairings))
         raise UsageError(
-            f"--engine {', '.join(settings.load.engines)}: transformers has no method like "
-            f"{methods}, so {', '.join(p.name for p in pairings)} cannot be measured there; the "
-            "engine builtin has it"
+            f"--engine {', '.join(engines)}: transformers has no method like {methods}, "
+            f"so {', '.join(p.name for p in pairings)} cannot be measured there; the engine "
+            "builtin has it"
         )

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
@@ -24,7 +24,7 @@ Resume = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")]
 
-_KEYWORD = inspect.Parameter.KEYWORD_ONLY
+_KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 
 
 class _Asked(NamedTuple):
@@ -32,7 +32,7 @@ class _Asked(NamedTuple):
 
     name: str
     hint: Any
-    default: Any  # inspect.Parameter.empty where there is none
+    default: Any  # _NONE where there is none
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -74,7 +74,8 @@ def _values(asked: list[_Asked], said: Mapping[str, Any]) -> dict[str, Any]:
         if (option := option_of(hint)) is not None:
             values[name] = _value(name, bare_type(hint), option, default, said[name])
         elif is_group(hint):
-            values[name] = hint(**_values(_asked_of(hint, default), said))
+            own = _values(_asked_of(hint, default), said)
+            values[name] = hint(**own) if default is _NONE else replace(default, **own)
         elif name in said:
             values[name] = said[name]
     return values
@@ -88,7 +89,7 @@ def _asked_of(group: Any, default: Any) -> list[_Asked]:
         own = getattr(default, field.name, field.default)
         if own is MISSING:
             factory = field.default_factory
-            own = inspect.Parameter.empty if factory is MISSING else factory()
+            own = _NONE if factory is MISSING else factory()
         found.append(_Asked(field.name, hints[field.name], own))
     return found
 

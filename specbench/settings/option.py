@@ -1,6 +1,6 @@
 """What a field says of its option on the command line; cli/options.py hands it to typer."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeGuard, get_type_hints
 
@@ -69,12 +69,12 @@ def flat(group: Any) -> dict[str, Any]:
     return values
 
 
-def grouped(group: type, values: Mapping[str, Any]) -> Any:
-    """The group of these values; the default for what is absent."""
+def grouped(group: type, stored: object) -> Any:
+    """The group of an object's values; its own default for a value that is never stored."""
     made = {}
-    for name, hint in get_type_hints(group).items():
-        if is_group(hint):
-            made[name] = grouped(hint, values)
-        elif name in values:
-            made[name] = values[name]
+    for name, kind in get_type_hints(group).items():
+        if is_group(kind):
+            made[name] = grouped(kind, stored)
+        elif hasattr(stored, name):
+            made[name] = getattr(stored, name)
     return group(**made)

@@ -49,8 +49,7 @@ class RunSettings:
     @classmethod
     def of(cls, stored: Any) -> "RunSettings":
         """From what run.json has."""
-        values = {leaf.name: getattr(stored, leaf.name) for leaf in leaves(cls)}
-        settings: RunSettings = grouped(cls, values)
+        settings: RunSettings = grouped(cls, stored)
         return settings
 
     @classmethod

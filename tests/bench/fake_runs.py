@@ -20,7 +20,7 @@ from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resu
 from specbench.settings import RunSettings
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeServer, RecordingWatch
-from tests.flat_settings import changed, settings_of
+from tests.settings.flat_settings import changed, settings_of
 
 PAIRINGS = """\
 targets:

@@ -17,7 +17,7 @@ from tests.bench.fake_runs import (
     write_prompts,
 )
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 
 def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp_path):

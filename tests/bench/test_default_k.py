@@ -7,7 +7,7 @@ from specbench.report.document import Document, build_document
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 UNSAID = changed(SETTINGS, num_speculative_tokens=None)
 

@@ -15,7 +15,7 @@ from specbench.runs.reader import read_records
 from tests.bench.fake_runs import RUN_ID, SETTINGS, make_plan, measure
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 FORECAST = changed(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
 SIX = [f"prompt {i}" for i in range(6)]

@@ -7,7 +7,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.records import LossyRule
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 RULE = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
 

@@ -8,7 +8,7 @@ from specbench.bench.benchmark import plan_warnings
 from specbench.bench.plan import TargetPlan, plan_targets
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
-from tests.flat_settings import settings_of
+from tests.settings.flat_settings import settings_of
 
 PAIRINGS = """\
 targets:

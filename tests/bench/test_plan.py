@@ -7,7 +7,7 @@ from specbench.bench.benchmark import foreign_workloads
 from specbench.bench.blocks import confirm_block, request_seed
 from specbench.errors import UsageError
 from tests.bench.fake_runs import SETTINGS, make_plan, write_prompts
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 PROMPTS = [f"prompt {i}" for i in range(20)]
 

@@ -12,7 +12,7 @@ from specbench.bench.target import WARM_UP_TOKENS
 from specbench.records import Message, Role
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 SMALL, LARGE = "```\na = 1\n```", "```python\ndef f():\n    return 1\n```"
 

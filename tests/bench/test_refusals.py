@@ -8,7 +8,7 @@ from specbench.records import FailureRecord
 from specbench.report.document import build_document
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import REFUSED, FakeClock, FakeEngine, RecordingWatch
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 
 def failed_of(run):

@@ -19,7 +19,7 @@ from tests.bench.fake_runs import (
     measure,
 )
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 
 class Interrupted(KeyboardInterrupt):

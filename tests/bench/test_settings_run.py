@@ -12,7 +12,7 @@ from specbench.report.document import build_document
 from specbench.runs import StoredRun
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
-from tests.flat_settings import changed, settings_of
+from tests.settings.flat_settings import changed, settings_of
 from tests.tiny_pair import write_pair
 
 PROMPTS = [["Hello you", "And then?"], "Name a colour", "Count to ten", "Say nothing at all"]

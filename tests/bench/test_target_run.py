@@ -15,7 +15,7 @@ from tests.bench.fake_runs import (
     measure,
 )
 from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine, FakeServer, RecordingWatch
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 
 def requests_of(run):

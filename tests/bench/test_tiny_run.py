@@ -19,7 +19,7 @@ from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ import pytest
 from specbench.records import EngineCost
 from specbench.report.document import build_document
 from tests.bench.test_forecasting import FORECAST, forecast_of, run
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 
 def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:

@@ -10,7 +10,7 @@ from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
 from tests.bench.test_forecasting import FORECAST, SIX
 from tests.bench.test_lossy import with_rule
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 
 def test_a_lossy_drafter_is_said_once_not_to_be_forecast(tmp_path):

@@ -7,7 +7,7 @@ from specbench.inputs.config import load_pairings
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
-from tests.flat_settings import changed, settings_of
+from tests.settings.flat_settings import changed, settings_of
 from tests.tiny_pair import write_pair
 
 

@@ -21,8 +21,8 @@ from specbench.records import (
 from specbench.runs import SCHEMA_VERSION, StoredRun
 from tests.cell_keys import BASE_KEY
 from tests.cell_keys import KEY as CELL_KEY
-from tests.flat_settings import settings_of
 from tests.report.made_up_records import environment
+from tests.settings.flat_settings import settings_of
 
 KEY = replace(CELL_KEY, num_speculative_tokens=3)
 A = RoundLog(

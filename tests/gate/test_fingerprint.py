@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from specbench.gate.fingerprint import changes, differences, fingerprint_of, have_same_arithmetic
-from tests.flat_settings import changed
 from tests.report.stored_runs import Wish, stored_run
+from tests.settings.flat_settings import changed
 
 STORED = stored_run(Wish(drafters=("draft",), workloads=("code",), ks=(0, 4), num_prompts=5))
 RUN, MODELS = STORED.run, STORED.models

@@ -15,8 +15,8 @@ from specbench.records import (
 )
 from specbench.runs import StoredRun
 from tests.decide import cells
-from tests.flat_settings import changed
 from tests.report.stored_runs import Wish, stored_run
+from tests.settings.flat_settings import changed
 
 ROWS = (1, 2, 4)
 CONTEXTS = (512, 4096)

@@ -15,8 +15,8 @@ from specbench.records import (
 )
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run
 from tests.cell_keys import BASE_KEY
-from tests.flat_settings import settings_of
 from tests.report.made_up_records import environment, forwards, memory, model, request
+from tests.settings.flat_settings import settings_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from specbench.report.markdown import to_markdown
 from specbench.report.tables import terminal_report
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
-from tests.flat_settings import changed
 from tests.report.test_json import VALIDATOR
+from tests.settings.flat_settings import changed
 
 FORECAST = changed(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
 SIX = [f"prompt {i}" for i in range(6)]

@@ -12,8 +12,8 @@ from specbench.report.document import Document, build_document, to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.tables import terminal_report
-from tests.flat_settings import changed
 from tests.report.stored_runs import SMALL, Wish, stored_run
+from tests.settings.flat_settings import changed
 
 DRAWN = {"acceptance": (0.7, 0.5)}
 DUMMY = {"dummy_weights": True}

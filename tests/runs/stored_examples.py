@@ -22,7 +22,7 @@ from specbench.records import (
 )
 from specbench.runs import SCHEMA_VERSION
 from specbench.runs.codec import Done
-from tests.flat_settings import settings_of
+from tests.settings.flat_settings import settings_of
 
 KEY = CellKey(
     pairing="demo/draft",

@@ -15,9 +15,9 @@ from specbench.runs.codec import (
     encode_run,
     line_type,
 )
-from tests.flat_settings import changed
 from tests.runs.stored_examples import BLOCK, MEMORY, REQUEST, block, run
 from tests.runs.stored_findings import EVERY_KIND
+from tests.settings.flat_settings import changed
 
 
 def test_there_is_an_example_of_every_record():

@@ -15,7 +15,7 @@ from specbench.report.document import build_document
 from specbench.runs import load_run, resume_run
 from tests.bench.fake_runs import RUN_ID, SETTINGS, SIX, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
-from tests.flat_settings import changed
+from tests.settings.flat_settings import changed
 
 RUNS = Path(__file__).parent / "runs_of_schema_4"
 DEPTHS = {"default-k": {"good": 2, "bad": 2}, "default-range": {"good": 4}}
