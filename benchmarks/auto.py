@@ -16,8 +16,15 @@ from typing import Any
 from benchmarks.run import cells_of, name_of, provenance, run, write
 from specbench.adaptive_k.controller import default_ks
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive, pooled
-from specbench.records import RunSettings
 from specbench.runs import StoredRun
+from specbench.settings import (
+    DraftSettings,
+    EffortSettings,
+    LoadSettings,
+    MachineSettings,
+    RunSettings,
+    WorkloadSettings,
+)
 
 PAIRING = "demo/draft"
 WORKLOADS = ("chat", "code", "creative")
@@ -75,16 +82,11 @@ def _settings(
 ) -> RunSettings:
     return RunSettings(
         command="sweep-k",
-        pairings=(PAIRING,),
-        workloads=WORKLOADS,
-        num_speculative_tokens=default_ks(MOST),
-        adaptive=True,
-        concurrency=concurrency,
-        num_prompts=num_prompts,
-        num_repeats=num_repeats,
-        dtype="float32",
-        threads=1,
-        device="cpu",
+        workload=WorkloadSettings(pairings=(PAIRING,), workloads=WORKLOADS),
+        draft=DraftSettings(num_speculative_tokens=default_ks(MOST), adaptive=True),
+        effort=EffortSettings(num_prompts=num_prompts, num_repeats=num_repeats),
+        load=LoadSettings(concurrency=concurrency),
+        machine=MachineSettings(device="cpu", dtype="float32", threads=1),
     )
 
 

@@ -19,8 +19,17 @@ from specbench.decide.peers import OWN_DEFAULTS, SideBySide, side_by_side
 from specbench.inputs.config import load_pairings
 from specbench.metrics.cell import CellData
 from specbench.metrics.summary import summarise
-from specbench.records import CellSummary, RunSettings
+from specbench.records import CellSummary
 from specbench.runs import StoredRun
+from specbench.settings import (
+    DecoderSettings,
+    DraftSettings,
+    EffortSettings,
+    LoadSettings,
+    MachineSettings,
+    RunSettings,
+    WorkloadSettings,
+)
 from specbench.shipped import shipped
 
 PAIRING = "demo/draft"
@@ -130,16 +139,12 @@ def _settings(
 ) -> RunSettings:
     return RunSettings(
         command="run",
-        pairings=(PAIRING,),
-        workloads=("code",),
-        num_speculative_tokens=tuple(ks),
-        engines=("builtin", "transformers"),
-        num_prompts=num_prompts,
-        num_repeats=num_repeats,
-        dtype=DTYPE,
-        threads=1,
-        device="cpu",
-        compile=compiled,
+        workload=WorkloadSettings(pairings=(PAIRING,), workloads=("code",)),
+        draft=DraftSettings(num_speculative_tokens=tuple(ks)),
+        effort=EffortSettings(num_prompts=num_prompts, num_repeats=num_repeats),
+        load=LoadSettings(engines=("builtin", "transformers")),
+        decoder=DecoderSettings(compile=compiled),
+        machine=MachineSettings(device="cpu", dtype=DTYPE, threads=1),
     )
 
 

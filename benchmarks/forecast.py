@@ -31,8 +31,17 @@ from specbench.metrics.setting import is_baseline, setting_of
 from specbench.metrics.summary import summarise
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
-from specbench.records import NO_DRAFTER, CellKey, CellSummary, RunSettings
+from specbench.records import NO_DRAFTER, CellKey, CellSummary
 from specbench.runs import StoredRun, load_run
+from specbench.settings import (
+    DraftSettings,
+    EffortSettings,
+    ForecastSettings,
+    MachineSettings,
+    RunSettings,
+    SamplingSettings,
+    WorkloadSettings,
+)
 
 PAIRINGS = ("demo/draft", "demo/ngram", "demo/medusa", "demo/eagle")
 WIDE_BYTES = 64_000_000  # twice the cache of the processor that this was written on
@@ -106,7 +115,7 @@ def _cell_seconds(stored: StoredRun) -> Iterator[tuple[float, bool]]:
     """Seconds of every cell in every block, and whether a run with a forecast saves them: a K not
     worth measuring, and prompts beyond those that are measured after a forecast."""
     keys = {plan.key.id: plan.key for plan in stored.run.cells}
-    few = stored.run.settings.num_prompts or ENOUGH_PROMPTS
+    few = stored.run.settings.effort.num_prompts or ENOUGH_PROMPTS
     begun: dict[str, dict[str, None]] = defaultdict(dict)  # prompts of a workload, in order
     for block in stored.blocks:
         begun[block.workload].setdefault(block.prompt_id)
@@ -188,18 +197,15 @@ def _share(value: float | None) -> str:
 def _settings(asked: argparse.Namespace) -> RunSettings:
     return RunSettings(
         command="sweep-k",
-        pairings=asked.pairings,
-        workloads=asked.workloads,
-        num_speculative_tokens=tuple(range(asked.most + 1)),
-        forecast=True,
-        exhaustive=True,
-        is_default_range=True,  # what a head cannot draft is left out
-        temperatures=asked.temperatures,
-        num_prompts=asked.prompts,
-        num_repeats=asked.repeats,
-        dtype="float32",
-        threads=1,
-        device="cpu",
+        workload=WorkloadSettings(pairings=asked.pairings, workloads=asked.workloads),
+        draft=DraftSettings(
+            num_speculative_tokens=tuple(range(asked.most + 1)),
+            is_default_range=True,  # what a head cannot draft is left out
+        ),
+        sampling=SamplingSettings(temperatures=asked.temperatures),
+        effort=EffortSettings(num_prompts=asked.prompts, num_repeats=asked.repeats),
+        forecasting=ForecastSettings(forecast=True, exhaustive=True),
+        machine=MachineSettings(device="cpu", dtype="float32", threads=1),
     )
 
 

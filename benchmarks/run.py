@@ -10,8 +10,9 @@ from typing import Any
 from specbench.bench.benchmark import run_benchmark
 from specbench.inputs.config import load_pairings
 from specbench.metrics.cell import CellData, gather_cells
-from specbench.records import BlockPurpose, CellKey, RunSettings
+from specbench.records import BlockPurpose, CellKey
 from specbench.runs import StoredRun
+from specbench.settings import RunSettings
 from specbench.shipped import shipped
 
 
@@ -36,7 +37,7 @@ def run(settings: RunSettings, root: Path, pairings_file: Path | None = None) ->
     """One run of the product over the shipped pairings, or those of a file; its records are kept
     under `root`."""
     file = pairings_file or shipped("pairings.yaml")
-    pairings = load_pairings(file).select(settings.pairings)
+    pairings = load_pairings(file).select(settings.workload.pairings)
     return run_benchmark(settings, pairings, root, PlainWatch())
 
 
@@ -57,7 +58,7 @@ def provenance(stored: StoredRun) -> dict[str, Any]:
         "run_id": stored.run.run_id,
         "is_complete": stored.is_complete,
         "environment": {**asdict(stored.run.environment), "command": _without_places(stored)},
-        "settings": asdict(stored.run.settings),
+        "settings": asdict(stored.run.settings.stored),
         "workload_sha256": dict(stored.run.workload_sha256),
         "models": [asdict(model) for model in stored.models],
         "engines": [asdict(engine) for engine in stored.engines],

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "specbench"
-BASE = {"", "errors", "exit_code", "stats", "records", "footprint", "whole_file", "json_text"}
+BASE = {"", "errors", "exit_code", "stats", "settings", "records", "footprint", "whole_file"}
+BASE |= {"json_text"}
 FILES = {"shipped", "inputs", "model_files", "drafting"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
@@ -27,7 +28,8 @@ MAY_IMPORT = {
     "shipped": set(),
     "footprint": set(),
     "stats": {"errors"},  # only numbers enter
-    "records": {"stats"},
+    "settings": {"errors"},
+    "records": {"stats", "settings"},
     "inputs": {*BASE, "shipped"},
     "model_files": {"errors", "inputs"},
     "drafting": {*BASE, "model_files"},

@@ -26,7 +26,7 @@ from specbench.bench.plan import (
 from specbench.bench.target import TargetRun
 from specbench.bench.told_costs import engine_costs
 from specbench.bench.watch import Watch
-from specbench.engines.builtin import BuiltinEngine, BuiltinOptions
+from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Engine
 from specbench.engines.shelf import Shelf
 from specbench.engines.transformers import TransformersEngine
@@ -38,7 +38,7 @@ from specbench.models.loading import ModelSource, planned_dtype
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
-from specbench.records import EngineCost, RunRecord, RunSettings
+from specbench.records import EngineCost, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
     Ledger,
@@ -47,6 +47,7 @@ from specbench.runs import (
     new_run_id,
     resume_run,
 )
+from specbench.settings import RunSettings
 
 
 def run_benchmark(
@@ -62,14 +63,17 @@ def run_benchmark(
     A target or drafter that cannot run is a stored failure. Raises UsageError, WorkloadError
     and StoreError before anything is measured.
     """
-    settings = replace(settings, dummy_weights=settings.dummy_weights or any_shape(pairings))
-    device = find_device(settings.device)
+    if any_shape(pairings):
+        settings = replace(settings, decoder=replace(settings.decoder, dummy_weights=True))
+    device = find_device(settings.machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # events, streams and graphs are made on the current one
-    threads = settings.threads or default_threads(pairings)
+    threads = settings.machine.threads or default_threads(pairings)
     torch.set_num_threads(threads)
     look_for_hub(pairings, watch.warn)
-    plans = plan_targets(settings, pairings, lambda t: _dtype(t, settings, device), read_shapes)
+    plans = plan_targets(
+        settings, pairings, lambda t: _dtype(t, settings.machine.dtype, device), read_shapes
+    )
     probe = open_probe(str(device), uuid=cuda_uuid(str(device)))
     environment = describe_environment(str(device), threads, sys.argv, probe)
     warnings = tuple(w for plan in plans for w in plan_warnings(plan))
@@ -100,7 +104,8 @@ def run_benchmark(
         watch.run_id(ledger.run.run_id)
         for cost in told:
             ledger.append(cost)
-        budget_s = None if settings.budget_s is None else settings.budget_s / len(plans)
+        asked_s = settings.effort.budget_s
+        budget_s = None if asked_s is None else asked_s / len(plans)
         for plan in plans:
             deadline = Deadline(budget_s, time.monotonic, spent_s=_spent_s(ledger, plan))
             meter = MemoryMeter(plan.target.name, str(device), probe)
@@ -114,19 +119,14 @@ def open_engines(
     target: Target, device: torch.device, settings: RunSettings, shelf: Shelf | None = None
 ) -> dict[str, Engine]:
     """The engines of a run over one set of weights, those of `shelf` if it is given; ModelError."""
-    shelf = shelf or Shelf(device, settings.dtype, dummy=settings.dummy_weights)
-    options = BuiltinOptions(
-        forward=settings.forward,
-        graph=settings.graph,
-        compile=settings.compile,
-        acceptance=settings.acceptance,
-    )
+    decoder = settings.decoder
+    shelf = shelf or Shelf(device, settings.machine.dtype, dummy=decoder.dummy_weights)
     make: dict[str, Callable[[], Engine]] = {
-        BUILTIN: lambda: BuiltinEngine(target, shelf, options),
+        BUILTIN: lambda: BuiltinEngine(target, shelf, decoder),
         TRANSFORMERS: lambda: TransformersEngine(target, shelf),
     }
     # Ours first, whatever order they were named in: it decodes the references.
-    return {name: open_one() for name, open_one in make.items() if name in settings.engines}
+    return {name: open_one() for name, open_one in make.items() if name in settings.load.engines}
 
 
 def find_device(name: str) -> torch.device:
@@ -169,18 +169,18 @@ def foreign_workloads(plan: TargetPlan) -> tuple[str, ...]:
 def peer_warnings(plan: TargetPlan) -> tuple[str, ...]:
     """Which drafters the engine beside ours leaves out."""
     left_out = [p.name for p in plan.pairings if not peers_of(p.drafter)]
-    if TRANSFORMERS not in plan.settings.engines or not left_out:
+    if TRANSFORMERS not in plan.settings.load.engines or not left_out:
         return ()
-    rest = "only builtin measures them" if BUILTIN in plan.settings.engines else "add builtin"
+    rest = "only builtin measures them" if BUILTIN in plan.settings.load.engines else "add builtin"
     return (f"the engine transformers has no such method for {', '.join(left_out)}: {rest}",)
 
 
-def _dtype(target: Target, settings: RunSettings, device: torch.device) -> str:
+def _dtype(target: Target, dtype: str | None, device: torch.device) -> str:
     spec = target.model
     source = ModelSource(
         location=spec.location,
         revision=spec.revision,
-        dtype=settings.dtype or spec.dtype,
+        dtype=dtype or spec.dtype,
         trust_remote_code=spec.trust_remote_code,
     )
     try:

@@ -24,15 +24,10 @@ from specbench.forecast.cost_curve import CostCurve, left_out, measured_here, to
 from specbench.forecast.engine_costs import acceptance_rule
 from specbench.forecast.forecast import forecast, replayed
 from specbench.metrics.setting import setting_of
-from specbench.records import (
-    NO_DRAFTER,
-    AcceptanceRule,
-    BlockRecord,
-    CellKey,
-    ForecastRecord,
-)
+from specbench.records import NO_DRAFTER, BlockRecord, CellKey, ForecastRecord
 from specbench.records.traces import Drafting
 from specbench.runs import Ledger
+from specbench.settings import AcceptanceRule
 from specbench.tracing.text import Text
 
 COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs
@@ -88,7 +83,8 @@ class Forecasting:
         questions = list(self._questions(usable))
         known = {record.key: record for record in self._ledger.stored.forecasts}
         groups = sharing_costs(q for q in questions if q.key not in known)
-        if self._plan.settings.exhaustive:
+        asked = self._plan.settings.forecasting
+        if asked.exhaustive:
             self._between = [_Between(group, self._costs(group)) for group in groups]
             return usable
         made = [
@@ -96,7 +92,7 @@ class Forecasting:
             for left, group in zip(range(len(groups), 0, -1), groups, strict=True)
             for record in self._forecasts(group, left)
         ]
-        for record in shortlist(made, known.values(), self._plan.settings.most_drafters):
+        for record in shortlist(made, known.values(), asked.most_drafters):
             self._ledger.append(record)
             known[record.key] = record
         if self._told:
@@ -244,7 +240,8 @@ class Forecasting:
         return is_within
 
     def _rule(self, temperature: float) -> AcceptanceRule:
-        return acceptance_rule(self._plan.settings.acceptance_rule, self._told, temperature)
+        rule = self._plan.settings.forecasting.acceptance_rule
+        return acceptance_rule(rule, self._told, temperature)
 
     def _drafting(self, temperature: float) -> Drafting:
         return "greedy" if self._rule(temperature) == "greedy_draft" else "own"

@@ -136,7 +136,7 @@ class Passes:
             num_begun[question.key] = begun + 1
             gone = dropped.get(question.key, frozenset())
             block = _only(block, self._usable - gone)
-            if self._plan.settings.budget_s is not None and begun in (1, A_FEW):
+            if self._plan.settings.effort.budget_s is not None and begun in (1, A_FEW):
                 losers = partial(self._losers, block, begun)
                 gone |= self._extensions.take("drop", losers, question, begun)
                 dropped[question.key] = gone
@@ -177,7 +177,7 @@ class Passes:
 
     def _is_precise(self, block: Block) -> bool:
         """Whether the best K of every pairing of the block's question is known well enough."""
-        precision, question = self._plan.settings.precision, block.cells[0]
+        precision, question = self._plan.settings.effort.precision, block.cells[0]
         if precision is None:
             return False
         if not self._extensions.is_taken("precise", question):

@@ -10,7 +10,8 @@ from specbench.engines.peers import ASSISTED_DEFAULT, ASSISTED_DEFAULT_K, BASELI
 from specbench.errors import UsageError
 from specbench.inputs.config import Drafter, Pairing, Target
 from specbench.inputs.workloads import Workload, load_workloads
-from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, RunSettings, Sampling, too_deep
+from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, Sampling, too_deep
+from specbench.settings import RunSettings
 
 DEFAULT_K = 4
 DEFAULT_PROMPTS = 10
@@ -35,73 +36,70 @@ class TargetPlan:
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts that may be used: under a budget or a precision, all of them."""
-        if self.settings.num_prompts is not None:
-            return workload.take(self.settings.num_prompts, self.settings.seed)
-        if self.is_open_ended:
-            return workload.take(len(workload.prompts), self.settings.seed)
-        return workload.take(DEFAULT_PROMPTS, self.settings.seed)
+        effort = self.settings.effort
+        unsaid = len(workload.prompts) if effort.is_open_ended else DEFAULT_PROMPTS
+        return workload.take(effort.num_prompts or unsaid, self.settings.seed)
 
     def measured(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts of the first pass."""
-        is_narrowed = self.settings.forecast and not self.settings.exhaustive
+        asked = self.settings.forecasting
+        is_narrowed = asked.forecast and not asked.exhaustive
         return self.after_forecast(workload) if is_narrowed else self.prompts(workload)
 
     def after_forecast(self, workload: Workload) -> tuple[Prompt, ...]:
         """After a forecast over all prompts a few will do, unless their number was asked for."""
-        is_told = self.settings.num_prompts is not None or self.is_open_ended
+        effort = self.settings.effort
+        is_told = effort.num_prompts is not None or effort.is_open_ended
         return self.prompts(workload)[: None if is_told else ENOUGH_PROMPTS]
 
     def pass_prompts(self, workload: Workload, concurrency: int) -> tuple[Prompt, ...]:
         """The prompt list of one pass over many rows; it starts again where it is too short."""
-        wanted = self.settings.num_prompts or WAITING_PER_ROW * concurrency
+        wanted = self.settings.effort.num_prompts or WAITING_PER_ROW * concurrency
         prompts = workload.take(min(wanted, len(workload.prompts)), self.settings.seed)
         return tuple(prompts[i % len(prompts)] for i in range(wanted))
 
     @property
-    def is_open_ended(self) -> bool:
-        return self.settings.budget_s is not None or self.settings.precision is not None
-
-    @property
     def all_settings(self) -> tuple[Setting, ...]:
-        asked = self.settings
+        load = self.settings.load
         return tuple(
             Setting(
                 workload=workload.name,
                 temperature=temperature,
                 concurrency=concurrency,
                 context=context,
-                request_rate=asked.request_rate,
+                request_rate=load.request_rate,
                 num_samples=num_samples,
             )
             for workload in self.workloads
-            for temperature in asked.temperatures
-            for context in asked.contexts or (None,)
-            for concurrency in asked.concurrency
-            for num_samples in dict.fromkeys((1, asked.num_samples))
+            for temperature in self.settings.sampling.temperatures
+            for context in load.contexts or (None,)
+            for concurrency in load.concurrency
+            for num_samples in dict.fromkeys((1, load.num_samples))
         )
 
     def _turn(self, setting: Setting) -> tuple[int, ...]:
         """Workloads take turns within everything else that settings differ by."""
-        asked = self.settings
-        context = asked.contexts.index(setting.context) if setting.context is not None else 0
-        rows = asked.concurrency.index(setting.concurrency)
-        temperature = asked.temperatures.index(setting.temperature)
+        load = self.settings.load
+        context = load.contexts.index(setting.context) if setting.context is not None else 0
+        rows = load.concurrency.index(setting.concurrency)
+        temperature = self.settings.sampling.temperatures.index(setting.temperature)
         return temperature, context, rows, setting.num_samples
 
     def repeats(self, setting: Setting) -> int:
-        if self.settings.num_repeats is not None:
-            return self.settings.num_repeats
+        effort = self.settings.effort
+        if effort.num_repeats is not None:
+            return effort.num_repeats
         if setting.is_stream:
             return PASSES
-        return SEEDS_WHEN_SAMPLING if setting.temperature > 0 or self.is_open_ended else 1
+        return SEEDS_WHEN_SAMPLING if setting.temperature > 0 or effort.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
         """Of K that nobody asked for, those that the drafter can draft; all that were asked for."""
-        drafter, asked = pairing.drafter, self.settings.num_speculative_tokens
+        drafter, asked = pairing.drafter, self.settings.draft.num_speculative_tokens
         if asked is None:
             own = drafter.num_speculative_tokens
             return (own or self.within_reach(drafter.name, DEFAULT_K),)
-        if self.settings.is_default_range:
+        if self.settings.draft.is_default_range:
             return tuple(k for k in asked if k <= self.within_reach(drafter.name, k))
         return asked
 
@@ -113,19 +111,19 @@ class TargetPlan:
     def left_out(self) -> Iterator[str]:
         """Which K of a default range are not in the plan, and why."""
         for pairing in self.pairings:
-            ks = set(self.settings.num_speculative_tokens or ())
+            ks = set(self.settings.draft.num_speculative_tokens or ())
             if deeper := ks.difference(self.ks(pairing)):
                 yield too_deep(pairing.name, min(deeper))
 
     def largest_k(self, pairing: Pairing) -> int:
         """The most that any of its cells may draft; 0: only the baseline is measured."""
         fixed = max(self.ks(pairing), default=0)
-        return (fixed or ADAPTIVE_K) if self.settings.adaptive else fixed
+        return (fixed or ADAPTIVE_K) if self.settings.draft.adaptive else fixed
 
     def cells(self, setting: Setting) -> tuple[Cell, ...]:
         """K = 0 of every engine, then every K of every pairing, then the adaptive ones."""
         made: list[Cell] = []
-        for engine in self.settings.engines:
+        for engine in self.settings.load.engines:
             if engine == BUILTIN:
                 made += self._builtin_cells(setting)
             elif not setting.is_stream:
@@ -139,7 +137,7 @@ class TargetPlan:
             for k in self.ks(pairing):
                 if k > 0:
                     yield self._cell(setting, BUILTIN, pairing, method, k)
-            if self.settings.adaptive:
+            if self.settings.draft.adaptive:
                 most = self.largest_k(pairing)
                 yield self._cell(setting, BUILTIN, pairing, method, most, adaptive=True)
 
@@ -180,8 +178,8 @@ class TargetPlan:
             num_samples=setting.num_samples,
             lossy=str(pairing.drafter.lossy) if pairing and pairing.drafter.lossy else None,
         )
-        top_k, top_p = self.settings.top_k, self.settings.top_p
-        sampling = Sampling(temperature=setting.temperature, top_k=top_k, top_p=top_p)
+        asked = self.settings.sampling
+        sampling = Sampling(temperature=setting.temperature, top_k=asked.top_k, top_p=asked.top_p)
         return Cell(key=key, sampling=sampling)
 
     @property
@@ -244,19 +242,20 @@ def plan_targets(
     by_target: dict[str, list[Pairing]] = {}
     for pairing in pairings:
         by_target.setdefault(pairing.target.name, []).append(pairing)
-    if BUILTIN not in settings.engines and not any(c == 1 for c in settings.concurrency):
+    load = settings.load
+    if BUILTIN not in load.engines and 1 not in load.concurrency:
         raise UsageError(
-            f"--engine {', '.join(settings.engines)} decodes one request at a time; "
+            f"--engine {', '.join(load.engines)} decodes one request at a time; "
             "use --concurrency 1, or add the engine builtin"
         )
     _check_lossy(settings, pairings)
     _check_peers(settings, pairings)
-    made_up = settings.dummy_weights or any_shape(pairings)
+    made_up = settings.decoder.dummy_weights or any_shape(pairings)
     return tuple(
         TargetPlan(
             target=group[0].target,
             pairings=tuple(group),
-            workloads=load_workloads(settings.workloads, folder=group[0].target.workloads),
+            workloads=load_workloads(settings.workload.workloads, folder=group[0].target.workloads),
             settings=settings,
             dtype=dtype_of(group[0].target),
             depths=depths(group, read_head, made_up=made_up),
@@ -275,12 +274,12 @@ def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
     lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
     if not lossy:
         return
-    if settings.acceptance is not None:
+    if settings.decoder.acceptance is not None:
         raise UsageError(
             f"--acceptance draws what is kept, and {', '.join(lossy)} keeps drafts by a lossy rule "
             "of its own; name other pairings or leave --acceptance out"
         )
-    if BUILTIN not in settings.engines:
+    if BUILTIN not in settings.load.engines:
         raise UsageError(
             f"{', '.join(lossy)} keeps drafts by a lossy rule that only the built-in decoder has; "
             "add --engine builtin or name other pairings"
@@ -289,12 +288,13 @@ def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
 
 def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
     """UsageError where no engine that was asked for drafts in the way of any pairing."""
-    if BUILTIN in settings.engines or settings.num_speculative_tokens == (0,):
+    engines = settings.load.engines
+    if BUILTIN in engines or settings.draft.num_speculative_tokens == (0,):
         return
     if not any(peers_of(p.drafter) for p in pairings):
         methods = ", ".join(dict.fromkeys(p.drafter.method for p in pairings))
         raise UsageError(
-            f"--engine {', '.join(settings.engines)}: transformers has no method like {methods}, "
+            f"--engine {', '.join(engines)}: transformers has no method like {methods}, "
             f"so {', '.join(p.name for p in pairings)} cannot be measured there; the engine "
             "builtin has it"
         )

@@ -66,7 +66,7 @@ class Session:
         self.engine = next(iter(engines.values()))
         self._probe = probe
         self._ledger = ledger
-        self._max_new_tokens = plan.settings.max_new_tokens
+        self._max_new_tokens = plan.settings.sampling.max_new_tokens
         self._workloads = {workload.name: workload for workload in plan.workloads}
         self._seed = plan.settings.seed
         self._references = {

@@ -96,7 +96,7 @@ class TargetRun:
             self._fail(target, "warm_up", error, self._plan.all_cells)
 
     def _forecasting(self, session: Session, deadline: Deadline) -> Forecasting | None:
-        if not self._plan.settings.forecast:
+        if not self._plan.settings.forecasting.forecast:
             return None
         return Forecasting(self._plan, self._ledger, self._watch, session, deadline, self._trace)
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from specbench.bench.plan import TargetPlan
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import read_engine_costs
-from specbench.records import EngineCost, Prompt, RunSettings
+from specbench.records import EngineCost, Prompt
+from specbench.settings import RunSettings
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
@@ -13,17 +14,18 @@ def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[Eng
 
     UsageError where it cannot be read, or says nothing of a concurrency that is planned.
     """
-    if not settings.costs:
+    concurrencies = settings.load.concurrency
+    if not settings.forecasting.costs:
         return []
     workload = plans[0].workloads[0]
     prompts = [_question_text(prompt) for prompt in plans[0].prompts(workload)]
     costs = read_engine_costs(
-        settings.costs,
+        settings.forecasting.costs,
         prompts,
-        concurrencies=settings.concurrency,
-        temperature=settings.temperatures[0],
+        concurrencies=concurrencies,
+        temperature=settings.sampling.temperatures[0],
     )
-    for concurrency in settings.concurrency:
+    for concurrency in concurrencies:
         told(costs, concurrency=concurrency, ks=())
     return costs
 

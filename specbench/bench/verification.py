@@ -23,7 +23,8 @@ from specbench.engines.refusals import REFUSALS
 from specbench.engines.shelf import Shelf
 from specbench.errors import ModelError, WorkloadError, first_line
 from specbench.inputs.config import Pairing
-from specbench.records import Message, RunSettings, Sampling
+from specbench.records import Message, Sampling
+from specbench.settings import RunSettings
 from specbench.verify.collect import Collector, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.examine import Amount, Job, examine
@@ -43,10 +44,10 @@ def collect_evidence(
     `num_tokens` are sampled for each, by the built-in decoder `num_rows` texts at once. Raises
     UsageError and WorkloadError before anything is loaded; a model that cannot run is evidence.
     """
-    device = find_device(settings.device)
+    device = find_device(settings.machine.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    torch.set_num_threads(settings.threads or default_threads(pairings))
+    torch.set_num_threads(settings.machine.threads or default_threads(pairings))
     look_for_hub(pairings, watch.warn)
     evidence: list[Evidence] = []
     for plan in plan_targets(settings, pairings, lambda _: "", read_shapes):
@@ -54,7 +55,7 @@ def collect_evidence(
             watch.warn(warning)
         jobs = list(_jobs(plan))
         watch.stage(f"{plan.target.name}: loading")
-        shelf = Shelf(device, settings.dtype)
+        shelf = Shelf(device, settings.machine.dtype)
         try:
             engines = open_engines(plan.target, device, settings, shelf)
             teacher = Teacher(shelf.load(plan.target.model).model)
@@ -76,7 +77,7 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
     drafters = {pairing.name: pairing.drafter for pairing in plan.pairings}
     cells = [
         cell
-        for temperature in plan.settings.temperatures
+        for temperature in plan.settings.sampling.temperatures
         for cell in plan.cells(
             Setting(
                 workload="",
@@ -102,7 +103,8 @@ def _questions(plan: TargetPlan, engine: Engine, watch: Watch) -> Iterator[Quest
     it. A later turn that the target cannot take is left out, and said to be.
     """
     for workload in plan.workloads:
-        length = plan.settings.max_new_tokens or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        asked = plan.settings.sampling.max_new_tokens
+        length = asked or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
         for prompt in plan.prompts(workload):
             conversation = f"{workload.name}/{prompt.id}"
             history: list[Message] = []

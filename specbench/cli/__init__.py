@@ -13,6 +13,7 @@ from specbench.cli.export import export
 from specbench.cli.history import history
 from specbench.cli.import_results import import_results
 from specbench.cli.listing import list_things
+from specbench.cli.options import spread
 from specbench.cli.pair import pair
 from specbench.cli.recommend import recommend
 from specbench.cli.report import report
@@ -41,20 +42,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run")(run)
-app.command("sweep-k")(sweep_k)
-app.command("pair")(pair)
-app.command("verify")(verify)
-app.command("train")(train)
-app.command("report")(report)
-app.command("recommend")(recommend)
-app.command("export")(export)
-app.command("import")(import_results)
-app.command("history")(history)
-app.command("check")(check)
-app.command("baseline")(baseline)
-app.command("list")(list_things)
-app.command("doctor")(doctor)
+app.command("run")(spread(run))
+app.command("sweep-k")(spread(sweep_k))
+app.command("pair")(spread(pair))
+app.command("verify")(spread(verify))
+app.command("train")(spread(train))
+app.command("report")(spread(report))
+app.command("recommend")(spread(recommend))
+app.command("export")(spread(export))
+app.command("import")(spread(import_results))
+app.command("history")(spread(history))
+app.command("check")(spread(check))
+app.command("baseline")(spread(baseline))
+app.command("list")(spread(list_things))
+app.command("doctor")(spread(doctor))
 
 
 def main() -> None:

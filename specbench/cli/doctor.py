@@ -8,6 +8,7 @@ import typer
 
 from specbench.cli import options
 from specbench.errors import SpecbenchError
+from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
     from specbench.inputs.config import Pairing
@@ -17,8 +18,8 @@ GIB = 2**30
 
 
 def doctor(
-    pairings: options.PairingNames = None,
-    pairings_file: options.PairingsFile = None,
+    pairings: PairingNames,
+    pairings_file: PairingsFile = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Check versions, GPU, memory, tokenizers and the model cache."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.values import MAX_K, MAX_ROWS
 from specbench.errors import StoreError, UsageError
+from specbench.settings.groups import PairingsFile
+from specbench.settings.words import MAX_K, MAX_ROWS
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def export(
     out: _File = None,
     runs: _Runs = Path("reports"),
     as_json: options.AsJson = False,
-    pairings_file: options.PairingsFile = None,
+    pairings_file: PairingsFile = None,
 ) -> None:
     """Print a pairing's winner as a serving engine's command line or config file."""
     from specbench.export.deployment import Deployment, Tier
@@ -143,7 +144,7 @@ def _measured(
 
     stored = _find_run({one.name for one in chosen}, run, runs)
     document = build_document(stored)
-    if document.run.settings.is_synthetic:
+    if document.run.settings.decoder.is_synthetic:
         raise UsageError(
             f"run {document.run.run_id} drew its acceptance or its weights: it says nothing about "
             "which K to serve; measure the models themselves, or give K by hand: -k 4"

@@ -52,10 +52,10 @@ def history(
 ) -> None:
     """Show metrics over the runs of one fingerprint: trend, and steps with the run they came."""
     from specbench.cli.sides import parse_words
-    from specbench.cli.values import parse_names
     from specbench.gate.history import WORDS
     from specbench.gate.history import history as history_of
     from specbench.metrics.registry import all_metrics
+    from specbench.settings.words import parse_names
 
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
     allowed = parse_words("--allow-different", allow_different, WORDS)

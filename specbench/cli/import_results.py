@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.values import MAX_K
 from specbench.errors import UsageError
+from specbench.settings.words import MAX_K
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,8 +102,16 @@ def import_results(
 def _run_record(cells: "Sequence[ImportedCell]", told: "Told") -> "RunRecord":
     """Provenance of what was measured elsewhere: of the machine nothing is known."""
     from specbench import __version__
-    from specbench.records import CellPlan, Environment, RunRecord, RunSettings
+    from specbench.records import CellPlan, Environment, RunRecord
     from specbench.runs import SCHEMA_VERSION, new_run_id
+    from specbench.settings import (
+        DraftSettings,
+        LoadSettings,
+        MachineSettings,
+        RunSettings,
+        SamplingSettings,
+        WorkloadSettings,
+    )
 
     now = datetime.now(UTC)
     times = [cell.record.measured_at for cell in cells if cell.record.measured_at]
@@ -126,13 +134,21 @@ def _run_record(cells: "Sequence[ImportedCell]", told: "Told") -> "RunRecord":
         ),
         settings=RunSettings(
             command="import",
-            pairings=tuple(dict.fromkeys(key.pairing for key in keys)),
-            workloads=tuple(dict.fromkeys(key.workload for key in keys)),
-            num_speculative_tokens=tuple(sorted({key.num_speculative_tokens for key in keys})),
-            temperatures=tuple(sorted({key.temperature for key in keys})),
-            dtype=told.dtype or None,
-            engines=tuple(dict.fromkeys(key.engine for key in keys)),
-            concurrency=tuple(sorted({key.concurrency for key in keys})),
+            workload=WorkloadSettings(
+                pairings=tuple(dict.fromkeys(key.pairing for key in keys)),
+                workloads=tuple(dict.fromkeys(key.workload for key in keys)),
+            ),
+            draft=DraftSettings(
+                num_speculative_tokens=tuple(sorted({key.num_speculative_tokens for key in keys}))
+            ),
+            sampling=SamplingSettings(
+                temperatures=tuple(sorted({key.temperature for key in keys}))
+            ),
+            load=LoadSettings(
+                engines=tuple(dict.fromkeys(key.engine for key in keys)),
+                concurrency=tuple(sorted({key.concurrency for key in keys})),
+            ),
+            machine=MachineSettings(dtype=told.dtype or None),
         ),
         workload_sha256={},
         cells=tuple(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from specbench.cli import options
+from specbench.settings.groups import PairingsFile
 
 
 class Kind(StrEnum):
@@ -58,7 +59,7 @@ def list_things(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: options.AsJson = False,
     out: options.Out = Path("reports"),
-    pairings_file: options.PairingsFile = None,
+    pairings_file: PairingsFile = None,
 ) -> None:
     """List pairings, workloads, drafters, metrics or runs."""
     rows: Sequence[dict[str, Any]]

@@ -6,165 +6,100 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from specbench.cli.options import DEFAULT_WORKLOADS, Asked
 from specbench.cli.resuming import require_as_asked
-from specbench.cli.values import (
-    Ks,
-    one_of,
-    parse_acceptance,
-    parse_concurrency,
-    parse_contexts,
-    parse_ks,
-    parse_names,
-    parse_precision,
-    parse_seconds,
-    parse_temperatures,
-)
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
+from specbench.settings import RunSettings
+from specbench.settings.words import one_of, parse_names
 
 if TYPE_CHECKING:
     from specbench.inputs.config import Pairing
-    from specbench.records import AcceptanceRule, RunSettings
     from specbench.report.document import Document
     from specbench.runs import StoredRun
 
-ENGINES = ("builtin", "transformers")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
-def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSettings":
-    """The user's words as settings; UsageError says which word is wrong."""
-    from specbench.records import RunSettings
-
-    if asked.dtype is not None and asked.dtype not in DTYPES:
-        raise UsageError(f"--dtype {asked.dtype!r}: allowed are {', '.join(DTYPES)}")
-    if asked.request_rate == math.inf:
+def checked(asked: RunSettings) -> RunSettings:
+    """The settings, where they go together; UsageError says which do not."""
+    draft, load, forecasting = asked.draft, asked.load, asked.forecasting
+    if asked.machine.dtype is not None:
+        one_of("--dtype", asked.machine.dtype, *DTYPES)
+    if load.request_rate == math.inf:
         raise UsageError(
             "--request-rate inf: a number of requests a second is needed; without it each request "
             "follows the one before"
         )
-    if asked.top_p == 0:
+    if asked.sampling.top_p == 0:
         raise UsageError("--top-p 0 leaves no token; above 0 and up to 1 is allowed")
-    ks = asked.num_speculative_tokens
-    chosen = Ks(None, adaptive=False) if ks is None else parse_ks(ks)
-    engines = parse_names("--engine", asked.engine, ENGINES)
-    if chosen.adaptive and "builtin" not in engines:
+    if draft.adaptive and "builtin" not in load.engines:
         raise UsageError("-k auto is the built-in decoder's; add --engine builtin")
-    if asked.acceptance is not None and engines != ("builtin",):
+    if asked.decoder.acceptance is not None and load.engines != ("builtin",):
         raise UsageError(
             "--acceptance draws what the built-in decoder accepts, beside engines that test it; "
             "leave --engine transformers out"
         )
-    temperatures = parse_temperatures(asked.temperature)
-    if asked.samples > 1:
-        require_samples(asked, temperatures, engines, adaptive=chosen.adaptive)
-    costs = tuple(asked.costs or ())
-    is_forecast = asked.forecast or bool(costs)
-    if is_forecast:
-        require_forecast(asked, engines)
-        if costs and chosen.fixed is not None and not any(chosen.fixed):
-            raise UsageError("--costs forecasts fixed K above 0; give some, such as -k 1..8")
-    elif asked.exhaustive:
+    if load.num_samples > 1:
+        _require_samples(asked)
+    if forecasting.forecast or forecasting.costs:
+        _require_forecast(asked)
+        forecasting = replace(forecasting, forecast=True)
+    elif forecasting.exhaustive:
         raise UsageError("--exhaustive checks forecasts; add --forecast")
-    rule = read_rule(asked)
-    names = [name.strip() for item in asked.workload or () for name in item.split(",")]
-    return RunSettings(
-        command=command,
-        pairings=tuple(asked.pairings or ()),
-        workloads=tuple(dict.fromkeys(names)) or DEFAULT_WORKLOADS,
-        pairings_file=str(asked.pairings_file) if asked.pairings_file else None,
-        num_speculative_tokens=chosen.fixed,
-        adaptive=chosen.adaptive,
-        engines=engines,
-        concurrency=parse_concurrency(asked.concurrency),
-        request_rate=asked.request_rate,
-        contexts=parse_contexts(asked.context) if asked.context is not None else (),
-        forward=one_of("--forward", asked.forward, "auto", "stock", "fused"),
-        graph=one_of("--graph", asked.graph, "auto", "off", "step", "round"),
-        compile=asked.compile_forward,
-        acceptance=parse_acceptance(asked.acceptance) if asked.acceptance is not None else None,
-        dummy_weights=asked.dummy_weights,
-        temperatures=temperatures,
-        num_samples=asked.samples,
-        forecast=is_forecast,
-        exhaustive=asked.exhaustive,
-        costs=costs,
-        acceptance_rule=rule,
-        top_k=asked.top_k,
-        top_p=asked.top_p,
-        max_new_tokens=asked.max_new_tokens,
-        num_prompts=asked.prompts,
-        num_repeats=asked.repeats,
-        budget_s=parse_seconds(asked.budget) if asked.budget is not None else None,
-        precision=parse_precision(asked.precision) if asked.precision is not None else None,
-        device=asked.device,
-        dtype=asked.dtype,
-        threads=asked.threads,
-        seed=asked.seed,
-    )
+    if forecasting.acceptance_rule is not None and not forecasting.costs:
+        raise UsageError("--acceptance-rule is about the engine of --costs; add --costs")
+    return replace(asked, forecasting=forecasting)
 
 
-def require_samples(
-    asked: Asked, temperatures: tuple[float, ...], engines: tuple[str, ...], *, adaptive: bool
-) -> None:
+def _require_samples(asked: RunSettings) -> None:
     """UsageError where the best of several answers makes no sense."""
-    n = asked.samples
-    if 0 in temperatures:
+    n, load = asked.load.num_samples, asked.load
+    if 0 in asked.sampling.temperatures:
         raise UsageError(
             f"--samples {n}: at temperature 0 all {n} are the same; use --temperature 0.7, or "
             "another above 0"
         )
-    if asked.concurrency != "1" or asked.request_rate is not None:
+    if load.concurrency != (1,) or load.request_rate is not None:
         raise UsageError(
             f"--samples {n} fills {n} rows with the answers to one prompt; leave --concurrency and "
             "--request-rate out"
         )
-    if adaptive:
+    if asked.draft.adaptive:
         raise UsageError(f"--samples {n} needs a fixed K; leave auto out of -k")
-    if engines != ("builtin",):
+    if load.engines != ("builtin",):
         raise UsageError(
             f"--samples {n} is the built-in decoder's; leave --engine transformers out"
         )
-    if asked.acceptance is not None:
+    if asked.decoder.acceptance is not None:
         raise UsageError(
             f"--samples {n} picks the likeliest text, and with --acceptance texts are made up; "
             "leave one of them out"
         )
 
 
-def read_rule(asked: Asked) -> "AcceptanceRule | None":
-    """How the engine of --costs drafts; None: as engines of its name do."""
-    if asked.acceptance_rule is None:
-        return None
-    if not asked.costs:
-        raise UsageError("--acceptance-rule is about the engine of --costs; add --costs")
-    rule: AcceptanceRule = one_of(
-        "--acceptance-rule", asked.acceptance_rule, "exact", "greedy_draft"
-    )
-    return rule
-
-
-def require_forecast(asked: Asked, engines: tuple[str, ...]) -> None:
+def _require_forecast(asked: RunSettings) -> None:
     """UsageError where nothing can be forecast, and for costs that cannot be read."""
     from specbench.forecast.engine_costs import check_sources
 
-    option = "--costs" if asked.costs else "--forecast"
-    if engines != ("builtin",):
+    costs, ks = asked.forecasting.costs, asked.draft.num_speculative_tokens
+    option = "--costs" if costs else "--forecast"
+    if asked.load.engines != ("builtin",):
         raise UsageError(f"{option} is the built-in decoder's; leave --engine transformers out")
-    if asked.request_rate is not None:
+    if asked.load.request_rate is not None:
         raise UsageError(f"{option} knows rows that are all in use; leave --request-rate out")
-    if asked.samples > 1:
+    if asked.load.num_samples > 1:
         raise UsageError(f"{option} is about one answer to a prompt; leave --samples out")
-    if asked.acceptance is not None:
+    if asked.decoder.acceptance is not None:
         raise UsageError(f"{option} traces real acceptance; leave --acceptance out")
-    if asked.exhaustive and asked.costs:
+    if asked.forecasting.exhaustive and costs:
         raise UsageError("--exhaustive measures here, --costs are another engine's; choose one")
-    check_sources(asked.costs or ())
+    check_sources(costs)
+    if costs and ks is not None and not any(ks):
+        raise UsageError("--costs forecasts fixed K above 0; give some, such as -k 1..8")
 
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
@@ -179,8 +114,7 @@ def read_methods(methods: str | None) -> tuple[str, ...]:
 
 
 def measure(
-    settings: "RunSettings",
-    methods: str | None = None,
+    settings: RunSettings,
     *,
     out: Path,
     resume: str | None,
@@ -190,23 +124,28 @@ def measure(
     """Plan, measure, report, answer. Exits 4 when something could not be measured."""
     from specbench.inputs.config import load_pairings
 
+    methods = read_methods(settings.workload.methods)
     if resume is not None:
         from specbench.runs import load_run
 
         stored = load_run(resume, out)
-        require_as_asked(stored.run, settings, read_methods(methods))
+        require_as_asked(stored.run, settings, methods)
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
-    file = Path(settings.pairings_file) if settings.pairings_file else None
-    pairings = load_pairings(file).select(settings.pairings, read_methods(methods))
+    pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
     if dry_run:
         _show_plan(settings, pairings, as_json=as_json)
         return
-    settings = replace(settings, pairings=tuple(pairing.name for pairing in pairings))
-    _run(settings, pairings, out, resume, as_json=as_json)
+    _run(of_pairings(settings, pairings), pairings, out, resume, as_json=as_json)
+
+
+def of_pairings(settings: RunSettings, pairings: "Sequence[Pairing]") -> RunSettings:
+    """The settings with these pairings by their names, whatever chose them."""
+    names = tuple(pairing.name for pairing in pairings)
+    return replace(settings, workload=replace(settings.workload, pairings=names, methods=None))
 
 
 def run_settings(
-    settings: "RunSettings",
+    settings: RunSettings,
     pairings: "Sequence[Pairing]",
     out: Path,
     resume: str | None = None,
@@ -239,7 +178,7 @@ def run_settings(
 
 
 def _run(
-    settings: "RunSettings",
+    settings: RunSettings,
     pairings: "Sequence[Pairing]",
     out: Path,
     resume: str | None,
@@ -267,11 +206,11 @@ def require_complete(document: "Document") -> None:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def _show_plan(settings: "RunSettings", pairings: "Sequence[Pairing]", *, as_json: bool) -> None:
+def _show_plan(settings: RunSettings, pairings: "Sequence[Pairing]", *, as_json: bool) -> None:
     from specbench.bench.plan import plan_targets
     from specbench.cli.plan_table import plan_document, print_plan
 
-    plans = plan_targets(settings, pairings, lambda t: settings.dtype or t.model.dtype)
+    plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
     if as_json:
         typer.echo(json.dumps(plan_document(plans), indent=2))
     else:

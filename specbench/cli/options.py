@@ -1,155 +1,17 @@
-"""Options that several commands share, each declared once."""
+"""Options as typer takes them: those of the settings, and those that are about no setting."""
 
 import inspect
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, replace
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
 
-DEFAULT_WORKLOADS = ("chat", "code", "creative")
+from specbench.settings.option import Option, bare_type, is_group, option_of
+from specbench.settings.words import one_of
 
-PairingNames = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="target/drafter, or a target for all its drafters; absent: the file's default.",
-        show_default=False,
-    ),
-]
-Workloads = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--workload",
-        "-w",
-        help="A workload's name or a JSONL file; may be repeated or comma-separated.  "
-        f"[default: {', '.join(DEFAULT_WORKLOADS)}]",
-        show_default=False,
-    ),
-]
-Methods = Annotated[
-    str | None,
-    typer.Option(
-        "--method",
-        help="Only drafters of these methods: eagle,ngram or all.",
-        show_default="all that the pairings name",
-    ),
-]
-Ks = Annotated[
-    str | None,
-    typer.Option(
-        "-k",
-        "--num-speculative-tokens",
-        help="K: 4, 0..8, 1,2,4 or auto; with auto beside others 0..8,auto.",
-        show_default="run: the pairing's, else 4; sweep-k: 0..8",
-    ),
-]
-Temperature = Annotated[str, typer.Option(help="0 is greedy; a list such as 0,1 measures both.")]
-TopK = Annotated[int, typer.Option(min=0, help="Keep the K most likely tokens; 0 is off.")]
-TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling; 1 is off.")]
-MaxNewTokens = Annotated[
-    int | None,
-    typer.Option(min=2, max=131072, help="Tokens per answer at most.", show_default="workload's"),
-]
-Prompts = Annotated[
-    int | None,
-    typer.Option(min=1, help="Prompts per workload.", show_default="10; 3 a row; budget: all"),
-]
-Repeats = Annotated[
-    int | None,
-    typer.Option(
-        min=1, max=100, help="Times each prompt is run.", show_default="1; sampled: 3; rows: 6"
-    ),
-]
-Budget = Annotated[
-    str | None,
-    typer.Option(help="Time to spend, such as 3m: prompts and repeats follow.", show_default=False),
-]
-Precision = Annotated[
-    str | None,
-    typer.Option(help="Stop when the best K is known to +- this, such as 2%.", show_default=False),
-]
-Engines = Annotated[
-    str, typer.Option("--engine", help="builtin, transformers, or both side by side.")
-]
-Concurrency = Annotated[str, typer.Option(help="Rows in flight: 1 or a list such as 1,4,16.")]
-Samples = Annotated[
-    int,
-    typer.Option(
-        min=1, max=256, help="Best of N: N answers a prompt decoded together, beside one alone."
-    ),
-]
-RequestRate = Annotated[
-    float | None,
-    typer.Option(
-        min=0.001, help="Poisson arrivals a second.", show_default="next one when a row is free"
-    ),
-]
-Context = Annotated[
-    str | None,
-    typer.Option(help="Lengthen prompts with real text: 512,4k,32k tokens.", show_default=False),
-]
-Forecast = Annotated[
-    bool,
-    typer.Option(
-        "--forecast",
-        help="Trace the drafts along the target's own text, time a few rounds at every K, and "
-        "measure only the K that may be best.",
-    ),
-]
-Exhaustive = Annotated[
-    bool,
-    typer.Option(
-        "--exhaustive",
-        help="With --forecast: measure every K all the same, to see how far off forecasts are "
-        "here.",
-    ),
-]
-Costs = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="What rounds cost in the engine you serve with: a table, a `vllm bench serve` result, "
-        "or a server's address; may be repeated. Forecasts its best K and measures none here.",
-        show_default=False,
-    ),
-]
-AcceptanceRule = Annotated[
-    str | None,
-    typer.Option(
-        help="How that engine drafts above temperature 0: exact (from the draft's law) or "
-        "greedy_draft.",
-        show_default="greedy_draft for vLLM, else exact",
-    ),
-]
-Forward = Annotated[str, typer.Option(help="auto, stock or fused (dense Llama family).")]
-Graph = Annotated[str, typer.Option(help="CUDA graphs: auto, off, step or round.")]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="torch.compile whole rounds; its seconds are shown.")
-]
-Acceptance = Annotated[
-    str | None,
-    typer.Option(
-        help="Draw acceptance instead of testing it: 0.7, 0.8,0.6 or histogram:40,20,40. "
-        "Speeds are real, texts are not.",
-        show_default=False,
-    ),
-]
-DummyWeights = Annotated[
-    bool, typer.Option("--dummy-weights", help="Random weights from the config alone.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        help="float32, bfloat16 or float16.", show_default="float32 on a CPU, else the model's"
-    ),
-]
-Threads = Annotated[
-    int | None,
-    typer.Option(min=1, help="CPU threads.", show_default="1 for the demo pair, else all cores"),
-]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of prompts, order and sampling.")]
 Out = Annotated[Path, typer.Option(help="Folder that keeps the runs.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Resume = Annotated[
@@ -161,79 +23,115 @@ Resume = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")]
-PairingsFile = Annotated[
-    Path | None,
-    typer.Option("--pairings", help="A pairings.yaml.", show_default="./pairings.yaml, else ours"),
-]
+
+_KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What `run` and `sweep-k` let a user say about what is measured, and how."""
+class _Asked(NamedTuple):
+    """A parameter of a command, or a field of a group that is one."""
 
-    pairings: PairingNames = None
-    workload: Workloads = None
-    method: Methods = None
-    num_speculative_tokens: Ks = None
-    temperature: Temperature = "0"
-    top_k: TopK = 0
-    top_p: TopP = 1.0
-    max_new_tokens: MaxNewTokens = None
-    prompts: Prompts = None
-    repeats: Repeats = None
-    budget: Budget = None
-    precision: Precision = None
-    engine: Engines = "builtin"
-    concurrency: Concurrency = "1"
-    request_rate: RequestRate = None
-    samples: Samples = 1
-    context: Context = None
-    forecast: Forecast = False
-    exhaustive: Exhaustive = False
-    costs: Costs = None
-    acceptance_rule: AcceptanceRule = None
-    forward: Forward = "auto"
-    graph: Graph = "auto"
-    compile_forward: Compile = False
-    acceptance: Acceptance = None
-    dummy_weights: DummyWeights = False
-    device: Device = "auto"
-    dtype: Dtype = None
-    threads: Threads = None
-    seed: Seed = 0
-    pairings_file: PairingsFile = None
+    name: str
+    hint: Any
+    default: Any  # _NONE where there is none
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with the fields of its dataclass arguments as options of its own.
+    """The command with an option for each field of its groups of settings; it gets the groups.
 
-    Typer reads options from a function's signature alone; so many are not written out twice.
+    Typer reads options from a function's signature alone.
     """
     hints = get_type_hints(command, include_extras=True)
-    taken: dict[str, Any] = {name: cls for name, cls in hints.items() if is_dataclass(cls)}
-
-    def parameters() -> Iterator[inspect.Parameter]:
-        for parameter in inspect.signature(command).parameters.values():
-            cls = taken.get(parameter.name)
-            if cls is None:
-                yield parameter.replace(annotation=hints[parameter.name])
-                continue
-            types = get_type_hints(cls, include_extras=True)
-            for one in fields(cls):
-                kind = inspect.Parameter.KEYWORD_ONLY
-                yield inspect.Parameter(
-                    one.name, kind, default=one.default, annotation=types[one.name]
-                )
+    asked = [
+        _Asked(one.name, hints[one.name], one.default)
+        for one in inspect.signature(command).parameters.values()
+    ]
 
     @wraps(command)
-    def spread_out(**values: Any) -> None:
-        for name, cls in taken.items():
-            values[name] = cls(**{one.name: values.pop(one.name) for one in fields(cls)})
-        command(**values)
+    def spread_out(**said: Any) -> None:
+        command(**_values(asked, said))
 
-    signature = inspect.Signature(
-        [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in parameters()]
-    )
-    spread_out.__signature__ = signature  # type: ignore[attr-defined]
-    spread_out.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
+    parameters = list(_parameters(asked))
+    spread_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    spread_out.__annotations__ = {one.name: one.annotation for one in parameters}
     return spread_out
+
+
+def _parameters(asked: list[_Asked]) -> Iterator[inspect.Parameter]:
+    for name, hint, default in asked:
+        if (option := option_of(hint)) is not None:
+            annotation, words = _as_typer(name, bare_type(hint), option, default)
+            yield inspect.Parameter(name, _KEYWORD, default=words, annotation=annotation)
+        elif is_group(hint):
+            yield from _parameters(_asked_of(hint, default))
+        elif hasattr(hint, "__metadata__"):  # typer's own; what has neither cannot be asked for
+            yield inspect.Parameter(name, _KEYWORD, default=default, annotation=hint)
+
+
+def _values(asked: list[_Asked], said: Mapping[str, Any]) -> dict[str, Any]:
+    """What the words mean; UsageError says which word is wrong."""
+    values = {}
+    for name, hint, default in asked:
+        if (option := option_of(hint)) is not None:
+            values[name] = _value(name, bare_type(hint), option, default, said[name])
+        elif is_group(hint):
+            own = _values(_asked_of(hint, default), said)
+            values[name] = hint(**own) if default is _NONE else replace(default, **own)
+        elif name in said:
+            values[name] = said[name]
+    return values
+
+
+def _asked_of(group: Any, default: Any) -> list[_Asked]:
+    """The fields of a group; `default`: a group whose values are the defaults here."""
+    hints = get_type_hints(group, include_extras=True)
+    found = []
+    for field in fields(group):
+        own = getattr(default, field.name, field.default)
+        if own is MISSING:
+            factory = field.default_factory
+            own = _NONE if factory is MISSING else factory()
+        found.append(_Asked(field.name, hints[field.name], own))
+    return found
+
+
+def _as_typer(name: str, kind: Any, option: Option, default: Any) -> tuple[Any, Any]:
+    """The annotation that typer wants, and the default as it is typed."""
+    if option.is_repeated:
+        kind, default = list[str] | None, None
+    elif option.read is not None or _choices(kind):
+        kind, default = str | None, _typed(default)
+    if option.is_argument:
+        return Annotated[kind, typer.Argument(help=option.help, show_default=option.shown)], default
+    made = typer.Option(
+        *option.names_of(name),
+        help=option.help,
+        min=option.min,
+        max=option.max,
+        show_default=option.shown,
+    )
+    return Annotated[kind, made], default
+
+
+def _value(name: str, kind: Any, option: Option, default: Any, said: Any) -> Any:
+    if option.is_repeated and option.read is not None:
+        return option.read(said or [])
+    if said is None:
+        return default
+    if choices := _choices(kind):
+        return one_of(option.names_of(name)[0], said, *choices)
+    return said if option.read is None else option.read(said)
+
+
+def _choices(kind: Any) -> tuple[str, ...]:
+    """Of a Literal, or of one that may be None."""
+    literal = [one for one in (kind, *get_args(kind)) if get_origin(one) is Literal]
+    return get_args(literal[0]) if literal else ()
+
+
+def _typed(default: Any) -> str | None:
+    """The words that mean a default; None where there are none."""
+    if isinstance(default, str):
+        return default
+    if isinstance(default, tuple) and default:
+        return ",".join(f"{one:g}" if isinstance(one, float) else str(one) for one in default)
+    return None

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench.cli import options
-from specbench.cli.measure import read_settings, require_complete, run_settings
+from specbench.cli.measure import checked, of_pairings, require_complete, run_settings
 from specbench.cli.pair_options import Paired
 from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
-from specbench.cli.values import parse_contexts
 from specbench.errors import CompatibilityError, UsageError
+from specbench.settings import (
+    EffortSettings,
+    ForecastSettings,
+    LoadSettings,
+    RunSettings,
+    SamplingSettings,
+    WorkloadSettings,
+)
+from specbench.settings.words import parse_contexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,10 +32,7 @@ if TYPE_CHECKING:
     from specbench.fit.memory_plan import Count
     from specbench.inputs.config import Drafter, Target
     from specbench.model_files.model import ModelFiles
-    from specbench.records import RunSettings
     from specbench.runs import StoredRun
-
-DEFAULT_KS = "0..8"
 
 _Target = Annotated[
     str,
@@ -38,7 +42,6 @@ _Target = Annotated[
 ]
 
 
-@options.spread
 def pair(target: _Target, asked: Paired) -> None:
     """Rank drafts and methods for a target: what fits, what it costs, what it gains."""
     from specbench.model_files.model import open_model
@@ -54,9 +57,10 @@ def pair(target: _Target, asked: Paired) -> None:
         known, settings = drafters_of(stored, chosen), stored.run.settings
         asked = replace(
             asked,
-            concurrency=settings.concurrency[0],
-            dtype=settings.dtype,
-            device=settings.device,
+            concurrency=settings.load.concurrency[0],
+            machine=replace(
+                asked.machine, dtype=settings.machine.dtype, device=settings.machine.device
+            ),
         )
     files = open_model(chosen.model)
     machine = _machine(asked, settings, files)
@@ -73,27 +77,25 @@ def pair(target: _Target, asked: Paired) -> None:
     _measure(target, prepared, machine, settings, asked, stored)
 
 
-def _settings(asked: Paired) -> "RunSettings":
-    """Those of the sweep, every word checked before anything is read."""
-    same = {
-        name: getattr(asked, name)
-        for name in (
-            *("workload", "temperature", "max_new_tokens", "prompts", "budget", "device"),
-            *("dtype", "threads", "seed", "pairings_file"),
-        )
-    }
-    is_default = asked.num_speculative_tokens is None
-    settings = read_settings(
-        "sweep-k",
-        options.Asked(
-            **same,
-            num_speculative_tokens=asked.num_speculative_tokens or DEFAULT_KS,
-            concurrency=str(asked.concurrency),
-        ),
-    )
-    if settings.adaptive or not any(settings.num_speculative_tokens or ()):
+def _settings(asked: Paired) -> RunSettings:
+    """Those of the sweep, every word checked before anything is measured."""
+    if asked.draft.adaptive or not any(asked.draft.num_speculative_tokens or ()):
         raise UsageError("-k: drafters are ranked at fixed K above 0, such as 1..8")
-    return replace(settings, is_default_range=is_default)
+    return checked(
+        RunSettings(
+            command="sweep-k",
+            workload=WorkloadSettings(pairings=(), workloads=asked.workloads),
+            draft=asked.draft,
+            sampling=SamplingSettings(
+                temperatures=asked.temperatures, max_new_tokens=asked.max_new_tokens
+            ),
+            effort=EffortSettings(num_prompts=asked.num_prompts, budget_s=asked.budget_s),
+            load=LoadSettings(concurrency=(asked.concurrency,)),
+            machine=asked.machine,
+            seed=asked.seed,
+            pairings_file=asked.pairings_file,
+        )
+    )
 
 
 def _find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, ...]]":
@@ -111,7 +113,7 @@ def _find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, 
     return found, found.drafters
 
 
-def _machine(asked: Paired, settings: "RunSettings", files: "ModelFiles") -> "Machine":
+def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Machine":
     from specbench.cli.place import find_machine
     from specbench.fit.memory_plan import Place
 
@@ -122,15 +124,15 @@ def _machine(asked: Paired, settings: "RunSettings", files: "ModelFiles") -> "Ma
     context = min(contexts[0], longest or contexts[0])
     place = Place(
         device="cpu",
-        dtype=asked.dtype,
+        dtype=asked.machine.dtype,
         concurrency=asked.concurrency,
         context=context,
-        num_speculative_tokens=max(settings.num_speculative_tokens or (4,)),
-        temperature=max(settings.temperatures),
+        num_speculative_tokens=max(settings.draft.num_speculative_tokens or (4,)),
+        temperature=max(settings.sampling.temperatures),
     )
     machine = find_machine(
         place,
-        asked.device,
+        asked.machine.device,
         gpu=asked.gpu,
         gpu_memory=asked.gpu_memory,
         gpu_bandwidth=asked.gpu_bandwidth,
@@ -193,7 +195,7 @@ def _measure(
     word: str,
     prepared: "Prepared",
     machine: "Machine",
-    settings: "RunSettings",
+    settings: RunSettings,
     asked: Paired,
     stored: "StoredRun | None",
 ) -> None:
@@ -215,15 +217,12 @@ def _measure(
         file = _own_file(prepared.target, drafters, asked.out)
         pairings, out, resume = load_pairings(file).all, asked.out, None
         settings = replace(
-            settings,
-            pairings=tuple(pairing.name for pairing in pairings),
-            pairings_file=str(file),
-            forecast=True,
-            most_drafters=asked.measure,
+            of_pairings(settings, pairings),
+            pairings_file=file,
+            forecasting=ForecastSettings(forecast=True, most_drafters=asked.measure),
         )
     else:
-        file = Path(str(settings.pairings_file))
-        pairings = load_pairings(file).select(settings.pairings, ())
+        pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         out, resume = stored.folder.parent, stored.folder.name
     run = run_settings(settings, pairings, out, resume, again_words(word, asked))
     document = build_document(run)

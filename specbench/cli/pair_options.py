@@ -1,12 +1,24 @@
 """What `specbench pair` lets a user say."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from specbench.cli import options
+from specbench.cli.sweep_k import DEFAULT_KS
+from specbench.settings import DraftSettings, MachineSettings
+from specbench.settings.groups import (
+    PROMPTS,
+    BudgetS,
+    K,
+    MaxNewTokens,
+    PairingsFile,
+    Seed,
+    Temperatures,
+    Workloads,
+)
 
 DEFAULT_CONTEXT = 2048
 
@@ -42,15 +54,6 @@ _Write = Annotated[
     Path | None,
     typer.Option(help="Write the best drafters into a new pairings.yaml.", show_default=False),
 ]
-_Ks = Annotated[
-    str | None,
-    typer.Option(
-        "-k",
-        "--num-speculative-tokens",
-        help="K to rank at: 4, 1..8 or 1,2,4.",
-        show_default="0..8",
-    ),
-]
 _Context = Annotated[str, typer.Option(help="Tokens of a row that memory is planned for.")]
 _Rows = Annotated[int, typer.Option(min=1, max=1024, help="Rows in flight.")]
 _Resume = Annotated[
@@ -73,25 +76,25 @@ class Paired:
     drafts: _Drafts = None
     discover: _Discover = False
     folders: _In = None
-    workload: options.Workloads = None
-    num_speculative_tokens: _Ks = None
-    temperature: options.Temperature = "0"
-    max_new_tokens: options.MaxNewTokens = None
-    prompts: options.Prompts = None
-    budget: options.Budget = None
+    workloads: Workloads
+    draft: Annotated[
+        DraftSettings, replace(K, help="K to rank at: 4, 1..8 or 1,2,4.", shown="0..8")
+    ] = DEFAULT_KS
+    temperatures: Temperatures = (0.0,)
+    max_new_tokens: MaxNewTokens = None
+    num_prompts: Annotated[int | None, PROMPTS] = None
+    budget_s: BudgetS = None
     concurrency: _Rows = 1
     context: _Context = str(DEFAULT_CONTEXT)
     gpu: _Gpu = None
     gpu_memory: _GpuMemory = None
     gpu_bandwidth: _GpuBandwidth = None
     measure: _Measure = 3
-    device: options.Device = "auto"
-    dtype: options.Dtype = None
-    threads: options.Threads = None
-    seed: options.Seed = 0
+    machine: MachineSettings
+    seed: Seed = 0
     write: _Write = None
     out: options.Out = Path("reports")
     resume: _Resume = None
     dry_run: _DryRun = False
     as_json: options.AsJson = False
-    pairings_file: options.PairingsFile = None
+    pairings_file: PairingsFile = None

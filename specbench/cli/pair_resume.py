@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 from specbench.cli.pair_options import Paired
 from specbench.cli.resuming import require_as_asked
 from specbench.errors import UsageError
+from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
     from specbench.inputs.config import Drafter, Target
-    from specbench.records import RunSettings
     from specbench.runs import StoredRun
 
 
-def interrupted_run(asked: Paired, settings: "RunSettings") -> "StoredRun | None":
+def interrupted_run(asked: Paired, settings: RunSettings) -> "StoredRun | None":
     """The run that --resume names; UsageError where it ranks nothing or was asked for otherwise."""
     from dataclasses import replace
 
@@ -27,28 +27,25 @@ def interrupted_run(asked: Paired, settings: "RunSettings") -> "StoredRun | None
         )
     stored = load_run(asked.resume, asked.out)
     was = stored.run.settings
-    if was.most_drafters is None or was.pairings_file is None:
+    if was.forecasting.most_drafters is None or was.pairings_file is None:
         raise UsageError(
             f"run {stored.run.run_id} was not made by `specbench pair`; go on with "
             f"`specbench {was.command} --resume {stored.run.run_id}`"
         )
-    if asked.measure not in (Paired.measure, was.most_drafters):
+    if asked.measure not in (Paired.measure, was.forecasting.most_drafters):
         raise UsageError(
             f"--measure {asked.measure}: run {stored.run.run_id} was asked for with "
-            f"{was.most_drafters}; leave it out"
+            f"{was.forecasting.most_drafters}; leave it out"
         )
-    said = replace(settings, pairings_file=was.pairings_file, pairings=())
-    require_as_asked(stored.run, said, ())
+    require_as_asked(stored.run, replace(settings, pairings_file=was.pairings_file), ())
     return stored
 
 
 def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[Drafter, ...]":
     """Those that the run measures; UsageError where it measures them for another target."""
-    from pathlib import Path
-
     from specbench.inputs.config import load_pairings
 
-    pairings = load_pairings(Path(str(stored.run.settings.pairings_file))).all
+    pairings = load_pairings(stored.run.settings.pairings_file).all
     if any(pairing.target.model.location != target.model.location for pairing in pairings):
         raise UsageError(
             f"run {stored.run.run_id} ranks drafters for {pairings[0].target.name}, not for "

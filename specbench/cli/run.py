@@ -3,17 +3,16 @@
 from pathlib import Path
 
 from specbench.cli import options
-from specbench.cli.measure import measure, read_settings
+from specbench.cli.measure import checked, measure
+from specbench.settings import RunSettings
 
 
-@options.spread
 def run(
-    asked: options.Asked,
+    asked: RunSettings,
     out: options.Out = Path("reports"),
     resume: options.Resume = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure pairings on workloads and say per workload whether to speculate."""
-    settings = read_settings("run", asked)
-    measure(settings, asked.method, out=out, resume=resume, dry_run=dry_run, as_json=as_json)
+    measure(checked(asked), out=out, resume=resume, dry_run=dry_run, as_json=as_json)

@@ -4,22 +4,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench.cli import options
-from specbench.cli.measure import measure, read_settings
+from specbench.cli.measure import checked, measure
+from specbench.settings import DraftSettings, RunSettings
 
-DEFAULT_KS = "0..8"
+DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_range=True)
 
 
-@options.spread
 def sweep_k(
-    asked: options.Asked,
+    asked: RunSettings,
     out: options.Out = Path("reports"),
     resume: options.Resume = None,
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure every K of a range and say per workload which is best, or none."""
-    is_default = asked.num_speculative_tokens is None
-    if is_default:
-        asked = replace(asked, num_speculative_tokens=DEFAULT_KS)
-    settings = replace(read_settings("sweep-k", asked), is_default_range=is_default)
-    measure(settings, asked.method, out=out, resume=resume, dry_run=dry_run, as_json=as_json)
+    draft = DEFAULT_KS if asked.draft == DraftSettings() else asked.draft
+    settings = checked(replace(asked, command="sweep-k", draft=draft))
+    measure(settings, out=out, resume=resume, dry_run=dry_run, as_json=as_json)

@@ -9,8 +9,10 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.pairing_entry import pairing_entry
-from specbench.cli.values import one_of, parse_seconds, parse_temperatures
 from specbench.exit_code import ExitCode
+from specbench.settings import MachineSettings
+from specbench.settings.groups import PairingsFile, Seed
+from specbench.settings.words import one_of, parse_seconds, parse_temperatures
 
 if TYPE_CHECKING:
     from specbench.inputs.model_spec import ModelSpec
@@ -63,19 +65,18 @@ def train(
     num_heads: _Heads = 4,
     mtp_layers: _Layers = 1,
     rows: _Rows = 32,
-    device: options.Device = "auto",
-    dtype: options.Dtype = None,
-    threads: options.Threads = None,
-    seed: options.Seed = 0,
+    *,
+    machine: MachineSettings,
+    seed: Seed = 0,
     budget: _Budget = None,
     resume: _Resume = False,
     as_json: options.AsJson = False,
-    pairings_file: options.PairingsFile = None,
+    pairings_file: PairingsFile = None,
 ) -> None:
     """Train a first draft head on what a target itself says, and measure it."""
     one_of("METHOD", method, *METHODS)
-    if dtype is not None:
-        one_of("--dtype", dtype, *DTYPES)
+    if machine.dtype is not None:
+        one_of("--dtype", machine.dtype, *DTYPES)
     temperatures = parse_temperatures(temperature)
     budget_s = parse_seconds(budget) if budget is not None else None
     spec = _spec(target, pairings_file)
@@ -90,8 +91,8 @@ def train(
         from specbench.training.settings import TrainSettings
         from specbench.training.train_head import train_head
 
-        if threads is not None or spec.source.startswith("demo:"):
-            torch.set_num_threads(threads or 1)
+        if machine.threads is not None or spec.source.startswith("demo:"):
+            torch.set_num_threads(machine.threads or 1)
         settings = TrainSettings(
             method=method,
             target=spec,
@@ -106,13 +107,13 @@ def train(
             num_heads=num_heads,
             mtp_layers=mtp_layers,
             rows=rows,
-            dtype=dtype,
+            dtype=machine.dtype,
             seed=seed,
             budget_s=budget_s,
             resume=resume,
         )
         try:
-            card = train_head(settings, find_device(device), tuple(sys.argv), watch)
+            card = train_head(settings, find_device(machine.device), tuple(sys.argv), watch)
         except KeyboardInterrupt:
             watch.close()
             typer.echo(

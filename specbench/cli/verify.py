@@ -2,32 +2,40 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import read_methods, read_settings
+from specbench.cli.measure import checked, read_methods
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
+from specbench.settings import (
+    DecoderSettings,
+    DraftSettings,
+    EffortSettings,
+    LoadSettings,
+    MachineSettings,
+    RunSettings,
+    SamplingSettings,
+    WorkloadSettings,
+)
+from specbench.settings.groups import (
+    PROMPTS,
+    Compile,
+    Engines,
+    Forward,
+    Graph,
+    K,
+    PairingsFile,
+    Seed,
+)
 
 if TYPE_CHECKING:
     from specbench.verify.judge import Finding
 
 
-_Ks = Annotated[
-    str | None,
-    typer.Option(
-        "-k",
-        "--num-speculative-tokens",
-        help="K: 4, 1..8 or 1,2,4.",
-        show_default="the pairing's, else 4",
-    ),
-]
-_Prompts = Annotated[
-    int | None, typer.Option(min=1, help="Prompts per workload.", show_default="10")
-]
 _Rows = Annotated[
     int, typer.Option(min=1, max=1024, help="Rows in flight of the built-in decoder.")
 ]
@@ -37,31 +45,42 @@ _Tokens = Annotated[
 ]
 
 
+_SAMPLING = SamplingSettings(temperatures=(0.0, 0.7))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Examined:
     """What `verify` lets a user say of what `run` does."""
 
-    pairings: options.PairingNames = None
-    workload: options.Workloads = None
-    method: options.Methods = None
-    num_speculative_tokens: _Ks = None
-    temperature: options.Temperature = "0,0.7"
-    top_k: options.TopK = 0
-    top_p: options.TopP = 1.0
-    max_new_tokens: options.MaxNewTokens = None
-    prompts: _Prompts = None
-    engine: options.Engines = "builtin"
-    forward: options.Forward = "auto"
-    graph: options.Graph = "auto"
-    compile_forward: options.Compile = False
-    device: options.Device = "auto"
-    dtype: options.Dtype = None
-    threads: options.Threads = None
-    seed: options.Seed = 0
-    pairings_file: options.PairingsFile = None
+    workload: WorkloadSettings
+    draft: Annotated[
+        DraftSettings, replace(K, help="K: 4, 1..8 or 1,2,4.", shown="the pairing's, else 4")
+    ] = field(default_factory=DraftSettings)
+    sampling: SamplingSettings = _SAMPLING
+    num_prompts: Annotated[int | None, replace(PROMPTS, shown="10")] = None
+    engines: Engines = ("builtin",)
+    forward: Forward = "auto"
+    graph: Graph = "auto"
+    compile: Compile = False
+    machine: MachineSettings
+    seed: Seed = 0
+    pairings_file: PairingsFile = None
+
+    @property
+    def settings(self) -> RunSettings:
+        return RunSettings(
+            workload=self.workload,
+            draft=self.draft,
+            sampling=self.sampling,
+            effort=EffortSettings(num_prompts=self.num_prompts),
+            load=LoadSettings(engines=self.engines),
+            decoder=DecoderSettings(forward=self.forward, graph=self.graph, compile=self.compile),
+            machine=self.machine,
+            seed=self.seed,
+            pairings_file=self.pairings_file,
+        )
 
 
-@options.spread
 def verify(
     asked: Examined,
     tokens: _Tokens = 16384,
@@ -69,8 +88,8 @@ def verify(
     as_json: options.AsJson = False,
 ) -> None:
     """Test that pairings give the target's own output: exit 1 if not, 3 if undecided."""
-    settings = read_settings("run", options.Asked(**vars(asked)))
-    if settings.adaptive:
+    settings = checked(asked.settings)
+    if settings.draft.adaptive:
         raise UsageError(
             "-k auto: verify tests one K at a time, and auto only picks among such; name them, "
             "as in -k 1..8"
@@ -80,7 +99,7 @@ def verify(
     from specbench.inputs.config import load_pairings
 
     file = load_pairings(asked.pairings_file)
-    chosen = file.select(settings.pairings, read_methods(asked.method))
+    chosen = file.select(settings.workload.pairings, read_methods(settings.workload.methods))
     with ProgressWatch() as watch:
         watch.stage("starting")
         from specbench.bench.verification import collect_evidence

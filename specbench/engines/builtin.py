@@ -3,8 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from specbench.engines.arrivals import arrivals
 from specbench.engines.bare_forwards import BareForwards, Forwards
@@ -29,7 +28,6 @@ from specbench.footprint import row_slots
 from specbench.forward.backends import attention_backend
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
-from specbench.forward.self_test import Forward
 from specbench.inputs.config import Drafter, Target
 from specbench.models.loading import eos_ids
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
@@ -40,19 +38,11 @@ from specbench.round.synthetic import SyntheticVerifier
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import Beside, FixedK, Policy
 from specbench.serving.request import Request, Result
+from specbench.settings import DecoderSettings
 from specbench.stats.costs import bytes_per_forward
 
 MOST_CAPTURING_PASSES = 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltinOptions:
-    """How the decoder runs."""
-
-    forward: Forward = "auto"
-    graph: Literal["auto", "off", "step", "round"] = "auto"
-    compile: bool = False
-    acceptance: tuple[float, ...] | None = None  # synthetic, per position
+_UNTOLD = DecoderSettings()
 
 
 class BuiltinEngine(Instrumented):
@@ -61,9 +51,7 @@ class BuiltinEngine(Instrumented):
     name = "builtin"
     baseline = Work(drafter=NO_DRAFTER, method=NO_DRAFTER, k=0)
 
-    def __init__(
-        self, target: Target, shelf: Shelf, options: BuiltinOptions = BuiltinOptions()
-    ) -> None:
+    def __init__(self, target: Target, shelf: Shelf, options: DecoderSettings = _UNTOLD) -> None:
         self._shelf = shelf
         self._options = options
         self._clock = make_clock(shelf.device)

@@ -12,7 +12,8 @@ from specbench.errors import UsageError
 from specbench.forecast.bench_results import read_results
 from specbench.forecast.cost_tables import read_table
 from specbench.forecast.served_costs import Server, time_server
-from specbench.records import AcceptanceRule, EngineCost
+from specbench.records import EngineCost
+from specbench.settings import AcceptanceRule
 
 
 def is_address(source: str) -> bool:

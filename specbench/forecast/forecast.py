@@ -19,7 +19,8 @@ from specbench.decide.recommend import TIE
 from specbench.forecast.cost_curve import CostCurve
 from specbench.forecast.replay import replay_one, serves
 from specbench.inputs.methods import find_method
-from specbench.records import AcceptanceRule, CellKey, ForecastPoint, ForecastRecord, TraceRecord
+from specbench.records import CellKey, ForecastPoint, ForecastRecord, TraceRecord
+from specbench.settings import AcceptanceRule
 from specbench.stats.acceptance import RoundCounts
 from specbench.stats.intervals import LogRatio, interval, log_ratio, product
 from specbench.stats.spread import CONFIDENCE, Spread

@@ -50,7 +50,7 @@ _SYNTHETIC: Column[CellRow] = Column(
     unit="",
     meaning="acceptance was drawn or the weights are dummies: only the times are real",
     dtype="bool",
-    value=attrgetter("run.settings.is_synthetic"),
+    value=attrgetter("run.settings.decoder.is_synthetic"),
 )
 _SUMMARY: tuple[Column[CellRow], ...] = record_columns(
     CellSummary, DOCS, attrgetter("cell"), without=("key", "metrics")

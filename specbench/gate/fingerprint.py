@@ -4,13 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specbench.records import (
-    EngineRecord,
-    Environment,
-    ModelIdentity,
-    RunRecord,
-    RunSettings,
-)
+from specbench.records import EngineRecord, Environment, ModelIdentity, RunRecord
+from specbench.settings import DecoderSettings
 
 HARDWARE = "hardware"
 
@@ -52,13 +47,14 @@ def fingerprint_of(
     """What the figures of a run belong to."""
     targets = {plan.key.target for plan in run.cells}
     settings, environment = run.settings, run.environment
+    asked = settings.sampling
     return Fingerprint(
         models={m.name: m.content_sha256 for m in models if m.name in targets},
         tokenizers={m.name: m.tokenizer_sha256 for m in models if m.name in targets},
         workloads=dict(run.workload_sha256),
-        sampling=f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}",
-        max_new_tokens=settings.max_new_tokens,
-        synthetic=_synthetic(settings),
+        sampling=f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}",
+        max_new_tokens=asked.max_new_tokens,
+        synthetic=_synthetic(settings.decoder),
         hardware=_hardware(environment),
         torch=environment.packages.get("torch", ""),
         drafters=dict(_drafters(models, targets)),
@@ -160,8 +156,8 @@ def _drafters(models: Sequence[ModelIdentity], targets: set[str]) -> Iterator[tu
             yield f"{target}/{model.name}", model.content_sha256
 
 
-def _synthetic(settings: RunSettings) -> str:
-    if not settings.is_synthetic:
+def _synthetic(decoder: DecoderSettings) -> str:
+    if not decoder.is_synthetic:
         return ""
-    acceptance = "measured" if settings.acceptance is None else str(settings.acceptance)
-    return f"acceptance {acceptance}, {'dummy' if settings.dummy_weights else 'real'} weights"
+    acceptance = "measured" if decoder.acceptance is None else str(decoder.acceptance)
+    return f"acceptance {acceptance}, {'dummy' if decoder.dummy_weights else 'real'} weights"

@@ -7,7 +7,6 @@ that a machine or an engine cannot give is None: absent, never zero.
 from specbench.records.answers import CellSummary, Decision
 from specbench.records.extensions import ExtensionRecord
 from specbench.records.forecasts import (
-    AcceptanceRule,
     EngineCost,
     ForecastPoint,
     ForecastRecord,
@@ -41,7 +40,6 @@ from specbench.records.provenance import (
     Environment,
     ModelIdentity,
     RunRecord,
-    RunSettings,
     too_deep,
 )
 from specbench.records.traces import TraceRecord
@@ -50,7 +48,6 @@ from specbench.stats.interval import Interval
 __all__ = [
     "ALL_PROMPTS",
     "NO_DRAFTER",
-    "AcceptanceRule",
     "AnswerCheck",
     "BlockPurpose",
     "BlockRecord",
@@ -83,7 +80,6 @@ __all__ = [
     "RoundLog",
     "RoundTimeline",
     "RunRecord",
-    "RunSettings",
     "SamplesRecord",
     "Sampling",
     "TraceRecord",

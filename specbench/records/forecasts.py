@@ -3,12 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Literal
 
 from specbench.records.measured import CellKey
+from specbench.settings import AcceptanceRule
 from specbench.stats.interval import Interval
-
-AcceptanceRule = Literal["exact", "greedy_draft"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

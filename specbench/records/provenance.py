@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-from specbench.records.forecasts import AcceptanceRule
 from specbench.records.measured import CellKey
+from specbench.settings import RunSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,51 +41,6 @@ class ModelIdentity:
     tokenizer_sha256: str
     dtype: str
     num_parameters: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunSettings:
-    """What the user asked for; with it an interrupted run can go on."""
-
-    command: Literal["run", "sweep-k", "import"]
-    pairings: tuple[str, ...]
-    workloads: tuple[str, ...]  # names or files
-    pairings_file: str | None = None
-    num_speculative_tokens: tuple[int, ...] | None = None  # None: the pairing's own
-    temperatures: tuple[float, ...] = (0.0,)
-    top_k: int = 0
-    top_p: float = 1.0
-    max_new_tokens: int | None = None  # None: the workload's own
-    num_prompts: int | None = None
-    num_repeats: int | None = None
-    budget_s: float | None = None
-    precision: float | None = None  # half-width of the best K's interval, 0.02 = 2 %
-    device: str = "auto"
-    dtype: str | None = None
-    threads: int | None = None
-    seed: int = 0
-    engines: tuple[str, ...] = ("builtin",)
-    is_default_range: bool = False  # nobody asked for each of these K
-    adaptive: bool = False  # also a cell whose K the controller picks
-    concurrency: tuple[int, ...] = (1,)
-    request_rate: float | None = None  # Poisson arrivals a second; None: closed loop
-    contexts: tuple[int, ...] = ()  # tokens that prompts are lengthened to; (): as they are
-    forward: Literal["auto", "stock", "fused"] = "auto"
-    graph: Literal["auto", "off", "step", "round"] = "auto"
-    compile: bool = False
-    acceptance: tuple[float, ...] | None = None  # drawn, per position: the text is no text
-    dummy_weights: bool = False
-    forecast: bool = False  # trace and forecast, then measure the best few K alone
-    exhaustive: bool = False  # forecast, and measure every K all the same
-    most_drafters: int | None = None  # of a forecast, to be measured in each setting; None: all
-    costs: tuple[str, ...] = ()  # files or addresses: what rounds cost in another engine
-    acceptance_rule: AcceptanceRule | None = None  # that engine's; None: as drafts are made here
-    num_samples: int = 1  # above 1: also a cell with so many answers to a prompt, the best picked
-
-    @property
-    def is_synthetic(self) -> bool:
-        """True where nothing real was decoded: a speed, never a statement about text."""
-        return self.acceptance is not None or self.dummy_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

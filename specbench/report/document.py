@@ -34,9 +34,9 @@ from specbench.records import (
     ModelIdentity,
     PassRecord,
     RunRecord,
-    RunSettings,
 )
 from specbench.runs import StoredRun
+from specbench.settings import DecoderSettings
 
 JSON_VERSION = 1  # of the machine document; keys are added without a new version
 
@@ -94,7 +94,7 @@ class Document:
     @property
     def mark(self) -> str:
         """What every answer of a synthetic run ends with; empty for a real one."""
-        return _mark(self.run.settings)
+        return _mark(self.run.settings.decoder)
 
 
 def build_document(stored: StoredRun) -> Document:
@@ -103,7 +103,7 @@ def build_document(stored: StoredRun) -> Document:
     repeated = _gather(stored, "confirm")
     cells = summarise(explored)
     confirmed = {cell.key: cell for cell in summarise(repeated)}
-    made_up = stored.run.settings.is_synthetic
+    made_up = stored.run.settings.decoder.is_synthetic
     decisions = [
         decide(c, confirmed.get(c.to_confirm) if c.to_confirm else None, is_synthetic=made_up)
         for c in map(choose, by_question(cells))
@@ -118,7 +118,7 @@ def build_document(stored: StoredRun) -> Document:
         cells=(*cells, *imported),
         missing=missing,
         decisions=tuple(
-            replace(decision, sentence=decision.sentence + _mark(stored.run.settings))
+            replace(decision, sentence=decision.sentence + _mark(stored.run.settings.decoder))
             for decision in decisions
         ),
         compromises=tuple(_compromises(cells)),
@@ -139,7 +139,7 @@ def build_document(stored: StoredRun) -> Document:
         imported=stored.imported,
         warnings=(
             *import_warnings(stored.imported),
-            *_synthetic(stored.run.settings),
+            *_synthetic(stored.run.settings.decoder),
             *_lossy(stored.run),
             *stored.run.warnings,
             *_warnings(stored, missing),
@@ -154,9 +154,9 @@ def to_json(document: Document) -> dict[str, Any]:
         "schema_version": JSON_VERSION,
         "run_id": run.run_id,
         "complete": document.is_complete,
-        "synthetic": run.settings.is_synthetic,
+        "synthetic": run.settings.decoder.is_synthetic,
         "environment": to_jsonable_python(run.environment),
-        "settings": to_jsonable_python(run.settings),
+        "settings": to_jsonable_python(run.settings.stored),
         "models": to_jsonable_python(document.models),
         "cells": [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
         "decisions": [_decision_json(decision) for decision in document.decisions],
@@ -247,15 +247,15 @@ def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:
     return longest
 
 
-def _mark(settings: RunSettings) -> str:
-    return " [synthetic]" if settings.is_synthetic else ""
+def _mark(decoder: DecoderSettings) -> str:
+    return " [synthetic]" if decoder.is_synthetic else ""
 
 
-def _synthetic(settings: RunSettings) -> Iterator[str]:
+def _synthetic(decoder: DecoderSettings) -> Iterator[str]:
     made_up = []
-    if settings.acceptance is not None:
-        made_up.append(f"synthetic acceptance {', '.join(f'{a:g}' for a in settings.acceptance)}")
-    if settings.dummy_weights:
+    if decoder.acceptance is not None:
+        made_up.append(f"synthetic acceptance {', '.join(f'{a:g}' for a in decoder.acceptance)}")
+    if decoder.dummy_weights:
         made_up.append("dummy weights")
     if made_up:
         yield f"{', '.join(made_up)}: the times are real, the text and what was accepted are not"

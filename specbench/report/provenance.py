@@ -4,10 +4,11 @@ import shlex
 from typing import NamedTuple
 
 from specbench.metrics.registry import all_metrics
-from specbench.records import EngineRecord, RunSettings
+from specbench.records import EngineRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured, plural
+from specbench.settings import SamplingSettings
 
 _SHOWN_DIGITS = 12  # of a hash; the machine document has them all
 
@@ -53,7 +54,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         ("probe", machine.probe),
         *((f"engine {record.engine}", engine_text(record)) for record in document.engines),
         ("seed", str(settings.seed) if is_own else None),
-        ("sampling", _sampling(settings) if is_own else None),
+        ("sampling", _sampling(settings.sampling) if is_own else None),
         *(
             (
                 f"imported {record.file}",
@@ -123,8 +124,8 @@ def _cores(count: int | None) -> str | None:
     return None if count is None else plural(count, "core")
 
 
-def _sampling(settings: RunSettings) -> str:
-    return f"top-k {settings.top_k or 'off'}, top-p {settings.top_p:g}"
+def _sampling(asked: SamplingSettings) -> str:
+    return f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}"
 
 
 def _commit(commit: str | None) -> str | None:

@@ -33,7 +33,7 @@ def recommendation_json(
         {
             "schema_version": SCHEMA_VERSION,
             "run_id": document.run.run_id,
-            "synthetic": document.run.settings.is_synthetic,
+            "synthetic": document.run.settings.decoder.is_synthetic,
             "objective": asdict(objective) | {"unit": objective.unit},
             "picks": [
                 {

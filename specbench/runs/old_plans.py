@@ -36,7 +36,7 @@ class OldRunRecord(RunRecord):
         for plan in self.cells:
             key, k = plan.key, plan.key.num_speculative_tokens
             most = min(k, depths.get((key.target, key.drafter), k))
-            if most < k and self.settings.is_default_range and not key.adaptive:
+            if most < k and self.settings.draft.is_default_range and not key.adaptive:
                 deeper.setdefault(key.pairing, []).append(k)
                 continue
             if plan.is_default_k:

@@ -15,10 +15,12 @@ from specbench.bench.target import TargetRun
 from specbench.bench.traces import Trace
 from specbench.inputs.config import Pairing, load_pairings
 from specbench.probes.probe import NoProbe
-from specbench.records import BlockRecord, EngineCost, Environment, RunRecord, RunSettings
+from specbench.records import BlockRecord, EngineCost, Environment, RunRecord
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run
+from specbench.settings import RunSettings
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeServer, RecordingWatch
+from tests.settings.flat_settings import changed, settings_of
 
 PAIRINGS = """\
 targets:
@@ -31,7 +33,7 @@ targets:
 RUN_ID = "a-run"
 SIX = [f"prompt {i}" for i in range(6)]
 TWENTY = [f"prompt {i}" for i in range(20)]
-SETTINGS = RunSettings(
+SETTINGS = settings_of(
     command="sweep-k",
     pairings=("big/good", "big/bad"),
     workloads=(),
@@ -74,10 +76,10 @@ def make_plan(
     """
     pairings_file = folder / "pairings.yaml"
     pairings_file.write_text(PAIRINGS)
-    if not settings.workloads:
+    if not settings.workload.workloads:
         own = write_prompts(folder / "own.jsonl", prompts)
-        settings = replace(settings, workloads=(own,))
-    pairings: tuple[Pairing, ...] = load_pairings(pairings_file).select(settings.pairings)
+        settings = changed(settings, workloads=(own,))
+    pairings: tuple[Pairing, ...] = load_pairings(pairings_file).select(settings.workload.pairings)
     (plan,) = plan_targets(settings, pairings, lambda _: "float32")
     return replace(plan, depths=depths)
 
@@ -107,7 +109,7 @@ def measure(
         )
         writer = create_run(root, run)
     probe = NoProbe("no GPU")
-    deadline = Deadline(plan.settings.budget_s, engine.clock, spent_s=spent_s)
+    deadline = Deadline(plan.settings.effort.budget_s, engine.clock, spent_s=spent_s)
     meter = MemoryMeter(plan.target.name, "cpu", probe)
     with writer:
         for cost in costs:

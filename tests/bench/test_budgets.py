@@ -1,7 +1,6 @@
 """How a run spends its time: budgets, races between K, and the precision asked for."""
 
 from collections import Counter
-from dataclasses import replace
 
 from specbench.report.document import build_document
 from specbench.runs import StoredRecord, reader
@@ -18,13 +17,14 @@ from tests.bench.fake_runs import (
     write_prompts,
 )
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.settings.flat_settings import changed
 
 
 def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp_path):
     files = tuple(write_prompts(tmp_path / f"{name}.jsonl", TWENTY) for name in ("a", "b"))
     # A block takes 175 s, without its slowest K 118 s, and a reference 41 s more, so that some 16
     # of 120 blocks fit into 80 % of the time; a winner beside K = 0 takes 52 s.
-    plan = make_plan(tmp_path, replace(SETTINGS, workloads=files, budget_s=3500.0))
+    plan = make_plan(tmp_path, changed(SETTINGS, workloads=files, budget_s=3500.0))
     clock = FakeClock()
     watch = RecordingWatch()
     run = measure(plan, FakeEngine(clock), tmp_path, watch)
@@ -44,7 +44,7 @@ def test_a_budget_ends_the_run_early_balanced_and_with_the_winners_confirmed(tmp
 
 def test_nothing_reads_the_stored_records_again_while_it_is_measured(tmp_path, monkeypatch):
     files = (write_prompts(tmp_path / "a.jsonl", TWENTY),)
-    settings = replace(SETTINGS, workloads=files, budget_s=3000.0, precision=0.02)
+    settings = changed(SETTINGS, workloads=files, budget_s=3000.0, precision=0.02)
     num_read = 0
 
     def counted(line: bytes) -> StoredRecord:
@@ -61,7 +61,7 @@ def test_nothing_reads_the_stored_records_again_while_it_is_measured(tmp_path, m
 
 
 def test_under_a_budget_a_k_that_cannot_win_leaves_the_race(tmp_path):
-    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1600.0), TWENTY)
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1600.0), TWENTY)
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
     # At K = 4 the bad drafter runs at 1 / 1.4 of the baseline's speed and leaves after one
     # prompt; at K = 2, its best, at 1 / 1.2, and stays so that "do not speculate" is said with
@@ -83,7 +83,7 @@ def test_without_a_budget_every_k_runs_to_the_end(tmp_path):
 
 
 def test_drafters_that_take_turns_share_the_budget_and_race_alike(tmp_path):
-    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=3000.0), TWENTY)
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=3000.0), TWENTY)
     run = measure(plan, FakeEngine(FakeClock(), room=1), tmp_path)
     sizes = {"big/good": [], "big/bad": []}
     for block in explored(run):
@@ -95,7 +95,7 @@ def test_drafters_that_take_turns_share_the_budget_and_race_alike(tmp_path):
 
 
 def test_a_budget_too_small_for_anything_still_ends_well(tmp_path):
-    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1.0))
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1.0))
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
     assert run.blocks == ()
     assert len(build_document(run).missing) == 5
@@ -103,7 +103,7 @@ def test_a_budget_too_small_for_anything_still_ends_well(tmp_path):
 
 def test_a_precision_ends_the_run_when_the_best_k_is_known_well_enough(tmp_path):
     # Without noise five prompts, the fewest that give an interval, give one of no width.
-    plan = make_plan(tmp_path, replace(SETTINGS, precision=0.02), TWENTY)
+    plan = make_plan(tmp_path, changed(SETTINGS, precision=0.02), TWENTY)
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
     assert len(explored(run)) == 5
     assert len(confirmed(run)) == 5
@@ -113,7 +113,7 @@ def test_a_noisier_measurement_takes_more_prompts_and_a_hopeless_one_all(tmp_pat
     num_blocks = {}
     for name, noise in (("little", 0.1), ("much", 1.0)):
         (tmp_path / name).mkdir()
-        settings = replace(SETTINGS, precision=0.02, pairings=("big/good",), num_repeats=1)
+        settings = changed(SETTINGS, precision=0.02, pairings=("big/good",), num_repeats=1)
         plan = make_plan(tmp_path / name, settings, TWENTY)
         run = measure(plan, FakeEngine(FakeClock(), noise=noise), tmp_path / name)
         num_blocks[name] = len(explored(run))
@@ -123,7 +123,7 @@ def test_a_noisier_measurement_takes_more_prompts_and_a_hopeless_one_all(tmp_pat
 
 def test_a_k_that_left_the_race_cannot_push_out_its_drafters_best(tmp_path):
     # On the first prompt K = 4 of the bad drafter leaves; its K = 2 is measured to the end.
-    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1600.0), TWENTY)
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1600.0), TWENTY)
     run = measure(plan, FakeEngine(FakeClock(), noise=0.5), tmp_path)
     best = "big/bad|own.jsonl|builtin|ngram|k2"
     assert all(any(best in i for i in cells_of(block)) for block in explored(run))

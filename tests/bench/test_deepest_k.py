@@ -1,15 +1,15 @@
 """A K that a drafter cannot draft: left out of a range that nobody asked for, else a failure."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from specbench.errors import UsageError
-from specbench.records import RunSettings
 from specbench.report.document import Document, build_document
+from specbench.settings import RunSettings
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import Call, FakeClock, FakeEngine
+from tests.settings.flat_settings import changed
 
-KS = replace(SETTINGS, num_speculative_tokens=(0, 2, 4, 6))
+KS = changed(SETTINGS, num_speculative_tokens=(0, 2, 4, 6))
 
 
 def too_deep(call: Call) -> Exception | None:
@@ -29,7 +29,7 @@ def ks_of(document: Document, drafter: str) -> set[int]:
 
 
 def test_of_a_default_range_only_what_can_be_drafted_is_measured(tmp_path: Path) -> None:
-    document = measured(replace(KS, is_default_range=True), tmp_path)
+    document = measured(changed(KS, is_default_range=True), tmp_path)
 
     assert ks_of(document, "good") == {2, 4}
     assert ks_of(document, "bad") == {2, 4, 6}
@@ -50,7 +50,7 @@ def test_a_k_that_was_asked_for_is_a_failure_and_the_others_are_measured(tmp_pat
 
 
 def test_an_adaptive_k_is_warmed_up_as_deep_as_it_goes(tmp_path: Path) -> None:
-    settings = replace(KS, num_speculative_tokens=(0,), adaptive=True, pairings=("big/good",))
+    settings = changed(KS, num_speculative_tokens=(0,), adaptive=True, pairings=("big/good",))
     engine = FakeEngine(FakeClock())
     measure(make_plan(tmp_path, settings, depths={"good": 2}), engine, tmp_path)
     warmed_up = {call.k for call in engine.calls if call.request.max_new_tokens == 12}

@@ -1,15 +1,15 @@
 """A K that nobody named gives way to what the drafter can draft; one that was named does not."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from specbench.bench.plan import DEFAULT_K
-from specbench.records import RunSettings
 from specbench.report.document import Document, build_document
+from specbench.settings import RunSettings
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
+from tests.settings.flat_settings import changed
 
-UNSAID = replace(SETTINGS, num_speculative_tokens=None)
+UNSAID = changed(SETTINGS, num_speculative_tokens=None)
 
 
 def measured(settings: RunSettings, folder: Path, most: int) -> Document:

@@ -3,8 +3,6 @@
 A step takes 1 s, a round at K 1 + 0.1 K, and an answer has 40 tokens after the first.
 """
 
-from dataclasses import replace
-
 import pytest
 
 from specbench.bench import forecasting, round_costs
@@ -17,8 +15,9 @@ from specbench.runs.reader import read_records
 from tests.bench.fake_runs import RUN_ID, SETTINGS, make_plan, measure
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.settings.flat_settings import changed
 
-FORECAST = replace(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
+FORECAST = changed(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
 SIX = [f"prompt {i}" for i in range(6)]
 ROUNDS = {0: 40, 1: 20, 2: 14, 4: 8}  # that `good` takes for an answer
 
@@ -106,7 +105,7 @@ def test_of_ten_prompts_all_are_traced_and_six_measured(tmp_path):
 
 def test_prompts_that_were_asked_for_are_all_measured(tmp_path):
     prompts = [f"prompt {i}" for i in range(9)]
-    stored = run(tmp_path, replace(FORECAST, num_prompts=8), prompts)
+    stored = run(tmp_path, changed(FORECAST, num_prompts=8), prompts)
     assert len({block.prompt_id for block in stored.blocks}) == 8
 
 
@@ -130,7 +129,7 @@ def test_a_refusal_at_one_temperature_is_none_at_another(tmp_path):
 
     for order in ((0.0, 1.0), (1.0, 0.0)):
         watch = RecordingWatch()
-        settings = replace(FORECAST, temperatures=order)
+        settings = changed(FORECAST, temperatures=order)
         folder = tmp_path / f"{order[0]:g}"
         folder.mkdir()
         stored = run(folder, settings, trace=only_greedy, watch=watch)
@@ -142,7 +141,7 @@ def test_a_refusal_at_one_temperature_is_none_at_another(tmp_path):
 
 @pytest.fixture(scope="module")
 def exhaustive(tmp_path_factory) -> StoredRun:
-    return run(tmp_path_factory.mktemp("exhaustive"), replace(FORECAST, exhaustive=True))
+    return run(tmp_path_factory.mktemp("exhaustive"), changed(FORECAST, exhaustive=True))
 
 
 def test_an_exhaustive_run_measures_every_k_beside_its_forecast(exhaustive, whole):
@@ -181,7 +180,7 @@ def test_visits_lie_between_blocks_while_they_keep_to_their_share(
     monkeypatch.setattr(RoundCosts, "visit", noted)
     monkeypatch.setattr(forecasting, "TIME_SHARE", share)
     monkeypatch.setattr(round_costs, "MOST_VISITS", 8)  # the end's limit, not that of a long sweep
-    run(tmp_path, replace(FORECAST, exhaustive=True, num_repeats=repeats))
+    run(tmp_path, changed(FORECAST, exhaustive=True, num_repeats=repeats))
     assert num_blocks == expected
 
 
@@ -244,7 +243,7 @@ def test_a_budget_ends_tracing_after_enough_prompts_and_is_kept(tmp_path):
         engine.clock.now_s += 10
         return fake_trace(*given, **named)
 
-    plan = make_plan(tmp_path, replace(FORECAST, budget_s=2_000.0), prompts)
+    plan = make_plan(tmp_path, changed(FORECAST, budget_s=2_000.0), prompts)
     stored = measure(plan, engine, tmp_path, trace=slowly)
     traced = {trace.prompt_id for trace in stored.traces}
     assert 5 <= len(traced) < 40
@@ -260,13 +259,13 @@ def test_as_many_prompts_as_an_interval_needs_are_traced_whatever_it_takes(tmp_p
         engine.clock.now_s += 500
         return fake_trace(*given, **named)
 
-    plan = make_plan(tmp_path, replace(FORECAST, budget_s=2_000.0), SIX)
+    plan = make_plan(tmp_path, changed(FORECAST, budget_s=2_000.0), SIX)
     stored = measure(plan, engine, tmp_path, trace=very_slowly)
     assert len({trace.prompt_id for trace in stored.traces}) == 5
 
 
 def test_many_rows_are_forecast_by_their_own_costs(tmp_path):
-    settings = replace(FORECAST, concurrency=(1, 2), num_repeats=1, num_prompts=6)
+    settings = changed(FORECAST, concurrency=(1, 2), num_repeats=1, num_prompts=6)
     stored = run(tmp_path, settings)
     assert {cost.num_rows for cost in stored.round_costs} == {1, 2}
     assert len(stored.traces) == 6 * 2  # one text for both

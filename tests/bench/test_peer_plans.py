@@ -8,7 +8,7 @@ from specbench.bench.benchmark import plan_warnings
 from specbench.bench.plan import TargetPlan, plan_targets
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
-from specbench.records import RunSettings
+from tests.settings.flat_settings import settings_of
 
 PAIRINGS = """\
 targets:
@@ -23,7 +23,7 @@ targets:
 def planned(folder: Path, *engines: str, names: tuple[str, ...]) -> TargetPlan:
     (folder / "pairings.yaml").write_text(PAIRINGS)
     pairings = load_pairings(folder / "pairings.yaml").select(names)
-    settings = RunSettings(command="run", pairings=names, workloads=("chat",), engines=engines)
+    settings = settings_of(command="run", pairings=names, workloads=("chat",), engines=engines)
     (plan,) = plan_targets(settings, pairings, lambda _: "float32")
     return plan
 

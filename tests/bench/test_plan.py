@@ -7,6 +7,7 @@ from specbench.bench.benchmark import foreign_workloads
 from specbench.bench.blocks import confirm_block, request_seed
 from specbench.errors import UsageError
 from tests.bench.fake_runs import SETTINGS, make_plan, write_prompts
+from tests.settings.flat_settings import changed
 
 PROMPTS = [f"prompt {i}" for i in range(20)]
 
@@ -17,19 +18,19 @@ def ks_of(block):
 
 @pytest.mark.parametrize("ks", [(4,), (0, 4), None])
 def test_k_0_is_always_measured_whatever_was_asked_for(tmp_path, ks):
-    plan = make_plan(tmp_path, replace(SETTINGS, num_speculative_tokens=ks, pairings=("big/good",)))
+    plan = make_plan(tmp_path, changed(SETTINGS, num_speculative_tokens=ks, pairings=("big/good",)))
     for block in plan.explore_blocks():
         # The pairing's own K is 3.
         assert ks_of(block) == [("none", 0), ("good", 4 if ks else 3)]
 
 
 def test_k_0_alone_is_a_plan_too(tmp_path):
-    plan = make_plan(tmp_path, replace(SETTINGS, num_speculative_tokens=(0,)))
+    plan = make_plan(tmp_path, changed(SETTINGS, num_speculative_tokens=(0,)))
     assert [ks_of(block) for block in plan.explore_blocks()] == [[("none", 0)]] * 2
 
 
 def test_a_drafter_without_a_k_of_its_own_gets_4(tmp_path):
-    settings = replace(SETTINGS, num_speculative_tokens=None, pairings=("big/bad",))
+    settings = changed(SETTINGS, num_speculative_tokens=None, pairings=("big/bad",))
     assert ks_of(next(make_plan(tmp_path, settings).explore_blocks())) == [("none", 0), ("bad", 4)]
 
 
@@ -69,14 +70,14 @@ def test_ten_prompts_once_is_what_is_measured_unless_told(tmp_path):
 
 
 def test_sampling_measures_three_seeds_a_prompt_and_greedy_one(tmp_path):
-    settings = replace(SETTINGS, temperatures=(0.0, 1.0), num_prompts=2)
+    settings = changed(SETTINGS, temperatures=(0.0, 1.0), num_prompts=2)
     blocks = list(make_plan(tmp_path, settings, PROMPTS).explore_blocks())
     repeats = Counter((b.cells[0].key.temperature, b.repeat) for b in blocks)
     assert repeats == {(0.0, 0): 2, (1.0, 0): 2, (1.0, 1): 2, (1.0, 2): 2}
 
 
 def test_prompts_and_repeats_can_be_chosen(tmp_path):
-    settings = replace(SETTINGS, num_prompts=3, num_repeats=2)
+    settings = changed(SETTINGS, num_prompts=3, num_repeats=2)
     plan = make_plan(tmp_path, settings, PROMPTS)
     blocks = list(plan.explore_blocks())
     assert len({block.id for block in blocks}) == len(blocks) == 6
@@ -85,14 +86,14 @@ def test_prompts_and_repeats_can_be_chosen(tmp_path):
 
 @pytest.mark.parametrize("limit", [{"budget_s": 60.0}, {"precision": 0.02}], ids=["budget", "prec"])
 def test_a_budget_or_a_precision_may_use_every_prompt_three_times(tmp_path, limit):
-    plan = make_plan(tmp_path, replace(SETTINGS, **limit), PROMPTS)
-    assert plan.is_open_ended
+    plan = make_plan(tmp_path, changed(SETTINGS, **limit), PROMPTS)
+    assert plan.settings.effort.is_open_ended
     assert len(list(plan.explore_blocks())) == 60
 
 
 def test_workloads_and_temperatures_take_turns_so_that_a_run_cut_short_is_balanced(tmp_path):
     files = tuple(write_prompts(tmp_path / f"{name}.jsonl", PROMPTS) for name in "ab")
-    settings = replace(SETTINGS, workloads=files, temperatures=(0.0, 1.0), num_prompts=3)
+    settings = changed(SETTINGS, workloads=files, temperatures=(0.0, 1.0), num_prompts=3)
     blocks = list(make_plan(tmp_path, settings).explore_blocks())
     for end in range(len(blocks)):
         done = Counter(block.workload for block in blocks[:end])
@@ -104,7 +105,7 @@ def test_a_shorter_workload_does_not_end_a_longer_one(tmp_path):
         write_prompts(tmp_path / "long.jsonl", PROMPTS[:5]),
         write_prompts(tmp_path / "short.jsonl", PROMPTS[:2]),
     )
-    blocks = make_plan(tmp_path, replace(SETTINGS, workloads=files)).explore_blocks()
+    blocks = make_plan(tmp_path, changed(SETTINGS, workloads=files)).explore_blocks()
     assert Counter(b.workload for b in blocks) == {"long.jsonl": 5, "short.jsonl": 2}
 
 
@@ -114,11 +115,11 @@ def test_two_files_of_one_name_are_refused(tmp_path):
         (tmp_path / name).mkdir()
         files.append(write_prompts(tmp_path / name / "mine.jsonl", PROMPTS))
     with pytest.raises(UsageError, match=r"are both called mine\.jsonl.*rename one"):
-        make_plan(tmp_path, replace(SETTINGS, workloads=tuple(files)))
+        make_plan(tmp_path, changed(SETTINGS, workloads=tuple(files)))
 
 
 def test_block_ids_are_the_same_in_every_session_and_no_two_are_equal(tmp_path):
-    settings = replace(SETTINGS, temperatures=(0.0, 1.0), num_repeats=2)
+    settings = changed(SETTINGS, temperatures=(0.0, 1.0), num_repeats=2)
     ids = [block.id for block in make_plan(tmp_path, settings, PROMPTS).explore_blocks()]
     again = [block.id for block in make_plan(tmp_path, settings, PROMPTS).explore_blocks()]
     assert ids == again

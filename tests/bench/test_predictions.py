@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from specbench.bench.target import WARM_UP_TOKENS
 from specbench.records import Message, Role
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine
+from tests.settings.flat_settings import changed
 
 SMALL, LARGE = "```\na = 1\n```", "```python\ndef f():\n    return 1\n```"
 
@@ -49,7 +49,7 @@ def predictions(folder: Path, entry: Mapping[str, Any], **changes: Any) -> list[
     prompts = folder / "own.jsonl"
     prompts.write_text(json.dumps({"id": "p0", **entry}) + "\n")
     engine = FakeEngine(FakeClock())
-    settings = replace(SETTINGS, workloads=(str(prompts),), **changes)
+    settings = changed(SETTINGS, workloads=(str(prompts),), **changes)
     measure(make_plan(folder, settings), engine, folder)
     # Warming up foresees half of its own text.
     asked = [call.request for call in engine.calls if call.request.max_new_tokens > WARM_UP_TOKENS]

@@ -1,7 +1,5 @@
 """What cannot be measured is a stored result; everything else is measured all the same."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ from specbench.records import FailureRecord
 from specbench.report.document import build_document
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import REFUSED, FakeClock, FakeEngine, RecordingWatch
+from tests.settings.flat_settings import changed
 
 
 def failed_of(run):
@@ -71,7 +70,7 @@ def test_a_k_that_does_not_fit_is_left_out_and_the_smaller_ones_run(tmp_path):
     def too_large(call):
         return torch.OutOfMemoryError("CUDA out of memory") if call.k == 4 else None
 
-    settings = replace(SETTINGS, pairings=("big/good",), num_speculative_tokens=(1, 2, 4))
+    settings = changed(SETTINGS, pairings=("big/good",), num_speculative_tokens=(1, 2, 4))
     plan = make_plan(tmp_path, settings)
     # Loading a drafter tries the largest K; here that one comes through.
     engine = FakeEngine(FakeClock())
@@ -95,7 +94,7 @@ def test_a_target_that_cannot_do_the_baseline_is_one_failure(tmp_path):
         hot = call.request.sampling.temperature > 0
         return ModelError("logits are not finite") if hot and call.k == 0 else None
 
-    plan = make_plan(tmp_path, replace(SETTINGS, temperatures=(1.0,)))
+    plan = make_plan(tmp_path, changed(SETTINGS, temperatures=(1.0,)))
     run = measure(plan, FakeEngine(FakeClock(), breaks=no_sampling), tmp_path)
     assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
     assert run.blocks == ()

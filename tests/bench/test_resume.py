@@ -19,6 +19,7 @@ from tests.bench.fake_runs import (
     measure,
 )
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
+from tests.settings.flat_settings import changed
 
 
 class Interrupted(KeyboardInterrupt):
@@ -87,7 +88,7 @@ def test_a_run_interrupted_again_and_again_has_every_block_once(tmp_path, uninte
 
 
 def test_a_run_stopped_while_it_confirmed_under_a_budget_explores_no_further(tmp_path):
-    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1600.0), [f"p {i}" for i in range(20)])
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1600.0), [f"p {i}" for i in range(20)])
     clock = FakeClock()
     engine = FakeEngine(clock)
     confirming = []
@@ -121,7 +122,7 @@ def test_a_failure_met_in_every_session_is_stored_once(tmp_path):
 
 
 def test_a_drafter_that_is_gone_on_resume_leaves_its_blocks_and_the_run_goes_on(tmp_path):
-    settings = replace(SETTINGS, pairings=("big/good",))
+    settings = changed(SETTINGS, pairings=("big/good",))
     plan = make_plan(tmp_path, settings, SIX)
     with pytest.raises(Interrupted):
         measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(6))
@@ -150,7 +151,7 @@ def test_the_seconds_spent_are_those_of_this_targets_stored_requests(tmp_path):
 
 
 def test_what_was_dropped_stays_dropped_whatever_the_rule_says_later(tmp_path, monkeypatch):
-    plan = make_plan(tmp_path, replace(SETTINGS, budget_s=1600.0), TWENTY)
+    plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1600.0), TWENTY)
     with pytest.raises(Interrupted):
         measure(plan, FakeEngine(FakeClock()), tmp_path, stop_after(2))
     (dropped,) = load_run(RUN_ID, tmp_path).extensions
@@ -187,7 +188,7 @@ def test_the_winners_are_those_that_were_chosen_first(tmp_path, monkeypatch):
 
 
 def test_a_question_that_was_precise_enough_is_not_opened_again(tmp_path, monkeypatch):
-    plan = make_plan(tmp_path, replace(SETTINGS, precision=0.5), TWENTY)
+    plan = make_plan(tmp_path, changed(SETTINGS, precision=0.5), TWENTY)
     whole = measure(plan, FakeEngine(FakeClock()), tmp_path)
     num_explored = len(explored(whole))
     assert num_explored < 20

@@ -1,6 +1,5 @@
 """Rows, contexts, engines, adaptive K and made-up acceptance, down to the records on disk."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,11 +7,12 @@ import pytest
 from specbench.bench.benchmark import run_benchmark
 from specbench.inputs.config import load_pairings
 from specbench.metrics.cell import gather_cells
-from specbench.records import ALL_PROMPTS, RunSettings
+from specbench.records import ALL_PROMPTS
 from specbench.report.document import build_document
 from specbench.runs import StoredRun
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
+from tests.settings.flat_settings import changed, settings_of
 from tests.tiny_pair import write_pair
 
 PROMPTS = [["Hello you", "And then?"], "Name a colour", "Count to ten", "Say nothing at all"]
@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(tiny: Path, root: Path, **changes) -> StoredRun:
-    base = RunSettings(
+    base = settings_of(
         command="run",
         pairings=("tiny/draft",),
         workloads=(str(tiny / "talk.jsonl"),),
@@ -36,8 +36,8 @@ def measure(tiny: Path, root: Path, **changes) -> StoredRun:
         device="cpu",
         threads=1,
     )
-    settings = replace(base, **changes)
-    pairings = load_pairings(tiny / "pairings.yaml").select(settings.pairings)
+    settings = changed(base, **changes)
+    pairings = load_pairings(tiny / "pairings.yaml").select(settings.workload.pairings)
     return run_benchmark(settings, pairings, root, RecordingWatch())
 
 
@@ -174,7 +174,7 @@ def test_drawn_acceptance_keeps_what_it_was_told(tiny, tmp_path):
     assert {
         min(d, 2) == a for d, a in zip(rounds.num_drafted, rounds.num_accepted, strict=True)
     } == {True}
-    assert build_document(run).run.settings.is_synthetic
+    assert build_document(run).run.settings.decoder.is_synthetic
 
 
 def test_dummy_weights_need_no_checkpoint(tiny, tmp_path):

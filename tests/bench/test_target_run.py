@@ -1,5 +1,4 @@
 from collections import Counter, defaultdict
-from dataclasses import replace
 
 import pytest
 
@@ -16,6 +15,7 @@ from tests.bench.fake_runs import (
     measure,
 )
 from tests.bench.fakes import ANSWER_TOKENS, FakeClock, FakeEngine, FakeServer, RecordingWatch
+from tests.settings.flat_settings import changed
 
 
 def requests_of(run):
@@ -40,7 +40,7 @@ def test_another_seed_is_another_order(tmp_path):
     for seed in (0, 0, 1):
         root = tmp_path / str(len(orders))
         root.mkdir()
-        plan = make_plan(root, replace(SETTINGS, seed=seed), SIX)
+        plan = make_plan(root, changed(SETTINGS, seed=seed), SIX)
         run = measure(plan, FakeEngine(FakeClock()), root)
         orders.append({block.prompt_id: block.order for block in run.blocks})
     assert orders[0] == orders[1] != orders[2]
@@ -63,7 +63,7 @@ def test_warming_up_leaves_no_record(tmp_path):
 
 def test_greedy_cells_emit_as_many_tokens_as_the_targets_own_answer(tmp_path):
     engine = FakeEngine(FakeClock())
-    run = measure(make_plan(tmp_path, replace(SETTINGS, max_new_tokens=100)), engine, tmp_path)
+    run = measure(make_plan(tmp_path, changed(SETTINGS, max_new_tokens=100)), engine, tmp_path)
 
     assert [len(reference.output_ids) for reference in run.references] == [ANSWER_TOKENS] * 2
     assert {r.num_output_tokens for r in requests_of(run)} == {ANSWER_TOKENS}
@@ -73,20 +73,20 @@ def test_greedy_cells_emit_as_many_tokens_as_the_targets_own_answer(tmp_path):
 
 
 def test_a_limit_on_new_tokens_cuts_the_answer_and_every_cell_alike(tmp_path):
-    plan = make_plan(tmp_path, replace(SETTINGS, max_new_tokens=20))
+    plan = make_plan(tmp_path, changed(SETTINGS, max_new_tokens=20))
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
     assert {r.num_output_tokens for r in requests_of(run)} == {20}
     assert {r.finish_reason for r in requests_of(run)} == {"length"}
 
 
 def test_the_targets_answer_is_decoded_once_a_run(tmp_path):
-    settings = replace(SETTINGS, temperatures=(0.0, 1.0))
+    settings = changed(SETTINGS, temperatures=(0.0, 1.0))
     run = measure(make_plan(tmp_path, settings), FakeEngine(FakeClock()), tmp_path)
     assert len(run.references) == 2
 
 
 def test_sampling_gives_every_k_the_same_three_seeds(tmp_path):
-    plan = make_plan(tmp_path, replace(SETTINGS, temperatures=(1.0,)))
+    plan = make_plan(tmp_path, changed(SETTINGS, temperatures=(1.0,)))
     engine = FakeEngine(FakeClock())
     run = measure(plan, engine, tmp_path)
 
@@ -103,7 +103,7 @@ def test_sampling_gives_every_k_the_same_three_seeds(tmp_path):
 
 def test_sampled_answers_end_where_they_end(tmp_path):
     engine = FakeEngine(FakeClock())
-    measure(make_plan(tmp_path, replace(SETTINGS, temperatures=(1.0,))), engine, tmp_path)
+    measure(make_plan(tmp_path, changed(SETTINGS, temperatures=(1.0,))), engine, tmp_path)
     sampled = [c.request for c in engine.calls if c.request.sampling.temperature == 1.0]
     measured = [r for r in sampled if r.max_new_tokens != WARM_UP_TOKENS]
     assert all(r.stop_at_eos and r.max_new_tokens == 128 for r in measured)
@@ -111,7 +111,7 @@ def test_sampled_answers_end_where_they_end(tmp_path):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_next_turn_follows_the_targets_own_answer(tmp_path, temperature):
-    plan = make_plan(tmp_path, replace(SETTINGS, temperatures=(temperature,)), [["One", "Two"]])
+    plan = make_plan(tmp_path, changed(SETTINGS, temperatures=(temperature,)), [["One", "Two"]])
     engine = FakeEngine(FakeClock())
     run = measure(plan, engine, tmp_path)
 
@@ -152,7 +152,7 @@ def test_a_decision_quotes_the_second_measurement(tmp_path):
 
 
 def test_a_single_k_was_not_picked_from_many_and_is_measured_once(tmp_path):
-    settings = replace(SETTINGS, num_speculative_tokens=(4,))
+    settings = changed(SETTINGS, num_speculative_tokens=(4,))
     run = measure(make_plan(tmp_path, settings, SIX), FakeEngine(FakeClock()), tmp_path)
     assert confirmed(run) == []
 
@@ -182,7 +182,7 @@ def test_an_engine_in_another_process_is_measured_by_its_answers_alone(tmp_path)
 
 
 def test_an_engine_that_lends_no_drafters_is_measured_without_a_forecast(tmp_path):
-    watch, settings = RecordingWatch(), replace(SETTINGS, forecast=True)
+    watch, settings = RecordingWatch(), changed(SETTINGS, forecast=True)
     plan, engine = make_plan(tmp_path, settings, SIX), FakeServer(FakeClock())
     run = measure(plan, engine, tmp_path, watch, trace=trace_conversation)
     assert run.traces == ()

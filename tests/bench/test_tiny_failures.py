@@ -55,7 +55,7 @@ targets:
 """
     )
     settings = settings_for(tiny, pairings=("gone", "tiny"), num_speculative_tokens=(2,))
-    pairings = load_pairings(folder / "pairings.yaml").select(settings.pairings)
+    pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
     for name in ("gone-target", "gone-draft"):  # after pairings.yaml was checked
         shutil.rmtree(folder / name)
     return run_benchmark(settings, pairings, folder / "reports", RecordingWatch())

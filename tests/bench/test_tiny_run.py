@@ -19,6 +19,7 @@ from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
+from tests.settings.flat_settings import changed
 
 CPU = torch.device("cpu")
 
@@ -164,13 +165,13 @@ def test_a_run_whose_work_has_changed_cannot_go_on(tiny, tmp_path, run):
     settings = settings_for(tiny, temperatures=(0.0, 1.0))
     records = (tmp_path / run.folder.name / "records.jsonl").read_bytes()
     other = write_prompts(tmp_path / "talk.jsonl", ["Something else"])
-    for changed, says in (
-        (replace(settings, workloads=(other,)), r"its workload talk\.jsonl has changed since"),
-        (replace(settings, dtype="float64"), "its cells would be others"),
-        (replace(settings, pairings=("tiny/ngram",)), "its cells would be others"),
+    for others, says in (
+        (changed(settings, workloads=(other,)), r"its workload talk\.jsonl has changed since"),
+        (changed(settings, dtype="float64"), "its cells would be others"),
+        (changed(settings, pairings=("tiny/ngram",)), "its cells would be others"),
     ):
         with pytest.raises(UsageError, match=says):
-            run_on(tiny, changed, tmp_path, resume=run.folder.name)
+            run_on(tiny, others, tmp_path, resume=run.folder.name)
     assert (tmp_path / run.folder.name / "records.jsonl").read_bytes() == records
 
 

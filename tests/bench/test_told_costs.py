@@ -1,12 +1,11 @@
 """A run that is told the costs of another engine traces here and measures nothing."""
 
-from dataclasses import replace
-
 import pytest
 
 from specbench.records import EngineCost
 from specbench.report.document import build_document
 from tests.bench.test_forecasting import FORECAST, forecast_of, run
+from tests.settings.flat_settings import changed
 
 
 def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:
@@ -23,7 +22,7 @@ def cost(k: int, seconds: float, engine: str = "vllm 0.32") -> EngineCost:
 def test_with_the_costs_of_another_engine_nothing_is_measured_here(tmp_path):
     """There a round at K = 4 is dear: K = 2 is best, 40 tokens in 14 rounds of 1.1 steps."""
     theirs = [cost(0, 1.0), cost(2, 1.1), cost(4, 4.0)]
-    settings = replace(FORECAST, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
+    settings = changed(FORECAST, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
     stored = run(tmp_path, settings, costs=theirs)
     assert stored.blocks == ()
     assert stored.round_costs == ()

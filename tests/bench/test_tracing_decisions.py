@@ -10,10 +10,11 @@ from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
 from tests.bench.test_forecasting import FORECAST, SIX
 from tests.bench.test_lossy import with_rule
+from tests.settings.flat_settings import changed
 
 
 def test_a_lossy_drafter_is_said_once_not_to_be_forecast(tmp_path):
-    settings = replace(FORECAST, temperatures=(0.5, 1.0))
+    settings = changed(FORECAST, temperatures=(0.5, 1.0))
     watch = RecordingWatch()
     plan = with_rule(make_plan(tmp_path, settings, SIX), "bad")
     stored = measure(plan, FakeEngine(FakeClock()), tmp_path, watch=watch)
@@ -64,7 +65,7 @@ def test_rounds_of_a_sweep_are_those_of_each_workload_by_its_own_share_of_traces
         write_prompts(tmp_path / f"{name}.jsonl", [f"{name} {i}" for i in range(6)])
         for name in ("whole", "half")
     )
-    plan = make_plan(tmp_path, replace(FORECAST, workloads=files, num_repeats=2))
+    plan = make_plan(tmp_path, changed(FORECAST, workloads=files, num_repeats=2))
     stored = measure(plan, FakeEngine(FakeClock()), tmp_path)
     questions = []
     for setting, num_prompts in zip(plan.all_settings, (6, 3), strict=True):
@@ -86,7 +87,7 @@ def test_a_drafter_is_traced_as_deep_as_it_can_draft(tmp_path):
 
     for is_default_range in (True, False):
         asked.clear()
-        settings = replace(FORECAST, is_default_range=is_default_range)
+        settings = changed(FORECAST, is_default_range=is_default_range)
         folder = tmp_path / str(is_default_range)
         folder.mkdir()
         plan = make_plan(folder, settings, SIX, depths={"good": 2})

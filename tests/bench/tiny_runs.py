@@ -1,13 +1,13 @@
 """Runs of the bench on a real, tiny pair in a folder of its own."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.inputs.config import load_pairings
-from specbench.records import RunSettings
+from specbench.settings import RunSettings
 from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
+from tests.settings.flat_settings import changed, settings_of
 from tests.tiny_pair import write_pair
 
 
@@ -19,7 +19,7 @@ def write_tiny(folder: Path) -> Path:
 
 
 def settings_for(folder: Path, **changes) -> RunSettings:
-    base = RunSettings(
+    base = settings_of(
         command="sweep-k",
         pairings=("tiny/draft", "tiny/ngram"),
         workloads=(str(folder / "talk.jsonl"),),
@@ -28,9 +28,9 @@ def settings_for(folder: Path, **changes) -> RunSettings:
         device="cpu",
         threads=1,
     )
-    return replace(base, **changes)
+    return changed(base, **changes)
 
 
 def run_on(folder: Path, settings: RunSettings, root: Path, watch=None, resume=None):
-    pairings = load_pairings(folder / "pairings.yaml").select(settings.pairings)
+    pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
     return run_benchmark(settings, pairings, root, watch or RecordingWatch(), resume=resume)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specbench.cli.values import parse_contexts
 from specbench.errors import UsageError
+from specbench.settings.words import parse_contexts
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_ten_kills_lose_no_stored_block_and_double_none(tiny, tmp_path):
     run = load_run("latest", tmp_path / "out")
     assert complete_lines(records()).startswith(stored)
     assert run.is_complete
-    pairings = load_pairings(tiny / "pairings.yaml").select(run.run.settings.pairings)
+    pairings = load_pairings(tiny / "pairings.yaml").select(run.run.settings.workload.pairings)
     (plan,) = plan_targets(run.run.settings, pairings, lambda _: "float32")
     planned = Counter(block.id for block in plan.explore_blocks())
     assert len(planned) == 30

@@ -41,7 +41,7 @@ def test_the_hint_goes_on_and_ranks(tiny, interrupted):
     assert {one["drafter"] for one in found["ranking"]} == {"ngram", "suffix"}
     stored = load_run("latest", out)
     assert (stored.run.run_id, stored.is_complete) == (found["run_id"], True)
-    assert stored.run.settings.most_drafters == 1
+    assert stored.run.settings.forecasting.most_drafters == 1
     again = specbench(*command, *HERE, cwd=tiny)  # finished, and its own options repeated
     assert again.code == 0, again.err
     assert again.out.splitlines()[-1].split()[0] in ("Use", "Not", "Do")

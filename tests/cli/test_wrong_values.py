@@ -1,6 +1,7 @@
 import pytest
 
-from specbench.cli.values import (
+from specbench.errors import UsageError
+from specbench.settings.words import (
     parse_acceptance,
     parse_concurrency,
     parse_ks,
@@ -8,7 +9,6 @@ from specbench.cli.values import (
     parse_seconds,
     parse_temperatures,
 )
-from specbench.errors import UsageError
 from tests.cli.calls import specbench
 
 

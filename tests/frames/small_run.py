@@ -17,12 +17,12 @@ from specbench.records import (
     RequestRecord,
     RoundLog,
     RunRecord,
-    RunSettings,
 )
 from specbench.runs import SCHEMA_VERSION, StoredRun
 from tests.cell_keys import BASE_KEY
 from tests.cell_keys import KEY as CELL_KEY
 from tests.report.made_up_records import environment
+from tests.settings.flat_settings import settings_of
 
 KEY = replace(CELL_KEY, num_speculative_tokens=3)
 A = RoundLog(
@@ -96,7 +96,7 @@ def small_run(run_id: str = "small") -> StoredRun:
             schema_version=SCHEMA_VERSION,
             run_id=run_id,
             environment=environment(is_gpu=False),
-            settings=RunSettings(command="run", pairings=("demo/draft",), workloads=("code",)),
+            settings=settings_of(command="run", pairings=("demo/draft",), workloads=("code",)),
             workload_sha256={"code": "ef" * 32},
             cells=tuple(CellPlan(key=key, num_prompts=3, num_repeats=1) for key in (BASE_KEY, KEY)),
         ),

@@ -6,6 +6,7 @@ import pytest
 
 from specbench.gate.fingerprint import changes, differences, fingerprint_of, have_same_arithmetic
 from tests.report.stored_runs import Wish, stored_run
+from tests.settings.flat_settings import changed
 
 STORED = stored_run(Wish(drafters=("draft",), workloads=("code",), ks=(0, 4), num_prompts=5))
 RUN, MODELS = STORED.run, STORED.models
@@ -33,7 +34,7 @@ def names(run=RUN, models=MODELS) -> list[str]:
     ],
 )
 def test_other_settings_are_other_work(settings, word):
-    assert names(replace(RUN, settings=replace(RUN.settings, **settings))) == [word]
+    assert names(replace(RUN, settings=changed(RUN.settings, **settings))) == [word]
 
 
 def test_other_texts_weights_and_tokenizers_are_other_work():

@@ -16,6 +16,7 @@ from specbench.records import (
 from specbench.runs import StoredRun
 from tests.decide import cells
 from tests.report.stored_runs import Wish, stored_run
+from tests.settings.flat_settings import changed
 
 ROWS = (1, 2, 4)
 CONTEXTS = (512, 4096)
@@ -41,7 +42,7 @@ def served_run() -> StoredRun:
     """Concurrency 1, 2 and 4, the last without a gain; both engines at concurrency 1."""
     keys = list(_keys())
     plain = stored_run(Wish(ks=(0, 2), drafters=("draft",), workloads=WORKLOADS, num_prompts=1))
-    settings = replace(plain.run.settings, adaptive=True, concurrency=ROWS)
+    settings = changed(plain.run.settings, adaptive=True, concurrency=ROWS)
     plans = tuple(CellPlan(key=key, num_prompts=6, num_repeats=1) for key in keys)
     return replace(
         plain,

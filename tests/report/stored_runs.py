@@ -12,11 +12,11 @@ from specbench.records import (
     CellPlan,
     FailureRecord,
     RunRecord,
-    RunSettings,
 )
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run
 from tests.cell_keys import BASE_KEY
 from tests.report.made_up_records import environment, forwards, memory, model, request
+from tests.settings.flat_settings import settings_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def stored_run(wish: Wish) -> StoredRun:
             schema_version=1,
             run_id="20261121-010203-a1b2",
             environment=environment(is_gpu=wish.is_gpu),
-            settings=RunSettings(
+            settings=settings_of(
                 command="sweep-k",
                 pairings=tuple(f"{wish.target}/{name}" for name in wish.drafters),
                 workloads=wish.workloads,

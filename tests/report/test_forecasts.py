@@ -18,8 +18,9 @@ from specbench.report.tables import terminal_report
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
 from tests.report.test_json import VALIDATOR
+from tests.settings.flat_settings import changed
 
-FORECAST = replace(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
+FORECAST = changed(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
 SIX = [f"prompt {i}" for i in range(6)]
 VLLM = [
     EngineCost(
@@ -36,7 +37,7 @@ VLLM = [
 
 
 def document_of(folder, told=(), **changes) -> Document:
-    plan = make_plan(folder, replace(FORECAST, **changes), SIX)
+    plan = make_plan(folder, changed(FORECAST, **changes), SIX)
     return build_document(measure(plan, FakeEngine(FakeClock()), folder, costs=told))
 
 

@@ -13,6 +13,7 @@ from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.tables import terminal_report
 from tests.report.stored_runs import SMALL, Wish, stored_run
+from tests.settings.flat_settings import changed
 
 DRAWN = {"acceptance": (0.7, 0.5)}
 DUMMY = {"dummy_weights": True}
@@ -21,7 +22,7 @@ NOTICE = "synthetic acceptance 0.7, 0.5, dummy weights: the times are real"
 
 def document_of(wish: Wish = SMALL, **settings: object) -> Document:
     stored = stored_run(wish)
-    run = replace(stored.run, settings=replace(stored.run.settings, **settings))
+    run = replace(stored.run, settings=changed(stored.run.settings, **settings))
     return build_document(replace(stored, run=run))
 
 

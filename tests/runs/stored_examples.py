@@ -17,12 +17,12 @@ from specbench.records import (
     RoundLog,
     RoundTimeline,
     RunRecord,
-    RunSettings,
     SamplesRecord,
     TraceRecord,
 )
 from specbench.runs import SCHEMA_VERSION
 from specbench.runs.codec import Done
+from tests.settings.flat_settings import settings_of
 
 KEY = CellKey(
     pairing="demo/draft",
@@ -241,7 +241,7 @@ def run(run_id: str = "20261121-010203-a1b2") -> RunRecord:
         schema_version=SCHEMA_VERSION,
         run_id=run_id,
         environment=ENVIRONMENT,
-        settings=RunSettings(
+        settings=settings_of(
             command="sweep-k",
             pairings=("demo/draft",),
             workloads=("chat", "my chats.jsonl"),

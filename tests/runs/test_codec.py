@@ -17,6 +17,7 @@ from specbench.runs.codec import (
 )
 from tests.runs.stored_examples import BLOCK, MEMORY, REQUEST, block, run
 from tests.runs.stored_findings import EVERY_KIND
+from tests.settings.flat_settings import changed
 
 
 def test_there_is_an_example_of_every_record():
@@ -76,7 +77,7 @@ def test_a_number_that_is_none_is_refused_when_writing(value: float):
 
     with pytest.raises(ValueError, match="cannot be stored"):
         encode_line(dataclasses.replace(BLOCK, requests=(request,)))
-    settings = dataclasses.replace(run().settings, top_p=value)
+    settings = changed(run().settings, top_p=value)
     with pytest.raises(ValueError, match="top_p"):
         encode_run(dataclasses.replace(run(), settings=settings))
 

@@ -15,6 +15,7 @@ from specbench.report.document import build_document
 from specbench.runs import load_run, resume_run
 from tests.bench.fake_runs import RUN_ID, SETTINGS, SIX, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
+from tests.settings.flat_settings import changed
 
 RUNS = Path(__file__).parent / "runs_of_schema_4"
 DEPTHS = {"default-k": {"good": 2, "bad": 2}, "default-range": {"good": 4}}
@@ -28,10 +29,10 @@ def expected(name: str) -> dict[str, Any]:
 
 def plan_of(name: str, folder: Path, depths: dict[str, int]) -> TargetPlan:
     """The same work as the code of today plans it."""
-    settings = replace(SETTINGS, command="run", num_speculative_tokens=None)
+    settings = changed(SETTINGS, command="run", num_speculative_tokens=None)
     if name == "default-range":
         ks = (0, 2, 4, 6)
-        settings = replace(SETTINGS, num_speculative_tokens=ks, is_default_range=True)
+        settings = changed(SETTINGS, num_speculative_tokens=ks, is_default_range=True)
     return make_plan(folder, settings, SIX, depths)
 
 

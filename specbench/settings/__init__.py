@@ -1,0 +1,34 @@
+"""What may a run be asked for, and with which words of the command line?
+
+In go words, out come frozen groups of settings, of which a run.json has every value. An option
+is one field of one group in `groups.py`: its name, help, bounds and default. Open that first;
+`run_settings.py` holds the groups together, `option.py` is what a field says of its option, and
+`words.py` reads 0..8, 4k, 3m and 2%.
+"""
+
+from specbench.settings.groups import (
+    AcceptanceRule,
+    DecoderSettings,
+    DraftSettings,
+    EffortSettings,
+    ForecastSettings,
+    LoadSettings,
+    MachineSettings,
+    SamplingSettings,
+    WorkloadSettings,
+)
+from specbench.settings.run_settings import RunSettings, StoredSettings
+
+__all__ = [
+    "AcceptanceRule",
+    "DecoderSettings",
+    "DraftSettings",
+    "EffortSettings",
+    "ForecastSettings",
+    "LoadSettings",
+    "MachineSettings",
+    "RunSettings",
+    "SamplingSettings",
+    "StoredSettings",
+    "WorkloadSettings",
+]

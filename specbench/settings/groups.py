@@ -1,0 +1,284 @@
+"""What a run may be asked for: an option is a field, with its name, help, bounds and default."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from specbench.settings.option import Option
+from specbench.settings.words import (
+    parse_acceptance,
+    parse_concurrency,
+    parse_contexts,
+    parse_ks,
+    parse_names,
+    parse_precision,
+    parse_seconds,
+    parse_temperatures,
+)
+
+DEFAULT_WORKLOADS = ("chat", "code", "creative")
+ENGINES = ("builtin", "transformers")
+AcceptanceRule = Literal["exact", "greedy_draft"]
+
+
+def _workloads(items: list[str]) -> tuple[str, ...]:
+    names = [name.strip() for item in items for name in item.split(",")]
+    return tuple(dict.fromkeys(names)) or DEFAULT_WORKLOADS
+
+
+def _draft(text: str) -> "DraftSettings":
+    fixed, adaptive = parse_ks(text)
+    return DraftSettings(num_speculative_tokens=fixed, adaptive=adaptive)
+
+
+# Options that stand in other commands, too.
+PairingNames = Annotated[
+    tuple[str, ...],
+    Option(
+        is_argument=True,
+        is_repeated=True,
+        read=tuple,
+        help="target/drafter, or a target for all its drafters; absent: the file's default.",
+        shown=False,
+    ),
+]
+PairingsFile = Annotated[
+    Path | None,
+    Option(names=("--pairings",), help="A pairings.yaml.", shown="./pairings.yaml, else ours"),
+]
+Workloads = Annotated[
+    tuple[str, ...],
+    Option(
+        names=("--workload", "-w"),
+        is_repeated=True,
+        read=_workloads,
+        help="A workload's name or a JSONL file; may be repeated or comma-separated.  "
+        f"[default: {', '.join(DEFAULT_WORKLOADS)}]",
+        shown=False,
+    ),
+]
+K = Option(
+    names=("-k", "--num-speculative-tokens"),
+    read=_draft,
+    help="K: 4, 0..8, 1,2,4 or auto; with auto beside others 0..8,auto.",
+    shown="run: the pairing's, else 4; sweep-k: 0..8",
+)
+Temperatures = Annotated[
+    tuple[float, ...],
+    Option(
+        names=("--temperature",),
+        read=parse_temperatures,
+        help="0 is greedy; a list such as 0,1 measures both.",
+    ),
+]
+MaxNewTokens = Annotated[
+    int | None,
+    Option(min=2, max=131072, help="Tokens per answer at most.", shown="workload's"),
+]
+PROMPTS = Option(
+    names=("--prompts",), min=1, help="Prompts per workload.", shown="10; 3 a row; budget: all"
+)
+BudgetS = Annotated[
+    float | None,
+    Option(
+        names=("--budget",),
+        read=parse_seconds,
+        help="Time to spend, such as 3m: prompts and repeats follow.",
+        shown=False,
+    ),
+]
+Engines = Annotated[
+    tuple[str, ...],
+    Option(
+        names=("--engine",),
+        read=lambda text: parse_names("--engine", text, ENGINES),
+        help="builtin, transformers, or both side by side.",
+    ),
+]
+Forward = Annotated[
+    Literal["auto", "stock", "fused"], Option(help="auto, stock or fused (dense Llama family).")
+]
+Graph = Annotated[
+    Literal["auto", "off", "step", "round"], Option(help="CUDA graphs: auto, off, step or round.")
+]
+Compile = Annotated[bool, Option(help="torch.compile whole rounds; its seconds are shown.")]
+Seed = Annotated[int, Option(min=0, help="Seed of prompts, order and sampling.")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadSettings:
+    """What is measured, and on which texts."""
+
+    pairings: PairingNames
+    workloads: Workloads  # names or files
+    methods: Annotated[
+        str | None,
+        Option(
+            names=("--method",),
+            help="Only drafters of these methods: eagle,ngram or all.",
+            shown="all that the pairings name",
+            is_stored=False,  # of a run that is planned, `pairings` are those that are left
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftSettings:
+    """How far drafters draft ahead: all of it is -k."""
+
+    num_speculative_tokens: tuple[int, ...] | None = None  # None: the pairing's own
+    is_default_range: bool = False  # nobody asked for each of these K
+    adaptive: bool = False  # also a cell whose K the controller picks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingSettings:
+    """How tokens are drawn, and how many."""
+
+    temperatures: Temperatures = (0.0,)
+    top_k: Annotated[int, Option(min=0, help="Keep the K most likely tokens; 0 is off.")] = 0
+    top_p: Annotated[float, Option(min=0.0, max=1.0, help="Nucleus sampling; 1 is off.")] = 1.0
+    max_new_tokens: MaxNewTokens = None  # None: the workload's own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EffortSettings:
+    """How much is measured, and what ends it."""
+
+    num_prompts: Annotated[int | None, PROMPTS] = None
+    num_repeats: Annotated[
+        int | None,
+        Option(
+            names=("--repeats",),
+            min=1,
+            max=100,
+            help="Times each prompt is run.",
+            shown="1; sampled: 3; rows: 6",
+        ),
+    ] = None
+    budget_s: BudgetS = None
+    precision: Annotated[  # half-width of the best K's interval, 0.02 = 2 %
+        float | None,
+        Option(
+            read=parse_precision,
+            help="Stop when the best K is known to +- this, such as 2%.",
+            shown=False,
+        ),
+    ] = None
+
+    @property
+    def is_open_ended(self) -> bool:
+        """True where what is found decides how much is measured."""
+        return self.budget_s is not None or self.precision is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadSettings:
+    """What an engine has to do at a time."""
+
+    engines: Engines = ("builtin",)
+    concurrency: Annotated[
+        tuple[int, ...],
+        Option(read=parse_concurrency, help="Rows in flight: 1 or a list such as 1,4,16."),
+    ] = (1,)
+    request_rate: Annotated[  # None: closed loop
+        float | None,
+        Option(min=0.001, help="Poisson arrivals a second.", shown="next one when a row is free"),
+    ] = None
+    num_samples: Annotated[  # above 1: also a cell with so many answers to a prompt
+        int,
+        Option(
+            names=("--samples",),
+            min=1,
+            max=256,
+            help="Best of N: N answers a prompt decoded together, beside one alone.",
+        ),
+    ] = 1
+    contexts: Annotated[  # tokens that prompts are lengthened to; (): as they are
+        tuple[int, ...],
+        Option(
+            names=("--context",),
+            read=parse_contexts,
+            help="Lengthen prompts with real text: 512,4k,32k tokens.",
+            shown=False,
+        ),
+    ] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForecastSettings:
+    """What is forecast before any K is measured for real."""
+
+    forecast: Annotated[  # and then the best few K are measured alone
+        bool,
+        Option(
+            help="Trace the drafts along the target's own text, time a few rounds at every K, and "
+            "measure only the K that may be best.",
+        ),
+    ] = False
+    exhaustive: Annotated[
+        bool,
+        Option(
+            help="With --forecast: measure every K all the same, to see how far off forecasts are "
+            "here.",
+        ),
+    ] = False
+    costs: Annotated[  # files or addresses
+        tuple[str, ...],
+        Option(
+            is_repeated=True,
+            read=tuple,
+            help="What rounds cost in the engine you serve with: a table, a `vllm bench serve` "
+            "result, or a server's address; may be repeated. Forecasts its best K and measures "
+            "none here.",
+            shown=False,
+        ),
+    ] = ()
+    acceptance_rule: Annotated[  # of the engine of `costs`; None: as drafts are made here
+        AcceptanceRule | None,
+        Option(
+            help="How that engine drafts above temperature 0: exact (from the draft's law) or "
+            "greedy_draft.",
+            shown="greedy_draft for vLLM, else exact",
+        ),
+    ] = None
+    most_drafters: int | None = None  # `pair --measure`: so many in each setting; None: all
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderSettings:
+    """How the built-in decoder runs."""
+
+    forward: Forward = "auto"
+    graph: Graph = "auto"
+    compile: Compile = False
+    acceptance: Annotated[  # drawn, per position: the text is no text
+        tuple[float, ...] | None,
+        Option(
+            read=parse_acceptance,
+            help="Draw acceptance instead of testing it: 0.7, 0.8,0.6 or histogram:40,20,40. "
+            "Speeds are real, texts are not.",
+            shown=False,
+        ),
+    ] = None
+    dummy_weights: Annotated[bool, Option(help="Random weights from the config alone.")] = False
+
+    @property
+    def is_synthetic(self) -> bool:
+        """True where nothing real was decoded: a speed, never a statement about text."""
+        return self.acceptance is not None or self.dummy_weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MachineSettings:
+    """Where models run, and in which numbers."""
+
+    device: Annotated[str, Option(help="auto, cpu, cuda or cuda:1.")] = "auto"
+    dtype: Annotated[
+        str | None,
+        Option(help="float32, bfloat16 or float16.", shown="float32 on a CPU, else the model's"),
+    ] = None
+    threads: Annotated[
+        int | None,
+        Option(min=1, help="CPU threads.", shown="1 for the demo pair, else all cores"),
+    ] = None

@@ -1,0 +1,80 @@
+"""What a field says of its option on the command line; cli/options.py hands it to typer."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NamedTuple, TypeGuard, get_type_hints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """Stands in the Annotated[] of a field; the field has the type and the default."""
+
+    help: str
+    names: tuple[str, ...] = ()  # the first is the one that errors say; none: the field's own
+    shown: str | bool = True  # in help, for the default; False: nothing
+    min: float | None = None
+    max: float | None = None
+    read: Callable[[Any], object] | None = None  # the value that words mean; None: as typed
+    is_repeated: bool = False  # `read` gets a list, an empty one where nothing was said
+    is_argument: bool = False
+    is_stored: bool = True
+
+    def names_of(self, field: str) -> tuple[str, ...]:
+        """As they are typed."""
+        return self.names or ("--" + field.replace("_", "-"),)
+
+
+class Leaf(NamedTuple):
+    """A value of a group or of a group within; all have different names."""
+
+    name: str
+    type: Any
+    default: Any  # MISSING where there is none
+    option: Option | None  # one may give several values, as -k does
+
+
+def option_of(hint: Any) -> Option | None:
+    """What the Annotated[] of a type says; None where nobody can ask for the value."""
+    return next((one for one in getattr(hint, "__metadata__", ()) if isinstance(one, Option)), None)
+
+
+def bare_type(hint: Any) -> Any:
+    """Without its Annotated[]."""
+    return getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
+
+
+def is_group(kind: Any) -> TypeGuard[type]:
+    """Whether it has fields."""
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def leaves(group: type, option: Option | None = None) -> Iterator[Leaf]:
+    """Every value, in the order of help."""
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        own = option_of(hints[field.name]) or option
+        kind = bare_type(hints[field.name])
+        if is_group(kind):
+            yield from leaves(kind, own)
+        elif own is None or own.is_stored:
+            yield Leaf(field.name, kind, field.default, own)
+
+
+def flat(group: Any) -> dict[str, Any]:
+    """Every value by its name, those of the groups within beside the others."""
+    values: dict[str, Any] = {}
+    for field in fields(group):
+        value = getattr(group, field.name)
+        values |= flat(value) if is_dataclass(value) else {field.name: value}
+    return values
+
+
+def grouped(group: type, stored: object) -> Any:
+    """The group of an object's values; its own default for a value that is never stored."""
+    made = {}
+    for name, kind in get_type_hints(group).items():
+        if is_group(kind):
+            made[name] = grouped(kind, stored)
+        elif hasattr(stored, name):
+            made[name] = getattr(stored, name)
+    return group(**made)

@@ -1,0 +1,77 @@
+"""All that a run was asked for, in groups; run.json has every value side by side."""
+
+from dataclasses import dataclass, field, make_dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from specbench.settings.groups import (
+    DecoderSettings,
+    DraftSettings,
+    EffortSettings,
+    ForecastSettings,
+    K,
+    LoadSettings,
+    MachineSettings,
+    PairingsFile,
+    SamplingSettings,
+    Seed,
+    WorkloadSettings,
+)
+from specbench.settings.option import flat, grouped, leaves
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSettings:
+    """What the user asked for; with it an interrupted run can go on."""
+
+    command: Literal["run", "sweep-k", "import"] = "run"
+    workload: WorkloadSettings
+    draft: Annotated[DraftSettings, K] = field(default_factory=DraftSettings)
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    effort: EffortSettings = field(default_factory=EffortSettings)
+    load: LoadSettings = field(default_factory=LoadSettings)
+    forecasting: ForecastSettings = field(default_factory=ForecastSettings)
+    decoder: DecoderSettings = field(default_factory=DecoderSettings)
+    machine: MachineSettings = field(default_factory=MachineSettings)
+    seed: Seed = 0
+    pairings_file: PairingsFile = None
+
+    @property
+    def stored(self) -> Any:
+        """As run.json has it: every value by its name."""
+        values = flat(self)
+        return StoredSettings(**{leaf.name: values[leaf.name] for leaf in leaves(RunSettings)})
+
+    @classmethod
+    def of(cls, stored: Any) -> "RunSettings":
+        """From what run.json has."""
+        settings: RunSettings = grouped(cls, stored)
+        return settings
+
+    @classmethod
+    def __get_pydantic_core_schema__(
+        cls, _source: Any, handler: "GetCoreSchemaHandler"
+    ) -> "CoreSchema":
+        from pydantic_core import core_schema  # noqa: PLC0415 - where --help does not come
+
+        stored = handler(StoredSettings)
+        return core_schema.no_info_after_validator_function(
+            cls.of,
+            stored,
+            serialization=core_schema.plain_serializer_function_ser_schema(
+                attrgetter("stored"), return_schema=stored
+            ),
+        )
+
+
+StoredSettings = make_dataclass(
+    "RunSettings",
+    [(leaf.name, leaf.type, field(default=leaf.default)) for leaf in leaves(RunSettings)],
+    frozen=True,
+    kw_only=True,
+    slots=True,
+)

@@ -1,0 +1,79 @@
+"""Options are fields of groups, and run.json has every value by its own name."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Annotated
+
+import typer
+from typer.testing import CliRunner
+
+from specbench.cli.options import spread
+from specbench.settings import DraftSettings, LoadSettings, RunSettings, SamplingSettings
+from specbench.settings.option import Option, leaves
+from tests.settings.flat_settings import changed, settings_of
+
+SETTINGS = settings_of(pairings=("a/b",), workloads=("chat",))
+
+
+def said(*words: str) -> RunSettings:
+    """What a command gets whose only parameter is the settings."""
+    heard: list[RunSettings] = []
+
+    def command(asked: RunSettings) -> None:
+        heard.append(asked)
+
+    app = typer.Typer()
+    app.command()(spread(command))
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    return heard[0]
+
+
+def test_values_have_different_names_in_all_groups():
+    names = [leaf.name for leaf in leaves(RunSettings)]
+    assert len(names) == len(set(names)) == len(fields(SETTINGS.stored))
+
+
+def test_groups_come_back_from_what_is_stored():
+    settings = changed(SETTINGS, adaptive=True, contexts=(512,), dtype="float64", most_drafters=2)
+    assert settings.draft == DraftSettings(adaptive=True)
+    assert settings.load == LoadSettings(contexts=(512,))
+    assert RunSettings.of(settings.stored) == settings
+
+
+def test_methods_choose_pairings_and_are_not_stored():
+    settings = replace(SETTINGS, workload=replace(SETTINGS.workload, methods="ngram"))
+    assert settings.stored == SETTINGS.stored
+
+
+def test_nothing_said_is_the_default_of_every_group():
+    assert said() == settings_of(pairings=(), workloads=("chat", "code", "creative"))
+
+
+def test_words_become_values_of_their_group():
+    settings = said("big", "-w", "a,b", "-w", "c", "-k", "1..2,auto", "--context", "4k,512")
+    assert settings.workload.pairings == ("big",)
+    assert settings.workload.workloads == ("a", "b", "c")
+    assert settings.draft == DraftSettings(num_speculative_tokens=(1, 2), adaptive=True)
+    assert settings.load == LoadSettings(contexts=(512, 4096))
+    assert said("--temperature", "0,1").sampling == SamplingSettings(temperatures=(0.0, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Two:
+    num_cups: Annotated[int, Option(names=("--cups",), min=1, help="Cups.")] = 3
+    kind: str = "tea"  # not an option
+
+
+def test_a_command_may_have_defaults_of_its_own_for_a_group():
+    heard: list[Two] = []
+    hers = Two(num_cups=5, kind="coffee")
+
+    def command(asked: Two = hers) -> None:
+        heard.append(asked)
+
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(spread(command))
+    for words in ([], ["--cups", "2"]):
+        assert CliRunner().invoke(app, words).exit_code == 0
+    assert heard == [hers, replace(hers, num_cups=2)]
+    assert "default: 5; x>=1" in CliRunner().invoke(app, ["--help"]).output
