@@ -20,8 +20,8 @@ from specbench.gate.baseline import Origin, Snapshot, pool
 from specbench.gate.figures import CellFigures, Figure, rounded
 from specbench.gate.fingerprint import Fingerprint
 from specbench.metrics.cell import CellData
-from specbench.records import CellKey
 from specbench.stats.acceptance import mean_length
+from tests.cell_keys import cell_key
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("base_s", "spec_s", "base_tokens", "spec_tokens", "accepted", "rounds")
@@ -91,8 +91,8 @@ def noise_of(runs: Sequence[Sequence[CellData]]) -> tuple[CellNoise, ...]:
         rows = [np.array([_sums(one, prompt) for prompt in prompts]).T for one in same]
         found.append(
             CellNoise(
-                cell.key.workload,
-                cell.key.temperature,
+                cell.key.condition.workload,
+                cell.key.condition.temperature,
                 Prompts(*np.array(rows).transpose(1, 0, 2)),
             )
         )
@@ -199,7 +199,7 @@ def _draw(cell: CellNoise, whole: int, rng: np.random.Generator, between_runs: f
 
 
 def _figures(cell: CellNoise, i: int, drawn: Prompts) -> CellFigures:
-    key = CellKey(
+    key = cell_key(
         pairing="demo/draft",
         target="demo",
         drafter="draft",

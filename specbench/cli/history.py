@@ -118,7 +118,8 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
         cells = tuple(
             cell
             for cell in build_document(stored).cells
-            if pairing in (None, cell.key.pairing) and workload in (None, cell.key.workload)
+            if pairing in (None, cell.key.pairing)
+            and workload in (None, cell.key.condition.workload)
         )
         past.append(
             PastRun(

@@ -50,7 +50,7 @@ def fingerprint_of(
     run: RunRecord, models: Sequence[ModelIdentity], engines: Sequence[EngineRecord] = ()
 ) -> Fingerprint:
     """What the figures of a run belong to."""
-    targets = {plan.key.target for plan in run.cells}
+    targets = {plan.key.condition.target for plan in run.cells}
     settings, environment = run.settings, run.environment
     return Fingerprint(
         models={m.name: m.content_sha256 for m in models if m.name in targets},

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Literal
 
-from specbench.records.measured import CellKey
+from specbench.records.keys import CellKey
 from specbench.stats.interval import Interval
 
 AcceptanceRule = Literal["exact", "greedy_draft"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from specbench.records.forecasts import AcceptanceRule
-from specbench.records.measured import CellKey
+from specbench.records.keys import CellKey
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

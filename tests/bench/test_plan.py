@@ -71,7 +71,7 @@ def test_ten_prompts_once_is_what_is_measured_unless_told(tmp_path):
 def test_sampling_measures_three_seeds_a_prompt_and_greedy_one(tmp_path):
     settings = replace(SETTINGS, temperatures=(0.0, 1.0), num_prompts=2)
     blocks = list(make_plan(tmp_path, settings, PROMPTS).explore_blocks())
-    repeats = Counter((b.cells[0].key.temperature, b.repeat) for b in blocks)
+    repeats = Counter((b.cells[0].key.condition.temperature, b.repeat) for b in blocks)
     assert repeats == {(0.0, 0): 2, (1.0, 0): 2, (1.0, 1): 2, (1.0, 2): 2}
 
 

@@ -20,7 +20,7 @@ BY_HAND = ("-k", "3")
 
 def decided_k(tiny, name):
     decisions = build_document(load_run("latest", tiny / "reports")).decisions
-    return next(d for d in decisions if d.pairing == name)
+    return next(d for d in decisions if d.leader.pairing == name)
 
 
 def test_the_newest_run_decides(tiny, finished):

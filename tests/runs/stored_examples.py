@@ -3,7 +3,6 @@
 from specbench.records import (
     AnswerCheck,
     BlockRecord,
-    CellKey,
     CellPlan,
     DeviceSample,
     Environment,
@@ -23,8 +22,9 @@ from specbench.records import (
 )
 from specbench.runs import SCHEMA_VERSION
 from specbench.runs.codec import Done
+from tests.cell_keys import cell_key
 
-KEY = CellKey(
+KEY = cell_key(
     pairing="demo/draft",
     target="demo",
     drafter="draft",
