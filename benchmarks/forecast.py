@@ -169,7 +169,7 @@ def _row(one: CheckedForecast, summaries: Sequence[CellSummary]) -> dict[str, An
 def _speeds(key: CellKey, summaries: Sequence[CellSummary]) -> Iterator[tuple[int, float]]:
     """Tokens a second by K as the sweep measured them, K = 0 among them."""
     for cell in summaries:
-        own = (cell.key.pairing, cell.key.draft.method) == (key.pairing, key.method)
+        own = (cell.key.pairing, cell.key.draft.method) == (key.pairing, key.draft.method)
         speed = cell.metrics.get("decode_tokens_per_s")
         is_of_question = cell.key.condition == key.condition and (own or cell.key.is_baseline)
         if is_of_question and isinstance(speed, float):

@@ -20,8 +20,8 @@ from specbench.gate.baseline import Origin, Snapshot, pool
 from specbench.gate.figures import CellFigures, Figure, rounded
 from specbench.gate.fingerprint import Fingerprint
 from specbench.metrics.cell import CellData
+from specbench.records import CellKey, Condition, Draft, Fixed
 from specbench.stats.acceptance import mean_length
-from tests.cell_keys import cell_key
 
 Floats = NDArray[np.float64]
 _COLUMNS = ("base_s", "spec_s", "base_tokens", "spec_tokens", "accepted", "rounds")
@@ -199,17 +199,16 @@ def _draw(cell: CellNoise, whole: int, rng: np.random.Generator, between_runs: f
 
 
 def _figures(cell: CellNoise, i: int, drawn: Prompts) -> CellFigures:
-    key = cell_key(
-        pairing="demo/draft",
-        target="demo",
-        drafter="draft",
-        workload=f"{cell.workload} {i}",
-        engine="builtin",
-        method="draft_model",
-        num_speculative_tokens=1,
-        concurrency=1,
-        temperature=cell.temperature,
-        dtype="float32",
+    key = CellKey(
+        condition=Condition(
+            target="demo",
+            workload=f"{cell.workload} {i}",
+            temperature=cell.temperature,
+            concurrency=1,
+            dtype="float32",
+            engine="builtin",
+        ),
+        draft=Draft(drafter="draft", method="draft_model", length=Fixed(1)),
     )
     totals = Prompts(*(column.sum() for column in drawn))
     rest = Prompts(*(total - column for total, column in zip(totals, drawn, strict=True)))

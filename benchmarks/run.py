@@ -79,7 +79,7 @@ def _without_places(stored: StoredRun) -> list[str]:
 
 def name_of(key: CellKey) -> str:
     """`builtin K=4`, `assisted K=4`, `generate`: a cell within its setting."""
-    method = key.condition.engine if key.engine == "builtin" else key.draft.method
+    method = key.condition.engine if key.condition.engine == "builtin" else key.draft.method
     if key.draft.is_adaptive:
         return f"{method} K=auto"
     says_k = key.condition.engine == "builtin" or key.draft.k

@@ -125,7 +125,9 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
             PastRun(
                 run_id=listing.run_id,
                 created_at=listing.created_at,
-                fingerprint=fingerprint_of(stored.run, stored.models, stored.engines),
+                fingerprint=fingerprint_of(
+                    stored.run, stored.models, stored.engines, stored.imported
+                ),
                 cells=cells,
             )
         )

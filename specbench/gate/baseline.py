@@ -12,7 +12,13 @@ import numpy as np
 
 from specbench.errors import UsageError
 from specbench.gate.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
-from specbench.gate.fingerprint import Fingerprint, differences, fingerprint_of
+from specbench.gate.fingerprint import (
+    SOFTWARE,
+    Fingerprint,
+    differences,
+    fingerprint_of,
+    other_decoders,
+)
 from specbench.metrics.cell import CellData
 from specbench.metrics.imported import summarise_imported
 from specbench.records import (
@@ -77,7 +83,7 @@ def snapshot(
                 imported_sha256=tuple(record.file_sha256 for record in imported) or None,
             ),
         ),
-        fingerprint=fingerprint_of(run, models, engines),
+        fingerprint=fingerprint_of(run, models, engines, imported),
         cells=tuple(figures),
         unmeasured=tuple(key for key in keys if key not in measured),
         is_complete=is_complete,
@@ -111,6 +117,13 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
                     f"runs {first.origins[0].run_id} and {origin.run_id} are not of the same "
                     f"work: {what} of {name} differ; "
                     "to pool them all the same: --allow-different drafter"
+                )
+        for found in other_decoders(first.fingerprint, run.fingerprint):
+            if SOFTWARE not in allowed:
+                raise UsageError(
+                    f"runs {first.origins[0].run_id} and {origin.run_id} are no repeats of one "
+                    f"another: {found.name}: {found.baseline} and {found.candidate}; "
+                    f"to pool them all the same: --allow-different {SOFTWARE}"
                 )
     _refuse_twins([run.origins[0] for run in runs])
     cells = tuple(_pooled_cells(runs))

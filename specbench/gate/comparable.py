@@ -6,7 +6,7 @@ from typing import NamedTuple
 from specbench.errors import UsageError
 from specbench.gate.baseline import Snapshot
 from specbench.gate.figures import CellFigures
-from specbench.gate.fingerprint import HARDWARE, Difference, differences
+from specbench.gate.fingerprint import HARDWARE, SOFTWARE, Difference, differences
 from specbench.records import CellKey
 from specbench.records.axes import AXES
 
@@ -30,6 +30,7 @@ WORDS = (
     "max-new-tokens",
     "synthetic",
     HARDWARE,
+    SOFTWARE,
 )
 _AXES = tuple(name for name in AXES if name != "pairing")  # which target and drafter make up
 

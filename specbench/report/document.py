@@ -1,7 +1,7 @@
 """Everything a stored run says, analysed once; each report format only renders it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -172,7 +172,7 @@ def to_json(document: Document) -> dict[str, Any]:
 
 def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
     json: dict[str, Any] = to_jsonable_python(cell)
-    return {**json.pop("key"), **json, **({"vllm": asdict(counts)} if counts else {})}
+    return {**json.pop("key"), **json, **({"vllm": to_jsonable_python(counts)} if counts else {})}
 
 
 def _decision_json(decision: Decision) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def exhaustive_order(folder: Path) -> list[str]:
         if cell.key.draft.k:
             emitted = float(cell.metrics["mean_acceptance_length"])
             gain = emitted / float(cell.metrics["break_even_length"])
-            best[cell.key.draft.drafter] = max(best.get(cell.key.drafter, 0.0), gain)
+            best[cell.key.draft.drafter] = max(best.get(cell.key.draft.drafter, 0.0), gain)
     print("exhaustive", best)
     return sorted(best, key=lambda name: -best[name])
 

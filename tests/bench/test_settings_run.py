@@ -60,7 +60,7 @@ def explored(run: StoredRun):
 def test_above_one_row_a_block_is_a_pass_of_the_whole_list_by_every_cell(stream):
     assert [block.prompt_id for block in explored(stream)] == [ALL_PROMPTS] * 2
     ids = {plan.key.id for plan in stream.run.cells}
-    assert {plan.key.adaptive for plan in stream.run.cells} == {False, True}
+    assert {plan.key.draft.is_adaptive for plan in stream.run.cells} == {False, True}
     for block in explored(stream):
         assert {one.cell_id for one in block.passes} == ids == set(block.order)
         # Nine prompts from a list of four: the first comes three times and has two turns.
@@ -94,7 +94,7 @@ def test_a_pass_adds_up(stream):
 
 def test_the_winner_and_k_auto_are_measured_again(stream):
     again = {cell for block in stream.blocks if block.purpose == "confirm" for cell in block.order}
-    assert {plan.key.id for plan in stream.run.cells if plan.key.adaptive} <= again
+    assert {plan.key.id for plan in stream.run.cells if plan.key.draft.is_adaptive} <= again
 
 
 def test_arrivals_at_a_rate_are_the_same_for_every_k(tiny, tmp_path):

@@ -14,7 +14,7 @@ def ranked(drafter: str, *found: Bounds, basis: str = "measured") -> Ranked:
     """A drafter with a speed-up on each of so many workloads."""
     gains = {}
     for i, (low, estimate, high) in enumerate(found):
-        setting = (summary(4, low, estimate, high, workload=f"w{i}").key).condition
+        setting = summary(4, low, estimate, high, workload=f"w{i}").key.condition
         speedup = Interval(estimate=estimate, low=low, high=high)
         gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis)
     return Ranked(pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains)

@@ -232,7 +232,7 @@ def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
     from tests.decide.conftest import summary
 
     speedup = Interval(estimate=0.7, low=0.5, high=0.9) if has_speedup else None
-    setting = (summary(4, 0.5, 0.7, 0.9).key).condition
+    setting = summary(4, 0.5, 0.7, 0.9).key.condition
     ranked = Ranked(
         pairing="demo/draft",
         drafter="draft",

@@ -128,7 +128,7 @@ def test_the_setting_of_the_run_is_said_above_everything(
 
 def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
     setting = with_axes(served_run().run.cells[0].key, concurrency=8, request_rate=2.5).condition
-    assert setting.condition.requests == "up to 8 at once, 2.5 requests a second"
+    assert setting.requests == "up to 8 at once, 2.5 requests a second"
 
 
 def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
@@ -168,7 +168,7 @@ def test_an_adaptive_cell_is_chosen_and_not_the_fixed_k_of_its_size(served: Docu
     adaptive = section.cells[-1].key
     assert adaptive.draft.is_adaptive
     (decision,) = section.decisions
-    helps = replace(decision, method="draft_model", leader=adaptive)
+    helps = replace(decision, draft=adaptive.draft, leader=adaptive)
     chosen = replace(section, decisions=(helps,))
     assert chosen.is_chosen(adaptive)
     assert not chosen.is_chosen(with_axes(adaptive, adaptive=False))
