@@ -70,8 +70,8 @@ def table(document: dict[str, Any]) -> list[str]:
 def _row(one: AdaptiveComparison) -> dict[str, Any]:
     return {
         **asdict(one),
-        "workload": one.adaptive.workload,
-        "concurrency": one.adaptive.concurrency,
+        "workload": one.adaptive.condition.workload,
+        "concurrency": one.adaptive.condition.concurrency,
         "adaptive": name_of(one.adaptive),
         "best_fixed": name_of(one.best_fixed),
     }

@@ -94,8 +94,8 @@ def _pair(pair: SideBySide, pairs: Sequence[SideBySide]) -> dict[str, Any]:
 
 def _is_better(pair: SideBySide, pairs: Sequence[SideBySide]) -> bool:
     """Whether it is the faster of assisted generation at our K and at its own defaults."""
-    rivals = [p for p in pairs if p.own == pair.own and p.peer.num_speculative_tokens]
-    methods = {rival.peer.method for rival in rivals}
+    rivals = [p for p in pairs if p.own == pair.own and p.peer.draft.k]
+    methods = {rival.peer.draft.method for rival in rivals}
     if len(methods) < 2 or OWN_DEFAULTS not in methods:
         return False
     return pair is min(rivals, key=lambda rival: rival.decode.estimate)

@@ -27,7 +27,6 @@ from specbench.bench.race import ENOUGH_PROMPTS
 from specbench.forecast.cost_curve import measured_here
 from specbench.forecast.forecast import forecast, replayed
 from specbench.forecast.forecast_check import CheckedForecast, check_forecasts, is_left_out
-from specbench.metrics.setting import is_baseline, setting_of
 from specbench.metrics.summary import summarise
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
@@ -67,15 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def forecast_again(stored: StoredRun) -> StoredRun:
     """The run with the forecasts that this code makes of its traces and round costs."""
-    drafters = {plan.key.id: plan.key.drafter for plan in stored.run.cells}
+    drafters = {plan.key.id: plan.key.draft.drafter for plan in stored.run.cells}
     made = []
     for old in stored.forecasts:
-        ground = (old.key.drafter, old.key.workload, old.key.temperature)
+        ground = (old.key.draft.drafter, old.key.condition.workload, old.key.condition.temperature)
         traces = [t for t in stored.traces if (t.drafter, t.workload, t.temperature) == ground]
         costs = [
             cost
             for cost in stored.round_costs
-            if {drafters[i] for i in cost.cell_ids} & {old.key.drafter, NO_DRAFTER}
+            if {drafters[i] for i in cost.cell_ids} & {old.key.draft.drafter, NO_DRAFTER}
         ]
         rounds = {
             p.num_speculative_tokens: replayed(traces, p.num_speculative_tokens) for p in old.points
@@ -156,9 +155,9 @@ def _row(one: CheckedForecast, summaries: Sequence[CellSummary]) -> dict[str, An
     errors = one.measured.values()
     return {
         "pairing": key.pairing,
-        "method": key.method,
-        "workload": key.workload,
-        "temperature": key.temperature,
+        "method": key.draft.method,
+        "workload": key.condition.workload,
+        "temperature": key.condition.temperature,
         "is_exact": one.forecast.is_exact,
         "choice": one.forecast.best,
         "to_measure": one.forecast.to_measure,
@@ -179,11 +178,11 @@ def _row(one: CheckedForecast, summaries: Sequence[CellSummary]) -> dict[str, An
 def _speeds(key: CellKey, summaries: Sequence[CellSummary]) -> Iterator[tuple[int, float]]:
     """Tokens a second by K as the sweep measured them, K = 0 among them."""
     for cell in summaries:
-        own = (cell.key.pairing, cell.key.method) == (key.pairing, key.method)
+        own = (cell.key.pairing, cell.key.draft.method) == (key.pairing, key.draft.method)
         speed = cell.metrics.get("decode_tokens_per_s")
-        is_of_question = setting_of(cell.key) == setting_of(key) and (own or is_baseline(cell.key))
+        is_of_question = cell.key.condition == key.condition and (own or cell.key.is_baseline)
         if is_of_question and isinstance(speed, float):
-            yield cell.key.num_speculative_tokens, speed
+            yield cell.key.draft.k, speed
 
 
 def _worst(errors: Sequence[float | None]) -> float | None:

@@ -119,7 +119,7 @@ def deviations(runs: Sequence[Snapshot]) -> dict[str, dict[str, float]]:
             name: cell.figures[name].deviation or 0.0 for name in names if name in cell.figures
         }
         for cell in pool(runs).cells
-        if cell.key.num_speculative_tokens
+        if cell.key.draft.k
     }
 
 

@@ -20,7 +20,7 @@ from specbench.gate.baseline import Origin, Snapshot, pool
 from specbench.gate.figures import CellFigures, Figure, rounded
 from specbench.gate.fingerprint import Fingerprint
 from specbench.metrics.cell import CellData
-from specbench.records import CellKey
+from specbench.records import CellKey, Condition, Draft, Fixed
 from specbench.stats.acceptance import mean_length
 
 Floats = NDArray[np.float64]
@@ -91,8 +91,8 @@ def noise_of(runs: Sequence[Sequence[CellData]]) -> tuple[CellNoise, ...]:
         rows = [np.array([_sums(one, prompt) for prompt in prompts]).T for one in same]
         found.append(
             CellNoise(
-                cell.key.workload,
-                cell.key.temperature,
+                cell.key.condition.workload,
+                cell.key.condition.temperature,
                 Prompts(*np.array(rows).transpose(1, 0, 2)),
             )
         )
@@ -200,16 +200,15 @@ def _draw(cell: CellNoise, whole: int, rng: np.random.Generator, between_runs: f
 
 def _figures(cell: CellNoise, i: int, drawn: Prompts) -> CellFigures:
     key = CellKey(
-        pairing="demo/draft",
-        target="demo",
-        drafter="draft",
-        workload=f"{cell.workload} {i}",
-        engine="builtin",
-        method="draft_model",
-        num_speculative_tokens=1,
-        concurrency=1,
-        temperature=cell.temperature,
-        dtype="float32",
+        condition=Condition(
+            target="demo",
+            workload=f"{cell.workload} {i}",
+            temperature=cell.temperature,
+            concurrency=1,
+            dtype="float32",
+            engine="builtin",
+        ),
+        draft=Draft(drafter="draft", method="draft_model", length=Fixed(1)),
     )
     totals = Prompts(*(column.sum() for column in drawn))
     rest = Prompts(*(total - column for total, column in zip(totals, drawn, strict=True)))

@@ -80,11 +80,11 @@ def _without_places(stored: StoredRun) -> list[str]:
 
 def name_of(key: CellKey) -> str:
     """`builtin K=4`, `assisted K=4`, `generate`: a cell within its setting."""
-    method = key.engine if key.engine == "builtin" else key.method
-    if key.adaptive:
+    method = key.condition.engine if key.condition.engine == "builtin" else key.draft.method
+    if key.draft.is_adaptive:
         return f"{method} K=auto"
-    says_k = key.engine == "builtin" or key.num_speculative_tokens
-    return f"{method} K={key.num_speculative_tokens}" if says_k else method
+    says_k = key.condition.engine == "builtin" or key.draft.k
+    return f"{method} K={key.draft.k}" if says_k else method
 
 
 def write(document: Mapping[str, Any], path: Path) -> None:

@@ -1,19 +1,34 @@
-"""One speculative cell and its baseline; other cells are these with fields replaced."""
+"""One speculative cell and its baseline; other cells are these with other axes."""
 
-from dataclasses import replace
+from typing import Any
 
-from specbench.records import CellKey
+from specbench.records import CellKey, Condition, Draft, Fixed
 
 KEY = CellKey(
-    pairing="demo/draft",
-    target="demo",
-    drafter="draft",
-    workload="code",
-    engine="builtin",
-    method="draft_model",
-    num_speculative_tokens=4,
-    concurrency=1,
-    temperature=0.0,
-    dtype="float32",
+    condition=Condition(
+        target="demo",
+        workload="code",
+        temperature=0.0,
+        concurrency=1,
+        dtype="float32",
+        engine="builtin",
+    ),
+    draft=Draft(drafter="draft", method="draft_model", length=Fixed(4)),
 )
-BASE_KEY = replace(KEY, pairing="demo", drafter="none", method="none", num_speculative_tokens=0)
+BASE_KEY = CellKey(condition=KEY.condition, draft=Draft.none)
+
+
+def with_axes(key: CellKey, **axes: Any) -> CellKey:
+    """The key with other axes, named as files name them; a pairing names its two models."""
+    if "pairing" in axes:
+        target, _, drafter = axes["pairing"].partition("/")
+        axes = {"target": target, "drafter": drafter or Draft.none.drafter, **axes}
+    flat = {**key.flat, **axes}
+    target, drafter = flat["target"], flat["drafter"]
+    flat["pairing"] = target if drafter == Draft.none.drafter else f"{target}/{drafter}"
+    return CellKey.of_flat(flat)
+
+
+def cell_key(**axes: Any) -> CellKey:
+    """`KEY` with other axes."""
+    return with_axes(KEY, **axes)

@@ -1,19 +1,17 @@
 """A steady cell that tests break in one place each."""
 
-from dataclasses import replace
-
 import pytest
 
 from specbench.metrics.cell import CellData
 from specbench.records import CellKey, DeviceSample, RequestRecord, RoundLog
-from tests.cell_keys import BASE_KEY, KEY
+from tests.cell_keys import BASE_KEY, KEY, with_axes
 
 NUM_PROMPTS = 6
 DEVICE = DeviceSample(num_samples=9, sm_clock_mhz=1800, sm_clock_default_mhz=1800)
 
 
 def key(k: int) -> CellKey:
-    return replace(KEY if k else BASE_KEY, num_speculative_tokens=k)
+    return with_axes(KEY if k else BASE_KEY, num_speculative_tokens=k)
 
 
 def request(prompt: int, k: int, rounds: RoundLog, cpu_s: float) -> RequestRecord:

@@ -16,6 +16,7 @@ from specbench.report.document import build_document, to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.runs import load_run
+from tests.cell_keys import with_axes
 from tests.cli.calls import specbench as command_line
 from tests.report.stored_runs import SMALL, keep, stored_run
 
@@ -123,7 +124,7 @@ def test_a_notebook_shows_the_sentences(run: specbench.Run) -> None:
 def test_what_a_notebook_shows_is_escaped_and_says_what_is_missing(tmp_path: Path) -> None:
     stored = stored_run(replace(SMALL, workloads=("code",), is_complete=False))
     named = tuple(
-        replace(plan, key=replace(plan.key, workload="<b>code</b>")) for plan in stored.run.cells
+        replace(plan, key=with_axes(plan.key, workload="<b>code</b>")) for plan in stored.run.cells
     )
     keep(tmp_path, "half", replace(stored, run=replace(stored.run, cells=named), blocks=()))
     shown = specbench.load("half", tmp_path)._repr_html_()

@@ -221,7 +221,7 @@ def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
 def _spent_s(ledger: Ledger, plan: TargetPlan) -> float:
     """Seconds that earlier sessions of this run spent on this target's requests."""
     stored = ledger.stored
-    ids = {key.id for key in stored.run.keys if key.target == plan.target.name}
+    ids = {key.id for key in stored.run.keys if key.condition.target == plan.target.name}
     spent = (seconds for block in stored.blocks for seconds in block_seconds(block).items())
     traces = (trace for trace in stored.traces if trace.target == plan.target.name)
     return sum(seconds for cell_id, seconds in spent if cell_id in ids) + sum(

@@ -5,24 +5,15 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockPurpose, CellKey, Prompt, Sampling
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What the cells of a block have in common besides the target."""
-
-    workload: str
-    temperature: float
-    concurrency: int
-    context: int | None
-    request_rate: float | None
-    num_samples: int = 1
-
-    @property
-    def is_stream(self) -> bool:
-        """True where requests overlap: a block is then a pass of the whole prompt list."""
-        return self.concurrency > 1 or self.request_rate is not None
+from specbench.records import (
+    ALL_PROMPTS,
+    NO_DRAFTER,
+    BlockPurpose,
+    CellKey,
+    Condition,
+    Prompt,
+    Sampling,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,12 +25,12 @@ class Cell:
 
     @property
     def drafter(self) -> str:
-        return self.key.drafter
+        return self.key.draft.drafter
 
     @property
     def has_known_text(self) -> bool:
         """Whether every answer is the target's greedy one, so that its length is known."""
-        return self.sampling.temperature == 0 and self.key.lossy is None
+        return self.sampling.temperature == 0 and self.key.draft.lossy is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,16 +38,11 @@ class Block:
     """One prompt (above one row: all of them), every K, one repeat: the unit of running,
     storing and resuming."""
 
-    target: str
-    setting: Setting
+    condition: Condition  # of its first engine; cells of others differ in it alone
     prompts: tuple[Prompt, ...]
     repeat: int
     purpose: BlockPurpose
     cells: tuple[Cell, ...]
-
-    @property
-    def workload(self) -> str:
-        return self.setting.workload
 
     @property
     def baselines(self) -> tuple[Cell, ...]:
@@ -65,14 +51,14 @@ class Block:
 
     @property
     def prompt_id(self) -> str:
-        return ALL_PROMPTS if self.setting.is_stream else self.prompts[0].id
+        return ALL_PROMPTS if self.condition.is_stream else self.prompts[0].id
 
     @property
     def id(self) -> str:
         """Names the same work in every session of a run, whatever order it is done in."""
         cells = hashlib.sha256("\n".join(cell.key.id for cell in self.cells).encode())
-        temperature = f"t{self.setting.temperature:g}"
-        place = (self.target, self.workload, self.prompt_id, temperature)
+        at = self.condition
+        place = (at.target, at.workload, self.prompt_id, f"t{at.temperature:g}")
         parts = (*place, f"r{self.repeat}", self.purpose)
         return "|".join((*parts, cells.hexdigest()[:8]))
 
@@ -86,8 +72,7 @@ class Block:
 def confirm_block(explored: Block, cells: Sequence[Cell], first_repeat: int) -> Block:
     """The same prompt again with K = 0 and the chosen cells only, on a fresh repeat."""
     return Block(
-        target=explored.target,
-        setting=explored.setting,
+        condition=explored.condition,
         prompts=explored.prompts,
         repeat=first_repeat + explored.repeat,
         purpose="confirm",

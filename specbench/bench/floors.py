@@ -24,7 +24,7 @@ def measure_floors(
     """
     for cell in cells:
         request = request_of(cell)
-        num_tokens = ROUNDS * (cell.key.num_speculative_tokens + 1) + 1
+        num_tokens = ROUNDS * (cell.key.draft.k + 1) + 1
         short = replace(
             request,
             max_new_tokens=min(num_tokens, request.max_new_tokens),

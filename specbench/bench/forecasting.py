@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from specbench.bench.blocks import Block, Setting
+from specbench.bench.blocks import Block
 from specbench.bench.deadline import Deadline
 from specbench.bench.passes import block_seconds
 from specbench.bench.plan import BUILTIN, TargetPlan
@@ -23,8 +23,7 @@ from specbench.errors import first_line
 from specbench.forecast.cost_curve import CostCurve, left_out, measured_here, told
 from specbench.forecast.engine_costs import acceptance_rule
 from specbench.forecast.forecast import forecast, replayed
-from specbench.metrics.setting import setting_of
-from specbench.records import NO_DRAFTER, BlockRecord, CellKey, ForecastRecord
+from specbench.records import NO_DRAFTER, BlockRecord, CellKey, Condition, ForecastRecord
 from specbench.records.traces import Drafting
 from specbench.runs import Ledger
 from specbench.settings import AcceptanceRule
@@ -62,15 +61,15 @@ class Forecasting:
         self._told = self._ledger.stored.engine_costs
         self._warned: set[str] = set()
         self._between: list[_Between] = []
-        self._measured_s: defaultdict[Setting, float] = defaultdict(float)
+        self._measured_s: defaultdict[Condition, float] = defaultdict(float)
         self._tracer = Tracer(plan, ledger, watch, session, trace, self._drafting, clock)
 
     def trace(self, drafters: frozenset[str]) -> None:
         """Trace the named drafters. Rows and KV caches may grow: graphs are made afterwards."""
         loaded = [p for p in self._plan.pairings if p.drafter.name in drafters]
-        done = {(f.key.pairing, setting_of(f.key)) for f in self._ledger.stored.forecasts}
-        keys = [self._plan.cells(setting)[0].key for setting in self._plan.all_settings]
-        waiting = [p for p in loaded if any((p.name, setting_of(key)) not in done for key in keys)]
+        done = {(f.key.pairing, f.key.condition) for f in self._ledger.stored.forecasts}
+        keys = [self._plan.cells(condition)[0].key for condition in self._plan.conditions]
+        waiting = [p for p in loaded if any((p.name, key.condition) not in done for key in keys)]
         if waiting:
             self._tracer.run(waiting, self._deadline)
 
@@ -104,7 +103,7 @@ class Forecasting:
                 left_out |= {
                     cell.key.id
                     for cell in question.cells
-                    if cell.key.num_speculative_tokens not in made_of.to_measure
+                    if cell.key.draft.k not in made_of.to_measure
                 }
         return usable - left_out
 
@@ -114,9 +113,9 @@ class Forecasting:
         A machine's pace changes by the minute: only so do costs and sweep meet the same one.
         """
         for group, costs in tuple(self._between):
-            if block.setting in [question.setting for question in group]:
-                self._measured_s[block.setting] += sum(block_seconds(record).values())
-                measured_s = sum(self._measured_s[s] for s in {q.setting for q in group})
+            if block.condition in [question.condition for question in group]:
+                self._measured_s[block.condition] += sum(block_seconds(record).values())
+                measured_s = sum(self._measured_s[s] for s in {q.condition for q in group})
                 # However soon they are known: the sweep goes on, and its pace may change.
                 if costs.spent_s < TIME_SHARE * measured_s:
                     self._visit(costs)
@@ -130,18 +129,18 @@ class Forecasting:
 
     def _questions(self, usable: frozenset[str]) -> Iterator[Question]:
         """Those of the loaded drafters that have traces."""
-        for setting in self._plan.all_settings:
+        for condition in self._plan.conditions:
             for pairing in self._plan.pairings:
                 cells = tuple(
                     cell
-                    for cell in self._plan.cells(setting)
+                    for cell in self._plan.cells(condition)
                     if cell.key.id in usable
-                    and (cell.key.engine, cell.drafter) == (BUILTIN, pairing.drafter.name)
-                    and not cell.key.adaptive
+                    and (cell.key.condition.engine, cell.drafter) == (BUILTIN, pairing.drafter.name)
+                    and cell.key.draft.is_fixed
                 )
-                traces = self._tracer.traces(pairing, setting) if cells else []
+                traces = self._tracer.traces(pairing, condition) if cells else []
                 if replayed(traces, 0) is not None:
-                    yield Question(pairing, setting, cells, traces)
+                    yield Question(pairing, condition, cells, traces)
 
     def _forecasts(self, group: Sequence[Question], num_groups: int) -> Iterator[ForecastRecord]:
         if self._told:
@@ -164,7 +163,7 @@ class Forecasting:
             curve = curves.get(question.key)
             if curve is None:
                 continue
-            trace_s = self._tracer.seconds(question.traces, question.setting)
+            trace_s = self._tracer.seconds(question.traces, question.condition)
             shared_s = costs_s / len(group)
             try:
                 yield forecast(
@@ -172,28 +171,30 @@ class Forecasting:
                     question.traces,
                     curve,
                     question.ks,
-                    rule=self._rule(question.setting.temperature),
+                    rule=self._rule(question.condition.temperature),
                     effort=effort(self._plan, question, trace_s=trace_s, costs_s=shared_s),
                 )
             except ValueError as error:
-                name = f"{question.pairing.name} on {question.setting.workload}"
+                name = f"{question.pairing.name} on {question.condition.workload}"
                 self._watch.warn(f"{name}: not forecast, {first_line(error)}")
 
     def _told_curves(self, group: Sequence[Question]) -> dict[CellKey, CostCurve]:
-        for rows in dict.fromkeys(question.setting.concurrency for question in group):
-            ks = {k for q in group if q.setting.concurrency == rows for k in q.ks}
+        for rows in dict.fromkeys(question.condition.concurrency for question in group):
+            ks = {k for q in group if q.condition.concurrency == rows for k in q.ks}
             text = left_out(self._told, concurrency=rows, ks=ks)
             if text and text not in self._warned:  # several groups may have the same K
                 self._warned.add(text)
                 self._watch.warn(text)
-        return {q.key: told(self._told, concurrency=q.setting.concurrency, ks=q.ks) for q in group}
+        return {
+            q.key: told(self._told, concurrency=q.condition.concurrency, ks=q.ks) for q in group
+        }
 
     def _costs(self, group: Sequence[Question]) -> RoundCosts:
-        settings = dict.fromkeys(question.setting for question in group)
+        settings = dict.fromkeys(question.condition for question in group)
         return RoundCosts(
             self._session.engine,
             costed(self._plan, group),
-            _in_turn([list(self._tracer.texts(setting)) for setting in settings]),
+            _in_turn([list(self._tracer.texts(condition)) for condition in settings]),
             seed=self._plan.settings.seed,
             clock=self._clock,
         )

@@ -70,10 +70,10 @@ def count_launches(
 
 def _bytes_per_round(engine: Instrumented, cell: Cell, context: int) -> int:
     """0 where the engine does not know all forwards of a round."""
-    rows = cell.key.concurrency
+    rows = cell.key.condition.concurrency
     return sum(
         forward.times * engine.bytes_read(cell.drafter, forward, rows, context)
-        for forward in engine.forwards(cell.drafter, cell.key.num_speculative_tokens)
+        for forward in engine.forwards(cell.drafter, cell.key.draft.k)
     )
 
 

@@ -68,7 +68,7 @@ class Passes:
             return
         total = sum(1 for _ in self._plan.explore_blocks())
         for done, block in enumerate(self._explored()):
-            self._watch.stage(f"{block.target}: {block.workload}")
+            self._watch.stage(f"{block.condition.target}: {block.condition.workload}")
             if block.id not in self._ledger.finished_blocks:
                 if self._deadline.is_over("explore") or self._is_precise(block):
                     continue
@@ -82,12 +82,16 @@ class Passes:
         self, session: Session, engine: Engine, block: Block, record: BlockRecord
     ) -> None:
         """What bounds one row's rounds, while the machine is as it was in them."""
-        if block.setting.is_stream or block.setting.num_samples > 1:
+        if block.condition.is_stream or block.condition.num_samples > 1:
             return
         if not isinstance(engine, Instrumented):
             return
         done = {request.cell_id for request in record.requests if request.output_ids}
-        own = (c for c in block.cells if c.key.engine == BUILTIN and not c.key.adaptive)
+        own = (
+            c
+            for c in block.cells
+            if c.key.condition.engine == BUILTIN and not c.key.draft.is_adaptive
+        )
         cells = tuple(cell for cell in own if cell.key.id in done)
         if not cells:
             return
@@ -107,12 +111,14 @@ class Passes:
         chosen = self._extensions.take("confirm", self._winners)
         # Repeats past all planned ones are fresh, and the same ones in every session.
         blocks = [
-            confirm_block(block, cells, self._plan.repeats(block.setting))
+            confirm_block(block, cells, self._plan.repeats(block.condition))
             for block in self._explored()
             if block.id in self._ledger.finished_blocks and (cells := _confirmed(block, chosen))
         ]
         for done, block in enumerate(blocks):
-            self._watch.stage(f"{block.target}: {block.workload}, the winners again")
+            self._watch.stage(
+                f"{block.condition.target}: {block.condition.workload}, the winners again"
+            )
             if block.id not in self._ledger.finished_blocks:
                 if self._deadline.is_over("confirm"):
                     continue
@@ -129,7 +135,7 @@ class Passes:
         dropped: dict[CellKey, frozenset[str]] = {}
         for planned in self._plan.explore_blocks():
             block = _only(planned, self._usable)
-            if not block.cells:  # no engine could run this setting
+            if not block.cells:  # no engine could run this condition
                 continue
             question = block.cells[0]
             begun = num_begun.get(question.key, 0)
@@ -168,7 +174,7 @@ class Passes:
 
     def _affordable_share(self) -> float:
         """What a further prompt may take of the first one's time, so that enough can follow."""
-        questions = len(self._plan.all_settings)
+        questions = len(self._plan.conditions)
         own = (b for b in self._ledger.stored.blocks if self._usable >= set(b.order))
         first = [block for block in own if block.purpose == "explore"][:questions]
         spent_s = sum(sum(block_seconds(block).values()) for block in first)
@@ -200,8 +206,8 @@ def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:
     winner = choose(group).to_confirm
     if winner is not None:
         yield winner
-    if any(cell.key.adaptive for cell in group):
-        yield from (cell.key for cell in group if cell.key.adaptive)
+    if any(cell.key.draft.is_adaptive for cell in group):
+        yield from (cell.key for cell in group if cell.key.draft.is_adaptive)
         best = best_fixed(group)
         if best is not None:
             yield best
@@ -210,8 +216,8 @@ def _again(group: Sequence[CellSummary]) -> Iterator[CellKey]:
 def _confirmed(block: Block, chosen: frozenset[str]) -> tuple[Cell, ...]:
     """The chosen cells of a block with their engines' baselines; empty where none is chosen."""
     cells = _only(block, chosen).cells
-    engines = {cell.key.engine for cell in cells}
-    baselines = (cell for cell in block.baselines if cell.key.engine in engines)
+    engines = {cell.key.condition.engine for cell in cells}
+    baselines = (cell for cell in block.baselines if cell.key.condition.engine in engines)
     return (*baselines, *cells) if cells else ()
 
 

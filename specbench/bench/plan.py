@@ -1,16 +1,28 @@
 """What will be measured: cells made of blocks, with K = 0 always among them. No tensors."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from specbench.bench.blocks import Block, Cell, Setting
+from specbench.bench.blocks import Block, Cell
 from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
 from specbench.bench.race import ENOUGH_PROMPTS
 from specbench.engines.peers import ASSISTED_DEFAULT, ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
 from specbench.inputs.config import Drafter, Pairing, Target
 from specbench.inputs.workloads import Workload, load_workloads
-from specbench.records import NO_DRAFTER, CellKey, CellPlan, Prompt, Sampling, too_deep
+from specbench.records import (
+    OWN_ENGINE,
+    Auto,
+    CellKey,
+    CellPlan,
+    Condition,
+    Draft,
+    Fixed,
+    Length,
+    Prompt,
+    Sampling,
+    too_deep,
+)
 from specbench.settings import RunSettings
 
 DEFAULT_K = 4
@@ -19,7 +31,7 @@ SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed say
 ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it
 PASSES = 6  # of the prompt list above one row: an interval needs five
 WAITING_PER_ROW = 3  # requests a row in a pass, so that all rows are busy for most of it
-BUILTIN = "builtin"
+BUILTIN = OWN_ENGINE
 TRANSFORMERS = "transformers"
 
 
@@ -59,16 +71,20 @@ class TargetPlan:
         return tuple(prompts[i % len(prompts)] for i in range(wanted))
 
     @property
-    def all_settings(self) -> tuple[Setting, ...]:
+    def conditions(self) -> tuple[Condition, ...]:
+        """Those of the first engine; cells of others differ in the engine alone."""
         load = self.settings.load
         return tuple(
-            Setting(
+            Condition(
+                target=self.target.name,
                 workload=workload.name,
                 temperature=temperature,
                 concurrency=concurrency,
-                context=context,
                 request_rate=load.request_rate,
                 num_samples=num_samples,
+                context=context,
+                dtype=self.dtype,
+                engine=load.engines[0],
             )
             for workload in self.workloads
             for temperature in self.settings.sampling.temperatures
@@ -77,21 +93,21 @@ class TargetPlan:
             for num_samples in dict.fromkeys((1, load.num_samples))
         )
 
-    def _turn(self, setting: Setting) -> tuple[int, ...]:
-        """Workloads take turns within everything else that settings differ by."""
+    def _turn(self, condition: Condition) -> tuple[int, ...]:
+        """Workloads take turns within everything else that conditions differ by."""
         load = self.settings.load
-        context = load.contexts.index(setting.context) if setting.context is not None else 0
-        rows = load.concurrency.index(setting.concurrency)
-        temperature = self.settings.sampling.temperatures.index(setting.temperature)
-        return temperature, context, rows, setting.num_samples
+        context = load.contexts.index(condition.context) if condition.context is not None else 0
+        rows = load.concurrency.index(condition.concurrency)
+        temperature = self.settings.sampling.temperatures.index(condition.temperature)
+        return temperature, context, rows, condition.num_samples
 
-    def repeats(self, setting: Setting) -> int:
+    def repeats(self, condition: Condition) -> int:
         effort = self.settings.effort
         if effort.num_repeats is not None:
             return effort.num_repeats
-        if setting.is_stream:
+        if condition.is_stream:
             return PASSES
-        return SEEDS_WHEN_SAMPLING if setting.temperature > 0 or effort.is_open_ended else 1
+        return SEEDS_WHEN_SAMPLING if condition.temperature > 0 or effort.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
         """Of K that nobody asked for, those that the drafter can draft; all that were asked for."""
@@ -120,111 +136,85 @@ class TargetPlan:
         fixed = max(self.ks(pairing), default=0)
         return (fixed or ADAPTIVE_K) if self.settings.draft.adaptive else fixed
 
-    def cells(self, setting: Setting) -> tuple[Cell, ...]:
+    def cells(self, condition: Condition) -> tuple[Cell, ...]:
         """K = 0 of every engine, then every K of every pairing, then the adaptive ones."""
         made: list[Cell] = []
         for engine in self.settings.load.engines:
             if engine == BUILTIN:
-                made += self._builtin_cells(setting)
-            elif not setting.is_stream:
-                made += self._peer_cells(setting)
+                made += self._builtin_cells(condition)
+            elif not condition.is_stream:
+                made += self._peer_cells(condition)
         return tuple(made)
 
-    def _builtin_cells(self, setting: Setting) -> Iterator[Cell]:
-        yield self._cell(setting, BUILTIN, None, NO_DRAFTER, 0)
+    def _builtin_cells(self, condition: Condition) -> Iterator[Cell]:
+        condition = replace(condition, engine=BUILTIN)
+        yield self._cell(condition, Draft.none)
         for pairing in self.pairings:
-            method = pairing.drafter.method
-            for k in self.ks(pairing):
-                if k > 0:
-                    yield self._cell(setting, BUILTIN, pairing, method, k)
+            lengths: list[Length] = [Fixed(k) for k in self.ks(pairing) if k > 0]
             if self.settings.draft.adaptive:
-                most = self.largest_k(pairing)
-                yield self._cell(setting, BUILTIN, pairing, method, most, adaptive=True)
+                lengths.append(Auto(self.largest_k(pairing)))
+            for length in lengths:
+                yield self._cell(condition, _draft(pairing.drafter, length))
 
-    def _peer_cells(self, setting: Setting) -> Iterator[Cell]:
+    def _peer_cells(self, condition: Condition) -> Iterator[Cell]:
+        condition = replace(condition, engine=TRANSFORMERS)
         for method in BASELINES:
-            yield self._cell(setting, TRANSFORMERS, None, method, 0)
+            yield self._cell(condition, replace(Draft.none, method=method))
         for pairing in self.pairings:
             for method in peers_of(pairing.drafter):
                 own = method == ASSISTED_DEFAULT
                 for k in (ASSISTED_DEFAULT_K,) if own else self.ks(pairing):
                     if k > 0:
-                        yield self._cell(setting, TRANSFORMERS, pairing, method, k)
+                        draft = _draft(pairing.drafter, Fixed(k))
+                        yield self._cell(condition, replace(draft, method=method))
 
-    def _cell(
-        self,
-        setting: Setting,
-        engine: str,
-        pairing: Pairing | None,
-        method: str,
-        k: int,
-        *,
-        adaptive: bool = False,
-    ) -> Cell:
-        key = CellKey(
-            pairing=pairing.name if pairing else self.target.name,
-            target=self.target.name,
-            drafter=pairing.drafter.name if pairing else NO_DRAFTER,
-            workload=setting.workload,
-            engine=engine,
-            method=method,
-            num_speculative_tokens=k,
-            concurrency=setting.concurrency,
-            temperature=setting.temperature,
-            dtype=self.dtype,
-            adaptive=adaptive,
-            context=setting.context,
-            request_rate=setting.request_rate,
-            num_samples=setting.num_samples,
-            lossy=str(pairing.drafter.lossy) if pairing and pairing.drafter.lossy else None,
-        )
+    def _cell(self, condition: Condition, draft: Draft) -> Cell:
         asked = self.settings.sampling
-        sampling = Sampling(temperature=setting.temperature, top_k=asked.top_k, top_p=asked.top_p)
-        return Cell(key=key, sampling=sampling)
+        sampling = Sampling(temperature=condition.temperature, top_k=asked.top_k, top_p=asked.top_p)
+        return Cell(key=CellKey(condition=condition, draft=draft), sampling=sampling)
 
     @property
     def all_cells(self) -> tuple[Cell, ...]:
-        return tuple(cell for setting in self.all_settings for cell in self.cells(setting))
+        return tuple(cell for condition in self.conditions for cell in self.cells(condition))
 
     def explore_blocks(self) -> Iterator[Block]:
         """Prompt by prompt through all workloads, so that a run cut short is balanced."""
-        settings = sorted(self.all_settings, key=self._turn)
+        settings = sorted(self.conditions, key=self._turn)
         chosen = {workload.name: self.measured(workload) for workload in self.workloads}
         workloads = {workload.name: workload for workload in self.workloads}
         for repeat in range(max(map(self.repeats, settings))):
             for i in range(max(map(len, chosen.values()))):
-                for setting in settings:
-                    prompts = chosen[setting.workload][i : i + 1]
-                    if setting.is_stream:
-                        workload = workloads[setting.workload]
-                        every = self.pass_prompts(workload, setting.concurrency)
+                for condition in settings:
+                    prompts = chosen[condition.workload][i : i + 1]
+                    if condition.is_stream:
+                        workload = workloads[condition.workload]
+                        every = self.pass_prompts(workload, condition.concurrency)
                         prompts = () if i else every
-                    if prompts and repeat < self.repeats(setting):
+                    if prompts and repeat < self.repeats(condition):
                         yield Block(
-                            target=self.target.name,
-                            setting=setting,
+                            condition=condition,
                             prompts=prompts,
                             repeat=repeat,
                             purpose="explore",
-                            cells=self.cells(setting),
+                            cells=self.cells(condition),
                         )
 
     def cell_plans(self) -> tuple[CellPlan, ...]:
         """What the run sets out to do; a budget may end it earlier."""
         workloads = {workload.name: workload for workload in self.workloads}
         plans = []
-        for setting in self.all_settings:
-            workload = workloads[setting.workload]
+        for condition in self.conditions:
+            workload = workloads[condition.workload]
             prompts = self.measured(workload)
-            if setting.is_stream:
-                prompts = self.pass_prompts(workload, setting.concurrency)
+            if condition.is_stream:
+                prompts = self.pass_prompts(workload, condition.concurrency)
             plans += [
                 CellPlan(
                     key=cell.key,
                     num_prompts=len({prompt.id for prompt in prompts}),
-                    num_repeats=self.repeats(setting),
+                    num_repeats=self.repeats(condition),
                 )
-                for cell in self.cells(setting)
+                for cell in self.cells(condition)
             ]
         return tuple(plans)
 
@@ -262,6 +252,11 @@ def plan_targets(
         )
         for group in by_target.values()
     )
+
+
+def _draft(drafter: Drafter, length: Length) -> Draft:
+    lossy = str(drafter.lossy) if drafter.lossy else None
+    return Draft(drafter=drafter.name, method=drafter.method, length=length, lossy=lossy)
 
 
 def peers_of(drafter: Drafter) -> tuple[str, ...]:

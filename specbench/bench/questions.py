@@ -2,43 +2,43 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from specbench.bench.blocks import Cell, Setting
+from specbench.bench.blocks import Cell
 from specbench.bench.plan import TargetPlan
 from specbench.bench.round_costs import Costed
 from specbench.forecast.forecast import Effort, middle_context, replayed
 from specbench.inputs.config import Pairing
-from specbench.metrics.setting import is_baseline, setting_of
-from specbench.records import CellKey, TraceRecord
+from specbench.records import CellKey, Condition, TraceRecord
 from specbench.stats.acceptance import RoundCounts
 
 _ALIKE = 256  # tokens of context: within so many, and within doublings beyond, costs are shared
 
 
 class Question(NamedTuple):
-    """What one forecast is about: a drafter in a setting."""
+    """What one forecast is about: a drafter in a condition."""
 
     pairing: Pairing
-    setting: Setting
+    condition: Condition
     cells: tuple[Cell, ...]  # its K > 0, of one fixed K each
     traces: list[TraceRecord]
 
     @property
     def key(self) -> CellKey:
         """Of its deepest K: forecasts go by it."""
-        return max((c.key for c in self.cells), key=lambda key: key.num_speculative_tokens)
+        return max((c.key for c in self.cells), key=lambda key: key.draft.k)
 
     @property
     def ks(self) -> list[int]:
-        return [cell.key.num_speculative_tokens for cell in self.cells]
+        return [cell.key.draft.k for cell in self.cells]
 
 
 def sharing_costs(questions: Iterable[Question]) -> list[list[Question]]:
     """Groups that differ in workload and drafter alone, and whose contexts are alike."""
     groups: dict[tuple[object, ...], list[Question]] = {}
     for question in questions:
-        same = setting_of(question.cells[0].key)._replace(workload="")
+        same = replace(question.cells[0].key.condition, workload="")
         size = max(middle_context(question.traces), _ALIKE)
         groups.setdefault((same, (size - 1).bit_length()), []).append(question)
     return list(groups.values())
@@ -51,11 +51,11 @@ def costed(plan: TargetPlan, group: Sequence[Question]) -> list[Costed]:
     rounds: dict[tuple[str, int], list[RoundCounts]] = {}
     swept: defaultdict[tuple[str, int], float] = defaultdict(float)  # rounds of the whole sweep
     for question in group:
-        baseline = next(c for c in plan.cells(question.setting) if is_baseline(c.key))
+        baseline = next(c for c in plan.cells(question.condition) if c.key.is_baseline)
         repeats = effort(plan, question).sweep
         for cell in (baseline, *question.cells):
-            place = (cell.drafter, cell.key.num_speculative_tokens)
-            replay = replayed(question.traces, cell.key.num_speculative_tokens)
+            place = (cell.drafter, cell.key.draft.k)
+            replay = replayed(question.traces, cell.key.draft.k)
             if replay is None or cell.key.id in ids.get(place, ()):
                 continue
             cells.setdefault(place, cell)
@@ -77,12 +77,12 @@ def effort(
     plan: TargetPlan, question: Question, *, trace_s: float = 0.0, costs_s: float = 0.0
 ) -> Effort:
     """How much decoding each traced prompt stands for, in the sweep and after the forecast."""
-    setting = question.setting
-    repeats: float = plan.repeats(setting)
-    workload = next(w for w in plan.workloads if w.name == setting.workload)
+    condition = question.condition
+    repeats: float = plan.repeats(condition)
+    workload = next(w for w in plan.workloads if w.name == condition.workload)
     num_traced = len({trace.prompt_id for trace in question.traces})
-    if setting.is_stream:  # rows decode side by side
-        share = len(plan.pass_prompts(workload, setting.concurrency)) / setting.concurrency
+    if condition.is_stream:  # rows decode side by side
+        share = len(plan.pass_prompts(workload, condition.concurrency)) / condition.concurrency
         sweep = after = repeats * share / num_traced
     else:
         sweep = repeats * len(plan.prompts(workload)) / num_traced

@@ -7,7 +7,6 @@ from specbench.bench.blocks import Cell
 from specbench.engines.engine import EngineRequest, ServedPass
 from specbench.errors import first_line
 from specbench.forward.scoring import likeliest
-from specbench.metrics.setting import overlaps
 from specbench.records import DeviceSample, PassRecord, RequestRecord, SamplesRecord
 
 
@@ -61,7 +60,7 @@ def make_records(
     Requests that follow one another also share the CPU seconds; of those that overlap, nobody
     can tell whose they were.
     """
-    is_shared = overlaps(cell.key)
+    is_shared = cell.key.condition.overlaps
     sizes = [len(r.output_ids) if is_shared else r.total_s for r in served.results]
     whole = sum(sizes) or 1
     records = []

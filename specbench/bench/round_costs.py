@@ -11,7 +11,6 @@ from statistics import fmean, median
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
-from specbench.metrics.setting import is_baseline
 from specbench.records import RoundCost
 from specbench.records.forecasts import later_s
 from specbench.stats.paired import paired_log_ratio
@@ -53,13 +52,13 @@ class RoundCosts:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.costed = costed
-        (self._baseline,) = (one for one in costed if is_baseline(one.cell.key))
+        (self._baseline,) = (one for one in costed if one.cell.key.is_baseline)
         self._engine = engine
         self._texts = texts
         self._by_turn = {_turn(text): text for text in texts}
         self._seed = seed
         self._clock = clock
-        self._rows = costed[0].cell.key.concurrency
+        self._rows = costed[0].cell.key.condition.concurrency
         self._visits: dict[str, list[tuple[float, ...]]] = {c.cell.key.id: [] for c in costed}
         self._contexts: list[float] = []
         self.spent_s = 0.0
@@ -74,7 +73,7 @@ class RoundCosts:
         return [
             RoundCost(
                 cell_ids=one.cell_ids,
-                num_speculative_tokens=one.cell.key.num_speculative_tokens,
+                num_speculative_tokens=one.cell.key.draft.k,
                 num_rows=self._rows,
                 context=round(median(self._contexts)),
                 visits_s=tuple(self._visits[one.cell.key.id]),

@@ -88,7 +88,7 @@ class Session:
         shares = [self._run_cell(block, cell) for cell in order]
         record = BlockRecord(
             block_id=block.id,
-            workload=block.workload,
+            workload=block.condition.workload,
             prompt_id=block.prompt_id,
             repeat=block.repeat,
             purpose=block.purpose,
@@ -149,15 +149,15 @@ class Session:
         """
         texts = []
         for turn in self._asked(block, cell):
-            request, place = turn.request, (block.workload, turn.prompt_id, turn.turn)
+            request, place = turn.request, (block.condition.workload, turn.prompt_id, turn.turn)
             if cell.sampling.temperature == 0:
-                output_ids = self._references[*place, block.setting.context].output_ids
+                output_ids = self._references[*place, block.condition.context].output_ids
             else:
                 alone = replace(request, conversation=None)
                 output_ids = self.engine.generate(alone, self.engine.baseline).output_ids
             texts.append(
                 Text(
-                    workload=block.workload,
+                    workload=block.condition.workload,
                     prompt_id=turn.prompt_id,
                     turn=turn.turn,
                     prompt_ids=request.prompt_ids,
@@ -167,7 +167,7 @@ class Session:
                     seed=turn.seed,
                     repeat=turn.repeat,
                     prediction_ids=request.prediction_ids,
-                    context=block.setting.context,
+                    context=block.condition.context,
                 )
             )
         return texts
@@ -205,7 +205,7 @@ class Session:
 
         What cannot be decoded is recorded as failed.
         """
-        num_samples = cell.key.num_samples
+        num_samples = cell.key.condition.num_samples
         done = _Share([], [], [])
         turns: list[Turn] = []
         try:
@@ -224,9 +224,9 @@ class Session:
     ) -> None:
         served, device, energy_j = self._serve(cell, [turn.request for turn in turns], block)
         done.requests.extend(make_records(cell, turns, served, device=device, energy_j=energy_j))
-        if cell.key.num_samples > 1:
+        if cell.key.condition.num_samples > 1:
             done.samples.append(make_samples(cell, turns, served))
-        elif block.setting.is_stream or cell.key.adaptive:
+        elif block.condition.is_stream or cell.key.draft.is_adaptive:
             done.passes.append(make_pass(cell, served))
 
     def _asked(self, block: Block, cell: Cell) -> Iterator[Turn]:
@@ -234,22 +234,24 @@ class Session:
         # Greedy cells all emit as many tokens as the reference, so that seconds compare;
         # sampled and lossy ones end where they end, and are compared per token.
         is_known = cell.has_known_text
-        context, num_samples = block.setting.context, block.setting.num_samples
+        context, num_samples = block.condition.context, block.condition.num_samples
         cycles = -(-len(block.prompts) // len({prompt.id for prompt in block.prompts}))
         times_seen: dict[str, int] = {}
         for asked in block.prompts:
             seen = times_seen.get(asked.id, 0)
             times_seen[asked.id] = seen + 1
             repeat = block.repeat * cycles + seen
-            prompt = self._in_context(block.workload, asked, context)
-            answers = self.reference(block.workload, prompt, context)
-            for turn, ids in enumerate(self._turns(block.workload, prompt, answers)):
+            prompt = self._in_context(block.condition.workload, asked, context)
+            answers = self.reference(block.condition.workload, prompt, context)
+            for turn, ids in enumerate(self._turns(block.condition.workload, prompt, answers)):
                 # The samples of a turn are served by themselves, before those of the next.
                 is_chained = len(prompt.turns) > 1 and num_samples == 1
                 length = len(answers[turn].output_ids)
                 request = EngineRequest(
                     prompt_ids=ids,
-                    max_new_tokens=length if is_known else self.max_new_tokens(block.workload),
+                    max_new_tokens=length
+                    if is_known
+                    else self.max_new_tokens(block.condition.workload),
                     sampling=cell.sampling,
                     seed=0,
                     stop_at_eos=not is_known,
@@ -275,15 +277,15 @@ class Session:
     ) -> tuple[ServedPass, DeviceSample | None, float | None]:
         key = cell.key
         load = Load(
-            concurrency=key.concurrency * key.num_samples,
-            best_of=key.num_samples > 1,
-            request_rate=key.request_rate,
+            concurrency=key.condition.concurrency * key.condition.num_samples,
+            best_of=key.condition.num_samples > 1,
+            request_rate=key.condition.request_rate,
             seed=request_seed(self._seed, block.prompt_id, block.repeat, 0),
         )
         self._probe.start()
         before_j = self._probe.energy_j()
         try:
-            served = self.engines[key.engine].serve(requests, work_of(cell), load)
+            served = self.engines[key.condition.engine].serve(requests, work_of(cell), load)
         finally:
             after_j = self._probe.energy_j()
             device = self._probe.stop()

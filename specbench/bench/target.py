@@ -174,7 +174,7 @@ class TargetRun:
                 if engine is session.engine:
                     raise
                 self._left_out.add((name, drafter.name))
-                own = [c for c in self._cells_of(drafter.name) if c.key.engine == name]
+                own = [c for c in self._cells_of(drafter.name) if c.key.condition.engine == name]
                 pairing = f"{self._plan.target.name}/{drafter.name}"
                 self._fail(pairing, "load", error, own, at=f"{name}: ")
                 continue
@@ -208,10 +208,13 @@ class TargetRun:
         """Run every shape once before it counts, recording nothing; ids of cells that can run."""
         shapes: dict[tuple[object, ...], list[Cell]] = {}
         for cell in self._plan.all_cells:
-            if cell.drafter not in drafters or (cell.key.engine, cell.drafter) in self._left_out:
+            if (
+                cell.drafter not in drafters
+                or (cell.key.condition.engine, cell.drafter) in self._left_out
+            ):
                 continue
-            rows = cell.key.concurrency, cell.key.num_samples
-            shape = (cell.key.engine, work_of(cell), rows, cell.sampling)
+            rows = cell.key.condition.concurrency, cell.key.condition.num_samples
+            shape = (cell.key.condition.engine, work_of(cell), rows, cell.sampling)
             shapes.setdefault(shape, []).append(cell)
         usable: list[Cell] = []
         said: tuple[int, ...] = ()  # half of it is expected the next time: rounds go on behind it
@@ -224,19 +227,21 @@ class TargetRun:
                 stop_at_eos=not cell.has_known_text,  # as in the blocks
                 prediction_ids=said[: len(said) // 2],
             )
-            num_samples = cell.key.num_samples
-            load = Load(concurrency=cell.key.concurrency * num_samples, best_of=num_samples > 1)
-            engine = engines[cell.key.engine]
+            num_samples = cell.key.condition.num_samples
+            load = Load(
+                concurrency=cell.key.condition.concurrency * num_samples, best_of=num_samples > 1
+            )
+            engine = engines[cell.key.condition.engine]
             try:
                 for work in warm_up_works(cell, self._plan.depths.get(cell.drafter)):
                     served = engine.serve([request] * load.concurrency, work, load)
                     said = served.results[0].output_ids
             except REFUSALS as error:
-                k = cell.key.num_speculative_tokens
+                k = cell.key.draft.k
                 is_own = engine is next(iter(engines.values()))
                 if is_own and work_of(cell) == engine.baseline and load.concurrency == 1:
                     raise
-                at = f"{cell.key.method} K={k}: "
+                at = f"{cell.key.draft.method} K={k}: "
                 self._fail(cell.key.pairing, "warm_up", error, [cell, *others], at=at)
             else:
                 usable += [cell, *others]
@@ -251,7 +256,9 @@ class TargetRun:
         cells = [
             cell
             for cell in self._plan.all_cells
-            if cell.key.id in usable and cell.key.engine == BUILTIN and not cell.key.adaptive
+            if cell.key.id in usable
+            and cell.key.condition.engine == BUILTIN
+            and not cell.key.draft.is_adaptive
         ]
         request = EngineRequest(
             prompt_ids=prompt_ids, max_new_tokens=WARM_UP_TOKENS, sampling=Sampling(), seed=0

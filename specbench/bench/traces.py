@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from specbench.bench.blocks import Block, Setting
+from specbench.bench.blocks import Block
 from specbench.bench.deadline import Deadline
 from specbench.bench.plan import TargetPlan
 from specbench.bench.session import Session
@@ -14,7 +14,7 @@ from specbench.engines.engine import Engine
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import UsageError, first_line
 from specbench.inputs.config import Pairing
-from specbench.records import Prompt, TraceRecord
+from specbench.records import Condition, Prompt, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.runs import Ledger
 from specbench.stats.spread import MIN_UNITS
@@ -39,15 +39,15 @@ class Trace(Protocol):
 
 
 class Ground(NamedTuple):
-    """What traces depend on besides the drafter: settings that differ in rows alone share them."""
+    """What traces depend on besides the drafter: conditions that differ in rows share them."""
 
     workload: str
     temperature: float
     context: int | None
 
 
-def ground_of(setting: Setting) -> Ground:
-    return Ground(setting.workload, setting.temperature, setting.context)
+def ground_of(condition: Condition) -> Ground:
+    return Ground(condition.workload, condition.temperature, condition.context)
 
 
 class Tracer:
@@ -87,12 +87,12 @@ class Tracer:
                 depths[at] = max(trace.num_speculative_tokens, depths.get(at, 0))
         left_s = deadline.seconds_left("explore")
         enough_s = None if left_s is None else left_s * (1 - TRACING_SHARE)
-        for i, (ground, setting, prompt) in self._numbered():
+        for i, (ground, condition, prompt) in self._numbered():
             now_s = deadline.seconds_left("explore")
             if i >= MIN_UNITS and now_s is not None and enough_s is not None and now_s < enough_s:
                 return
             self._watch.stage(f"{self._target}: tracing {ground.workload}")
-            texts = self._decode(ground, setting, prompt)
+            texts = self._decode(ground, condition, prompt)
             self._texts.setdefault(ground, []).extend(texts)
             for pairing in pairings if texts else ():
                 name, deepest = pairing.drafter.name, max(self._ks(pairing), default=0)
@@ -100,13 +100,13 @@ class Tracer:
                 if any(depths.get((name, _place(text)), 0) < deepest for text in texts):
                     self._trace_one(pairing, texts)
 
-    def texts(self, setting: Setting) -> Sequence[Text]:
-        """The texts of a setting's ground, those without a round left out."""
-        return [t for t in self._texts.get(ground_of(setting), ()) if t.num_starts]
+    def texts(self, condition: Condition) -> Sequence[Text]:
+        """The texts of a condition's ground, those without a round left out."""
+        return [t for t in self._texts.get(ground_of(condition), ()) if t.num_starts]
 
-    def traces(self, pairing: Pairing, setting: Setting) -> list[TraceRecord]:
+    def traces(self, pairing: Pairing, condition: Condition) -> list[TraceRecord]:
         """Those of one drafter on one ground; of a text that was traced again the last ones."""
-        ground, drafting = ground_of(setting), self._drafting(setting.temperature)
+        ground, drafting = ground_of(condition), self._drafting(condition.temperature)
         newest = {
             (_place(trace), trace.num_speculative_tokens): trace
             for trace in self._ledger.stored.traces
@@ -117,33 +117,32 @@ class Tracer:
         }
         return list(newest.values())
 
-    def seconds(self, traces: Sequence[TraceRecord], setting: Setting) -> float:
+    def seconds(self, traces: Sequence[TraceRecord], condition: Condition) -> float:
         """Spent on these traces, and on texts that only traces need."""
-        return sum(t.seconds or 0.0 for t in traces) + self._seconds.get(ground_of(setting), 0.0)
+        return sum(t.seconds or 0.0 for t in traces) + self._seconds.get(ground_of(condition), 0.0)
 
     @property
     def _target(self) -> str:
         return self._plan.target.name
 
-    def _numbered(self) -> Iterator[tuple[int, tuple[Ground, Setting, Prompt]]]:
+    def _numbered(self) -> Iterator[tuple[int, tuple[Ground, Condition, Prompt]]]:
         """Every prompt of every ground with its number there, the first ones first."""
         alone = {
             ground_of(s): replace(s, concurrency=1, request_rate=None)
-            for s in self._plan.all_settings
+            for s in self._plan.conditions
         }
         workloads = {workload.name: workload for workload in self._plan.workloads}
         prompts = {g: self._plan.prompts(workloads[g.workload]) for g in alone}
         for i in range(max(map(len, prompts.values()), default=0)):
-            for ground, setting in alone.items():
+            for ground, condition in alone.items():
                 if i < len(prompts[ground]):
-                    yield i, (ground, setting, prompts[ground][i])
+                    yield i, (ground, condition, prompts[ground][i])
 
-    def _decode(self, ground: Ground, setting: Setting, prompt: Prompt) -> list[Text]:
+    def _decode(self, ground: Ground, condition: Condition, prompt: Prompt) -> list[Text]:
         """A prompt's texts, turn by turn; none where the target refuses it."""
-        cell = self._plan.cells(setting)[0]
+        cell = self._plan.cells(condition)[0]
         block = Block(
-            target=self._target,
-            setting=setting,
+            condition=condition,
             prompts=(prompt,),
             repeat=0,
             purpose="explore",

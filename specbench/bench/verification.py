@@ -1,6 +1,7 @@
 """Evidence for a whole `verify`: target after target, through the engines that a run has."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +12,6 @@ from specbench.bench.benchmark import (
     peer_warnings,
     read_shapes,
 )
-from specbench.bench.blocks import Setting
 from specbench.bench.hub import look_for_hub
 from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
 from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
@@ -77,23 +77,15 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
     drafters = {pairing.name: pairing.drafter for pairing in plan.pairings}
     cells = [
         cell
-        for temperature in plan.settings.sampling.temperatures
-        for cell in plan.cells(
-            Setting(
-                workload="",
-                temperature=temperature,
-                concurrency=1,
-                context=None,
-                request_rate=None,
-            )
-        )
-        if cell.key.method not in BASELINES[1:]
+        for condition in dict.fromkeys(replace(c, workload="") for c in plan.conditions)
+        for cell in plan.cells(condition)
+        if cell.key.draft.method not in BASELINES[1:]
     ]
     for pairing in (plan.target.name, *drafters):
         for cell in cells:
             if cell.key.pairing == pairing:
                 drafter = drafters.get(pairing)
-                yield Job(pairing, drafter, cell.key.engine, work_of(cell), cell.sampling)
+                yield Job(pairing, drafter, cell.key.condition.engine, work_of(cell), cell.sampling)
 
 
 def _questions(plan: TargetPlan, engine: Engine, watch: Watch) -> Iterator[Question]:

@@ -8,10 +8,10 @@ def work_of(cell: Cell) -> Work:
     """Method and K of a cell; an adaptive one also knows what it learns from."""
     key = cell.key
     return Work(
-        drafter=key.drafter,
-        method=key.method,
-        k=key.num_speculative_tokens,
-        adaptive=key.adaptive,
-        workload=key.workload if key.adaptive else "",
-        context=key.context if key.adaptive else None,
+        drafter=key.draft.drafter,
+        method=key.draft.method,
+        k=key.draft.k,
+        adaptive=key.draft.is_adaptive,
+        workload=key.condition.workload if key.draft.is_adaptive else "",
+        context=key.condition.context if key.draft.is_adaptive else None,
     )

@@ -118,13 +118,16 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
         cells = tuple(
             cell
             for cell in build_document(stored).cells
-            if pairing in (None, cell.key.pairing) and workload in (None, cell.key.workload)
+            if pairing in (None, cell.key.pairing)
+            and workload in (None, cell.key.condition.workload)
         )
         past.append(
             PastRun(
                 run_id=listing.run_id,
                 created_at=listing.created_at,
-                fingerprint=fingerprint_of(stored.run, stored.models, stored.engines),
+                fingerprint=fingerprint_of(
+                    stored.run, stored.models, stored.engines, stored.imported
+                ),
                 cells=cells,
             )
         )

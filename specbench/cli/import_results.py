@@ -136,17 +136,17 @@ def _run_record(cells: "Sequence[ImportedCell]", told: "Told") -> "RunRecord":
             command="import",
             workload=WorkloadSettings(
                 pairings=tuple(dict.fromkeys(key.pairing for key in keys)),
-                workloads=tuple(dict.fromkeys(key.workload for key in keys)),
+                workloads=tuple(dict.fromkeys(key.condition.workload for key in keys)),
             ),
             draft=DraftSettings(
-                num_speculative_tokens=tuple(sorted({key.num_speculative_tokens for key in keys}))
+                num_speculative_tokens=tuple(sorted({key.draft.k for key in keys}))
             ),
             sampling=SamplingSettings(
-                temperatures=tuple(sorted({key.temperature for key in keys}))
+                temperatures=tuple(sorted({key.condition.temperature for key in keys}))
             ),
             load=LoadSettings(
-                engines=tuple(dict.fromkeys(key.engine for key in keys)),
-                concurrency=tuple(sorted({key.concurrency for key in keys})),
+                engines=tuple(dict.fromkeys(key.condition.engine for key in keys)),
+                concurrency=tuple(sorted({key.condition.concurrency for key in keys})),
             ),
             machine=MachineSettings(dtype=told.dtype or None),
         ),

@@ -20,7 +20,6 @@ from specbench.inputs.config import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.numbers import ABSENT, measured, significant
-from specbench.report.sections import parts_told_apart
 
 
 def print_prepared(prepared: Prepared, machine: Machine) -> None:
@@ -96,9 +95,7 @@ def pair_document(
                 "speedup": one.speedup,
                 "num_speculative_tokens": one.num_speculative_tokens,
                 "is_measured": one.is_measured,
-                "gains": [
-                    {**setting._asdict(), **_gain_json(gain)} for setting, gain in one.gains.items()
-                ],
+                "gains": [{**at.flat, **_gain_json(gain)} for at, gain in one.gains.items()],
             }
             for one in ranked
         ],
@@ -242,7 +239,7 @@ def _where(one: Ranked, gain: Gain) -> str:
     if len(one.gains) < 2:
         return ""
     setting = next(setting for setting, own in one.gains.items() if own is gain)
-    parts = ", ".join(parts_told_apart(setting, list(one.gains), also="workload"))
+    parts = ", ".join(setting.told_apart(list(one.gains), also="workload"))
     return f" on {parts}; {one.speedup:.2f}x over all {len(one.gains)} settings"
 
 

@@ -7,7 +7,14 @@ from rich.table import Table
 
 from specbench.bench.plan import TargetPlan
 from specbench.cli.console import open_console
-from specbench.metrics.setting import marked
+from specbench.records import Length
+from specbench.report.numbers import lengths
+
+# What a planned cell begins with, for machines; every other axis follows.
+_FIRST = (
+    *("pairing", "workload", "method", "num_speculative_tokens", "temperature", "dtype", "engine"),
+    *("concurrency", "context", "num_samples", "lossy", "adaptive"),
+)
 
 
 def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
@@ -15,18 +22,7 @@ def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
     return {
         "cells": [
             {
-                "pairing": cell.key.pairing,
-                "workload": cell.key.workload,
-                "method": cell.key.method,
-                "num_speculative_tokens": cell.key.num_speculative_tokens,
-                "temperature": cell.key.temperature,
-                "dtype": cell.key.dtype,
-                "engine": cell.key.engine,
-                "concurrency": cell.key.concurrency,
-                "context": cell.key.context,
-                "num_samples": cell.key.num_samples,
-                "lossy": cell.key.lossy,
-                "adaptive": cell.key.adaptive,
+                **cell.key.entries(*_FIRST, without=("target", "drafter", "request_rate")),
                 "num_prompts": cell.num_prompts,
                 "num_repeats": cell.num_repeats,
             }
@@ -45,17 +41,22 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
     for plan in plans:
         cells = plan.cell_plans()
         num_cells += len(cells)
-        rows: dict[tuple[str, ...], list[str]] = {}
+        rows: dict[tuple[str, ...], list[Length]] = {}
         for cell in cells:
-            key = cell.key
-            context = "" if key.context is None else f"{key.context:,}"
-            rows_used = key.concurrency * key.num_samples
-            setting = (f"{key.temperature:g}", str(rows_used), context)
-            row = (key.pairing, key.workload, marked(key.method, key), *setting)
-            k = "auto" if key.adaptive else str(key.num_speculative_tokens)
-            rows.setdefault((*row, str(cell.num_prompts), str(cell.num_repeats)), []).append(k)
-        for (*place, prompts, repeats), ks in rows.items():
-            table.add_row(*place, _ks(ks), prompts, repeats)
+            at, draft = cell.key.condition, cell.key.draft
+            row = (
+                cell.key.pairing,
+                at.workload,
+                draft.marked(draft.method),
+                f"{at.temperature:g}",
+                str(at.concurrency * at.num_samples),
+                "" if at.context is None else f"{at.context:,}",
+                str(cell.num_prompts),
+                str(cell.num_repeats),
+            )
+            rows.setdefault(row, []).append(draft.length)
+        for (*place, prompts, repeats), found in rows.items():
+            table.add_row(*place, lengths(found), prompts, repeats)
     console = open_console()
     console.print(table)
     for warning in (warning for plan in plans for warning in plan.left_out):
@@ -63,11 +64,3 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
     open_ended = any(plan.settings.effort.is_open_ended for plan in plans)
     limit = " at most; the budget or the precision ends it earlier" if open_ended else ""
     console.print(f"{num_cells} cells{limit}. Nothing was measured.")
-
-
-def _ks(ks: Sequence[str]) -> str:
-    numbers = [int(k) for k in ks if k != "auto"]
-    others = [k for k in ks if k == "auto"]
-    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
-        return ", ".join((f"{numbers[0]}..{numbers[-1]}", *others))
-    return ", ".join(ks)

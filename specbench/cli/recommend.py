@@ -76,9 +76,11 @@ def recommend(
 
     document = build_document(load_run(run or LATEST, out))
     _require_measured(
-        "--workload", workload or (), sorted({cell.key.workload for cell in document.cells})
+        "--workload",
+        workload or (),
+        sorted({cell.key.condition.workload for cell in document.cells}),
     )
-    rows = sorted({cell.key.concurrency for cell in document.cells})
+    rows = sorted({cell.key.condition.concurrency for cell in document.cells})
     _require_measured("--concurrency", () if concurrency is None else (concurrency,), rows)
     picks = picks_of(document, wanted, concurrency=concurrency, workloads=workload or ())
     if not picks:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import paired_decode, paired_end_to_end
 from specbench.metrics.serving import mean_num_speculative_tokens
-from specbench.metrics.setting import is_baseline, setting_of
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, CellSummary, Interval
@@ -50,12 +49,12 @@ def compare_adaptive(
 
     The first pass says which fixed K is the best.
     """
-    adaptive = [cell for cell in explored if cell.key.adaptive]
+    adaptive = [cell for cell in explored if cell.key.draft.is_adaptive]
     if not adaptive:
         return ()
     first = {cell.key: cell for cell in explored}
     again = {cell.key: cell for cell in confirmed}
-    fixed = summarise(cell for cell in explored if not cell.key.adaptive)
+    fixed = summarise(cell for cell in explored if cell.key.draft.is_fixed)
     found = (
         _compare(cell, first[best], again)
         for cell in adaptive
@@ -71,9 +70,9 @@ def best_fixed(cells: Sequence[CellSummary]) -> CellKey | None:
     smaller K. None where no fixed cell has a speed-up.
     """
     ranked = [
-        ((cell.valid, speedup, -cell.key.num_speculative_tokens), cell.key)
+        ((cell.valid, speedup, -cell.key.draft.k), cell.key)
         for cell in cells
-        if not cell.key.adaptive and (speedup := _speedup(cell)) is not None
+        if cell.key.draft.is_fixed and (speedup := _speedup(cell)) is not None
     ]
     return max(ranked, key=itemgetter(0))[1] if ranked else None
 
@@ -89,12 +88,12 @@ def pooled(comparisons: Iterable[AdaptiveComparison]) -> Pooled | None:
 
 
 def _competes(key: CellKey, adaptive: CellKey) -> bool:
-    same = (key.pairing, key.method) == (adaptive.pairing, adaptive.method)
-    return setting_of(key) == setting_of(adaptive) and (same or is_baseline(key))
+    same = key.draft.way == adaptive.draft.way
+    return key.condition == adaptive.condition and (same or key.is_baseline)
 
 
 def _speedup(cell: CellSummary) -> float | None:
-    if is_baseline(cell.key):
+    if cell.key.is_baseline:
         return 1.0
     return cell.speedup.estimate if cell.speedup else None
 

@@ -1,10 +1,10 @@
 """One K for all workloads of a pairing, and what it costs each of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specbench.decide.recommend import TIE, deciding
-from specbench.records import CellSummary
+from specbench.records import CellKey, CellSummary, Fixed
 from specbench.stats.regret import minimax_regret
 
 _SHOWN = 0.0005  # a regret below this prints as 0.0%
@@ -25,16 +25,16 @@ def find_compromise(cells: Sequence[CellSummary]) -> Compromise | None:
     say in every workload (`deciding`); worst regrets within 1 % are equal, and the smaller K wins.
     Raises ValueError for several pairings or settings.
     """
-    cells = [cell for cell in cells if not cell.key.adaptive]
-    settings = {replace(cell.key, workload="", num_speculative_tokens=0) for cell in cells}
-    if len(settings) > 1:
-        raise ValueError(f"one pairing and setting is needed, got {len(settings)}")
+    cells = [cell for cell in cells if cell.key.draft.is_fixed]
+    groups = {across_workloads(cell.key) for cell in cells}
+    if len(groups) > 1:
+        raise ValueError(f"one pairing and setting is needed, got {len(groups)}")
     speedups: dict[str, dict[int, float]] = {}
-    for workload in dict.fromkeys(cell.key.workload for cell in cells):
-        for cell in deciding([c for c in cells if c.key.workload == workload]):
+    for workload in dict.fromkeys(cell.key.condition.workload for cell in cells):
+        for cell in deciding([c for c in cells if c.key.condition.workload == workload]):
             if cell.speedup is not None:
                 at_k = speedups.setdefault(workload, {0: 1.0})
-                at_k[cell.key.num_speculative_tokens] = cell.speedup.estimate
+                at_k[cell.key.draft.k] = cell.speedup.estimate
     if not speedups:
         return None
     shared = sorted(set.intersection(*(set(at_k) for at_k in speedups.values())))
@@ -42,6 +42,11 @@ def find_compromise(cells: Sequence[CellSummary]) -> Compromise | None:
     options = [{workload: at_k[k] for workload, at_k in speedups.items()} for k in shared]
     found = minimax_regret(options, best, tie=TIE)
     return Compromise(num_speculative_tokens=shared[found.place], regret=found.regret)
+
+
+def across_workloads(key: CellKey) -> CellKey:
+    """What a pairing's cells have in common over workloads and K."""
+    return key.under(workload="").at(Fixed(0))
 
 
 def losses_in_words(regret: Mapping[str, float]) -> list[str]:

@@ -6,14 +6,13 @@ cell that helps, with the speed-up that was measured again.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from specbench.decide.recommend import TIE, Recommendation, Verdict, by_question, deciding, judge
+from specbench.decide.recommend import TIE, Verdict, by_question, deciding, judge
 from specbench.errors import UsageError
 from specbench.metrics.registry import number_of
-from specbench.metrics.setting import Setting, is_baseline, is_stream, setting_of
-from specbench.records import CellKey, CellSummary
+from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.stats.regret import minimax_regret
 
 ObjectiveName = Literal["latency", "throughput", "cost"]
@@ -62,7 +61,7 @@ class Candidate:
 class Pick:
     """The answer for one workload."""
 
-    question: Setting  # concurrency 0: chosen among those that were measured
+    condition: Condition  # concurrency 0: chosen among those that were measured
     best: Candidate | None  # None: nothing keeps the limits
     candidates: tuple[Candidate, ...]  # best first
     ways: tuple[Candidate, ...]  # by the first pass, to find one for all; latency: fewest rows
@@ -93,7 +92,7 @@ def parse_limits(text: str) -> dict[str, float]:
 
 
 def pick(
-    cells: Sequence[CellSummary], decisions: Sequence[Recommendation], objective: Objective
+    cells: Sequence[CellSummary], decisions: Sequence[Decision], objective: Objective
 ) -> tuple[Pick, ...]:
     """One answer a workload and setting; the rows in flight are part of the answer.
 
@@ -102,14 +101,14 @@ def pick(
     the fewest rows measured: more of them are never faster for one user.
     """
     usable = [cell for cell in cells if cell.valid]
-    groups: dict[Setting, tuple[list[Candidate], list[Candidate]]] = {}
+    groups: dict[Condition, tuple[list[Candidate], list[Candidate]]] = {}
     for cell in usable:
         rate = _rate(cell, objective)
-        if is_baseline(cell.key) and rate is not None:
-            across = setting_of(cell.key)._replace(concurrency=0)
+        if cell.key.is_baseline and rate is not None:
+            across = replace(cell.key.condition, concurrency=0)
             candidates, ways = groups.setdefault(across, ([], []))
             plain = _candidate(cell, rate, rate, objective)
-            beside = [c for c in usable if setting_of(c.key) == setting_of(cell.key)]
+            beside = [c for c in usable if c.key.condition == cell.key.condition]
             candidates += [plain, *_helping(rate, beside, decisions, objective)]
             ways += [plain, *_ways(rate, beside, objective)]
     return tuple(_pick(question, *group, objective) for question, group in groups.items())
@@ -128,34 +127,34 @@ def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
     for one in picks:
         for candidate in one.ways:
             if not candidate.broken:
-                workload = candidate.key.workload
+                workload = candidate.key.condition.workload
                 ways.setdefault(_way(candidate.key), {})[workload] = candidate
     complete = [way for way in ways.values() if len(way) == len(picks)]
     if not complete:
         return None
     complete.sort(key=lambda way: _plainness(next(iter(way.values())).key))
-    best = {p.question.workload: max(way.rate for way in p.ways if not way.broken) for p in picks}
+    best = {p.condition.workload: max(way.rate for way in p.ways if not way.broken) for p in picks}
     rates = [{name: found.rate for name, found in way.items()} for way in complete]
     found = minimax_regret(rates, best, tie=TIE)
     return SharedPick(key=next(iter(complete[found.place].values())).key, regret=found.regret)
 
 
 def _pick(
-    question: Setting, group: list[Candidate], ways: list[Candidate], objective: Objective
+    condition: Condition, group: list[Candidate], ways: list[Candidate], objective: Objective
 ) -> Pick:
     kept = [candidate for candidate in group if not candidate.broken]
     if objective.name == "latency":
         kept, ways = _fewest_rows(kept), _fewest_rows([way for way in ways if not way.broken])
     best = None
-    if any(c.key.num_speculative_tokens and c.key.lossy is None for c in kept):
-        kept = [c for c in kept if c.key.lossy is None]  # as an answer of the report
+    if any(c.key.draft.k and c.key.draft.lossy is None for c in kept):
+        kept = [c for c in kept if c.key.draft.lossy is None]  # as an answer of the report
     if kept:
         highest = max(candidate.cautious_rate for candidate in kept)
         tied = [c for c in kept if c.cautious_rate * (1 + TIE) >= highest]
         best = min(tied, key=lambda candidate: _plainness(candidate.key))
     others = sorted((c for c in group if c is not best), key=lambda c: -c.cautious_rate)
     return Pick(
-        question=question,
+        condition=condition,
         best=best,
         candidates=(best, *others) if best else tuple(others),
         ways=tuple(ways),
@@ -163,14 +162,14 @@ def _pick(
 
 
 def _fewest_rows(ways: list[Candidate]) -> list[Candidate]:
-    fewest = min((way.key.concurrency for way in ways), default=0)
-    return [way for way in ways if way.key.concurrency == fewest]
+    fewest = min((way.key.condition.concurrency for way in ways), default=0)
+    return [way for way in ways if way.key.condition.concurrency == fewest]
 
 
 def _helping(
     rate: float,
     cells: Sequence[CellSummary],
-    decisions: Sequence[Recommendation],
+    decisions: Sequence[Decision],
     objective: Objective,
 ) -> Iterator[Candidate]:
     """What helps over `rate`, at the speed-up measured again: the first pass flatters winners."""
@@ -187,7 +186,7 @@ def _helping(
 
 
 def _ways(rate: float, cells: Sequence[CellSummary], objective: Objective) -> Iterator[Candidate]:
-    for group in by_question(cell for cell in cells if cell.key.lossy is None):
+    for group in by_question(cell for cell in cells if cell.key.draft.lossy is None):
         for cell in deciding(group):
             if cell.speedup is not None:
                 its_rate = rate * _gain(cell, cell.speedup.estimate, objective)
@@ -211,7 +210,7 @@ def _rate(cell: CellSummary, objective: Objective) -> float | None:
     if objective.name == "latency":
         seconds = number_of(cell.metrics, "tpot_s")
         return 1 / seconds if seconds else None
-    if is_stream(cell.key):
+    if cell.key.condition.is_stream:
         return number_of(cell.metrics, "busy_tokens_per_s") or number_of(
             cell.metrics, "aggregate_tokens_per_s"
         )
@@ -227,10 +226,10 @@ def _gain(cell: CellSummary, speedup: float, objective: Objective) -> float:
     """
     if objective.name == "latency":
         return speedup
-    if cell.key.request_rate is not None:
+    if cell.key.condition.request_rate is not None:
         return 1.0
     whole, decode = cell.speedup_end_to_end, cell.speedup
-    if is_stream(cell.key) or whole is None or decode is None:
+    if cell.key.condition.is_stream or whole is None or decode is None:
         return speedup
     return speedup * whole.estimate / decode.estimate
 
@@ -257,9 +256,8 @@ def _broken(cell: CellSummary, objective: Objective, pace: float) -> Iterator[st
 
 
 def _way(key: CellKey) -> tuple[object, ...]:
-    return key.pairing, key.method, key.num_speculative_tokens, key.adaptive, key.concurrency
+    return key.draft, key.condition.concurrency
 
 
-def _plainness(key: CellKey) -> tuple[bool, int, bool, int]:
-    is_speculative = key.num_speculative_tokens > 0
-    return is_speculative, key.concurrency, key.adaptive, key.num_speculative_tokens
+def _plainness(key: CellKey) -> tuple[bool, int, tuple[int, int]]:
+    return key.draft.k > 0, key.condition.concurrency, key.draft.order

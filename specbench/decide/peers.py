@@ -1,19 +1,17 @@
 """The built-in decoder beside other engines, over the same prompts of the same run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench.metrics.cell import CellData, against
-from specbench.metrics.cell_names import OWN_ENGINE
 from specbench.metrics.pairs import (
     PairedSeconds,
     paired_cpu,
     paired_decode,
     paired_end_to_end,
 )
-from specbench.metrics.setting import setting_of
 from specbench.metrics.validity import judge_cell
-from specbench.records import CellKey, Interval
+from specbench.records import OWN_ENGINE, CellKey, Interval
 from specbench.stats.intervals import speedup_interval
 
 OWN_DEFAULTS = "assisted_default"  # a peer's method whose K is its own business
@@ -43,19 +41,17 @@ def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
         _compare(own, peer)
         for own in cells
         for peer in cells
-        if own.key.engine == OWN_ENGINE and _do_the_same(own.key, peer.key)
+        if own.key.condition.engine == OWN_ENGINE and _do_the_same(own.key, peer.key)
     )
     return tuple(pair for pair in found if pair is not None)
 
 
 def _do_the_same(own: CellKey, peer: CellKey) -> bool:
-    if peer.engine == OWN_ENGINE or peer.adaptive or own.pairing != peer.pairing:
+    if peer.condition.engine == OWN_ENGINE or own.draft.drafter != peer.draft.drafter:
         return False
-    if setting_of(own) != setting_of(peer)._replace(engine=OWN_ENGINE):
+    if own.condition != replace(peer.condition, engine=OWN_ENGINE):
         return False
-    if peer.method == OWN_DEFAULTS:
-        return True
-    return not own.adaptive and own.num_speculative_tokens == peer.num_speculative_tokens
+    return peer.draft.method == OWN_DEFAULTS or own.draft.length == peer.draft.length
 
 
 def _compare(own: CellData, peer: CellData) -> SideBySide | None:

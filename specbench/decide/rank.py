@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Literal, NamedTuple
 
-from specbench.decide.recommend import Recommendation, Verdict, judge
-from specbench.metrics.setting import Setting, setting_of
-from specbench.records import CellKey, CellSummary, ForecastRecord, Interval
+from specbench.decide.recommend import Verdict, judge
+from specbench.records import CellKey, CellSummary, Condition, Decision, ForecastRecord, Interval
 
 
 class Gain(NamedTuple):
@@ -34,7 +33,7 @@ class Ranked:
     pairing: str
     drafter: str
     method: str
-    gains: Mapping[Setting, Gain]
+    gains: Mapping[Condition, Gain]
 
     @property
     def is_measured(self) -> bool:
@@ -82,7 +81,7 @@ def are_told_apart(one: Interval, other: Interval) -> bool:
 
 
 def rank(
-    decisions: Sequence[Recommendation],
+    decisions: Sequence[Decision],
     cells: Iterable[CellSummary],
     forecasts: Iterable[ForecastRecord],
 ) -> tuple[Ranked, ...]:
@@ -90,20 +89,20 @@ def rank(
 
     A setting's gain is the decision's where the drafter was measured there, else the forecast's.
     """
-    gains: dict[str, dict[Setting, Gain]] = {}
+    gains: dict[str, dict[Condition, Gain]] = {}
     keys: dict[str, CellKey] = {}
     for record in forecasts:
         keys.setdefault(record.key.pairing, record.key)
-        gains.setdefault(record.key.pairing, {})[setting_of(record.key)] = _forecast(record)
+        gains.setdefault(record.key.pairing, {})[record.key.condition] = _forecast(record)
     lengths = {cell.key: cell.metrics.get("mean_acceptance_length") for cell in cells}
     for decision in decisions:
         key = decision.leader
-        if decision.speedup is None and setting_of(key) in gains.get(key.pairing, {}):
+        if decision.speedup is None and key.condition in gains.get(key.pairing, {}):
             continue
         keys.setdefault(key.pairing, key)
         length = lengths.get(key)
-        gains.setdefault(key.pairing, {})[setting_of(key)] = Gain(
-            num_speculative_tokens=decision.num_speculative_tokens,
+        gains.setdefault(key.pairing, {})[key.condition] = Gain(
+            num_speculative_tokens=decision.draft.k,
             speedup=decision.speedup,
             mean_acceptance_length=None if isinstance(length, tuple) else length,
             basis="measured",
@@ -111,8 +110,8 @@ def rank(
     ranked = [
         Ranked(
             pairing=name,
-            drafter=keys[name].drafter,
-            method=keys[name].method,
+            drafter=keys[name].draft.drafter,
+            method=keys[name].draft.method,
             gains=found,
         )
         for name, found in gains.items()
@@ -130,9 +129,9 @@ def shortlist(
     """
     if most is None:
         return tuple(forecasts)
-    by_setting: dict[Setting, list[ForecastRecord]] = {}
+    by_setting: dict[Condition, list[ForecastRecord]] = {}
     for record in (*others, *forecasts):
-        by_setting.setdefault(setting_of(record.key), []).append(record)
+        by_setting.setdefault(record.key.condition, []).append(record)
     chosen = {
         record.key
         for records in by_setting.values()

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from specbench.decide.why import why
 from specbench.metrics.registry import number_of
-from specbench.metrics.setting import is_stream
 from specbench.records import CellSummary, Interval
 
 
@@ -23,7 +22,7 @@ class Units:
 
 def units_of(cell: CellSummary) -> Units:
     """The units of a cell's interval."""
-    if not is_stream(cell.key):
+    if not cell.key.condition.is_stream:
         return Units(count=cell.num_prompts, singular="prompt", plural="prompts")
     passes = number_of(cell.metrics, "num_passes") or 0
     return Units(count=round(passes), singular="pass", plural="passes")
@@ -31,10 +30,9 @@ def units_of(cell: CellSummary) -> Units:
 
 def k_text(cell: CellSummary) -> str:
     """`K=5`, or `auto (mean K 3.1)` of an adaptive cell."""
-    if not cell.key.adaptive:
-        return f"K={cell.key.num_speculative_tokens}"
+    named = cell.key.draft.length.named
     mean_k = number_of(cell.metrics, "mean_num_speculative_tokens")
-    return "auto" if mean_k is None else f"auto (mean K {mean_k:.1f})"
+    return named if mean_k is None else f"{named} (mean K {mean_k:.1f})"
 
 
 def reasons_for(
@@ -87,7 +85,9 @@ def _costs(cell: CellSummary) -> Iterator[str]:
 def _evidence(
     cells: Sequence[CellSummary], leader: CellSummary, confirmed: CellSummary | None
 ) -> Iterator[str]:
-    tried = [_k(cell) for cell in cells if cell.valid and cell.speedup is not None]
+    tried = [
+        cell.key.draft.length.label for cell in cells if cell.valid and cell.speedup is not None
+    ]
     if len(tried) > 1:
         yield f"{k_text(leader)} led the first pass over K = {', '.join(tried)}"
     if confirmed is not None and not confirmed.valid:
@@ -102,7 +102,3 @@ def _evidence(
     if evidence.minimum_detectable_effect is not None:
         yield f"an effect of {evidence.minimum_detectable_effect:.1%} would be detected"
     yield from evidence.warnings
-
-
-def _k(cell: CellSummary) -> str:
-    return "auto" if cell.key.adaptive else str(cell.key.num_speculative_tokens)

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from specbench.decide.reasons import k_text, reasons_for, speedup_text, units_of
-from specbench.metrics.setting import setting_of
-from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Interval
+from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval
 from specbench.stats.precision import prompts_to_decide
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
@@ -35,18 +34,11 @@ class Choice:
     to_confirm: CellKey | None  # to be measured again on fresh repeats before it is quoted
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recommendation(Decision):
-    """A decision with the cell that it speaks of, also where the answer is not to use it."""
-
-    leader: CellKey
-
-
 def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], ...]:
     """The K > 0 cells grouped by what one decision is about, in order of appearance."""
     groups: dict[tuple[object, ...], list[CellSummary]] = {}
     for cell in cells:
-        if cell.key.num_speculative_tokens > 0:
+        if cell.key.draft.k > 0:
             groups.setdefault(_question(cell.key), []).append(cell)
     return tuple(map(tuple, groups.values()))
 
@@ -91,7 +83,7 @@ def _is_usable(cell: CellSummary) -> bool:
 
 def decide(
     choice: Choice, confirmed: CellSummary | None = None, *, is_synthetic: bool = False
-) -> Recommendation:
+) -> Decision:
     """The answer, quoting `confirmed`: the cell `choice.to_confirm` over fresh repeats.
 
     Without it a winner that needs it is not shown to help. Raises ValueError when `confirmed`
@@ -102,7 +94,7 @@ def decide(
     return replace(decision, reasons=reasons)
 
 
-def _decide(choice: Choice, confirmed: CellSummary | None) -> Recommendation:
+def _decide(choice: Choice, confirmed: CellSummary | None) -> Decision:
     leader = choice.leader
     if leader is None:
         return _decision(choice, Verdict.NOT_SHOWN, "not shown to help, no valid measurement")
@@ -141,8 +133,8 @@ def _leader(cells: Sequence[CellSummary]) -> CellSummary:
     return min(tied, key=_plainness)
 
 
-def _plainness(cell: CellSummary) -> tuple[bool, int]:
-    return cell.key.adaptive, cell.key.num_speculative_tokens
+def _plainness(cell: CellSummary) -> tuple[int, int]:
+    return cell.key.draft.order
 
 
 def _low(cell: CellSummary) -> float:
@@ -174,30 +166,22 @@ def _decision(
     verdict: Verdict,
     text: str,
     speedup: Interval | None = None,
-) -> Recommendation:
+) -> Decision:
     key = (choice.leader or choice.cells[0]).key
-    helps = verdict is Verdict.HELPS
-    return Recommendation(
-        target=key.target,
-        pairing=key.pairing,
-        workload=key.workload,
-        engine=key.engine,
-        concurrency=key.concurrency,
-        temperature=key.temperature,
-        dtype=key.dtype,
-        method=key.method if helps else NO_DRAFTER,
-        num_speculative_tokens=key.num_speculative_tokens if helps else 0,
-        speedup=speedup,
-        sentence=f"{key.workload}: {text}{lossy_mark(key)}",
-        reasons=(),
+    unused = replace(key.draft, method=NO_DRAFTER, length=Fixed(0))
+    return Decision(
         leader=key,
+        draft=key.draft if verdict is Verdict.HELPS else unused,
+        speedup=speedup,
+        sentence=f"{key.condition.workload}: {text}{lossy_mark(key)}",
+        reasons=(),
     )
 
 
 def lossy_mark(key: CellKey) -> str:
     """What every sentence about a lossy cell ends with; empty for a lossless one."""
-    return "" if key.lossy is None else f" [lossy: {key.lossy}]"
+    return "" if key.draft.lossy is None else f" [lossy: {key.draft.lossy}]"
 
 
 def _question(key: CellKey) -> tuple[object, ...]:
-    return key.pairing, key.method, setting_of(key)
+    return key.condition, key.draft.way

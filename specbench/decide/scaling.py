@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
 from specbench.records import CellKey, CellSummary, Interval
@@ -40,11 +40,11 @@ def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
     """One for each K > 0 that was measured at two concurrencies or more."""
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in _drafting(cells):
-        groups.setdefault(replace(cell.key, concurrency=1), []).append(cell)
+        groups.setdefault(cell.key.under(concurrency=1), []).append(cell)
     found = []
     for group in _of_two_or_more(groups):
-        group.sort(key=lambda cell: cell.key.concurrency)
-        points = tuple(_point(cell, cell.key.concurrency) for cell in group)
+        group.sort(key=lambda cell: cell.key.condition.order)
+        points = tuple(_point(cell, cell.key.condition.concurrency) for cell in group)
         found.append(
             Crossover(
                 key=group[0].key,
@@ -60,18 +60,18 @@ def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
     """One for each K > 0 that was measured at two context lengths or more."""
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in _drafting(cells):
-        if cell.key.context is not None:
-            groups.setdefault(replace(cell.key, context=None), []).append(cell)
+        if cell.key.condition.context is not None:
+            groups.setdefault(cell.key.under(context=None), []).append(cell)
     found = []
     for group in _of_two_or_more(groups):
-        points = (_point(cell, cell.key.context or 0) for cell in group)
+        points = (_point(cell, cell.key.condition.context or 0) for cell in group)
         by_length = tuple(sorted(points, key=lambda point: point.at))
         found.append(ContextCurve(key=group[0].key, points=by_length))
     return tuple(found)
 
 
 def _drafting(cells: Sequence[CellSummary]) -> Iterator[CellSummary]:
-    return (cell for cell in cells if cell.key.num_speculative_tokens > 0)
+    return (cell for cell in cells if cell.key.draft.k > 0)
 
 
 def _of_two_or_more(groups: dict[CellKey, list[CellSummary]]) -> Iterator[list[CellSummary]]:

@@ -73,11 +73,11 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
 
     `is_synthetic`: acceptance or weights were made up, so how the models match is not known.
     """
-    k, metrics = cell.key.num_speculative_tokens, cell.metrics
+    k, metrics = cell.key.draft.k, cell.metrics
     lost, break_even = losses(metrics, k), _break_even(metrics)
-    if lost is not None and not cell.key.adaptive:
+    if lost is not None and not cell.key.draft.is_adaptive:
         yield _BOUND[lost.bound]
-    if break_even is not None and not cell.key.adaptive:
+    if break_even is not None and not cell.key.draft.is_adaptive:
         needed, kept = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
         if needed is None:
             yield f"a round costs {break_even:.2f} steps: K={k} loses even if every draft is kept"
@@ -88,7 +88,7 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
         yield f"the draft is mismatched: its first token is kept {first[0]:.0%} of the time"
     cost = number_of(metrics, "draft_cost_ratio")
-    if cost is not None and cost > TOO_SMALL and cell.key.method == "draft_model":
+    if cost is not None and cost > TOO_SMALL and cell.key.draft.method == "draft_model":
         yield (
             f"the target is too small for a separate draft model of this size: a drafted token "
             f"costs {cost:.2f} of its steps; a smaller draft, a head or n-grams cost less"
@@ -108,9 +108,9 @@ def _shows_match(cell: CellSummary) -> bool:
 
     Others are kept with the target's own p, which is low where the text is open.
     """
-    if cell.key.temperature == 0:
-        return cell.key.method in _WITH_MODEL
-    return cell.key.method in {"draft_model", "mtp", "dflash"}
+    if cell.key.condition.temperature == 0:
+        return cell.key.draft.method in _WITH_MODEL
+    return cell.key.draft.method in {"draft_model", "mtp", "dflash"}
 
 
 def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:

@@ -1,19 +1,18 @@
 """What a measured run says should be served: the pairing, and K for each number of requests."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
 from specbench.decide.compromise import find_compromise, losses_in_words
 from specbench.decide.peers import OWN_DEFAULTS
-from specbench.decide.recommend import Recommendation, Verdict, by_question, choose, judge
+from specbench.decide.recommend import Verdict, by_question, choose, judge
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Tier
 from specbench.inputs.config import Pairing
-from specbench.metrics.cell_names import OWN_ENGINE
-from specbench.metrics.setting import setting_of
-from specbench.records import NO_DRAFTER, CellSummary
+from specbench.records import CellSummary, Condition, Decision
 
 _NO_FIXED_K = "engines take a fixed K, and none is shown to help"
 
@@ -28,7 +27,7 @@ class Asked(NamedTuple):
 
 def winner(
     pairings: Sequence[Pairing],
-    decisions: Iterable[Recommendation],
+    decisions: Iterable[Decision],
     cells: Iterable[CellSummary],
     asked: Asked,
 ) -> Deployment:
@@ -40,56 +39,60 @@ def winner(
     """
     decisions = tuple(decisions)
     by_name = {pairing.name: pairing for pairing in pairings}
-    meant = _meant([d for d in decisions if d.pairing in by_name], asked)
+    meant = _meant([d for d in decisions if d.leader.pairing in by_name], asked)
     if not meant:
         raise UsageError(
             f"the run has no decision for {', '.join(by_name)}{_in_words(asked)}; measure it with "
             "`specbench sweep-k`, or give K by hand: -k 4"
         )
     name = _best(meant)
-    temperatures = {d.temperature for d in decisions if d.pairing == name}
-    own = [d for d in meant if d.pairing == name]
+    temperatures = {d.condition.temperature for d in decisions if d.leader.pairing == name}
+    own = [d for d in meant if d.leader.pairing == name]
     known = [cell for cell in cells if cell.key.pairing == name]
     found = [_at_rows(list(group), known) for _, group in groupby(own, _rows)]
     basis = tuple(sentence for _, sentences in found for sentence in sentences)
     if asked.temperature is None and len(temperatures) > 1:
-        others = ", ".join(f"{t:g}" for t in sorted(temperatures - {own[0].temperature}))
-        here = f"at temperature {own[0].temperature:g}"
+        others = ", ".join(f"{t:g}" for t in sorted(temperatures - {own[0].condition.temperature}))
+        here = f"at temperature {own[0].condition.temperature:g}"
         basis = (f"{here}; measured at {others}, too: --temperature takes another", *basis)
     tiers = _merged([tier for tier, _ in found])
     is_open = asked.num_rows is None and len(tiers) == 1  # engines' words for tiers say it
     if is_open and tiers[0].num_speculative_tokens:
-        most = own[-1].concurrency
+        most = own[-1].condition.concurrency
         at_once = "1 request" if most == 1 else f"{most} requests"
         basis = (*basis, f"beyond {at_once} at once nothing was measured: --concurrency tells")
     return Deployment(
         pairing=by_name[name],
         tiers=tiers,
-        temperature=own[0].temperature,
-        dtype=own[0].dtype,
+        temperature=own[0].condition.temperature,
+        dtype=own[0].condition.dtype,
         basis=basis,
     )
 
 
-def _meant(decisions: list[Recommendation], asked: Asked) -> list[Recommendation]:
+def _meant(decisions: list[Decision], asked: Asked) -> list[Decision]:
     """Those of one engine, temperature and context, by rows; streams in open loop left out."""
-    left = [d for d in decisions if d.leader.request_rate is None and d.leader.num_samples == 1]
-    left = [d for d in left if d.leader.method != OWN_DEFAULTS]  # whose K is the engine's own
+    left = [
+        d
+        for d in decisions
+        if d.condition.request_rate is None
+        and d.condition.num_samples == 1
+        and d.leader.draft.method != OWN_DEFAULTS  # whose K is the engine's own
+    ]
     if asked.workload is not None:
-        left = [d for d in left if d.workload == asked.workload]
+        left = [d for d in left if d.condition.workload == asked.workload]
     if asked.temperature is not None:
-        left = [d for d in left if d.temperature == asked.temperature]
+        left = [d for d in left if d.condition.temperature == asked.temperature]
     if asked.num_rows is not None:
-        left = [d for d in left if d.concurrency == asked.num_rows]
+        left = [d for d in left if d.condition.concurrency == asked.num_rows]
     if not left:
         return []
-    first = min(left, key=lambda d: (d.engine != OWN_ENGINE, d.temperature, d.leader.context or 0))
-    same = (first.engine, first.temperature, first.leader.context, first.dtype)
-    alike = [d for d in left if (d.engine, d.temperature, d.leader.context, d.dtype) == same]
+    first = _across(min(left, key=lambda d: d.condition.order))
+    alike = [d for d in left if _across(d) == first]
     return sorted(alike, key=_rows)
 
 
-def _best(decisions: Sequence[Recommendation]) -> str:
+def _best(decisions: Sequence[Decision]) -> str:
     """The pairing whose worst lower bound, at the fewest rows, is highest: over the workloads that
     all of them were measured on, or without such among those with the most workloads.
 
@@ -98,8 +101,8 @@ def _best(decisions: Sequence[Recommendation]) -> str:
     lows: dict[str, dict[str, float]] = {}
     for decision in decisions:
         if _rows(decision) == _rows(decisions[0]):
-            low = _low(decision) if decision.method != NO_DRAFTER else 0.0
-            lows.setdefault(decision.pairing, {})[decision.workload] = low
+            low = _low(decision) if decision.draft.k else 0.0
+            lows.setdefault(decision.leader.pairing, {})[decision.condition.workload] = low
     shared = set.intersection(*map(set, lows.values()))
     most = max(map(len, lows.values()))
     compared = {
@@ -110,29 +113,27 @@ def _best(decisions: Sequence[Recommendation]) -> str:
     return max(compared, key=lambda name: (min(compared[name]), fmean(compared[name])))
 
 
-def _at_rows(
-    decisions: list[Recommendation], cells: Sequence[CellSummary]
-) -> tuple[Tier, list[str]]:
+def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[Tier, list[str]]:
     """K for one number of rows, with the sentences that it rests on."""
-    rows = decisions[0].concurrency
+    rows = decisions[0].condition.concurrency
     said = [
         d.sentence if rows == 1 else f"{rows} requests at once: {d.sentence}" for d in decisions
     ]
-    if not any(d.num_speculative_tokens for d in decisions):
+    if not any(d.draft.k for d in decisions):
         return Tier(rows, 0), said
+    meant = {(d.condition, d.leader.draft.way) for d in decisions}
     same = [
-        c
-        for c in cells
-        if any(c.key.workload == d.workload and _alike(c, d) for d in decisions)
-        and not c.key.adaptive
+        cell
+        for cell in cells
+        if cell.key.draft.is_fixed and (cell.key.condition, cell.key.draft.way) in meant
     ]
-    if len(decisions) == 1 and not decisions[0].leader.adaptive:
-        return Tier(rows, decisions[0].num_speculative_tokens), said
+    if len(decisions) == 1 and decisions[0].leader.draft.is_fixed:
+        return Tier(rows, decisions[0].draft.k), said
     if len(decisions) == 1:
         leader = next((choose(group).leader for group in by_question(same)), None)
         if leader is None or judge(leader.speedup) is not Verdict.HELPS:
             return Tier(rows, 0), [*said, _NO_FIXED_K]
-        k = leader.key.num_speculative_tokens
+        k = leader.key.draft.k
         return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]
     shared = find_compromise(same)
     if shared is None:
@@ -142,10 +143,9 @@ def _at_rows(
     return Tier(rows, k), [*said, f"one K for these workloads: K={k}, it gives up {losses}"]
 
 
-def _alike(cell: CellSummary, decision: Recommendation) -> bool:
-    leader = decision.leader
-    alike = setting_of(cell.key)._replace(workload=""), cell.key.method
-    return alike == (setting_of(leader)._replace(workload=""), leader.method)
+def _across(decision: Decision) -> Condition:
+    """What decisions have in common over workloads and rows."""
+    return replace(decision.condition, workload="", concurrency=0)
 
 
 def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
@@ -158,11 +158,11 @@ def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
     return tuple(merged) if len(merged) > 1 else (Tier(None, merged[0].num_speculative_tokens),)
 
 
-def _rows(decision: Recommendation) -> int:
-    return decision.concurrency
+def _rows(decision: Decision) -> int:
+    return decision.condition.concurrency
 
 
-def _low(decision: Recommendation) -> float:
+def _low(decision: Decision) -> float:
     return decision.speedup.low or 0.0 if decision.speedup else 0.0
 
 

@@ -85,7 +85,7 @@ def forecast(
     if 0 not in rounds or len(rounds) < 2:
         raise ValueError("no K > 0 has both traces and costs")
     # Rows in flight would draft from one another's answers, a trace drafts from its own.
-    is_shared = key.concurrency > 1 and find_method(key.method).learns
+    is_shared = key.condition.concurrency > 1 and find_method(key.draft.method).learns
     is_exact = all(trace.is_exact for trace in traces) and not is_shared
     points = tuple(_point(k, rounds[k], curve, is_exact=is_exact) for k in rounds)
     best, worth = choose(points, curve, is_exact=is_exact)

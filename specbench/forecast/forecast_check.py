@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from specbench.forecast.forecast import replayed
 from specbench.metrics.cell import CellData
-from specbench.metrics.setting import is_stream
 from specbench.records import (
     CellKey,
     CellSummary,
+    Fixed,
     ForecastPoint,
     ForecastRecord,
     Interval,
@@ -63,7 +65,7 @@ def check_forecasts(
         measured = {}
         for point in record.points:
             k = point.num_speculative_tokens
-            key = replace(record.key, num_speculative_tokens=k)
+            key = record.key.at(Fixed(k))
             if k and key in known:
                 measured[k] = _measured(point, known[key], data[key], own)
         checked.append(CheckedForecast(forecast=record, measured=measured))
@@ -72,7 +74,7 @@ def check_forecasts(
 
 def forecast_json(checked: CheckedForecast) -> dict[str, Any]:
     """For machines: the forecast, and by point what was measured."""
-    flat = asdict(checked.forecast)
+    flat: dict[str, Any] = to_jsonable_python(checked.forecast)
     for point in flat["points"]:
         measured = checked.measured.get(point["num_speculative_tokens"])
         point["measured"] = None if measured is None else asdict(measured)
@@ -85,27 +87,23 @@ def is_left_out(key: CellKey, forecasts: Iterable[ForecastRecord]) -> bool:
     Where costs are another engine's nothing is measured, K = 0 included.
     """
     for record in forecasts:
-        if _same_question(record.key, key, drafter=bool(key.num_speculative_tokens)):
+        if record.key.condition != key.condition:
+            continue
+        if key.draft.k == 0 or record.key.draft.way == key.draft.way:
             if record.costs_of is not None:
                 return True
-            if key.num_speculative_tokens and not key.adaptive:
-                return key.num_speculative_tokens not in record.to_measure
+            if key.draft.k and key.draft.is_fixed:
+                return key.draft.k not in record.to_measure
     return False
-
-
-def _same_question(record: CellKey, key: CellKey, *, drafter: bool) -> bool:
-    """Without `drafter` only the setting is compared, as for K = 0, which all drafters share."""
-    names = ("target", "workload", "engine", "concurrency", "temperature", "dtype", "context")
-    own = ("pairing", "method") if drafter else ()
-    return all(getattr(record, name) == getattr(key, name) for name in (*names, *own))
 
 
 def _is_of(trace: TraceRecord, record: ForecastRecord) -> bool:
     key = record.key
     drafting = "greedy" if record.acceptance_rule == "greedy_draft" else "own"
     return (
-        (trace.target, trace.drafter, trace.workload) == (key.target, key.drafter, key.workload)
-        and (trace.temperature, trace.context) == (key.temperature, key.context)
+        (trace.target, trace.drafter, trace.workload)
+        == (key.condition.target, key.draft.drafter, key.condition.workload)
+        and (trace.temperature, trace.context) == (key.condition.temperature, key.condition.context)
         and trace.drafting == drafting
     )
 
@@ -119,7 +117,7 @@ def _measured(
     same = replayed([t for t in traces if t.prompt_id in prompts], point.num_speculative_tokens)
     length_error = speedup_error = None
     # A pass over many rows may take a prompt more than once, others not at all.
-    if same is not None and not is_stream(cell.key):
+    if same is not None and not cell.key.condition.is_stream:
         again = same.pooled.mean_acceptance_length
         if length and again:
             length_error = again / length - 1

@@ -1,13 +1,12 @@
 """A row per decision: what to use for one target, workload and setting, and the words for it."""
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 
-from specbench.decide.recommend import Recommendation, judge
+from specbench.decide.recommend import judge
 from specbench.frames.column import TEXT, Column, Doc, frame_of, record_columns
 from specbench.frames.identity import KEY, RUN_ID, cell_id
 from specbench.records import CellKey, Decision, RunRecord
@@ -29,25 +28,19 @@ class Decided(Protocol):
     @property
     def run(self) -> RunRecord: ...
     @property
-    def decisions(self) -> tuple[Recommendation, ...]: ...
+    def decisions(self) -> tuple[Decision, ...]: ...
 
 
 class DecisionRow(NamedTuple):
     """One decision of one run."""
 
     run: RunRecord
-    decision: Recommendation
+    decision: Decision
 
     @property
     def key(self) -> CellKey:
         """What to use: `none` and K = 0 where the answer is not to speculate, or not shown."""
-        decision, leader = self.decision, self.decision.leader
-        return replace(
-            leader,
-            method=decision.method,
-            num_speculative_tokens=decision.num_speculative_tokens,
-            adaptive=leader.adaptive and decision.num_speculative_tokens > 0,
-        )
+        return self.decision.key
 
 
 _VERDICT: Column[DecisionRow] = Column(
@@ -58,7 +51,7 @@ _VERDICT: Column[DecisionRow] = Column(
     value=lambda row: judge(row.decision.speedup).value,
 )
 _ANSWER: tuple[Column[DecisionRow], ...] = record_columns(
-    Decision, DOCS, attrgetter("decision"), without=[field.name for field in fields(CellKey)]
+    Decision, DOCS, attrgetter("decision"), without=("leader", "draft")
 )
 
 

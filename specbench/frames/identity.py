@@ -6,24 +6,11 @@ from typing import Any, Protocol
 
 from specbench.frames.column import Column, Doc, record_columns
 from specbench.records import CellKey, RunRecord
+from specbench.records.axes import AXES
+from specbench.records.keys import FlatKey
 
-KEY_DOCS = {
-    "pairing": Doc("`target/drafter`; of K = 0 the bare target"),
-    "target": Doc("name of the target"),
-    "drafter": Doc("name of the drafter; `none` at K = 0"),
-    "workload": Doc("name of the workload"),
-    "engine": Doc("what decoded, such as `builtin`"),
-    "method": Doc("how tokens are drafted, such as `draft_model`; `none` at K = 0"),
-    "num_speculative_tokens": Doc("K: the most tokens drafted per round", "tokens/round"),
-    "concurrency": Doc("most requests decoded at the same time", "requests"),
-    "temperature": Doc("of sampling; 0 is greedy"),
-    "dtype": Doc("of the target's computation"),
-    "adaptive": Doc("K was picked round by round, up to `num_speculative_tokens`"),
-    "context": Doc("length that prompts were lengthened to; absent: as they are", "tokens"),
-    "request_rate": Doc("arrivals; absent: the next one as soon as a row is free", "requests/s"),
-    "num_samples": Doc("answers to each prompt, of which the likeliest is picked", "samples"),
-    "lossy": Doc("the rule that changes the target's distribution; absent: lossless"),
-}
+_DOCS = {name: Doc(axis.meaning, axis.unit) for name, axis in AXES.items() if axis.meaning}
+_WITHOUT = [name for name, axis in AXES.items() if not axis.meaning]
 
 
 class OfRun(Protocol):
@@ -42,7 +29,9 @@ RUN_ID: Column[OfRun] = Column(
     dtype="category",
     value=attrgetter("run.run_id"),
 )
-KEY: tuple[Column[OfRun], ...] = record_columns(CellKey, KEY_DOCS, attrgetter("key"))
+KEY: tuple[Column[OfRun], ...] = record_columns(
+    FlatKey, _DOCS, lambda row: FlatKey(**row.key.flat), without=_WITHOUT
+)
 
 
 def cell_id(get: Callable[[Any], CellKey] = attrgetter("key")) -> Column[Any]:

@@ -146,7 +146,7 @@ def _slower(before: CellFigures, after: CellFigures, *, same_hardware: bool) -> 
     if same_hardware:
         shifts = [_shift(before, after, f"{part}_s") for part in ("draft", "verify", "other")]
     else:
-        draft = _shift(before, after, "draft_cost_ratio", before.key.num_speculative_tokens)
+        draft = _shift(before, after, "draft_cost_ratio", before.key.draft.k)
         shifts = [draft, _shift(before, after, "verify_cost_ratio")]
     known = [shift for shift in shifts if shift is not None]
     grown = sum(max(0.0, shift.after - shift.before) for shift in known)

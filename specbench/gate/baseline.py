@@ -12,9 +12,14 @@ import numpy as np
 
 from specbench.errors import UsageError
 from specbench.gate.figures import CellFigures, Figure, cell_figures, imported_figures, rounded
-from specbench.gate.fingerprint import Fingerprint, differences, fingerprint_of
+from specbench.gate.fingerprint import (
+    SOFTWARE,
+    Fingerprint,
+    differences,
+    fingerprint_of,
+    other_decoders,
+)
 from specbench.metrics.cell import CellData
-from specbench.metrics.cell_names import cell_name
 from specbench.metrics.imported import summarise_imported
 from specbench.records import (
     NO_DRAFTER,
@@ -78,7 +83,7 @@ def snapshot(
                 imported_sha256=tuple(record.file_sha256 for record in imported) or None,
             ),
         ),
-        fingerprint=fingerprint_of(run, models, engines),
+        fingerprint=fingerprint_of(run, models, engines, imported),
         cells=tuple(figures),
         unmeasured=tuple(key for key in keys if key not in measured),
         is_complete=is_complete,
@@ -113,15 +118,22 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
                     f"work: {what} of {name} differ; "
                     "to pool them all the same: --allow-different drafter"
                 )
+        for found in other_decoders(first.fingerprint, run.fingerprint):
+            if SOFTWARE not in allowed:
+                raise UsageError(
+                    f"runs {first.origins[0].run_id} and {origin.run_id} are no repeats of one "
+                    f"another: {found.name}: {found.baseline} and {found.candidate}; "
+                    f"to pool them all the same: --allow-different {SOFTWARE}"
+                )
     _refuse_twins([run.origins[0] for run in runs])
     cells = tuple(_pooled_cells(runs))
     if not cells:
         raise UsageError("no cell is valid in every one of these runs: nothing to compare with")
-    drafted = [cell for run in runs for cell in run.cells if cell.key.drafter != NO_DRAFTER]
-    if drafted and all(cell.key.drafter == NO_DRAFTER for cell in cells):
+    drafted = [cell for run in runs for cell in run.cells if cell.key.draft.drafter != NO_DRAFTER]
+    if drafted and all(cell.key.draft.drafter == NO_DRAFTER for cell in cells):
         raise UsageError(
             "no cell with drafts is valid in every one of these runs, K = 0 alone would be left: "
-            f"{cell_name(drafted[0].key)} is not in all of them"
+            f"{drafted[0].key.label} is not in all of them"
         )
     kept = {cell.key for cell in cells}
     planned = (key for run in runs for key in (*(c.key for c in run.cells), *run.unmeasured))
@@ -141,14 +153,14 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
         name = run.origins[0].run_id
         for cell in run.cells:
             if cell.key not in kept and cell.problems:
-                yield f"{cell_name(cell.key)}, run {name}: {'; '.join(cell.problems)}"
+                yield f"{cell.key.label}, run {name}: {'; '.join(cell.problems)}"
         for key in run.unmeasured:
-            yield f"{cell_name(key)}, run {name}: not measured"
+            yield f"{key.label}, run {name}: not measured"
     explained = {cell.key for run in runs for cell in run.cells if cell.problems}
     explained |= {key for run in runs for key in run.unmeasured}
     for cell in runs[0].cells:
         if cell.key not in kept | explained:
-            yield f"{cell_name(cell.key)}: not in every run, or of other prompts there"
+            yield f"{cell.key.label}: not in every run, or of other prompts there"
 
 
 def _other_drafters(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str]]:

@@ -65,7 +65,7 @@ def check(
     chosen = _applicable(tolerances, baseline, candidate)
     is_absolute = any(kind_of(metric_of(t)) is Kind.TIME for t in chosen)
     found = pair_up(baseline, candidate, allowed, absolute_times=is_absolute)
-    pairs = [p for p in found.pairs if p.baseline.key.drafter != NO_DRAFTER] or found.pairs
+    pairs = [p for p in found.pairs if p.baseline.key.draft.drafter != NO_DRAFTER] or found.pairs
     same_text = have_same_arithmetic(baseline.fingerprint, candidate.fingerprint)
     verdicts = [(pair, judge_unusable(pair, is_complete=candidate.is_complete)) for pair in pairs]
     usable = [pair for pair, missing in verdicts if missing is None]
@@ -180,7 +180,7 @@ def _notes(
             yield f"the {name} was interrupted: what it measured so far is judged"
     if only_candidate:
         yield f"{len(only_candidate)} cells of the candidate have no baseline and were not judged"
-    if any(cell.key.adaptive for cell in baseline.cells):
+    if any(cell.key.draft.is_adaptive for cell in baseline.cells):
         yield "counts of K = auto follow the K that it picked and are not judged"
     if baseline.num_runs == candidate.num_runs == 1:
         yield (

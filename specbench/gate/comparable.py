@@ -6,30 +6,21 @@ from typing import NamedTuple
 from specbench.errors import UsageError
 from specbench.gate.baseline import Snapshot
 from specbench.gate.figures import CellFigures
-from specbench.gate.fingerprint import HARDWARE, Difference, differences
-from specbench.metrics.cell_names import cell_name
+from specbench.gate.fingerprint import HARDWARE, SOFTWARE, Difference, differences
 from specbench.records import CellKey
+from specbench.records.axes import AXES
 
 PROMPTS = "prompts"
 CELLS = "cells"
 
-# A word of --allow-different -> the fields of a cell's key that may then differ. The first field
-# of each is what the word is about.
-_FIELDS_OF_WORD: Mapping[str, tuple[str, ...]] = {
-    "K": ("num_speculative_tokens", "adaptive"),
-    "temperature": ("temperature",),
-    "dtype": ("dtype",),
-    "target": ("target", "pairing"),
-    "drafter": ("drafter", "method", "pairing"),
-    "engine": ("engine", "method"),
-    "concurrency": ("concurrency",),
-    "request-rate": ("request_rate",),
-    "context": ("context",),
-    "samples": ("num_samples",),
-    "lossy": ("lossy",),
+# A word of --allow-different -> the axes that may then differ. The first of each is what the word
+# is about.
+_AXES_OF_WORD: Mapping[str, tuple[str, ...]] = {
+    word: tuple(name for name, axis in AXES.items() if word in axis.allowed_by)
+    for word in ("K", *dict.fromkeys(word for axis in AXES.values() for word in axis.allowed_by))
 }
 WORDS = (
-    *_FIELDS_OF_WORD,
+    *_AXES_OF_WORD,
     CELLS,
     PROMPTS,
     "workload",
@@ -39,8 +30,9 @@ WORDS = (
     "max-new-tokens",
     "synthetic",
     HARDWARE,
+    SOFTWARE,
 )
-_KEY_FIELDS = tuple(CellKey.__dataclass_fields__)
+_AXES = tuple(name for name in AXES if name != "pairing")  # which target and drafter make up
 
 
 class CellPair(NamedTuple):
@@ -76,9 +68,9 @@ def pair_up(
         found = tuple(d for d in found if d.name != HARDWARE)
     measured = {cell.key: cell for cell in candidate.cells}
     keys = (*measured, *candidate.unmeasured)
-    ignored = {name for word in allowed for name in _FIELDS_OF_WORD.get(word, ())}
-    before = _by_common_fields((cell.key for cell in baseline.cells), ignored)
-    after = _by_common_fields(keys, ignored)
+    ignored = {name for word in allowed for name in _AXES_OF_WORD.get(word, ())}
+    before = _by_common_axes((cell.key for cell in baseline.cells), ignored)
+    after = _by_common_axes(keys, ignored)
     cells = {cell.key: cell for cell in baseline.cells}
     pairs = tuple(
         CellPair(cells[key], measured.get(after[common]))
@@ -120,12 +112,12 @@ def _refuse(found: Sequence[Difference]) -> None:
     )
 
 
-def _by_common_fields(
+def _by_common_axes(
     keys: Iterable[CellKey], ignored: set[str]
 ) -> dict[tuple[object, ...], CellKey]:
     found: dict[tuple[object, ...], CellKey] = {}
     for key in keys:
-        common = tuple(getattr(key, name) for name in _KEY_FIELDS if name not in ignored)
+        common = tuple(AXES[name].of(key) for name in _AXES if name not in ignored)
         twin = found.setdefault(common, key)
         if twin is not key:
             one, other = _name(twin, key), _name(key, twin)
@@ -139,13 +131,13 @@ def _by_common_fields(
 def _allowed_in_keys(
     matched: Iterable[tuple[CellKey, CellKey]], allowed: Collection[str]
 ) -> Iterator[Difference]:
-    """What tells cells apart that were matched all the same, every field under one word."""
+    """What tells cells apart that were matched all the same, every axis under one word."""
     for one, other in matched:
         differing = _differing(one, other)
-        words = [word for word in _FIELDS_OF_WORD if word in allowed]
-        # A pairing's name is the target's word or the drafter's: of the one that differs itself.
-        for word in sorted(words, key=lambda word: _FIELDS_OF_WORD[word][0] not in differing):
-            names = [name for name in _FIELDS_OF_WORD[word] if name in differing]
+        words = [word for word in _AXES_OF_WORD if word in allowed]
+        # A method is the drafter's word or the engine's: of the one that differs itself.
+        for word in sorted(words, key=lambda word: _AXES_OF_WORD[word][0] not in differing):
+            names = [name for name in _AXES_OF_WORD[word] if name in differing]
             if names:
                 differing -= set(names)
                 yield Difference(word, _shown(one, names[0]), _shown(other, names[0]))
@@ -158,38 +150,36 @@ def _why_unmatched(
     side, all of them `planned`, that belong to no cell of this one."""
     nearest = min(others, key=lambda other: len(_differing(key, other)), default=None)
     differing = _differing(key, nearest) if nearest else set()
-    words = [word for word, names in _FIELDS_OF_WORD.items() if names[0] in differing]
+    words = [word for word, names in _AXES_OF_WORD.items() if names[0] in differing]
     if nearest is None or len(words) != 1 or "workload" in differing:
         return Difference(CELLS, _name(key, *planned), "not planned")
-    name = _FIELDS_OF_WORD[words[0]][0]
+    name = _AXES_OF_WORD[words[0]][0]
     return Difference(words[0], _shown(key, name), _shown(nearest, name))
 
 
 def _name(key: CellKey, *others: CellKey) -> str:
     """The cell's name, and what tells it from those of the others that are called the same."""
-    name = cell_name(key)
-    alike = [other for other in others if other != key and cell_name(other) == name]
-    differing = {field for other in alike for field in _differing(key, other)}
-    words = (word for word, fields in _FIELDS_OF_WORD.items() if fields[0] in differing)
-    extra = (f"{word} {_shown(key, _FIELDS_OF_WORD[word][0])}" for word in words)
+    name = key.label
+    alike = [other for other in others if other != key and other.label == name]
+    differing = {name for other in alike for name in _differing(key, other)}
+    words = (word for word, names in _AXES_OF_WORD.items() if names[0] in differing)
+    extra = (f"{word} {_shown(key, _AXES_OF_WORD[word][0])}" for word in words)
     return ", ".join((name, *extra))
 
 
 def _differing(one: CellKey, other: CellKey) -> set[str]:
-    return {name for name in _KEY_FIELDS if getattr(one, name) != getattr(other, name)}
+    return {name for name in _AXES if AXES[name].of(one) != AXES[name].of(other)}
 
 
 def _shown(key: CellKey, name: str) -> str:
-    if name in _FIELDS_OF_WORD["K"]:
-        return "auto" if key.adaptive else str(key.num_speculative_tokens)
-    return str(getattr(key, name))
+    return key.draft.length.label if name in _AXES_OF_WORD["K"] else str(AXES[name].of(key))
 
 
 def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[Difference]:
     """A difference a workload; prompts that a run did not come to are missing, not different."""
     told = set()
     for before, after in pairs:
-        workload = before.key.workload
+        workload = before.key.condition.workload
         if after is None or after.problems or before.problems or workload in told:
             continue
         ours, theirs = set(before.units), set(after.units)
@@ -203,4 +193,4 @@ def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[
 def _prompts_text(cell: CellFigures, alone: set[str]) -> str:
     names = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
     only = f" ({names} only here)" if alone else ""
-    return f"{len(cell.units)} of {cell.key.workload}{only}"
+    return f"{len(cell.units)} of {cell.key.condition.workload}{only}"

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from specbench.metrics.cell import CellData, finished
 from specbench.metrics.registry import Value, all_metrics
-from specbench.metrics.setting import is_stream
 from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, CellSummary, RequestRecord
 
@@ -113,7 +112,7 @@ def first_difference(one: str, other: str) -> range:
 
 
 def _units(cell: CellData) -> tuple[str, ...]:
-    if is_stream(cell.key):
+    if cell.key.condition.is_stream:
         served = (i for i, each in enumerate(cell.passes) if finished(each.requests))
         return tuple(f"pass {i}" for i in served)
     return tuple(sorted({request.prompt_id for request in cell.finished}))
@@ -133,7 +132,7 @@ class _Unit(NamedTuple):
 
 
 def _of_unit(cell: CellData, unit: str) -> _Unit:
-    if not is_stream(cell.key):
+    if not cell.key.condition.is_stream:
         both = (tuple(r for r in s if r.prompt_id == unit) for s in (cell.requests, cell.baseline))
         return _Unit(*both)
     # A pass serves a prompt several times, and counts each as a repeat of its own.
@@ -182,8 +181,12 @@ def rounded(value: float) -> float:
 def _repeats_exactly(key: CellKey) -> bool:
     """Whether the same machine emits the same tokens whatever is drafted: greedy, and no
     choice that hangs on time."""
-    is_free = key.adaptive or key.request_rate is not None or key.lossy is not None
-    return key.temperature == 0 and not is_free
+    is_free = (
+        key.draft.is_adaptive
+        or key.condition.request_rate is not None
+        or key.draft.lossy is not None
+    )
+    return key.condition.temperature == 0 and not is_free
 
 
 def _texts(cell: CellData) -> dict[str, str]:

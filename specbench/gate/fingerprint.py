@@ -4,10 +4,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specbench.records import EngineRecord, Environment, ModelIdentity, RunRecord
+from specbench.records import (
+    EngineRecord,
+    Environment,
+    ImportedRecord,
+    ModelIdentity,
+    RunRecord,
+)
 from specbench.settings import DecoderSettings
 
 HARDWARE = "hardware"
+SOFTWARE = "software"
+# Facts of software that may differ among the runs of one baseline.
+_AROUND = ("specbench", "python", "commit", "driver")
 
 
 class Difference(NamedTuple):
@@ -42,14 +51,22 @@ class Fingerprint:
 
 
 def fingerprint_of(
-    run: RunRecord, models: Sequence[ModelIdentity], engines: Sequence[EngineRecord] = ()
+    run: RunRecord,
+    models: Sequence[ModelIdentity],
+    engines: Sequence[EngineRecord] = (),
+    imported: Sequence[ImportedRecord] = (),
 ) -> Fingerprint:
     """What the figures of a run belong to."""
-    targets = {plan.key.target for plan in run.cells}
+    targets = {plan.key.condition.target for plan in run.cells}
     settings, environment = run.settings, run.environment
     asked = settings.sampling
+    packed = {
+        engine.target: f"{engine.quantization} of " for engine in engines if engine.quantization
+    }
     return Fingerprint(
-        models={m.name: m.content_sha256 for m in models if m.name in targets},
+        models={
+            m.name: packed.get(m.name, "") + m.content_sha256 for m in models if m.name in targets
+        },
         tokenizers={m.name: m.tokenizer_sha256 for m in models if m.name in targets},
         workloads=dict(run.workload_sha256),
         sampling=f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}",
@@ -58,7 +75,7 @@ def fingerprint_of(
         hardware=_hardware(environment),
         torch=environment.packages.get("torch", ""),
         drafters=dict(_drafters(models, targets)),
-        software=_software(environment, engines),
+        software=_software(environment, engines, imported),
         entries=dict(run.pairing_sha256),
     )
 
@@ -103,6 +120,15 @@ def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, 
     )
 
 
+def other_decoders(one: Fingerprint, other: Fingerprint) -> tuple[Difference, ...]:
+    """What decoded otherwise: forward, kernels, engine and the packages that they are from.
+
+    Such runs may be compared, to see what that changed; they are no repeats of one another.
+    """
+    own = (change for change in _changed(one.software, other.software))
+    return tuple(change for change in own if change.name not in _AROUND)
+
+
 def have_same_arithmetic(one: Fingerprint, other: Fingerprint) -> bool:
     """Whether greedy text must be the same: all but the drafts and the software around torch."""
     return not differences(one, other) and one.torch == other.torch
@@ -111,7 +137,12 @@ def have_same_arithmetic(one: Fingerprint, other: Fingerprint) -> bool:
 def _hashes(word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
     for name in one:
         if name in other and one[name] != other[name]:
-            yield Difference(word, f"{name} {one[name][:12]}", f"{name} {other[name][:12]}")
+            yield Difference(word, f"{name} {_short(one[name])}", f"{name} {_short(other[name])}")
+
+
+def _short(sha256: str) -> str:
+    packed, _, digest = sha256.rpartition(" of ")
+    return f"{packed} of {digest[:12]}" if packed else digest[:12]
 
 
 def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
@@ -133,7 +164,9 @@ def _hardware(environment: Environment) -> dict[str, str]:
     return facts
 
 
-def _software(environment: Environment, engines: Sequence[EngineRecord]) -> dict[str, str]:
+def _software(
+    environment: Environment, engines: Sequence[EngineRecord], imported: Sequence[ImportedRecord]
+) -> dict[str, str]:
     facts = {"specbench": environment.specbench_version, "python": environment.python}
     facts |= {f"package {name}": version for name, version in environment.packages.items()}
     if environment.git_commit:
@@ -141,8 +174,12 @@ def _software(environment: Environment, engines: Sequence[EngineRecord]) -> dict
     if environment.driver:
         facts["driver"] = environment.driver
     for engine in engines:
-        chosen = (engine.forward, engine.graph, engine.attention)
+        compiled = None if engine.compile_s is None else "compiled"
+        chosen = (engine.forward, engine.graph, engine.attention, compiled)
         facts[f"{engine.engine} of {engine.target}"] = ", ".join(filter(None, chosen))
+    for record in imported:
+        if record.tool_version is not None:
+            facts[record.tool] = record.tool_version
     return facts
 
 

@@ -130,7 +130,10 @@ def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[Le
         other = [key for key, cell in own.items() if cell.num_prompts != newest[key]]
         if other:
             first = other[0]
-            here, there = f"{newest[first]} of {first.workload}", str(own[first].num_prompts)
+            here, there = (
+                f"{newest[first]} of {first.condition.workload}",
+                str(own[first].num_prompts),
+            )
             found = Difference(PROMPTS, here, there)
             dropped.append(LeftOut(run_id=run_id, differences=(found,)))
         for key in other:

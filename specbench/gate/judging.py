@@ -17,7 +17,6 @@ OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always held 
 SPEED = "decode_tokens_per_s"
 SPEEDUP = "decode_speedup"  # which falls where K = 0 gets faster; no other metric is excused so
 CELL = "cell"  # stands for all metrics of a cell that cannot be used
-_ARITHMETIC = ("target", "dtype", "engine")  # fields of a cell's key that its text hangs on
 
 
 class Verdict(StrEnum):
@@ -95,7 +94,7 @@ def cases_of(
     """
     before, after = pair
     assert after is not None, "cases are of measured cells"
-    if before.key.adaptive and kind_of(metric) is Kind.COUNT:
+    if before.key.draft.is_adaptive and kind_of(metric) is Kind.COUNT:
         return
     is_relative = metric.name == SPEEDUP and same_hardware
     is_timed = all(SPEED in side.figures for side in (before, after))
@@ -194,9 +193,7 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
     before, after = pair
     if after is None or not before.texts or not after.texts:
         return None
-    is_binding = is_binding and all(
-        getattr(before.key, name) == getattr(after.key, name) for name in _ARITHMETIC
-    )
+    is_binding = is_binding and _arithmetic(before.key) == _arithmetic(after.key)
     common = [prompt for prompt in before.texts if prompt in after.texts]
     other = [prompt for prompt in common if before.texts[prompt] != after.texts[prompt]]
     reason = ""
@@ -277,3 +274,8 @@ def _change(comparison: Comparison | None, *, higher_is_better: bool) -> Interva
     )
     assert estimate is not None
     return Interval(estimate=estimate, low=rest[0], high=rest[1])
+
+
+def _arithmetic(key: CellKey) -> tuple[str, str, str]:
+    """What text hangs on."""
+    return key.condition.target, key.condition.dtype, key.condition.engine

@@ -13,7 +13,6 @@ from typing import cast
 from specbench.errors import UsageError
 from specbench.importers.imported_cell import Format, ImportedCell, Told, to_cell
 from specbench.importers.result_file import Result, read_results
-from specbench.metrics.cell_names import cell_name
 
 _NOT_FORMATS = ("imported_cell", "result_file", "token_times")
 
@@ -38,7 +37,7 @@ def import_files(files: Sequence[Path], told: Told) -> tuple[ImportedCell, ...]:
         if twin is not None:
             raise UsageError(
                 f"{result.place}: the same cell as {twin.record.file}, "
-                f"{cell_name(cell.key)}; import repeats one by one, each becomes a run of its own"
+                f"{cell.key.label}; import repeats one by one, each becomes a run of its own"
             )
         cells.append(cell)
     return tuple(cells)

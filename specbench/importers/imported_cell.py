@@ -6,7 +6,7 @@ from typing import NoReturn, Protocol
 
 from specbench.errors import UsageError
 from specbench.importers.result_file import Result
-from specbench.records import NO_DRAFTER, CellKey, ImportedRecord
+from specbench.records import CellKey, Condition, Draft, Fixed, ImportedRecord
 
 UNKNOWN = "unknown"  # a name that neither the file nor the user gives
 Figures = Mapping[str, float | tuple[float, ...]]
@@ -88,19 +88,19 @@ def to_cell(tool: str, reading: Reading, result: Result, told: Told) -> Imported
         _ask(result, "how many requests ran at once", "--concurrency 8")
     told_target, _, told_drafter = told.pairing.partition("/")
     target = told_target or (reading.model or UNKNOWN).rstrip("/").rsplit("/", 1)[-1]
-    drafter = (told_drafter or UNKNOWN) if k else NO_DRAFTER
     key = CellKey(
-        pairing=f"{target}/{drafter}" if k else target,
-        target=target,
-        drafter=drafter,
-        workload=told.workload or reading.workload or UNKNOWN,
-        engine=reading.engine,
-        method=(told.method or UNKNOWN) if k else NO_DRAFTER,
-        num_speculative_tokens=k,
-        concurrency=concurrency,
-        temperature=temperature,
-        dtype=told.dtype or UNKNOWN,
-        request_rate=reading.request_rate,
+        condition=Condition(
+            target=target,
+            workload=told.workload or reading.workload or UNKNOWN,
+            temperature=temperature,
+            concurrency=concurrency,
+            request_rate=reading.request_rate,
+            dtype=told.dtype or UNKNOWN,
+            engine=reading.engine,
+        ),
+        draft=Draft(drafter=told_drafter or UNKNOWN, method=told.method or UNKNOWN, length=Fixed(k))
+        if k
+        else Draft.none,
     )
     return ImportedCell(
         key=key,

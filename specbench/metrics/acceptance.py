@@ -66,7 +66,7 @@ def conditional_acceptance_rate(cell: CellData) -> tuple[float, ...] | None:
 
     Absent for an adaptive K: rounds that draft fewer tokens could not have accepted more.
     """
-    if cell.acceptance is None or cell.key.adaptive:
+    if cell.acceptance is None or cell.key.draft.is_adaptive:
         return None
     return cell.acceptance.conditional_acceptance_rate
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from specbench.metrics.setting import is_baseline, setting_of
 from specbench.records import (
     NO_DRAFTER,
     BlockPurpose,
@@ -81,7 +80,7 @@ class CellData:
     @property
     def k(self) -> int:
         """K, the largest of an adaptive cell."""
-        return self.key.num_speculative_tokens
+        return self.key.draft.k
 
     @cached_property
     def finished(self) -> tuple[RequestRecord, ...]:
@@ -242,7 +241,9 @@ def _gather(
     cell_id, baseline_id = key.id, baseline.id if baseline else ""
     own = [block[cell_id] for block in blocks if cell_id in block]
     base = [block.get(baseline_id, _NOTHING) for block in blocks if cell_id in block]
-    memory = {record.drafter: record for record in memories if record.target == key.target}
+    memory = {
+        record.drafter: record for record in memories if record.target == key.condition.target
+    }
     return CellData(
         key=key,
         requests=tuple(request for share in own for request in share.requests),
@@ -252,7 +253,7 @@ def _gather(
         samples=tuple(one for share in own for one in share.samples),
         baseline_samples=tuple(one for share in base for one in share.samples),
         memory_target=memory.get(NO_DRAFTER),
-        memory_pair=memory.get(key.drafter) if key.drafter != NO_DRAFTER else None,
+        memory_pair=memory.get(key.draft.drafter) if key.draft.drafter != NO_DRAFTER else None,
         forwards=tuple(cost for cost in forwards if cost.cell_id == cell_id),
         limits=tuple(limit for limit in limits if limit.cell_id == cell_id),
     )
@@ -260,9 +261,9 @@ def _gather(
 
 def _baseline_of(key: CellKey, keys: Sequence[CellKey]) -> CellKey | None:
     """The baseline of the same setting; None for the baseline itself."""
-    if is_baseline(key):
+    if key.is_baseline:
         return None
-    return next((k for k in keys if is_baseline(k) and setting_of(k) == setting_of(key)), None)
+    return next((k for k in keys if k.is_baseline and k.condition == key.condition), None)
 
 
 def turn_of(record: RequestRecord | SamplesRecord) -> tuple[str, int, int]:

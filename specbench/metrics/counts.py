@@ -4,7 +4,6 @@ from statistics import fmean
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
-from specbench.metrics.setting import is_stream
 
 
 @metric(unit="rounds", better=None)
@@ -16,7 +15,7 @@ def num_rounds(cell: CellData) -> int | None:
 @metric(unit="passes", better=None)
 def num_passes(cell: CellData) -> int | None:
     """Passes over the prompt list; absent where requests do not overlap."""
-    return len(cell.passes) if is_stream(cell.key) else None
+    return len(cell.passes) if cell.key.condition.is_stream else None
 
 
 @metric(unit="tokens", better=None)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
-from specbench.metrics.setting import is_baseline, setting_of
 from specbench.metrics.validity import SUSPICIOUS_ACCEPTANCE
 from specbench.records import CellKey, CellSummary, ImportedRecord
 
@@ -26,9 +25,9 @@ def summarise_imported(
     sides saw the same prompts cannot be told from aggregates.
     """
     by_id = {record.cell_id: record for record in records}
-    bases = {setting_of(k): by_id[k.id] for k in keys if is_baseline(k) and k.id in by_id}
+    bases = {k.condition: by_id[k.id] for k in keys if k.is_baseline and k.id in by_id}
     return tuple(
-        _summary(key, by_id[key.id], None if is_baseline(key) else bases.get(setting_of(key)))
+        _summary(key, by_id[key.id], None if key.is_baseline else bases.get(key.condition))
         for key in keys
         if key.id in by_id
     )
@@ -78,7 +77,7 @@ def _broken(key: CellKey, record: ImportedRecord) -> Iterator[str]:
         yield "no request finished"
     elif record.num_failed:
         yield f"{record.num_failed} of {record.num_requests} requests failed"
-    deepest = key.num_speculative_tokens + 1
+    deepest = key.draft.k + 1
     for name in ("mean_acceptance_length", "mean_acceptance_length_when_drafted"):
         length = record.figures.get(name)
         if isinstance(length, float) and not 1 <= length <= deepest + _ROUNDING:

@@ -14,7 +14,6 @@ from specbench.metrics.passes import (
     samples_span,
     whole_span,
 )
-from specbench.metrics.setting import is_stream, overlaps
 from specbench.records import RequestRecord
 
 
@@ -48,10 +47,12 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
     With arrivals in open loop, which fix the throughput: the requests' own seconds again.
     Of several samples: seconds until the last one has ended, with the tokens of all.
     """
-    if cell.key.num_samples > 1:
+    if cell.key.condition.num_samples > 1:
         return _summed(_samples(cell, samples_decode_span))
-    if is_stream(cell.key) and cell.key.request_rate is None:
-        return _summed(_passes(cell, lambda served: busy_span(served, cell.key.concurrency)))
+    if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
+        return _summed(
+            _passes(cell, lambda served: busy_span(served, cell.key.condition.concurrency))
+        )
     return _summed(_requests(cell, _decode_span))
 
 
@@ -61,23 +62,23 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     With many rows in flight: seconds of whole passes; in open loop of whole requests again,
     from arrival on. Of several samples: until one is picked.
     """
-    if cell.key.num_samples > 1:
+    if cell.key.condition.num_samples > 1:
         return _summed(_samples(cell, samples_span))
-    if is_stream(cell.key) and cell.key.request_rate is None:
+    if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
         return _summed(_passes(cell, whole_span))
     return _summed(_requests(cell, lambda r: _span(r.total_s, r.num_output_tokens)))
 
 
 def paired_cpu(cell: CellData) -> PairedSeconds | None:
     """Process CPU seconds of whole requests; None where requests overlap."""
-    if overlaps(cell.key):
+    if cell.key.condition.overlaps:
         return None
     return _summed(_requests(cell, lambda r: _span(r.cpu_s, r.num_output_tokens)))
 
 
 def _requests(cell: CellData, span: Callable[[RequestRecord], Span | None]) -> Iterator[_Row]:
     """Requests that finished on both sides; where they overlap, those of a pass are a unit."""
-    if is_stream(cell.key):
+    if cell.key.condition.is_stream:
         for passes in cell.pass_pairs:
             for base, spec in paired_requests(passes.base.requests, passes.spec.requests):
                 yield _Row(passes.spec.block_id, span(base), span(spec))

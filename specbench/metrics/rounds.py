@@ -59,7 +59,7 @@ def draft_cost_ratio(cell: CellData) -> float | None:
     Absent for an adaptive K, whose rounds do not draft equally many tokens.
     """
     step, draft = _baseline_step_s(cell), draft_s(cell)
-    if step is None or draft is None or cell.key.adaptive:
+    if step is None or draft is None or cell.key.draft.is_adaptive:
         return None
     return draft / (cell.k * step)
 

@@ -9,7 +9,6 @@ from statistics import fmean, median
 from specbench.metrics.cell import CellData
 from specbench.metrics.passes import Span, busy_span, whole_span
 from specbench.metrics.registry import metric
-from specbench.metrics.setting import is_stream, overlaps
 from specbench.stats.percentiles import p95
 
 
@@ -26,7 +25,9 @@ def busy_tokens_per_s(cell: CellData) -> float | None:
 @metric(unit="tokens/s", better="higher")
 def aggregate_tokens_per_s(cell: CellData) -> float | None:
     """All output tokens / seconds of their passes, ramp and drain included."""
-    return _rate([whole_span(served) for served in cell.passes] if is_stream(cell.key) else [])
+    return _rate(
+        [whole_span(served) for served in cell.passes] if cell.key.condition.is_stream else []
+    )
 
 
 @metric(unit="tokens/s", better="higher")
@@ -41,7 +42,7 @@ def busy_share(cell: CellData) -> float | None:
     """Seconds between the first and the last round in which all rows were live / seconds of
     the passes; the rest is ramp and drain.
     """
-    if not is_stream(cell.key) or not cell.passes:
+    if not cell.key.condition.is_stream or not cell.passes:
         return None
     busy_s = sum(span.seconds for span in _busy_spans(cell))
     return busy_s / sum(served.record.seconds for served in cell.passes)
@@ -50,7 +51,9 @@ def busy_share(cell: CellData) -> float | None:
 @metric(unit="fraction", better="higher")
 def padding_efficiency(cell: CellData) -> float | None:
     """Sum of live rows / sum of computed rows, over rounds: 1 where no idle row is computed."""
-    rounds = [served.record.rounds for served in cell.passes] if is_stream(cell.key) else []
+    rounds = (
+        [served.record.rounds for served in cell.passes] if cell.key.condition.is_stream else []
+    )
     computed = sum(sum(timeline.num_rows) for timeline in rounds)
     return sum(sum(timeline.num_live) for timeline in rounds) / computed if computed else None
 
@@ -83,7 +86,7 @@ def tpot_s_p95(cell: CellData) -> float | None:
 @metric(unit="tokens/round", better=None)
 def mean_num_speculative_tokens(cell: CellData) -> float | None:
     """Mean over rounds of the K that an adaptive cell picked; absent for a fixed K."""
-    if not cell.key.adaptive:
+    if not cell.key.draft.is_adaptive:
         return None
     ks = [k for served in cell.passes for k in served.record.rounds.num_speculative_tokens]
     return fmean(ks) if ks else None
@@ -95,7 +98,7 @@ def calibration_s(cell: CellData) -> float | None:
 
     Part of the pass's seconds, so end_to_end_speedup above one row contains it.
     """
-    if not cell.key.adaptive or not cell.passes:
+    if not cell.key.draft.is_adaptive or not cell.passes:
         return None
     return sum(served.record.calibration_s for served in cell.passes)
 
@@ -105,7 +108,7 @@ def kv_bytes(cell: CellData) -> int | None:
     """Bytes of KV cache, target and drafter: with many rows in flight as the largest pass
     allocated it, else kv_bytes_per_token * tokens of the longest request.
     """
-    if overlaps(cell.key):
+    if cell.key.condition.overlaps:
         passes = [served.record for served in cell.passes]
         passes += [samples.record.served for samples in cell.samples]
         allocated = [one.kv_bytes for one in passes if one.kv_bytes is not None]
@@ -117,9 +120,9 @@ def kv_bytes(cell: CellData) -> int | None:
 
 
 def _busy_spans(cell: CellData) -> list[Span]:
-    if not is_stream(cell.key):
+    if not cell.key.condition.is_stream:
         return []
-    spans = [busy_span(served, cell.key.concurrency) for served in cell.passes]
+    spans = [busy_span(served, cell.key.condition.concurrency) for served in cell.passes]
     return [span for span in spans if span is not None]
 
 

@@ -5,7 +5,6 @@ from statistics import median
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import metric
-from specbench.metrics.setting import overlaps
 
 
 @metric(unit="tokens/s", better="higher")
@@ -68,7 +67,7 @@ def end_to_end_tokens_per_s(cell: CellData) -> float | None:
     """All output tokens / seconds of whole requests, prefill of target and drafter included: what
     one row gives, as busy_tokens_per_s is what many do. Absent where requests overlap.
     """
-    if overlaps(cell.key):
+    if cell.key.condition.overlaps:
         return None
     timed = [(r.num_output_tokens, r.total_s) for r in cell.finished if r.total_s]
     return sum(n for n, _ in timed) / sum(s for _, s in timed) if timed else None

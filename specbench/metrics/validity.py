@@ -9,7 +9,6 @@ from specbench.metrics.acceptance import (
     mean_acceptance_length,
 )
 from specbench.metrics.cell import CellData, Pass, Samples, finished
-from specbench.metrics.setting import overlaps
 from specbench.records import DeviceSample, RequestRecord, RoundLog, RoundTimeline
 
 MIN_ROUNDS = 30
@@ -99,7 +98,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
         *_device_reasons((*cell.finished, *base)),
         *_broken_identities(cell.finished, cell.k),
         *_broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
-        *_broken_times(cell.finished, overlapping=overlaps(cell.key)),
+        *_broken_times(cell.finished, overlapping=cell.key.condition.overlaps),
         *(f"baseline: {reason}" for reason in _broken_baseline(cell, base)),
         *_broken_totals(cell),
     )
@@ -185,7 +184,7 @@ def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> 
 def _broken_baseline(cell: CellData, base: tuple[RequestRecord, ...]) -> Iterator[str]:
     yield from _broken_identities(base, 0)
     yield from _broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0)
-    yield from _broken_times(base, overlapping=overlaps(cell.key))
+    yield from _broken_times(base, overlapping=cell.key.condition.overlaps)
 
 
 def _broken_totals(cell: CellData) -> Iterator[str]:
@@ -213,8 +212,8 @@ def _suspicious_acceptance(cell: CellData) -> Iterator[str]:
 def _differing_outputs(cell: CellData) -> Iterator[str]:
     if not cell.pairs:
         return
-    lossy = cell.key.lossy
-    if cell.key.temperature == 0:
+    lossy = cell.key.draft.lossy
+    if cell.key.condition.temperature == 0:
         differing = sum(base.output_ids != spec.output_ids for base, spec in cell.pairs)
         if differing:
             text = f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
@@ -228,12 +227,12 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
 
 
 def _few_seeds(cell: CellData) -> Iterator[str]:
-    if cell.key.temperature == 0:
+    if cell.key.condition.temperature == 0:
         return
     seeds: dict[str, set[tuple[int, int]]] = {}
     for request in cell.finished:
         seeds.setdefault(request.prompt_id, set()).add((request.repeat, request.sample))
     fewest = min(map(len, seeds.values()), default=MIN_SEEDS)
     if fewest < MIN_SEEDS:
-        temperature = f"temperature {cell.key.temperature:g}"
+        temperature = f"temperature {cell.key.condition.temperature:g}"
         yield f"{MIN_SEEDS} seeds a prompt are needed at {temperature}, one has {fewest}"

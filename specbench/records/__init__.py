@@ -13,14 +13,14 @@ from specbench.records.forecasts import (
     RoundCost,
 )
 from specbench.records.imported import ImportedRecord
+from specbench.records.keys import NO_DRAFTER, OWN_ENGINE, CellKey, Condition, Draft
+from specbench.records.lengths import Auto, Fixed, Length, Schedule
 from specbench.records.lossy import LossyRule
 from specbench.records.measured import (
     ALL_PROMPTS,
-    NO_DRAFTER,
     AnswerCheck,
     BlockPurpose,
     BlockRecord,
-    CellKey,
     DeviceSample,
     EngineRecord,
     FailureRecord,
@@ -48,24 +48,30 @@ from specbench.stats.interval import Interval
 __all__ = [
     "ALL_PROMPTS",
     "NO_DRAFTER",
+    "OWN_ENGINE",
     "AnswerCheck",
+    "Auto",
     "BlockPurpose",
     "BlockRecord",
     "CellKey",
     "CellPlan",
     "CellSummary",
+    "Condition",
     "Decision",
     "DeviceSample",
+    "Draft",
     "EngineCost",
     "EngineRecord",
     "Environment",
     "ExtensionRecord",
     "FailureRecord",
+    "Fixed",
     "ForecastPoint",
     "ForecastRecord",
     "ForwardCost",
     "ImportedRecord",
     "Interval",
+    "Length",
     "LimitRecord",
     "LossyRule",
     "MemoryRecord",
@@ -82,6 +88,7 @@ __all__ = [
     "RunRecord",
     "SamplesRecord",
     "Sampling",
+    "Schedule",
     "TraceRecord",
     "too_deep",
 ]

@@ -1,9 +1,9 @@
 """What follows from it: intervals, summaries, decisions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from specbench.records.measured import CellKey
+from specbench.records.keys import CellKey, Condition, Draft
 from specbench.stats.interval import Interval
 
 
@@ -25,17 +25,19 @@ class CellSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """The answer for one target, workload and setting."""
+    """The answer for one pairing under one condition."""
 
-    target: str
-    pairing: str
-    workload: str
-    engine: str
-    concurrency: int
-    temperature: float
-    dtype: str
-    method: str  # NO_DRAFTER: do not speculate, or not shown to help
-    num_speculative_tokens: int
+    leader: CellKey  # the cell that it speaks of, also where the answer is not to use it
+    draft: Draft  # what to use: the leader's; of no method at K = 0, or not shown to help
     speedup: Interval | None
     sentence: str
     reasons: tuple[str, ...]
+
+    @property
+    def condition(self) -> Condition:
+        return self.leader.condition
+
+    @property
+    def key(self) -> CellKey:
+        """The cell to use, which at K = 0 is called by the pairing that was asked about."""
+        return replace(self.leader, draft=self.draft)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from specbench.records.measured import CellKey
+from specbench.records.keys import CellKey
 from specbench.settings import AcceptanceRule
 from specbench.stats.interval import Interval
 

@@ -1,54 +1,10 @@
-"""What was measured: cells, blocks, requests, rounds, memory."""
+"""What was measured: blocks, requests, rounds, memory."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
 ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellKey:
-    """What was measured: one method at one K on one workload under one setting."""
-
-    pairing: str  # target/drafter; the bare target for K = 0
-    target: str
-    drafter: str
-    workload: str
-    engine: str
-    method: str
-    num_speculative_tokens: int
-    concurrency: int
-    temperature: float
-    dtype: str
-    adaptive: bool = False  # K is chosen round by round, up to num_speculative_tokens
-    context: int | None = None  # prompts lengthened to so many tokens; None: as they are
-    request_rate: float | None = None  # arrivals a second; None: the next one when a row is free
-    num_samples: int = 1  # answers to a prompt, decoded together; the likeliest is picked
-    lossy: str | None = None  # the rule that keeps drafts and changes the text, as LossyRule says
-
-    @property
-    def id(self) -> str:
-        parts = [
-            self.pairing,
-            self.workload,
-            self.engine,
-            self.method,
-            "kauto" if self.adaptive else f"k{self.num_speculative_tokens}",
-            f"c{self.concurrency}",
-            f"t{self.temperature:g}",
-            self.dtype,
-        ]
-        if self.context is not None:
-            parts.append(f"x{self.context}")
-        if self.request_rate is not None:
-            parts.append(f"r{self.request_rate:g}")
-        if self.num_samples > 1:
-            parts.append(f"n{self.num_samples}")
-        if self.lossy is not None:
-            parts.append(f"lossy {self.lossy}")
-        return "|".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

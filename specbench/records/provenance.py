@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specbench.records.measured import CellKey
+from specbench.records.keys import CellKey
 from specbench.settings import RunSettings
 
 

@@ -2,15 +2,13 @@
 
 from dataclasses import dataclass, replace
 
-from specbench.decide.compromise import losses_in_words
-from specbench.decide.recommend import Recommendation, Verdict
-from specbench.metrics.cell_names import label_of
-from specbench.metrics.setting import setting_of
-from specbench.records import CellKey, Decision
+from specbench.decide.compromise import across_workloads, losses_in_words
+from specbench.decide.recommend import Verdict
+from specbench.records import Decision
 from specbench.report.document import Document
 from specbench.report.forecasts import best_forecast, forecast_text
 from specbench.report.numbers import listed, measured, scalar
-from specbench.report.sections import Section, parts_told_apart, sections, verdict_of
+from specbench.report.sections import Section, sections, verdict_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +19,7 @@ class Answer:
     verdict: Verdict
     headline: str  # without the title
     reasons: tuple[str, ...]  # of the quoted decision
-    others: tuple[Recommendation, ...]
+    others: tuple[Decision, ...]
 
 
 def answer(section: Section) -> Answer:
@@ -56,39 +54,39 @@ def answer_lines(document: Document) -> list[str]:
     for section in sections(document):
         found = answer(section)
         lines.append(f"{found.title}: {found.headline}")
-        lines += (
-            f"  {label_of(other.leader)}: {without_workload(other)}" for other in found.others
-        )
+        lines += (f"  {other.leader.source}: {without_workload(other)}" for other in found.others)
     return lines
 
 
 def compromise_lines(document: Document) -> list[str]:
     """For each pairing that helps somewhere the one K for all workloads, and what it gives up."""
-    helping = {_across(d.leader) for d in document.decisions if verdict_of(d) is Verdict.HELPS}
-    settings = {setting_of(shared.key)._replace(target="") for shared in document.compromises}
+    helping = {
+        across_workloads(d.leader) for d in document.decisions if verdict_of(d) is Verdict.HELPS
+    }
+    settings = {replace(shared.key.condition, target="") for shared in document.compromises}
     lines = []
     for shared in document.compromises:
-        if _across(shared.key) not in helping:
+        if across_workloads(shared.key) not in helping:
             continue
-        setting = setting_of(shared.key)._replace(target="")
-        at = "".join(f", {part}" for part in parts_told_apart(setting, settings))
+        setting = replace(shared.key.condition, target="")
+        at = "".join(f", {part}" for part in setting.told_apart(settings))
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "K=0, do not speculate,"
         given_up = listed(losses_in_words(shared.regret)) + document.mark
         lines.append(
-            f"{label_of(shared.key)}{at}: one K for all workloads, {what} gives up {given_up}"
+            f"{shared.key.source}{at}: one K for all workloads, {what} gives up {given_up}"
         )
     return lines
 
 
 def without_workload(decision: Decision) -> str:
     """A decision's sentence after its `workload: `."""
-    return decision.sentence.removeprefix(f"{decision.workload}: ")
+    return decision.sentence.removeprefix(f"{decision.condition.workload}: ")
 
 
-def _quote(section: Section, decision: Recommendation) -> str:
+def _quote(section: Section, decision: Decision) -> str:
     text = without_workload(decision)
-    return f"{label_of(decision.leader)}, {text}" if section.names_pairings else text
+    return f"{decision.leader.source}, {text}" if section.names_pairings else text
 
 
 def _no_winner(section: Section, verdict: Verdict) -> str:
@@ -103,8 +101,3 @@ def _no_winner(section: Section, verdict: Verdict) -> str:
     speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
     at = "" if speed is None else f" at {measured(speed, 'tokens/s')}"
     return f"only K=0 was measured{at}"
-
-
-def _across(key: CellKey) -> CellKey:
-    """What a pairing's cells have in common over workloads and K."""
-    return replace(key, workload="", num_speculative_tokens=0, adaptive=False)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-from specbench.metrics.cell_names import short_k
 from specbench.records import CellSummary
 from specbench.report.numbers import ABSENT, scalar, significant
 
@@ -49,7 +48,8 @@ def detectable(cell: CellSummary) -> str | None:
 
 def k_of(cell: CellSummary) -> str:
     mean_k = scalar(cell.metrics.get("mean_num_speculative_tokens"))
-    return short_k(cell.key) if mean_k is None else f"{short_k(cell.key)} {mean_k:.1f}"
+    label = cell.key.draft.length.label
+    return label if mean_k is None else f"{label} {mean_k:.1f}"
 
 
 def milliseconds(seconds: float) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from specbench.decide.reasons import speedup_text
-from specbench.metrics.cell_names import label_of
 from specbench.records import NO_DRAFTER, CellSummary
 from specbench.report.cell_texts import (
     detectable,
@@ -43,9 +42,9 @@ def row(columns: Sequence[Column], cell: CellSummary) -> tuple[str, ...]:
 def name_of(cell: CellSummary) -> str:
     """The drafter, and in an engine with several methods for it the method, too."""
     key = cell.key
-    if key.drafter == NO_DRAFTER:
-        return key.method
-    return drafter_of(label_of(key))
+    if key.draft.drafter == NO_DRAFTER:
+        return key.draft.method
+    return drafter_of(key.source)
 
 
 def note(section: Section, cell: CellSummary) -> str:

@@ -1,18 +1,17 @@
 """Tables that hold cells against one another: engines, K = auto, rows in flight, contexts."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from specbench.decide.adaptive import pooled
 from specbench.decide.reasons import speedup_text
 from specbench.decide.scaling import Crossover, Point
-from specbench.metrics.cell_names import OWN_ENGINE, label_of, short_k
-from specbench.metrics.setting import Setting, is_stream, marked, setting_of
-from specbench.records import NO_DRAFTER, CellKey, Interval
+from specbench.records import OWN_ENGINE, CellKey, Condition, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, listed, measured, plural
-from specbench.report.sections import drafter_of, parts_told_apart
+from specbench.report.sections import drafter_of
 
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
@@ -33,8 +32,8 @@ def side_by_side_grid(document: Document) -> Grid | None:
     pairs = document.side_by_side
     if not pairs:
         return None
-    settings = [setting_of(pair.own) for pair in pairs]
-    engines = list(dict.fromkeys(pair.peer.engine for pair in pairs))
+    settings = [pair.own.condition for pair in pairs]
+    engines = list(dict.fromkeys(pair.peer.condition.engine for pair in pairs))
     several = len(engines) > 1
     return Grid(
         title=f"Side by side: how many times as fast as {listed(engines)}",
@@ -53,7 +52,9 @@ def side_by_side_grid(document: Document) -> Grid | None:
             (
                 _where(setting, settings),
                 work_of(pair.own),
-                f"{pair.peer.engine} {work_of(pair.peer)}" if several else work_of(pair.peer),
+                f"{pair.peer.condition.engine} {work_of(pair.peer)}"
+                if several
+                else work_of(pair.peer),
                 speedup_text(pair.decode),
                 f"{pair.equal_text:.0%}",
                 _interval(pair.end_to_end),
@@ -74,7 +75,7 @@ def adaptive_grid(document: Document) -> Grid | None:
     found = document.adaptive
     if not found:
         return None
-    settings = [setting_of(comparison.adaptive) for comparison in found]
+    settings = [comparison.adaptive.condition for comparison in found]
     together = pooled(found)
     mean = (
         f", {together.ratio:.3f}x on geometric mean of "
@@ -88,12 +89,12 @@ def adaptive_grid(document: Document) -> Grid | None:
         rows=tuple(
             (
                 _where(setting, settings),
-                drafter_of(label_of(c.adaptive)),
-                str(c.best_fixed.num_speculative_tokens),
+                drafter_of(c.adaptive.source),
+                str(c.best_fixed.draft.k),
                 speedup_text(c.decode),
                 _text(c.mean_num_speculative_tokens, "{:.1f}"),
                 _interval(c.end_to_end),
-                f"{c.num_units} {'passes' if is_stream(c.adaptive) else 'prompts'}",
+                f"{c.num_units} {'passes' if c.adaptive.condition.is_stream else 'prompts'}",
                 "" if c.valid else "invalid",
             )
             for setting, c in zip(settings, found, strict=True)
@@ -109,7 +110,7 @@ def crossover_grid(document: Document) -> Grid | None:
     found = document.crossovers
     if not found:
         return None
-    settings = [setting_of(crossover.key)._replace(concurrency=1) for crossover in found]
+    settings = [replace(crossover.key.condition, concurrency=1) for crossover in found]
     rows = _places([crossover.points for crossover in found])
     return Grid(
         title="Speed-up by rows in flight, and where it is no longer shown",
@@ -117,8 +118,8 @@ def crossover_grid(document: Document) -> Grid | None:
         rows=tuple(
             (
                 _where(setting, settings),
-                drafter_of(label_of(crossover.key)),
-                short_k(crossover.key),
+                drafter_of(crossover.key.source),
+                crossover.key.draft.length.label,
                 *(_at(crossover.points, n) for n in rows),
                 _stops(crossover),
                 _text(crossover.estimated, "{:.1f}"),
@@ -134,7 +135,7 @@ def context_grid(document: Document) -> Grid | None:
     found = document.context_curves
     if not found:
         return None
-    settings = [setting_of(curve.key)._replace(context=None) for curve in found]
+    settings = [replace(curve.key.condition, context=None) for curve in found]
     lengths = _places([curve.points for curve in found])
     return Grid(
         title="Speed-up and KV cache by tokens of context",
@@ -148,8 +149,8 @@ def context_grid(document: Document) -> Grid | None:
         rows=tuple(
             (
                 _where(setting, settings),
-                drafter_of(label_of(curve.key)),
-                short_k(curve.key),
+                drafter_of(curve.key.source),
+                curve.key.draft.length.label,
                 *(_at(curve.points, n) for n in lengths),
                 *(_kv(curve.points, n) for n in lengths),
             )
@@ -165,8 +166,10 @@ def best_of_grid(document: Document) -> Grid | None:
     found = document.best_of
     if not found:
         return None
-    settings = [setting_of(best.key) for best in found]
-    counts = listed([str(n) for n in dict.fromkeys(best.key.num_samples for best in found)])
+    settings = [best.key.condition for best in found]
+    counts = listed(
+        [str(n) for n in dict.fromkeys(best.key.condition.num_samples for best in found)]
+    )
     return Grid(
         title=f"Best of {counts}: times as fast as without drafts, seconds / those of one answer, "
         "gain of the pick over the first in nats a token",
@@ -205,14 +208,13 @@ def best_of_grid(document: Document) -> Grid | None:
 
 def work_of(key: CellKey) -> str:
     """Such as `K=0`, `draft K=4`, `draft auto`; of a peer `generate`, `assisted K=4`."""
-    k = "auto" if key.adaptive else f"K={key.num_speculative_tokens}"
-    if key.engine != OWN_ENGINE:
-        return key.method if key.num_speculative_tokens == 0 else f"{key.method} {k}"
-    return k if key.drafter == NO_DRAFTER else f"{marked(key.drafter, key)} {k}"
+    if key.condition.engine == OWN_ENGINE:
+        return key.draft.label
+    return f"{key.draft.method} {key.draft.length.named}" if key.draft.k else key.draft.method
 
 
-def _where(setting: Setting, among: Sequence[Setting]) -> str:
-    return ", ".join(parts_told_apart(setting, among, also="workload"))
+def _where(setting: Condition, among: Sequence[Condition]) -> str:
+    return ", ".join(setting.told_apart(among, also="workload"))
 
 
 def _places(curves: Sequence[Sequence[Point]]) -> list[int]:

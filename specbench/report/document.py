@@ -1,16 +1,16 @@
 """Everything a stored run says, analysed once; each report format only renders it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pydantic_core import to_jsonable_python
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.decide.best_of import BestOf, compare_best_of
-from specbench.decide.compromise import find_compromise
+from specbench.decide.compromise import across_workloads, find_compromise
 from specbench.decide.peers import SideBySide, side_by_side
-from specbench.decide.recommend import Recommendation, by_question, choose, decide
+from specbench.decide.recommend import by_question, choose, decide
 from specbench.decide.scaling import ContextCurve, Crossover, context_curves, crossovers
 from specbench.forecast.forecast_check import (
     CheckedForecast,
@@ -26,6 +26,7 @@ from specbench.records import (
     BlockPurpose,
     CellKey,
     CellSummary,
+    Decision,
     EngineRecord,
     Environment,
     FailureRecord,
@@ -41,17 +42,10 @@ from specbench.settings import DecoderSettings
 JSON_VERSION = 1  # of the machine document; keys are added without a new version
 
 
-_SHARED_K_KEY = (
-    "pairing",
-    "engine",
-    "method",
-    "concurrency",
-    "temperature",
-    "dtype",
-    "context",
-    "request_rate",
-    "num_samples",
-    "lossy",
+# What a decision begins with; every other axis follows at its end.
+_DECISION = (
+    *("target", "pairing", "workload", "engine", "concurrency", "temperature", "dtype"),
+    *("method", "num_speculative_tokens"),
 )
 
 
@@ -72,7 +66,7 @@ class Document:
     is_complete: bool  # False: interrupted, or still running
     cells: tuple[CellSummary, ...]  # the first pass, in the order of the plan
     missing: tuple[CellKey, ...]  # planned, yet without a single request
-    decisions: tuple[Recommendation, ...]  # quoting the second measurement of each winner
+    decisions: tuple[Decision, ...]  # quoting the second measurement of each winner
     compromises: tuple[SharedK, ...]  # where a pairing ran on several workloads
     side_by_side: tuple[SideBySide, ...]  # where several engines ran
     adaptive: tuple[AdaptiveComparison, ...]  # where K = auto ran beside fixed ones
@@ -128,7 +122,9 @@ def build_document(stored: StoredRun) -> Document:
         context_curves=context_curves(cells),
         best_of=compare_best_of(explored),
         forecasts=check_forecasts(stored.forecasts, stored.traces, explored, cells),
-        time_lines={c.key: c.passes[0].record for c in explored if c.key.adaptive and c.passes},
+        time_lines={
+            c.key: c.passes[0].record for c in explored if c.key.draft.is_adaptive and c.passes
+        },
         engines=_newest_engines(stored.engines),
         failures=stored.failures,
         models=tuple(dict.fromkeys(stored.models)),  # each session of a run states them again
@@ -175,31 +171,22 @@ def to_json(document: Document) -> dict[str, Any]:
 
 
 def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
-    flat = asdict(cell)
-    key = flat.pop("key")
-    vllm = {"vllm": asdict(counts)} if counts else {}
-    json: dict[str, Any] = to_jsonable_python({**key, **flat, **vllm})
-    return json
+    json: dict[str, Any] = to_jsonable_python(cell)
+    return {**json.pop("key"), **json, **({"vllm": to_jsonable_python(counts)} if counts else {})}
 
 
-def _decision_json(decision: Recommendation) -> dict[str, Any]:
-    leader = decision.leader
-    json: dict[str, Any] = to_jsonable_python(asdict(decision))
-    del json["leader"]
-    return {
-        **json,
-        "adaptive": leader.adaptive and decision.num_speculative_tokens > 0,
-        "context": leader.context,
-        "request_rate": leader.request_rate,
-        "num_samples": leader.num_samples,
-        "lossy": leader.lossy,
-    }
+def _decision_json(decision: Decision) -> dict[str, Any]:
+    key = decision.key.entries(*_DECISION, without=("drafter",))
+    json: dict[str, Any] = to_jsonable_python(decision, exclude={"leader", "draft"})
+    return {**{name: key.pop(name) for name in _DECISION}, **json, **key}
 
 
 def _compromise_json(shared: SharedK) -> dict[str, Any]:
-    flat = asdict(shared)
-    key = flat.pop("key")
-    return {**{name: key[name] for name in _SHARED_K_KEY}, **flat}
+    """Without what is not the same for all of its cells."""
+    json: dict[str, Any] = to_jsonable_python(shared)
+    varies = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")
+    key = json.pop("key")
+    return {**{name: key[name] for name in key if name not in varies}, **json}
 
 
 def _gather(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
@@ -216,9 +203,8 @@ def _gather(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
 def _compromises(cells: tuple[CellSummary, ...]) -> Iterator[SharedK]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
-        if cell.key.num_speculative_tokens > 0 and not cell.key.adaptive:
-            across = replace(cell.key, workload="", num_speculative_tokens=0)
-            groups.setdefault(across, []).append(cell)
+        if cell.key.draft.k > 0 and cell.key.draft.is_fixed:
+            groups.setdefault(across_workloads(cell.key), []).append(cell)
     for key, group in groups.items():
         found = find_compromise(group)
         if found is not None and len(found.regret) > 1:
@@ -243,7 +229,9 @@ def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:
     for cell in cells:
         for request in cell.finished:
             length = request.num_prompt_tokens + request.num_output_tokens
-            longest[cell.key.target] = max(longest.get(cell.key.target, 0), length)
+            longest[cell.key.condition.target] = max(
+                longest.get(cell.key.condition.target, 0), length
+            )
     return longest
 
 
@@ -262,7 +250,7 @@ def _synthetic(decoder: DecoderSettings) -> Iterator[str]:
 
 
 def _lossy(run: RunRecord) -> Iterator[str]:
-    for pairing, rule in {key.pairing: key.lossy for key in run.keys}.items():
+    for pairing, rule in {key.pairing: key.draft.lossy for key in run.keys}.items():
         if rule is not None:
             yield (
                 f"{pairing} is lossy by choice (rule {rule}): it keeps drafts that the target "
@@ -277,7 +265,9 @@ def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
             f"an interrupted run goes on with --resume {stored.run.run_id}"
         )
     if missing:
-        names = ", ".join(dict.fromkeys(f"{key.pairing} on {key.workload}" for key in missing))
+        names = ", ".join(
+            dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in missing)
+        )
         yield f"{len(missing)} of {len(stored.run.cells)} planned cells were not measured: {names}"
     first = stored.run.environment
     for session in stored.sessions:

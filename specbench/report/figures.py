@@ -1,9 +1,9 @@
 """The pictures that people look at first. Imports matplotlib."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from specbench.metrics.cell_names import label_of
-from specbench.metrics.setting import Setting
+from specbench.records import Condition
 from specbench.report.charts.acceptance import acceptance_chart
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, drawing
 from specbench.report.charts.forecast import forecast_chart
@@ -47,17 +47,17 @@ def _charts(document: Document) -> Iterator[Chart | None]:
 
 
 def _fewest_rows(settings: Sequence[tuple[Section, ...]]) -> tuple[tuple[Section, ...], ...]:
-    groups: dict[Setting, tuple[Section, ...]] = {}
-    for group in sorted(settings, key=lambda group: group[0].question.concurrency):
-        across = group[0].question._replace(workload="", concurrency=1)
+    groups: dict[Condition, tuple[Section, ...]] = {}
+    for group in sorted(settings, key=lambda group: group[0].condition.concurrency):
+        across = replace(group[0].condition, workload="", concurrency=1)
         groups.setdefault(across, group)
     return tuple(group for group in settings if group in groups.values())
 
 
 def _styles(document: Document) -> Mapping[str, SeriesStyle]:
     """Colours by the order of the plan, so that a label keeps its own from run to run."""
-    keys = [plan.key for plan in document.run.cells if plan.key.num_speculative_tokens > 0]
+    keys = [plan.key for plan in document.run.cells if plan.key.draft.k > 0]
     return {
         label: SeriesStyle(colour=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
-        for i, label in enumerate(dict.fromkeys(map(label_of, keys)))
+        for i, label in enumerate(dict.fromkeys(key.source for key in keys))
     }

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 from specbench.decide.reasons import speedup_text
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.metrics.cell_names import label_of
-from specbench.metrics.setting import Setting, setting_of
-from specbench.records import ForecastPoint, ForecastRecord, Interval
+from specbench.records import Condition, ForecastPoint, ForecastRecord, Interval
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, ranges
-from specbench.report.sections import drafter_of, parts_told_apart
+from specbench.report.sections import drafter_of
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}
 
@@ -20,7 +18,7 @@ def forecast_grid(document: Document) -> Grid | None:
     found = document.forecasts
     if not found:
         return None
-    settings = [setting_of(one.forecast.key) for one in found]
+    settings = [one.forecast.key.condition for one in found]
     rows = [
         (one, point, _row(one, point, _where(setting, settings)))
         for setting, one in zip(settings, found, strict=True)
@@ -74,9 +72,9 @@ def forecast_legend(document: Document) -> str:
 
 def forecast_lines(document: Document) -> list[str]:
     """What each forecast chose and what that saved, a sentence each."""
-    settings = [setting_of(one.forecast.key) for one in document.forecasts]
+    settings = [one.forecast.key.condition for one in document.forecasts]
     return [
-        f"{label_of(one.forecast.key)} on {_where(setting, settings)}: {forecast_text(one)}"
+        f"{one.forecast.key.source} on {_where(setting, settings)}: {forecast_text(one)}"
         + document.mark
         for setting, one in zip(settings, document.forecasts, strict=True)
     ]
@@ -86,7 +84,7 @@ def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
     """Such as `forecast K=4, 1.90x [1.80, 2.00]; of K=1..8 measured 4, about 70% of ...`."""
     record = one.forecast
     best = one.best
-    name = f"{label_of(record.key)}, " if names_pairing else ""
+    name = f"{record.key.source}, " if names_pairing else ""
     what = f"{name}K={record.best}" if record.best else "do not speculate"
     speed = "" if best.speedup is None else f", {speedup_text(best.speedup)}"
     about = "" if record.is_exact else ", an approximation here"
@@ -131,7 +129,7 @@ def _row(one: CheckedForecast, point: ForecastPoint, where: str) -> tuple[str, .
     error = "" if point.cost_error is None else f" ±{point.cost_error:.1%}"
     return (
         where,
-        drafter_of(label_of(one.forecast.key)),
+        drafter_of(one.forecast.key.source),
         str(k),
         f"{point.mean_acceptance_length:.2f}",
         _text(measured.mean_acceptance_length if measured else None, "{:.2f}"),
@@ -151,8 +149,8 @@ def _is_best(record: ForecastRecord, point: ForecastPoint) -> bool:
     return point.num_speculative_tokens == record.best
 
 
-def _where(setting: Setting, among: list[Setting]) -> str:
-    return ", ".join(parts_told_apart(setting, among, also="workload"))
+def _where(setting: Condition, among: list[Condition]) -> str:
+    return ", ".join(setting.told_apart(among, also="workload"))
 
 
 def _low(point: ForecastPoint) -> float:

@@ -9,7 +9,6 @@ import xml.etree.ElementTree as ET
 
 from specbench.gate.check import Gate
 from specbench.gate.judging import Judgement, Verdict
-from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import REFUSED, cause_text, chance_note, headline, row
 
 _ELEMENTS = {
@@ -45,7 +44,7 @@ def gate_junit(gate: Gate) -> str:
             suite,
             "testcase",
             {
-                "classname": _printable(cell_name(judgement.cell)),
+                "classname": _printable(judgement.cell.label),
                 "name": judgement.metric,
                 "time": "0",
             },

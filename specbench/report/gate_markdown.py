@@ -5,7 +5,6 @@ from itertools import groupby
 
 from specbench.gate.check import Gate
 from specbench.gate.judging import Judgement, Verdict
-from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
@@ -48,5 +47,5 @@ def _lines(gate: Gate) -> Iterator[str]:
 def _row(judgement: Judgement, *, is_first: bool) -> str:
     mark = "**" if judgement.verdict is Verdict.REGRESSION else ""
     *values, verdict = (escape(text) for text in row(judgement))
-    name = escape(cell_name(judgement.cell)) if is_first else ""
+    name = escape(judgement.cell.label) if is_first else ""
     return f"| {' | '.join((name, *values))} | {mark}{verdict}{mark} |"

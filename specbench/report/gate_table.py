@@ -9,7 +9,6 @@ from rich.text import Text
 
 from specbench.gate.check import Gate
 from specbench.gate.judging import Judgement, Verdict
-from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_words import (
     HEADERS,
     LEGEND,
@@ -32,7 +31,7 @@ def gate_table(gate: Gate) -> Group:
     parts: list[RenderableType] = [Text(title(gate)), ""]
     ordered = sorted(gate.judgements, key=lambda j: j.cell.id)
     for cell, judgements in groupby(ordered, key=lambda j: j.cell):
-        parts += [_table(cell_name(cell), list(judgements)), ""]
+        parts += [_table(cell.label, list(judgements)), ""]
     parts += [Text(line) for line in detail_lines(gate)]
     parts += [Text(f"{LEGEND} {chance_note(gate)}".rstrip(), style="dim"), ""]
     return Group(*parts)

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from specbench.gate.attribution import Attribution, Cause, Shift
 from specbench.gate.check import Gate
 from specbench.gate.judging import CELL, FALSE_ALARM, Judgement, Verdict
-from specbench.metrics.cell_names import cell_name
 from specbench.metrics.registry import all_metrics
 from specbench.records import Interval
 from specbench.report.numbers import ABSENT, listed, measured, number, plural, scale_of
@@ -91,7 +90,7 @@ def chance_note(gate: Gate) -> str:
 
 def cause_text(found: Attribution) -> str:
     """`demo/draft K=5 on code: acceptance: fell from 3.1 to 2.2 tokens a round ...`."""
-    name = cell_name(found.cell)
+    name = found.cell.label
     if not found.causes:
         return f"{name}: no cause can be told: {', '.join(found.metrics)} regressed"
     return f"{name}: {listed([cause.value for cause in found.causes])}: {_why(found)}"
@@ -136,7 +135,7 @@ def _moved(shift: Shift) -> str:
 
 def _first(worst: Sequence[Judgement], count: str) -> str:
     first = worst[0]
-    told = f"{cell_name(first.cell)}: {'' if first.metric == CELL else first.metric}"
+    told = f"{first.cell.label}: {'' if first.metric == CELL else first.metric}"
     if first.change is not None and first.baseline is not None and first.candidate is not None:
         values = (
             f"{measured(first.baseline, first.unit)} -> {measured(first.candidate, first.unit)}"
@@ -156,7 +155,7 @@ def _reasons(judgements: Sequence[Judgement]) -> Iterator[str]:
             seen = ""
         if judgement.reason:
             metric = "" if judgement.metric == CELL else f"{judgement.metric}: "
-            yield f"{cell_name(judgement.cell)}: {metric}{judgement.reason}{seen}"
+            yield f"{judgement.cell.label}: {metric}{judgement.reason}{seen}"
 
 
 def _value(value: float | None, unit: str) -> str:

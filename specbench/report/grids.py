@@ -82,7 +82,7 @@ def position_grid(section: Section) -> Grid | None:
             (
                 name_of(cell),
                 kind,
-                str(cell.key.num_speculative_tokens),
+                str(cell.key.draft.k),
                 *(f"{rate:.0%}" for rate in rates),
                 *(ABSENT,) * (depth - len(rates)),
             )
@@ -158,15 +158,15 @@ def _list_rows(cell: CellSummary) -> Iterator[tuple[str, ...]]:
                 metric.name,
                 scale.unit,
                 name_of(cell),
-                str(cell.key.num_speculative_tokens),
+                str(cell.key.draft.k),
                 "  ".join(number(value, metric.unit, scale) for value in values),
             )
 
 
 def _column_title(cell: CellSummary) -> str:
     """K; of several methods without drafts, which are all of K = 0, the method."""
-    is_named = cell.key.num_speculative_tokens == 0 and cell.key.method != NO_DRAFTER
-    return cell.key.method if is_named else k_text(cell)
+    is_named = cell.key.draft.k == 0 and cell.key.draft.method != NO_DRAFTER
+    return cell.key.draft.method if is_named else k_text(cell)
 
 
 def _bytes(value: int | None) -> str:

@@ -1,7 +1,6 @@
 """A history as a table and sentences."""
 
 from specbench.gate.history import History, Series
-from specbench.metrics.cell_names import cell_name
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured
 from specbench.stats.change_points import MIN_RUNS, Step
@@ -17,7 +16,7 @@ def history_grid(history: History) -> Grid:
         headers=("cell", "metric", "runs", "newest", "course", "what happened"),
         rows=tuple(
             (
-                cell_name(series.key),
+                series.key.label,
                 series.metric,
                 str(len(series.points)),
                 measured(series.values[-1], series.unit),
@@ -34,7 +33,7 @@ def change_lines(history: History) -> list[str]:
     """A sentence for each step and each trend."""
     lines = []
     for series in history.series:
-        name = f"{series.metric} of {cell_name(series.key)}"
+        name = f"{series.metric} of {series.key.label}"
         for step in series.steps:
             first = series.points[step.run_index]
             lines.append(

@@ -7,7 +7,6 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from specbench.decide.recommend import Verdict
-from specbench.metrics.cell_names import label_of
 from specbench.report.answers import Answer, answer, compromise_lines, without_workload
 from specbench.report.charts.canvas import Chart
 from specbench.report.comparisons import comparison_grids
@@ -61,7 +60,6 @@ def to_html(documents: Sequence[Document]) -> str:
     """One page for one or more runs, one after the other; all text is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["without_workload"] = without_workload
-    environment.filters["label_of"] = label_of
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
     return template.render(
         runs=[_run(document) for document in documents],

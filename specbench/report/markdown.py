@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 
 from specbench.decide.recommend import Verdict
-from specbench.metrics.cell_names import label_of
 from specbench.report.answers import answer, compromise_lines, without_workload
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
@@ -102,7 +101,7 @@ def _answer(section: Section) -> Iterator[str]:
     yield f"- {mark}{escape(found.title)}: {escape(found.headline)}{mark}"
     yield from (f"  - {escape(reason)}" for reason in found.reasons)
     for other in found.others:
-        yield f"  - {escape(label_of(other.leader))}: {escape(without_workload(other))}"
+        yield f"  - {escape(other.leader.source)}: {escape(without_workload(other))}"
     yield ""
 
 

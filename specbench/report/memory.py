@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from specbench.metrics.setting import marked
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 
 
@@ -48,4 +47,4 @@ def owner(record: MemoryRecord) -> str:
 def owner_label(record: MemoryRecord, keys: Iterable[CellKey]) -> str:
     """The owner as cells of these keys are labelled: marked where its text is not the target's."""
     name = owner(record)
-    return next((marked(name, key) for key in keys if key.pairing == name), name)
+    return next((key.draft.marked(name) for key in keys if key.pairing == name), name)

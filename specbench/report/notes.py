@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-from specbench.metrics.cell_names import label_of, short_k
 from specbench.records import CellKey, CellSummary
 from specbench.report.document import Document
-from specbench.report.numbers import ranges
+from specbench.report.numbers import lengths
 from specbench.report.sections import sections
 
 _STAGES = {"load": "loading", "warm_up": "warming up", "decode": "decoding"}
@@ -39,7 +38,7 @@ def _cell_lines(
         keys: dict[tuple[str, str], list[CellKey]] = {}
         for cell in section.measured:
             for text in texts_of(cell):
-                keys.setdefault((label_of(cell.key), text), []).append(cell.key)
+                keys.setdefault((cell.key.source, text), []).append(cell.key)
         for (label, text), said_of in keys.items():
             titles.setdefault((label, _ks(said_of), text), []).append(section.title)
     return [
@@ -49,5 +48,4 @@ def _cell_lines(
 
 
 def _ks(keys: list[CellKey]) -> str:
-    fixed = ranges([key.num_speculative_tokens for key in keys if not key.adaptive])
-    return ", ".join(filter(None, (fixed, *(short_k(key) for key in keys if key.adaptive))))
+    return lengths([key.draft.length for key in keys])

@@ -1,8 +1,10 @@
 """Numbers as a reader sees them: three significant digits and a unit fit for the screen."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+
+from specbench.records import Fixed, Length
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
@@ -81,3 +83,11 @@ def ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number])
     return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}..{run[-1]}" for run in runs)
+
+
+def lengths(found: Iterable[Length]) -> str:
+    """Those of drafts, each once: `0..4, 8, auto`."""
+    known = sorted(set(found), key=lambda length: length.order)
+    fixed = ranges([length.most for length in known if isinstance(length, Fixed)])
+    others = (length.label for length in known if not isinstance(length, Fixed))
+    return ", ".join(filter(None, dict.fromkeys((fixed, *others))))

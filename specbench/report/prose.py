@@ -3,28 +3,30 @@
 from collections.abc import Sequence
 
 from specbench.decide.recommend import by_question
-from specbench.metrics.cell_names import requests_at_once
-from specbench.metrics.setting import marked
 from specbench.records import CellKey, Environment
 from specbench.report.document import Document
-from specbench.report.numbers import listed, plural, ranges
+from specbench.report.numbers import lengths, listed, plural
 
 
 def question(document: Document) -> str:
     """The title: what the run set out to answer."""
-    targets = dict.fromkeys(plan.key.target for plan in document.run.cells)
+    targets = dict.fromkeys(plan.key.condition.target for plan in document.run.cells)
     return f"Does speculation pay for {listed(list(targets))}?"
 
 
 def setup(document: Document) -> str:
     """What was measured, on what: batch size and temperature belong to every headline."""
     keys = [plan.key for plan in document.run.cells]
-    drafting = (key for key in keys if key.num_speculative_tokens > 0)
-    drafters = list(dict.fromkeys(marked(key.pairing, key) for key in drafting))
-    workloads = list(dict.fromkeys(key.workload for key in keys))
-    temperatures = [f"{t:g}" for t in dict.fromkeys(key.temperature for key in keys)]
-    rows = list(dict.fromkeys(requests_at_once(key) for key in keys))
-    contexts = list(dict.fromkeys(f"{key.context:,}" for key in keys if key.context is not None))
+    drafting = (key for key in keys if key.draft.k > 0)
+    drafters = list(dict.fromkeys(key.draft.marked(key.pairing) for key in drafting))
+    workloads = list(dict.fromkeys(key.condition.workload for key in keys))
+    temperatures = [f"{t:g}" for t in dict.fromkeys(key.condition.temperature for key in keys)]
+    rows = list(dict.fromkeys(key.condition.requests for key in keys))
+    contexts = list(
+        dict.fromkeys(
+            f"{key.condition.context:,}" for key in keys if key.condition.context is not None
+        )
+    )
     machine = document.run.environment
     return "; ".join(
         (
@@ -33,7 +35,13 @@ def setup(document: Document) -> str:
             f"temperature {listed(temperatures)}",
             listed(rows),
             *([f"{listed(contexts)} tokens of context"] if contexts else []),
-            listed(list(dict.fromkeys(f"{key.dtype}, {key.engine} engine" for key in keys))),
+            listed(
+                list(
+                    dict.fromkeys(
+                        f"{key.condition.dtype}, {key.condition.engine} engine" for key in keys
+                    )
+                )
+            ),
             machine.gpu or _processor(machine),
             _prompts(document),
             machine.created_at[:10],
@@ -59,8 +67,7 @@ def which_pass(document: Document) -> str:
 
 
 def _ks(keys: Sequence[CellKey]) -> str:
-    fixed = ranges(list({key.num_speculative_tokens for key in keys if not key.adaptive}))
-    return f"{fixed}, auto" if any(key.adaptive for key in keys) else fixed
+    return lengths([key.draft.length for key in keys])
 
 
 def _prompts(document: Document) -> str:

@@ -1,19 +1,17 @@
 """What to run for an objective: one sentence a workload, the ways it was chosen from, and why."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from specbench.decide.compromise import losses_in_words
 from specbench.decide.objective import Objective, Pick, SharedPick, pick, shared_pick
 from specbench.decide.reasons import speedup_text
 from specbench.decide.recommend import Verdict, judge
 from specbench.decide.scaling import Crossover
-from specbench.metrics.cell_names import label_of, requests_at_once, short_k
-from specbench.metrics.setting import setting_of
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import listed, measured, plural
-from specbench.report.sections import parts_told_apart
 
 
 def picks_of(
@@ -27,8 +25,8 @@ def picks_of(
     cells = [
         cell
         for cell in document.cells
-        if (concurrency is None or cell.key.concurrency == concurrency)
-        and (not workloads or cell.key.workload in workloads)
+        if (concurrency is None or cell.key.condition.concurrency == concurrency)
+        and (not workloads or cell.key.condition.workload in workloads)
     ]
     return pick(cells, document.decisions, objective)
 
@@ -45,10 +43,10 @@ def pick_lines(
     for one in picks:
         lines.append(f"{title(one, picks)}: {headline(document, one, objective)}{document.mark}")
         lines += (f"  {reason}" for reason in reasons(document, one))
-    questions = [one.question._replace(workload="") for one in picks]
+    questions = [replace(one.condition, workload="") for one in picks]
     for shared in shared_picks(picks):
-        setting = setting_of(shared.key)._replace(workload="", concurrency=0)
-        where = "".join(f", {part}" for part in parts_told_apart(setting, questions))
+        setting = replace(shared.key.condition, workload="", concurrency=0)
+        where = "".join(f", {part}" for part in setting.told_apart(questions))
         lines.append(
             f"one way for all workloads{where}: {_way(shared.key)}, gives up {_given_up(shared)}"
         )
@@ -58,17 +56,17 @@ def pick_lines(
 
 def title(one: Pick, picks: Sequence[Pick]) -> str:
     """The workload, and what else tells the pick from the others."""
-    questions = [other.question for other in picks]
-    return ", ".join(parts_told_apart(one.question, questions, also="workload"))
+    questions = [other.condition for other in picks]
+    return ", ".join(one.condition.told_apart(questions, also="workload"))
 
 
 def unanswered(
     document: Document, picks: Sequence[Pick], workloads: Sequence[str]
 ) -> dict[str, str]:
     """Workloads of the run without an answer, and why; of `workloads` where they are given."""
-    answered = {one.question.workload for one in picks}
-    measured_ones = {cell.key.workload for cell in document.cells}
-    planned = dict.fromkeys(plan.key.workload for plan in document.run.cells)
+    answered = {one.condition.workload for one in picks}
+    measured_ones = {cell.key.condition.workload for cell in document.cells}
+    planned = dict.fromkeys(plan.key.condition.workload for plan in document.run.cells)
     return {
         name: "no answer, no valid K = 0 was measured"
         if name in measured_ones
@@ -82,7 +80,7 @@ def shared_picks(picks: Sequence[Pick]) -> tuple[SharedPick, ...]:
     """One for every target and setting that was measured on several workloads."""
     groups: dict[object, list[Pick]] = {}
     for one in picks:
-        groups.setdefault(one.question._replace(workload=""), []).append(one)
+        groups.setdefault(replace(one.condition, workload=""), []).append(one)
     found = (shared_pick(group) for group in groups.values())
     return tuple(shared for shared in found if shared is not None)
 
@@ -98,7 +96,7 @@ def pick_grid(
         rows=tuple(
             (
                 _method(candidate.key),
-                str(candidate.key.concurrency),
+                str(candidate.key.condition.concurrency),
                 _value(candidate.value, objective),
                 f"{candidate.cautious_rate:,.0f} tok/s",
                 chosen if candidate is one.best else "; ".join(candidate.broken),
@@ -117,7 +115,7 @@ def reasons(document: Document, one: Pick) -> Iterator[str]:
     if one.best is None:
         return
     key = one.best.key
-    if key.num_speculative_tokens:
+    if key.draft.k:
         yield from next((d.reasons for d in document.decisions if d.leader == key), ())
     elif is_untried(document, one):
         yield from _not_valid(document, key)
@@ -133,7 +131,7 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
     found = [
         (speedup, decision)
         for decision in document.decisions
-        if not decision.num_speculative_tokens and setting_of(decision.leader) == setting_of(plain)
+        if not decision.draft.k and decision.condition == plain.condition
         if (speedup := decision.speedup or first_pass.get(decision.leader)) is not None
     ]
     if found:
@@ -146,24 +144,24 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
 
 def is_untried(document: Document, one: Pick) -> bool:
     """Whether K = 0 was chosen because nothing valid with drafts is there to compare it with."""
-    if one.best is None or one.best.key.num_speculative_tokens:
+    if one.best is None or one.best.key.draft.k:
         return False
-    setting = setting_of(one.best.key)
+    setting = one.best.key.condition
     return not any(
-        cell.key.num_speculative_tokens and cell.valid and cell.speedup is not None
+        cell.key.draft.k and cell.valid and cell.speedup is not None
         for cell in document.cells
-        if setting_of(cell.key) == setting
+        if cell.key.condition == setting
     )
 
 
 def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
     """What became of the ways with drafts beside a K = 0."""
-    setting = setting_of(plain)
+    setting = plain.condition
     for decision in document.decisions:
-        if setting_of(decision.leader) == setting:
-            yield from (f"{label_of(decision.leader)}: {reason}" for reason in decision.reasons)
-    keys = (key for key in document.missing if setting_of(key) == setting)
-    names = dict.fromkeys(label_of(key) for key in keys if key.num_speculative_tokens)
+        if decision.condition == setting:
+            yield from (f"{decision.leader.source}: {reason}" for reason in decision.reasons)
+    keys = (key for key in document.missing if key.condition == setting)
+    names = dict.fromkeys(key.source for key in keys if key.draft.k)
     if names:
         yield f"planned and not measured: {listed(list(names))}"
 
@@ -176,19 +174,19 @@ def headline(document: Document, one: Pick, objective: Objective) -> str:
     unit = f" {objective.unit}" if objective.name == "cost" else ""
     value = f"{_value(one.best.value, objective)}{unit}"
     if is_untried(document, one):
-        rows = requests_at_once(one.best.key)
+        rows = one.best.key.condition.requests
         return f"not decided, nothing valid was measured with drafts; without, {rows}, {value}"
     return f"{_way(one.best.key)}, {value}"
 
 
 def _way(key: CellKey) -> str:
-    return f"{_method(key)}, {requests_at_once(key)}"
+    return f"{_method(key)}, {key.condition.requests}"
 
 
 def _method(key: CellKey) -> str:
-    if not key.num_speculative_tokens:
+    if not key.draft.k:
         return "do not speculate"
-    return f"{label_of(key)}, K={short_k(key)}"
+    return f"{key.source}, K={key.draft.length.label}"
 
 
 def _header(objective: Objective) -> str:
@@ -211,7 +209,7 @@ def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
     """Where more users make speculation stop paying, for the pairings at hand."""
     for found in crossovers:
         key = found.key
-        if setting_of(key)._replace(concurrency=0) != one.question:
+        if replace(key.condition, concurrency=0) != one.condition:
             continue
         # A point without an interval does not say that it still paid there.
         known = [p.at for p in found.points if p.valid and p.speedup and p.speedup.low is not None]
@@ -222,7 +220,7 @@ def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
             gain = "no longer gain" if is_lost else "are not shown to gain"
             word = "saturated" if is_lost else "perhaps saturated"
             yield (
-                f"{label_of(key)}, K={short_k(key)}: {word} above {plural(below, 'user')}, "
+                f"{key.source}, K={key.draft.length.label}: {word} above {plural(below, 'user')}, "
                 f"{found.concurrency} at once {gain}"
             )
 
@@ -230,15 +228,15 @@ def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
 def _room(document: Document, key: CellKey) -> Iterator[str]:
     """Tokens of context for which this GPU has memory left beside the chosen pair."""
     total = document.run.environment.gpu_memory_bytes
-    drafter = key.drafter if key.num_speculative_tokens else NO_DRAFTER
-    memory = next((m for m in document.memory if _is_of(m, key.target, drafter)), None)
+    drafter = key.draft.drafter if key.draft.k else NO_DRAFTER
+    memory = next((m for m in document.memory if _is_of(m, key.condition.target, drafter)), None)
     if total is None or memory is None or memory.peak_reserved_bytes is None:
         return
     if memory.kv_bytes_per_token:
         left = (total - memory.peak_reserved_bytes) // memory.kv_bytes_per_token
-        each = left // (key.concurrency * key.num_samples)
-        if key.context is not None and each <= 0:
-            yield f"no memory left for {key.context:,} tokens of context"
+        each = left // (key.condition.concurrency * key.condition.num_samples)
+        if key.condition.context is not None and each <= 0:
+            yield f"no memory left for {key.condition.context:,} tokens of context"
         else:
             yield f"memory is left for {max(each, 0):,} more tokens of context a row"
 

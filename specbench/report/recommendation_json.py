@@ -7,8 +7,7 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from specbench.decide.objective import Candidate, Objective, Pick
-from specbench.metrics.setting import Setting, setting_of
-from specbench.records import CellKey
+from specbench.records import CellKey, Condition
 from specbench.report.document import Document
 from specbench.report.recommendation import (
     headline,
@@ -37,9 +36,9 @@ def recommendation_json(
             "objective": asdict(objective) | {"unit": objective.unit},
             "picks": [
                 {
-                    "workload": one.question.workload,
-                    "target": one.question.target,
-                    **_setting_json(one.question),
+                    "workload": one.condition.workload,
+                    "target": one.condition.target,
+                    **_setting_json(one.condition),
                     "sentence": headline(document, one, objective) + document.mark,
                     "is_untried": is_untried(document, one),
                     "best": _candidate_json(one.best) if one.best else None,
@@ -50,8 +49,8 @@ def recommendation_json(
             ],
             "shared": [
                 {
-                    "target": shared.key.target,
-                    **_setting_json(setting_of(shared.key)),
+                    "target": shared.key.condition.target,
+                    **_setting_json(shared.key.condition),
                     "best": _key_json(shared.key),
                     "regret": dict(shared.regret),
                 }
@@ -73,18 +72,12 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _setting_json(setting: Setting) -> dict[str, Any]:
+def _setting_json(at: Condition) -> dict[str, Any]:
     """What tells picks of one workload apart; the rows in flight are part of the answer."""
-    names = ("engine", "temperature", "dtype", "context", "request_rate", "num_samples")
-    return {name: getattr(setting, name) for name in names}
+    answered = ("target", "workload", "concurrency")
+    return {name: value for name, value in at.flat.items() if name not in answered}
 
 
 def _key_json(key: CellKey) -> dict[str, Any]:
-    return {
-        "pairing": key.pairing,
-        "method": key.method,
-        "num_speculative_tokens": key.num_speculative_tokens,
-        "adaptive": key.adaptive,
-        "concurrency": key.concurrency,
-        "lossy": key.lossy,
-    }
+    first = ("pairing", "method", "num_speculative_tokens", "adaptive", "concurrency", "lossy")
+    return key.entries(*first, without={*key.condition.flat, "drafter"} - {"concurrency"})

@@ -7,7 +7,7 @@ plan final, as later runs store it; nothing else rewrites a plan.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from specbench.records import CellPlan, EngineRecord, RunRecord, too_deep
+from specbench.records import Auto, CellPlan, EngineRecord, Fixed, RunRecord, too_deep
 
 LAST_SCHEMA = 4  # whose plans were not final
 
@@ -34,13 +34,13 @@ class OldRunRecord(RunRecord):
         deeper: dict[str, list[int]] = {}
         cells = []
         for plan in self.cells:
-            key, k = plan.key, plan.key.num_speculative_tokens
-            most = min(k, depths.get((key.target, key.drafter), k))
-            if most < k and self.settings.draft.is_default_range and not key.adaptive:
+            key, k = plan.key, plan.key.draft.k
+            most = min(k, depths.get((key.condition.target, key.draft.drafter), k))
+            if most < k and self.settings.draft.is_default_range and key.draft.is_fixed:
                 deeper.setdefault(key.pairing, []).append(k)
                 continue
             if plan.is_default_k:
-                key = replace(key, num_speculative_tokens=most)
+                key = key.at(Fixed(most) if key.draft.is_fixed else Auto(most))
             cells.append(
                 CellPlan(key=key, num_prompts=plan.num_prompts, num_repeats=plan.num_repeats)
             )

@@ -224,7 +224,7 @@ def _list_run(folder: Path) -> RunListing:
         run_id=folder.name,
         created_at=run.environment.created_at,
         pairings=tuple(dict.fromkeys(cell.key.pairing for cell in run.cells)),
-        workloads=tuple(dict.fromkeys(cell.key.workload for cell in run.cells)),
+        workloads=tuple(dict.fromkeys(cell.key.condition.workload for cell in run.cells)),
         num_blocks=types.count("block"),
         is_complete=bool(types) and types[-1] == "done",
     )

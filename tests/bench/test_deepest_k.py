@@ -24,8 +24,8 @@ def measured(settings: RunSettings, folder: Path) -> Document:
 
 
 def ks_of(document: Document, drafter: str) -> set[int]:
-    cells = (cell for cell in document.cells if cell.key.drafter == drafter)
-    return {cell.key.num_speculative_tokens for cell in cells}
+    cells = (cell for cell in document.cells if cell.key.draft.drafter == drafter)
+    return {cell.key.draft.k for cell in cells}
 
 
 def test_of_a_default_range_only_what_can_be_drafted_is_measured(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_k_that_was_asked_for_is_a_failure_and_the_others_are_measured(tmp_pat
     (failure,) = document.failures
     assert (failure.pairing, failure.stage) == ("big/good", "warm_up")
     assert failure.reason == "ngram K=6: good drafts at most 4 tokens ahead"
-    assert [key.num_speculative_tokens for key in document.missing] == [6]
+    assert [key.draft.k for key in document.missing] == [6]
 
 
 def test_an_adaptive_k_is_warmed_up_as_deep_as_it_goes(tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ def measured(settings: RunSettings, folder: Path, most: int) -> Document:
 
 
 def ks_of(document: Document, drafter: str) -> set[int]:
-    return {c.key.num_speculative_tokens for c in document.cells if c.key.drafter == drafter}
+    return {c.key.draft.k for c in document.cells if c.key.draft.drafter == drafter}
 
 
 def test_a_default_k_is_no_deeper_than_the_drafter(tmp_path: Path) -> None:
     document = measured(UNSAID, tmp_path, 2)  # `bad` names no K, `good` names 3
     assert ks_of(document, "bad") == {2}
-    assert {p.key.num_speculative_tokens for p in document.run.cells} == {0, 2, 3}
-    assert [key for key in document.missing if key.drafter == "bad"] == []
+    assert {p.key.draft.k for p in document.run.cells} == {0, 2, 3}
+    assert [key for key in document.missing if key.draft.drafter == "bad"] == []
 
 
 def test_a_drafter_that_goes_deeper_keeps_the_default(tmp_path: Path) -> None:

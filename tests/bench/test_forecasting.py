@@ -35,7 +35,7 @@ def forecast_of(stored: StoredRun, pairing: str) -> ForecastRecord:
 def cells_run(stored: StoredRun) -> set[tuple[str, int]]:
     ran = {cell_id for block in stored.blocks for cell_id in block.order}
     keys = (plan.key for plan in stored.run.cells if plan.key.id in ran)
-    return {(key.drafter, key.num_speculative_tokens) for key in keys}
+    return {(key.draft.drafter, key.draft.k) for key in keys}
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_only_the_best_k_of_each_drafter_is_measured_and_k_0(whole):
     document = build_document(whole)
     assert document.missing == ()
     helped, hurt = document.decisions
-    assert helped.num_speculative_tokens == 4
+    assert helped.draft.k == 4
     assert helped.speedup.estimate == pytest.approx(40 / (8 * 1.4))
     assert "do not speculate" in hurt.sentence
 
@@ -269,4 +269,4 @@ def test_many_rows_are_forecast_by_their_own_costs(tmp_path):
     stored = run(tmp_path, settings)
     assert {cost.num_rows for cost in stored.round_costs} == {1, 2}
     assert len(stored.traces) == 6 * 2  # one text for both
-    assert {f.key.concurrency for f in stored.forecasts} == {1, 2}
+    assert {f.key.condition.concurrency for f in stored.forecasts} == {1, 2}

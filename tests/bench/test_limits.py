@@ -12,7 +12,8 @@ from specbench.bench.limits import count_launches, measure_limits
 from specbench.engines.engine import EngineRequest, EngineResult, RoundForward, Work
 from specbench.errors import UsageError
 from specbench.probes.launches import HostCalls
-from specbench.records import BlockRecord, CellKey, RequestRecord, RoundLog, Sampling
+from specbench.records import BlockRecord, RequestRecord, RoundLog, Sampling
+from tests.cell_keys import cell_key
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 WARM = Sampling(temperature=0.7)
@@ -21,7 +22,7 @@ REQUEST = EngineRequest(prompt_ids=(1, 2), max_new_tokens=5, sampling=Sampling()
 
 def cell(k: int, concurrency: int = 1) -> Cell:
     drafter = "small" if k else "none"
-    key = CellKey(
+    key = cell_key(
         pairing="big/small" if k else "big",
         target="big",
         drafter=drafter,

@@ -39,4 +39,4 @@ def test_greedy_cells_have_the_references_length_and_lossy_ones_stop_by_themselv
     assert ("none", ANSWER_TOKENS, False) in asked
     assert ("bad", 99, True) in asked
     assert ("bad", ANSWER_TOKENS, False) not in asked
-    assert {key.drafter for key in run.run.keys if key.lossy == "typical"} == {"bad"}
+    assert {key.draft.drafter for key in run.run.keys if key.draft.lossy == "typical"} == {"bad"}

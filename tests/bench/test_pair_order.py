@@ -87,10 +87,10 @@ def exhaustive_order(folder: Path) -> list[str]:
     run = json.loads(ran.out)["run_id"]
     best: dict[str, float] = {}
     for cell in build_document(load_run(run, folder / "reports")).cells:
-        if cell.key.num_speculative_tokens:
+        if cell.key.draft.k:
             emitted = float(cell.metrics["mean_acceptance_length"])
             gain = emitted / float(cell.metrics["break_even_length"])
-            best[cell.key.drafter] = max(best.get(cell.key.drafter, 0.0), gain)
+            best[cell.key.draft.drafter] = max(best.get(cell.key.draft.drafter, 0.0), gain)
     print("exhaustive", best)
     return sorted(best, key=lambda name: -best[name])
 

@@ -13,7 +13,7 @@ PROMPTS = [f"prompt {i}" for i in range(20)]
 
 
 def ks_of(block):
-    return [(cell.drafter, cell.key.num_speculative_tokens) for cell in block.cells]
+    return [(cell.drafter, cell.key.draft.k) for cell in block.cells]
 
 
 @pytest.mark.parametrize("ks", [(4,), (0, 4), None])
@@ -72,7 +72,7 @@ def test_ten_prompts_once_is_what_is_measured_unless_told(tmp_path):
 def test_sampling_measures_three_seeds_a_prompt_and_greedy_one(tmp_path):
     settings = changed(SETTINGS, temperatures=(0.0, 1.0), num_prompts=2)
     blocks = list(make_plan(tmp_path, settings, PROMPTS).explore_blocks())
-    repeats = Counter((b.cells[0].key.temperature, b.repeat) for b in blocks)
+    repeats = Counter((b.cells[0].key.condition.temperature, b.repeat) for b in blocks)
     assert repeats == {(0.0, 0): 2, (1.0, 0): 2, (1.0, 1): 2, (1.0, 2): 2}
 
 
@@ -96,7 +96,7 @@ def test_workloads_and_temperatures_take_turns_so_that_a_run_cut_short_is_balanc
     settings = changed(SETTINGS, workloads=files, temperatures=(0.0, 1.0), num_prompts=3)
     blocks = list(make_plan(tmp_path, settings).explore_blocks())
     for end in range(len(blocks)):
-        done = Counter(block.workload for block in blocks[:end])
+        done = Counter(block.condition.workload for block in blocks[:end])
         assert abs(done["a.jsonl"] - done["b.jsonl"]) <= 1
 
 
@@ -106,7 +106,7 @@ def test_a_shorter_workload_does_not_end_a_longer_one(tmp_path):
         write_prompts(tmp_path / "short.jsonl", PROMPTS[:2]),
     )
     blocks = make_plan(tmp_path, changed(SETTINGS, workloads=files)).explore_blocks()
-    assert Counter(b.workload for b in blocks) == {"long.jsonl": 5, "short.jsonl": 2}
+    assert Counter(b.condition.workload for b in blocks) == {"long.jsonl": 5, "short.jsonl": 2}
 
 
 def test_two_files_of_one_name_are_refused(tmp_path):
@@ -134,7 +134,7 @@ def test_a_block_without_one_of_its_cells_is_another_block(tmp_path):
 def test_a_confirming_block_repeats_the_prompt_afresh(tmp_path):
     block = replace(next(make_plan(tmp_path, SETTINGS).explore_blocks()), repeat=2)
     again = confirm_block(block, block.cells[:2], 3)
-    assert (again.prompts, again.setting) == (block.prompts, block.setting)
+    assert (again.prompts, again.condition) == (block.prompts, block.condition)
     assert (again.repeat, again.purpose) == (5, "confirm")
     assert ks_of(again) == [("none", 0), ("good", 2)]
 

@@ -1,12 +1,13 @@
 from specbench.bench.race import hopeless, unaffordable
-from specbench.records import CellKey, CellSummary, Interval
+from specbench.records import CellSummary, Interval
+from tests.cell_keys import cell_key
 
 
 def cell(pairing: str, k: int, speedup: float | None) -> CellSummary:
     """A cell after a prompt or a few: a speed-up without an interval, or none at all."""
     drafter = pairing.partition("/")[2]
     return CellSummary(
-        key=CellKey(
+        key=cell_key(
             pairing=pairing,
             target="big",
             drafter=drafter,
@@ -64,7 +65,7 @@ def cells_out(limit_s: float) -> set[int]:
     cells = [cell("big/good", k, s) for k, s in ((1, 1.5), (2, 2.0), (4, 1.2))]
     seconds = {c.key.id: 1.0 for c in cells} | {"big|k0": 2.0}
     out = unaffordable(cells, seconds, limit_s)
-    return {c.key.num_speculative_tokens for c in cells if c.key.id in out}
+    return {c.key.draft.k for c in cells if c.key.id in out}
 
 
 def test_what_the_budget_cannot_pay_for_leaves_slowest_first():

@@ -19,7 +19,7 @@ def failed_of(run):
 def names_of(run):
     """The drafters and Ks that were measured."""
     return {
-        (c.key.drafter, c.key.num_speculative_tokens)
+        (c.key.draft.drafter, c.key.draft.k)
         for c in build_document(run).cells
         if c.metrics["num_failed"] == 0
     }
@@ -46,7 +46,7 @@ def test_a_drafter_that_is_refused_is_a_stored_failure_and_the_others_run(tmp_pa
     )
     assert watch.warnings == [f"big/bad: {reason}"]
     assert names_of(run) == {("none", 0), ("good", 2), ("good", 4)}
-    missing = {(key.drafter, key.num_speculative_tokens) for key in build_document(run).missing}
+    missing = {(key.draft.drafter, key.draft.k) for key in build_document(run).missing}
     assert missing == {("bad", 2), ("bad", 4)}
 
 

@@ -18,7 +18,7 @@ from specbench.engines.engine import ServedPass
 from specbench.records import RoundCost, RoundTimeline, Sampling
 from specbench.tracing.text import Text
 from tests.bench.fakes import FakeClock, FakeEngine
-from tests.cell_keys import BASE_KEY
+from tests.cell_keys import BASE_KEY, with_axes
 
 TEXTS = [
     Text(
@@ -36,9 +36,9 @@ TEXTS = [
 
 
 def costed(k: int, num_rounds: float = 1e6, concurrency: int = 1) -> Costed:
-    key = replace(BASE_KEY, num_speculative_tokens=k, concurrency=concurrency)
+    key = with_axes(BASE_KEY, num_speculative_tokens=k, concurrency=concurrency)
     if k:
-        key = replace(key, pairing="demo/good", drafter="good", method="ngram")
+        key = with_axes(key, pairing="demo/good", drafter="good", method="ngram")
     return Costed(
         cell=Cell(key=key, sampling=Sampling()),
         cell_ids=(key.id,),

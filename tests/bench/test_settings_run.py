@@ -60,7 +60,7 @@ def explored(run: StoredRun):
 def test_above_one_row_a_block_is_a_pass_of_the_whole_list_by_every_cell(stream):
     assert [block.prompt_id for block in explored(stream)] == [ALL_PROMPTS] * 2
     ids = {plan.key.id for plan in stream.run.cells}
-    assert {plan.key.adaptive for plan in stream.run.cells} == {False, True}
+    assert {plan.key.draft.is_adaptive for plan in stream.run.cells} == {False, True}
     for block in explored(stream):
         assert {one.cell_id for one in block.passes} == ids == set(block.order)
         # Nine prompts from a list of four: the first comes three times and has two turns.
@@ -94,7 +94,7 @@ def test_a_pass_adds_up(stream):
 
 def test_the_winner_and_k_auto_are_measured_again(stream):
     again = {cell for block in stream.blocks if block.purpose == "confirm" for cell in block.order}
-    assert {plan.key.id for plan in stream.run.cells if plan.key.adaptive} <= again
+    assert {plan.key.id for plan in stream.run.cells if plan.key.draft.is_adaptive} <= again
 
 
 def test_arrivals_at_a_rate_are_the_same_for_every_k(tiny, tmp_path):
@@ -116,10 +116,10 @@ def test_prompts_are_lengthened_and_every_context_is_a_cell(tiny, tmp_path):
     run = measure(tiny, tmp_path, contexts=(100, 150))
 
     cells = {plan.key.id: plan.key for plan in run.run.cells}
-    assert {key.context for key in cells.values()} == {100, 150}
+    assert {key.condition.context for key in cells.values()} == {100, 150}
     for block in run.blocks:
         for request in block.requests:
-            context = cells[request.cell_id].context
+            context = cells[request.cell_id].condition.context
             if request.turn == 0:
                 assert 0.9 * context <= request.num_prompt_tokens <= context
     lengths = {(r.prompt_id, r.turn): 0 for r in run.references}
@@ -135,13 +135,19 @@ def test_engines_share_blocks_and_say_the_same(tiny, tmp_path):
     )
 
     for block in run.blocks:
-        engines = {plan.key.engine for plan in run.run.cells if plan.key.id in block.order}
+        engines = {
+            plan.key.condition.engine for plan in run.run.cells if plan.key.id in block.order
+        }
         assert engines == {"builtin", "transformers"}
         texts = {}
         for request in block.requests:
             texts.setdefault((request.prompt_id, request.turn), set()).add(request.output_ids)
         assert all(len(found) == 1 for found in texts.values())
-    methods = {plan.key.method for plan in run.run.cells if plan.key.engine == "transformers"}
+    methods = {
+        plan.key.draft.method
+        for plan in run.run.cells
+        if plan.key.condition.engine == "transformers"
+    }
     assert methods == {
         "generate",
         "generate_static",
@@ -155,7 +161,7 @@ def test_engines_share_blocks_and_say_the_same(tiny, tmp_path):
 def test_k_auto_keeps_a_time_line_in_one_row(tiny, tmp_path):
     run = measure(tiny, tmp_path, num_speculative_tokens=(), adaptive=True)
 
-    (auto,) = (plan.key for plan in run.run.cells if plan.key.adaptive)
+    (auto,) = (plan.key for plan in run.run.cells if plan.key.draft.is_adaptive)
     passes = [one for block in run.blocks for one in block.passes]
     assert {one.cell_id for one in passes} == {auto.id}
     assert all(max(one.rounds.num_speculative_tokens) <= 8 for one in passes)

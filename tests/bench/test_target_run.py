@@ -148,7 +148,7 @@ def test_a_decision_quotes_the_second_measurement(tmp_path):
     assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
     # At K = 2 the bad drafter takes 40 rounds of 1.2 s, at K = 4 of 1.4 s.
     assert bad.sentence.startswith("own.jsonl: do not speculate, 0.83x")
-    assert (bad.method, bad.num_speculative_tokens) == ("none", 0)
+    assert (bad.draft.method, bad.draft.k) == ("none", 0)
 
 
 def test_a_single_k_was_not_picked_from_many_and_is_measured_once(tmp_path):
@@ -221,7 +221,7 @@ def test_a_round_is_held_against_its_bare_forwards(tmp_path):
         ("big/bad", 4): 40 - 4,
     }
     overheads = {
-        (cell.key.drafter, cell.key.num_speculative_tokens): cell.metrics["overhead_ratio"]
+        (cell.key.draft.drafter, cell.key.draft.k): cell.metrics["overhead_ratio"]
         for cell in build_document(run).cells
     }
     # A target's forward takes 0.8 s alone, a drafter's 0.05 s.

@@ -35,7 +35,7 @@ def run(tiny):
 
 
 def requests_of(run, temperature: float):
-    ids = {plan.key.id for plan in run.run.cells if plan.key.temperature == temperature}
+    ids = {plan.key.id for plan in run.run.cells if plan.key.condition.temperature == temperature}
     requests = [r for block in run.blocks for r in block.requests if r.cell_id in ids]
     assert requests
     return requests
@@ -46,7 +46,10 @@ def test_every_greedy_cell_gives_the_targets_own_text(run):
     assert len(own) == 3
     requests = requests_of(run, 0.0)
     assert {(r.cell_id, r.prompt_id, r.turn) for r in requests} == {
-        (plan.key.id, *turn) for plan in run.run.cells if plan.key.temperature == 0 for turn in own
+        (plan.key.id, *turn)
+        for plan in run.run.cells
+        if plan.key.condition.temperature == 0
+        for turn in own
     }
     assert all(r.output_ids == own[r.prompt_id, r.turn] for r in requests)
 

@@ -68,12 +68,12 @@ def test_rounds_of_a_sweep_are_those_of_each_workload_by_its_own_share_of_traces
     plan = make_plan(tmp_path, changed(FORECAST, workloads=files, num_repeats=2))
     stored = measure(plan, FakeEngine(FakeClock()), tmp_path)
     questions = []
-    for setting, num_prompts in zip(plan.all_settings, (6, 3), strict=True):
-        cells = tuple(c for c in plan.cells(setting) if c.drafter == "good")
-        own = [t for t in stored.traces if t.drafter == "good" and t.workload == setting.workload]
-        questions.append(Question(plan.pairings[0], setting, cells, own[:num_prompts]))
+    for condition, num_prompts in zip(plan.conditions, (6, 3), strict=True):
+        cells = tuple(c for c in plan.cells(condition) if c.drafter == "good")
+        own = [t for t in stored.traces if t.drafter == "good" and t.workload == condition.workload]
+        questions.append(Question(plan.pairings[0], condition, cells, own[:num_prompts]))
     rounds = {0: 40, 1: 20, 2: 14, 4: 8}  # of an answer
-    found = {c.cell.key.num_speculative_tokens: c.num_rounds for c in costed(plan, questions)}
+    found = {c.cell.key.draft.k: c.num_rounds for c in costed(plan, questions)}
     # Each workload's sweep decodes six prompts twice, however many were traced.
     assert found == {k: 2 * (6 + 6) * n for k, n in rounds.items()}
 

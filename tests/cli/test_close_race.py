@@ -4,7 +4,6 @@ import pytest
 
 from specbench.cli.pair_tables import close_race
 from specbench.decide.rank import Gain, Ranked
-from specbench.metrics.setting import setting_of
 from specbench.records import Interval
 from tests.decide.conftest import summary
 
@@ -15,7 +14,7 @@ def ranked(drafter: str, *found: Bounds, basis: str = "measured") -> Ranked:
     """A drafter with a speed-up on each of so many workloads."""
     gains = {}
     for i, (low, estimate, high) in enumerate(found):
-        setting = setting_of(summary(4, low, estimate, high, workload=f"w{i}").key)
+        setting = summary(4, low, estimate, high, workload=f"w{i}").key.condition
         speedup = Interval(estimate=estimate, low=low, high=high)
         gains[setting] = Gain(4 if low and low > 1 else 0, speedup, 2.0, basis)
     return Ranked(pairing=f"demo/{drafter}", drafter=drafter, method="draft_model", gains=gains)

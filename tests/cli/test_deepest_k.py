@@ -26,7 +26,7 @@ def test_a_default_range_ends_where_the_head_does(tmp_path: Path) -> None:
     ran = specbench(*words, "--json", cwd=tmp_path)
     assert ran.code == 0, ran.err
     stored = load_run("latest", tmp_path / "reports")
-    assert [key.num_speculative_tokens for key in stored.run.keys] == ks(plan)
+    assert [key.draft.k for key in stored.run.keys] == ks(plan)
     assert REASON in json.loads(ran.out)["warnings"]
     (*_, engine) = stored.engines
     assert engine.max_k == {"medusa": 4}
@@ -42,7 +42,7 @@ def test_a_k_that_was_asked_for_is_planned_and_fails_as_ever(tmp_path: Path) -> 
     stored = load_run("latest", tmp_path / "reports")
     (failure,) = stored.failures
     assert failure.reason == "medusa K=5: medusa drafts at most 4 tokens ahead; choose -k 4"
-    assert {key.num_speculative_tokens for key in stored.run.keys} == {0, 4, 5}
+    assert {key.draft.k for key in stored.run.keys} == {0, 4, 5}
 
 
 def test_a_k_that_nobody_named_is_no_deeper_than_the_drafter(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_a_k_that_nobody_named_is_no_deeper_than_the_drafter(tmp_path: Path) -> 
     ran = specbench("run", *QUICK, "--json", cwd=tmp_path)
     assert ran.code == 0, ran.err
     keys = load_run("latest", tmp_path / "reports").run.keys
-    assert [key.num_speculative_tokens for key in keys] == [0, 2]
+    assert [key.draft.k for key in keys] == [0, 2]
 
 
 def test_a_run_that_an_earlier_specbench_began_goes_on(tmp_path: Path) -> None:

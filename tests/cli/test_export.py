@@ -20,7 +20,7 @@ BY_HAND = ("-k", "3")
 
 def decided_k(tiny, name):
     decisions = build_document(load_run("latest", tiny / "reports")).decisions
-    return next(d for d in decisions if d.pairing == name)
+    return next(d for d in decisions if d.leader.pairing == name)
 
 
 def test_the_newest_run_decides(tiny, finished):
@@ -30,8 +30,8 @@ def test_the_newest_run_decides(tiny, finished):
         assert (ran.code, ran.err) == (0, "")
         decision = decided_k(tiny, name)
         assert f"# {decision.sentence}" in ran.out
-        assert ("--speculative-config" in ran.out) == (decision.num_speculative_tokens > 0)
-        assert ("do not speculate" in ran.out) == (decision.num_speculative_tokens == 0)
+        assert ("--speculative-config" in ran.out) == (decision.draft.k > 0)
+        assert ("do not speculate" in ran.out) == (decision.draft.k == 0)
 
 
 def test_a_target_alone_means_its_best_drafter(tiny, finished):

@@ -26,7 +26,7 @@ def test_the_answer_comes_from_what_was_measured(tiny, forecast):
     stored = load_run("latest", tiny / "forecasts")
     (made,) = stored.forecasts
     measured = {
-        plan.key.num_speculative_tokens
+        plan.key.draft.k
         for plan in stored.run.cells
         if any(plan.key.id in block.order for block in stored.blocks)
     }
@@ -74,7 +74,7 @@ def test_a_method_that_cannot_be_traced_is_measured(tiny):
     assert ran.err.count("cannot be forecast") == 1
     stored = load_run("latest", tiny / "lookahead")
     assert stored.forecasts == ()
-    measured = {plan.key.num_speculative_tokens for plan in stored.run.cells}
+    measured = {plan.key.draft.k for plan in stored.run.cells}
     assert measured == {0, 1, 2}
     assert {len(b.order) for b in stored.blocks if b.purpose == "explore"} == {3}
 

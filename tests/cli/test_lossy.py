@@ -53,7 +53,7 @@ def test_a_run_keeps_the_rule_in_its_cells_and_says_so_in_every_answer(ran, loss
     assert done.code == 0
     (folder,) = out.iterdir()
     keys = load_run(folder, out).run.keys
-    assert {key.drafter: key.lossy for key in keys} == {
+    assert {key.draft.drafter: key.draft.lossy for key in keys} == {
         "none": None,
         "copy": None,
         "wild": "typical threshold=0.01",
@@ -82,7 +82,7 @@ def test_lossy_texts_end_where_they_end_and_differ(ran) -> None:
     for block in stored.blocks:
         for request in block.requests:
             texts.setdefault(request.cell_id, {})[request.prompt_id] = request.output_ids
-    by_drafter = {key.drafter: texts[key.id] for key in stored.run.keys if key.id in texts}
+    by_drafter = {key.draft.drafter: texts[key.id] for key in stored.run.keys if key.id in texts}
     assert by_drafter["copy"] == by_drafter["none"]
     assert by_drafter["wild"] != by_drafter["none"]
     said = " ".join(done.out.split())

@@ -195,14 +195,13 @@ def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
 def test_the_last_line_is_one_of_three_answers(low, high, k, said):
     from specbench.cli.pair_tables import verdict
     from specbench.decide.rank import Gain, Ranked
-    from specbench.metrics.setting import setting_of
     from specbench.records import Interval
     from tests.decide.conftest import summary
 
     gain = Gain(k, Interval(estimate=1.5, low=low, high=high), 2.0, "measured")
     key = summary(4, low, 1.5, high).key
     ranked = Ranked(
-        pairing="demo/draft", drafter="draft", method="draft_model", gains={setting_of(key): gain}
+        pairing="demo/draft", drafter="draft", method="draft_model", gains={key.condition: gain}
     )
     assert verdict([ranked]) == said
 
@@ -210,7 +209,6 @@ def test_the_last_line_is_one_of_three_answers(low, high, k, said):
 def test_of_several_settings_the_last_line_says_which_and_what_all_give():
     from specbench.cli.pair_tables import verdict
     from specbench.decide.rank import Gain, Ranked
-    from specbench.metrics.setting import setting_of
     from specbench.records import Interval
     from tests.decide.conftest import summary
 
@@ -218,7 +216,7 @@ def test_of_several_settings_the_last_line_says_which_and_what_all_give():
     for workload, speedup in (("code", 3.0), ("chat", 0.75)):
         interval = Interval(estimate=speedup, low=speedup - 0.1, high=speedup + 0.1)
         key = summary(4, 1.0, speedup, 4.0, workload=workload).key
-        gains[setting_of(key)] = Gain(4 if speedup > 1 else 0, interval, 2.0, "measured")
+        gains[key.condition] = Gain(4 if speedup > 1 else 0, interval, 2.0, "measured")
     ranked = Ranked(pairing="demo/draft", drafter="draft", method="draft_model", gains=gains)
     assert verdict([ranked]) == (
         "Use draft (draft_model) with K=4: 3.00x faster [2.90, 3.10] on code; "
@@ -230,12 +228,11 @@ def test_of_several_settings_the_last_line_says_which_and_what_all_give():
 def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
     from specbench.cli.pair_tables import verdict
     from specbench.decide.rank import Gain, Ranked
-    from specbench.metrics.setting import setting_of
     from specbench.records import Interval
     from tests.decide.conftest import summary
 
     speedup = Interval(estimate=0.7, low=0.5, high=0.9) if has_speedup else None
-    setting = setting_of(summary(4, 0.5, 0.7, 0.9).key)
+    setting = summary(4, 0.5, 0.7, 0.9).key.condition
     ranked = Ranked(
         pairing="demo/draft",
         drafter="draft",

@@ -41,13 +41,15 @@ def document(sampled, stored, tiny):
 
 
 def blocks_of(stored, num_samples):
-    ids = {plan.key.id for plan in stored.run.cells if plan.key.num_samples == num_samples}
+    ids = {
+        plan.key.id for plan in stored.run.cells if plan.key.condition.num_samples == num_samples
+    }
     return [block for block in stored.blocks if set(block.order) <= ids]
 
 
 def test_each_prompt_is_answered_once_and_n_times_at_every_k(stored):
     keys = [plan.key for plan in stored.run.cells]
-    assert sorted((key.num_samples, key.num_speculative_tokens) for key in keys) == [
+    assert sorted((key.condition.num_samples, key.draft.k) for key in keys) == [
         *((1, 0), (1, 2)),
         *((N, 0), (N, 2)),
     ]

@@ -1,11 +1,10 @@
 """Measured cells with a chosen speed: 6 prompts of 13 tokens, or 6 passes over 2 rows."""
 
-from dataclasses import replace
 from typing import Any
 
 from specbench.metrics.cell import CellData, Pass
 from specbench.records import CellKey, PassRecord, RequestRecord, RoundLog, RoundTimeline
-from tests.cell_keys import BASE_KEY, KEY
+from tests.cell_keys import BASE_KEY, KEY, with_axes
 
 NUM_UNITS = 6
 NUM_TOKENS = 13  # the first is prefill's
@@ -15,13 +14,13 @@ BASE = BASE_KEY
 
 def draft(k: int, **changes: Any) -> CellKey:
     """The key of demo/draft at K."""
-    return replace(KEY, num_speculative_tokens=k, **changes)
+    return with_axes(KEY, num_speculative_tokens=k, **changes)
 
 
 def request(key: CellKey, prompt: str, decode_s: float, repeat: int) -> RequestRecord:
     """12 tokens in 12 rounds of K = 0, or in 6 rounds that keep one draft each."""
-    num_rounds = 12 if key.num_speculative_tokens == 0 else 6
-    accepted = 0 if key.num_speculative_tokens == 0 else 1
+    num_rounds = 12 if key.draft.k == 0 else 6
+    accepted = 0 if key.draft.k == 0 else 1
     return RequestRecord(
         cell_id=key.id,
         prompt_id=prompt,
@@ -66,7 +65,7 @@ def stream(key: CellKey, seconds: list[float], ks: tuple[int, ...] = ()) -> Cell
         timeline = RoundTimeline(
             at_s=tuple(0.1 + decode_s * r / n for r in range(n)),
             seconds=log.round_s,
-            num_speculative_tokens=ks or (key.num_speculative_tokens,) * n,
+            num_speculative_tokens=ks or (key.draft.k,) * n,
             num_live=(2,) * n,
             num_rows=(2,) * n,
             num_emitted=tuple(2 * e for e in log.num_emitted),

@@ -1,12 +1,11 @@
 """Summaries of cells as the first pass leaves them."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import pytest
 
 from specbench.records import CellSummary, Interval
-from tests.cell_keys import BASE_KEY, KEY
+from tests.cell_keys import BASE_KEY, KEY, with_axes
 
 Summarised = Callable[..., CellSummary]
 
@@ -24,7 +23,7 @@ def summary(
 ) -> CellSummary:
     """One cell of demo/draft; K = 0 is the bare target's and has no speed-up."""
     return CellSummary(
-        key=replace(KEY if k else BASE_KEY, workload=workload, num_speculative_tokens=k),
+        key=with_axes(KEY if k else BASE_KEY, workload=workload, num_speculative_tokens=k),
         valid=not invalid,
         invalid_reasons=invalid,
         num_prompts=num_prompts,

@@ -10,6 +10,7 @@ from specbench.decide.adaptive import (
 )
 from specbench.metrics.cell import CellData, against
 from specbench.stats.intervals import minimum_detectable_effect, speedup_ratio
+from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, cell, draft, stream
 
 AUTO = draft(8, adaptive=True)
@@ -46,7 +47,7 @@ def only(comparisons: tuple[AdaptiveComparison, ...]) -> AdaptiveComparison:
 
 def test_auto_is_held_against_the_fastest_fixed_k():
     found = only(compare_adaptive(explored(2.0, 0.8, k2=1.25, k4=1.0, k8=1.6)))
-    assert found.best_fixed.num_speculative_tokens == 4
+    assert found.best_fixed.draft.k == 4
     assert found.decode.estimate == pytest.approx(1.0 / 0.8)
     assert found.decode.low == pytest.approx(1.25)
     assert (found.num_units, found.is_confirmed, found.valid) == (6, False, True)
@@ -64,7 +65,7 @@ def test_fresh_repeats_are_what_counts_where_there_are_any():
     plain = cell(BASE, [2.0] * 6, repeat=9)
     again = [plain, cell(draft(4), [1.1] * 6, repeat=9), cell(AUTO, [1.0] * 6, repeat=9)]
     found = only(compare_adaptive(first, again))
-    assert found.best_fixed.num_speculative_tokens == 4
+    assert found.best_fixed.draft.k == 4
     assert found.is_confirmed
     assert found.decode.estimate == pytest.approx(1.1)
     assert not only(compare_adaptive(first, again[:2])).is_confirmed  # auto was not repeated
@@ -73,14 +74,14 @@ def test_fresh_repeats_are_what_counts_where_there_are_any():
 def test_an_invalid_k_is_not_the_best():
     cells = explored(2.0, 1.0, k2=1.5, k4=0.5)
     cells[2] = broken(cells[2])
-    assert only(compare_adaptive(cells)).best_fixed.num_speculative_tokens == 2
+    assert only(compare_adaptive(cells)).best_fixed.draft.k == 2
 
 
 def test_decoding_alone_says_which_fixed_k_is_best_and_whole_requests_are_told_beside_it():
     plain, k2, k4, auto = explored(2.0, 0.8, k2=1.0, k4=1.25)
     # Whole requests: 2.1 s without a draft, 5 s at K = 2, 1.35 s at K = 4 and 0.9 s at auto.
     found = only(compare_adaptive([plain, prefilled(k2, 4.0), k4, auto]))
-    assert found.best_fixed.num_speculative_tokens == 2
+    assert found.best_fixed.draft.k == 2
     assert found.decode.estimate == pytest.approx(1.0 / 0.8)
     assert found.end_to_end is not None
     assert found.end_to_end.estimate == pytest.approx(5.0 / 0.9)
@@ -96,8 +97,8 @@ def test_a_comparison_is_valid_where_both_of_its_sides_are():
 
 
 def test_above_one_row_passes_are_the_unit():
-    base, k4 = replace(BASE, **ROWS), draft(4, **ROWS)
-    auto = replace(AUTO, **ROWS)
+    base, k4 = with_axes(BASE, **ROWS), draft(4, **ROWS)
+    auto = with_axes(AUTO, **ROWS)
     fixed_s, auto_s = [1.0, 1.1, 1.0, 1.2, 1.1, 1.0], [0.8, 0.9, 0.8, 0.9, 0.8, 0.8]
     plain = stream(base, [2.0, 2.2, 2.1, 2.0, 2.3, 2.1])
     fixed = against(stream(k4, fixed_s), plain)
@@ -138,7 +139,7 @@ def test_without_an_adaptive_cell_there_is_nothing_to_compare():
 def test_the_best_fixed_k_of_a_question_is_no_adaptive_one(summarised):
     cells = [summarised(2, 1.1, 1.2, 1.3), summarised(4, 1.0, 1.5, 2.0)]
     auto = summarised(8, 1.8, 1.9, 2.0)
-    auto = replace(auto, key=replace(auto.key, adaptive=True))
+    auto = replace(auto, key=with_axes(auto.key, adaptive=True))
     assert best_fixed([*cells, auto]) == cells[1].key
     assert best_fixed([auto]) is None
 
@@ -152,7 +153,7 @@ def test_the_best_fixed_k_is_0_where_every_other_slows_down(summarised):
 @pytest.mark.parametrize("ks", [(2, 4), (4, 2)])
 def test_of_equally_fast_fixed_k_the_smaller_is_the_best(summarised, ks):
     key = best_fixed([summarised(k, 1.1, 1.2, 1.3) for k in ks])
-    assert key.num_speculative_tokens == 2
+    assert key.draft.k == 2
 
 
 def test_invalid_cells_give_the_best_fixed_k_only_where_no_valid_one_does(summarised):

@@ -12,15 +12,16 @@ from specbench.metrics.pairs import paired_cpu, paired_decode
 from specbench.metrics.registry import measure
 from specbench.metrics.validity import judge_cell
 from specbench.records import BlockRecord, CellKey, PassRecord, RoundTimeline, SamplesRecord
+from tests.cell_keys import with_axes
 from tests.decide import cells
 
-SAMPLED = replace(cells.BASE, temperature=1.0)
-BEST_OF_2 = replace(SAMPLED, num_samples=2)
+SAMPLED = with_axes(cells.BASE, temperature=1.0)
+BEST_OF_2 = with_axes(SAMPLED, num_samples=2)
 KEYS = [
     SAMPLED,
-    replace(cells.draft(2), temperature=1.0),
+    with_axes(cells.draft(2), temperature=1.0),
     BEST_OF_2,
-    replace(cells.draft(2), temperature=1.0, num_samples=2),
+    with_axes(cells.draft(2), temperature=1.0, num_samples=2),
 ]
 DECODE_S = {0: 1.2, 2: 0.6}
 SCORING_S = 0.1
@@ -30,10 +31,10 @@ LOG_PROBS = [(-1.0, -0.5), (-1.0, -2.0), (-2.0, -1.0), (-1.0, -1.5), (-3.0, -1.5
 
 
 def block(keys: Sequence[CellKey], i: int) -> BlockRecord:
-    prompt, num_samples = f"p{i}", keys[0].num_samples
+    prompt, num_samples = f"p{i}", keys[0].condition.num_samples
     requests, samples = [], []
     for key in keys:
-        decode_s = DECODE_S[key.num_speculative_tokens]
+        decode_s = DECODE_S[key.draft.k]
         # The second sample ends sooner than the first, or in a block of one there is none.
         for sample, share in list(enumerate((1.0, 0.5)))[:num_samples]:
             one = cells.request(key, prompt, decode_s * share * num_samples, repeat=0)
@@ -42,7 +43,7 @@ def block(keys: Sequence[CellKey], i: int) -> BlockRecord:
             samples.append(_samples(key, i, decode_s))
     return BlockRecord(
         block_id=f"{prompt} {num_samples}",
-        workload=keys[0].workload,
+        workload=keys[0].condition.workload,
         prompt_id=prompt,
         repeat=0,
         purpose="explore",
@@ -61,7 +62,7 @@ def _samples(key: CellKey, i: int, decode_s: float) -> SamplesRecord:
     rounds = RoundTimeline(
         at_s=tuple(map(float, range(n))),
         seconds=(2 * decode_s / n,) * n,
-        num_speculative_tokens=(key.num_speculative_tokens,) * n,
+        num_speculative_tokens=(key.draft.k,) * n,
         num_live=(2,) * n,
         num_rows=(2,) * n,
         num_emitted=tuple(2 * e for e in log.num_emitted),

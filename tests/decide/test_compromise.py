@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.compromise import find_compromise
+from tests.cell_keys import with_axes
 
 
 def sweep(summarised, workload, **speedups):
@@ -66,7 +67,7 @@ def test_without_a_valid_cell_there_is_no_compromise(summarised):
 def test_an_adaptive_k_is_no_k_for_all_workloads(summarised):
     code = sweep(summarised, "code", k2=1.5)
     auto = [
-        replace(c, key=replace(c.key, adaptive=True)) for c in sweep(summarised, "code", k8=3.0)
+        replace(c, key=with_axes(c.key, adaptive=True)) for c in sweep(summarised, "code", k8=3.0)
     ]
     found = find_compromise([*code, *auto])
     assert found is not None
@@ -76,6 +77,6 @@ def test_an_adaptive_k_is_no_k_for_all_workloads(summarised):
 
 def test_pairings_are_not_mixed(summarised):
     cell = summarised(2, 1.0, 1.1, 1.2)
-    other = replace(cell, key=replace(cell.key, pairing="demo/poor"))
+    other = replace(cell, key=with_axes(cell.key, pairing="demo/poor"))
     with pytest.raises(ValueError, match="one pairing and setting"):
         find_compromise([cell, other])

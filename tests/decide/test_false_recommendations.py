@@ -47,7 +47,7 @@ def simulate(rng: np.random.Generator, summarised: Summarised, true_speedup: flo
     )
     choice = choose(_one_pass(rng, summarised, prompts, KS))
     assert choice.leader is not None
-    k = choice.leader.key.num_speculative_tokens
+    k = choice.leader.key.draft.k
     return Sweep(choice, _one_pass(rng, summarised, prompts, [k])[0])
 
 
@@ -73,7 +73,7 @@ def sweeps(summarised: Summarised, true_speedup: float) -> list[Sweep]:
 
 
 def says_helps(sweep: Sweep) -> bool:
-    return decide(sweep.choice, sweep.again).num_speculative_tokens > 0
+    return decide(sweep.choice, sweep.again).draft.k > 0
 
 
 def best_of_many_says_helps(sweep: Sweep) -> bool:

@@ -21,9 +21,9 @@ def test_a_k_that_left_the_race_is_no_way_to_serve(name):
     from specbench.decide.objective import pick
     from specbench.decide.recommend import decide
 
-    drafting = [c for c in found if c.key.num_speculative_tokens]
+    drafting = [c for c in found if c.key.draft.k]
     (one,) = pick(found, [decide(choose(drafting), drafting[0])], Objective(name=name, **price))
-    assert 8 not in {way.key.num_speculative_tokens for way in one.ways}
+    assert 8 not in {way.key.draft.k for way in one.ways}
 
 
 def test_the_worst_workload_decides_before_the_mean(measured):  # noqa: F811

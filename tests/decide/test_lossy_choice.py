@@ -6,6 +6,7 @@ import pytest
 
 from specbench.decide.objective import Objective, pick, shared_pick
 from specbench.decide.recommend import choose, decide
+from tests.cell_keys import with_axes
 from tests.decide.conftest import summary
 
 
@@ -13,12 +14,12 @@ def cells(lossless: float, lossy: float, workload: str = "code"):
     base = summary(0, None, 1.0, None, workload=workload, metrics={"tpot_s": 0.01})
     one = summary(4, lossless - 0.05, lossless, lossless + 0.05, workload=workload)
     other = summary(4, lossy - 0.05, lossy, lossy + 0.05, workload=workload)
-    key = replace(other.key, pairing="demo/bold", drafter="bold", lossy="typical")
+    key = with_axes(other.key, pairing="demo/bold", drafter="bold", lossy="typical")
     return [base, one, replace(other, key=key)]
 
 
 def decisions(found):
-    return [decide(choose([cell])) for cell in found if cell.key.num_speculative_tokens]
+    return [decide(choose([cell])) for cell in found if cell.key.draft.k]
 
 
 @pytest.mark.parametrize(
@@ -27,11 +28,11 @@ def decisions(found):
 def test_a_lossy_way_is_taken_only_where_no_lossless_one_helps(lossless, lossy, chosen):
     found = cells(lossless, lossy)
     (one,) = pick(found, decisions(found), Objective())
-    assert one.best.key.drafter == chosen
+    assert one.best.key.draft.drafter == chosen
 
 
 def test_no_lossy_way_is_the_one_for_all_workloads():
     found = [*cells(1.5, 2.5, "chat"), *cells(1.5, 2.5, "code")]
     shared = shared_pick(pick(found, decisions(found), Objective()))
-    assert shared.key.drafter == "draft"
+    assert shared.key.draft.drafter == "draft"
     assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.0})

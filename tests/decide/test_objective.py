@@ -8,6 +8,7 @@ from specbench.decide.objective import Objective, parse_limits, pick, shared_pic
 from specbench.decide.recommend import choose, decide
 from specbench.errors import UsageError
 from specbench.records import Interval
+from tests.cell_keys import with_axes
 
 LATENCY, THROUGHPUT = Objective(), Objective(name="throughput")
 COST = Objective(name="cost", price_per_hour=3.6)
@@ -33,7 +34,7 @@ def measured(summarised):
                     "busy_tokens_per_s": every * estimate,
                 },
             )
-            found.append(replace(cell, key=replace(cell.key, concurrency=rows)))
+            found.append(replace(cell, key=with_axes(cell.key, concurrency=rows)))
         return found
 
     return cells
@@ -43,14 +44,16 @@ def decided(cells):
     """The decisions of single K, which need no second measurement."""
     groups = {}
     for cell in cells:
-        if cell.key.num_speculative_tokens:
-            groups.setdefault((cell.key.workload, cell.key.concurrency), []).append(cell)
+        if cell.key.draft.k:
+            groups.setdefault(
+                (cell.key.condition.workload, cell.key.condition.concurrency), []
+            ).append(cell)
     return [decide(choose(group)) for group in groups.values()]
 
 
 def best(cells, objective):
     (one,) = pick(cells, decided(cells), objective)
-    return one.best and (one.best.key.concurrency, one.best.key.num_speculative_tokens)
+    return one.best and (one.best.key.condition.concurrency, one.best.key.draft.k)
 
 
 def test_latency_takes_the_fewest_rows_and_throughput_the_most_tokens(measured):
@@ -83,8 +86,8 @@ def test_limits_rule_ways_out_and_say_by_how_much(measured):
     ]
     limited = replace(THROUGHPUT, limits=parse_limits("tpot=8ms"))
     (one,) = pick(cells, decided(cells), limited)
-    assert (one.best.key.concurrency, one.best.key.num_speculative_tokens) == (1, 4)
-    broken = {(c.key.concurrency, c.key.num_speculative_tokens): c.broken for c in one.candidates}
+    assert (one.best.key.condition.concurrency, one.best.key.draft.k) == (1, 4)
+    broken = {(c.key.condition.concurrency, c.key.draft.k): c.broken for c in one.candidates}
     assert broken[16, 4] == ("tpot 41.7 ms, above 8 ms",)
     assert broken[1, 0] == ("tpot 10 ms, above 8 ms",)
     assert best(cells, replace(THROUGHPUT, limits=parse_limits("tpot=1ms"))) is None
@@ -114,7 +117,7 @@ def test_one_way_for_all_workloads_gives_up_least_where_it_gives_up_most(measure
     picks = pick(cells, [], LATENCY)
     shared = shared_pick(picks)
     # K = 8 gives up 20 % on chat, K = 2 25 % on code.
-    assert shared.key.num_speculative_tokens == 8
+    assert shared.key.draft.k == 8
     assert shared.regret == pytest.approx({"chat": 0.2, "code": 0.0})
     assert shared_pick(picks[:1]) is None
 
@@ -147,14 +150,14 @@ def test_a_limit_given_twice_is_refused():
 
 def test_in_open_loop_arrivals_fix_the_throughput(measured):
     cells = [
-        replace(cell, key=replace(cell.key, request_rate=2.0))
+        replace(cell, key=with_axes(cell.key, request_rate=2.0))
         for cell in measured(8, 50, 100, {4: (1.4, 1.5, 1.6)})
     ]
     (one,) = pick(cells, decided(cells), THROUGHPUT)
     assert {candidate.rate for candidate in one.candidates} == {100.0}
-    assert one.best.key.num_speculative_tokens == 0
+    assert one.best.key.draft.k == 0
     (one,) = pick(cells, decided(cells), LATENCY)
-    assert one.best.key.num_speculative_tokens == 4
+    assert one.best.key.draft.k == 4
 
 
 def test_one_row_pays_for_its_prefills_as_many_rows_do(measured):
@@ -168,9 +171,9 @@ def test_one_row_pays_for_its_prefills_as_many_rows_do(measured):
     spec = replace(spec, speedup_end_to_end=Interval(estimate=1.25, low=1.2, high=1.3))
     cells = [base, spec, *two]
     (found,) = pick(cells, decided(cells), THROUGHPUT)
-    rates = {(c.key.concurrency, c.key.num_speculative_tokens): c.rate for c in found.candidates}
+    rates = {(c.key.condition.concurrency, c.key.draft.k): c.rate for c in found.candidates}
     assert rates == pytest.approx({(1, 0): 60, (1, 4): 75, (2, 0): 80})
-    assert found.best.key.concurrency == 2
+    assert found.best.key.condition.concurrency == 2
     (found,) = pick(cells, decided(cells), LATENCY)  # one user's seconds a token have none
     assert 1 / found.best.value == pytest.approx(200)
 
@@ -183,5 +186,5 @@ def test_for_latency_the_way_for_all_is_sought_among_the_fewest_rows_too(measure
         for cell in measured(rows, user, 100, {4: (1.4, 1.5, 1.6)}, workload=workload)
     ]
     shared = shared_pick(pick(cells, decided(cells), LATENCY))
-    assert (shared.key.concurrency, shared.key.num_speculative_tokens) == (1, 4)
+    assert (shared.key.condition.concurrency, shared.key.draft.k) == (1, 4)
     assert shared.regret == pytest.approx({"chat": 0.0, "code": 0.0})

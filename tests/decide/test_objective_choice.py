@@ -8,6 +8,7 @@ from specbench.decide.objective import Objective, parse_limits, pick, shared_pic
 from specbench.decide.recommend import choose, decide
 from specbench.decide.why import losses, why
 from specbench.records import Interval
+from tests.cell_keys import with_axes
 from tests.decide.conftest import summary
 
 LATENCY, THROUGHPUT = Objective(), Objective(name="throughput")
@@ -20,9 +21,9 @@ def cells(rows, user, every, ks, *, drafter="draft", workload="code"):
         metrics = {"tpot_s": 1 / (user * estimate), "ttft_s": 0.1, "busy_tokens_per_s": every}
         metrics |= {"aggregate_tokens_per_s": every / 2, "decode_tokens_per_s": every}
         cell = summary(k, low, estimate, high, workload=workload, metrics=metrics)
-        key = replace(cell.key, concurrency=rows)
+        key = with_axes(cell.key, concurrency=rows)
         if k:
-            key = replace(key, drafter=drafter, pairing=f"demo/{drafter}")
+            key = with_axes(key, drafter=drafter, pairing=f"demo/{drafter}")
         found.append(replace(cell, key=key))
     return found
 
@@ -30,11 +31,11 @@ def cells(rows, user, every, ks, *, drafter="draft", workload="code"):
 def best(found, objective):
     groups = {}
     for cell in found:
-        if cell.key.num_speculative_tokens:
-            groups.setdefault((cell.key.pairing, cell.key.concurrency), []).append(cell)
+        if cell.key.draft.k:
+            groups.setdefault((cell.key.pairing, cell.key.condition.concurrency), []).append(cell)
     (one,) = pick(found, [decide(choose(group)) for group in groups.values()], objective)
     key = one.best.key
-    return key.drafter, key.concurrency, key.num_speculative_tokens
+    return key.draft.drafter, key.condition.concurrency, key.draft.k
 
 
 def test_latency_is_compared_among_the_fewest_rows_whatever_more_rows_showed():
@@ -71,7 +72,7 @@ def test_a_cell_that_is_not_valid_is_no_way():
     found = cells(1, 100, 100, {4: (1.8, 2.0, 2.2)})
     bad = replace(found[1], valid=False, invalid_reasons=("throttled",))
     (one,) = pick([found[0], bad], [], LATENCY)
-    assert [way.key.num_speculative_tokens for way in one.ways] == [0]
+    assert [way.key.draft.k for way in one.ways] == [0]
 
 
 def test_shared_ways_within_one_percent_go_to_the_plainer_one():
@@ -83,7 +84,7 @@ def test_shared_ways_within_one_percent_go_to_the_plainer_one():
         )
     ]
     shared = shared_pick(pick(found, [], LATENCY))
-    assert shared.key.num_speculative_tokens == 2
+    assert shared.key.draft.k == 2
 
 
 def test_a_verification_cheaper_than_a_step_is_nothing_lost():
@@ -103,7 +104,7 @@ def test_a_verification_cheaper_than_a_step_is_nothing_lost():
 def test_a_draft_is_mismatched_below_one_half(kept, said):
     cell = summary(2, 1.1, 1.2, 1.3, metrics={"acceptance_rate_per_position": (kept, 0.1)})
     assert any("mismatched" in line for line in why(cell)) is said
-    lookup = replace(cell, key=replace(cell.key, method="ngram"))
+    lookup = replace(cell, key=with_axes(cell.key, method="ngram"))
     assert not any("mismatched" in line for line in why(lookup))
 
 
@@ -123,7 +124,7 @@ def test_nothing_bounds_an_adaptive_k():
     }
     cell = summary(4, 1.1, 1.2, 1.3, metrics=metrics)
     assert any("-bound" in line for line in why(cell))
-    assert list(why(replace(cell, key=replace(cell.key, adaptive=True)))) == []
+    assert list(why(replace(cell, key=with_axes(cell.key, adaptive=True)))) == []
 
 
 @pytest.mark.parametrize(("again", "broken"), [(2.0, True), (2.5, False)])
@@ -134,5 +135,5 @@ def test_a_limit_on_a_token_is_held_against_what_was_measured_again(again, broke
     winner = replace(found[1], speedup=Interval(estimate=again, low=again - 0.1, high=again + 0.1))
     limit = replace(LATENCY, limits=parse_limits("tpot=4.5ms"))
     (one,) = pick(found, [decide(choose(found[1:]), winner)], limit)
-    (way,) = (c for c in one.candidates if c.key.num_speculative_tokens)
+    (way,) = (c for c in one.candidates if c.key.draft.k)
     assert bool(way.broken) is broken

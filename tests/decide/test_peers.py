@@ -4,16 +4,17 @@ import pytest
 
 from specbench.decide.peers import side_by_side
 from specbench.records import CellKey
+from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, NUM_UNITS, cell, draft
 
 SECONDS = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]
 
 
 def peer(method: str, k: int = 0, drafter: str = "draft") -> CellKey:
-    key = replace(BASE, engine="transformers", method=method)
+    key = with_axes(BASE, engine="transformers", method=method)
     if k == 0:
         return key
-    return replace(key, pairing=f"demo/{drafter}", drafter=drafter, num_speculative_tokens=k)
+    return with_axes(key, pairing=f"demo/{drafter}", drafter=drafter, num_speculative_tokens=k)
 
 
 OWN = (BASE, draft(4), draft(6), draft(8, adaptive=True))
@@ -31,7 +32,7 @@ NGRAM = draft(4, pairing="demo/ngram", drafter="ngram", method="ngram")
 def names(keys: tuple[CellKey, ...]) -> list[tuple[str, str]]:
     cells = [cell(key, SECONDS) for key in keys]
     return [
-        ("kauto" if pair.own.adaptive else f"k{pair.own.num_speculative_tokens}", pair.peer.method)
+        ("kauto" if pair.own.draft.is_adaptive else f"k{pair.own.draft.k}", pair.peer.draft.method)
         for pair in side_by_side(cells)
     ]
 
@@ -60,7 +61,7 @@ def test_cells_that_do_the_same_work_are_compared():
     ],
 )
 def test_another_setting_is_not_compared(change):
-    assert names((BASE, replace(peer("generate"), **change))) == []
+    assert names((BASE, with_axes(peer("generate"), **change))) == []
 
 
 def test_the_ratio_is_of_the_peers_seconds_over_ours_on_the_same_prompts():

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.rank import rank, shortlist
-from specbench.decide.recommend import Recommendation, choose, decide
-from specbench.records import CellSummary, ForecastPoint, ForecastRecord, Interval
+from specbench.decide.recommend import choose, decide
+from specbench.records import CellSummary, Decision, Fixed, ForecastPoint, ForecastRecord, Interval
+from tests.cell_keys import with_axes
 from tests.decide.conftest import summary
 
 
@@ -16,11 +17,11 @@ def interval(speedup: float) -> Interval:
 
 def cell(drafter: str, k: int, speedup: float, workload: str = "code") -> CellSummary:
     made = summary(k, speedup - 0.02, speedup, speedup + 0.02, workload=workload)
-    key = replace(made.key, drafter=drafter, pairing=f"demo/{drafter}")
+    key = with_axes(made.key, drafter=drafter, pairing=f"demo/{drafter}")
     return replace(made, key=key, metrics={"mean_acceptance_length": 2.5})
 
 
-def decided(drafter: str, k: int, speedup: float, workload: str = "code") -> Recommendation:
+def decided(drafter: str, k: int, speedup: float, workload: str = "code") -> Decision:
     choice = choose([cell(drafter, k, speedup, workload)])
     return decide(choice)
 
@@ -71,11 +72,9 @@ def test_a_forecast_counts_as_a_measurement_does_by_its_interval():
     wide = Interval(estimate=1.1, low=1.0, high=1.21)
     weak = forecast("poor", {1: 1.1})
     points = tuple(replace(p, speedup=p.speedup and wide) for p in weak.points)
-    unsure = replace(
-        decided("ngram", 1, 1.17),
-        speedup=Interval(estimate=1.17, low=0.9, high=1.4),
-        num_speculative_tokens=0,
-    )
+    shown = decided("ngram", 1, 1.17)
+    wider = Interval(estimate=1.17, low=0.9, high=1.4)
+    unsure = replace(shown, speedup=wider, draft=replace(shown.draft, length=Fixed(0)))
     ranked = rank([unsure], [], [replace(weak, points=points), forecast("ngram", {1: 1.3})])
     assert places(ranked) == ["ngram", "poor"]
     assert [one.num_speculative_tokens for one in ranked] == [0, 0]
@@ -123,7 +122,11 @@ def test_only_the_best_few_of_every_setting_are_measured():
         forecast("a", {2: 1.1}, "chat"),
         forecast("b", {2: 1.4}, "chat"),
     ]
-    kept = [(r.key.drafter, r.key.workload) for r in shortlist(forecasts, [], 1) if r.to_measure]
+    kept = [
+        (r.key.draft.drafter, r.key.condition.workload)
+        for r in shortlist(forecasts, [], 1)
+        if r.to_measure
+    ]
     assert kept == [("c", "code"), ("b", "chat")]
 
 

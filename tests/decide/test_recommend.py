@@ -4,6 +4,7 @@ import pytest
 
 from specbench.decide.recommend import Verdict, by_question, choose, decide, judge
 from specbench.records import Interval
+from tests.cell_keys import with_axes
 
 FAST = {
     "mean_acceptance_length": 3.12,
@@ -31,7 +32,7 @@ def test_k_0_takes_part_and_wins_the_tie_below_one_percent(summarised):
     barely = [summarised(2, 1.009, 1.05, 1.09), summarised(4, 0.9, 1.0, 1.1)]
     clearly = [summarised(2, 1.011, 1.05, 1.09), summarised(4, 0.9, 1.0, 1.1)]
     assert choose(barely).to_confirm is None
-    assert decide(choose(barely)).num_speculative_tokens == 0
+    assert decide(choose(barely)).draft.k == 0
     assert choose(clearly).to_confirm == clearly[0].key
 
 
@@ -46,9 +47,13 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarised):
     decision = decide(choose(first), again)
 
     assert decision.sentence == "code: K=6, 1.90x faster [1.80, 2.00]"
-    assert (decision.method, decision.num_speculative_tokens) == ("draft_model", 6)
+    assert (decision.draft.method, decision.draft.k) == ("draft_model", 6)
     assert decision.speedup == again.speedup
-    assert (decision.pairing, decision.target, decision.workload) == ("demo/draft", "demo", "code")
+    assert (
+        decision.leader.pairing,
+        decision.leader.condition.target,
+        decision.leader.condition.workload,
+    ) == ("demo/draft", "demo", "code")
     assert decision.reasons == (
         "acceptance length 3.12 at K=6, break-even 1.64",
         "a draft token costs 0.05 baseline steps, verification 1.20",
@@ -65,7 +70,7 @@ def test_a_winner_that_was_not_measured_again_is_not_quoted(summarised):
     assert decision.sentence == (
         "code: not shown to help, K=6 led the first pass and was not measured again"
     )
-    assert decision.method == "none"
+    assert decision.draft.method == "none"
     assert decision.speedup is None
 
 
@@ -81,14 +86,14 @@ def test_a_win_that_does_not_repeat_is_taken_back(summarised):
     unclear = decide(choice, summarised(6, 0.98, 1.03, 1.08))
     assert lost.sentence == "code: do not speculate, 0.95x [0.90, 1.00]"
     assert unclear.sentence.startswith("code: not shown to help, 1.03x [0.98, 1.08]; about ")
-    assert {lost.method, unclear.method} == {"none"}
+    assert {lost.draft.method, unclear.draft.method} == {"none"}
 
 
 def test_no_gain_means_do_not_speculate(summarised):
     cells = [summarised(1, 0.94, 0.97, 1.00), summarised(4, 0.7, 0.8, 0.9)]
     decision = decide(choose(cells))
     assert decision.sentence == "code: do not speculate, 0.97x [0.94, 1.00]"
-    assert (decision.method, decision.num_speculative_tokens) == ("none", 0)
+    assert (decision.draft.method, decision.draft.k) == ("none", 0)
     assert decision.speedup == Interval(estimate=0.97, low=0.94, high=1.00)
 
 
@@ -112,7 +117,7 @@ def test_three_prompts_show_nothing_however_large_the_estimate(summarised):
     assert decision.sentence == (
         "code: not shown to help, 5.00x from 3 prompts; at least 2 more prompts give an interval"
     )
-    assert decision.method == "none"
+    assert decision.draft.method == "none"
 
 
 def test_cells_without_an_interval_never_beat_those_with_one(summarised):
@@ -126,7 +131,7 @@ def test_an_invalid_cell_is_named_and_never_used(summarised):
         summarised(8, 3.0, 3.1, 3.2, invalid=("throttled in 2 of 8 requests", "29 rounds")),
     ]
     decision = decide(choose(cells))
-    assert decision.num_speculative_tokens == 2
+    assert decision.draft.k == 2
     assert decision.reasons == ("K=8 left out: throttled in 2 of 8 requests; 29 rounds",)
 
 
@@ -135,7 +140,7 @@ def test_when_every_cell_is_invalid_nothing_is_shown(summarised):
     decision = decide(choose(cells))
     assert decision.sentence == "code: not shown to help, no valid measurement"
     assert decision.reasons == ("K=2 left out: throttled", "K=4 left out: throttled")
-    assert decision.pairing == "demo/draft"
+    assert decision.leader.pairing == "demo/draft"
     assert decision.speedup is None
 
 
@@ -172,8 +177,8 @@ def test_a_drafter_that_took_no_memory_is_not_said_to_take_any(summarised):
 
 def test_a_question_is_one_pairing_workload_and_setting(summarised):
     code, chat = summarised(4, 1.8, 1.9, 2.0), summarised(4, 1.8, 1.9, 2.0, workload="chat")
-    warm = replace(code, key=replace(code.key, temperature=1.0))
-    poor = replace(code, key=replace(code.key, pairing="demo/poor"))
+    warm = replace(code, key=with_axes(code.key, temperature=1.0))
+    poor = replace(code, key=with_axes(code.key, pairing="demo/poor"))
     more = summarised(6, 1.8, 1.9, 2.0)
     baseline = summarised(0, None, 1.0, None)
     cells = [baseline, code, chat, warm, poor, more]
@@ -206,7 +211,7 @@ def auto(cell, mean_k=3.14):
     """The cell with an adaptive K."""
     return replace(
         cell,
-        key=replace(cell.key, adaptive=True),
+        key=with_axes(cell.key, adaptive=True),
         metrics={**cell.metrics, "mean_num_speculative_tokens": mean_k},
     )
 
@@ -218,7 +223,7 @@ def test_an_adaptive_k_takes_part_and_is_named_with_its_mean(summarised):
     assert choice.to_confirm == cells[1].key
     decision = decide(choice, cells[1])
     assert decision.sentence == "code: auto (mean K 3.1), 1.90x faster [1.80, 2.00]"
-    assert (decision.num_speculative_tokens, decision.leader.adaptive) == (8, True)
+    assert (decision.draft.k, decision.leader.draft.is_adaptive) == (8, True)
     assert "auto (mean K 3.1) led the first pass over K = 8, auto" in decision.reasons
 
 
@@ -229,7 +234,7 @@ def test_a_tie_goes_to_the_fixed_k(summarised):
 
 def test_the_fixed_ks_can_be_chosen_among_alone(summarised):
     cells = [summarised(4, 1.5, 1.6, 1.7), auto(summarised(8, 1.8, 1.9, 2.0))]
-    fixed = [cell for cell in cells if not cell.key.adaptive]
+    fixed = [cell for cell in cells if not cell.key.draft.is_adaptive]
     assert choose(fixed).leader == cells[0]
 
 
@@ -241,7 +246,7 @@ def test_an_adaptive_cell_is_not_taken_for_the_fixed_one_measured_again(summaris
 
 def test_above_one_row_passes_would_decide(summarised):
     cell = summarised(4, 1.000, 1.08, 1.166, num_prompts=40, metrics={"num_passes": 8})
-    many = replace(cell, key=replace(cell.key, concurrency=4))
+    many = replace(cell, key=with_axes(cell.key, concurrency=4))
     # As with 8 prompts of one row: the half-width must shrink from 7.7 % to 6.7 %.
     assert decide(choose([many])).sentence == (
         "code: not shown to help, 1.08x [1.00, 1.17]; about 2 more passes would decide"
@@ -257,5 +262,5 @@ def test_above_one_row_passes_would_decide(summarised):
 @pytest.mark.parametrize("change", [{"context": 512}, {"request_rate": 2.0}, {"concurrency": 4}])
 def test_context_and_load_are_part_of_the_question(summarised, change):
     cell = summarised(4, 1.8, 1.9, 2.0)
-    other = replace(cell, key=replace(cell.key, **change))
+    other = replace(cell, key=with_axes(cell.key, **change))
     assert by_question([cell, other]) == ((cell,), (other,))

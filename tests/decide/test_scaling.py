@@ -3,12 +3,13 @@ from dataclasses import replace
 import pytest
 
 from specbench.decide.scaling import context_curves, crossovers
+from tests.cell_keys import with_axes
 
 
 def at(summarised, concurrency, low, estimate, high, **rest):
     """Cell K = 4 with so many rows in flight."""
     cell = summarised(4, low, estimate, high, **rest)
-    return replace(cell, key=replace(cell.key, concurrency=concurrency))
+    return replace(cell, key=with_axes(cell.key, concurrency=concurrency))
 
 
 def only(found):
@@ -72,23 +73,23 @@ def test_invalid_cells_are_points_and_cross_nothing(summarised):
 def test_each_k_and_workload_has_its_own(summarised):
     one = [at(summarised, c, 1.2, 1.5, 1.8) for c in (1, 4)]
     chat = [at(summarised, c, 1.2, 1.5, 1.8, workload="chat") for c in (1, 4)]
-    auto = [replace(cell, key=replace(cell.key, adaptive=True)) for cell in one]
+    auto = [replace(cell, key=with_axes(cell.key, adaptive=True)) for cell in one]
     found = crossovers([*one, *chat, *auto])
-    assert [(c.key.workload, c.key.adaptive) for c in found] == [
+    assert [(c.key.condition.workload, c.key.draft.is_adaptive) for c in found] == [
         ("code", False),
         ("chat", False),
         ("code", True),
     ]
     assert crossovers(one[:1]) == ()
     baseline = summarised(0, None, 1.0, None)
-    rows = replace(baseline, key=replace(baseline.key, concurrency=4))
+    rows = replace(baseline, key=with_axes(baseline.key, concurrency=4))
     assert crossovers([baseline, rows]) == ()
 
 
 def test_speedup_and_kv_against_the_length_of_prompts(summarised):
     def at_length(context, estimate, kv_bytes):
         cell = summarised(4, None, estimate, None, metrics={"kv_bytes": kv_bytes})
-        return replace(cell, key=replace(cell.key, context=context))
+        return replace(cell, key=with_axes(cell.key, context=context))
 
     cells = [at_length(4096, 1.5, 80.0), at_length(512, 1.8, 10.0)]
     curve = only(context_curves(cells))

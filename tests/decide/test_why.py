@@ -7,6 +7,7 @@ import pytest
 
 from specbench.decide.recommend import choose, decide
 from specbench.decide.why import losses, why
+from tests.cell_keys import with_axes
 
 
 def metrics(length=3.0, break_even=2.0, draft=0.1, verify=1.4, **others):
@@ -96,7 +97,7 @@ def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarised):
     """Above temperature 0 they are kept with the target's own p, however good the head is."""
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
     cell = summarised(2, 0.8, 0.9, 1.0, metrics=poor)
-    warm = replace(cell, key=replace(cell.key, temperature=1.0, method="medusa"))
+    warm = replace(cell, key=with_axes(cell.key, temperature=1.0, method="medusa"))
     assert not any("mismatched" in sentence for sentence in why(warm))
-    drawn = replace(cell, key=replace(cell.key, temperature=1.0))
+    drawn = replace(cell, key=with_axes(cell.key, temperature=1.0))
     assert any("mismatched" in sentence for sentence in why(drawn))

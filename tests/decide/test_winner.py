@@ -11,6 +11,7 @@ from specbench.export.winner import Asked, winner
 from specbench.inputs.config import Drafter, Pairing, Target
 from specbench.inputs.model_spec import ModelSpec
 from specbench.records import CellSummary, Interval
+from tests.cell_keys import with_axes
 
 TARGET = Target(name="demo", model=ModelSpec(source="org/big"), drafters=())
 
@@ -20,7 +21,7 @@ def pairing(name: str) -> Pairing:
 
 
 def at(cell: CellSummary, **changes: object) -> CellSummary:
-    key = replace(cell.key, **changes)
+    key = with_axes(cell.key, **changes)
     return replace(cell, key=key)
 
 
@@ -141,7 +142,7 @@ def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised
     auto = at(summarised(8, 1.7, 1.8, 1.9), adaptive=True)
     choice = choose([*cells, auto])
     decision = decide(choice, auto)
-    assert decision.leader.adaptive
+    assert decision.leader.draft.is_adaptive
     made = found([([*cells, auto], decision)])
     assert made.tiers == (Tier(None, 4),)
     assert "best fixed one is K=4" in made.basis[-2]
@@ -176,7 +177,7 @@ def test_a_winner_without_interval_does_not_help(measured):
     unsure = [replace(c, speedup=Interval(estimate=1.5, low=None, high=None)) for c in cells]
     made = found([(unsure, decide(choose(unsure)))])
     assert made.k == 0
-    assert decision.num_speculative_tokens == 4
+    assert decision.draft.k == 4
 
 
 def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarised):

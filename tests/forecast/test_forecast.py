@@ -15,6 +15,7 @@ from specbench.forecast.forecast import (
     replayed,
 )
 from specbench.records import ForecastRecord, Interval
+from tests.cell_keys import with_axes
 from tests.decide.cells import draft
 from tests.forecast.traces import curve, right, trace, wrong
 
@@ -206,6 +207,6 @@ def test_chances_between_0_and_1_are_expectations():
     [("suffix", 1, True), ("suffix", 4, False), ("ngram", 4, True)],
 )
 def test_what_learns_from_other_requests_is_an_approximation_among_several(method, rows, is_exact):
-    key = replace(KEY, method=method, concurrency=rows)
+    key = with_axes(KEY, method=method, concurrency=rows)
     record = forecast(key, [right(p) for p in PROMPTS], curve(COSTS), range(5))
     assert record.is_exact is is_exact

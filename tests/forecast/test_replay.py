@@ -11,7 +11,7 @@ from specbench.metrics import acceptance
 from specbench.metrics.cell import CellData
 from specbench.records import RequestRecord, RoundLog, TraceRecord
 from specbench.stats.acceptance import RoundCounts
-from tests.cell_keys import KEY
+from tests.cell_keys import KEY, with_axes
 from tests.forecast.traces import trace
 
 # Five tokens. Token 1 is guessed after token 0, token 3 after token 2; nothing else is.
@@ -169,7 +169,7 @@ def test_a_text_of_one_token_has_no_round():
 
 
 def cell_of(drafted: Sequence[int], accepted: Sequence[int], k: int) -> CellData:
-    key = replace(KEY, num_speculative_tokens=k)
+    key = with_axes(KEY, num_speculative_tokens=k)
     log = RoundLog(
         num_drafted=tuple(drafted),
         num_accepted=tuple(accepted),

@@ -19,12 +19,12 @@ from specbench.records import (
     RunRecord,
 )
 from specbench.runs import SCHEMA_VERSION, StoredRun
-from tests.cell_keys import BASE_KEY
+from tests.cell_keys import BASE_KEY, with_axes
 from tests.cell_keys import KEY as CELL_KEY
 from tests.report.made_up_records import environment
 from tests.settings.flat_settings import settings_of
 
-KEY = replace(CELL_KEY, num_speculative_tokens=3)
+KEY = with_axes(CELL_KEY, num_speculative_tokens=3)
 A = RoundLog(
     num_drafted=(3, 3, 0),
     num_accepted=(3, 1, 0),
@@ -73,7 +73,7 @@ def steps(num_rounds: int) -> RoundLog:
 def block(purpose: BlockPurpose, prompt: str, *requests: RequestRecord) -> BlockRecord:
     return BlockRecord(
         block_id=f"{purpose} {prompt}",
-        workload=KEY.workload,
+        workload=KEY.condition.workload,
         prompt_id=prompt,
         repeat=requests[0].repeat,
         purpose=purpose,

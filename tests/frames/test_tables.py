@@ -16,6 +16,7 @@ from specbench.frames.rounds import rounds_frame
 from specbench.frames.tables import TABLES, describe
 from specbench.report.document import Document, build_document, to_json
 from specbench.runs import StoredRun
+from tests.cell_keys import with_axes
 from tests.frames.small_run import small_run
 from tests.report.served_runs import served_run
 from tests.report.stored_runs import SMALL, stored_run
@@ -132,8 +133,8 @@ def test_decisions_are_those_of_the_machine_document(document: Document) -> None
 
 def test_an_adaptive_k_that_is_not_recommended_is_not_the_answer() -> None:
     document = build_document(RUNS["cpu"])
-    lost = next(d for d in document.decisions if d.num_speculative_tokens == 0)
-    lost = replace(lost, leader=replace(lost.leader, adaptive=True))
+    lost = next(d for d in document.decisions if d.draft.k == 0)
+    lost = replace(lost, leader=with_axes(lost.leader, adaptive=True))
     (row,) = rows(decisions_frame([replace(document, decisions=(lost,))]))
     assert (row["adaptive"], row["num_speculative_tokens"]) == (False, 0)
     assert "|kauto|" in row["cell_id"]  # the cell that it speaks of

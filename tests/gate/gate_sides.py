@@ -2,29 +2,19 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from specbench.gate.baseline import Origin, Snapshot
 from specbench.gate.figures import CellFigures, Figure
 from specbench.gate.fingerprint import Fingerprint
 from specbench.records import CellKey
+from tests.cell_keys import cell_key
 
 EVEN = (-2.0, -1.0, 0.0, 1.0, 2.0)  # their variance is 2.5
 
 
-def key(k: int = 4, workload: str = "code", **changed: object) -> CellKey:
-    values: dict[str, object] = {
-        "pairing": "demo/draft",
-        "target": "demo",
-        "drafter": "draft",
-        "workload": workload,
-        "engine": "builtin",
-        "method": "draft_model",
-        "num_speculative_tokens": k,
-        "concurrency": 1,
-        "temperature": 0.0,
-        "dtype": "float32",
-    }
-    return CellKey(**{**values, **changed})  # type: ignore[arg-type]
+def key(k: int = 4, workload: str = "code", **changed: Any) -> CellKey:
+    return cell_key(num_speculative_tokens=k, workload=workload, **changed)
 
 
 def figure(value: float, error: float = 0.0, deviation: float | None = None) -> Figure:

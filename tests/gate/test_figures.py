@@ -11,6 +11,7 @@ from specbench.metrics import registry
 from specbench.metrics.cell import gather_cells
 from specbench.metrics.registry import all_metrics, metric
 from specbench.stats.intervals import log_ratio
+from tests.cell_keys import with_axes
 from tests.gate.gate_sides import side
 from tests.report.served_runs import served_run
 
@@ -78,7 +79,7 @@ def test_what_no_prompt_makes_a_difference_to_is_told_briefly(steady):
 def test_where_requests_overlap_a_pass_is_the_unit():
     stored = served_run()
     cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
-    stream = next(c for c in cells if c.key.concurrency > 1 and c.key.num_speculative_tokens)
+    stream = next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
     figures = cell_figures(stream, {"decode_speedup", "mean_acceptance_length"})
     assert figures.units == tuple(f"pass {i}" for i in range(len(stream.passes)))
     fewer = replace(stream, passes=stream.passes[1:], baseline_passes=stream.baseline_passes[1:])
@@ -91,7 +92,7 @@ def test_a_pass_that_serves_each_prompt_twice_is_one_unit_and_its_noise_is_kept(
     """As 16 rows over 40 prompts do: what a pass serves again counts as a repeat of its own."""
     stored = served_run()
     cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
-    stream = next(c for c in cells if c.key.concurrency > 1 and c.key.num_speculative_tokens)
+    stream = next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
 
     def twice(i, served, pace):
         requests = (replace(r, repeat=2 * i + c) for c in (0, 1) for r in served.requests)
@@ -150,7 +151,7 @@ def test_repeats_that_agree_are_hashed_once(steady):
 
 @pytest.mark.parametrize("changed", [{"temperature": 0.7}, {"adaptive": True}])
 def test_text_that_need_not_repeat_is_not_hashed(steady, changed):
-    other = replace(steady, key=replace(steady.key, **changed))
+    other = replace(steady, key=with_axes(steady.key, **changed))
     assert cell_figures(other, set()).texts == {}
 
 

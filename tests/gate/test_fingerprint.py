@@ -4,7 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.gate.fingerprint import changes, differences, fingerprint_of, have_same_arithmetic
+from specbench.gate.fingerprint import (
+    changes,
+    differences,
+    fingerprint_of,
+    have_same_arithmetic,
+    other_decoders,
+)
+from specbench.records import EngineRecord, ImportedRecord
 from tests.report.stored_runs import Wish, stored_run
 from tests.settings.flat_settings import changed
 
@@ -71,3 +78,51 @@ def test_another_draft_driver_or_package_may_be_and_is_told():
     told = {found.name for found in changes(USUAL, other)}
     assert {"package torch", "driver", "commit"} <= told
     assert not have_same_arithmetic(USUAL, other)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"forward": "stock"}, {"graph": "off"}, {"attention": "eager"}, {"compile_s": 3.0}],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_other_kernels_are_a_change_and_no_repeat(engine):
+    usual = EngineRecord(
+        target="demo", engine="builtin", forward="fused", graph="round", attention="sdpa"
+    )
+    one = fingerprint_of(RUN, MODELS, [usual])
+    other = fingerprint_of(RUN, MODELS, [replace(usual, **engine)])
+    assert not differences(one, other)
+    assert [found.name for found in changes(one, other)] == ["builtin of demo"]
+    assert [found.name for found in other_decoders(one, other)] == ["builtin of demo"]
+
+
+def test_other_packages_are_no_repeat_and_another_commit_is_one():
+    packages = {**RUN.environment.packages, "torch": "9.9"}
+    other = replace(RUN.environment, git_commit="e" * 40, driver="999", python="3.99")
+    assert not other_decoders(USUAL, fingerprint_of(replace(RUN, environment=other), MODELS))
+    other = replace(other, packages=packages)
+    (found,) = other_decoders(USUAL, fingerprint_of(replace(RUN, environment=other), MODELS))
+    assert found.name == "package torch"
+
+
+def test_a_target_packed_on_loading_is_another_model():
+    packed = EngineRecord(target="demo", engine="builtin", quantization="int8")
+    (found,) = differences(USUAL, fingerprint_of(RUN, MODELS, [packed]))
+    assert found.name == "model"
+    assert found.candidate == f"demo int8 of {TARGET.content_sha256[:12]}"
+
+
+def test_another_version_of_an_imported_tool_is_a_change():
+    record = ImportedRecord(
+        cell_id="c",
+        tool="vllm bench serve",
+        tool_version="0.10",
+        file="a.json",
+        file_sha256="0" * 64,
+        measured_at=None,
+        num_requests=None,
+        num_failed=None,
+    )
+    sides = (replace(record, tool_version=version) for version in ("0.10", "0.11"))
+    one, other = (fingerprint_of(RUN, MODELS, imported=[side]) for side in sides)
+    assert [tuple(found) for found in changes(one, other)] == [(record.tool, "0.10", "0.11")]

@@ -9,7 +9,7 @@ from specbench.gate.history import PastRun, history
 from specbench.records import CellSummary, Interval
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines, sparkline
 from specbench.report.history_page import to_page
-from tests.cell_keys import KEY
+from tests.cell_keys import KEY, with_axes
 
 HERE = Fingerprint(
     models={"demo": "aa" * 32},
@@ -122,7 +122,7 @@ def test_the_page_is_whole_and_the_same_every_time():
 
 
 def test_names_from_elsewhere_are_escaped():
-    odd = replace(KEY, workload="<script>")
+    odd = with_axes(KEY, workload="<script>")
     found = history(
         [run(1, replace(cell(1.5), key=odd)), run(2, replace(cell(1.6), key=odd))],
         ["decode_speedup"],

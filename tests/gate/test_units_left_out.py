@@ -15,7 +15,7 @@ from tests.report.served_runs import served_run
 def stream_cell():
     stored = served_run()
     cells = gather_cells([plan.key for plan in stored.run.cells], stored.blocks)
-    return next(c for c in cells if c.key.concurrency > 1 and c.key.num_speculative_tokens)
+    return next(c for c in cells if c.key.condition.concurrency > 1 and c.key.draft.k)
 
 
 @pytest.fixture

@@ -51,8 +51,12 @@ def test_rates_without_counts_are_taken_as_they_are_in_our_unit(tmp_path):
 def test_vllm_names_model_load_and_depth():
     found = cell("vllm_spec.json")
     key = found.key
-    assert (key.target, key.engine, key.drafter) == ("Llama-3.1-8B-Instruct", "vllm", "unknown")
-    assert (key.num_speculative_tokens, key.concurrency, key.request_rate) == (3, 4, None)
+    assert (key.condition.target, key.condition.engine, key.draft.drafter) == (
+        "Llama-3.1-8B-Instruct",
+        "vllm",
+        "unknown",
+    )
+    assert (key.draft.k, key.condition.concurrency, key.condition.request_rate) == (3, 4, None)
     assert found.record.measured_at == "2026-11-20T10:30:00"
     assert (found.record.num_requests, found.record.num_failed) == (80, 0)
 
@@ -63,7 +67,7 @@ def test_a_peak_of_requests_goes_after_what_is_told(tmp_path):
     file = tmp_path / "open.json"
     file.write_text(json.dumps(result))
     told = [Told(temperature=0.0, concurrency=rows) for rows in (None, 64)]
-    assert [import_files([file], one)[0].key.concurrency for one in told] == [37, 64]
+    assert [import_files([file], one)[0].key.condition.concurrency for one in told] == [37, 64]
 
 
 def test_vllm_times_are_seconds():
@@ -87,7 +91,11 @@ def test_detailed_files_give_the_speed_of_decoding_alone():
 def test_aiperf_is_read_by_its_units():
     found = cell("aiperf.json", Told(num_speculative_tokens=4))
     assert found.record.tool_version == "0.13.0"
-    assert (found.key.target, found.key.concurrency, found.key.temperature) == ("Qwen3-32B", 4, 0)
+    assert (
+        found.key.condition.target,
+        found.key.condition.concurrency,
+        found.key.condition.temperature,
+    ) == ("Qwen3-32B", 4, 0)
     assert found.record.figures == pytest.approx(
         {
             "ttft_s": 0.080,
@@ -123,14 +131,14 @@ def test_a_temperature_is_found_among_all_extra_inputs(tmp_path, extra):
     file = tmp_path / "aiperf.json"
     file.write_text(json.dumps(result))
     (found,) = import_files([file], Told(num_speculative_tokens=4))
-    assert found.key.temperature == 0.7
+    assert found.key.condition.temperature == 0.7
 
 
 def test_a_line_of_sglang_is_a_cell_and_its_accept_length_is_marked():
     base, spec = import_files([FILES / "sglang.jsonl"], Told(temperature=0.0))
-    assert (base.key.num_speculative_tokens, base.key.method) == (0, "none")
-    assert (spec.key.num_speculative_tokens, spec.key.workload) == (4, "sharegpt")
-    assert spec.key.target == base.key.target == "Qwen3-8B"
+    assert (base.key.draft.k, base.key.draft.method) == (0, "none")
+    assert (spec.key.draft.k, spec.key.condition.workload) == (4, "sharegpt")
+    assert spec.key.condition.target == base.key.condition.target == "Qwen3-8B"
     assert spec.record.figures["mean_acceptance_length"] == 2.8
     assert any("since its start" in warning for warning in spec.record.warnings)
     assert "mean_acceptance_length" not in base.record.figures

@@ -9,10 +9,11 @@ from specbench.metrics.cell import CellData
 from specbench.records import RequestRecord, RoundLog
 from tests.cell_keys import BASE_KEY as BASE_KEY
 from tests.cell_keys import KEY as CELL_KEY
+from tests.cell_keys import with_axes
 from tests.steady_cells import steady as steady
 from tests.steady_cells import steady_baseline as steady_baseline
 
-KEY = replace(CELL_KEY, num_speculative_tokens=3)
+KEY = with_axes(CELL_KEY, num_speculative_tokens=3)
 
 
 def request(prompt_id: str, rounds: RoundLog | None, num_tokens: int = 0) -> RequestRecord:

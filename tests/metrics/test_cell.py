@@ -3,7 +3,6 @@ from dataclasses import replace
 import pytest
 
 from specbench.metrics.cell import CellData, against, gather_cells
-from specbench.metrics.setting import is_baseline
 from specbench.records import (
     BlockRecord,
     ForwardCost,
@@ -12,6 +11,7 @@ from specbench.records import (
     RequestRecord,
     RoundTimeline,
 )
+from tests.cell_keys import with_axes
 
 EMPTY = RoundTimeline(
     at_s=(), seconds=(), num_speculative_tokens=(), num_live=(), num_rows=(), num_emitted=()
@@ -44,7 +44,7 @@ def cost(cell_id: str) -> ForwardCost:
 def test_a_cell_is_gathered_with_the_baseline_of_its_own_blocks(cell: CellData, baseline_cell):
     spec_a, spec_b = cell.requests
     base_a, base_b = cell.baseline
-    other_key = replace(cell.key, pairing="demo/poor", drafter="poor")
+    other_key = with_axes(cell.key, pairing="demo/poor", drafter="poor")
     blocks = [
         block("a", base_a, spec_a),
         block("b", spec_b, base_b),
@@ -81,7 +81,7 @@ def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
 
 
 def test_another_temperature_is_no_baseline(cell, baseline_cell):
-    warm = replace(cell.key, temperature=1.0)
+    warm = with_axes(cell.key, temperature=1.0)
     spec = replace(cell.requests[0], cell_id=warm.id)
     (_, sampled) = gather_cells([baseline_cell.key, warm], [block("a", cell.baseline[0], spec)])
     assert sampled.baseline == ()
@@ -113,14 +113,14 @@ def test_repeats_and_turns_are_paired_like_with_like(cell):
 
 @pytest.mark.parametrize("change", [{"context": 4096}, {"request_rate": 2.0}, {"concurrency": 4}])
 def test_another_setting_is_no_baseline(cell, baseline_cell, change):
-    key = replace(cell.key, **change)
+    key = with_axes(cell.key, **change)
     spec = replace(cell.requests[0], cell_id=key.id)
     (_, other) = gather_cells([baseline_cell.key, key], [block("a", cell.baseline[0], spec)])
     assert other.baseline == ()
 
 
 def test_an_adaptive_cell_has_the_baseline_of_the_fixed_ones_and_its_time_line(cell, baseline_cell):
-    key = replace(cell.key, adaptive=True)
+    key = with_axes(cell.key, adaptive=True)
     spec = replace(cell.requests[0], cell_id=key.id)
     record = PassRecord(cell_id=key.id, seconds=1.0, rounds=EMPTY)
     stored = replace(block("a", cell.baseline[0], cell.requests[0], spec), passes=(record,))
@@ -136,11 +136,13 @@ def test_an_adaptive_cell_has_the_baseline_of_the_fixed_ones_and_its_time_line(c
 def test_generate_is_the_baseline_of_its_engine_and_its_static_cache_is_compared_with_it(cell):
     def peer(method: str, k: int):
         drafter = {"drafter": "draft"} if k else {"drafter": "none", "pairing": "demo"}
-        key = replace(cell.key, engine="transformers", method=method, **drafter)
-        return replace(key, num_speculative_tokens=k)
+        key = with_axes(cell.key, engine="transformers", method=method, **drafter)
+        return with_axes(key, num_speculative_tokens=k)
 
     own, static, plain, drafted = (
-        replace(cell.key, method="none", drafter="none", pairing="demo", num_speculative_tokens=0),
+        with_axes(
+            cell.key, method="none", drafter="none", pairing="demo", num_speculative_tokens=0
+        ),
         peer("generate_static", 0),
         peer("generate", 0),
         peer("assisted", 3),
@@ -149,7 +151,7 @@ def test_generate_is_the_baseline_of_its_engine_and_its_static_cache_is_compared
     stored = block("a", *(replace(cell.requests[0], cell_id=key.id) for key in keys))
     baselines = [gathered.baseline for gathered in gather_cells(keys, [stored])]
     assert [[r.cell_id for r in base] for base in baselines] == [[], [plain.id], [], [plain.id]]
-    assert [is_baseline(key) for key in keys] == [True, False, True, False]
+    assert [key.is_baseline for key in keys] == [True, False, True, False]
 
 
 def test_any_two_cells_can_be_held_against_each_other(cell, baseline_cell):

@@ -14,6 +14,7 @@ from specbench.metrics.cell import CellData, Pass, against
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import judge_cell
 from specbench.stats.intervals import speedup_interval
+from tests.cell_keys import with_axes
 from tests.decide.cells import BASE, draft, stream
 
 ROWS = {"concurrency": 2}
@@ -25,7 +26,7 @@ BASE_S = [2.0, 2.2, 2.1, 2.0, 2.3, 2.1]
 @pytest.fixture
 def rows() -> CellData:
     """K = 4 beside K = 0, 6 passes of two rows."""
-    return against(stream(K4, SPEC_S), stream(replace(BASE, **ROWS), BASE_S))
+    return against(stream(K4, SPEC_S), stream(with_axes(BASE, **ROWS), BASE_S))
 
 
 def with_first_pass(cell: CellData, **columns: tuple[int, ...]) -> CellData:
@@ -72,7 +73,7 @@ def test_a_time_line_that_cannot_be_breaks_an_identity(rows, columns, text):
 
 
 def test_an_adaptive_k_may_go_below_its_largest_and_not_above(rows):
-    adaptive = replace(rows, key=replace(K4, adaptive=True))
+    adaptive = replace(rows, key=with_axes(K4, adaptive=True))
     lower = with_first_pass(adaptive, num_speculative_tokens=(0, 4, 3, 2, 1, 1))
     assert judge_cell(lower) == ()
     above = with_first_pass(adaptive, num_speculative_tokens=(0, 5, 3, 2, 1, 1))
@@ -91,7 +92,7 @@ def test_other_requests_prefills_may_take_time_between_rounds(rows):
     assert judge_cell(replace(rows, requests=slow)) == ()
     quick = tuple(replace(r, decode_s=(r.decode_s or 0.0) / 3) for r in rows.requests)
     assert "rounds take" in judge_cell(replace(rows, requests=quick))[0]
-    one_row = replace(rows, requests=slow, key=replace(K4, concurrency=1))
+    one_row = replace(rows, requests=slow, key=with_axes(K4, concurrency=1))
     assert "rounds take" in judge_cell(one_row)[0]
 
 

@@ -18,6 +18,7 @@ from specbench.metrics.speed import (
     ttft_s,
 )
 from specbench.records import ForwardCost, RoundLog
+from tests.cell_keys import with_axes
 
 
 def forward(
@@ -49,7 +50,7 @@ def test_end_to_end_speedup_counts_prefill(cell):
 
 def test_whole_requests_have_their_first_tokens_and_prefills(cell):
     assert end_to_end_tokens_per_s(cell) == pytest.approx((8 + 5) / (0.64 + 0.51))
-    several = replace(cell, key=replace(cell.key, concurrency=2))
+    several = replace(cell, key=with_axes(cell.key, concurrency=2))
     assert end_to_end_tokens_per_s(several) is None
 
 
@@ -73,7 +74,7 @@ def test_where_lengths_differ_the_speedup_is_per_output_token(cell):
         )
         for base in cell.baseline
     )
-    sampled = replace(cell, key=replace(cell.key, temperature=1.0), baseline=longer)
+    sampled = replace(cell, key=with_axes(cell.key, temperature=1.0), baseline=longer)
     assert decode_speedup(sampled) == pytest.approx((0.7 + 0.4) / (0.44 + 0.31))
 
 
@@ -105,7 +106,7 @@ def test_a_request_that_ended_with_its_first_token_has_no_decode_time_to_compare
 
 
 def test_rows_that_overlap_have_no_speedup_from_summed_seconds(cell):
-    assert decode_speedup(replace(cell, key=replace(cell.key, concurrency=8))) is None
+    assert decode_speedup(replace(cell, key=with_axes(cell.key, concurrency=8))) is None
 
 
 def test_latencies_are_medians_over_requests(cell):

@@ -22,10 +22,11 @@ from specbench.records import (
     RoundLog,
     RoundTimeline,
 )
+from tests.cell_keys import with_axes
 from tests.metrics.conftest import BASE_KEY, KEY
 
-STREAM = replace(KEY, concurrency=2)
-BASE = replace(BASE_KEY, concurrency=2)
+STREAM = with_axes(KEY, concurrency=2)
+BASE = with_axes(BASE_KEY, concurrency=2)
 
 
 def served(
@@ -147,7 +148,7 @@ def test_a_round_with_an_idle_row_counts_only_between_full_ones(stream):
 
 
 def test_rows_that_are_never_all_busy_have_no_busy_rate(stream):
-    wide = replace(stream, key=replace(STREAM, concurrency=4))
+    wide = replace(stream, key=with_axes(STREAM, concurrency=4))
     assert "busy_tokens_per_s" not in measure(wide)
     assert measure(wide)["busy_share"] == 0.0
     assert paired_decode(wide) is None
@@ -188,7 +189,7 @@ def test_a_pass_is_the_unit_and_is_paired_with_its_own_block(stream):
 
 
 def test_arrivals_that_set_the_pace_leave_the_speedup_to_the_seconds_per_token(stream):
-    spec = replace(stream, key=replace(STREAM, request_rate=2.0))
+    spec = replace(stream, key=with_axes(STREAM, request_rate=2.0))
     # Decoding: 0.8 + 1.3 + 0.8 s against 0.2 + 0.4 + 0.2 s, 14 tokens each.
     assert measure(spec)["decode_speedup"] == pytest.approx(2.9 / 0.8)
     # From arrival: 1.0 + 1.5 + 0.9 s against 0.4 + 0.6 + 0.3 s.
@@ -230,7 +231,7 @@ def test_waiting_counts_from_arrival(stream):
 
 def test_the_mean_k_is_told_where_k_is_adaptive(stream):
     assert "mean_num_speculative_tokens" not in measure(stream)
-    adaptive = replace(stream, key=replace(STREAM, adaptive=True))
+    adaptive = replace(stream, key=with_axes(STREAM, adaptive=True))
     changed = with_timeline(adaptive, num_speculative_tokens=(0, 1, 2, 3))
     # 0 1 2 3 in the first pass, 3 3 3 3 in the second.
     assert measure(changed)["mean_num_speculative_tokens"] == pytest.approx(18 / 8)
@@ -239,7 +240,7 @@ def test_the_mean_k_is_told_where_k_is_adaptive(stream):
 
 def test_seconds_of_calibration_are_those_of_all_passes_of_an_adaptive_cell(stream):
     assert "calibration_s" not in measure(stream)
-    adaptive = replace(stream, key=replace(STREAM, adaptive=True))
+    adaptive = replace(stream, key=with_axes(STREAM, adaptive=True))
     passes = tuple(
         served._replace(record=replace(served.record, calibration_s=seconds))
         for served, seconds in zip(adaptive.passes, (0.25, 0.5), strict=True)

@@ -6,6 +6,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.summary import summarise
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import AnswerCheck, DeviceSample, RequestRecord, RoundLog
+from tests.cell_keys import with_axes
 
 
 def with_first(cell: CellData, **changes: object) -> CellData:
@@ -225,7 +226,7 @@ def test_outputs_that_differ_from_the_baseline_are_a_warning_at_temperature_0(st
 
 
 def test_sampled_text_may_differ_yet_should_be_as_long_and_have_three_seeds(steady):
-    warm = replace(steady, key=replace(steady.key, temperature=1.0))
+    warm = replace(steady, key=with_axes(steady.key, temperature=1.0))
     short = with_first(warm, output_ids=(1, 2))
     assert "mean output is 11 tokens, 13 at K = 0" in cell_warnings(short)
     assert "3 seeds a prompt are needed at temperature 1, one has 1" in cell_warnings(warm)

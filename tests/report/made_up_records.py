@@ -62,7 +62,7 @@ def request(
 ) -> RequestRecord:
     rounds = _rounds(key, f"{prompt} {repeat}", has_parts=not is_gpu)
     decode_s = sum(rounds.round_s)
-    prefill_s = 0.02 if key.num_speculative_tokens == 0 else 0.024
+    prefill_s = 0.02 if key.draft.k == 0 else 0.024
     return RequestRecord(
         cell_id=key.id,
         prompt_id=prompt,
@@ -93,11 +93,11 @@ def request(
 
 
 def _rounds(key: CellKey, request: str, *, has_parts: bool) -> RoundLog:
-    k = key.num_speculative_tokens
+    k = key.draft.k
     # Which tokens the drafter guesses does not depend on K, as with a real greedy draft.
-    guesses = random.Random(f"{key.drafter} {key.temperature} {request}")
-    keep = ACCEPTANCE[key.drafter][key.workload] if k else 0.0
-    keep += guesses.gauss(-0.05 * key.temperature, 0.02)
+    guesses = random.Random(f"{key.draft.drafter} {key.condition.temperature} {request}")
+    keep = ACCEPTANCE[key.draft.drafter][key.condition.workload] if k else 0.0
+    keep += guesses.gauss(-0.05 * key.condition.temperature, 0.02)
     is_guessed = [guesses.random() < keep for _ in range(NUM_TOKENS + k)]
     noise = random.Random(f"{key.id} {request}").gauss(1, 0.01)
     accepted, emitted, drafts, verifies, rounds = [], [], [], [], []
@@ -107,7 +107,7 @@ def _rounds(key: CellKey, request: str, *, has_parts: bool) -> RoundLog:
         accepted.append(min(kept, NUM_TOKENS - done - 1))  # the budget cuts drafts short
         emitted.append(accepted[-1] + 1)
         done += emitted[-1]
-        drafts.append(noise * k * STEP_S * DRAFT_STEPS.get(key.drafter, 0.0))
+        drafts.append(noise * k * STEP_S * DRAFT_STEPS.get(key.draft.drafter, 0.0))
         verifies.append(noise * STEP_S * (1 + 0.04 * k))
         rounds.append(drafts[-1] + verifies[-1] + (0.0006 if k else 0.0))
     return RoundLog(
@@ -137,8 +137,8 @@ def memory(target: str, drafters: Sequence[str], *, is_gpu: bool) -> Iterator[Me
 
 
 def forwards(key: CellKey) -> Iterator[ForwardCost]:
-    k = key.num_speculative_tokens
-    draft_s = k * DRAFT_STEPS[key.drafter] * STEP_S if k else 0.0
+    k = key.draft.k
+    draft_s = k * DRAFT_STEPS[key.draft.drafter] * STEP_S if k else 0.0
     round_s = STEP_S * (1 + 0.04 * k) + draft_s
     yield ForwardCost(
         cell_id=key.id,
@@ -155,7 +155,7 @@ def forwards(key: CellKey) -> Iterator[ForwardCost]:
             role="drafter",
             num_tokens=1,
             num_per_round=k,
-            seconds=0.9 * STEP_S * DRAFT_STEPS[key.drafter],
+            seconds=0.9 * STEP_S * DRAFT_STEPS[key.draft.drafter],
             num_samples=9,
             round_s=round_s,
         )

@@ -14,6 +14,7 @@ from specbench.records import (
     RoundTimeline,
 )
 from specbench.runs import StoredRun
+from tests.cell_keys import with_axes
 from tests.decide import cells
 from tests.report.stored_runs import Wish, stored_run
 from tests.settings.flat_settings import changed
@@ -22,10 +23,10 @@ ROWS = (1, 2, 4)
 CONTEXTS = (512, 4096)
 NUM_BLOCKS = 6
 WORKLOADS = ("code", "creative")
-GENERATE = replace(cells.BASE, engine="transformers", method="generate")
-STATIC = replace(GENERATE, method="generate_static")
-ASSISTED = replace(cells.draft(4), engine="transformers", method="assisted")
-BY_DEFAULT = replace(ASSISTED, method="assisted_default", num_speculative_tokens=20)
+GENERATE = with_axes(cells.BASE, engine="transformers", method="generate")
+STATIC = with_axes(GENERATE, method="generate_static")
+ASSISTED = with_axes(cells.draft(4), engine="transformers", method="assisted")
+BY_DEFAULT = with_axes(ASSISTED, method="assisted_default", num_speculative_tokens=20)
 PEERS = (GENERATE, STATIC, ASSISTED, BY_DEFAULT)
 OWN = (cells.BASE, cells.draft(2), cells.draft(4), cells.draft(8, adaptive=True))
 ENGINES = (
@@ -56,7 +57,7 @@ def served_run() -> StoredRun:
 def context_run() -> StoredRun:
     """K = 0 and 4 over prompts of two lengths."""
     keys = [
-        replace(key, context=context)
+        with_axes(key, context=context)
         for context in CONTEXTS
         for key in (cells.BASE, cells.draft(4))
     ]
@@ -74,21 +75,23 @@ def _keys() -> Iterator[CellKey]:
     for workload in WORKLOADS:
         for rows in ROWS:
             for key in (*OWN, *PEERS) if rows == 1 else OWN:
-                yield replace(key, workload=workload, concurrency=rows)
+                yield with_axes(key, workload=workload, concurrency=rows)
 
 
 def _blocks(keys: list[CellKey]) -> Iterator[BlockRecord]:
     groups: dict[tuple[object, ...], list[CellKey]] = {}
     for key in keys:
-        groups.setdefault((key.workload, key.concurrency, key.context), []).append(key)
+        groups.setdefault(
+            (key.condition.workload, key.condition.concurrency, key.condition.context), []
+        ).append(key)
     for place, group in groups.items():
-        rows = group[0].concurrency
+        rows = group[0].condition.concurrency
         for i in range(NUM_BLOCKS):
             requests = [request for key in group for request in _requests(key, i)]
-            passes = [_pass(key, i) for key in group if rows > 1 or key.adaptive]
+            passes = [_pass(key, i) for key in group if rows > 1 or key.draft.is_adaptive]
             yield BlockRecord(
                 block_id=f"{place} {i}",
-                workload=group[0].workload,
+                workload=group[0].condition.workload,
                 prompt_id=f"p{i}" if rows == 1 else ALL_PROMPTS,
                 repeat=0 if rows == 1 else i,
                 purpose="explore",
@@ -100,19 +103,19 @@ def _blocks(keys: list[CellKey]) -> Iterator[BlockRecord]:
 
 
 def _requests(key: CellKey, i: int) -> list[RequestRecord]:
-    if key.concurrency == 1:
+    if key.condition.concurrency == 1:
         return [cells.request(key, f"p{i}", _seconds(key, i), repeat=0)]
-    names = [f"r{row}" for row in range(key.concurrency)]
+    names = [f"r{row}" for row in range(key.condition.concurrency)]
     return [cells.request(key, name, _seconds(key, i), repeat=i) for name in names]
 
 
 def _pass(key: CellKey, i: int) -> PassRecord:
     """All rows live in every round."""
-    rows, seconds = key.concurrency, _seconds(key, i)
+    rows, seconds = key.condition.concurrency, _seconds(key, i)
     log = _requests(key, i)[0].rounds
     assert log is not None
     n = len(log)
-    ks = ADAPTIVE_KS if key.adaptive else (key.num_speculative_tokens,) * n
+    ks = ADAPTIVE_KS if key.draft.is_adaptive else (key.draft.k,) * n
     timeline = RoundTimeline(
         at_s=tuple(0.1 + seconds * r / n for r in range(n)),
         seconds=log.round_s,
@@ -126,7 +129,7 @@ def _pass(key: CellKey, i: int) -> PassRecord:
 
 def _seconds(key: CellKey, i: int) -> float:
     """Of one request; no two prompts or passes are quite alike."""
-    k = key.num_speculative_tokens
-    lost = LOST_PER_DOUBLING ** (key.concurrency.bit_length() - 1) if k else 1.0
-    slower = 2.0 if key.engine == "transformers" else 1.0
+    k = key.draft.k
+    lost = LOST_PER_DOUBLING ** (key.condition.concurrency.bit_length() - 1) if k else 1.0
+    slower = 2.0 if key.condition.engine == "transformers" else 1.0
     return SECONDS[k] * lost * slower * (1 + 0.01 * ((i + k) % 3))

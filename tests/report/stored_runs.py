@@ -14,7 +14,7 @@ from specbench.records import (
     RunRecord,
 )
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run
-from tests.cell_keys import BASE_KEY
+from tests.cell_keys import BASE_KEY, with_axes
 from tests.report.made_up_records import environment, forwards, memory, model, request
 from tests.settings.flat_settings import settings_of
 
@@ -105,11 +105,10 @@ def renamed(stored: StoredRun, old: str, new: str) -> StoredRun:
     """The run with a name replaced wherever a cell, a block or a plan states it."""
 
     def rename(key: CellKey) -> CellKey:
-        return replace(
+        return with_axes(
             key,
             **{
-                name: getattr(key, name).replace(old, new)
-                for name in ("pairing", "target", "drafter", "workload")
+                name: key.flat[name].replace(old, new) for name in ("target", "drafter", "workload")
             },
         )
 
@@ -135,7 +134,7 @@ def renamed(stored: StoredRun, old: str, new: str) -> StoredRun:
 
 def keys(wish: Wish, workload: str, temperature: float) -> Iterator[CellKey]:
     """K = 0 once, then every K of every drafter."""
-    base = replace(
+    base = with_axes(
         BASE_KEY,
         pairing=wish.target,
         target=wish.target,
@@ -146,7 +145,7 @@ def keys(wish: Wish, workload: str, temperature: float) -> Iterator[CellKey]:
     for drafter in wish.drafters:
         for k in wish.ks:
             if k > 0:
-                yield replace(
+                yield with_axes(
                     base,
                     pairing=f"{wish.target}/{drafter}",
                     drafter=drafter,
@@ -169,7 +168,7 @@ def _blocks(
                             prompt,
                             repeat,
                             is_gpu=wish.is_gpu,
-                            is_throttled=key.num_speculative_tokens == wish.throttled_k,
+                            is_throttled=key.draft.k == wish.throttled_k,
                         )
                         for key in keys(replace(wish, ks=ks), workload, temperature)
                     )

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from specbench.records import CellPlan, CellSummary, Decision, Interval
+from specbench.records import CellPlan, CellSummary, Decision, Draft, Fixed, Interval
 from specbench.report.answers import answer_lines, compromise_lines
 from specbench.report.document import Document, build_document
+from tests.cell_keys import with_axes
 from tests.report.stored_runs import SMALL, stored_run
 
 
@@ -12,14 +13,14 @@ def with_speedups(document: Document, speedups: dict[str, tuple[float, float]]) 
     """The document with decisions made up: bounds by `pairing workload`, 1.5 in their middle."""
 
     def decide(decision: Decision) -> Decision:
-        low, high = speedups[f"{decision.pairing} {decision.workload}"]
+        workload = decision.condition.workload
+        low, high = speedups[f"{decision.leader.pairing} {workload}"]
         helps = low > 1.01
         return replace(
             decision,
-            method="draft_model" if helps else "none",
-            num_speculative_tokens=4 if helps else 0,
+            draft=decision.leader.at(Fixed(4)).draft if helps else Draft.none,
             speedup=Interval(estimate=(low + high) / 2, low=low, high=high),
-            sentence=f"{decision.workload}: {'K=4' if helps else 'no'} [{low}, {high}]",
+            sentence=f"{workload}: {'K=4' if helps else 'no'} [{low}, {high}]",
         )
 
     return replace(document, decisions=tuple(map(decide, document.decisions)))
@@ -73,9 +74,9 @@ def test_temperatures_are_told_apart_when_there_are_several(gpu_document: Docume
 
 def test_targets_are_told_apart_when_there_are_several(cpu_document: Document) -> None:
     def rename(cell: CellSummary) -> CellSummary:
-        return replace(cell, key=replace(cell.key, target="other", pairing="other"))
+        return replace(cell, key=with_axes(cell.key, target="other", pairing="other"))
 
-    baselines = [cell for cell in cpu_document.cells if cell.key.num_speculative_tokens == 0]
+    baselines = [cell for cell in cpu_document.cells if cell.key.draft.k == 0]
     other = tuple(map(rename, baselines))
     plans = [CellPlan(key=cell.key, num_prompts=6, num_repeats=1) for cell in other]
     document = replace(

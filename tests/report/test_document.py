@@ -28,14 +28,14 @@ def decode_seconds(stored: StoredRun, cell_id: str, purpose: str) -> float:
 
 def test_a_decision_quotes_the_second_measurement_of_the_winner(stored: StoredRun) -> None:
     document = build_document(stored)
-    decision = next(d for d in document.decisions if d.num_speculative_tokens > 0)
+    decision = next(d for d in document.decisions if d.draft.k > 0)
     chosen = next(
         cell.key
         for cell in document.cells
-        if (cell.key.pairing, cell.key.workload, cell.key.num_speculative_tokens)
-        == (decision.pairing, decision.workload, decision.num_speculative_tokens)
+        if (cell.key.pairing, cell.key.condition.workload, cell.key.draft.k)
+        == (decision.leader.pairing, decision.leader.condition.workload, decision.draft.k)
     )
-    base_id = f"demo|{decision.workload}|builtin|none|k0|c1|t0|float32"
+    base_id = f"demo|{decision.leader.condition.workload}|builtin|none|k0|c1|t0|float32"
     first, second = (
         decode_seconds(stored, base_id, purpose) / decode_seconds(stored, chosen.id, purpose)
         for purpose in ("explore", "confirm")
@@ -51,33 +51,38 @@ def test_the_first_pass_does_not_count_confirming_requests(stored: StoredRun) ->
 
 
 def test_an_interrupted_winner_is_not_quoted(interrupted_document: Document) -> None:
-    decision = next(d for d in interrupted_document.decisions if d.workload == "code")
+    decision = next(
+        d for d in interrupted_document.decisions if d.leader.condition.workload == "code"
+    )
     assert decision.speedup is None
-    assert (decision.method, decision.num_speculative_tokens) == ("none", 0)
+    assert (decision.draft.method, decision.draft.k) == ("none", 0)
     assert not interrupted_document.is_complete
     assert any("--resume 20261121-010203-a1b2" in w for w in interrupted_document.warnings)
 
 
 def test_the_baseline_is_one_cell_for_each_workload(cpu_document: Document) -> None:
-    baselines = [c for c in cpu_document.cells if c.key.num_speculative_tokens == 0]
-    assert [c.key.workload for c in baselines] == ["code", "creative"]
-    assert {(c.key.pairing, c.key.drafter, c.key.method) for c in baselines} == {
+    baselines = [c for c in cpu_document.cells if c.key.draft.k == 0]
+    assert [c.key.condition.workload for c in baselines] == ["code", "creative"]
+    assert {(c.key.pairing, c.key.draft.drafter, c.key.draft.method) for c in baselines} == {
         ("demo", "none", "none")
     }
     assert {c.speedup for c in baselines} == {None}
 
 
 def test_one_decision_for_each_pairing_workload_and_temperature(gpu_document: Document) -> None:
-    asked = [(d.pairing, d.workload, d.temperature) for d in gpu_document.decisions]
+    asked = [
+        (d.leader.pairing, d.leader.condition.workload, d.leader.condition.temperature)
+        for d in gpu_document.decisions
+    ]
     assert len(asked) == len(set(asked)) == 2 * 2 * 2
 
 
 def test_an_invalid_cell_is_kept_and_supports_no_decision(gpu_document: Document) -> None:
     invalid = [cell for cell in gpu_document.cells if not cell.valid]
-    assert {cell.key.num_speculative_tokens for cell in invalid} == {4}
+    assert {cell.key.draft.k for cell in invalid} == {4}
     assert all("throttled" in cell.invalid_reasons[0] for cell in invalid)
     assert all(cell.metrics for cell in invalid)
-    assert all(d.num_speculative_tokens != 4 for d in gpu_document.decisions)
+    assert all(d.draft.k != 4 for d in gpu_document.decisions)
 
 
 def test_a_failure_is_a_result(cpu_document: Document) -> None:
@@ -87,7 +92,7 @@ def test_a_failure_is_a_result(cpu_document: Document) -> None:
 def test_planned_cells_without_a_request_are_missing(stored: StoredRun) -> None:
     code_only = tuple(block for block in stored.blocks if block.workload == "code")
     document = build_document(replace(stored, blocks=code_only))
-    assert {key.workload for key in document.missing} == {"creative"}
+    assert {key.condition.workload for key in document.missing} == {"creative"}
     assert len(document.missing) == 7
     assert document.warnings == (
         "7 of 14 planned cells were not measured: "

@@ -65,7 +65,7 @@ def test_lines_are_named_where_they_end_and_the_chosen_k_is_written_beside_its_p
 ) -> None:
     speedup = texts(cpu_charts[0].svg)
     assert speedup.count("draft") == speedup.count("poor") == 2
-    chosen = [f"K={d.num_speculative_tokens}" for d in cpu_document.decisions if d.speedup]
+    chosen = [f"K={d.draft.k}" for d in cpu_document.decisions if d.speedup]
     assert {text for text in speedup if text.startswith("K=")} == set(chosen) - {"K=0"}
 
 

@@ -9,7 +9,6 @@ import pytest
 from specbench.cli.console import open_console
 from specbench.gate.check import Gate, Tolerance, check
 from specbench.gate.figures import Figure
-from specbench.metrics.cell_names import cell_name
 from specbench.report.gate_json import gate_json
 from specbench.report.gate_junit import gate_junit
 from specbench.report.gate_markdown import gate_markdown
@@ -55,12 +54,12 @@ def test_a_row_shows_what_was_decided_and_by_what(gate):
 
 
 def test_cells_are_named_by_what_tells_them_apart():
-    assert cell_name(key()) == "demo/draft K=4 on code"
-    assert cell_name(key(temperature=0.7, concurrency=4, context=512)) == (
+    assert key().label == "demo/draft K=4 on code"
+    assert (key(temperature=0.7, concurrency=4, context=512)).label == (
         "demo/draft K=4 on code, 4 requests at once, temperature 0.7, context 512"
     )
-    assert cell_name(key(num_samples=4)) == "demo/draft K=4 on code, best of 4 samples"
-    assert cell_name(key(4, request_rate=2.0)).endswith("up to 1 at once, 2 requests a second")
+    assert (key(num_samples=4)).label == "demo/draft K=4 on code, best of 4 samples"
+    assert (key(4, request_rate=2.0)).label.endswith("up to 1 at once, 2 requests a second")
 
 
 def test_chance_is_only_spoken_of_where_there_is_some(gate):

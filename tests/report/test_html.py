@@ -94,7 +94,7 @@ def test_dark_mode_and_print_are_provided_for(html: str) -> None:
 
 
 def test_the_chosen_rows_are_marked(html: str, cpu_document: Document) -> None:
-    chosen = sum(decision.method != "none" for decision in cpu_document.decisions)
+    chosen = sum(decision.draft.method != "none" for decision in cpu_document.decisions)
     assert html.count('<tr class="chosen">') == chosen > 0
 
 

@@ -22,6 +22,7 @@ from specbench.report.sections import sections
 from specbench.report.tables import terminal_report
 from specbench.runs import StoredRun
 from specbench.shipped import PACKAGE
+from tests.cell_keys import with_axes
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
 RULE = "typical alpha=0.5"
@@ -33,7 +34,7 @@ def with_rule(stored: StoredRun, drafter: str) -> StoredRun:
     """The run as if a rule had judged the drafts of one drafter."""
 
     def mark(key: CellKey) -> CellKey:
-        return replace(key, lossy=RULE) if key.drafter == drafter else key
+        return with_axes(key, lossy=RULE) if key.draft.drafter == drafter else key
 
     ids = {plan.key.id: mark(plan.key).id for plan in stored.run.cells}
     plans = tuple(replace(plan, key=mark(plan.key)) for plan in stored.run.cells)
@@ -127,13 +128,14 @@ def test_the_answer_is_lossless_where_any_lossless_drafter_helps(marked: Documen
         return replace(
             document,
             decisions=tuple(
-                replace(d, speedup=speedups.get(d.pairing, slower)) for d in document.decisions
+                replace(d, speedup=speedups.get(d.leader.pairing, slower))
+                for d in document.decisions
             ),
         )
 
     section = sections(both_help(marked))[0]
     assert section.best is not None
-    assert section.best.pairing == "demo/poor"
+    assert section.best.leader.pairing == "demo/poor"
     assert answer(section).headline.startswith("demo/poor, ")
     line = answer_lines(both_help(marked))[1]
     assert line.startswith("  demo/bold (lossy): ")
@@ -190,14 +192,14 @@ def test_speedups_of_texts_that_differ_in_length_are_per_token() -> None:
         for block in stored.blocks
     )
     cells = build_document(replace(stored, blocks=blocks)).cells
-    speedups = [c.speedup for c in cells if c.key.drafter == "bold"]
+    speedups = [c.speedup for c in cells if c.key.draft.drafter == "bold"]
     assert speedups
     assert all(s is not None and abs(s.estimate - 1) < 1e-9 for s in speedups)
 
 
 def test_cells_of_another_rule_are_other_cells() -> None:
     keys = [plan.key for plan in stored_run(SMALL).run.cells]
-    (key, *_) = [key for key in keys if key.num_speculative_tokens]
-    ids = {replace(key, lossy=rule).id for rule in (None, "typical", RULE)}
+    (key, *_) = [key for key in keys if key.draft.k]
+    ids = {with_axes(key, lossy=rule).id for rule in (None, "typical", RULE)}
     assert len(ids) == 3
     assert key.id in ids

@@ -13,6 +13,7 @@ from specbench.report.charts.pareto import pareto_front
 from specbench.report.document import Document, build_document
 from specbench.report.recommendation import pick_grid, pick_lines, picks_of, reasons
 from specbench.report.recommendation_json import recommendation_json
+from tests.cell_keys import with_axes
 from tests.report.served_runs import served_run
 from tests.report.stored_runs import SMALL, stored_run
 
@@ -26,8 +27,8 @@ def served() -> Document:
 def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) -> None:
     objective = Objective(name=name, price_per_hour=2.0)
     picks = picks_of(served, objective)
-    workloads = {cell.key.workload for cell in served.cells}
-    assert {one.question.workload for one in picks} == workloads
+    workloads = {cell.key.condition.workload for cell in served.cells}
+    assert {one.condition.workload for one in picks} == workloads
     titles = [line for line in pick_lines(served, picks, objective) if not line.startswith("  ")]
     assert len(titles) >= len(picks)
     for one in picks:
@@ -37,11 +38,11 @@ def test_every_workload_has_a_sentence_and_a_chosen_row(served: Document, name) 
 
 
 def test_rows_and_workloads_can_be_asked_for(served: Document) -> None:
-    rows = max(cell.key.concurrency for cell in served.cells)
-    workload = served.cells[0].key.workload
+    rows = max(cell.key.condition.concurrency for cell in served.cells)
+    workload = served.cells[0].key.condition.workload
     (one,) = picks_of(served, Objective(), concurrency=rows, workloads=[workload])
-    assert {candidate.key.concurrency for candidate in one.candidates} == {rows}
-    assert one.question.workload == workload
+    assert {candidate.key.condition.concurrency for candidate in one.candidates} == {rows}
+    assert one.condition.workload == workload
 
 
 def test_the_machine_form_names_best_candidates_and_reasons(served: Document) -> None:
@@ -59,8 +60,10 @@ def test_the_machine_form_names_best_candidates_and_reasons(served: Document) ->
 def test_of_not_speculating_it_says_why_the_best_that_was_tried_lost() -> None:
     document = build_document(stored_run(replace(SMALL, drafters=("poor",))))
     for one in picks_of(document, Objective()):
-        assert one.best.key.num_speculative_tokens == 0
-        lost = next(d for d in document.decisions if d.workload == one.question.workload)
+        assert one.best.key.draft.k == 0
+        lost = next(
+            d for d in document.decisions if d.leader.condition.workload == one.condition.workload
+        )
         said = list(reasons(document, one))
         assert said[0].startswith("the best that lost is demo/poor, K=1, 0.")
         assert tuple(said[1:]) == lost.reasons
@@ -139,16 +142,16 @@ def test_where_it_saturates_is_told_of_the_same_setting(
     own = next(
         cell.key
         for cell in served.cells
-        if cell.key.num_speculative_tokens and cell.key.workload == one.question.workload
+        if cell.key.draft.k and cell.key.condition.workload == one.condition.workload
     )
-    key = replace(own, **changed)
+    key = with_axes(own, **changed)
     found = Crossover(key=key, points=(first, point(4, 0.9)), concurrency=4, estimated=None)
     told = list(reasons(replace(served, crossovers=(found,)), one))
     assert any("saturated above 1 user" in text for text in told) is is_told
 
 
 def test_picks_of_several_temperatures_are_told_apart(served: Document) -> None:
-    warm = tuple(replace(c, key=replace(c.key, temperature=1.0)) for c in served.cells)
+    warm = tuple(replace(c, key=with_axes(c.key, temperature=1.0)) for c in served.cells)
     both = replace(served, cells=(*served.cells, *warm))
     picks = picks_of(both, Objective())
     lines = [line for line in pick_lines(both, picks, Objective()) if not line.startswith("  ")]
@@ -169,9 +172,9 @@ def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
     one = picks_of(served, Objective())[0]
     assert one.best is not None
     key = one.best.key
-    drafter = key.drafter if key.num_speculative_tokens else NO_DRAFTER
+    drafter = key.draft.drafter if key.draft.k else NO_DRAFTER
     memory = MemoryRecord(
-        target=key.target,
+        target=key.condition.target,
         drafter=drafter,
         weights_bytes=1,
         kv_bytes_per_token=10,
@@ -183,6 +186,6 @@ def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
     )
     for samples, left in ((1, "2,400"), (8, "300")):
         of = replace(
-            one, best=replace(one.best, key=replace(key, concurrency=1, num_samples=samples))
+            one, best=replace(one.best, key=with_axes(key, concurrency=1, num_samples=samples))
         )
         assert f"memory is left for {left} more tokens of context a row" in reasons(document, of)

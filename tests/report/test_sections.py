@@ -4,22 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.setting import Setting
 from specbench.report.document import build_document
 from specbench.report.prose import which_pass
-from specbench.report.sections import parts_told_apart
+from tests.cell_keys import KEY, with_axes
 from tests.report.stored_runs import SMALL, stored_run
 
-ONE = Setting(
-    target="demo",
-    workload="code",
-    engine="builtin",
-    concurrency=1,
-    temperature=0.0,
-    dtype="float32",
-    context=None,
-    request_rate=None,
-)
+ONE = KEY.condition
 
 
 @pytest.mark.parametrize(
@@ -34,12 +24,12 @@ ONE = Setting(
     ],
 )
 def test_a_setting_is_named_by_what_the_others_have_otherwise(others, parts):
-    assert parts_told_apart(ONE, [ONE, ONE._replace(**others)], also="workload") == parts
+    assert ONE.told_apart([ONE, replace(ONE, **others)], also="workload") == parts
 
 
 def test_rates_of_one_number_of_rows_are_told_apart():
-    several = [ONE._replace(concurrency=64, request_rate=rate) for rate in (2.0, 4.0, 8.0)]
-    titles = {parts_told_apart(one, several, also="workload") for one in several}
+    several = [replace(ONE, concurrency=64, request_rate=rate) for rate in (2.0, 4.0, 8.0)]
+    titles = {one.told_apart(several, also="workload") for one in several}
     assert titles == {("code", f"{rate:g} requests a second") for rate in (2.0, 4.0, 8.0)}
 
 
@@ -48,13 +38,13 @@ def test_a_second_measurement_is_told_of_where_a_k_was_picked_from_several():
     assert "quotes a second measurement" in which_pass(document)
     first = {}
     for cell in document.cells:
-        if cell.key.num_speculative_tokens:
-            first.setdefault((cell.key.pairing, cell.key.workload), cell)
+        if cell.key.draft.k:
+            first.setdefault((cell.key.pairing, cell.key.condition.workload), cell)
     assert which_pass(replace(document, cells=tuple(first.values()))) == ""
 
 
 def test_one_question_of_several_k_is_enough_to_tell_of_a_second_measurement():
     document = build_document(stored_run(SMALL))
-    drafting = [c for c in document.cells if c.key.num_speculative_tokens]
-    single = replace(drafting[0], key=replace(drafting[0].key, workload="another"))
+    drafting = [c for c in document.cells if c.key.draft.k]
+    single = replace(drafting[0], key=with_axes(drafting[0].key, workload="another"))
     assert which_pass(replace(document, cells=(*document.cells, single)))

@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.cell_names import requests_at_once
-from specbench.metrics.setting import setting_of
 from specbench.records import RoundTimeline
 from specbench.report.answers import answer_lines, compromise_lines
 from specbench.report.charts.canvas import Chart
@@ -16,6 +14,7 @@ from specbench.report.grids import result_grid
 from specbench.report.prose import setup
 from specbench.report.provenance import provenance
 from specbench.report.sections import sections
+from tests.cell_keys import with_axes
 from tests.report.served_runs import served_run
 from tests.report.test_figures import texts
 
@@ -43,11 +42,11 @@ def test_sections_are_told_apart_by_rows_and_engine(served: Document) -> None:
 def test_every_engine_has_its_own_baseline_and_what_is_compared_with_it(served: Document) -> None:
     own, peer, *_ = sections(served)
     assert own.baseline is not None
-    assert own.baseline.key.method == "none"
+    assert own.baseline.key.draft.method == "none"
     assert peer.baseline is not None
-    assert peer.baseline.key.method == "generate"
+    assert peer.baseline.key.draft.method == "generate"
     static = peer.undrafted[1]
-    assert static.key.method == "generate_static"
+    assert static.key.draft.method == "generate_static"
     assert static.speedup is not None
     assert static.speedup.estimate == pytest.approx(1.0)
     assert peer.series == ("demo/draft, assisted", "demo/draft, assisted_default")
@@ -128,8 +127,8 @@ def test_the_setting_of_the_run_is_said_above_everything(
 
 
 def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
-    setting = setting_of(replace(served_run().run.cells[0].key, concurrency=8, request_rate=2.5))
-    assert requests_at_once(setting) == "up to 8 at once, 2.5 requests a second"
+    setting = with_axes(served_run().run.cells[0].key, concurrency=8, request_rate=2.5).condition
+    assert setting.requests == "up to 8 at once, 2.5 requests a second"
 
 
 def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
@@ -161,18 +160,18 @@ def test_the_time_line_has_the_corners_of_its_steps_alone() -> None:
 
 def test_acceptance_by_position_is_of_the_deepest_fixed_k(served: Document) -> None:
     own = sections(served)[0]
-    assert [cell.key.num_speculative_tokens for cell in own.deepest] == [4]
+    assert [cell.key.draft.k for cell in own.deepest] == [4]
 
 
 def test_an_adaptive_cell_is_chosen_and_not_the_fixed_k_of_its_size(served: Document) -> None:
     section = sections(served)[0]
     adaptive = section.cells[-1].key
-    assert adaptive.adaptive
+    assert adaptive.draft.is_adaptive
     (decision,) = section.decisions
-    helps = replace(decision, method="draft_model", leader=adaptive)
+    helps = replace(decision, draft=adaptive.draft, leader=adaptive)
     chosen = replace(section, decisions=(helps,))
     assert chosen.is_chosen(adaptive)
-    assert not chosen.is_chosen(replace(adaptive, adaptive=False))
+    assert not chosen.is_chosen(with_axes(adaptive, adaptive=False))
 
 
 def test_the_speed_up_chart_says_what_it_draws(served_charts: tuple[Chart, ...]) -> None:

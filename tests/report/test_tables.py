@@ -51,8 +51,8 @@ def test_the_chosen_and_the_invalid_are_marked_in_words(
 ) -> None:
     code = printed(cpu_document).split("creative")[0]
     (chosen,) = [line for line in code.splitlines() if line.endswith("chosen")]
-    decision = next(d for d in cpu_document.decisions if d.method != "none")
-    assert chosen.split()[0] == str(decision.num_speculative_tokens)
+    decision = next(d for d in cpu_document.decisions if d.draft.method != "none")
+    assert chosen.split()[0] == str(decision.draft.k)
     invalid = [line for line in printed(gpu_document).splitlines() if line.endswith("invalid")]
     assert len(invalid) == 2 * 2 * 2
     assert (

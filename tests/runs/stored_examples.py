@@ -3,7 +3,6 @@
 from specbench.records import (
     AnswerCheck,
     BlockRecord,
-    CellKey,
     CellPlan,
     DeviceSample,
     Environment,
@@ -22,9 +21,10 @@ from specbench.records import (
 )
 from specbench.runs import SCHEMA_VERSION
 from specbench.runs.codec import Done
+from tests.cell_keys import cell_key
 from tests.settings.flat_settings import settings_of
 
-KEY = CellKey(
+KEY = cell_key(
     pairing="demo/draft",
     target="demo",
     drafter="draft",

@@ -130,7 +130,7 @@ def test_a_run_from_before_lossy_rules_reads_as_a_lossless_one():
     old = decode_run(json.dumps(document).encode())
 
     assert old.cells == run().cells
-    assert {key.lossy for key in old.keys} == {None}
+    assert {key.draft.lossy for key in old.keys} == {None}
 
 
 def test_a_newer_schema_is_told_from_damage_even_where_its_keys_are_unknown():

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from specbench.metrics.cell_names import label_of
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
 from specbench.report.numbers import series
-from specbench.report.sections import Section, drafter_of, setting_title
+from specbench.report.sections import Section, drafter_of
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
 _CAPTION = (
@@ -25,20 +24,20 @@ def acceptance_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]
     if not drawn:
         return None
     cells = [cell for section in drawn for cell in section.deepest]
-    last = max(2, *(cell.key.num_speculative_tokens for cell in cells))
+    last = max(2, *(cell.key.draft.k for cell in cells))
     panels = Panels(
-        [section.question.workload for section in drawn],
-        [drafter_of(label_of(c.key)) for c in cells],
+        [section.condition.workload for section in drawn],
+        [drafter_of(c.key.source) for c in cells],
     )
     for ax, section in zip(panels.axes, drawn, strict=True):
         for cell in section.deepest:
-            _draw_lines(ax, cell, styles[label_of(cell.key)])
+            _draw_lines(ax, cell, styles[cell.key.source])
         ax.set_ylim(-0.02, 1.04)
     panels.set_x(1, last, "position in the draft")
     panels.axes[0].set_ylabel("accepted")
     panels.axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
     panels.label_ends([_names(section, styles) for section in drawn])
-    return panels.chart("Acceptance per position", setting_title(drawn[0].question), _CAPTION)
+    return panels.chart("Acceptance per position", drawn[0].condition.label, _CAPTION)
 
 
 def _draw_lines(ax: Axes, cell: CellSummary, style: SeriesStyle) -> None:
@@ -58,7 +57,7 @@ def _names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
     return [
         Label(_joint(cell)[-1], drafter_of(label), styles[label].colour)
         for cell in section.deepest
-        for label in [label_of(cell.key)]
+        for label in [cell.key.source]
     ]
 
 

@@ -5,11 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from matplotlib.axes import Axes
 
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.metrics.cell_names import label_of
-from specbench.metrics.setting import setting_of
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
 from specbench.report.forecasts import whose_costs
-from specbench.report.sections import Section, drafter_of, setting_title
+from specbench.report.sections import Section, drafter_of
 
 _CAPTION = (
     "Lines: the speed-up that was forecast before any K was measured; bands: 95% intervals over "
@@ -25,11 +23,11 @@ def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) 
         return None
     checked = [one for section in drawn for one in section.forecasts]
     names = [_name(one) for one in checked]
-    panels = Panels([section.question.workload for section in drawn], names)
+    panels = Panels([section.condition.workload for section in drawn], names)
     for ax, section in zip(panels.axes, drawn, strict=True):
         panels.reference_line(ax)
         for one in section.forecasts:
-            _draw(ax, one, styles[label_of(one.forecast.key)])
+            _draw(ax, one, styles[one.forecast.key.source])
     last = max(one.forecast.points[-1].num_speculative_tokens for one in checked)
     panels.set_x(0, last, "K, drafted tokens a round")
     panels.axes[0].set_ylabel("decode speed-up")
@@ -37,8 +35,8 @@ def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) 
     panels.label_ends([list(_labels(section, styles)) for section in drawn])
     whose = dict.fromkeys(text for one in checked if (text := whose_costs(one.forecast)))
     costs = f", with the costs of {'; '.join(whose)}" if whose else ""
-    setting = setting_of(checked[0].forecast.key)
-    return panels.chart("Forecast against measured", f"{setting_title(setting)}{costs}", _CAPTION)
+    setting = checked[0].forecast.key.condition
+    return panels.chart("Forecast against measured", f"{setting.label}{costs}", _CAPTION)
 
 
 def _draw(ax: Axes, one: CheckedForecast, style: SeriesStyle) -> None:
@@ -79,8 +77,8 @@ def _labels(section: Section, styles: Mapping[str, SeriesStyle]) -> Iterator[Lab
     for one in section.forecasts:
         last = one.forecast.points[-1].speedup
         if last is not None:
-            yield Label(last.estimate, _name(one), styles[label_of(one.forecast.key)].colour)
+            yield Label(last.estimate, _name(one), styles[one.forecast.key.source].colour)
 
 
 def _name(one: CheckedForecast) -> str:
-    return drafter_of(label_of(one.forecast.key))
+    return drafter_of(one.forecast.key.source)

@@ -7,7 +7,6 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from specbench.gate.history import History, Series
-from specbench.metrics.cell_names import cell_name
 from specbench.report.charts.canvas import INK, SERIES, VERIFY, Chart, Panels, drawing
 from specbench.report.numbers import Scale, scale_of
 
@@ -28,7 +27,7 @@ def history_charts(history: History) -> tuple[Chart, ...]:
 def _charts(drawn: Sequence[Series]) -> Iterator[Chart]:
     for metric in dict.fromkeys(series.metric for series in drawn):
         group = [series for series in drawn if series.metric == metric]
-        names = [cell_name(series.key) for series in group]
+        names = [series.key.label for series in group]
         # Names stand above their panel, which is widened for those that are longer.
         panels = Panels(names, [" " * max(3, max(map(len, names)) - _FITTING)])
         largest = max(max(series.values) for series in group)

@@ -1,15 +1,14 @@
 """What one can have at once: speed-up for memory, and speed of one user for that of all."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from matplotlib.axes import Axes
 
-from specbench.metrics.cell_names import short_k
-from specbench.metrics.setting import Setting
-from specbench.records import CellSummary
+from specbench.records import CellSummary, Condition
 from specbench.report.charts.canvas import INK, Chart, Label, Panels, SeriesStyle
 from specbench.report.numbers import scalar
-from specbench.report.sections import Section, drafter_of, setting_title
+from specbench.report.sections import Section, drafter_of
 
 _MEMORY = (
     "Decode speed-up of each drafter's best valid K against the memory that it adds to the "
@@ -36,7 +35,7 @@ def memory_pareto_charts(
         if not drawn:
             continue
         names = [drafter_of(label) for section in drawn for label in _costed(section)]
-        panels = Panels([section.question.workload for section in drawn], names)
+        panels = Panels([section.condition.workload for section in drawn], names)
         largest = max(cost for s in drawn for _, cost in _costed(s).values())
         unit, scale = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
         for ax, section in zip(panels.axes, drawn, strict=True):
@@ -47,17 +46,17 @@ def memory_pareto_charts(
         panels.axes[0].yaxis.set_major_formatter("{x:g}x")
         panels.label_ends([_cost_labels(_costed(section), styles) for section in drawn])
         title = "Speed-up against what it costs in memory"
-        yield panels.chart(title, setting_title(drawn[0].question), _MEMORY)
+        yield panels.chart(title, drawn[0].condition.label, _MEMORY)
 
 
 def rows_pareto_charts(
     every: Sequence[Section], styles: Mapping[str, SeriesStyle]
 ) -> Iterator[Chart]:
     """All users against one user, a panel a workload, where several concurrencies ran."""
-    groups: dict[Setting, dict[str, list[Section]]] = {}
+    groups: dict[Condition, dict[str, list[Section]]] = {}
     for section in every:
-        across = section.question._replace(workload="", concurrency=1)
-        groups.setdefault(across, {}).setdefault(section.question.workload, []).append(section)
+        across = replace(section.condition, workload="", concurrency=1)
+        groups.setdefault(across, {}).setdefault(section.condition.workload, []).append(section)
     for setting, by_workload in groups.items():
         found = {name: _curves(own) for name, own in by_workload.items()}
         drawn = {n: curves for n, curves in found.items() if any(map(_is_line, curves.values()))}
@@ -75,7 +74,7 @@ def rows_pareto_charts(
         panels.axes[0].set_ylabel("tokens/s of all users")
         panels.axes[0].set_ylim(bottom=0)
         panels.label_ends([_curve_labels(curves, styles) for curves in drawn.values()])
-        where = setting_title(setting, with_rows=False)
+        where = setting.label_without_requests
         yield panels.chart("One user's speed against everybody's", where, _ROWS)
 
 
@@ -130,7 +129,7 @@ def _cost_labels(
     return [
         Label(
             cell.speedup.estimate,
-            f"{drafter_of(label)} K={short_k(cell.key)}",
+            f"{drafter_of(label)} K={cell.key.draft.length.label}",
             styles[label].colour,
         )
         for label, (cell, _) in costed.items()
@@ -141,8 +140,8 @@ def _cost_labels(
 def _curves(own: Sequence[Section]) -> dict[str, Points]:
     """By label, "no speculation" first; points by rows."""
     curves: dict[str, Points] = {}
-    for section in sorted(own, key=lambda section: section.question.concurrency):
-        rows = section.question.concurrency
+    for section in sorted(own, key=lambda section: section.condition.concurrency):
+        rows = section.condition.concurrency
         best: dict[str, CellSummary | None] = {_PLAIN: section.baseline}
         for label in section.series:
             usable = [c for c in section.of(label) if c.valid and c.speedup is not None]

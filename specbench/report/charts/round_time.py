@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import DRAFT, INK, REST, VERIFY, Chart, Label, Panels
 from specbench.report.numbers import measured, scalar
-from specbench.report.sections import Section, setting_title
+from specbench.report.sections import Section
 
 _CAPTION = (
     "Bars: what a round costs, in steps of the target alone (dashed: one step, the round of "
@@ -40,10 +40,10 @@ def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
         ax.bar(0, 1, width=_BAR_WIDTH, color=REST, alpha=0.6)
         for cell in section.fixed(label):
             _draw_bar(ax, cell)
-    panels.set_x(0, max(c.key.num_speculative_tokens for c in cells), "K, drafted tokens a round")
+    panels.set_x(0, max(c.key.draft.k for c in cells), "K, drafted tokens a round")
     panels.axes[0].set_ylabel("baseline steps")
     panels.label_ends([_names(section.fixed(label)) for section in drawn])
-    setting = f"{label}: {setting_title(drawn[0].question)}"
+    setting = f"{label}: {drawn[0].condition.label}"
     return panels.chart("Where a round's time goes", setting, _CAPTION)
 
 
@@ -56,7 +56,7 @@ def parts(cell: CellSummary) -> tuple[Part, ...]:
         return ()
     if draft is None or verify is None:
         return (Part("round", whole, REST),)
-    drafting = draft * cell.key.num_speculative_tokens
+    drafting = draft * cell.key.draft.k
     return (
         Part("draft", drafting, DRAFT),
         Part("verify", verify, VERIFY),
@@ -65,7 +65,7 @@ def parts(cell: CellSummary) -> tuple[Part, ...]:
 
 
 def _draw_bar(ax: Axes, cell: CellSummary) -> None:
-    k, bottom = cell.key.num_speculative_tokens, 0.0
+    k, bottom = cell.key.draft.k, 0.0
     for part in parts(cell):
         ax.bar(
             k,
@@ -96,5 +96,5 @@ def _names(cells: Sequence[CellSummary]) -> list[Label]:
 
 def _panel_title(section: Section) -> str:
     step = scalar(section.baseline.metrics.get("round_s")) if section.baseline else None
-    name = section.question.workload
+    name = section.condition.workload
     return name if step is None else f"{name} (step: {measured(step, 's')})"

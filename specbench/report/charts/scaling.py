@@ -1,15 +1,14 @@
 """Speed-up against rows in flight or against context, a line a K: where does it stop paying?"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import cycle
 
 from matplotlib.axes import Axes
 
 from specbench.decide.scaling import ContextCurve, Crossover, Point
-from specbench.metrics.cell_names import label_of, short_k
-from specbench.metrics.setting import Setting, setting_of
+from specbench.records import Condition
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, Label, Panels, SeriesStyle
-from specbench.report.sections import setting_title
 
 Curve = Crossover | ContextCurve
 
@@ -29,13 +28,13 @@ _CONTEXT = (
 
 def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload."""
-    groups: dict[tuple[str, Setting], list[Curve]] = {}
+    groups: dict[tuple[str, Condition], list[Curve]] = {}
     for curve in crossovers:
-        setting = setting_of(curve.key)._replace(workload="", concurrency=1)
-        groups.setdefault((label_of(curve.key), setting), []).append(curve)
+        setting = replace(curve.key.condition, workload="", concurrency=1)
+        groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
         panels = _panels(group, "rows in flight")
-        where = f"{label}: {setting_title(setting, with_rows=False)}"
+        where = f"{label}: {setting.label_without_requests}"
         if setting.request_rate is not None:
             where += f", {setting.request_rate:g} requests a second"
         yield panels.chart("Speed-up against rows in flight", where, _ROWS + _BARS)
@@ -43,25 +42,25 @@ def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
 
 def context_charts(curves: Sequence[ContextCurve]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload."""
-    groups: dict[tuple[str, Setting], list[Curve]] = {}
+    groups: dict[tuple[str, Condition], list[Curve]] = {}
     for curve in curves:
-        setting = setting_of(curve.key)._replace(workload="", context=None)
-        groups.setdefault((label_of(curve.key), setting), []).append(curve)
+        setting = replace(curve.key.condition, workload="", context=None)
+        groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
         panels = _panels(group, "tokens of context")
-        where = f"{label}: {setting_title(setting)}"
+        where = f"{label}: {setting.label}"
         yield panels.chart("Speed-up against context", where, _CONTEXT + _BARS)
 
 
 def _panels(group: Sequence[Curve], meaning: str) -> Panels:
-    workloads = list(dict.fromkeys(curve.key.workload for curve in group))
+    workloads = list(dict.fromkeys(curve.key.condition.workload for curve in group))
     places = sorted({point.at for curve in group for point in curve.points})
     styles = _styles(group)
     panels = Panels(workloads, list(styles))
     names: list[list[Label]] = []
     for ax, workload in zip(panels.axes, workloads, strict=True):
         panels.reference_line(ax)
-        own = [curve for curve in group if curve.key.workload == workload]
+        own = [curve for curve in group if curve.key.condition.workload == workload]
         for i, curve in enumerate(own):
             shift = 0.06 * (i - (len(own) - 1) / 2)  # intervals stay apart
             _draw(ax, curve.points, places, styles[_name(curve)], shift)
@@ -80,7 +79,7 @@ def _styles(group: Sequence[Curve]) -> dict[str, SeriesStyle]:
 
 
 def _name(curve: Curve) -> str:
-    return f"K={short_k(curve.key)}"
+    return f"K={curve.key.draft.length.label}"
 
 
 def _draw(

@@ -1,15 +1,13 @@
 """Tokens a second of the built-in decoder beside other engines, a bar a cell."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from specbench.decide.peers import SideBySide
-from specbench.metrics.cell_names import OWN_ENGINE
-from specbench.metrics.setting import Setting, setting_of
-from specbench.records import CellKey, CellSummary
+from specbench.records import OWN_ENGINE, CellKey, CellSummary, Condition
 from specbench.report.charts.canvas import INK, REST, SERIES, Chart, Label, Panels
 from specbench.report.comparisons import work_of
 from specbench.report.numbers import scalar
-from specbench.report.sections import setting_title
 
 _CAPTION = (
     "Output tokens after the first / decode seconds, over the same prompts in one interleaved run. "
@@ -23,10 +21,10 @@ def side_by_side_charts(
 ) -> Iterator[Chart]:
     """A chart a setting, a panel a workload; none without another engine."""
     known = {cell.key: cell for cell in cells}
-    groups: dict[Setting, dict[str, list[SideBySide]]] = {}
+    groups: dict[Condition, dict[str, list[SideBySide]]] = {}
     for pair in pairs:
-        setting = setting_of(pair.own)
-        across = setting._replace(workload="", engine="")
+        setting = pair.own.condition
+        across = replace(setting, workload="", engine="")
         groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
     for setting, workloads in groups.items():
         bars = {name: bars_of(own, known) for name, own in workloads.items()}
@@ -50,7 +48,7 @@ def bars_of(
     return tuple(known[key] for key in keys if key in known and _speed(known[key]))
 
 
-def _chart(setting: Setting, bars: dict[str, tuple[CellSummary, ...]]) -> Chart:
+def _chart(setting: Condition, bars: dict[str, tuple[CellSummary, ...]]) -> Chart:
     names = [_name(cell) for cells in bars.values() for cell in cells]
     panels = Panels(list(bars), names)
     last = max(_speed(cell) for cells in bars.values() for cell in cells)
@@ -70,21 +68,25 @@ def _chart(setting: Setting, bars: dict[str, tuple[CellSummary, ...]]) -> Chart:
     panels.label_ends(
         [
             [
-                Label(-row, _name(cell), _colour(cell) if cell.key.engine == OWN_ENGINE else INK)
+                Label(
+                    -row,
+                    _name(cell),
+                    _colour(cell) if cell.key.condition.engine == OWN_ENGINE else INK,
+                )
                 for row, cell in enumerate(cells)
             ]
             for cells in bars.values()
         ]
     )
-    return panels.chart("Side by side with other engines", setting_title(setting), _CAPTION)
+    return panels.chart("Side by side with other engines", setting.label, _CAPTION)
 
 
 def _name(cell: CellSummary) -> str:
-    return f"{_speed(cell):,.0f}  {cell.key.engine} {work_of(cell.key)}"
+    return f"{_speed(cell):,.0f}  {cell.key.condition.engine} {work_of(cell.key)}"
 
 
 def _colour(cell: CellSummary) -> str:
-    return SERIES[0] if cell.key.engine == OWN_ENGINE else REST
+    return SERIES[0] if cell.key.condition.engine == OWN_ENGINE else REST
 
 
 def _speed(cell: CellSummary) -> float:

@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from specbench.metrics.cell_names import short_k
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
 from specbench.report.numbers import scalar
-from specbench.report.sections import Section, drafter_of, setting_title
+from specbench.report.sections import Section, drafter_of
 
 _OF_REQUESTS = (
     "Decode seconds at K=0 / decode seconds at K, over the same prompts. Bars: 95% intervals "
@@ -34,23 +33,23 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
     if not drawn:
         return None
     names = [drafter_of(label) for section in drawn for label in section.series]
-    panels = Panels([section.question.workload for section in drawn], names)
+    panels = Panels([section.condition.workload for section in drawn], names)
     for ax, section in zip(panels.axes, drawn, strict=True):
         panels.reference_line(ax)
         for i, label in enumerate(section.series):
             shift = 0.1 * (i - (len(section.series) - 1) / 2)  # intervals stay apart
             _draw_line(ax, section, label, styles[label], shift)
-    last = max(c.key.num_speculative_tokens for s in drawn for c in s.cells)
+    last = max(c.key.draft.k for s in drawn for c in s.cells)
     panels.set_x(0, last, "K, drafted tokens a round")
     panels.axes[0].set_ylabel("decode speed-up")
     panels.axes[0].margins(y=0.12)  # room for the mark of the chosen K
     panels.axes[0].yaxis.set_major_formatter("{x:g}x")
     panels.label_ends([_names(section, styles) for section in drawn])
-    return panels.chart("Speed-up against K", setting_title(drawn[0].question), _caption(drawn))
+    return panels.chart("Speed-up against K", drawn[0].condition.label, _caption(drawn))
 
 
 def _caption(drawn: Sequence[Section]) -> str:
-    question = drawn[0].question
+    question = drawn[0].condition
     if question.request_rate is not None:
         return _OF_ARRIVALS + _MARKS
     return (_OF_PASSES if question.concurrency > 1 else _OF_REQUESTS) + _MARKS
@@ -75,15 +74,15 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
         ax.plot(
             x,
             speedup.estimate,
-            marker="*" if cell.key.adaptive else style.marker,
-            markersize=8 if is_chosen or cell.key.adaptive else 3.5,
+            marker=style.marker if cell.key.draft.is_fixed else "*",
+            markersize=8 if is_chosen or not cell.key.draft.is_fixed else 3.5,
             color=style.colour,
             markerfacecolor=style.colour if cell.valid else "none",
             zorder=4,
         )
         if is_chosen:
             ax.annotate(
-                f"K={short_k(cell.key)}",
+                f"K={cell.key.draft.length.label}",
                 (x, speedup.high or speedup.estimate),
                 xytext=(0, 2),
                 textcoords="offset points",
@@ -106,10 +105,10 @@ def _names(section: Section, styles: Mapping[str, SeriesStyle]) -> list[Label]:
 
 def _from_star_to_end(cell: CellSummary) -> tuple[bool, int]:
     """The order in which the last one is where the line ends."""
-    return not cell.key.adaptive, cell.key.num_speculative_tokens
+    return cell.key.draft.is_fixed, cell.key.draft.k
 
 
 def _k(cell: CellSummary) -> float:
     """Where on the axis a cell stands."""
     mean_k = scalar(cell.metrics.get("mean_num_speculative_tokens"))
-    return cell.key.num_speculative_tokens if mean_k is None else mean_k
+    return cell.key.draft.k if mean_k is None else mean_k

@@ -1,14 +1,12 @@
 """Which K an adaptive cell took, over the time of its first pass."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from matplotlib.ticker import MaxNLocator
 
-from specbench.metrics.cell_names import label_of
-from specbench.metrics.setting import Setting, setting_of
-from specbench.records import CellKey, PassRecord, RoundTimeline
+from specbench.records import CellKey, Condition, PassRecord, RoundTimeline
 from specbench.report.charts.canvas import SERIES, Chart, Panels
-from specbench.report.sections import setting_title
 
 _CAPTION = (
     "K of every round of the first pass, picked from measured round costs and the acceptance so "
@@ -18,11 +16,11 @@ _CAPTION = (
 
 def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload; none without a round."""
-    groups: dict[tuple[str, Setting], dict[str, RoundTimeline]] = {}
+    groups: dict[tuple[str, Condition], dict[str, RoundTimeline]] = {}
     for key, record in time_lines.items():
         if len(record.rounds):
-            group = label_of(key), setting_of(key)._replace(workload="")
-            groups.setdefault(group, {})[key.workload] = record.rounds
+            group = key.source, replace(key.condition, workload="")
+            groups.setdefault(group, {})[key.condition.workload] = record.rounds
     for (label, setting), rounds in groups.items():
         panels = Panels(list(rounds), [])
         for ax, one in zip(panels.axes, rounds.values(), strict=True):
@@ -33,7 +31,7 @@ def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart
         panels.axes[0].yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         panels.axes[0].set_ylabel("K")
         panels.set_amount(max(_end_s(one) for one in rounds.values()), "seconds")
-        where = f"{label}: {setting_title(setting)}"
+        where = f"{label}: {setting.label}"
         yield panels.chart("K=auto over time", where, _CAPTION)
 
 

@@ -1,0 +1,151 @@
+"""The axes of measurement: what each thing that tells cells apart is called everywhere.
+
+An axis added later is a field of `Condition` or `Draft` (keys.py) and an entry of LATER: ids,
+files, columns, `check --allow-different` and the words for people follow from it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+REQUIRED = object()  # the default of an axis that every file has
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Axis:
+    """One thing that tells cells apart: an entry of a flat key."""
+
+    path: str  # where a key has it
+    meaning: str = ""  # of its column; "": none yet, as nothing makes such cells
+    unit: str = ""
+    in_id: str = ""  # its piece of ids, from a `key`; left out at the default
+    words: str = ""  # where it tells conditions apart, from `at`; "": the value
+    usual: str = ""  # the same at the default
+    # Options of --allow-different under which it may differ; each is about the first axis it has.
+    allowed_by: tuple[str, ...] = ()
+    default: Any = REQUIRED  # what a file without the entry means
+
+    def of(self, key: Any) -> Any:
+        return attrgetter(self.path)(key)
+
+    def piece(self, key: Any) -> str | None:
+        """Its piece of the id of a key."""
+        if not self.in_id or self.of(key) == self.default:
+            return None
+        return self.in_id.format(key=key)
+
+    def told(self, at: Any) -> str:
+        """What it is under a condition, in words."""
+        value = getattr(at, self.path.removeprefix("condition."))
+        words = self.usual if value == self.default else self.words.format(at=at)
+        return words or str(value)
+
+
+# In the order of files and of columns.
+_FIRST: Mapping[str, Axis] = {
+    "pairing": Axis(
+        path="pairing",
+        meaning="`target/drafter`; of K = 0 the bare target",
+        in_id="{key.pairing}",
+    ),
+    "target": Axis(path="condition.target", meaning="name of the target", allowed_by=("target",)),
+    "drafter": Axis(
+        path="draft.drafter",
+        meaning="name of the drafter; `none` at K = 0",
+        allowed_by=("drafter",),
+    ),
+    "workload": Axis(
+        path="condition.workload",
+        meaning="name of the workload",
+        in_id="{key.condition.workload}",
+    ),
+    "engine": Axis(
+        path="condition.engine",
+        meaning="what decoded, such as `builtin`",
+        in_id="{key.condition.engine}",
+        allowed_by=("engine",),
+    ),
+    "method": Axis(
+        path="draft.method",
+        meaning="how tokens are drafted, such as `draft_model`; `none` at K = 0",
+        in_id="{key.draft.method}",
+        allowed_by=("drafter", "engine"),
+    ),
+    "num_speculative_tokens": Axis(
+        path="draft.k",
+        meaning="K: the most tokens drafted per round",
+        unit="tokens/round",
+        in_id="{key.draft.length.id}",
+        allowed_by=("K",),
+    ),
+    "concurrency": Axis(
+        path="condition.concurrency",
+        meaning="most requests decoded at the same time",
+        unit="requests",
+        in_id="c{key.condition.concurrency}",
+        words="{at.requests}",
+        allowed_by=("concurrency",),
+    ),
+    "temperature": Axis(
+        path="condition.temperature",
+        meaning="of sampling; 0 is greedy",
+        in_id="t{key.condition.temperature:g}",
+        words="temperature {at.temperature:g}",
+        allowed_by=("temperature",),
+    ),
+    "dtype": Axis(
+        path="condition.dtype",
+        meaning="of the target's computation",
+        in_id="{key.condition.dtype}",
+        allowed_by=("dtype",),
+    ),
+    "adaptive": Axis(
+        path="draft.is_adaptive",
+        meaning="K was picked round by round, up to `num_speculative_tokens`",
+        allowed_by=("K",),
+        default=False,
+    ),
+    "context": Axis(
+        path="condition.context",
+        meaning="length that prompts were lengthened to; absent: as they are",
+        unit="tokens",
+        in_id="x{key.condition.context}",
+        words="context {at.context:,}",
+        usual="prompts as they are",
+        allowed_by=("context",),
+        default=None,
+    ),
+    "request_rate": Axis(
+        path="condition.request_rate",
+        meaning="arrivals; absent: the next one as soon as a row is free",
+        unit="requests/s",
+        in_id="r{key.condition.request_rate:g}",
+        words="{at.request_rate:g} requests a second",
+        usual="the next when a row is free",
+        allowed_by=("request-rate",),
+        default=None,
+    ),
+    "num_samples": Axis(
+        path="condition.num_samples",
+        meaning="answers to each prompt, of which the likeliest is picked",
+        unit="samples",
+        in_id="n{key.condition.num_samples}",
+        words="best of {at.num_samples}",
+        usual="one sample",
+        allowed_by=("samples",),
+        default=1,
+    ),
+    "lossy": Axis(
+        path="draft.lossy",
+        meaning="the rule that changes the target's distribution; absent: lossless",
+        in_id="lossy {key.draft.lossy}",
+        allowed_by=("lossy",),
+        default=None,
+    ),
+}
+# Only files of keys that use such an axis name it, so that all others stay as they are.
+LATER: Mapping[str, Axis] = {
+    "schedule": Axis(path="draft.schedule", allowed_by=("K",), default=None),
+}
+AXES: Mapping[str, Axis] = {**_FIRST, **LATER}

@@ -1,0 +1,122 @@
+"""What a key says of itself: its id, its entries in files, its words, its order."""
+
+import json
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+import pytest
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from specbench.records import Auto, CellKey, CellPlan, Condition, Draft, Fixed, Schedule
+from specbench.records.axes import AXES, REQUIRED
+from tests.cell_keys import BASE_KEY, KEY, cell_key, with_axes
+
+# Each axis alone with another value than KEY has, and the id of that cell.
+OTHERS: dict[str, tuple[Any, str]] = {
+    "target": ("big", "big/draft|code|builtin|draft_model|k4|c1|t0|float32"),
+    "drafter": ("poor", "demo/poor|code|builtin|draft_model|k4|c1|t0|float32"),
+    "workload": ("chat", "demo/draft|chat|builtin|draft_model|k4|c1|t0|float32"),
+    "engine": ("vllm", "demo/draft|code|vllm|draft_model|k4|c1|t0|float32"),
+    "method": ("ngram", "demo/draft|code|builtin|ngram|k4|c1|t0|float32"),
+    "num_speculative_tokens": (8, "demo/draft|code|builtin|draft_model|k8|c1|t0|float32"),
+    "concurrency": (16, "demo/draft|code|builtin|draft_model|k4|c16|t0|float32"),
+    "temperature": (0.7, "demo/draft|code|builtin|draft_model|k4|c1|t0.7|float32"),
+    "dtype": ("bfloat16", "demo/draft|code|builtin|draft_model|k4|c1|t0|bfloat16"),
+    "adaptive": (True, "demo/draft|code|builtin|draft_model|kauto|c1|t0|float32"),
+    "context": (4096, "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|x4096"),
+    "request_rate": (2.5, "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|r2.5"),
+    "num_samples": (4, "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|n4"),
+    "lossy": ("typical", "demo/draft|code|builtin|draft_model|k4|c1|t0|float32|lossy typical"),
+}
+SCHEDULED = KEY.at(Schedule(((1, 8), (5, 4), (17, 0))))
+PLAN = TypeAdapter(CellPlan | None, config=ConfigDict(extra="forbid", strict=True))
+
+
+def plan(key: CellKey) -> CellPlan:
+    return CellPlan(key=key, num_prompts=1, num_repeats=1)
+
+
+def test_every_axis_is_in_the_id_and_comes_back_from_a_file() -> None:
+    assert {"pairing", "schedule", *OTHERS} == set(AXES)
+    ids = set()
+    for name, (value, its_id) in OTHERS.items():
+        key = cell_key(**{name: value})
+        assert key.id == its_id
+        assert key.flat[name] == value
+        text = PLAN.dump_json(plan(key), warnings="error")
+        assert json.loads(text)["key"] == key.flat
+        assert PLAN.validate_json(text) == plan(key)
+        ids.add(key.id)
+    assert len(ids) == len(OTHERS)
+
+
+def test_every_field_of_a_part_is_an_axis_of_its_name() -> None:
+    paths = {axis.path: name for name, axis in AXES.items()}
+    for part, place in ((Condition, "condition"), (Draft, "draft")):
+        names = {field.name for field in fields(part)} - {"length"}
+        assert {paths[f"{place}.{name}"] for name in names} == names
+        for field in fields(part):
+            if field.name in names and field.default is not MISSING:
+                assert AXES[field.name].default == field.default
+            elif field.name in names:
+                assert AXES[field.name].default is REQUIRED
+
+
+def test_a_file_names_a_later_axis_only_where_it_is_used() -> None:
+    assert list(KEY.flat) == [name for name in AXES if name != "schedule"]
+    assert KEY.flat == json.loads(PLAN.dump_json(plan(KEY)))["key"]
+    text = PLAN.dump_json(plan(SCHEDULED), warnings="error")
+    assert json.loads(text)["key"]["schedule"] == [[1, 8], [5, 4], [17, 0]]
+    assert PLAN.validate_json(text) == plan(SCHEDULED)
+    assert SCHEDULED.id == "demo/draft|code|builtin|draft_model|k8@1,4@5,0@17|c1|t0|float32"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pairing": "demo/poor"},
+        {"num_speculative_tokens": 4, "schedule": [[1, 8]]},
+        {"adaptive": True, "schedule": [[1, 4]]},
+        {"temperature": "0"},
+        {"colour": "red"},
+    ],
+)
+def test_entries_that_do_not_fit_together_are_refused(wrong: dict[str, Any]) -> None:
+    document = {"key": {**KEY.flat, **wrong}, "num_prompts": 1, "num_repeats": 1}
+    with pytest.raises(ValidationError):
+        PLAN.validate_json(json.dumps(document))
+
+
+def test_k_0_is_one_draft_for_all_drafters() -> None:
+    assert BASE_KEY.draft is Draft.none
+    assert BASE_KEY.is_baseline
+    assert with_axes(BASE_KEY, engine="transformers", method="generate").is_baseline
+    assert not with_axes(BASE_KEY, engine="transformers", method="generate_static").is_baseline
+    assert BASE_KEY.pairing == "demo"
+
+
+def test_each_part_has_one_label() -> None:
+    auto = KEY.at(Auto(8))
+    assert [key.draft.label for key in (BASE_KEY, KEY, auto)] == ["K=0", "draft K=4", "draft auto"]
+    assert SCHEDULED.draft.label == "draft K=8, 4 from 5, 0 from 17"
+    lossy = cell_key(lossy="typical", context=4096, request_rate=2.5, concurrency=8)
+    assert lossy.draft.label == "draft (lossy) K=4"
+    assert lossy.label == (
+        "demo/draft (lossy) K=4 on code, up to 8 at once, 2.5 requests a second, context 4,096"
+    )
+    assert lossy.condition.label == (
+        "demo, temperature 0, up to 8 at once, 2.5 requests a second, context 4,096, float32, "
+        "builtin engine"
+    )
+    peer = cell_key(engine="transformers", method="assisted", temperature=0.7)
+    assert peer.label == "demo/draft, assisted K=4 on code, temperature 0.7"
+
+
+def test_each_part_has_one_order() -> None:
+    drafts = [
+        replace(KEY.draft, length=x) for x in (Fixed(1), Fixed(4), Auto(2), Schedule(((1, 1),)))
+    ]
+    assert sorted(reversed(drafts), key=lambda draft: draft.order) == drafts
+    axes = ({}, {"concurrency": 4}, {"context": 512}, {"temperature": 1.0}, {"engine": "vllm"})
+    conditions = [cell_key(**changes).condition for changes in axes]
+    assert sorted(reversed(conditions), key=lambda at: at.order) == conditions

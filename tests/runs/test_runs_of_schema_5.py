@@ -1,0 +1,27 @@
+"""A run of schema 5 as it was stored before keys had two parts says what it said then."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from specbench.report.document import build_document, to_json
+from specbench.runs import load_run
+from specbench.runs.codec import encode_run
+
+RUNS = Path(__file__).parent / "runs_of_schema_5"
+EXPECTED: dict[str, Any] = json.loads((RUNS / "expected.json").read_text())
+
+
+def test_it_has_the_cells_and_the_report_that_it_had() -> None:
+    stored = load_run(RUNS / "sweep", RUNS)
+    assert [key.id for key in stored.run.keys] == EXPECTED["ids"]
+    found = json.loads(json.dumps(to_json(build_document(stored))))
+    assert found == EXPECTED["report"]
+    in_order = [list(cell) for cell in (*found["cells"], *found["decisions"])]
+    then = EXPECTED["report"]
+    assert in_order == [list(cell) for cell in (*then["cells"], *then["decisions"])]
+
+
+def test_its_plan_is_stored_again_byte_for_byte() -> None:
+    stored = load_run(RUNS / "sweep", RUNS)
+    assert encode_run(stored.run) == (RUNS / "sweep" / "run.json").read_bytes()
