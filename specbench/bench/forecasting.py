@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from specbench.bench.blocks import Block
 from specbench.bench.deadline import Deadline
+from specbench.bench.drafted_cells import DraftedCells, costed, effort, sharing_costs
 from specbench.bench.passes import block_seconds
 from specbench.bench.plan import BUILTIN, TargetPlan
-from specbench.bench.questions import Question, costed, effort, sharing_costs
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace, Tracer
@@ -35,7 +35,7 @@ COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs
 class _Between(NamedTuple):
     """Questions whose round costs are measured between the blocks of an exhaustive run."""
 
-    group: list[Question]
+    group: list[DraftedCells]
     costs: RoundCosts
 
 
@@ -79,7 +79,7 @@ class Forecasting:
 
         A drafter that cannot be forecast keeps all of its cells.
         """
-        questions = list(self._questions(usable))
+        questions = list(self._drafted_cells(usable))
         known = {record.key: record for record in self._ledger.stored.forecasts}
         groups = sharing_costs(q for q in questions if q.key not in known)
         asked = self._plan.settings.forecasting
@@ -97,12 +97,12 @@ class Forecasting:
         if self._told:
             return frozenset()
         left_out: set[str] = set()
-        for question in questions:
-            made_of = known.get(question.key)
+        for drafted in questions:
+            made_of = known.get(drafted.key)
             if made_of is not None:
                 left_out |= {
                     cell.key.id
-                    for cell in question.cells
+                    for cell in drafted.cells
                     if cell.key.draft.k not in made_of.to_measure
                 }
         return usable - left_out
@@ -113,7 +113,7 @@ class Forecasting:
         A machine's pace changes by the minute: only so do costs and sweep meet the same one.
         """
         for group, costs in tuple(self._between):
-            if block.condition in [question.condition for question in group]:
+            if block.condition in [drafted.condition for drafted in group]:
                 self._measured_s[block.condition] += sum(block_seconds(record).values())
                 measured_s = sum(self._measured_s[s] for s in {q.condition for q in group})
                 # However soon they are known: the sweep goes on, and its pace may change.
@@ -127,7 +127,7 @@ class Forecasting:
                 self._ledger.append(record)
         self._between = []
 
-    def _questions(self, usable: frozenset[str]) -> Iterator[Question]:
+    def _drafted_cells(self, usable: frozenset[str]) -> Iterator[DraftedCells]:
         """Those of the loaded drafters that have traces."""
         for condition in self._plan.conditions:
             for pairing in self._plan.pairings:
@@ -140,9 +140,11 @@ class Forecasting:
                 )
                 traces = self._tracer.traces(pairing, condition) if cells else []
                 if replayed(traces, 0) is not None:
-                    yield Question(pairing, condition, cells, traces)
+                    yield DraftedCells(pairing, condition, cells, traces)
 
-    def _forecasts(self, group: Sequence[Question], num_groups: int) -> Iterator[ForecastRecord]:
+    def _forecasts(
+        self, group: Sequence[DraftedCells], num_groups: int
+    ) -> Iterator[ForecastRecord]:
         if self._told:
             return self._made(group, self._told_curves(group), 0.0)
         self._watch.stage(f"{self._plan.target.name}: timing rounds")
@@ -157,29 +159,29 @@ class Forecasting:
             self._between = [one for one in self._between if one.costs is not costs]
 
     def _made(
-        self, group: Sequence[Question], curves: dict[CellKey, CostCurve], costs_s: float
+        self, group: Sequence[DraftedCells], curves: dict[CellKey, CostCurve], costs_s: float
     ) -> Iterator[ForecastRecord]:
-        for question in group:
-            curve = curves.get(question.key)
+        for drafted in group:
+            curve = curves.get(drafted.key)
             if curve is None:
                 continue
-            trace_s = self._tracer.seconds(question.traces, question.condition)
+            trace_s = self._tracer.seconds(drafted.traces, drafted.condition)
             shared_s = costs_s / len(group)
             try:
                 yield forecast(
-                    question.key,
-                    question.traces,
+                    drafted.key,
+                    drafted.traces,
                     curve,
-                    question.ks,
-                    rule=self._rule(question.condition.temperature),
-                    effort=effort(self._plan, question, trace_s=trace_s, costs_s=shared_s),
+                    drafted.ks,
+                    rule=self._rule(drafted.condition.temperature),
+                    effort=effort(self._plan, drafted, trace_s=trace_s, costs_s=shared_s),
                 )
             except ValueError as error:
-                name = f"{question.pairing.name} on {question.condition.workload}"
+                name = f"{drafted.pairing.name} on {drafted.condition.workload}"
                 self._watch.warn(f"{name}: not forecast, {first_line(error)}")
 
-    def _told_curves(self, group: Sequence[Question]) -> dict[CellKey, CostCurve]:
-        for rows in dict.fromkeys(question.condition.concurrency for question in group):
+    def _told_curves(self, group: Sequence[DraftedCells]) -> dict[CellKey, CostCurve]:
+        for rows in dict.fromkeys(drafted.condition.concurrency for drafted in group):
             ks = {k for q in group if q.condition.concurrency == rows for k in q.ks}
             text = left_out(self._told, concurrency=rows, ks=ks)
             if text and text not in self._warned:  # several groups may have the same K
@@ -189,8 +191,8 @@ class Forecasting:
             q.key: told(self._told, concurrency=q.condition.concurrency, ks=q.ks) for q in group
         }
 
-    def _costs(self, group: Sequence[Question]) -> RoundCosts:
-        settings = dict.fromkeys(question.condition for question in group)
+    def _costs(self, group: Sequence[DraftedCells]) -> RoundCosts:
+        settings = dict.fromkeys(drafted.condition for drafted in group)
         return RoundCosts(
             self._session.engine,
             costed(self._plan, group),
@@ -201,7 +203,7 @@ class Forecasting:
 
     def _measured_curves(
         self,
-        group: Sequence[Question],
+        group: Sequence[DraftedCells],
         costs: RoundCosts,
         may_go_on: Callable[[], bool] = lambda: True,
     ) -> dict[CellKey, CostCurve]:
@@ -214,17 +216,17 @@ class Forecasting:
         for record in records:
             self._ledger.append(record)
         found = {}
-        for question in group:
+        for drafted in group:
             own = [
                 record
                 for one, record in zip(costs.costed, records, strict=True)
-                if one.cell.drafter in (question.pairing.drafter.name, NO_DRAFTER)
+                if one.cell.drafter in (drafted.pairing.drafter.name, NO_DRAFTER)
             ]
             ks = {record.num_speculative_tokens for record in own}
-            rounds = {k: known for k in ks if (known := replayed(question.traces, k)) is not None}
+            rounds = {k: known for k in ks if (known := replayed(drafted.traces, k)) is not None}
             curve = measured_here(own, {k: known.of_texts for k, known in rounds.items()})
             if curve is not None:
-                found[question.key] = curve
+                found[drafted.key] = curve
         return found
 
     def _refuse(self, error: Exception) -> None:

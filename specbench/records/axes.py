@@ -12,7 +12,7 @@ from typing import Any
 REQUIRED = object()  # the default of an axis that every file has
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Axis:
     """One thing that tells cells apart: an entry of a flat key."""
 
@@ -44,71 +44,63 @@ class Axis:
 
 # In the order of files and of columns.
 _FIRST: Mapping[str, Axis] = {
-    "pairing": Axis(
-        path="pairing",
-        meaning="`target/drafter`; of K = 0 the bare target",
-        in_id="{key.pairing}",
-    ),
-    "target": Axis(path="condition.target", meaning="name of the target", allowed_by=("target",)),
+    "pairing": Axis("pairing", "`target/drafter`; of K = 0 the bare target", in_id="{key.pairing}"),
+    "target": Axis("condition.target", "name of the target", allowed_by=("target",)),
     "drafter": Axis(
-        path="draft.drafter",
-        meaning="name of the drafter; `none` at K = 0",
-        allowed_by=("drafter",),
+        "draft.drafter", "name of the drafter; `none` at K = 0", allowed_by=("drafter",)
     ),
     "workload": Axis(
-        path="condition.workload",
-        meaning="name of the workload",
-        in_id="{key.condition.workload}",
+        "condition.workload", "name of the workload", in_id="{key.condition.workload}"
     ),
     "engine": Axis(
-        path="condition.engine",
-        meaning="what decoded, such as `builtin`",
+        "condition.engine",
+        "what decoded, such as `builtin`",
         in_id="{key.condition.engine}",
         allowed_by=("engine",),
     ),
     "method": Axis(
-        path="draft.method",
-        meaning="how tokens are drafted, such as `draft_model`; `none` at K = 0",
+        "draft.method",
+        "how tokens are drafted, such as `draft_model`; `none` at K = 0",
         in_id="{key.draft.method}",
         allowed_by=("drafter", "engine"),
     ),
     "num_speculative_tokens": Axis(
-        path="draft.k",
-        meaning="K: the most tokens drafted per round",
+        "draft.k",
+        "K: the most tokens drafted per round",
         unit="tokens/round",
         in_id="{key.draft.length.id}",
         allowed_by=("K",),
     ),
     "concurrency": Axis(
-        path="condition.concurrency",
-        meaning="most requests decoded at the same time",
+        "condition.concurrency",
+        "most requests decoded at the same time",
         unit="requests",
         in_id="c{key.condition.concurrency}",
         words="{at.requests}",
         allowed_by=("concurrency",),
     ),
     "temperature": Axis(
-        path="condition.temperature",
-        meaning="of sampling; 0 is greedy",
+        "condition.temperature",
+        "of sampling; 0 is greedy",
         in_id="t{key.condition.temperature:g}",
         words="temperature {at.temperature:g}",
         allowed_by=("temperature",),
     ),
     "dtype": Axis(
-        path="condition.dtype",
-        meaning="of the target's computation",
+        "condition.dtype",
+        "of the target's computation",
         in_id="{key.condition.dtype}",
         allowed_by=("dtype",),
     ),
     "adaptive": Axis(
-        path="draft.is_adaptive",
-        meaning="K was picked round by round, up to `num_speculative_tokens`",
+        "draft.is_adaptive",
+        "K was picked round by round, up to `num_speculative_tokens`",
         allowed_by=("K",),
         default=False,
     ),
     "context": Axis(
-        path="condition.context",
-        meaning="length that prompts were lengthened to; absent: as they are",
+        "condition.context",
+        "length that prompts were lengthened to; absent: as they are",
         unit="tokens",
         in_id="x{key.condition.context}",
         words="context {at.context:,}",
@@ -117,8 +109,8 @@ _FIRST: Mapping[str, Axis] = {
         default=None,
     ),
     "request_rate": Axis(
-        path="condition.request_rate",
-        meaning="arrivals; absent: the next one as soon as a row is free",
+        "condition.request_rate",
+        "arrivals; absent: the next one as soon as a row is free",
         unit="requests/s",
         in_id="r{key.condition.request_rate:g}",
         words="{at.request_rate:g} requests a second",
@@ -127,8 +119,8 @@ _FIRST: Mapping[str, Axis] = {
         default=None,
     ),
     "num_samples": Axis(
-        path="condition.num_samples",
-        meaning="answers to each prompt, of which the likeliest is picked",
+        "condition.num_samples",
+        "answers to each prompt, of which the likeliest is picked",
         unit="samples",
         in_id="n{key.condition.num_samples}",
         words="best of {at.num_samples}",
@@ -137,8 +129,8 @@ _FIRST: Mapping[str, Axis] = {
         default=1,
     ),
     "lossy": Axis(
-        path="draft.lossy",
-        meaning="the rule that changes the target's distribution; absent: lossless",
+        "draft.lossy",
+        "the rule that changes the target's distribution; absent: lossless",
         in_id="lossy {key.draft.lossy}",
         allowed_by=("lossy",),
         default=None,
@@ -146,6 +138,6 @@ _FIRST: Mapping[str, Axis] = {
 }
 # Only files of keys that use such an axis name it, so that all others stay as they are.
 LATER: Mapping[str, Axis] = {
-    "schedule": Axis(path="draft.schedule", allowed_by=("K",), default=None),
+    "schedule": Axis("draft.schedule", allowed_by=("K",), default=None),
 }
 AXES: Mapping[str, Axis] = {**_FIRST, **LATER}

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.questions import Question, costed
+from specbench.bench.drafted_cells import DraftedCells, costed
 from tests.bench.fake_runs import make_plan, measure, write_prompts
 from tests.bench.fake_traces import fake_trace
 from tests.bench.fakes import FakeClock, FakeEngine, RecordingWatch
@@ -71,7 +71,7 @@ def test_rounds_of_a_sweep_are_those_of_each_workload_by_its_own_share_of_traces
     for condition, num_prompts in zip(plan.conditions, (6, 3), strict=True):
         cells = tuple(c for c in plan.cells(condition) if c.drafter == "good")
         own = [t for t in stored.traces if t.drafter == "good" and t.workload == condition.workload]
-        questions.append(Question(plan.pairings[0], condition, cells, own[:num_prompts]))
+        questions.append(DraftedCells(plan.pairings[0], condition, cells, own[:num_prompts]))
     rounds = {0: 40, 1: 20, 2: 14, 4: 8}  # of an answer
     found = {c.cell.key.draft.k: c.num_rounds for c in costed(plan, questions)}
     # Each workload's sweep decodes six prompts twice, however many were traced.

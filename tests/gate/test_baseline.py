@@ -79,9 +79,13 @@ def test_cells_of_other_prompts_are_left_out_and_named():
         ([run(2.0, "a", is_complete=False)], "interrupted"),
         ([run(2.0, "a"), run(2.0, "b", torch="1", models={"demo": "f"})], "model: demo aaaa"),
         ([run(2.0, "a"), run(2.0, "b", hardware={"device": "cpu"})], "hardware: device cuda"),
+        (
+            [run(2.0, name, software={"builtin of demo": name}) for name in "ab"],
+            "no repeats of one another: builtin of demo: a and b; .*--allow-different software",
+        ),
         ([side(cell({}, problems=("x",)))], "no cell is valid"),
     ],
-    ids=["twice", "file", "interrupted", "model", "hardware", "invalid"],
+    ids=["twice", "file", "interrupted", "model", "hardware", "forward", "invalid"],
 )
 def test_runs_that_make_no_baseline_are_refused(runs, says):
     with pytest.raises(UsageError, match=says):

@@ -16,7 +16,7 @@ from specbench.stats.acceptance import RoundCounts
 _ALIKE = 256  # tokens of context: within so many, and within doublings beyond, costs are shared
 
 
-class Question(NamedTuple):
+class DraftedCells(NamedTuple):
     """What one forecast is about: a drafter in a condition."""
 
     pairing: Pairing
@@ -34,28 +34,28 @@ class Question(NamedTuple):
         return [cell.key.draft.k for cell in self.cells]
 
 
-def sharing_costs(questions: Iterable[Question]) -> list[list[Question]]:
+def sharing_costs(found: Iterable[DraftedCells]) -> list[list[DraftedCells]]:
     """Groups that differ in workload and drafter alone, and whose contexts are alike."""
-    groups: dict[tuple[object, ...], list[Question]] = {}
-    for question in questions:
-        same = replace(question.cells[0].key.condition, workload="")
-        size = max(middle_context(question.traces), _ALIKE)
-        groups.setdefault((same, (size - 1).bit_length()), []).append(question)
+    groups: dict[tuple[object, ...], list[DraftedCells]] = {}
+    for drafted in found:
+        same = replace(drafted.cells[0].key.condition, workload="")
+        size = max(middle_context(drafted.traces), _ALIKE)
+        groups.setdefault((same, (size - 1).bit_length()), []).append(drafted)
     return list(groups.values())
 
 
-def costed(plan: TargetPlan, group: Sequence[Question]) -> list[Costed]:
+def costed(plan: TargetPlan, group: Sequence[DraftedCells]) -> list[Costed]:
     """A cell for each drafter and K, the first of its workloads, and one without drafts."""
     cells: dict[tuple[str, int], Cell] = {}
     ids: dict[tuple[str, int], list[str]] = {}
     rounds: dict[tuple[str, int], list[RoundCounts]] = {}
     swept: defaultdict[tuple[str, int], float] = defaultdict(float)  # rounds of the whole sweep
-    for question in group:
-        baseline = next(c for c in plan.cells(question.condition) if c.key.is_baseline)
-        repeats = effort(plan, question).sweep
-        for cell in (baseline, *question.cells):
+    for drafted in group:
+        baseline = next(c for c in plan.cells(drafted.condition) if c.key.is_baseline)
+        repeats = effort(plan, drafted).sweep
+        for cell in (baseline, *drafted.cells):
             place = (cell.drafter, cell.key.draft.k)
-            replay = replayed(question.traces, cell.key.draft.k)
+            replay = replayed(drafted.traces, cell.key.draft.k)
             if replay is None or cell.key.id in ids.get(place, ()):
                 continue
             cells.setdefault(place, cell)
@@ -74,13 +74,13 @@ def costed(plan: TargetPlan, group: Sequence[Question]) -> list[Costed]:
 
 
 def effort(
-    plan: TargetPlan, question: Question, *, trace_s: float = 0.0, costs_s: float = 0.0
+    plan: TargetPlan, drafted: DraftedCells, *, trace_s: float = 0.0, costs_s: float = 0.0
 ) -> Effort:
     """How much decoding each traced prompt stands for, in the sweep and after the forecast."""
-    condition = question.condition
+    condition = drafted.condition
     repeats: float = plan.repeats(condition)
     workload = next(w for w in plan.workloads if w.name == condition.workload)
-    num_traced = len({trace.prompt_id for trace in question.traces})
+    num_traced = len({trace.prompt_id for trace in drafted.traces})
     if condition.is_stream:  # rows decode side by side
         share = len(plan.pass_prompts(workload, condition.concurrency)) / condition.concurrency
         sweep = after = repeats * share / num_traced
