@@ -1,5 +1,5 @@
 """What comes next, cheaply? Drafting methods, one file each, marked with `@drafter("name")`.
 
-In goes what a round knows, out come drafts; the protocol is round/drafter.py. Files without the
-mark are what several methods share; `heads/` has the models of those with a head.
+In goes what a round knows, out come drafts; the protocol is round/drafter.py. `shared/` is what
+they are built of; `heads/` has the models of those with a head.
 """

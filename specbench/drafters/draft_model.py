@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from specbench.drafters.model_drafter import ModelDrafter
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.shared.model_drafter import ModelDrafter
 from specbench.round.drafter import Chunk, Footprint, Outcome, RowBuffer
 from specbench.round.state import State
 

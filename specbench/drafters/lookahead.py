@@ -10,8 +10,8 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from specbench.drafters.ngram_pool import NgramPool
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.shared.ngram_pool import NgramPool
 from specbench.drafting.depth import lookahead_depth
 from specbench.forward.tree import Tree
 from specbench.round.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits

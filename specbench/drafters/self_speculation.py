@@ -2,8 +2,8 @@
 
 from typing import Annotated
 
-from specbench.drafters.model_drafter import ModelDrafter
 from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.shared.model_drafter import ModelDrafter
 from specbench.errors import UsageError
 
 

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import torch
 
-from specbench.drafters.answer_cache import AnswerCache
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafters.suffix_tree import Cursor, Growth, SuffixTree
+from specbench.drafters.shared.answer_cache import AnswerCache
+from specbench.drafters.shared.suffix_tree import Cursor, Growth, SuffixTree
 from specbench.errors import UsageError
 from specbench.round.drafter import Outcome, PlainDrafter, Proposal, Traits
 from specbench.round.sampling import Sampler

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.drafters.model_drafter import ModelDrafter
+from specbench.drafters.shared.model_drafter import ModelDrafter
 from specbench.forward import attention
 from specbench.forward.runner import StockRunner
 from specbench.round import round as one_round

@@ -75,12 +75,12 @@ def test_a_drafter_is_listed_once_its_file_is_there(tmp_path: Path) -> None:
     ]
 
 
-def test_the_folder_holds_one_file_a_method_the_registry_and_what_heads_share() -> None:
+def test_the_folder_holds_one_file_a_method_the_registry_and_what_they_share() -> None:
     listed = {path.stem for path in FOLDER.iterdir() if path.suffix == ".py" or path.is_dir()}
     methods = [method.module.rpartition(".")[2] for method in all_methods()]
 
     assert len(set(methods)) == len(methods)
-    assert listed - {"__pycache__"} == {*methods, "__init__", "registry", "heads"}
+    assert listed - {"__pycache__"} == {*methods, "__init__", "registry", "heads", "shared"}
 
 
 @pytest.mark.parametrize("method", all_methods(), ids=lambda method: method.name)

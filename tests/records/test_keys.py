@@ -8,7 +8,7 @@ import pytest
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from specbench.records import Auto, CellKey, CellPlan, Condition, Draft, Fixed, Schedule
-from specbench.records.axes import AXES, REQUIRED
+from specbench.records.axes import AXES, LATER, REQUIRED
 from tests.cell_keys import BASE_KEY, KEY, cell_key, with_axes
 
 # Each axis alone with another value than KEY has, and the id of that cell.
@@ -63,7 +63,7 @@ def test_every_field_of_a_part_is_an_axis_of_its_name() -> None:
 
 
 def test_a_file_names_a_later_axis_only_where_it_is_used() -> None:
-    assert list(KEY.flat) == [name for name in AXES if name != "schedule"]
+    assert list(KEY.flat) == [name for name in AXES if name not in LATER]
     assert KEY.flat == json.loads(PLAN.dump_json(plan(KEY)))["key"]
     text = PLAN.dump_json(plan(SCHEDULED), warnings="error")
     assert json.loads(text)["key"]["schedule"] == [[1, 8], [5, 4], [17, 0]]

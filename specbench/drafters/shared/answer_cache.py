@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from specbench.drafters.suffix_tree import SuffixTree
+from specbench.drafters.shared.suffix_tree import SuffixTree
 
 PromptIds = tuple[int, ...]
 
