@@ -34,8 +34,10 @@ _STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in
 
 app = typer.Typer(
     name="specbench",
-    help="Does speculative decoding pay for your target, your GPU and your text - "
-    "with which draft, which method, which K?",
+    help=(
+        "Does speculative decoding pay off for your target, your GPU and "
+        "your text - and with which draft, method and K?"
+    ),
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

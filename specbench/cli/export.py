@@ -29,14 +29,14 @@ _Engine = Annotated[
 _EngineVersion = Annotated[
     str | None,
     typer.Option(
-        help="The engine's release, such as 0.30; of llama.cpp a date or a build.",
-        show_default="the newest known",
+        help="Engine release, such as 0.30; for llama.cpp a date or a build.",
+        show_default="newest known",
     ),
 ]
 _Run = Annotated[
     str | None,
     typer.Option(
-        "--run", help="Run id or folder.", show_default="the newest that measured the pairing"
+        "--run", help="Run id or folder.", show_default="latest that measured the pairing"
     ),
 ]
 _K = Annotated[
@@ -46,12 +46,12 @@ _K = Annotated[
         "--num-speculative-tokens",
         min=0,
         max=MAX_K,
-        help="K by hand, without a run; 0: none.",
+        help="Set K by hand, without a run; 0: no speculation.",
     ),
 ]
 _Workload = Annotated[
     str | None,
-    typer.Option("--workload", "-w", help="Only what holds for it.", show_default="one K for all"),
+    typer.Option("--workload", "-w", help="Only this workload.", show_default="one K for all"),
 ]
 _Rows = Annotated[
     int | None,
@@ -59,19 +59,19 @@ _Rows = Annotated[
         "--concurrency",
         min=1,
         max=MAX_ROWS,
-        help="Only what holds for so many requests at once.",
+        help="Only this many concurrent requests.",
         show_default="K by batch size",
     ),
 ]
 _Temperature = Annotated[
     float | None,
-    typer.Option(min=0, max=100, help="Only what holds at it.", show_default="the lowest measured"),
+    typer.Option(min=0, max=100, help="Only this temperature.", show_default="lowest measured"),
 ]
 _File = Annotated[
     Path | None,
-    typer.Option("--out", help="Write the config, or else the command, to this file."),
+    typer.Option("--out", help="Write the config, or the command if there is none, to this file."),
 ]
-_Runs = Annotated[Path, typer.Option("--runs", help="Folder that keeps the runs.")]
+_Runs = Annotated[Path, typer.Option("--runs", help="Folder where runs are stored.")]
 
 
 def export(
@@ -88,7 +88,7 @@ def export(
     as_json: options.AsJson = False,
     pairings_file: options.PairingsFile = None,
 ) -> None:
-    """Print a pairing's winner as a serving engine's command line or config file."""
+    """Print a pairing's winner as a serving engine's command or config."""
     from specbench.export.deployment import Deployment, Tier
     from specbench.export.engines import find_exporter
     from specbench.export.winner import Asked

@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 DEFAULT = "decode_speedup,mean_acceptance_length"
 
 _Metrics = Annotated[
-    str, typer.Option("--metric", help="Metrics of `specbench list metrics`, comma-separated.")
+    str, typer.Option("--metric", help="Metrics from `specbench list metrics`, comma-separated.")
 ]
 _Pairing = Annotated[
-    str | None, typer.Option("--pairing", help="Only cells of it.", show_default="all")
+    str | None, typer.Option("--pairing", help="Only this pairing.", show_default="all")
 ]
 _Workload = Annotated[
-    str | None, typer.Option("--workload", "-w", help="Only cells on it.", show_default="all")
+    str | None, typer.Option("--workload", "-w", help="Only this workload.", show_default="all")
 ]
 _Newest = Annotated[
     str,
-    typer.Option(
-        "--run", help="The newest run of the history.", show_default="the newest there is"
-    ),
+    typer.Option("--run", help="Last run to include.", show_default="latest"),
 ]
 _Allowed = Annotated[
     str,
     typer.Option(
         "--allow-different",
-        help="Keep runs that differ in this: hardware,model,workload ...",
+        help="Include runs that differ in hardware,model,workload ...",
         show_default="nothing",
     ),
 ]
-_Page = Annotated[Path | None, typer.Option("--html", help="Plot it: write a page to this file.")]
+_Page = Annotated[
+    Path | None, typer.Option("--html", help=("Write an HTML page with plots to this file."))
+]
 
 
 def history(
@@ -50,7 +50,7 @@ def history(
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Show metrics over the runs of one fingerprint: trend, and steps with the run they came."""
+    """Show metrics across comparable runs, with trends and change points."""
     from specbench.cli.sides import parse_words
     from specbench.cli.values import parse_names
     from specbench.gate.history import WORDS

@@ -14,7 +14,7 @@ DEFAULT_WORKLOADS = ("chat", "code", "creative")
 PairingNames = Annotated[
     list[str] | None,
     typer.Argument(
-        help="target/drafter, or a target for all its drafters; absent: the file's default.",
+        help="target/drafter, or a target for all its drafters (default: the file's).",
         show_default=False,
     ),
 ]
@@ -23,7 +23,7 @@ Workloads = Annotated[
     typer.Option(
         "--workload",
         "-w",
-        help="A workload's name or a JSONL file; may be repeated or comma-separated.  "
+        help="Workload name or JSONL file; repeat it or separate with commas.  "
         f"[default: {', '.join(DEFAULT_WORKLOADS)}]",
         show_default=False,
     ),
@@ -32,8 +32,8 @@ Methods = Annotated[
     str | None,
     typer.Option(
         "--method",
-        help="Only drafters of these methods: eagle,ngram or all.",
-        show_default="all that the pairings name",
+        help="Only drafters of these methods, such as eagle,ngram; or all.",
+        show_default="every method of the pairings",
     ),
 ]
 Ks = Annotated[
@@ -41,102 +41,127 @@ Ks = Annotated[
     typer.Option(
         "-k",
         "--num-speculative-tokens",
-        help="K: 4, 0..8, 1,2,4 or auto; with auto beside others 0..8,auto.",
+        help="K: 4, 0..8, 1,2,4, auto, or a mix such as 0..8,auto.",
         show_default="run: the pairing's, else 4; sweep-k: 0..8",
     ),
 ]
-Temperature = Annotated[str, typer.Option(help="0 is greedy; a list such as 0,1 measures both.")]
+Temperature = Annotated[str, typer.Option(help="0 is greedy; a list such as 0,1 measures each.")]
 TopK = Annotated[int, typer.Option(min=0, help="Keep the K most likely tokens; 0 is off.")]
 TopP = Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling; 1 is off.")]
 MaxNewTokens = Annotated[
     int | None,
-    typer.Option(min=2, max=131072, help="Tokens per answer at most.", show_default="workload's"),
+    typer.Option(min=2, max=131072, help="Maximum tokens per answer.", show_default="workload's"),
 ]
 Prompts = Annotated[
     int | None,
-    typer.Option(min=1, help="Prompts per workload.", show_default="10; 3 a row; budget: all"),
+    typer.Option(
+        min=1,
+        help="Prompts per workload.",
+        show_default=("10; 3 per concurrent request; with --budget: all"),
+    ),
 ]
 Repeats = Annotated[
     int | None,
     typer.Option(
-        min=1, max=100, help="Times each prompt is run.", show_default="1; sampled: 3; rows: 6"
+        min=1,
+        max=100,
+        help="How often each prompt is run.",
+        show_default=("1; sampling: 3; concurrency: 6"),
     ),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(help="Time to spend, such as 3m: prompts and repeats follow.", show_default=False),
+    typer.Option(help="Time to spend, such as 3m; sets prompts and repeats.", show_default=False),
 ]
 Precision = Annotated[
     str | None,
-    typer.Option(help="Stop when the best K is known to +- this, such as 2%.", show_default=False),
+    typer.Option(
+        help=("Stop once the best K's speed-up is known within +- this, such as 2%."),
+        show_default=False,
+    ),
 ]
 Engines = Annotated[
-    str, typer.Option("--engine", help="builtin, transformers, or both side by side.")
+    str, typer.Option("--engine", help="builtin, transformers, or both: builtin,transformers.")
 ]
-Concurrency = Annotated[str, typer.Option(help="Rows in flight: 1 or a list such as 1,4,16.")]
+Concurrency = Annotated[str, typer.Option(help="Concurrent requests: 1 or a list such as 1,4,16.")]
 Samples = Annotated[
     int,
     typer.Option(
-        min=1, max=256, help="Best of N: N answers a prompt decoded together, beside one alone."
+        min=1,
+        max=256,
+        help=("Best of N: decode N answers per prompt together, compared with one alone."),
     ),
 ]
 RequestRate = Annotated[
     float | None,
     typer.Option(
-        min=0.001, help="Poisson arrivals a second.", show_default="next one when a row is free"
+        min=0.001,
+        help="Poisson arrivals per second.",
+        show_default=("closed loop: the next request starts when one ends"),
     ),
 ]
 Context = Annotated[
     str | None,
-    typer.Option(help="Lengthen prompts with real text: 512,4k,32k tokens.", show_default=False),
+    typer.Option(help="Lengthen prompts with real text to 512,4k,32k tokens.", show_default=False),
 ]
 Forecast = Annotated[
     bool,
     typer.Option(
         "--forecast",
-        help="Trace the drafts along the target's own text, time a few rounds at every K, and "
-        "measure only the K that may be best.",
+        help=(
+            "Trace drafts along the target's own text, time a few rounds at "
+            "every K, then measure only the K that may be best."
+        ),
     ),
 ]
 Exhaustive = Annotated[
     bool,
     typer.Option(
         "--exhaustive",
-        help="With --forecast: measure every K all the same, to see how far off forecasts are "
-        "here.",
+        help="With --forecast: measure every K anyway, to see how accurate forecasts are here.",
     ),
 ]
 Costs = Annotated[
     list[str] | None,
     typer.Option(
-        help="What rounds cost in the engine you serve with: a table, a `vllm bench serve` result, "
-        "or a server's address; may be repeated. Forecasts its best K and measures none here.",
+        help=(
+            "Step times of your serving engine: a table, a `vllm bench serve` "
+            "result or a server's address; may be repeated. Forecasts that engine's best K and "
+            "measures none here."
+        ),
         show_default=False,
     ),
 ]
 AcceptanceRule = Annotated[
     str | None,
     typer.Option(
-        help="How that engine drafts above temperature 0: exact (from the draft's law) or "
-        "greedy_draft.",
+        help=(
+            "How that engine drafts above temperature 0: exact (sampled from "
+            "the draft's distribution) or greedy_draft."
+        ),
         show_default="greedy_draft for vLLM, else exact",
     ),
 ]
 Forward = Annotated[str, typer.Option(help="auto, stock or fused (dense Llama family).")]
 Graph = Annotated[str, typer.Option(help="CUDA graphs: auto, off, step or round.")]
 Compile = Annotated[
-    bool, typer.Option("--compile", help="torch.compile whole rounds; its seconds are shown.")
+    bool,
+    typer.Option(
+        "--compile", help=("Compile whole rounds with torch.compile; compile time is shown.")
+    ),
 ]
 Acceptance = Annotated[
     str | None,
     typer.Option(
-        help="Draw acceptance instead of testing it: 0.7, 0.8,0.6 or histogram:40,20,40. "
-        "Speeds are real, texts are not.",
+        help=(
+            "Simulate acceptance: 0.7, 0.8,0.6 or histogram:40,20,40. Speeds "
+            "are real, texts are not."
+        ),
         show_default=False,
     ),
 ]
 DummyWeights = Annotated[
-    bool, typer.Option("--dummy-weights", help="Random weights from the config alone.")
+    bool, typer.Option("--dummy-weights", help="Use random weights, from the config alone.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:1.")]
 Dtype = Annotated[
@@ -149,21 +174,25 @@ Threads = Annotated[
     int | None,
     typer.Option(min=1, help="CPU threads.", show_default="1 for the demo pair, else all cores"),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of prompts, order and sampling.")]
-Out = Annotated[Path, typer.Option(help="Folder that keeps the runs.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed for prompts, order and sampling.")]
+Out = Annotated[Path, typer.Option(help="Folder where runs are stored.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Resume = Annotated[
     str | None,
     typer.Option(
         metavar="[RUN]",
-        help="Go on with an interrupted run, as it was asked for; alone: the newest.",
+        help="Resume an interrupted run with its original settings (default: latest).",
         show_default=False,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without measuring.")]
 PairingsFile = Annotated[
     Path | None,
-    typer.Option("--pairings", help="A pairings.yaml.", show_default="./pairings.yaml, else ours"),
+    typer.Option(
+        "--pairings",
+        help="Pairings file to use.",
+        show_default=("./pairings.yaml, else the shipped one"),
+    ),
 ]
 
 

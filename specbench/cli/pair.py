@@ -33,14 +33,14 @@ DEFAULT_KS = "0..8"
 _Target = Annotated[
     str,
     typer.Argument(
-        metavar="TARGET", help="A target of pairings.yaml, a folder, a hub id or demo:target."
+        metavar="TARGET", help="Target in pairings.yaml, folder, hub id or demo:target."
     ),
 ]
 
 
 @options.spread
 def pair(target: _Target, asked: Paired) -> None:
-    """Rank drafts and methods for a target: what fits, what it costs, what it gains."""
+    """Rank drafts and methods for a target by fit, cost and gain."""
     from specbench.model_files.model import open_model
 
     settings = _settings(asked)

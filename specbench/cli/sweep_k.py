@@ -17,7 +17,7 @@ def sweep_k(
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure every K of a range and say per workload which is best, or none."""
+    """Measure a range of K and say which is best per workload, if any."""
     is_default = asked.num_speculative_tokens is None
     if is_default:
         asked = replace(asked, num_speculative_tokens=DEFAULT_KS)

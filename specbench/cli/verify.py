@@ -29,11 +29,11 @@ _Prompts = Annotated[
     int | None, typer.Option(min=1, help="Prompts per workload.", show_default="10")
 ]
 _Rows = Annotated[
-    int, typer.Option(min=1, max=1024, help="Rows in flight of the built-in decoder.")
+    int, typer.Option(min=1, max=1024, help="Concurrent requests in the built-in decoder.")
 ]
 _Tokens = Annotated[
     int,
-    typer.Option(min=100, max=10**8, help="Tokens sampled for each K and temperature above 0."),
+    typer.Option(min=100, max=10**8, help="Tokens to sample for each K and temperature above 0."),
 ]
 
 
@@ -68,7 +68,7 @@ def verify(
     rows: _Rows = 16,
     as_json: options.AsJson = False,
 ) -> None:
-    """Test that pairings give the target's own output: exit 1 if not, 3 if undecided."""
+    """Test that pairings reproduce the target's own output: exit 1 if not, 3 if undecided."""
     settings = read_settings("run", options.Asked(**vars(asked)))
     if settings.adaptive:
         raise UsageError(
