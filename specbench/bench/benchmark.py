@@ -88,6 +88,7 @@ def run_benchmark(
             cells=tuple(cell for plan in plans for cell in plan.cell_plans()),
             warnings=warnings,
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
+            workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
         )
         ledger = create_run(root, run)
     else:

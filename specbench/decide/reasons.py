@@ -14,19 +14,19 @@ class Units:
     """What was repeated to see how far a speed-up may be off: prompts, or passes over them."""
 
     count: int
-    singular: str
-    plural: str
+    are_prompts: bool
 
     def noun(self, count: int) -> str:
-        return self.singular if count == 1 else self.plural
+        one, many = ("prompt", "prompts") if self.are_prompts else ("pass", "passes")
+        return one if count == 1 else many
 
 
 def units_of(cell: CellSummary) -> Units:
     """The units of a cell's interval."""
     if not is_stream(cell.key):
-        return Units(count=cell.num_prompts, singular="prompt", plural="prompts")
+        return Units(count=cell.num_prompts, are_prompts=True)
     passes = number_of(cell.metrics, "num_passes") or 0
-    return Units(count=round(passes), singular="pass", plural="passes")
+    return Units(count=round(passes), are_prompts=False)
 
 
 def k_text(cell: CellSummary) -> str:

@@ -105,8 +105,13 @@ def build_document(stored: StoredRun) -> Document:
     confirmed = {cell.key: cell for cell in summarise(repeated)}
     made_up = stored.run.settings.is_synthetic
     decisions = [
-        decide(c, confirmed.get(c.to_confirm) if c.to_confirm else None, is_synthetic=made_up)
-        for c in map(choose, by_question(cells))
+        decide(
+            choice,
+            confirmed.get(choice.to_confirm) if choice.to_confirm else None,
+            workload_prompts=stored.run.workload_prompts.get(choice.cells[0].key.workload),
+            is_synthetic=made_up,
+        )
+        for choice in map(choose, by_question(cells))
     ]
     imported = summarise_imported([plan.key for plan in stored.run.cells], stored.imported)
     measured = {cell.key for cell in (*cells, *imported)}
