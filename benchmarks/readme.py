@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench.report.document import build_document, to_json
+from specbench.report.document import build_document
+from specbench.report.document_json import to_json
 from specbench.report.figures import charts
 from specbench.runs import load_run
 

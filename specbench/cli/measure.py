@@ -256,7 +256,7 @@ def _run(
     if as_json:
         print_json([document])
     else:
-        print_answer(document, paths)
+        print_answer(document, paths, told=run.run.warnings)  # told when measuring began
     require_complete(document)
 
 

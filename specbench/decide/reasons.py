@@ -100,8 +100,7 @@ def _evidence(
         )
     evidence = confirmed or leader
     if evidence.minimum_detectable_effect is not None:
-        yield f"an effect of {evidence.minimum_detectable_effect:.1%} would be detected"
-    yield from evidence.warnings
+        yield f"minimum detectable effect: {evidence.minimum_detectable_effect:.1%}"
 
 
 def _k(cell: CellSummary) -> str:

@@ -40,6 +40,12 @@ class Recommendation(Decision):
     """A decision with the cell that it speaks of, also where the answer is not to use it."""
 
     leader: CellKey
+    warnings: tuple[str, ...] = ()  # about the measurement that the sentence quotes
+
+    @property
+    def reasons_and_warnings(self) -> tuple[str, ...]:
+        """Where no list of all warnings stands beside it."""
+        return (*self.reasons, *self.warnings)
 
 
 def by_question(cells: Iterable[CellSummary]) -> tuple[tuple[CellSummary, ...], ...]:
@@ -104,7 +110,8 @@ def decide(
     """
     decision = _decide(choice, confirmed, workload_prompts)
     reasons = reasons_for(choice.cells, choice.leader, confirmed, is_synthetic=is_synthetic)
-    return replace(decision, reasons=reasons)
+    evidence = confirmed or choice.leader
+    return replace(decision, reasons=reasons, warnings=evidence.warnings if evidence else ())
 
 
 def _decide(

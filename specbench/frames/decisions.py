@@ -64,7 +64,11 @@ _ANSWER: tuple[Column[DecisionRow], ...] = record_columns(
 
 def decisions_frame(runs: Sequence[Decided]) -> pd.DataFrame:
     """The answer to every question, in the order of the plan."""
-    rows = [DecisionRow(run.run, decision) for run in runs for decision in run.decisions]
+    rows = [
+        DecisionRow(run.run, replace(decision, reasons=decision.reasons_and_warnings))
+        for run in runs
+        for decision in run.decisions
+    ]
     return frame_of(decision_columns(), rows)
 
 

@@ -1,10 +1,7 @@
 """Everything a stored run says, analysed once; each report format only renders it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
-
-from pydantic_core import to_jsonable_python
+from dataclasses import dataclass, replace
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.decide.best_of import BestOf, compare_best_of
@@ -15,11 +12,10 @@ from specbench.decide.scaling import ContextCurve, Crossover, context_curves, cr
 from specbench.forecast.forecast_check import (
     CheckedForecast,
     check_forecasts,
-    forecast_json,
     is_left_out,
 )
 from specbench.metrics.cell import CellData, gather_cells
-from specbench.metrics.imported import import_warnings, summarise_imported
+from specbench.metrics.imported import summarise_imported
 from specbench.metrics.summary import summarise
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.records import (
@@ -37,22 +33,6 @@ from specbench.records import (
     RunSettings,
 )
 from specbench.runs import StoredRun
-
-JSON_VERSION = 1  # of the machine document; keys are added without a new version
-
-
-_SHARED_K_KEY = (
-    "pairing",
-    "engine",
-    "method",
-    "concurrency",
-    "temperature",
-    "dtype",
-    "context",
-    "request_rate",
-    "num_samples",
-    "lossy",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +69,6 @@ class Document:
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
     imported: tuple[ImportedRecord, ...]  # cells that another tool measured; no decision has them
-    warnings: tuple[str, ...]
 
     @property
     def mark(self) -> str:
@@ -142,69 +121,7 @@ def build_document(stored: StoredRun) -> Document:
         sessions=stored.sessions,
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
         imported=stored.imported,
-        warnings=(
-            *import_warnings(stored.imported),
-            *_synthetic(stored.run.settings),
-            *_lossy(stored.run),
-            *stored.run.warnings,
-            *_warnings(stored, missing),
-        ),
     )
-
-
-def to_json(document: Document) -> dict[str, Any]:
-    """The machine document that report/schema.json and docs/json.md describe."""
-    run = document.run
-    return {
-        "schema_version": JSON_VERSION,
-        "run_id": run.run_id,
-        "complete": document.is_complete,
-        "synthetic": run.settings.is_synthetic,
-        "environment": to_jsonable_python(run.environment),
-        "settings": to_jsonable_python(run.settings),
-        "models": to_jsonable_python(document.models),
-        "cells": [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
-        "decisions": [_decision_json(decision) for decision in document.decisions],
-        "compromises": [_compromise_json(shared) for shared in document.compromises],
-        "side_by_side": to_jsonable_python(document.side_by_side),
-        "adaptive_comparisons": to_jsonable_python(document.adaptive),
-        "crossovers": to_jsonable_python(document.crossovers),
-        "context_curves": to_jsonable_python(document.context_curves),
-        "best_of": to_jsonable_python(document.best_of),
-        "forecasts": [forecast_json(checked) for checked in document.forecasts],
-        "engines": to_jsonable_python(document.engines),
-        "failures": to_jsonable_python(document.failures, exclude={"__all__": {"cell_ids"}}),
-        "imported": to_jsonable_python(document.imported),
-        "warnings": list(document.warnings),
-    }
-
-
-def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
-    flat = asdict(cell)
-    key = flat.pop("key")
-    vllm = {"vllm": asdict(counts)} if counts else {}
-    json: dict[str, Any] = to_jsonable_python({**key, **flat, **vllm})
-    return json
-
-
-def _decision_json(decision: Recommendation) -> dict[str, Any]:
-    leader = decision.leader
-    json: dict[str, Any] = to_jsonable_python(asdict(decision))
-    del json["leader"]
-    return {
-        **json,
-        "adaptive": leader.adaptive and decision.num_speculative_tokens > 0,
-        "context": leader.context,
-        "request_rate": leader.request_rate,
-        "num_samples": leader.num_samples,
-        "lossy": leader.lossy,
-    }
-
-
-def _compromise_json(shared: SharedK) -> dict[str, Any]:
-    flat = asdict(shared)
-    key = flat.pop("key")
-    return {**{name: key[name] for name in _SHARED_K_KEY}, **flat}
 
 
 def _gather(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
@@ -254,50 +171,3 @@ def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:
 
 def _mark(settings: RunSettings) -> str:
     return " [synthetic]" if settings.is_synthetic else ""
-
-
-def _synthetic(settings: RunSettings) -> Iterator[str]:
-    made_up = []
-    if settings.acceptance is not None:
-        made_up.append(f"synthetic acceptance {', '.join(f'{a:g}' for a in settings.acceptance)}")
-    if settings.dummy_weights:
-        made_up.append("dummy weights")
-    if made_up:
-        yield f"{', '.join(made_up)}: the times are real, the text and what was accepted are not"
-
-
-def _lossy(run: RunRecord) -> Iterator[str]:
-    for pairing, rule in {key.pairing: key.lossy for key in run.keys}.items():
-        if rule is not None:
-            yield (
-                f"{pairing} is lossy by choice (rule {rule}): it keeps drafts that the target "
-                "would not have said, so its text is not the target's"
-            )
-
-
-def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
-    if not stored.is_complete:
-        yield (
-            "interrupted or still running: this is what was measured so far; "
-            f"an interrupted run goes on with --resume {stored.run.run_id}"
-        )
-    if missing:
-        names = ", ".join(dict.fromkeys(f"{key.pairing} on {key.workload}" for key in missing))
-        yield f"{len(missing)} of {len(stored.run.cells)} planned cells were not measured: {names}"
-    first = stored.run.environment
-    for session in stored.sessions:
-        changed = ", ".join(_changes(first, session))
-        if changed:
-            yield f"resumed {session.created_at} under other conditions: {changed}"
-
-
-def _changes(first: Environment, later: Environment) -> Iterator[str]:
-    for field in fields(Environment):
-        before, after = getattr(first, field.name), getattr(later, field.name)
-        if before == after or field.name in {"created_at", "command"}:
-            continue
-        if isinstance(before, Mapping):
-            names = sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
-            yield from (f"{n} {before.get(n)} -> {after.get(n)}" for n in names)
-        else:
-            yield f"{field.name} {before} -> {after}"

@@ -22,7 +22,7 @@ from specbench.report.grids import (
     result_grid,
     result_legend,
 )
-from specbench.report.notes import failure_lines, invalid_lines, warning_lines
+from specbench.report.notes import notes
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import Fact, formulas, model_grid, provenance
 from specbench.report.sections import sections
@@ -45,7 +45,7 @@ class _Run:
     answers: tuple[Answer, ...]
     compromises: list[str]
     which_pass: str
-    notes: dict[str, list[str]]  # by heading, empty ones too
+    notes: dict[str, list[str]]  # by heading
     charts: tuple[Chart, ...]
     comparisons: tuple[Grid, ...]
     results: tuple[Grid, ...]
@@ -79,11 +79,7 @@ def _run(document: Document) -> _Run:
         answers=tuple(map(answer, every)),
         compromises=[*compromise_lines(document), *forecast_lines(document)],
         which_pass=which_pass(document),
-        notes={
-            "Not measured": failure_lines(document),
-            "Invalid cells": invalid_lines(document),
-            "Warnings": warning_lines(document),
-        },
+        notes=notes(document),
         charts=charts(document),
         comparisons=comparison_grids(document),
         results=tuple(result_grid(section) for section in every if section.measured),

@@ -118,7 +118,7 @@ def reasons(document: Document, one: Pick) -> Iterator[str]:
         return
     key = one.best.key
     if key.num_speculative_tokens:
-        yield from next((d.reasons for d in document.decisions if d.leader == key), ())
+        yield from next((d.reasons_and_warnings for d in document.decisions if d.leader == key), ())
     elif is_untried(document, one):
         yield from _not_valid(document, key)
     else:
@@ -141,7 +141,7 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
         is_lost = speedup.estimate <= 1 or judge(speedup) is Verdict.GAINS_NOTHING
         which = "the best that lost" if is_lost else "the best, not shown to help,"
         yield f"{which} is {_method(best.leader)}, {speedup_text(speedup)}"
-        yield from best.reasons
+        yield from best.reasons_and_warnings
 
 
 def is_untried(document: Document, one: Pick) -> bool:
@@ -161,7 +161,9 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
     setting = setting_of(plain)
     for decision in document.decisions:
         if setting_of(decision.leader) == setting:
-            yield from (f"{label_of(decision.leader)}: {reason}" for reason in decision.reasons)
+            yield from (
+                f"{label_of(decision.leader)}: {reason}" for reason in decision.reasons_and_warnings
+            )
     keys = (key for key in document.missing if setting_of(key) == setting)
     names = dict.fromkeys(label_of(key) for key in keys if key.num_speculative_tokens)
     if names:

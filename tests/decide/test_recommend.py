@@ -169,10 +169,9 @@ def test_what_could_have_been_detected_and_what_looks_odd_is_said(summarised):
         minimum_detectable_effect=0.0412,
         warnings=("position 1 is accepted in 99.9% of rounds",),
     )
-    assert decide(choose([cell])).reasons == (
-        "an effect of 4.1% would be detected",
-        "position 1 is accepted in 99.9% of rounds",
-    )
+    decision = decide(choose([cell]))
+    assert decision.reasons == ("minimum detectable effect: 4.1%",)
+    assert decision.warnings == ("position 1 is accepted in 99.9% of rounds",)
 
 
 def test_a_drafter_that_took_no_memory_is_not_said_to_take_any(summarised):

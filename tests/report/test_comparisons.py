@@ -13,7 +13,8 @@ from specbench.report.comparisons import (
     crossover_grid,
     side_by_side_grid,
 )
-from specbench.report.document import Document, to_json
+from specbench.report.document import Document
+from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from tests.report.test_json import SCHEMA

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from specbench.records import EngineCost
 from specbench.report.answers import answer_lines
-from specbench.report.document import Document, build_document, to_json
+from specbench.report.document import Document, build_document
+from specbench.report.document_json import to_json
 from specbench.report.figures import charts
 from specbench.report.forecasts import forecast_grid, forecast_lines, forecast_text
 from specbench.report.html import to_html

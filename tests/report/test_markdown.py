@@ -71,7 +71,9 @@ def test_hostile_names_stay_text() -> None:
     name = "<script>|[x](javascript:y)`*a*\\"
     stored = renamed(stored_run(replace(SMALL, drafters=("draft",))), "creative", name)
     document = build_document(stored)
-    text = to_markdown([replace(document, warnings=("<img src=x>\n# heading",))])
+    text = to_markdown(
+        [replace(document, run=replace(document.run, warnings=("<img src=x>\n# heading",)))]
+    )
     assert "<script>" not in text
     assert "<img" not in text
     assert "](" not in text

@@ -8,9 +8,11 @@ from rich.console import Console
 
 from specbench.frames.files import cells_csv
 from specbench.report.answers import answer_lines, compromise_lines
-from specbench.report.document import Document, build_document, to_json
+from specbench.report.document import Document, build_document
+from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
+from specbench.report.notes import run_warnings
 from specbench.report.tables import terminal_report
 from tests.report.stored_runs import SMALL, Wish, stored_run
 
@@ -31,9 +33,11 @@ def synthetic() -> Document:
 
 
 def test_the_first_warning_says_what_is_made_up(synthetic: Document) -> None:
-    assert synthetic.warnings[0].startswith(NOTICE)
-    assert document_of(**DRAWN).warnings[0].startswith("synthetic acceptance 0.7, 0.5: the times")
-    assert document_of(**DUMMY).warnings[0].startswith("dummy weights: the times are real")
+    assert run_warnings(synthetic)[0].startswith(NOTICE)
+    assert run_warnings(document_of(**DRAWN))[0].startswith(
+        "synthetic acceptance 0.7, 0.5: the times"
+    )
+    assert run_warnings(document_of(**DUMMY))[0].startswith("dummy weights: the times are real")
 
 
 @pytest.mark.parametrize("settings", [DRAWN, DUMMY], ids=["acceptance", "weights"])
