@@ -45,7 +45,8 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
         raise UsageError(f"--dtype {asked.dtype!r}: allowed are {', '.join(DTYPES)}")
     if asked.request_rate == math.inf:
         raise UsageError(
-            "--request-rate inf: a number of requests a second is needed; without it each request "
+            "--request-rate inf: a number of requests per second is needed; without it each "
+            "request "
             "follows the one before"
         )
     if asked.top_p == 0:

@@ -59,10 +59,7 @@ def recommend(
     if name == "cost" and price_per_hour is None:
         raise UsageError("--objective cost needs the machine's --price-per-hour, such as 2.50")
     if name != "cost" and price_per_hour is not None:
-        raise UsageError(
-            f"--price-per-hour is of no use to --objective {name}; leave it out, or ask for "
-            "--objective cost"
-        )
+        raise UsageError(f"--price-per-hour needs --objective cost, not {name}")
     wanted = Objective(
         name=name,
         limits=parse_limits(slo) if slo is not None else {},
@@ -89,11 +86,11 @@ def recommend(
     picks = picks_of(document, wanted, concurrency=concurrency, workloads=workload or ())
     if not picks:
         raise UsageError(
-            f"run {document.run.run_id} has no valid K = 0 to compare with; "
-            "`specbench report` says what was measured"
+            f"run {document.run.run_id} has no valid K = 0 to compare with; see `specbench "
+            "report` for what was measured"
         )
     if not document.is_complete:
-        told = f"run {document.run.run_id} was interrupted: by what it measured so far"
+        told = f"run {document.run.run_id} was interrupted: based on what it measured so far"
         typer.echo(told, err=True)
     if as_json:
         import json
@@ -112,5 +109,5 @@ def _require_measured(option: str, asked: Sequence[object], known: Sequence[obje
     for one in asked:
         if one not in known:
             raise UsageError(
-                f"{option} {one}: the run measured {', '.join(map(str, known)) or 'nothing'}"
+                f"{option} {one}: the run only measured {', '.join(map(str, known)) or 'nothing'}"
             )

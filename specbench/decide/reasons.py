@@ -51,7 +51,7 @@ def reasons_for(
         facts += why(confirmed or leader, is_synthetic=is_synthetic)
         facts += _evidence(cells, leader, confirmed)
     facts += (
-        f"{k_text(cell)} left out: {'; '.join(cell.invalid_reasons)}"
+        f"{k_text(cell)} excluded: {'; '.join(cell.invalid_reasons)}"
         for cell in cells
         if not cell.valid
     )
@@ -91,7 +91,7 @@ def _evidence(
     if len(tried) > 1:
         yield f"{k_text(leader)} led the first pass over K = {', '.join(tried)}"
     if confirmed is not None and not confirmed.valid:
-        yield f"second measurement left out: {'; '.join(confirmed.invalid_reasons)}"
+        yield f"second measurement excluded: {'; '.join(confirmed.invalid_reasons)}"
     elif confirmed is not None and confirmed.speedup is not None:
         units = units_of(confirmed)
         yield (

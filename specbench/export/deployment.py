@@ -196,7 +196,8 @@ def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[
     rule = deployment.pairing.drafter.lossy
     if rule is not None and deployment.k and not keeps_lossy:
         lost.append(
-            f"the lossy rule {rule}: without it fewer drafts are kept, so the measured speed-up is "
+            f"the lossy rule {rule}: without it fewer drafts are accepted, so the measured "
+            "speed-up is "
             "not this engine's"
         )
     for role, spec in (("target", deployment.target), ("drafter", deployment.drafter)):

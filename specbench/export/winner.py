@@ -36,7 +36,7 @@ def winner(
 
     K is that of the decision; with several workloads the one whose worst regret is least, as
     long as it helps somewhere. Of several temperatures the lowest, of several contexts the
-    prompts as they are, unless `asked` says. UsageError where nothing was measured.
+    prompts unchanged, unless `asked` says. UsageError where nothing was measured.
     """
     decisions = tuple(decisions)
     by_name = {pairing.name: pairing for pairing in pairings}

@@ -31,7 +31,7 @@ def cell_name(key: CellKey) -> str:
 def requests_at_once(setting: Setting | CellKey) -> str:
     """The batch size in words, and the arrivals where they set the pace."""
     if setting.request_rate is not None:
-        return f"up to {setting.concurrency} at once, {setting.request_rate:g} requests a second"
+        return f"up to {setting.concurrency} at once, {setting.request_rate:g} requests per second"
     if setting.num_samples > 1:
         return f"best of {setting.num_samples} samples"
     if setting.concurrency == 1:

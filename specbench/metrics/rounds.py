@@ -1,4 +1,4 @@
-"""Where a round's time goes, and what it costs in baseline steps.
+"""Where the round time goes, and what it costs in baseline steps.
 
 A baseline step is the mean round of K = 0 in the same blocks. With many rows in flight a
 round counts once for each row that it serves, as everywhere else.

@@ -73,10 +73,10 @@ def compromise_lines(document: Document) -> list[str]:
         setting = setting_of(shared.key)._replace(target="")
         at = "".join(f", {part}" for part in parts_told_apart(setting, settings))
         k = shared.num_speculative_tokens
-        what = f"K={k}" if k else "K=0, do not speculate,"
+        what = f"K={k}" if k else "do not speculate"
         given_up = listed(losses_in_words(shared.regret)) + document.mark
         lines.append(
-            f"{label_of(shared.key)}{at}: one K for all workloads, {what} gives up {given_up}"
+            f"{label_of(shared.key)}{at}: one K for all workloads, {what}, giving up {given_up}"
         )
     return lines
 
@@ -96,7 +96,7 @@ def _no_winner(section: Section, verdict: Verdict) -> str:
         nothing = verdict is Verdict.GAINS_NOTHING
         return "do not speculate, no drafter gains" if nothing else "no drafter is shown to help"
     if section.cells:
-        return "imported figures, which have no interval; the tables hold them"
+        return "imported figures have no interval; see the tables"
     if section.baseline is None:
         best = best_forecast(section.forecasts)
         return forecast_text(best, names_pairing=section.names_pairings) if best else "not measured"

@@ -31,7 +31,7 @@ _TEMPLATE = Path(__file__).with_name("template.html")
 _CHIPS = {
     Verdict.HELPS: ("good", "speculate"),
     Verdict.GAINS_NOTHING: ("bad", "do not speculate"),
-    Verdict.NOT_SHOWN: ("open", "not shown"),
+    Verdict.NOT_SHOWN: ("open", "undecided"),
 }
 
 

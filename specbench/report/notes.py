@@ -90,19 +90,19 @@ def _synthetic(document: Document) -> Iterator[str]:
     settings = document.run.settings
     made_up = []
     if settings.acceptance is not None:
-        made_up.append(f"synthetic acceptance {', '.join(f'{a:g}' for a in settings.acceptance)}")
+        made_up.append(f"simulated acceptance {', '.join(f'{a:g}' for a in settings.acceptance)}")
     if settings.dummy_weights:
         made_up.append("dummy weights")
     if made_up:
-        yield f"{', '.join(made_up)}: the times are real, the text and what was accepted are not"
+        yield f"{', '.join(made_up)}: timings are real; text and acceptance are not"
 
 
 def _lossy(document: Document) -> Iterator[str]:
     for pairing, rule in {key.pairing: key.lossy for key in document.run.keys}.items():
         if rule is not None:
             yield (
-                f"{pairing} is lossy by choice (rule {rule}): it keeps drafts that the target "
-                "would not have said, so its text is not the target's"
+                f"{pairing} is lossy by choice (rule {rule}): it accepts drafts that the target "
+                "would not have generated, so its text is not the target's"
             )
 
 
@@ -110,8 +110,8 @@ def _unfinished(document: Document) -> Iterator[str]:
     run, missing = document.run, document.missing
     if not document.is_complete:
         yield (
-            "interrupted or still running: this is what was measured so far; "
-            f"an interrupted run goes on with --resume {run.run_id}"
+            "interrupted or still running: these are the results so far; resume an interrupted "
+            f"run with --resume {run.run_id}"
         )
     if missing:
         names = ", ".join(dict.fromkeys(f"{key.pairing} on {key.workload}" for key in missing))
@@ -122,7 +122,7 @@ def _resumed(document: Document) -> Iterator[str]:
     for session in document.sessions:
         changed = ", ".join(_changes(document.run.environment, session))
         if changed:
-            yield f"resumed {session.created_at} under other conditions: {changed}"
+            yield f"resumed {session.created_at} under different conditions: {changed}"
 
 
 def _changes(first: Environment, later: Environment) -> Iterator[str]:

@@ -160,11 +160,11 @@ def verdict_of(decision: Decision) -> Verdict:
 
 def _rate(setting: Setting) -> str:
     rate = setting.request_rate
-    return "the next when a row is free" if rate is None else f"{rate:g} requests a second"
+    return "closed loop" if rate is None else f"{rate:g} requests per second"
 
 
 def _context(setting: Setting) -> str:
-    return "prompts as they are" if setting.context is None else f"context {setting.context:,}"
+    return "prompts unchanged" if setting.context is None else f"context {setting.context:,}"
 
 
 def _samples(setting: Setting) -> str:

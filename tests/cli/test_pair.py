@@ -81,7 +81,7 @@ def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
     ran = plan("tiny", "--drafts", "draft", "--gpu-memory", f"{just_enough}b", cwd=shelf)
     assert ran.code == 2
     assert "refused  draft: memory: " in ran.out
-    assert "too large for this machine and context" in ran.out
+    assert "too large for this hardware and context" in ran.out
     assert "error: none of 1 drafters fits tiny; the reasons are above" in ran.err
 
 
@@ -188,8 +188,8 @@ def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
     ("low", "high", "k", "said"),
     [
         (1.4, 1.6, 4, "Use draft (draft_model) with K=4: 1.50x faster [1.40, 1.60]."),
-        (0.9, 2.1, 0, "Not decided: draft looks best, 1.50x [0.90, 2.10]; ask for more --prompts."),
-        (0.5, 0.9, 0, "Do not speculate: nothing that was measured gains."),
+        (0.9, 2.1, 0, "Undecided: draft looks best, 1.50x [0.90, 2.10]; use more --prompts."),
+        (0.5, 0.9, 0, "Do not speculate: nothing measured gains."),
     ],
 )
 def test_the_last_line_is_one_of_three_answers(low, high, k, said):
@@ -243,7 +243,7 @@ def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
         gains={setting: Gain(0, speedup, 2.0, basis)},
     )
     assert verdict([ranked]) == (
-        "Not decided: nothing valid was measured with drafts; the report says why."
+        "Undecided: nothing valid was measured with drafts; the report says why."
     )
 
 
@@ -254,7 +254,7 @@ def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
         *("--prompts", "1", "--max-new-tokens", "4"),
         cwd=shelf,
     )
-    assert ran.out.splitlines()[-1].startswith("Not decided: nothing valid was measured")
+    assert ran.out.splitlines()[-1].startswith("Undecided: nothing valid was measured")
     assert "none.yaml was not written: nothing valid was measured with drafts" in ran.err
     assert not (shelf / "none.yaml").exists()
 

@@ -38,7 +38,10 @@ from tests.cli.calls import specbench
         (["--device", "cuda:99"], "--device cuda:99: this machine has"),
         (["--dtype", "fp16"], "--dtype 'fp16': allowed are float32, bfloat16, float16, float64"),
         (["--top-p", "0"], "--top-p 0 leaves no token; above 0 and up to 1 is allowed"),
-        (["--request-rate", "inf"], "--request-rate inf: a number of requests a second is needed"),
+        (
+            ["--request-rate", "inf"],
+            ("--request-rate inf: a number of requests per second is needed"),
+        ),
         (["-w", "./p\udcff.jsonl"], "not UTF-8 text, as all that is stored must be"),
         (["--resume", "x" * 300], "File name too long"),
         (["--engine", "vllm"], "--engine 'vllm': allowed are builtin, transformers"),

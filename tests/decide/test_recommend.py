@@ -53,7 +53,7 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarised):
         "acceptance length 3.12 at K=6, break-even 1.64",
         "a draft token costs 0.05 baseline steps, verification 1.20",
         "the drafter takes 3 MiB, room for 1,200 tokens of context",
-        "acceptance-bound: drafts that are not kept lose most",
+        "acceptance-bound: rejected drafts dominate the loss",
         "K=6 led the first pass over K = 2, 6",
         "measured again on fresh repeats: 1.90x [1.80, 2.00] over 12 prompts",
     )
@@ -137,14 +137,14 @@ def test_an_invalid_cell_is_named_and_never_used(summarised):
     ]
     decision = decide(choose(cells))
     assert decision.num_speculative_tokens == 2
-    assert decision.reasons == ("K=8 left out: throttled in 2 of 8 requests; 29 rounds",)
+    assert decision.reasons == ("K=8 excluded: throttled in 2 of 8 requests; 29 rounds",)
 
 
 def test_when_every_cell_is_invalid_nothing_is_shown(summarised):
     cells = [summarised(k, 1.5, 1.6, 1.7, invalid=("throttled",)) for k in (2, 4)]
     decision = decide(choose(cells))
     assert decision.sentence == "code: undecided: no valid measurement"
-    assert decision.reasons == ("K=2 left out: throttled", "K=4 left out: throttled")
+    assert decision.reasons == ("K=2 excluded: throttled", "K=4 excluded: throttled")
     assert decision.pairing == "demo/draft"
     assert decision.speedup is None
 
@@ -153,7 +153,7 @@ def test_a_second_measurement_that_is_invalid_shows_nothing(summarised):
     choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
     decision = decide(choice, summarised(6, 1.9, 2.0, 2.1, invalid=("throttled",)))
     assert decision.sentence == "code: undecided: the second measurement of K=6 is not valid"
-    assert "second measurement left out: throttled" in decision.reasons
+    assert "second measurement excluded: throttled" in decision.reasons
     assert decision.speedup is None
 
 

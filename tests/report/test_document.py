@@ -104,7 +104,7 @@ def test_a_resume_under_other_conditions_is_a_warning(stored: StoredRun) -> None
     assert run_warnings(build_document(replace(stored, sessions=(same,)))) == []
     (warning,) = run_warnings(build_document(replace(stored, sessions=(same, other))))
     assert warning == (
-        "resumed 2026-11-22 under other conditions: torch 2.13.0 -> 2.14.0, threads 1 -> 2"
+        "resumed 2026-11-22 under different conditions: torch 2.13.0 -> 2.14.0, threads 1 -> 2"
     )
 
 

@@ -18,7 +18,7 @@ from tests.report.stored_runs import SMALL, Wish, stored_run
 
 DRAWN = {"acceptance": (0.7, 0.5)}
 DUMMY = {"dummy_weights": True}
-NOTICE = "synthetic acceptance 0.7, 0.5, dummy weights: the times are real"
+NOTICE = "simulated acceptance 0.7, 0.5, dummy weights: timings are real"
 
 
 def document_of(wish: Wish = SMALL, **settings: object) -> Document:
@@ -35,9 +35,9 @@ def synthetic() -> Document:
 def test_the_first_warning_says_what_is_made_up(synthetic: Document) -> None:
     assert run_warnings(synthetic)[0].startswith(NOTICE)
     assert run_warnings(document_of(**DRAWN))[0].startswith(
-        "synthetic acceptance 0.7, 0.5: the times"
+        "simulated acceptance 0.7, 0.5: timings"
     )
-    assert run_warnings(document_of(**DUMMY))[0].startswith("dummy weights: the times are real")
+    assert run_warnings(document_of(**DUMMY))[0].startswith("dummy weights: timings are real")
 
 
 @pytest.mark.parametrize("settings", [DRAWN, DUMMY], ids=["acceptance", "weights"])
