@@ -94,7 +94,7 @@ def _prepared(arguments: list[str]) -> list[str]:
     if arguments and arguments[0] in _STORING:
         for word in arguments:
             if not _is_text(word):
-                raise UsageError(f"{word!r}: not UTF-8 text, as all that is stored must be")
+                raise UsageError(f"{word!r}: not UTF-8 text, but everything stored must be")
     return _with_latest(_with_drafts(arguments) if arguments[:1] == ["pair"] else arguments)
 
 

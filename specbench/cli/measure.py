@@ -45,21 +45,20 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
         raise UsageError(f"--dtype {asked.dtype!r}: allowed are {', '.join(DTYPES)}")
     if asked.request_rate == math.inf:
         raise UsageError(
-            "--request-rate inf: a number of requests per second is needed; without it each "
-            "request "
-            "follows the one before"
+            "--request-rate inf: expected requests per second; without the option each request "
+            "starts when one ends"
         )
     if asked.top_p == 0:
-        raise UsageError("--top-p 0 leaves no token; above 0 and up to 1 is allowed")
+        raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
     ks = asked.num_speculative_tokens
     chosen = Ks(None, adaptive=False) if ks is None else parse_ks(ks)
     engines = parse_names("--engine", asked.engine, ENGINES)
     if chosen.adaptive and "builtin" not in engines:
-        raise UsageError("-k auto is the built-in decoder's; add --engine builtin")
+        raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
     if asked.acceptance is not None and engines != ("builtin",):
         raise UsageError(
-            "--acceptance draws what the built-in decoder accepts, beside engines that test it; "
-            "leave --engine transformers out"
+            "--acceptance simulates acceptance in the built-in decoder only; leave out --engine "
+            "transformers"
         )
     temperatures = parse_temperatures(asked.temperature)
     if asked.samples > 1:
@@ -69,7 +68,7 @@ def read_settings(command: Literal["run", "sweep-k"], asked: Asked) -> "RunSetti
     if is_forecast:
         require_forecast(asked, engines)
         if costs and chosen.fixed is not None and not any(chosen.fixed):
-            raise UsageError("--costs forecasts fixed K above 0; give some, such as -k 1..8")
+            raise UsageError("--costs forecasts fixed K above 0, such as -k 1..8")
     elif asked.exhaustive:
         raise UsageError("--exhaustive checks forecasts; add --forecast")
     rule = read_rule(asked)
@@ -117,24 +116,24 @@ def require_samples(
     n = asked.samples
     if 0 in temperatures:
         raise UsageError(
-            f"--samples {n}: at temperature 0 all {n} are the same; use --temperature 0.7, or "
-            "another above 0"
+            f"--samples {n}: at temperature 0 all {n} answers are the same; use a temperature "
+            "above 0, such as 0.7"
         )
     if asked.concurrency != "1" or asked.request_rate is not None:
         raise UsageError(
-            f"--samples {n} fills {n} rows with the answers to one prompt; leave --concurrency and "
-            "--request-rate out"
+            f"--samples {n} decodes {n} answers to one prompt at a time; leave out --concurrency "
+            "and --request-rate"
         )
     if adaptive:
-        raise UsageError(f"--samples {n} needs a fixed K; leave auto out of -k")
+        raise UsageError(f"--samples {n} needs a fixed K; drop auto from -k")
     if engines != ("builtin",):
         raise UsageError(
-            f"--samples {n} is the built-in decoder's; leave --engine transformers out"
+            f"--samples {n} needs the built-in decoder; leave out --engine transformers"
         )
     if asked.acceptance is not None:
         raise UsageError(
-            f"--samples {n} picks the likeliest text, and with --acceptance texts are made up; "
-            "leave one of them out"
+            f"--samples {n} picks the likeliest text, but --acceptance makes texts up; use one "
+            "of them"
         )
 
 
@@ -143,7 +142,7 @@ def read_rule(asked: Asked) -> "AcceptanceRule | None":
     if asked.acceptance_rule is None:
         return None
     if not asked.costs:
-        raise UsageError("--acceptance-rule is about the engine of --costs; add --costs")
+        raise UsageError("--acceptance-rule describes the engine of --costs; add --costs")
     rule: AcceptanceRule = one_of(
         "--acceptance-rule", asked.acceptance_rule, "exact", "greedy_draft"
     )
@@ -156,15 +155,17 @@ def require_forecast(asked: Asked, engines: tuple[str, ...]) -> None:
 
     option = "--costs" if asked.costs else "--forecast"
     if engines != ("builtin",):
-        raise UsageError(f"{option} is the built-in decoder's; leave --engine transformers out")
+        raise UsageError(f"{option} needs the built-in decoder; leave out --engine transformers")
     if asked.request_rate is not None:
-        raise UsageError(f"{option} knows rows that are all in use; leave --request-rate out")
+        raise UsageError(f"{option} assumes a full batch; drop --request-rate")
     if asked.samples > 1:
-        raise UsageError(f"{option} is about one answer to a prompt; leave --samples out")
+        raise UsageError(f"{option} assumes one answer per prompt; drop --samples")
     if asked.acceptance is not None:
-        raise UsageError(f"{option} traces real acceptance; leave --acceptance out")
+        raise UsageError(f"{option} traces real acceptance; drop --acceptance")
     if asked.exhaustive and asked.costs:
-        raise UsageError("--exhaustive measures here, --costs are another engine's; choose one")
+        raise UsageError(
+            "--exhaustive measures here, but --costs describe another engine; use one of them"
+        )
     check_sources(asked.costs or ())
 
 
@@ -175,7 +176,9 @@ def read_methods(methods: str | None) -> tuple[str, ...]:
     if methods is None or methods.strip() == "all":
         return ()
     if "all" in (word.strip() for word in methods.split(",")):
-        raise UsageError(f"--method {methods!r}: all stands alone; leave it out or name only it")
+        raise UsageError(
+            f"--method {methods!r}: all excludes other names; use it alone or leave it out"
+        )
     return parse_names("--method", methods, tuple(method.name for method in all_methods()))
 
 
@@ -232,7 +235,7 @@ def run_settings(
             else:
                 words = ["specbench", *(again or [settings.command]), "--out", str(out)]
                 typer.echo(
-                    "interrupted; the finished blocks are kept. Go on with: "
+                    "interrupted; finished blocks are kept. Resume with: "
                     f"{shlex.join([*words, '--resume', watch.id])}",
                     err=True,
                 )

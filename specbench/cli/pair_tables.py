@@ -146,7 +146,7 @@ def _print_memory(prepared: Prepared, machine: Machine) -> None:
     place, alone = machine.place, prepared.alone
     table = Table(box=None, pad_edge=False)
     table.add_column("memory", overflow="fold")
-    for header in ("weights", "KV per token", "peak", "headroom", "context", "lost", "bound"):
+    for header in ("weights", "KV/token", "peak", "headroom", "context", "lost", "bound"):
         table.add_column(header, justify="right", no_wrap=True)
     if alone is not None:
         table.add_row("target alone", *_memory_cells(alone, None))

@@ -59,7 +59,9 @@ def recommend(
     if name == "cost" and price_per_hour is None:
         raise UsageError("--objective cost needs the machine's --price-per-hour, such as 2.50")
     if name != "cost" and price_per_hour is not None:
-        raise UsageError(f"--price-per-hour needs --objective cost, not {name}")
+        raise UsageError(
+            "--price-per-hour only applies to --objective cost; leave it out, or use that objective"
+        )
     wanted = Objective(
         name=name,
         limits=parse_limits(slo) if slo is not None else {},

@@ -119,8 +119,8 @@ def train(
         except KeyboardInterrupt:
             watch.close()
             typer.echo(
-                "interrupted; answers and every hundredth step are kept. Go on with the same "
-                "command and --resume",
+                "interrupted; answers and every hundredth step are kept. Resume with the same "
+                "command plus --resume",
                 err=True,
             )
             raise typer.Exit(ExitCode.INTERRUPTED) from None

@@ -72,8 +72,8 @@ def verify(
     settings = read_settings("run", options.Asked(**vars(asked)))
     if settings.adaptive:
         raise UsageError(
-            "-k auto: verify tests one K at a time, and auto only picks among such; name them, "
-            "as in -k 1..8"
+            "-k auto: verify tests fixed K, and auto only picks among them; name them, as in "
+            "-k 1..8"
         )
 
     from specbench.cli.progress import ProgressWatch
@@ -89,7 +89,7 @@ def verify(
             evidence = collect_evidence(settings, chosen, watch, num_tokens=tokens, num_rows=rows)
         except KeyboardInterrupt:
             watch.close()
-            typer.echo("interrupted: evidence is judged as a whole, nothing is kept", err=True)
+            typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
     from specbench.verify.answer import document, exit_code, sentences
     from specbench.verify.judge import judge

@@ -170,8 +170,8 @@ def test_a_run_whose_work_has_changed_cannot_go_on(tiny, tmp_path, run):
     other = write_prompts(tmp_path / "talk.jsonl", ["Something else"])
     for changed, says in (
         (replace(settings, workloads=(other,)), r"its workload talk\.jsonl has changed since"),
-        (replace(settings, dtype="float64"), "its cells would be others"),
-        (replace(settings, pairings=("tiny/ngram",)), "its cells would be others"),
+        (replace(settings, dtype="float64"), "the plan would differ"),
+        (replace(settings, pairings=("tiny/ngram",)), "the plan would differ"),
     ):
         with pytest.raises(UsageError, match=says):
             run_on(tiny, changed, tmp_path, resume=run.folder.name)

@@ -120,7 +120,7 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
         (("tiny/draft", "--engine", "vllm", "-k", "3", "-w", "poems"), "-w selects among"),
         (
             ("tiny/draft", "--engine", "vllm", "-k", "3", "--concurrency", "2"),
-            "--concurrency picks",
+            "--concurrency selects",
         ),
         (("tiny/draft", "--engine", "vllm", "--run", "no-run"), "no run 'no-run'"),
         (("tiny/draft", "--engine", "vllm", "-w", "poems"), "no decision for tiny/draft on poems"),

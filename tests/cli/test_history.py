@@ -91,7 +91,7 @@ def test_the_page_is_written_where_asked(nightly, tmp_path):
         (("--metric", "speed"), "did you mean 'cpu_speedup'? allowed are"),
         (("--metric", "joules_per_token"), "no valid cell in these 10 runs has it"),
         (("--pairing", "nobody/x", *METRIC), "runs with --pairing nobody/x has it"),
-        (("--out", "elsewhere"), "no run in elsewhere yet"),
+        (("--out", "elsewhere"), "no runs in elsewhere yet"),
         (("--run", "no-such-run"), "no run 'no-such-run'"),
         (("--html", "no/such/folder/h.html", *METRIC), "cannot write"),
     ],

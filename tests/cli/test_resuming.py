@@ -19,9 +19,12 @@ def run_id(finished: Ran) -> str:
 @pytest.mark.parametrize(
     ("beside", "says"),
     [
-        (["tiny/draft"], "measures tiny/draft, tiny/ngram and cannot go on with tiny/draft; leave"),
-        (["--method", "ngram"], "cannot go on with tiny/ngram"),
-        (["-k", "3"], "other settings than -k says"),
+        (
+            ["tiny/draft"],
+            ("measures tiny/draft, tiny/ngram and cannot be resumed with tiny/draft; leave"),
+        ),
+        (["--method", "ngram"], "cannot be resumed with tiny/ngram"),
+        (["-k", "3"], "different settings (-k)"),
         (["--prompts", "5", "--temperature", "1"], "than --temperature, --prompts says"),
     ],
 )

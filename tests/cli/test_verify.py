@@ -123,7 +123,7 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-k", "auto"], "-k auto: verify tests one K at a time, and auto only picks among such"),
+        (["-k", "auto"], "-k auto: verify tests fixed K, and auto only picks among them"),
         (["-k", "auto"], "name them, as in -k 1..8"),
         (["--method", "nothing"], "--method 'nothing': allowed are "),
         (["--temperature", "hot"], "--temperature 'hot': expected numbers"),

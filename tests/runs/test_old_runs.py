@@ -81,7 +81,7 @@ def test_a_plan_of_schema_4_is_not_taken_for_another(tmp_path: Path) -> None:
     plan = plan_of("default-k", tmp_path, {"good": 2})  # `bad` drafts K = 4 now
     run = load_run(RUNS / "default-k", RUNS).run
     run = replace(run, workload_sha256={w.name: w.sha256 for w in plan.workloads})
-    with pytest.raises(UsageError, match="its cells would be others"):
+    with pytest.raises(UsageError, match="the plan would differ"):
         require_same_work(run, [plan])
 
 
