@@ -161,7 +161,7 @@ def test_a_context_that_is_cut_says_whose_limit_it_is(shelf):
     longest = json.loads((shelf / "target" / "config.json").read_text())["max_position_embeddings"]
     arguments = ("tiny", "--drafts", "ngram", "--gpu", "L4", "--context")
     cut = plan(*arguments, str(4 * longest), cwd=shelf)
-    said = f"{longest:,} tokens instead of {4 * longest:,}, the most that the target's config.json"
+    said = f"{longest:,} tokens instead of {4 * longest:,}, the maximum in the target's config.json"
     assert said in cut.out
     assert "the target's config.json" not in plan(*arguments, str(longest), cwd=shelf).out
 

@@ -30,7 +30,7 @@ def test_a_sound_pairing_is_good_in_one_sentence(verified: Ran) -> None:
     assert verified.code == 0
     *_, draft, ngram = verified.out.splitlines()
     assert draft.startswith("tiny/draft: lossless: greedy text is that of K = 0 in 3 of 3 answers")
-    assert "1,000 sampled tokens follow the target's law (p = " in draft
+    assert "1,000 sampled tokens follow the target's distribution (p = " in draft
     assert ngram.startswith("tiny/ngram: lossless: ")
 
 

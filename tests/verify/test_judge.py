@@ -179,7 +179,7 @@ def test_one_sentence_a_pairing() -> None:
     (sentence,) = sentences(findings)
     assert sentence.startswith(
         "big/good: lossless: greedy text is that of K = 0 in 10 of 10 answers; "
-        "4,096 sampled tokens follow the target's law (p = "
+        "4,096 sampled tokens follow the target's distribution (p = "
     )
     assert "8 tests" in false_alarm_note(findings)
     broken = judge([sampled(k=0, num_outside=3), greedy()])
