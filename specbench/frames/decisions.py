@@ -18,7 +18,7 @@ DOCS = {
         "nothing may be quoted",
         "x",
     ),
-    "sentence": Doc("the answer in words", dtype=TEXT),
+    "sentence": Doc("the verdict in words", dtype=TEXT),
     "reasons": Doc("the facts behind it"),
 }
 

@@ -19,8 +19,10 @@ KEY_DOCS = {
     "temperature": Doc("of sampling; 0 is greedy"),
     "dtype": Doc("of the target's computation"),
     "adaptive": Doc("K was picked round by round, up to `num_speculative_tokens`"),
-    "context": Doc("length that prompts were lengthened to; absent: as they are", "tokens"),
-    "request_rate": Doc("arrivals; absent: the next one as soon as a row is free", "requests/s"),
+    "context": Doc("length that prompts were lengthened to; absent: unchanged", "tokens"),
+    "request_rate": Doc(
+        "arrivals; absent: closed loop, the next request starts when one ends", "requests/s"
+    ),
     "num_samples": Doc("answers to each prompt, of which the likeliest is picked", "samples"),
     "lossy": Doc("the rule that changes the target's distribution; absent: lossless"),
 }
