@@ -19,7 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specbench.report.document import build_document, to_json
+from specbench.report.document import build_document
+from specbench.report.document_json import to_json
 from specbench.report.figures import charts
 from specbench.runs import load_run
 
@@ -158,7 +159,7 @@ def provenance_line(document: Mapping[str, Any]) -> str:
         f"`{' '.join(e['command'])}`, {e['cpu']}, "
         f"{e['threads']} thread, torch {e['packages']['torch']}, transformers "
         f"{e['packages']['transformers']}, {forward}{cell['dtype']}, concurrency "
-        f"{cell['concurrency']}, {counts} prompts a cell."
+        f"{cell['concurrency']}, {counts} prompts per cell."
     )
 
 

@@ -16,7 +16,8 @@ from specbench.frames.requests import requests_frame
 from specbench.frames.rounds import rounds_frame
 from specbench.frames.tables import describe
 from specbench.report.answers import answer_lines
-from specbench.report.document import Document, build_document, to_json
+from specbench.report.document import Document, build_document
+from specbench.report.document_json import to_json
 from specbench.report.notes import warning_lines
 from specbench.report.write import TEXTS
 from specbench.runs import LATEST, StoredRun, disk_errors_named, load_run

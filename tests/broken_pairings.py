@@ -36,7 +36,7 @@ BROKEN_PAIRINGS = [
     _pairings("a list at the top", 1, "a mapping (key: value) is needed, not a list", "- a\n"),
     _pairings("plain text", 1, "a mapping (key: value) is needed, not text", "pairings\n"),
     _pairings("no targets", 1, "the key `targets` is missing", "default: demo\n"),
-    _pairings("no target", 1, "targets: is empty; at least one", "targets: {}\n"),
+    _pairings("no target", 1, "targets: is empty; add at least one", "targets: {}\n"),
     _pairings(
         "an unknown key at the top",
         1,

@@ -12,7 +12,8 @@ import specbench
 from specbench.errors import StoreError, UsageError
 from specbench.frames.files import cells_csv
 from specbench.report.answers import answer_lines
-from specbench.report.document import build_document, to_json
+from specbench.report.document import build_document
+from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.runs import load_run

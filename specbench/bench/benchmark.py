@@ -91,6 +91,7 @@ def run_benchmark(
             cells=tuple(cell for plan in plans for cell in plan.cell_plans()),
             warnings=warnings,
             pairing_sha256={pairing.name: pairing.sha256 for pairing in pairings},
+            workload_prompts={w.name: len(w.prompts) for plan in plans for w in plan.workloads},
         )
         ledger = create_run(root, run)
     else:
@@ -154,7 +155,7 @@ def default_threads(pairings: Sequence[Pairing]) -> int:
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:
     """What a reader of this plan's results should know before they are measured."""
     foreign = (
-        f"{name}: outside what {plan.target.name} was trained on; its figures say little"
+        f"{name}: outside what {plan.target.name} was trained on; its figures mean little"
         for name in foreign_workloads(plan)
     )
     return (*foreign, *peer_warnings(plan), *plan.left_out)
@@ -200,21 +201,21 @@ def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
     known = run.pairing_sha256  # empty in runs of an earlier specbench
     if others := [name for name, sha256 in now.items() if known.get(name, sha256) != sha256]:
         raise UsageError(
-            f"run {run.run_id} cannot go on: {', '.join(others)} has changed in pairings.yaml "
-            "since (model, method, parameters or lossy rule), and one run would mix both; undo "
-            "the change or start a new run"
+            f"run {run.run_id} cannot be resumed: {', '.join(others)} has changed in "
+            "pairings.yaml since (model, method, parameters or lossy rule); undo the change or "
+            "start a new run"
         )
     workloads = {w.name: w.sha256 for plan in plans for w in plan.workloads}
     if workloads != run.workload_sha256:
         changed = sorted(n for n in workloads if workloads[n] != run.workload_sha256.get(n))
         raise UsageError(
-            f"run {run.run_id} cannot go on: its workload {', '.join(changed)} has changed since; "
-            "start a new run"
+            f"run {run.run_id} cannot be resumed: its workload {', '.join(changed)} has changed "
+            "since; start a new run"
         )
     if tuple(cell for plan in plans for cell in plan.cell_plans()) != run.cells:
         raise UsageError(
-            f"run {run.run_id} cannot go on: with this device and these pairings its cells would "
-            "be others; start a new run"
+            f"run {run.run_id} cannot be resumed: with this device and these pairings the plan "
+            "would differ; start a new run"
         )
 
 

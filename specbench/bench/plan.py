@@ -271,13 +271,13 @@ def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
         return
     if settings.decoder.acceptance is not None:
         raise UsageError(
-            f"--acceptance draws what is kept, and {', '.join(lossy)} keeps drafts by a lossy rule "
-            "of its own; name other pairings or leave --acceptance out"
+            f"--acceptance simulates acceptance, but {', '.join(lossy)} accepts drafts by its own "
+            "lossy rule; name other pairings or drop --acceptance"
         )
     if BUILTIN not in settings.load.engines:
         raise UsageError(
-            f"{', '.join(lossy)} keeps drafts by a lossy rule that only the built-in decoder has; "
-            "add --engine builtin or name other pairings"
+            f"{', '.join(lossy)} uses a lossy rule that only the built-in decoder has; add "
+            "--engine builtin or name other pairings"
         )
 
 

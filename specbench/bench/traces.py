@@ -166,8 +166,8 @@ class Tracer:
         if drafter.lossy is not None:
             self._untraceable.add((drafter.name, None))
             self._watch.warn(
-                f"{drafter.name}: cannot be forecast, as its lossy rule keeps drafts that a replay "
-                "would not; measure it"
+                f"{drafter.name}: cannot be forecast: its lossy rule accepts drafts that a replay "
+                "would reject; measure it"
             )
             return
         drafting = self._drafting(temperature)

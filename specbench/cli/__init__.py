@@ -35,8 +35,10 @@ _STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in
 
 app = typer.Typer(
     name="specbench",
-    help="Does speculative decoding pay for your target, your GPU and your text - "
-    "with which draft, which method, which K?",
+    help=(
+        "Does speculative decoding pay off for your target, your GPU and "
+        "your text - and with which draft, method and K?"
+    ),
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -93,7 +95,7 @@ def _prepared(arguments: list[str]) -> list[str]:
     if arguments and arguments[0] in _STORING:
         for word in arguments:
             if not _is_text(word):
-                raise UsageError(f"{word!r}: not UTF-8 text, as all that is stored must be")
+                raise UsageError(f"{word!r}: not UTF-8 text, but everything stored must be")
     return _with_latest(_with_drafts(arguments) if arguments[:1] == ["pair"] else arguments)
 
 

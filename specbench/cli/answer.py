@@ -8,13 +8,14 @@ import typer
 
 from specbench.cli.console import WIDTH, open_console
 from specbench.report.answers import answer_lines
-from specbench.report.document import Document, to_json
+from specbench.report.document import Document
+from specbench.report.document_json import to_json
 from specbench.report.tables import terminal_report
 
 
-def print_answer(document: Document, paths: Sequence[Path]) -> None:
-    """Tables, where the reports lie, then one sentence a workload."""
-    open_console(width=WIDTH).print(terminal_report(document))
+def print_answer(document: Document, paths: Sequence[Path], told: Sequence[str] = ()) -> None:
+    """Tables, where the reports lie, then one sentence per workload; `told`: warnings seen."""
+    open_console(width=WIDTH).print(terminal_report(document, told))
     for path in paths:
         typer.echo(f"report: {path}")
     if paths:

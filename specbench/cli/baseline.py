@@ -10,19 +10,19 @@ from specbench.cli import options
 AllowDifferent = Annotated[
     str | None,
     typer.Option(
-        help="Compare although these differ: K, hardware, prompts, model ...; comma-separated.",
+        help="Compare even if these differ: K, hardware, prompts, model ...; comma-separated.",
         show_default=False,
     ),
 ]
 
 
 def baseline(
-    runs: Annotated[list[str], typer.Argument(help="Run ids or folders; five or more are best.")],
-    to: Annotated[Path, typer.Option(help="The file to write.")] = Path("baseline.json"),
+    runs: Annotated[list[str], typer.Argument(help="Run ids or folders, ideally five or more.")],
+    to: Annotated[Path, typer.Option(help="File to write.")] = Path("baseline.json"),
     allow_different: AllowDifferent = None,
     out: options.Out = Path("reports"),
 ) -> None:
-    """Write runs of the same work as a baseline, with the deviation between them."""
+    """Pool runs of the same work into a baseline, with the variation between them."""
     from specbench.cli.sides import parse_words, read_run
     from specbench.gate.baseline import left_out, pool
     from specbench.gate.baseline_file import write_baseline

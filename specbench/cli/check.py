@@ -22,7 +22,7 @@ SUMMARY_VARIABLE = "GITHUB_STEP_SUMMARY"  # names the file that a CI job's summa
 _FailOn = Annotated[
     str | None,
     typer.Option(
-        help="Metrics and how much worse each may be: decode_speedup:5%,round_s:0.1.",
+        help="Metrics and the loss tolerated in each: decode_speedup:5%,round_s:0.1.",
         show_default=defaults_in_words(),
     ),
 ]
@@ -30,10 +30,10 @@ _FailOn = Annotated[
 
 def check(
     baseline: Annotated[
-        str, typer.Argument(help="A baseline.json, or a run: its id, its folder, latest.")
+        str, typer.Argument(help="A baseline.json, or a run: id, folder or latest.")
     ],
     candidate: Annotated[
-        str, typer.Argument(help="What to judge: a run, or likewise a file of several.")
+        str, typer.Argument(help="Run to judge, or a baseline file pooling several runs.")
     ],
     fail_on: _FailOn = None,
     allow_different: AllowDifferent = None,

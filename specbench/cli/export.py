@@ -30,14 +30,14 @@ _Engine = Annotated[
 _EngineVersion = Annotated[
     str | None,
     typer.Option(
-        help="The engine's release, such as 0.30; of llama.cpp a date or a build.",
-        show_default="the newest known",
+        help="Engine release, such as 0.30; for llama.cpp a date or a build.",
+        show_default="newest known",
     ),
 ]
 _Run = Annotated[
     str | None,
     typer.Option(
-        "--run", help="Run id or folder.", show_default="the newest that measured the pairing"
+        "--run", help="Run id or folder.", show_default="latest that measured the pairing"
     ),
 ]
 _K = Annotated[
@@ -47,12 +47,12 @@ _K = Annotated[
         "--num-speculative-tokens",
         min=0,
         max=MAX_K,
-        help="K by hand, without a run; 0: none.",
+        help="Set K by hand, without a run; 0: no speculation.",
     ),
 ]
 _Workload = Annotated[
     str | None,
-    typer.Option("--workload", "-w", help="Only what holds for it.", show_default="one K for all"),
+    typer.Option("--workload", "-w", help="Only this workload.", show_default="one K for all"),
 ]
 _Rows = Annotated[
     int | None,
@@ -60,19 +60,19 @@ _Rows = Annotated[
         "--concurrency",
         min=1,
         max=MAX_ROWS,
-        help="Only what holds for so many requests at once.",
+        help="Only this many concurrent requests.",
         show_default="K by batch size",
     ),
 ]
 _Temperature = Annotated[
     float | None,
-    typer.Option(min=0, max=100, help="Only what holds at it.", show_default="the lowest measured"),
+    typer.Option(min=0, max=100, help="Only this temperature.", show_default="lowest measured"),
 ]
 _File = Annotated[
     Path | None,
-    typer.Option("--out", help="Write the config, or else the command, to this file."),
+    typer.Option("--out", help="Write the config, or the command if there is none, to this file."),
 ]
-_Runs = Annotated[Path, typer.Option("--runs", help="Folder that keeps the runs.")]
+_Runs = Annotated[Path, typer.Option("--runs", help="Folder where runs are stored.")]
 
 
 def export(
@@ -89,7 +89,7 @@ def export(
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
-    """Print a pairing's winner as a serving engine's command line or config file."""
+    """Print a pairing's winner as a serving engine's command or config."""
     from specbench.export.deployment import Deployment, Tier
     from specbench.export.engines import find_exporter
     from specbench.export.winner import Asked
@@ -102,24 +102,23 @@ def export(
     if num_speculative_tokens is not None:
         if run is not None:
             raise UsageError(
-                "-k and --run exclude each other: K is given by hand or comes of a run"
+                "-k and --run exclude each other: set K by hand, or take it from a run"
             )
         unused = {"-w": workload, "--concurrency": concurrency}
         for option, value in unused.items():
             if value is not None:
                 raise UsageError(
-                    f"{option} picks among what a run measured, and -k gives K by hand; leave one "
-                    "of them out"
+                    f"{option} selects among measured cells, but -k sets K by hand; use one of them"
                 )
         if len(chosen) > 1:
             names = ", ".join(one.name for one in chosen)
-            raise UsageError(f"-k {num_speculative_tokens} of which drafter? {names}")
+            raise UsageError(f"-k {num_speculative_tokens}: name one drafter: {names}")
         deployment = Deployment(
             pairing=chosen[0],
             tiers=(Tier(None, num_speculative_tokens),),
             temperature=temperature or 0.0,
             dtype=None if chosen[0].target.model.dtype == "auto" else chosen[0].target.model.dtype,
-            basis=("K was given by hand, not measured",),
+            basis=("K was set by hand, not measured",),
         )
     else:
         asked = Asked(workload, temperature, concurrency)
@@ -146,11 +145,11 @@ def _measured(
     document = build_document(stored)
     if document.run.settings.decoder.is_synthetic:
         raise UsageError(
-            f"run {document.run.run_id} drew its acceptance or its weights: it says nothing about "
-            "which K to serve; measure the models themselves, or give K by hand: -k 4"
+            f"run {document.run.run_id} simulated acceptance or weights, so it cannot say which K "
+            "to serve; measure the real models, or set K by hand: -k 4"
         )
     deployment = winner(chosen, document.decisions, document.cells, asked)
-    cut = "" if document.is_complete else ", which was interrupted: what it measured so far"
+    cut = "" if document.is_complete else ", interrupted: based on what it measured so far"
     return replace(deployment, basis=(f"run {document.run.run_id}{cut}", *deployment.basis))
 
 
@@ -164,8 +163,8 @@ def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
         if listing.num_blocks and names & set(listing.pairings):
             return load_run(listing.run_id, runs)
     raise StoreError(
-        f"no run in {runs} measured {', '.join(sorted(names))}; `specbench sweep-k` measures it, "
-        "-k 4 exports a K by hand"
+        f"no run in {runs} measured {', '.join(sorted(names))}; measure it with `specbench "
+        "sweep-k`, or set K by hand: -k 4"
     )
 
 
@@ -174,10 +173,10 @@ def _script(made: "Export") -> str:
     lines = [f"# {made.engine}, written for {made.written_for}"]
     lines += [f"# {sentence}" for sentence in made.basis]
     if made.acceptance_rule is None:
-        lines.append("# so: do not speculate")
+        lines.append("# result: do not speculate")
     else:
-        lines.append(f"# the figures hold for: {made.acceptance_rule}")
-    lines += [f"# cannot be expressed: {sentence}" for sentence in made.not_expressed]
+        lines.append(f"# acceptance rule of these figures: {made.acceptance_rule}")
+    lines += [f"# not expressible: {sentence}" for sentence in made.not_expressed]
     if made.config is not None:
         lines += [
             f"cat > {shlex.quote(made.config.name)} <<'END_OF_CONFIG'",

@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 DEFAULT = "decode_speedup,mean_acceptance_length"
 
 _Metrics = Annotated[
-    str, typer.Option("--metric", help="Metrics of `specbench list metrics`, comma-separated.")
+    str, typer.Option("--metric", help="Metrics from `specbench list metrics`, comma-separated.")
 ]
 _Pairing = Annotated[
-    str | None, typer.Option("--pairing", help="Only cells of it.", show_default="all")
+    str | None, typer.Option("--pairing", help="Only this pairing.", show_default="all")
 ]
 _Workload = Annotated[
-    str | None, typer.Option("--workload", "-w", help="Only cells on it.", show_default="all")
+    str | None, typer.Option("--workload", "-w", help="Only this workload.", show_default="all")
 ]
 _Newest = Annotated[
     str,
-    typer.Option(
-        "--run", help="The newest run of the history.", show_default="the newest there is"
-    ),
+    typer.Option("--run", help="Last run to include.", show_default="latest"),
 ]
 _Allowed = Annotated[
     str,
     typer.Option(
         "--allow-different",
-        help="Keep runs that differ in this: hardware,model,workload ...",
+        help="Include runs that differ in hardware,model,workload ...",
         show_default="nothing",
     ),
 ]
-_Page = Annotated[Path | None, typer.Option("--html", help="Plot it: write a page to this file.")]
+_Page = Annotated[
+    Path | None, typer.Option("--html", help=("Write an HTML page with plots to this file."))
+]
 
 
 def history(
@@ -50,7 +50,7 @@ def history(
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Show metrics over the runs of one fingerprint: trend, and steps with the run they came."""
+    """Show metrics across comparable runs, with trends and change points."""
     from specbench.cli.sides import parse_words
     from specbench.gate.history import WORDS
     from specbench.gate.history import history as history_of
@@ -79,12 +79,12 @@ def _why_nothing(
 
     values = [run_cell.metrics.get(metric) for run in past for run_cell in run.cells]
     if any(isinstance(value, tuple) for value in values):
-        return f"--metric {metric}: a list, not one figure a run; `specbench report` shows it"
+        return f"--metric {metric}: a list, not one figure per run; `specbench report` shows it"
     num_runs = len(past) - len({one.run_id for one in found.left_out})
     only = "".join(f" with {option} {word}" for option, word in asked.items() if word is not None)
     reason = (
-        f"{metric}: no valid cell of these {num_runs} runs{only} has it; `specbench list metrics` "
-        "shows all, `specbench report` what a run has"
+        f"{metric}: no valid cell in these {num_runs} runs{only} has it; `specbench list metrics` "
+        "lists all metrics, `specbench report` those of a run"
     )
     return "\n".join((reason, *left_out_lines(found)))
 
@@ -107,7 +107,7 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
         last = load_run(newest, root).run
         listed = [x for x in listed if x.created_at <= last.environment.created_at]
     if not listed:
-        raise StoreError(f"no run in {root} yet; `specbench run` makes one")
+        raise StoreError(f"no runs in {root} yet; start with `specbench run`")
     past = []
     for listing in listed:
         try:
@@ -132,7 +132,7 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
             )
         )
     if not past:
-        raise StoreError(f"no run in {root} can be read")
+        raise StoreError(f"none of the runs in {root} can be read")
     return past
 
 
@@ -157,7 +157,7 @@ def _print(found: "History", page: Path | None) -> None:
         typer.echo(f"page: {page}")
     changes = change_lines(found)
     if not changes and found.num_judged:
-        changes = ["no step and no trend found"]
+        changes = ["no change points or trends found"]
     for line in changes:
         typer.echo(line)
 

@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 
 _Files = Annotated[
     list[Path],
-    typer.Argument(metavar="FILE...", help="JSON of vllm bench serve, aiperf or SGLang's bench."),
+    typer.Argument(
+        metavar="FILE...", help=("JSON from vllm bench serve, aiperf or SGLang's bench_serving.")
+    ),
 ]
 _Pairing = Annotated[
-    str, typer.Option("--pairing", help="target/drafter.", show_default="target of the file")
+    str, typer.Option("--pairing", help="target/drafter.", show_default="the file's target")
 ]
 _Method = Annotated[
-    str, typer.Option("--method", help="How it drafted, such as eagle3.", show_default="unknown")
+    str, typer.Option("--method", help="Drafting method, such as eagle3.", show_default="unknown")
 ]
 _Workload = Annotated[
-    str, typer.Option("--workload", "-w", help="What was asked.", show_default="that of the file")
+    str, typer.Option("--workload", "-w", help="Workload that was run.", show_default="the file's")
 ]
 _K = Annotated[
     int | None,
@@ -37,19 +39,23 @@ _K = Annotated[
         "--num-speculative-tokens",
         min=0,
         max=MAX_K,
-        help="K, of files that do not say it; 0: no speculation.",
+        help="K, for files that do not state it; 0: no speculation.",
         show_default=False,
     ),
 ]
 _Concurrency = Annotated[
     int | None,
-    typer.Option(min=1, help="Requests at once, of files that do not say.", show_default=False),
+    typer.Option(
+        min=1, help=("Concurrent requests, for files that do not state them."), show_default=False
+    ),
 ]
 _Temperature = Annotated[
     float | None,
-    typer.Option(min=0, max=100, help="Of files that do not say it.", show_default=False),
+    typer.Option(
+        min=0, max=100, help=("Temperature, for files that do not state it."), show_default=False
+    ),
 ]
-_Dtype = Annotated[str, typer.Option(help="Of the target.", show_default="unknown")]
+_Dtype = Annotated[str, typer.Option(help="Dtype of the target.", show_default="unknown")]
 
 
 def import_results(
@@ -64,7 +70,7 @@ def import_results(
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Store other tools' results as a run that report, check and history read."""
+    """Import other tools' results for report, check and history."""
     from specbench.cli.answer import print_answer, print_json
     from specbench.importers import import_files
     from specbench.importers.imported_cell import Told

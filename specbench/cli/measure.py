@@ -31,17 +31,17 @@ def checked(asked: RunSettings) -> RunSettings:
         one_of("--dtype", asked.machine.dtype, *DTYPES)
     if load.request_rate == math.inf:
         raise UsageError(
-            "--request-rate inf: a number of requests a second is needed; without it each request "
-            "follows the one before"
+            "--request-rate inf: expected requests per second; without the option each request "
+            "starts when one ends"
         )
     if asked.sampling.top_p == 0:
-        raise UsageError("--top-p 0 leaves no token; above 0 and up to 1 is allowed")
+        raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
     if draft.adaptive and "builtin" not in load.engines:
-        raise UsageError("-k auto is the built-in decoder's; add --engine builtin")
+        raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
     if asked.decoder.acceptance is not None and load.engines != ("builtin",):
         raise UsageError(
-            "--acceptance draws what the built-in decoder accepts, beside engines that test it; "
-            "leave --engine transformers out"
+            "--acceptance simulates acceptance in the built-in decoder only; leave out --engine "
+            "transformers"
         )
     if load.num_samples > 1:
         _require_samples(asked)
@@ -51,7 +51,7 @@ def checked(asked: RunSettings) -> RunSettings:
     elif forecasting.exhaustive:
         raise UsageError("--exhaustive checks forecasts; add --forecast")
     if forecasting.acceptance_rule is not None and not forecasting.costs:
-        raise UsageError("--acceptance-rule is about the engine of --costs; add --costs")
+        raise UsageError("--acceptance-rule describes the engine of --costs; add --costs")
     return replace(asked, forecasting=forecasting)
 
 
@@ -60,24 +60,24 @@ def _require_samples(asked: RunSettings) -> None:
     n, load = asked.load.num_samples, asked.load
     if 0 in asked.sampling.temperatures:
         raise UsageError(
-            f"--samples {n}: at temperature 0 all {n} are the same; use --temperature 0.7, or "
-            "another above 0"
+            f"--samples {n}: at temperature 0 all {n} answers are the same; use a temperature "
+            "above 0, such as 0.7"
         )
     if load.concurrency != (1,) or load.request_rate is not None:
         raise UsageError(
-            f"--samples {n} fills {n} rows with the answers to one prompt; leave --concurrency and "
-            "--request-rate out"
+            f"--samples {n} decodes {n} answers to one prompt at a time; leave out --concurrency "
+            "and --request-rate"
         )
     if asked.draft.adaptive:
-        raise UsageError(f"--samples {n} needs a fixed K; leave auto out of -k")
+        raise UsageError(f"--samples {n} needs a fixed K; drop auto from -k")
     if load.engines != ("builtin",):
         raise UsageError(
-            f"--samples {n} is the built-in decoder's; leave --engine transformers out"
+            f"--samples {n} needs the built-in decoder; leave out --engine transformers"
         )
     if asked.decoder.acceptance is not None:
         raise UsageError(
-            f"--samples {n} picks the likeliest text, and with --acceptance texts are made up; "
-            "leave one of them out"
+            f"--samples {n} picks the likeliest text, but --acceptance makes texts up; use one "
+            "of them"
         )
 
 
@@ -88,18 +88,20 @@ def _require_forecast(asked: RunSettings) -> None:
     costs, ks = asked.forecasting.costs, asked.draft.num_speculative_tokens
     option = "--costs" if costs else "--forecast"
     if asked.load.engines != ("builtin",):
-        raise UsageError(f"{option} is the built-in decoder's; leave --engine transformers out")
+        raise UsageError(f"{option} needs the built-in decoder; leave out --engine transformers")
     if asked.load.request_rate is not None:
-        raise UsageError(f"{option} knows rows that are all in use; leave --request-rate out")
+        raise UsageError(f"{option} assumes a full batch; drop --request-rate")
     if asked.load.num_samples > 1:
-        raise UsageError(f"{option} is about one answer to a prompt; leave --samples out")
+        raise UsageError(f"{option} assumes one answer per prompt; drop --samples")
     if asked.decoder.acceptance is not None:
-        raise UsageError(f"{option} traces real acceptance; leave --acceptance out")
+        raise UsageError(f"{option} traces real acceptance; drop --acceptance")
     if asked.forecasting.exhaustive and costs:
-        raise UsageError("--exhaustive measures here, --costs are another engine's; choose one")
+        raise UsageError(
+            "--exhaustive measures here, but --costs describe another engine; use one of them"
+        )
     check_sources(costs)
     if costs and ks is not None and not any(ks):
-        raise UsageError("--costs forecasts fixed K above 0; give some, such as -k 1..8")
+        raise UsageError("--costs forecasts fixed K above 0, such as -k 1..8")
 
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
@@ -109,7 +111,9 @@ def read_methods(methods: str | None) -> tuple[str, ...]:
     if methods is None or methods.strip() == "all":
         return ()
     if "all" in (word.strip() for word in methods.split(",")):
-        raise UsageError(f"--method {methods!r}: all stands alone; leave it out or name only it")
+        raise UsageError(
+            f"--method {methods!r}: all excludes other names; use it alone or leave it out"
+        )
     return parse_names("--method", methods, tuple(method.name for method in all_methods()))
 
 
@@ -170,7 +174,7 @@ def run_settings(
             else:
                 words = ["specbench", *(again or [settings.command]), "--out", str(out)]
                 typer.echo(
-                    "interrupted; the finished blocks are kept. Go on with: "
+                    "interrupted; finished blocks are kept. Resume with: "
                     f"{shlex.join([*words, '--resume', watch.id])}",
                     err=True,
                 )
@@ -195,7 +199,7 @@ def _run(
     if as_json:
         print_json([document])
     else:
-        print_answer(document, paths)
+        print_answer(document, paths, told=run.run.warnings)  # told when measuring began
     require_complete(document)
 
 

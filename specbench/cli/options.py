@@ -12,17 +12,17 @@ import typer
 from specbench.settings.option import Option, bare_type, is_group, option_of
 from specbench.settings.words import one_of
 
-Out = Annotated[Path, typer.Option(help="Folder that keeps the runs.")]
+Out = Annotated[Path, typer.Option(help="Folder where runs are stored.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Resume = Annotated[
     str | None,
     typer.Option(
         metavar="[RUN]",
-        help="Go on with an interrupted run, as it was asked for; alone: the newest.",
+        help="Resume an interrupted run with its original settings (default: latest).",
         show_default=False,
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and measure nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without measuring.")]
 
 _KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 

@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 _Target = Annotated[
     str,
     typer.Argument(
-        metavar="TARGET", help="A target of pairings.yaml, a folder, a hub id or demo:target."
+        metavar="TARGET", help="Target in pairings.yaml, folder, hub id or demo:target."
     ),
 ]
 
 
 def pair(target: _Target, asked: Paired) -> None:
-    """Rank drafts and methods for a target: what fits, what it costs, what it gains."""
+    """Rank drafts and methods for a target by fit, cost and gain."""
     from specbench.model_files.model import open_model
 
     settings = _settings(asked)
     if asked.write is not None and not os.access(asked.write.absolute().parent, os.W_OK | os.X_OK):
-        raise UsageError(f"--write {asked.write}: its folder is not there or cannot be written to")
+        raise UsageError(f"--write {asked.write}: directory does not exist or is not writable")
     if asked.write is not None and asked.write.exists():
-        raise UsageError(f"--write {asked.write}: it is there already; name a new file")
+        raise UsageError(f"--write {asked.write}: file exists; name a new one")
     stored = interrupted_run(asked, settings)
     chosen, known = _find_target(target, asked.pairings_file)
     if stored is not None:
@@ -68,7 +68,7 @@ def pair(target: _Target, asked: Paired) -> None:
     if not prepared.fitting:
         _show(prepared, machine, asked)
         raise CompatibilityError(
-            f"none of {len(prepared.candidates)} drafters fits {chosen.name}; the reasons are above"
+            f"none of {len(prepared.candidates)} drafters fits {chosen.name}; see the reasons above"
         )
     if asked.dry_run:
         _show(prepared, machine, asked)
@@ -119,7 +119,7 @@ def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Mach
 
     contexts = parse_contexts(asked.context)
     if len(contexts) > 1:
-        raise UsageError(f"--context {asked.context!r}: memory is planned for one length")
+        raise UsageError(f"--context {asked.context!r}: expected one length to plan memory for")
     longest = files.longest_context
     context = min(contexts[0], longest or contexts[0])
     place = Place(
@@ -140,8 +140,8 @@ def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Mach
     if context == contexts[0]:
         return machine
     limit = (
-        f"context: {context:,} tokens and not {contexts[0]:,}, the most that the target's "
-        "config.json allows (its positions)"
+        f"context: {context:,} tokens instead of {contexts[0]:,}, the maximum in the target's "
+        "config.json (its positions)"
     )
     return machine._replace(notes=(*machine.notes, limit))
 
@@ -157,7 +157,7 @@ def _prepare(
     from specbench.fit.discover import discover, drafter_of, draftless, with_own_names
 
     if asked.folders and not asked.discover:
-        raise UsageError("--in names folders for --discover to look through; add --discover")
+        raise UsageError("--in names folders to search; add --discover")
     drafters: list[Drafter] = []
     left_out: tuple[LeftOut, ...] = ()
     by_name = {drafter.name: drafter for drafter in known}
@@ -210,8 +210,8 @@ def _measure(
     drafters = tuple(candidate.drafter for candidate in prepared.measurable)
     if not drafters:
         raise CompatibilityError(
-            f"nothing can be measured: {prepared.target.name} or all its drafters are here without "
-            "weights; download them, or plan with --dry-run"
+            f"nothing can be measured: {prepared.target.name} or all its drafters have no weights "
+            "here; download them, or plan with --dry-run"
         )
     if stored is None:
         file = _own_file(prepared.target, drafters, asked.out)
@@ -284,7 +284,7 @@ def _write(
     if path is None:
         return
     if not drafters:
-        typer.echo(f"{path} was not written: {why_none}", err=True)
+        typer.echo(f"{path} not written: {why_none}", err=True)
         return
     write_pairings(path, target, drafters, comment)
     typer.echo(f"written: {path}", err=True)

@@ -26,46 +26,47 @@ _Drafts = Annotated[
     list[str] | None,
     typer.Option(
         "--drafts",
-        help="Folders, hub ids, demo:NAME, methods such as ngram: --drafts A B C.",
-        show_default="the target's in pairings.yaml, else methods without a draft",
+        help="Folders, hub ids, demo:NAME or methods such as ngram: --drafts A B C.",
+        show_default="the target's in pairings.yaml, else methods that need no draft",
     ),
 ]
 _Discover = Annotated[
-    bool, typer.Option("--discover", help="Look through the hub's cache and --in folders.")
+    bool, typer.Option("--discover", help="Search the hub's cache and the --in folders.")
 ]
 _In = Annotated[
     list[Path] | None,
-    typer.Option("--in", help="A folder to look through; may be repeated.", show_default=False),
+    typer.Option("--in", help="Folder to search; may be repeated.", show_default=False),
 ]
 _Gpu = Annotated[
     str | None,
     typer.Option(help="Plan for this GPU: H100, L4, RTX-4090 ...", show_default="this machine"),
 ]
 _GpuMemory = Annotated[
-    str | None, typer.Option(help="Its memory, such as 24GiB.", show_default="datasheet's")
+    str | None, typer.Option(help="That GPU's memory, such as 24GiB.", show_default="datasheet's")
 ]
 _GpuBandwidth = Annotated[
-    str | None, typer.Option(help="Its bandwidth, such as 1008GB/s.", show_default="datasheet's")
+    str | None,
+    typer.Option(help=("That GPU's bandwidth, such as 1008GB/s."), show_default="datasheet's"),
 ]
 _Measure = Annotated[
-    int, typer.Option(min=1, max=64, help="Drafters to measure for real, the best forecast.")
+    int, typer.Option(min=1, max=64, help="How many top-forecast drafters to measure.")
 ]
 _Write = Annotated[
     Path | None,
-    typer.Option(help="Write the best drafters into a new pairings.yaml.", show_default=False),
+    typer.Option(help="Write the best drafters to a new pairings.yaml.", show_default=False),
 ]
-_Context = Annotated[str, typer.Option(help="Tokens of a row that memory is planned for.")]
-_Rows = Annotated[int, typer.Option(min=1, max=1024, help="Rows in flight.")]
+_Context = Annotated[str, typer.Option(help="Tokens per request to plan memory for.")]
+_Rows = Annotated[int, typer.Option(min=1, max=1024, help="Concurrent requests.")]
 _Resume = Annotated[
     str | None,
     typer.Option(
         metavar="RUN",
-        help="Go on with this run of `pair`, or rank a finished one again; latest: the newest.",
+        help="Resume this run of `pair`, or rank a finished one again; or latest.",
         show_default=False,
     ),
 ]
 _DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Compatibility and memory alone; nothing is loaded.")
+    bool, typer.Option("--dry-run", help="Check compatibility and memory only; load nothing.")
 ]
 
 

@@ -22,19 +22,18 @@ def interrupted_run(asked: Paired, settings: RunSettings) -> "StoredRun | None":
         return None
     if asked.drafts or asked.discover or asked.dry_run:
         raise UsageError(
-            "--resume goes on with the drafters of its run; leave --drafts, --discover and "
-            "--dry-run out"
+            "--resume uses the drafters of its run; leave out --drafts, --discover and --dry-run"
         )
     stored = load_run(asked.resume, asked.out)
     was = stored.run.settings
     if was.forecasting.most_drafters is None or was.pairings_file is None:
         raise UsageError(
-            f"run {stored.run.run_id} was not made by `specbench pair`; go on with "
-            f"`specbench {was.command} --resume {stored.run.run_id}`"
+            f"run {stored.run.run_id} was not made by `specbench pair`; resume it with `specbench "
+            f"{was.command} --resume {stored.run.run_id}`"
         )
     if asked.measure not in (Paired.measure, was.forecasting.most_drafters):
         raise UsageError(
-            f"--measure {asked.measure}: run {stored.run.run_id} was asked for with "
+            f"--measure {asked.measure}: run {stored.run.run_id} was started with "
             f"{was.forecasting.most_drafters}; leave it out"
         )
     require_as_asked(stored.run, replace(settings, pairings_file=was.pairings_file), ())

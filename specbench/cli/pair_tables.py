@@ -19,7 +19,7 @@ from specbench.fit.memory_plan import MemoryPlan
 from specbench.inputs.config import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
-from specbench.report.numbers import ABSENT, measured, significant
+from specbench.report.numbers import ABSENT, measured, plural, significant
 
 
 def print_prepared(prepared: Prepared, machine: Machine) -> None:
@@ -53,7 +53,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     open_console(width=WIDTH).print(table)
     several = max((len(one.gains) for one in ranked), default=0)
     if several > 1:
-        typer.echo(f"speed-up: geometric mean over {several} settings; K where it gains most")
+        typer.echo(f"speed-up: geometric mean over {several} settings; K with the largest gain")
     for failure in document.failures:
         typer.echo(f"failed   {failure.pairing}: {failure.reason}")
     for path in paths:
@@ -127,7 +127,7 @@ def _lines(prepared: Prepared) -> Iterator[str]:
     for finding in _of_target(prepared):
         yield f"warning  {prepared.target.name}: {finding.text}"
     for found in prepared.left_out:
-        yield f"left out {found.source}: {found.reason}"
+        yield f"skipped  {found.source}: {found.reason}"
 
 
 def _of_target(prepared: Prepared) -> list[Finding]:
@@ -136,39 +136,39 @@ def _of_target(prepared: Prepared) -> list[Finding]:
 
 def _too_large(candidate: Candidate) -> str:
     short = -(candidate.plan.headroom_bytes or 0) if candidate.plan else 0
-    return f"{measured(short, 'bytes')} too large for this machine and context"
+    return f"{measured(short, 'bytes')} too large for this hardware and context"
 
 
 def _print_memory(prepared: Prepared, machine: Machine) -> None:
     place, alone = machine.place, prepared.alone
     table = Table(box=None, pad_edge=False)
     table.add_column("memory", overflow="fold")
-    for header in ("weights", "KV a token", "peak", "headroom", "context", "lost", "floor"):
+    for header in ("weights", "KV/token", "peak", "headroom", "context", "lost", "bound"):
         table.add_column(header, justify="right", no_wrap=True)
     if alone is not None:
         table.add_row("target alone", *_memory_cells(alone, None))
     for candidate in prepared.candidates:
         if candidate.is_refused:
             continue
-        cells = ["not known from files"] + [ABSENT] * 6
+        cells = ["unknown from the files"] + [ABSENT] * 6
         if candidate.plan is not None:
             cells = _memory_cells(candidate.plan, prepared.lost_context(candidate))
         table.add_row(candidate.drafter.name, *cells)
     typer.echo("")
     open_console(width=WIDTH).print(table)
-    rows = f"{place.concurrency} row{'s' if place.concurrency > 1 else ''}"
+    rows = plural(place.concurrency, "request")
     typer.echo(
         f"{machine.name}: {rows} of {place.context:,} tokens, K={place.num_speculative_tokens}, "
-        f"{alone.dtype if alone else place.dtype or 'auto'}. context: what each row can hold; "
-        "lost: to speculation"
+        f"{alone.dtype if alone else place.dtype or 'auto'}. context: tokens each request can "
+        "hold; lost: to speculation"
     )
     plans = [plan for plan in (alone, *(c.plan for c in prepared.candidates)) if plan]
     for note in dict.fromkeys((*machine.notes, *(n for plan in plans for n in plan.notes))):
         typer.echo(note)
     if alone is not None and alone.step_s is not None:
         typer.echo(
-            f"floor: tokens a round must emit by bytes and bandwidth alone; a step reads for at "
-            f"least {measured(alone.step_s, 's')}"
+            "bound: lower bound on the tokens a round must emit to pay off, by bandwidth alone; a "
+            f"step takes at least {measured(alone.step_s, 's')}"
         )
 
 
@@ -218,7 +218,7 @@ def close_race(ranked: Sequence[Ranked]) -> str:
         f"{speedup_text(speedup)}{'' if one.is_measured else ' (forecast)'}"
         for one, speedup in zip(ranked, (first, second), strict=False)
     )
-    return f"{names} are not told apart: {figures}; ask for more --prompts."
+    return f"{names} cannot be told apart: {figures}; use more --prompts."
 
 
 def verdict(ranked: Sequence[Ranked]) -> str:
@@ -230,8 +230,8 @@ def verdict(ranked: Sequence[Ranked]) -> str:
             k = gain.num_speculative_tokens
             return f"Use {one.drafter} ({one.method}) with K={k}: {text}{_where(one, gain)}."
     if not has_evidence(ranked):
-        return "Not decided: nothing valid was measured with drafts; the report says why."
-    return _undecided(ranked) or "Do not speculate: nothing that was measured gains."
+        return "Undecided: nothing valid was measured with drafts; the report says why."
+    return _undecided(ranked) or "Do not speculate: nothing measured gains."
 
 
 def _where(one: Ranked, gain: Gain) -> str:
@@ -260,5 +260,5 @@ def _undecided(ranked: Sequence[Ranked]) -> str | None:
                 continue
             if judge(gain.speedup) is Verdict.NOT_SHOWN:
                 text = speedup_text(gain.speedup)
-                return f"Not decided: {one.drafter} looks best, {text}; ask for more --prompts."
+                return f"Undecided: {one.drafter} looks best, {text}; use more --prompts."
     return None

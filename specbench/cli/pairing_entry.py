@@ -26,15 +26,15 @@ def pairing_entry(
     drafter = {head.name: {"method": method, "model": _beside(head, file)}}
     known = _target_of(file, word, target) if file.exists() else None
     if known is not None:
-        return f"Measure it: paste under `drafters:` of {known.name} in {file}\n" + _lines(
+        return f"To measure it, add under `drafters:` of {known.name} in {file}\n" + _lines(
             drafter, 6
         )
     name = word if not set(word) & set(":/") else word.strip("/").replace(":", "/").split("/")[-1]
     model = target.source if target.folder is None else _as_written(target, file)
     entry = {name: {"model": model, "drafters": drafter}}
     if file.exists():
-        return f"Measure it: paste under `targets:` in {file}\n" + _lines(entry, 2)
-    return f"Measure it: put this into {file}\n" + _lines({"targets": entry}, 0)
+        return f"To measure it, add under `targets:` in {file}\n" + _lines(entry, 2)
+    return f"To measure it, write this to {file}\n" + _lines({"targets": entry}, 0)
 
 
 def _target_of(file: Path, word: str, spec: "ModelSpec") -> "Target | None":

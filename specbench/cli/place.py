@@ -75,7 +75,7 @@ def _this_machine(place: "Place", device: str) -> Machine:
             )
             return Machine(name, placed, True, (_reserved(total, "NVML"),))
     placed = replace(place, device="cpu", memory_bytes=host_available_bytes())
-    note = "memory of the host that is free now; the program itself takes about 0.5 GiB of it"
+    note = "free host memory now; the program itself takes about 0.5 GiB of it"
     return Machine("CPU", placed, True, (note,))
 
 
@@ -83,6 +83,6 @@ def _reserved(total: int, source: str) -> str:
     from specbench.fit.gpus import RESERVED_BYTES
 
     return (
-        f"{total / GIB:.4g} GiB ({source}), of which {RESERVED_BYTES / GIB:g} GiB are left to CUDA "
-        "itself"
+        f"{total / GIB:.4g} GiB ({source}), of which {RESERVED_BYTES / GIB:g} GiB are reserved "
+        "for CUDA"
     )

@@ -62,5 +62,5 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
     for warning in (warning for plan in plans for warning in plan.left_out):
         console.print(warning)
     open_ended = any(plan.settings.effort.is_open_ended for plan in plans)
-    limit = " at most; the budget or the precision ends it earlier" if open_ended else ""
+    limit = " at most; --budget or --precision may end it earlier" if open_ended else ""
     console.print(f"{num_cells} cells{limit}. Nothing was measured.")

@@ -13,38 +13,44 @@ from specbench.errors import UsageError
 def recommend(
     run: Annotated[
         str | None,
-        typer.Argument(help="Run id or folder; absent: the newest.", show_default=False),
+        typer.Argument(help="Run id or folder (default: latest).", show_default=False),
     ] = None,
     objective: Annotated[
         str,
         typer.Option(
-            help="latency (one user's seconds a token), throughput (tokens a second of all users) "
-            "or cost (money a million tokens)."
+            help=(
+                "latency (seconds per token for one user), throughput (tokens per "
+                "second over all users) or cost (money per million tokens)."
+            )
         ),
     ] = "latency",
     slo: Annotated[
         str | None,
         typer.Option(
-            help="Limits that must be kept: tpot=30ms,ttft=0.5s,tpot_p95=50ms.",
+            help="Limits to meet: tpot=30ms,ttft=0.5s,tpot_p95=50ms.",
             show_default=False,
         ),
     ] = None,
     price_per_hour: Annotated[
         float | None,
-        typer.Option(min=0.0, help="What the machine costs an hour.", show_default=False),
+        typer.Option(min=0.0, help="Cost of the machine per hour.", show_default=False),
     ] = None,
     concurrency: Annotated[
         int | None,
-        typer.Option(min=1, help="So many rows in flight.", show_default="any measured"),
+        typer.Option(
+            min=1, help=("Only this many concurrent requests."), show_default="any measured"
+        ),
     ] = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option("--workload", "-w", help="Only these.", show_default="all of the run"),
+        typer.Option(
+            "--workload", "-w", help="Only these workloads.", show_default="all in the run"
+        ),
     ] = None,
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Choose among all that a run measured: drafters, K, rows in flight, or no speculation."""
+    """Recommend a configuration from a stored run: drafter, K and batch size, or no speculation."""
     from specbench.decide.objective import OBJECTIVES, Objective, parse_limits
 
     name = next((name for name in OBJECTIVES if name == objective), None)
@@ -54,8 +60,7 @@ def recommend(
         raise UsageError("--objective cost needs the machine's --price-per-hour, such as 2.50")
     if name != "cost" and price_per_hour is not None:
         raise UsageError(
-            f"--price-per-hour is of no use to --objective {name}; leave it out, or ask for "
-            "--objective cost"
+            "--price-per-hour only applies to --objective cost; leave it out, or use that objective"
         )
     wanted = Objective(
         name=name,
@@ -85,11 +90,11 @@ def recommend(
     picks = picks_of(document, wanted, concurrency=concurrency, workloads=workload or ())
     if not picks:
         raise UsageError(
-            f"run {document.run.run_id} has no valid K = 0 to compare with; "
-            "`specbench report` says what was measured"
+            f"run {document.run.run_id} has no valid K = 0 to compare with; see `specbench "
+            "report` for what was measured"
         )
     if not document.is_complete:
-        told = f"run {document.run.run_id} was interrupted: by what it measured so far"
+        told = f"run {document.run.run_id} was interrupted: based on what it measured so far"
         typer.echo(told, err=True)
     if as_json:
         import json
@@ -108,5 +113,5 @@ def _require_measured(option: str, asked: Sequence[object], known: Sequence[obje
     for one in asked:
         if one not in known:
             raise UsageError(
-                f"{option} {one}: the run measured {', '.join(map(str, known)) or 'nothing'}"
+                f"{option} {one}: the run only measured {', '.join(map(str, known)) or 'nothing'}"
             )

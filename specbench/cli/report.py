@@ -14,15 +14,15 @@ FORMATS = ("html", "md", "csv", "parquet")
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(help="Run ids or folders; absent: the newest.", show_default=False),
+        typer.Argument(help="Run ids or folders (default: latest).", show_default=False),
     ] = None,
     formats: Annotated[
-        str, typer.Option("--format", help="html, md, csv, parquet, or several: html,md,csv.")
+        str, typer.Option("--format", help="html, md, csv, parquet, or a list such as html,md,csv.")
     ] = "html,md,csv",
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Write reports of stored runs and print the answer again."""
+    """Write reports of stored runs and print their answers again."""
     chosen = tuple(dict.fromkeys(part.strip() for part in formats.split(",")))
     if unknown := [name for name in chosen if name not in FORMATS]:
         raise UsageError(f"--format {unknown[0]!r}: allowed are {', '.join(FORMATS)}")

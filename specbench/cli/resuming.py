@@ -20,8 +20,8 @@ def require_as_asked(run: "RunRecord", asked: RunSettings, methods: Sequence[str
     _require_names(run, asked, methods)
     if others := list(dict.fromkeys(_other_options(run.settings, asked))):
         raise UsageError(
-            f"run {run.run_id} was asked for with other settings than {', '.join(others)} says, "
-            "and it goes on as it was asked for; leave that out, or start a new run without "
+            f"run {run.run_id} was started with different settings ({', '.join(others)}), and a "
+            "resumed run keeps its own; leave these options out, or start a new run without "
             "--resume"
         )
 
@@ -36,8 +36,9 @@ def _require_names(run: "RunRecord", asked: RunSettings, methods: Sequence[str])
     now = {pairing.name for pairing in pairings}
     if now != set(was):
         raise UsageError(
-            f"run {run.run_id} measures {', '.join(was)} and cannot go on with "
-            f"{', '.join(sorted(now))}; leave the names out, or start a new run without --resume"
+            f"run {run.run_id} measures {', '.join(was)} and cannot be resumed "
+            f"with {', '.join(sorted(now))}; leave the names out, or start a new run without "
+            "--resume"
         )
 
 

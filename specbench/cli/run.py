@@ -14,5 +14,5 @@ def run(
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure pairings on workloads and say per workload whether to speculate."""
+    """Measure pairings and say per workload whether to speculate."""
     measure(checked(asked), out=out, resume=resume, dry_run=dry_run, as_json=as_json)

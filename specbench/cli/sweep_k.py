@@ -17,7 +17,7 @@ def sweep_k(
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure every K of a range and say per workload which is best, or none."""
+    """Measure a range of K and say which is best per workload, if any."""
     draft = DEFAULT_KS if asked.draft == DraftSettings() else asked.draft
     settings = checked(replace(asked, command="sweep-k", draft=draft))
     measure(settings, out=out, resume=resume, dry_run=dry_run, as_json=as_json)

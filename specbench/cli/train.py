@@ -23,32 +23,35 @@ DTYPES = ("float32", "bfloat16", "float16")
 _Method = Annotated[str, typer.Argument(help="eagle, eagle3, medusa or mtp.", metavar="METHOD")]
 _Target = Annotated[
     str,
-    typer.Option(help="A target of pairings.yaml, a hub id, a folder or demo:target."),
+    typer.Option(help="Target in pairings.yaml, hub id, folder or demo:target."),
 ]
-_Out = Annotated[Path, typer.Option(help="Folder for the head; `model:` of a pairing names it.")]
+_Out = Annotated[Path, typer.Option(help="Folder for the head; name it as `model:` in a pairing.")]
 _Prompts = Annotated[
     list[str] | None,
     typer.Option(
-        help="Workloads or JSONL files with prompts; may be repeated.",
-        show_default="demo:target: its corpus; else all shipped workloads",
+        help="Workloads or JSONL files of prompts; may be repeated.",
+        show_default="its corpus for demo:target, else all shipped workloads",
     ),
 ]
 _Texts = Annotated[
     Path | None,
-    typer.Option(help="A file of the target's answers, shared by heads.", show_default=False),
+    typer.Option(
+        help=("File of the target's answers, which several heads can share."), show_default=False
+    ),
 ]
-_NumTexts = Annotated[int, typer.Option(min=20, max=10**7, help="Answers to train on.")]
-_Temperature = Annotated[str, typer.Option(help="Of the answers, mixed: 0 is greedy.")]
-_Tokens = Annotated[int, typer.Option(min=2, max=131072, help="Tokens per answer at most.")]
-_Steps = Annotated[int, typer.Option(min=1, max=10**7, help="Batches to train on.")]
-_Batch = Annotated[int, typer.Option(min=32, max=10**7, help="Tokens per batch, about.")]
-_Heads = Annotated[int, typer.Option(min=1, max=16, help="Heads of medusa.")]
-_Layers = Annotated[int, typer.Option(min=1, max=8, help="Layers of mtp.")]
-_Rows = Annotated[int, typer.Option(min=1, max=1024, help="Answers decoded at once.")]
+_NumTexts = Annotated[int, typer.Option(min=20, max=10**7, help="Number of answers to train on.")]
+_Temperature = Annotated[str, typer.Option(help="Temperatures of the answers, mixed; 0 is greedy.")]
+_Tokens = Annotated[int, typer.Option(min=2, max=131072, help="Maximum tokens per answer.")]
+_Steps = Annotated[int, typer.Option(min=1, max=10**7, help="Number of training batches.")]
+_Batch = Annotated[int, typer.Option(min=32, max=10**7, help="Approximate tokens per batch.")]
+_Heads = Annotated[int, typer.Option(min=1, max=16, help="Number of Medusa heads.")]
+_Layers = Annotated[int, typer.Option(min=1, max=8, help="Number of MTP layers.")]
+_Rows = Annotated[int, typer.Option(min=1, max=1024, help="Answers decoded at the same time.")]
 _Budget = Annotated[
-    str | None, typer.Option(help="Time to spend, such as 5m: fewer steps.", show_default=False)
+    str | None,
+    typer.Option(help=("Time to spend, such as 5m; reduces the steps."), show_default=False),
 ]
-_Resume = Annotated[bool, typer.Option("--resume", help="Go on with a training in --out.")]
+_Resume = Annotated[bool, typer.Option("--resume", help="Resume the training in --out.")]
 
 
 def train(
@@ -73,7 +76,7 @@ def train(
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
-    """Train a first draft head on what a target itself says, and measure it."""
+    """Train a first draft head on the target's answers and measure it."""
     one_of("METHOD", method, *METHODS)
     if machine.dtype is not None:
         one_of("--dtype", machine.dtype, *DTYPES)
@@ -117,8 +120,8 @@ def train(
         except KeyboardInterrupt:
             watch.close()
             typer.echo(
-                "interrupted; answers and every hundredth step are kept. Go on with the same "
-                "command and --resume",
+                "interrupted; answers and every hundredth step are kept. Resume with the same "
+                "command plus --resume",
                 err=True,
             )
             raise typer.Exit(ExitCode.INTERRUPTED) from None
@@ -131,7 +134,7 @@ def train(
 
 
 def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
-    """What the word itself says where it has a colon or a slash, else a target of the file."""
+    """What the word itself says where it has a colon or a slash, else a the file's target."""
     from specbench.inputs.config import load_pairings
     from specbench.inputs.model_spec import model_spec
 

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 
 _Rows = Annotated[
-    int, typer.Option(min=1, max=1024, help="Rows in flight of the built-in decoder.")
+    int, typer.Option(min=1, max=1024, help="Concurrent requests in the built-in decoder.")
 ]
 _Tokens = Annotated[
     int,
-    typer.Option(min=100, max=10**8, help="Tokens sampled for each K and temperature above 0."),
+    typer.Option(min=100, max=10**8, help="Tokens to sample for each K and temperature above 0."),
 ]
 
 
@@ -87,12 +87,12 @@ def verify(
     rows: _Rows = 16,
     as_json: options.AsJson = False,
 ) -> None:
-    """Test that pairings give the target's own output: exit 1 if not, 3 if undecided."""
+    """Test that pairings reproduce the target's own output: exit 1 if not, 3 if undecided."""
     settings = checked(asked.settings)
     if settings.draft.adaptive:
         raise UsageError(
-            "-k auto: verify tests one K at a time, and auto only picks among such; name them, "
-            "as in -k 1..8"
+            "-k auto: verify tests fixed K, and auto only picks among them; name them, as in "
+            "-k 1..8"
         )
 
     from specbench.cli.progress import ProgressWatch
@@ -108,7 +108,7 @@ def verify(
             evidence = collect_evidence(settings, chosen, watch, num_tokens=tokens, num_rows=rows)
         except KeyboardInterrupt:
             watch.close()
-            typer.echo("interrupted: evidence is judged as a whole, nothing is kept", err=True)
+            typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
     from specbench.verify.answer import document, exit_code, sentences
     from specbench.verify.judge import judge

@@ -13,19 +13,19 @@ class Units:
     """What was repeated to see how far a speed-up may be off: prompts, or passes over them."""
 
     count: int
-    singular: str
-    plural: str
+    are_prompts: bool
 
     def noun(self, count: int) -> str:
-        return self.singular if count == 1 else self.plural
+        one, many = ("prompt", "prompts") if self.are_prompts else ("pass", "passes")
+        return one if count == 1 else many
 
 
 def units_of(cell: CellSummary) -> Units:
     """The units of a cell's interval."""
     if not cell.key.condition.is_stream:
-        return Units(count=cell.num_prompts, singular="prompt", plural="prompts")
+        return Units(count=cell.num_prompts, are_prompts=True)
     passes = number_of(cell.metrics, "num_passes") or 0
-    return Units(count=round(passes), singular="pass", plural="passes")
+    return Units(count=round(passes), are_prompts=False)
 
 
 def k_text(cell: CellSummary) -> str:
@@ -49,7 +49,7 @@ def reasons_for(
         facts += why(confirmed or leader, is_synthetic=is_synthetic)
         facts += _evidence(cells, leader, confirmed)
     facts += (
-        f"{k_text(cell)} left out: {'; '.join(cell.invalid_reasons)}"
+        f"{k_text(cell)} excluded: {'; '.join(cell.invalid_reasons)}"
         for cell in cells
         if not cell.valid
     )
@@ -91,7 +91,7 @@ def _evidence(
     if len(tried) > 1:
         yield f"{k_text(leader)} led the first pass over K = {', '.join(tried)}"
     if confirmed is not None and not confirmed.valid:
-        yield f"second measurement left out: {'; '.join(confirmed.invalid_reasons)}"
+        yield f"second measurement excluded: {'; '.join(confirmed.invalid_reasons)}"
     elif confirmed is not None and confirmed.speedup is not None:
         units = units_of(confirmed)
         yield (
@@ -100,5 +100,4 @@ def _evidence(
         )
     evidence = confirmed or leader
     if evidence.minimum_detectable_effect is not None:
-        yield f"an effect of {evidence.minimum_detectable_effect:.1%} would be detected"
-    yield from evidence.warnings
+        yield f"minimum detectable effect: {evidence.minimum_detectable_effect:.1%}"

@@ -82,33 +82,41 @@ def _is_usable(cell: CellSummary) -> bool:
 
 
 def decide(
-    choice: Choice, confirmed: CellSummary | None = None, *, is_synthetic: bool = False
+    choice: Choice,
+    confirmed: CellSummary | None = None,
+    *,
+    workload_prompts: int | None = None,
+    is_synthetic: bool = False,
 ) -> Decision:
     """The answer, quoting `confirmed`: the cell `choice.to_confirm` over fresh repeats.
 
     Without it a winner that needs it is not shown to help. Raises ValueError when `confirmed`
-    is another cell than the leader. `is_synthetic` as in `why`.
+    is another cell than the leader. `workload_prompts` is how many prompts the workload has,
+    None where the run does not say; `is_synthetic` as in `why`.
     """
-    decision = _decide(choice, confirmed)
+    decision = _decide(choice, confirmed, workload_prompts)
     reasons = reasons_for(choice.cells, choice.leader, confirmed, is_synthetic=is_synthetic)
-    return replace(decision, reasons=reasons)
+    evidence = confirmed or choice.leader
+    return replace(decision, reasons=reasons, warnings=evidence.warnings if evidence else ())
 
 
-def _decide(choice: Choice, confirmed: CellSummary | None) -> Decision:
+def _decide(
+    choice: Choice, confirmed: CellSummary | None, workload_prompts: int | None
+) -> Decision:
     leader = choice.leader
     if leader is None:
-        return _decision(choice, Verdict.NOT_SHOWN, "not shown to help, no valid measurement")
+        return _decision(choice, Verdict.NOT_SHOWN, "undecided: no valid measurement")
     if confirmed is not None and confirmed.key != leader.key:
         raise ValueError(f"{confirmed.key.id} was measured again, not {leader.key.id}")
     if choice.to_confirm is not None and confirmed is None:
-        text = f"not shown to help, {k_text(leader)} led the first pass and was not measured again"
+        text = f"undecided: {k_text(leader)} led the first pass and was not measured again"
         return _decision(choice, Verdict.NOT_SHOWN, text)
     evidence = confirmed or leader
     if not evidence.valid or evidence.speedup is None:
-        text = f"not shown to help, {k_text(evidence)} was measured again but not validly"
+        text = f"undecided: the second measurement of {k_text(evidence)} is not valid"
         return _decision(choice, Verdict.NOT_SHOWN, text)
     verdict = judge(evidence.speedup)
-    text = _answer(verdict, evidence, evidence.speedup)
+    text = _answer(verdict, evidence, evidence.speedup, workload_prompts)
     return _decision(choice, verdict, text, evidence.speedup)
 
 
@@ -142,23 +150,40 @@ def _low(cell: CellSummary) -> float:
     return cell.speedup.low or 0.0 if cell.speedup else 0.0
 
 
-def _answer(verdict: Verdict, cell: CellSummary, speedup: Interval) -> str:
+def _answer(
+    verdict: Verdict, cell: CellSummary, speedup: Interval, workload_prompts: int | None
+) -> str:
     if verdict is Verdict.HELPS:
         return f"{k_text(cell)}, {speedup_text(speedup, ' faster')}"
     if verdict is Verdict.GAINS_NOTHING:
         return f"do not speculate, {speedup_text(speedup)}"
-    measured = units_of(cell)
-    more = prompts_to_decide(
-        speedup, measured.count, helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING
-    )
-    units = f"{float(f'{more:.2g}'):,.0f} more {measured.noun(more)}"
+    text = f"undecided: {k_text(cell)} measured {speedup_text(speedup)}"
     if speedup.low is None:
-        verb = "gives" if more == 1 else "give"
-        return (
-            f"not shown to help, {speedup_text(speedup)} from {measured.count} "
-            f"{measured.noun(measured.count)}; at least {units} {verb} an interval"
-        )
-    return f"not shown to help, {speedup_text(speedup)}; about {units} would decide"
+        units = units_of(cell)
+        text += f" from {units.count} {units.noun(units.count)}"
+    return "; ".join(filter(None, (text, _would_decide(cell, speedup, workload_prompts))))
+
+
+def _would_decide(cell: CellSummary, speedup: Interval, workload_prompts: int | None) -> str:
+    """What to measure for a decision; empty where the run does not say what there is.
+
+    Passes over the prompts can be repeated without end; prompts only while there are more.
+    """
+    units = units_of(cell)
+    more = prompts_to_decide(
+        speedup, units.count, helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING
+    )
+    if units.are_prompts:
+        if workload_prompts is None:
+            return ""
+        left = max(0, workload_prompts - units.count)
+        if left < more:
+            few = f"only {left:,} more {units.noun(left)}" if left else "no more prompts"
+            return f"the workload has {few}: add some, or raise --repeats"
+    count = f"{float(f'{more:.2g}'):,.0f} more {units.noun(more)} needed"
+    if speedup.low is None:
+        return f"at least {count} for an interval"
+    return f"about {count} to decide"
 
 
 def _decision(

@@ -80,26 +80,30 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     if break_even is not None and not cell.key.draft.is_adaptive:
         needed, kept = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
         if needed is None:
-            yield f"a round costs {break_even:.2f} steps: K={k} loses even if every draft is kept"
+            yield (
+                f"a round costs {break_even:.2f} steps: K={k} loses even if every draft is accepted"
+            )
         elif kept is not None:
-            yield f"breaks even where {needed:.0%} of tested drafts are kept; {kept:.0%} were"
+            yield f"breaks even if {needed:.0%} of tested drafts are accepted; {kept:.0%} were"
     first = metrics.get("acceptance_rate_per_position")
     shows_match = _shows_match(cell) and not is_synthetic
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
-        yield f"the draft is mismatched: its first token is kept {first[0]:.0%} of the time"
+        yield f"the draft is mismatched: its first token is accepted {first[0]:.0%} of the time"
     cost = number_of(metrics, "draft_cost_ratio")
     if cost is not None and cost > TOO_SMALL and cell.key.draft.method == "draft_model":
         yield (
-            f"the target is too small for a separate draft model of this size: a drafted token "
+            "the target is too small for a separate draft model of this size: a drafted token "
             f"costs {cost:.2f} of its steps; a smaller draft, a head or n-grams cost less"
         )
 
 
 _BOUND: Mapping[Bound, str] = {
-    "draft": "draft-bound: drafting loses most; a cheaper draft would help",
-    "verify": "verify-bound: checking K + 1 tokens costs more than a step, which loses most",
-    "acceptance": "acceptance-bound: drafts that are not kept lose most",
-    "overhead": "overhead-bound: gaps between forwards lose most; graphs or --compile may help",
+    "draft": "draft-bound: drafting time dominates; a cheaper draft would help",
+    "verify": (
+        "verify-bound: verifying K + 1 tokens costs more than a step, which dominates the loss"
+    ),
+    "acceptance": "acceptance-bound: rejected drafts dominate the loss",
+    "overhead": "overhead-bound: time between forwards dominates; graphs or --compile may help",
 }
 
 

@@ -31,7 +31,7 @@ class Topology:
     def of_widths(cls, widths: Sequence[int], depth: int) -> "Topology":
         """Every node of level i has widths[i] children, one past the list's end.
 
-        UsageError where a width is no whole number above 0, and for too many drafts.
+        UsageError where a width is not a whole number above 0, and for too many drafts.
         """
         if not all(type(width) is int and width > 0 for width in widths):
             raise UsageError(f"tree: {list(widths)} has to list whole numbers above 0")

@@ -107,9 +107,9 @@ class LoadedDrafters:
         made_for, target = trained_for(spec), self._target.loaded.content_sha256
         if made_for is not None and not target.endswith(made_for):
             self._note(
-                f"{name}: its head was trained for another target than "
+                f"{name}: its head was trained for a different target than "
                 f"{self._target.spec.source} (training.json names other weights): few of its "
-                "drafts will be kept"
+                "drafts will be accepted"
             )
 
     def remove(self, name: str) -> None:

@@ -9,8 +9,8 @@ from specbench.inputs.config import Pairing
 from specbench.inputs.methods import Setting, find_method
 from specbench.inputs.model_spec import ModelSpec
 
-GREEDY = "greedy: a draft is kept where it is the target's argmax"
-MATCHED = "a draft is kept where the target's own draw equals it"
+GREEDY = "greedy: a draft is accepted if it is the target's argmax"
+MATCHED = "a draft is accepted if the target's own sample equals it"
 REJECTION = "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
 
 _HEADS_WITH_TREES = ("eagle", "eagle3", "medusa")
@@ -196,7 +196,8 @@ def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[
     rule = deployment.pairing.drafter.lossy
     if rule is not None and deployment.k and not keeps_lossy:
         lost.append(
-            f"the lossy rule {rule}: without it fewer drafts are kept, so the measured speed-up is "
+            f"the lossy rule {rule}: without it fewer drafts are accepted, so the measured "
+            "speed-up is "
             "not this engine's"
         )
     for role, spec in (("target", deployment.target), ("drafter", deployment.drafter)):

@@ -14,7 +14,7 @@ from specbench.export.deployment import Deployment, Tier
 from specbench.inputs.config import Pairing
 from specbench.records import CellSummary, Condition, Decision
 
-_NO_FIXED_K = "engines take a fixed K, and none is shown to help"
+_NO_FIXED_K = "engines take a fixed K, and no fixed K is shown to help"
 
 
 class Asked(NamedTuple):
@@ -35,7 +35,7 @@ def winner(
 
     K is that of the decision; with several workloads the one whose worst regret is least, as
     long as it helps somewhere. Of several temperatures the lowest, of several contexts the
-    prompts as they are, unless `asked` says. UsageError where nothing was measured.
+    prompts unchanged, unless `asked` says. UsageError where nothing was measured.
     """
     decisions = tuple(decisions)
     by_name = {pairing.name: pairing for pairing in pairings}
@@ -54,13 +54,13 @@ def winner(
     if asked.temperature is None and len(temperatures) > 1:
         others = ", ".join(f"{t:g}" for t in sorted(temperatures - {own[0].condition.temperature}))
         here = f"at temperature {own[0].condition.temperature:g}"
-        basis = (f"{here}; measured at {others}, too: --temperature takes another", *basis)
+        basis = (f"{here}; also measured at {others}: choose with --temperature", *basis)
     tiers = _merged([tier for tier, _ in found])
     is_open = asked.num_rows is None and len(tiers) == 1  # engines' words for tiers say it
     if is_open and tiers[0].num_speculative_tokens:
         most = own[-1].condition.concurrency
         at_once = "1 request" if most == 1 else f"{most} requests"
-        basis = (*basis, f"beyond {at_once} at once nothing was measured: --concurrency tells")
+        basis = (*basis, f"beyond {at_once} at once nothing was measured: see --concurrency")
     return Deployment(
         pairing=by_name[name],
         tiers=tiers,
@@ -140,7 +140,7 @@ def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[T
         return Tier(rows, 0), [*said, _NO_FIXED_K]
     losses = ", ".join(losses_in_words(shared.regret))
     k = shared.num_speculative_tokens
-    return Tier(rows, k), [*said, f"one K for these workloads: K={k}, it gives up {losses}"]
+    return Tier(rows, k), [*said, f"one K for these workloads: K={k}, giving up {losses}"]
 
 
 def _across(decision: Decision) -> Condition:

@@ -33,7 +33,7 @@ def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comm
         with path.open("x", encoding="utf-8") as file:
             file.write(lines + text)
     except FileExistsError:
-        raise UsageError(f"--write {path}: it is there already; name a new file") from None
+        raise UsageError(f"--write {path}: file exists; name a new one") from None
     except OSError as error:
         raise UsageError(f"--write {path}: {error.strerror}") from error
 

@@ -71,7 +71,7 @@ def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) ->
     if not at:
         known = sorted({cost.concurrency for cost in costs})
         raise UsageError(
-            f"--costs: {source} says nothing of {concurrency} requests at once; it has "
+            f"--costs: {source} has no data for {concurrency} concurrent requests; it has "
             f"{', '.join(map(str, known))}: measure that concurrency there, or change --concurrency"
         )
     units = {cost.is_relative for cost in at}

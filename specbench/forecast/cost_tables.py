@@ -28,7 +28,7 @@ def read_table(path: Path) -> list[EngineCost]:
     """Every row of the file; UsageError names the line that is wrong."""
     rows = list(_csv_rows(path) if path.suffix.lower() == ".csv" else _yaml_rows(path))
     if not rows:
-        raise UsageError(f"{path}:1: no costs; a row says what a round costs: k, cost")
+        raise UsageError(f"{path}:1: no costs; each row gives the cost of a round: k, cost")
     return [_cost(row, path.name) for row in rows]
 
 

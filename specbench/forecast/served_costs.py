@@ -85,7 +85,7 @@ def time_server(
         answers = client.answers(asked[i * concurrency : (i + 1) * concurrency])
         costs.append(_cost(client, answers, client.counters().since(before), concurrency))
     return [cost for cost in costs if cost is not None] or client.fail(
-        "its answers have one token each, which shows no rounds; it needs other prompts"
+        "its answers have one token each, so rounds cannot be timed; try other prompts"
     )
 
 
@@ -137,7 +137,7 @@ def _k(client: "_Client", counted: Counters) -> int:
     if counted.engine is not None and not counted.num_rounds:  # it counted no speculation
         return 0
     client.fail(
-        f"{client.server.shown}/metrics does not tell at which K it runs; say so: "
+        f"{client.server.shown}/metrics does not report its K; state it: "
         f"{client.server.shown}#k={4 if counted.num_rounds else 0}"
     )
 
@@ -204,7 +204,7 @@ class _Client:
                     times.append(time.perf_counter())
                 num_tokens = (event.get("usage") or {}).get("completion_tokens", num_tokens)
         if times and not num_tokens:
-            self.fail("its stream has no usage, so tokens cannot be counted; give a table instead")
+            self.fail("its stream has no usage, so tokens cannot be counted; pass a table instead")
         return _Answer(times[-1] - times[0] if times else 0.0, num_tokens)
 
     def _json(self, url: str) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class _Client:
         except HTTPError as error:
             self.fail(f"{urlsplit(url).path} answered {error.code}")
         except ValueError:
-            self.fail(f"{urlsplit(url).path} is no JSON")
+            self.fail(f"{urlsplit(url).path} is not JSON")
         return found if isinstance(found, dict) else {}
 
     def _open(self, url: str, body: bytes | None = None) -> HTTPResponse:
@@ -230,7 +230,7 @@ class _Client:
 
 
 def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The server-sent events of a stream; what is no JSON object is passed over."""
+    """The server-sent events of a stream; what is not JSON object is passed over."""
     for line in response:
         text = line.decode("utf-8", "replace").strip()
         if text.startswith("data:") and not text.endswith("[DONE]"):

@@ -15,13 +15,13 @@ DOCS = {
     "valid": Doc("whether the cell may support a decision"),
     "invalid_reasons": Doc("why not; empty for a valid cell"),
     "num_prompts": Doc("prompts with a finished request", "prompts"),
-    "num_requests": Doc("turns, repeats and failed ones counted singly", "requests"),
+    "num_requests": Doc("each turn and repeat counts, failed ones included", "requests"),
     "speedup": Doc("`decode_speedup` over K = 0 on the same prompts; absent at K = 0", "x"),
     "speedup_end_to_end": Doc("`end_to_end_speedup`, likewise", "x"),
     "minimum_detectable_effect": Doc(
-        "relative effect on `speedup` that 80 % of such runs would detect", "fraction"
+        "minimum relative effect on `speedup` detectable with 80 % power", "fraction"
     ),
-    "warnings": Doc("what deserves a second look and leaves the cell valid"),
+    "warnings": Doc("what deserves a second look; the cell stays valid"),
 }
 
 
@@ -48,7 +48,7 @@ class CellRow(NamedTuple):
 _SYNTHETIC: Column[CellRow] = Column(
     name="synthetic",
     unit="",
-    meaning="acceptance was drawn or the weights are dummies: only the times are real",
+    meaning="acceptance was simulated or the weights are dummies: only timings are real",
     dtype="bool",
     value=attrgetter("run.settings.decoder.is_synthetic"),
 )

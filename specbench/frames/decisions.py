@@ -1,6 +1,7 @@
 """A row per decision: what to use for one target, workload and setting, and the words for it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +18,7 @@ DOCS = {
         "nothing may be quoted",
         "x",
     ),
-    "sentence": Doc("the answer in words", dtype=TEXT),
+    "sentence": Doc("the verdict in words", dtype=TEXT),
     "reasons": Doc("the facts behind it"),
 }
 
@@ -57,7 +58,11 @@ _ANSWER: tuple[Column[DecisionRow], ...] = record_columns(
 
 def decisions_frame(runs: Sequence[Decided]) -> pd.DataFrame:
     """The answer to every question, in the order of the plan."""
-    rows = [DecisionRow(run.run, decision) for run in runs for decision in run.decisions]
+    rows = [
+        DecisionRow(run.run, replace(decision, reasons=decision.reasons_and_warnings))
+        for run in runs
+        for decision in run.decisions
+    ]
     return frame_of(decision_columns(), rows)
 
 

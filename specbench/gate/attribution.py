@@ -1,4 +1,4 @@
-"""What a regression comes from: fewer drafts are kept, or a round takes longer.
+"""What a regression comes from: fewer drafts are accepted, or a round takes longer.
 
 Tokens a second = tokens a round / seconds a round, so the loss of logarithms splits into one
 share of each; a speed-up is the same with seconds in units of a K = 0 step.

@@ -101,22 +101,22 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
         origin = run.origins[0]
         if not run.is_complete:
             raise UsageError(
-                f"run {origin.run_id} was interrupted and is no baseline; "
-                f"go on with it: --resume {origin.run_id}"
+                f"run {origin.run_id} was interrupted and cannot be a baseline; resume it: "
+                f"--resume {origin.run_id}"
             )
         for found in differences(first.fingerprint, run.fingerprint):
             if found.name not in allowed:
                 raise UsageError(
-                    f"runs {first.origins[0].run_id} and {origin.run_id} are not of the same "
-                    f"work: {found.name}: {found.baseline} and {found.candidate}; "
-                    f"to pool them all the same: --allow-different {found.name}"
+                    f"runs {first.origins[0].run_id} and {origin.run_id} did different work: "
+                    f"{found.name}: {found.baseline} and {found.candidate}; "
+                    f"to pool them anyway: --allow-different {found.name}"
                 )
         for what, name in _other_drafters(first.fingerprint, run.fingerprint):
             if "drafter" not in allowed:
                 raise UsageError(
-                    f"runs {first.origins[0].run_id} and {origin.run_id} are not of the same "
-                    f"work: {what} of {name} differ; "
-                    "to pool them all the same: --allow-different drafter"
+                    f"runs {first.origins[0].run_id} and {origin.run_id} did different work: "
+                    f"{what} of {name} differ; "
+                    "to pool them anyway: --allow-different drafter"
                 )
         for found in other_decoders(first.fingerprint, run.fingerprint):
             if SOFTWARE not in allowed:
@@ -128,11 +128,11 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
     _refuse_twins([run.origins[0] for run in runs])
     cells = tuple(_pooled_cells(runs))
     if not cells:
-        raise UsageError("no cell is valid in every one of these runs: nothing to compare with")
+        raise UsageError("no cell is valid in all of these runs, so the baseline would be empty")
     drafted = [cell for run in runs for cell in run.cells if cell.key.draft.drafter != NO_DRAFTER]
     if drafted and all(cell.key.draft.drafter == NO_DRAFTER for cell in cells):
         raise UsageError(
-            "no cell with drafts is valid in every one of these runs, K = 0 alone would be left: "
+            "no cell with drafts is valid in all of these runs, only K = 0 would remain: "
             f"{drafted[0].key.label} is not in all of them"
         )
     kept = {cell.key for cell in cells}
@@ -160,7 +160,7 @@ def left_out(runs: Sequence[Snapshot], pooled: Snapshot) -> Iterator[str]:
     explained |= {key for run in runs for key in run.unmeasured}
     for cell in runs[0].cells:
         if cell.key not in kept | explained:
-            yield f"{cell.key.label}: not in every run, or of other prompts there"
+            yield f"{cell.key.label}: not in every run, or with different prompts"
 
 
 def _other_drafters(one: Fingerprint, other: Fingerprint) -> Iterator[tuple[str, str]]:
@@ -181,10 +181,10 @@ def _refuse_twins(origins: Sequence[Origin]) -> None:
             if origin.run_id == earlier.run_id:
                 what = f"run {origin.run_id} was named twice"
             elif set(origin.imported_sha256 or ()) & set(earlier.imported_sha256 or ()):
-                what = f"runs {earlier.run_id} and {origin.run_id} were imported from one file"
+                what = f"runs {earlier.run_id} and {origin.run_id} were imported from the same file"
             else:
                 continue
-            raise UsageError(f"{what}: the deviation between runs would be too small")
+            raise UsageError(f"{what}: the variation between runs would be underestimated")
 
 
 def _all_hardware(runs: Sequence[Snapshot]) -> dict[str, str]:

@@ -49,13 +49,15 @@ def read_baseline(path: Path) -> Snapshot:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise StoreError(f"{path}: {getattr(error, 'strerror', None) or 'is no text'}") from error
+        raise StoreError(
+            f"{path}: {getattr(error, 'strerror', None) or 'is not a text file'}"
+        ) from error
     try:
         document: Any = parse_json(text)
     except ValueError as error:
         raise StoreError(f"{path}: damaged: {error}") from error
     if not isinstance(document, dict) or document.get("kind") != KIND:
-        raise StoreError(f"{path}: no baseline; `specbench baseline RUN...` writes one")
+        raise StoreError(f"{path}: not a baseline; `specbench baseline RUN...` writes one")
     version = document.get("schema_version")
     if isinstance(version, int) and version > SCHEMA_VERSION:
         raise StoreError(f"{path}: schema version {version}; update specbench to read it")
@@ -65,5 +67,5 @@ def read_baseline(path: Path) -> Snapshot:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         raise StoreError(f"{path}: damaged: {where}: {first['msg']}") from error
-    assert found is not None, "an object is no null"
+    assert found is not None, "expected an object, not null"
     return found.baseline

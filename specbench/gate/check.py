@@ -87,7 +87,9 @@ def check(
     unusable = [missing for _, missing in verdicts]
     judgements = [*filter(None, unusable), *filter(None, texts), *_judged(cases)]
     if not judgements:
-        raise UsageError(f"nothing here can be judged by {', '.join(t.metric for t in chosen)}")
+        raise UsageError(
+            f"none of these metrics can be judged here: {', '.join(t.metric for t in chosen)}"
+        )
     judgements.sort(key=lambda judgement: list(Kind).index(judgement.kind))
     return Gate(
         baseline=baseline,
@@ -114,7 +116,7 @@ def metric_of(tolerance: Tolerance) -> Metric:
             f"--fail-on: no metric {tolerance.base_name!r}; `specbench list metrics` has them all"
         )
     if metric.better is None:
-        raise UsageError(f"--fail-on: {metric.name} is a description, neither good nor bad")
+        raise UsageError(f"--fail-on: {metric.name} has no better direction")
     return metric
 
 
@@ -128,7 +130,9 @@ def _applicable(
     for tolerance in asked:
         metric = metric_of(tolerance)
         if tolerances is not None and tolerance.metric not in names:
-            raise UsageError(f"--fail-on: {tolerance.metric} is on neither side: {metric.formula}")
+            raise UsageError(
+                f"--fail-on: {tolerance.metric} is missing on both sides: {metric.formula}"
+            )
     return tuple(tolerance for tolerance in asked if tolerance.metric in names)
 
 
@@ -166,7 +170,7 @@ def _not_judged(
             for name in pair.baseline.figures
         )
         if usable and tolerance.base_name not in judged and not is_there:
-            yield f"{tolerance.metric} is in no cell of the baseline and was not judged"
+            yield f"{tolerance.metric} is missing from the baseline and was not judged"
 
 
 def _notes(
@@ -174,16 +178,16 @@ def _notes(
 ) -> Iterator[str]:
     own = {origin.run_id for origin in candidate.origins}
     if own & {origin.run_id for origin in baseline.origins}:
-        yield "the baseline holds the candidate's own run"
+        yield "the baseline includes the candidate's own run"
     for name, side in (("baseline", baseline), ("candidate", candidate)):
         if not side.is_complete:
-            yield f"the {name} was interrupted: what it measured so far is judged"
+            yield f"the {name} was interrupted: judging what it measured so far"
     if only_candidate:
-        yield f"{len(only_candidate)} cells of the candidate have no baseline and were not judged"
+        yield f"{len(only_candidate)} candidate cells have no baseline and were not judged"
     if any(cell.key.draft.is_adaptive for cell in baseline.cells):
-        yield "counts of K = auto follow the K that it picked and are not judged"
+        yield "counts at K = auto depend on the K it picked and are not judged"
     if baseline.num_runs == candidate.num_runs == 1:
         yield (
-            "single runs: how far identical runs are apart is the documented deviation; "
+            "single runs: the variation between identical runs is assumed, not measured; "
             "`specbench baseline` of several runs measures it"
         )

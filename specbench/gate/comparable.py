@@ -91,7 +91,7 @@ def pair_up(
     found += tuple(_other_prompts(pairs, is_complete=candidate.is_complete))
     _refuse([difference for difference in found if difference.name not in allowed])
     if not pairs:
-        raise UsageError("the two sides have no cell in common, so there is nothing to compare")
+        raise UsageError("baseline and candidate have no cell in common")
     return Comparable(pairs, found, only)
 
 
@@ -104,11 +104,11 @@ def _refuse(found: Sequence[Difference]) -> None:
     words = ",".join(dict.fromkeys(d.name for d in found))
     hint = ""
     if words == HARDWARE:
-        hint = "; or name only metrics in --fail-on that are no absolute times"
+        hint = "; or name no absolute times in --fail-on"
     raise UsageError(
-        "these runs are not of the same work:\n  "
+        "these runs did different work:\n  "
         + "\n  ".join(told)
-        + f"\nto compare them all the same: --allow-different {words}{hint}"
+        + f"\nto compare them anyway: --allow-different {words}{hint}"
     )
 
 
@@ -122,8 +122,8 @@ def _by_common_axes(
         if twin is not key:
             one, other = _name(twin, key), _name(key, twin)
             raise UsageError(
-                f"--allow-different: then {one} and {other}, of one run, are alike, and "
-                "which to compare is open; allow less, or compare runs with fewer cells"
+                f"--allow-different: {one} and {other} of one run look alike: the match is "
+                "ambiguous; allow less, or compare runs with fewer cells"
             )
     return found
 

@@ -79,10 +79,10 @@ class History:
         """What may be an accident, in words."""
         judged = self.num_judged
         if judged == 0:
-            return f"no series has the {MIN_RUNS} runs that a step or a trend needs"
+            return f"no series has {MIN_RUNS} runs, the minimum for a change point or trend"
         return (
-            f"of {judged} series without any change about {judged * 0.05:.1f} would show a step "
-            "and as many a trend by accident"
+            f"false alarms: of {judged} series without change, expect about {judged * 0.05:.1f} "
+            "to show a change point and as many a trend"
         )
 
 

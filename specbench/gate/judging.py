@@ -200,11 +200,11 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
     if other:
         first = first_difference(before.texts[other[0]], after.texts[other[0]])
         reason = (
-            f"{len(other)} of {len(common)} texts differ, {other[0]} first in tokens "
-            f"{first.start} to {first.stop - 1}; `specbench verify` tells a near-tie from a fault"
+            f"{len(other)} of {len(common)} texts differ, first {other[0]} in tokens "
+            f"{first.start} to {first.stop - 1}; `specbench verify` tells near-ties from faults"
         )
         if not is_binding:
-            reason += "; no regression, since hardware, torch, dtype, engine or model differ"
+            reason += "; not a regression, because hardware, torch, dtype, engine or model differ"
     is_regression = bool(other) and is_binding
     return Judgement(
         cell=before.key,
@@ -223,7 +223,7 @@ def _verdict(
 ) -> tuple[Verdict, str]:
     comparison, candidate = case.comparison, after.value(case.name)
     if candidate is None:
-        return Verdict.MISSING, "absent in the candidate"
+        return Verdict.MISSING, "missing in the candidate"
     if comparison is None:
         return _against_zero(case, candidate)
     if comparison.spread is None:
@@ -235,7 +235,7 @@ def _verdict(
     assert p_value is not None, "a test has one"
     if p_value <= FALSE_ALARM:
         if case.is_faster:
-            return Verdict.PASS, "K = 0 got faster, and so did this cell, by less"
+            return Verdict.PASS, "K = 0 got faster; so did this cell, but by less"
         return Verdict.REGRESSION, ""
     effect = comparison.detectable(FALSE_ALARM / num_tests)
     bound = comparison.bound(1 - FALSE_ALARM)
@@ -258,10 +258,10 @@ def _against_zero(case: Case, candidate: float) -> tuple[Verdict, str]:
 
 def _why_no_spread(cell: CellFigures, name: str) -> str:
     if not cell.units:
-        return "figures without prompts have no interval; a baseline of several runs gives one"
+        return "figures without prompts have no interval; pool several runs in a baseline"
     if len(cell.units) < MIN_UNITS:
         return f"{len(cell.units)} prompts or passes; an interval needs {MIN_UNITS}"
-    return f"{name} needs every prompt, so its spread is not known"
+    return f"{name} needs every prompt, so its spread is unknown"
 
 
 def _change(comparison: Comparison | None, *, higher_is_better: bool) -> Interval | None:

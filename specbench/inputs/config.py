@@ -134,8 +134,8 @@ class Pairings:
         if not kept:
             have = ", ".join(dict.fromkeys(p.drafter.method for p in chosen.values()))
             raise UsageError(
-                f"--method {', '.join(methods)}: none of {', '.join(chosen)} drafts so; "
-                f"they have: {have}"
+                f"--method {', '.join(methods)}: no pairing uses this method: {', '.join(chosen)} "
+                f"have {have}"
             )
         return kept
 
@@ -203,7 +203,7 @@ def _defaults(value: Value) -> _Defaults:
 def _default_names(value: Value, pairings: Pairings) -> tuple[str, ...]:
     names = tuple(item.text() for item in value.items())
     if not names:
-        value.fail("names nothing; leave the key out to run the first target's drafters")
+        value.fail("is empty; leave the key out to run the first target's drafters")
     try:
         pairings.select(names)
     except UsageError as wrong:
@@ -252,7 +252,7 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
 def _named(value: Value) -> list[tuple[str, Value]]:
     entries = value.entries()
     if not entries:
-        value.fail("is empty; at least one entry is needed")
+        value.fail("is empty; add at least one entry")
     for name, entry in entries.items():
         if not _NAME.fullmatch(name):
             entry.fail("a name is letters, digits and . _ - and begins with a letter or digit")

@@ -77,8 +77,8 @@ def model_spec(source: str) -> ModelSpec:
         return ModelSpec(source=source, folder=folder.absolute())
     if not _HUB_ID.fullmatch(source):
         raise UsageError(
-            f"{source!r} is no target of pairings.yaml, no Hugging Face id (owner/name), no folder "
-            "(./ ../ / ~/) and no embedded model (demo:NAME)"
+            f"{source!r} is not a target in pairings.yaml, a Hugging Face id (owner/name), a "
+            "folder (./ ../ / ~/) or an embedded model (demo:NAME)"
         )
     if complaint := _folder_complaint(source, Path()):
         raise UsageError(complaint)

@@ -83,7 +83,7 @@ def load_workloads(names: Sequence[str], *, folder: Path | None = None) -> tuple
         if twin is not workload:
             raise UsageError(
                 f"--workload: {twin.path} and {workload.path} are both called {workload.name}, "
-                "and a run tells workloads apart by name; rename one"
+                "and a run identifies workloads by name; rename one"
             )
     return tuple(by_name.values())
 
@@ -126,8 +126,8 @@ def _load_with_card(card: Path) -> Workload:
     sha256 = keys.must("sha256", _digest)
     if sha256 != _sha256(path):
         keys.entries["sha256"].fail(
-            f"{path.name} has changed; it is now {_sha256(path)}: restore the file, "
-            "or write this number here if the change is meant"
+            f"{path.name} has changed; its sha256 is now {_sha256(path)}: restore the file, or "
+            "write this hash here if the change is intended"
         )
     if keys.must("prompts", whole(1, 10**9)) != len(prompts):
         keys.entries["prompts"].fail(f"{path.name} has {len(prompts)} prompts")

@@ -82,7 +82,7 @@ def acceptance_histogram(cell: CellData) -> tuple[float, ...] | None:
 
 @metric(unit="fraction", better="higher")
 def alpha(cell: CellData) -> float | None:
-    """sum(a) / (sum(a) + rounds with a < d and e > a): the chance that one draft token is kept.
+    """sum(a) / (sum(a) + rounds with a < d and e > a): the chance that one draft token is accepted.
 
     Maximum-likelihood estimate under Leviathan et al. 2023 (arXiv:2211.17192), definition
     3.1, where drafting stops at the first rejection; not accepted / drafted. Absent for trees,

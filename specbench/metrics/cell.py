@@ -138,7 +138,7 @@ class CellData:
 
 
 def against(cell: CellData, other: CellData) -> CellData:
-    """The cell with another one in the place of its baseline."""
+    """The cell with another one in place of its baseline."""
     return replace(
         cell,
         baseline=other.requests,

@@ -26,8 +26,9 @@ def num_output_tokens(cell: CellData) -> int | None:
 
 @metric(unit="tokens/request", better="higher")
 def num_checked_at_once(cell: CellData) -> float | None:
-    """Mean over requests of the output tokens that came from checking a whole expected answer at
-    once, between prefill and the first round, and are in no round; absent without such checks.
+    """Mean over requests of the output tokens that came from checking a predicted output at
+    once, between prefill and the first round, and are in no round; absent without such
+    checks.
     """
     if not any(request.answer_check for request in cell.finished):
         return None

@@ -39,8 +39,8 @@ def import_warnings(records: Sequence[ImportedRecord]) -> tuple[str, ...]:
         return ()
     tools = ", ".join(dict.fromkeys(f"{r.tool} {r.tool_version or ''}".strip() for r in records))
     return (
-        f"imported from {tools}: figures as that tool gives them, without requests behind them, "
-        "so nothing has an interval and no K is recommended",
+        f"imported from {tools}: figures as reported by that tool, without individual requests: "
+        "no intervals, and no K is recommended",
     )
 
 
@@ -95,5 +95,5 @@ def _suspicious(figures: Figures) -> Iterator[str]:
     if isinstance(curve, tuple) and curve and curve[0] > SUSPICIOUS_ACCEPTANCE:
         yield (
             f"position 1 is accepted in {curve[0]:.1%} of rounds: "
-            "repetitive or random prompts flatter speculation"
+            "repetitive or random prompts inflate acceptance"
         )

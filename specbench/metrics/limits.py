@@ -14,7 +14,7 @@ from specbench.stats.costs import roofline_s
 @metric(unit="s", better="lower")
 def roofline_round_s(cell: CellData) -> float | None:
     """Bytes that a round's forwards must read (weights, and keys and values in use) /
-    measured copy bandwidth, in bytes read + written a second.
+    measured copy bandwidth, in bytes read + written per second.
 
     Memory's side of the roofline; what fits a cache can be read faster.
     """
@@ -36,7 +36,7 @@ def roofline_ratio(cell: CellData) -> float | None:
 @metric(unit="fraction", better="higher")
 def bandwidth_utilisation(cell: CellData) -> float | None:
     """Bytes that a round must read / (round_s_p50 * measured copy bandwidth), the latter in
-    bytes read + written a second; on a GPU only.
+    bytes read + written per second; on a GPU only.
     """
     ratio = roofline_ratio(cell)
     on_gpu = any(limit.device.startswith("cuda") for limit in cell.limits)

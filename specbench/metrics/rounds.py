@@ -1,4 +1,4 @@
-"""Where a round's time goes, and what it costs in baseline steps.
+"""Where the round time goes, and what it costs in baseline steps.
 
 A baseline step is the mean round of K = 0 in the same blocks. With many rows in flight a
 round counts once for each row that it serves, as everywhere else.
@@ -82,7 +82,7 @@ def break_even_length(cell: CellData) -> float | None:
 
 @metric(unit="x", better="lower")
 def overhead_ratio(cell: CellData) -> float | None:
-    """Seconds of a round / seconds of its bare forwards, each measured alone in turns with such
+    """Seconds of a round / seconds of its model forwards, each measured alone in turns with such
     rounds: for a draft model K of the drafter's over 1 token and the target's over K + 1, for a
     head the parts of its work in the drafter's place.
 

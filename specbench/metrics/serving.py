@@ -105,7 +105,7 @@ def calibration_s(cell: CellData) -> float | None:
 
 @metric(unit="bytes", better="lower")
 def kv_bytes(cell: CellData) -> int | None:
-    """Bytes of KV cache, target and drafter: with many rows in flight as the largest pass
+    """Bytes of KV cache, target and drafter: with concurrent requests as the largest pass
     allocated it, else kv_bytes_per_token * tokens of the longest request.
     """
     if cell.key.condition.overlaps:

@@ -43,7 +43,7 @@ def prefill_s(cell: CellData) -> float | None:
 def decode_speedup(cell: CellData) -> float | None:
     """Sum of baseline decode seconds / sum of speculative ones over the same requests (where
     lengths differ, at temperature > 0, seconds per output token), of several samples of a prompt
-    until the last has ended; with many rows in flight
+    until the last has ended; with concurrent requests
     busy_tokens_per_s / the baseline's; with open-loop arrivals, which fix the throughput, the
     baseline's mean seconds per output token after the first / the cell's.
 
@@ -56,7 +56,7 @@ def decode_speedup(cell: CellData) -> float | None:
 @metric(unit="x", better="higher")
 def end_to_end_speedup(cell: CellData) -> float | None:
     """As decode_speedup, over whole requests: prefill of target and drafter included, of several
-    samples also picking one; with many rows in flight aggregate_tokens_per_s / the baseline's.
+    samples also picking one; with concurrent requests aggregate_tokens_per_s / the baseline's.
     """
     seconds = paired_end_to_end(cell)
     return None if seconds is None else seconds.speedup

@@ -40,13 +40,13 @@ _IDENTITIES = (
         ),
     ),
     _Identity(
-        "output tokens are not 1 + those checked at once + sum of num_emitted",
+        "output tokens are not 1 + predicted-output tokens + sum of num_emitted",
         lambda request, log, _: (
             request.num_output_tokens == 1 + request.num_checked_at_once + sum(log.num_emitted)
         ),
     ),
     _Identity(
-        "a whole answer's check keeps more than it drafts or emits",
+        "the check of a predicted output accepts more than it drafts or emits",
         lambda request, _, __: (
             (check := request.answer_check) is None
             or 0 <= check.num_accepted <= min(check.num_drafted, check.num_emitted)
@@ -64,7 +64,7 @@ class _PassIdentity(NamedTuple):
 
 _PASS_IDENTITIES = (
     _PassIdentity(
-        "a round of K above the cell's",
+        "a round exceeds the cell's K",
         lambda _, rounds, k: all(0 <= n <= k for n in rounds.num_speculative_tokens),
     ),
     _PassIdentity(
@@ -74,7 +74,7 @@ _PASS_IDENTITIES = (
         ),
     ),
     _PassIdentity(
-        "tokens of the time line are not those of its requests",
+        "tokens on the time line do not match its requests",
         lambda served, rounds, _: (
             sum(rounds.num_emitted)
             == sum(r.num_output_tokens - 1 - r.num_checked_at_once for r in served.requests)
@@ -121,7 +121,7 @@ def _too_few_rounds(cell: CellData) -> Iterator[str]:
         # What a check gave would have taken so many rounds at least.
         spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
         if num_rounds + spared < MIN_ROUNDS:
-            checks = f" and checks in the place of {spared}" if spared else ""
+            checks = f" and predicted-output checks replacing {spared}" if spared else ""
             yield f"{num_rounds} rounds{checks}, fewer than {MIN_ROUNDS}"
 
 
@@ -205,7 +205,7 @@ def _suspicious_acceptance(cell: CellData) -> Iterator[str]:
     if rates and rates[0] > SUSPICIOUS_ACCEPTANCE:
         yield (
             f"position 1 is accepted in {rates[0]:.1%} of rounds: "
-            "repetitive or random prompts flatter speculation"
+            "repetitive or random prompts inflate acceptance"
         )
 
 
@@ -217,7 +217,7 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
         differing = sum(base.output_ids != spec.output_ids for base, spec in cell.pairs)
         if differing:
             text = f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
-            yield text if lossy is None else f"{text}, as the rule {lossy} lets them"
+            yield text if lossy is None else f"{text}, as the rule {lossy} allows"
         if lossy is None:
             return
     base_tokens = sum(base.num_output_tokens for base, _ in cell.pairs) / len(cell.pairs)
@@ -235,4 +235,4 @@ def _few_seeds(cell: CellData) -> Iterator[str]:
     fewest = min(map(len, seeds.values()), default=MIN_SEEDS)
     if fewest < MIN_SEEDS:
         temperature = f"temperature {cell.key.condition.temperature:g}"
-        yield f"{MIN_SEEDS} seeds a prompt are needed at {temperature}, one has {fewest}"
+        yield f"{MIN_SEEDS} seeds per prompt needed at {temperature}, some have {fewest}"

@@ -44,7 +44,9 @@ class Style:
         kind = config.text("speculators_model_type") or "eagle3"
         if kind != "eagle3" or (inner and inner.flag("use_aux_hidden_state") is False):
             what = f"speculators_model_type {kind}" if kind != "eagle3" else "use_aux_hidden_state"
-            raise ModelError(f"{source} is no EAGLE-3 head ({what}); choose its own method for it")
+            raise ModelError(
+                f"{source} is not an EAGLE-3 head ({what}); choose its own method for it"
+            )
         steps = (inner and inner.whole("parallel_draft_step")) or 1
         if config.flag("parallel_drafting") or steps > 1:
             what = f"parallel_draft_step is {steps}" if steps > 1 else "parallel_drafting is true"

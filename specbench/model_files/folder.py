@@ -29,7 +29,7 @@ def local_file(folder: Path, name: str) -> Path | None:
     if not any(real.is_relative_to(home) for home in homes):
         raise ModelError(f"{path} is a link out of its folder; put the file itself there")
     if not real.is_file():
-        raise ModelError(f"{path} is no file")
+        raise ModelError(f"{path} is not a file")
     return path
 
 
@@ -37,7 +37,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file; ModelError, also where it is too large."""
     try:
         if path.stat().st_size > LARGEST_JSON:
-            raise ModelError(f"{path} has more than {LARGEST_JSON} bytes; that is no config")
+            raise ModelError(f"{path} has more than {LARGEST_JSON} bytes; that is not a config")
         content = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error

@@ -61,7 +61,7 @@ def read_headers(file: Path) -> dict[str, TensorHeader]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
     if not isinstance(header, dict):
-        raise ModelError(f"{file} cannot be read: its header is no mapping")
+        raise ModelError(f"{file} cannot be read: its header is not a mapping")
     return {
         name: _tensor(file, name, entry, first=8 + length, size=size)
         for name, entry in header.items()

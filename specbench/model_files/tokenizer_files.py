@@ -24,7 +24,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     from tokenizers import Tokenizer  # noqa: PLC0415 - not needed for --help
 
     if file.stat().st_size > LARGEST_JSON:
-        raise ModelError(f"{file} has more than {LARGEST_JSON} bytes; that is no tokenizer")
+        raise ModelError(f"{file} has more than {LARGEST_JSON} bytes; that is not a tokenizer")
     try:
         inner = Tokenizer.from_file(str(file))
     except Exception as error:

@@ -180,7 +180,7 @@ def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(f"{file} cannot be read: {first}") from error
     if not isinstance(content, dict) or not all(map(_is_named_tensor, content.items())):
-        raise ModelError(f"{file} is no mapping from names to tensors")
+        raise ModelError(f"{file} is not a mapping from names to tensors")
     return content
 
 

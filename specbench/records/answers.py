@@ -32,6 +32,12 @@ class Decision:
     speedup: Interval | None
     sentence: str
     reasons: tuple[str, ...]
+    warnings: tuple[str, ...] = ()  # about the measurement that the sentence quotes
+
+    @property
+    def reasons_and_warnings(self) -> tuple[str, ...]:
+        """Where no list of all warnings stands beside it."""
+        return (*self.reasons, *self.warnings)
 
     @property
     def condition(self) -> Condition:

@@ -102,7 +102,7 @@ class Condition:
     def requests(self) -> str:
         """The batch size in words, and the arrivals where they set the pace."""
         if self.request_rate is not None:
-            return f"up to {self.concurrency} at once, {self.request_rate:g} requests a second"
+            return f"up to {self.concurrency} at once, {self.request_rate:g} requests per second"
         if self.num_samples > 1:
             return f"best of {self.num_samples} samples"
         if self.concurrency == 1:

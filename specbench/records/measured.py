@@ -119,7 +119,7 @@ class PassRecord:
     seconds: float  # first arrival to last token
     rounds: RoundTimeline
     calibration_s: float = 0.0  # spent on measuring round costs for an adaptive K, counted above
-    kv_bytes: int | None = None  # allocated for all rows, target and drafter
+    kv_bytes: int | None = None  # allocated for the whole batch, target and drafter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

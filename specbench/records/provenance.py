@@ -69,6 +69,7 @@ class RunRecord:
     cells: tuple[CellPlan, ...]
     warnings: tuple[str, ...] = ()
     pairing_sha256: Mapping[str, str] = field(default_factory=dict)  # of their entries in the file
+    workload_prompts: Mapping[str, int] = field(default_factory=dict)  # in the file, used or not
 
     @property
     def keys(self) -> tuple[CellKey, ...]:

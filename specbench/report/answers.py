@@ -71,10 +71,10 @@ def compromise_lines(document: Document) -> list[str]:
         setting = replace(shared.key.condition, target="")
         at = "".join(f", {part}" for part in setting.told_apart(settings))
         k = shared.num_speculative_tokens
-        what = f"K={k}" if k else "K=0, do not speculate,"
+        what = f"K={k}" if k else "do not speculate"
         given_up = listed(losses_in_words(shared.regret)) + document.mark
         lines.append(
-            f"{shared.key.source}{at}: one K for all workloads, {what} gives up {given_up}"
+            f"{shared.key.source}{at}: one K for all workloads, {what}, giving up {given_up}"
         )
     return lines
 
@@ -94,7 +94,7 @@ def _no_winner(section: Section, verdict: Verdict) -> str:
         nothing = verdict is Verdict.GAINS_NOTHING
         return "do not speculate, no drafter gains" if nothing else "no drafter is shown to help"
     if section.cells:
-        return "imported figures, which have no interval; the tables hold them"
+        return "imported figures have no interval; see the tables"
     if section.baseline is None:
         best = best_forecast(section.forecasts)
         return forecast_text(best, names_pairing=section.names_pairings) if best else "not measured"

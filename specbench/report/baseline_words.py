@@ -27,6 +27,6 @@ def baseline_lines(baseline: Snapshot) -> Iterator[str]:
         floors = ((kind, deviation_floor(kind, device)) for kind in Kind)
         granted = ", ".join(f"{floor:.1%} of a {kind.value}" for kind, floor in floors if floor)
         yield (
-            f"one run does not show how far runs are apart; taken for granted: {granted}. "
-            "Name several runs to measure it"
+            f"one run does not show the variation between runs; assumed: {granted}. Pool several "
+            "runs to measure it"
         )

@@ -59,7 +59,7 @@ def legend(columns: Sequence[Column]) -> str:
     return "; ".join(f"{c.header}: {c.meaning}" for c in columns if c.meaning) + "."
 
 
-_K = Column(header="K", meaning="drafted tokens a round at most, of auto the mean", text=k_of)
+_K = Column(header="K", meaning="most tokens drafted per round; for auto the mean", text=k_of)
 _TOKENS_PER_S = Column(
     header="tok/s",
     meaning="output tokens after the first / decode seconds",
@@ -67,16 +67,19 @@ _TOKENS_PER_S = Column(
 )
 _SPEEDUP = Column(
     header="speed-up [95%]",
-    meaning="decode seconds at K=0 / at K over the same prompts, with its interval; of many rows "
-    "tokens a second over those at K=0; of arrivals at a given rate decode seconds a token",
+    meaning=(
+        "decode seconds at K=0 / at K over the same prompts, with its "
+        "interval; with concurrent requests tokens per second over those at K=0; with arrivals "
+        "at a given rate decode seconds per token"
+    ),
     text=lambda cell: speedup_text(cell.speedup) if cell.speedup else None,
 )
 _DETECTABLE = Column(
-    header="MDE", meaning="the smallest effect this comparison would detect", text=detectable
+    header="MDE", meaning="minimum detectable effect of this comparison", text=detectable
 )
 _LENGTH = Column(
     header="length",
-    meaning="mean acceptance length, tokens a round",
+    meaning="mean acceptance length, tokens per round",
     text=metric("mean_acceptance_length", "{:.2f}".format),
 )
 _RATE = Column(
@@ -88,18 +91,18 @@ _RATE = Column(
 _END_TO_END = metric("end_to_end_speedup", "{:.2f}x".format)
 _AT_ONCE = Column(
     header="at once",
-    meaning="tokens a request from checking a whole expected answer, before the first round",
+    meaning="tokens per request from checking a predicted output before the first round",
     text=metric("num_checked_at_once", "{:.1f}".format),
 )
 
 _BUSY = Column(
     header="tok/s, busy",
-    meaning="tokens a second while all rows are busy",
+    meaning="tokens per second while the batch is full",
     text=metric("busy_tokens_per_s", per_second),
 )
 _ALL = Column(
     header="tok/s, all",
-    meaning="tokens a second over whole passes, ramp and drain included",
+    meaning="tokens per second over whole passes, ramp and drain included",
     text=metric("aggregate_tokens_per_s", per_second),
 )
 # Of figures that another tool gave, which have no busy time and no interval.
@@ -111,13 +114,13 @@ _IMPORTED = (
     ),
     Column(
         header="over K=0",
-        meaning="tokens a second over those at K=0, of figures without an interval",
+        meaning="tokens per second over those at K=0, without an interval",
         text=lambda cell: None if cell.speedup_end_to_end else _END_TO_END(cell),
     ),
 )
 _USER = Column(
     header="a user",
-    meaning="median tokens a second that one request sees",
+    meaning="median tokens per second that one request sees",
     text=metric("user_tokens_per_s", per_second),
 )
 _TTFT = Column(
@@ -126,21 +129,23 @@ _TTFT = Column(
     text=metric("ttft_s", milliseconds),
 )
 _WHOLE = Column(
-    header="whole request",
-    meaning="the speed-up with prefill of target and drafter included, of many rows over whole "
-    "passes",
+    header="end to end",
+    meaning=(
+        "speed-up including prefill of target and drafter; with concurrent "
+        "requests over whole passes"
+    ),
     text=lambda cell: speedup_text(cell.speedup_end_to_end) if cell.speedup_end_to_end else None,
 )
 _BREAK_EVEN = Column(
     header="break-even",
-    meaning="the acceptance length above which speculation pays",
+    meaning="acceptance length above which speculation pays off",
     text=metric("break_even_length", "{:.2f}".format),
 )
 _ROUND = Column(
-    header="round ms", meaning="mean time of a round", text=metric("round_s", milliseconds)
+    header="round ms", meaning="mean time per round", text=metric("round_s", milliseconds)
 )
 _JOULES = Column(
-    header="J/token", meaning="energy a token", text=metric("joules_per_token", significant)
+    header="J/token", meaning="energy per token", text=metric("joules_per_token", significant)
 )
 
 TERMINAL_COLUMNS = (
@@ -154,7 +159,7 @@ TERMINAL_COLUMNS = (
     _RATE,
     Column(
         header="draft/verify",
-        meaning="their shares of a round's time",
+        meaning="shares of the round time",
         text=lambda cell: split(cell, "draft_s", "verify_s"),
     ),
 )
@@ -165,7 +170,7 @@ PAGE_COLUMNS = (
     _K,
     Column(
         header="prompts",
-        meaning="a K that is clearly beaten gets fewer",
+        meaning="clearly slower K are pruned and get fewer",
         text=lambda cell: str(cell.num_prompts),
     ),
     _TOKENS_PER_S,
@@ -180,18 +185,20 @@ PAGE_COLUMNS = (
     _ROUND,
     Column(
         header="draft, verify, other",
-        meaning="their shares of that time",
+        meaning="shares of the round time",
         text=lambda cell: split(cell, "draft_s", "verify_s", "other_s"),
     ),
     Column(
         header="overhead",
-        meaning="a round / its bare forwards measured alone",
+        meaning="round time / model-forward time measured alone",
         text=metric("overhead_ratio", "{:.2f}x".format),
     ),
     Column(
         header="roofline ms",
-        meaning="the time to read a round's weights, keys and values at the measured copy "
-        "bandwidth, and how many times as long the median round is",
+        meaning=(
+            "lower bound: time to read a round's weights and KV cache at the "
+            "measured copy bandwidth; and the median round as a multiple of it"
+        ),
         text=roofline,
     ),
     Column(
@@ -200,8 +207,8 @@ PAGE_COLUMNS = (
         text=metric("bandwidth_utilisation", "{:.0%}".format),
     ),
     Column(
-        header="launches, waits",
-        meaning="kernels or graphs that the host starts in a round, and times it waits",
+        header="launches, syncs",
+        meaning="kernel or graph launches and host syncs per round",
         text=lambda cell: joined(cell, "launches_per_round", "syncs_per_round"),
     ),
     _JOULES,
@@ -228,12 +235,12 @@ PAGE_STREAM_COLUMNS = (
     ),
     Column(
         header="busy",
-        meaning="share of a pass between the first and the last round with all rows live",
+        meaning="share of a pass with a full batch",
         text=metric("busy_share", "{:.0%}".format),
     ),
     Column(
-        header="rows used",
-        meaning="live rows / computed rows",
+        header="batch used",
+        meaning="live rows / computed rows of the batch",
         text=metric("padding_efficiency", "{:.0%}".format),
     ),
     _LENGTH,
@@ -243,7 +250,7 @@ PAGE_STREAM_COLUMNS = (
     _ROUND,
     Column(
         header="KV cache",
-        meaning="allocated for all rows, target and drafter",
+        meaning="allocated for the whole batch, target and drafter",
         text=metric("kv_bytes", lambda value: measured(value, "bytes")),
     ),
     _JOULES,

@@ -36,7 +36,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
     engines = list(dict.fromkeys(pair.peer.condition.engine for pair in pairs))
     several = len(engines) > 1
     return Grid(
-        title=f"Side by side: how many times as fast as {listed(engines)}",
+        title=f"Side by side: speed relative to {listed(engines)}",
         headers=(
             "",
             OWN_ENGINE,
@@ -78,13 +78,13 @@ def adaptive_grid(document: Document) -> Grid | None:
     settings = [comparison.adaptive.condition for comparison in found]
     together = pooled(found)
     mean = (
-        f", {together.ratio:.3f}x on geometric mean of "
+        f", {together.ratio:.3f}x geometric mean over "
         f"{plural(together.num_settings, 'setting')} measured again"
         if together
         else ""
     )
     return Grid(
-        title=f"K=auto against the best fixed K: how many times as fast{mean}",
+        title=f"K=auto against the best fixed K: relative speed{mean}",
         headers=("", "drafter", "best K", "decode [95%]", "mean K", "whole", "over", ""),
         rows=tuple(
             (
@@ -113,8 +113,15 @@ def crossover_grid(document: Document) -> Grid | None:
     settings = [replace(crossover.key.condition, concurrency=1) for crossover in found]
     rows = _places([crossover.points for crossover in found])
     return Grid(
-        title="Speed-up by rows in flight, and where it is no longer shown",
-        headers=("", "drafter", "K", *(plural(n, "row") for n in rows), "stops at", "crosses 1 at"),
+        title="Speed-up by concurrent requests, and where it is no longer shown",
+        headers=(
+            "",
+            "drafter",
+            "K",
+            *(plural(n, "row") for n in rows),
+            "stops at",
+            "drops to 1 at",
+        ),
         rows=tuple(
             (
                 _where(setting, settings),
@@ -171,8 +178,10 @@ def best_of_grid(document: Document) -> Grid | None:
         [str(n) for n in dict.fromkeys(best.key.condition.num_samples for best in found)]
     )
     return Grid(
-        title=f"Best of {counts}: times as fast as without drafts, seconds / those of one answer, "
-        "gain of the pick over the first in nats a token",
+        title=(
+            f"Best of {counts}: speed relative to no drafts, time relative to "
+            "one answer, gain of the pick over the first in nats per token"
+        ),
         headers=(
             "",
             "drafter",

@@ -1,10 +1,7 @@
 """Everything a stored run says, analysed once; each report format only renders it."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
-
-from pydantic_core import to_jsonable_python
+from dataclasses import dataclass, replace
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
 from specbench.decide.best_of import BestOf, compare_best_of
@@ -15,11 +12,10 @@ from specbench.decide.scaling import ContextCurve, Crossover, context_curves, cr
 from specbench.forecast.forecast_check import (
     CheckedForecast,
     check_forecasts,
-    forecast_json,
     is_left_out,
 )
 from specbench.metrics.cell import CellData, gather_cells
-from specbench.metrics.imported import import_warnings, summarise_imported
+from specbench.metrics.imported import summarise_imported
 from specbench.metrics.summary import summarise
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.records import (
@@ -38,15 +34,6 @@ from specbench.records import (
 )
 from specbench.runs import StoredRun
 from specbench.settings import DecoderSettings
-
-JSON_VERSION = 1  # of the machine document; keys are added without a new version
-
-
-# What a decision begins with; every other axis follows at its end.
-_DECISION = (
-    *("target", "pairing", "workload", "engine", "concurrency", "temperature", "dtype"),
-    *("method", "num_speculative_tokens"),
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +70,6 @@ class Document:
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
     imported: tuple[ImportedRecord, ...]  # cells that another tool measured; no decision has them
-    warnings: tuple[str, ...]
 
     @property
     def mark(self) -> str:
@@ -99,8 +85,15 @@ def build_document(stored: StoredRun) -> Document:
     confirmed = {cell.key: cell for cell in summarise(repeated)}
     made_up = stored.run.settings.decoder.is_synthetic
     decisions = [
-        decide(c, confirmed.get(c.to_confirm) if c.to_confirm else None, is_synthetic=made_up)
-        for c in map(choose, by_question(cells))
+        decide(
+            choice,
+            confirmed.get(choice.to_confirm) if choice.to_confirm else None,
+            workload_prompts=stored.run.workload_prompts.get(
+                choice.cells[0].key.condition.workload
+            ),
+            is_synthetic=made_up,
+        )
+        for choice in map(choose, by_question(cells))
     ]
     imported = summarise_imported([plan.key for plan in stored.run.cells], stored.imported)
     measured = {cell.key for cell in (*cells, *imported)}
@@ -133,60 +126,7 @@ def build_document(stored: StoredRun) -> Document:
         sessions=stored.sessions,
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
         imported=stored.imported,
-        warnings=(
-            *import_warnings(stored.imported),
-            *_synthetic(stored.run.settings.decoder),
-            *_lossy(stored.run),
-            *stored.run.warnings,
-            *_warnings(stored, missing),
-        ),
     )
-
-
-def to_json(document: Document) -> dict[str, Any]:
-    """The machine document that report/schema.json and docs/json.md describe."""
-    run = document.run
-    return {
-        "schema_version": JSON_VERSION,
-        "run_id": run.run_id,
-        "complete": document.is_complete,
-        "synthetic": run.settings.decoder.is_synthetic,
-        "environment": to_jsonable_python(run.environment),
-        "settings": to_jsonable_python(run.settings.stored),
-        "models": to_jsonable_python(document.models),
-        "cells": [_cell_json(cell, document.vllm.get(cell.key)) for cell in document.cells],
-        "decisions": [_decision_json(decision) for decision in document.decisions],
-        "compromises": [_compromise_json(shared) for shared in document.compromises],
-        "side_by_side": to_jsonable_python(document.side_by_side),
-        "adaptive_comparisons": to_jsonable_python(document.adaptive),
-        "crossovers": to_jsonable_python(document.crossovers),
-        "context_curves": to_jsonable_python(document.context_curves),
-        "best_of": to_jsonable_python(document.best_of),
-        "forecasts": [forecast_json(checked) for checked in document.forecasts],
-        "engines": to_jsonable_python(document.engines),
-        "failures": to_jsonable_python(document.failures, exclude={"__all__": {"cell_ids"}}),
-        "imported": to_jsonable_python(document.imported),
-        "warnings": list(document.warnings),
-    }
-
-
-def _cell_json(cell: CellSummary, counts: VllmCounts | None) -> dict[str, Any]:
-    json: dict[str, Any] = to_jsonable_python(cell)
-    return {**json.pop("key"), **json, **({"vllm": to_jsonable_python(counts)} if counts else {})}
-
-
-def _decision_json(decision: Decision) -> dict[str, Any]:
-    key = decision.key.entries(*_DECISION, without=("drafter",))
-    json: dict[str, Any] = to_jsonable_python(decision, exclude={"leader", "draft"})
-    return {**{name: key.pop(name) for name in _DECISION}, **json, **key}
-
-
-def _compromise_json(shared: SharedK) -> dict[str, Any]:
-    """Without what is not the same for all of its cells."""
-    json: dict[str, Any] = to_jsonable_python(shared)
-    varies = ("target", "drafter", "workload", "num_speculative_tokens", "adaptive")
-    key = json.pop("key")
-    return {**{name: key[name] for name in key if name not in varies}, **json}
 
 
 def _gather(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
@@ -237,52 +177,3 @@ def _longest_context(cells: tuple[CellData, ...]) -> dict[str, int]:
 
 def _mark(decoder: DecoderSettings) -> str:
     return " [synthetic]" if decoder.is_synthetic else ""
-
-
-def _synthetic(decoder: DecoderSettings) -> Iterator[str]:
-    made_up = []
-    if decoder.acceptance is not None:
-        made_up.append(f"synthetic acceptance {', '.join(f'{a:g}' for a in decoder.acceptance)}")
-    if decoder.dummy_weights:
-        made_up.append("dummy weights")
-    if made_up:
-        yield f"{', '.join(made_up)}: the times are real, the text and what was accepted are not"
-
-
-def _lossy(run: RunRecord) -> Iterator[str]:
-    for pairing, rule in {key.pairing: key.draft.lossy for key in run.keys}.items():
-        if rule is not None:
-            yield (
-                f"{pairing} is lossy by choice (rule {rule}): it keeps drafts that the target "
-                "would not have said, so its text is not the target's"
-            )
-
-
-def _warnings(stored: StoredRun, missing: tuple[CellKey, ...]) -> Iterator[str]:
-    if not stored.is_complete:
-        yield (
-            "interrupted or still running: this is what was measured so far; "
-            f"an interrupted run goes on with --resume {stored.run.run_id}"
-        )
-    if missing:
-        names = ", ".join(
-            dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in missing)
-        )
-        yield f"{len(missing)} of {len(stored.run.cells)} planned cells were not measured: {names}"
-    first = stored.run.environment
-    for session in stored.sessions:
-        changed = ", ".join(_changes(first, session))
-        if changed:
-            yield f"resumed {session.created_at} under other conditions: {changed}"
-
-
-def _changes(first: Environment, later: Environment) -> Iterator[str]:
-    for field in fields(Environment):
-        before, after = getattr(first, field.name), getattr(later, field.name)
-        if before == after or field.name in {"created_at", "command"}:
-            continue
-        if isinstance(before, Mapping):
-            names = sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
-            yield from (f"{n} {before.get(n)} -> {after.get(n)}" for n in names)
-        else:
-            yield f"{field.name} {before} -> {after}"

@@ -63,10 +63,10 @@ def forecast_legend(document: Document) -> str:
     if not document.forecasts:
         return ""
     return (
-        "Forecast: before any K was measured, from traces of all prompts and the costs of rounds. "
+        "Forecast: made before any K was measured, from traces of all prompts and round costs. "
         "Measured: the first pass. AL: mean acceptance length. Brackets: 95% intervals over "
-        "prompts. Off: the forecast for the very prompts that were measured / measured - 1. Round "
-        "costs: in steps of K=0."
+        "prompts. Off: forecast / measured - 1, over the same prompts. Round costs: in steps "
+        "at K=0."
     )
 
 
@@ -87,14 +87,14 @@ def forecast_text(one: CheckedForecast, *, names_pairing: bool = False) -> str:
     name = f"{record.key.source}, " if names_pairing else ""
     what = f"{name}K={record.best}" if record.best else "do not speculate"
     speed = "" if best.speedup is None else f", {speedup_text(best.speedup)}"
-    about = "" if record.is_exact else ", an approximation here"
+    about = "" if record.is_exact else ", approximate here"
     said = f"forecast {what}{speed}{about}"
     if record.costs_of is not None:
         return f"{said}, with the costs of {whose_costs(record)}"
     ks = [p.num_speculative_tokens for p in record.points if p.num_speculative_tokens]
     few, got = set(record.to_measure), set(one.measured)
     if not few:
-        return f"{said}; other drafters promise more, so none of its K was measured"
+        return f"{said}; skipped: other drafters forecast higher"
     word = "measured" if got == few else "would measure" if got > few else "chose to measure"
     return f"{said}; of K = {ranges(ks)} {word} {ranges(sorted(few))}{_time(record)}"
 

@@ -13,8 +13,8 @@ from specbench.report.numbers import ABSENT, listed, measured, number, plural, s
 HEADERS = ("metric", "before", "after", "change +- 95 %", "limit", "MDE", "verdict")
 REFUSED = "refused"  # stands for a verdict where the two sides must not be compared
 LEGEND = (
-    "before, after: baseline and candidate; limit: the change that is tolerated; MDE: the loss "
-    "beyond the limit that 80 % of such gates would find."
+    "before, after: baseline and candidate; limit: tolerated change; MDE: minimum detectable "
+    "loss beyond the limit, at 80 % power."
 )
 
 
@@ -57,7 +57,7 @@ def headline(gate: Gate) -> str:
     count = f"{plural(len(gate.judgements), 'comparison')} of {plural(cells, 'cell')}"
     worst = by_verdict[gate.verdict]
     if gate.verdict is Verdict.PASS:
-        return f"PASS: {count}, none worse than is tolerated"
+        return f"PASS: {count}, none worse than tolerated"
     return f"{gate.verdict.upper()}: {_first(worst, count)}"
 
 
@@ -81,10 +81,10 @@ def chance_note(gate: Gate) -> str:
     if not gate.num_tests:
         if not compared or Verdict.INCONCLUSIVE in compared:  # nothing compared, or no interval
             return ""
-        return "Nothing here is left to chance: what is compared repeats exactly."
+        return "No false alarms are possible: everything compared here repeats exactly."
     return (
-        f"{plural(gate.num_tests, 'comparison')} of noisy figures (Holm): a gate of identical "
-        f"runs fails by chance in at most {FALSE_ALARM:.0%} of cases."
+        f"{plural(gate.num_tests, 'comparison')} of noisy figures (Holm): identical runs fail by "
+        f"chance in at most {FALSE_ALARM:.0%} of cases."
     )
 
 
@@ -92,7 +92,7 @@ def cause_text(found: Attribution) -> str:
     """`demo/draft K=5 on code: acceptance: fell from 3.1 to 2.2 tokens a round ...`."""
     name = found.cell.label
     if not found.causes:
-        return f"{name}: no cause can be told: {', '.join(found.metrics)} regressed"
+        return f"{name}: cause unknown: {', '.join(found.metrics)} regressed"
     return f"{name}: {listed([cause.value for cause in found.causes])}: {_why(found)}"
 
 
@@ -103,9 +103,9 @@ def _why(found: Attribution) -> str:
     if Cause.ROUND_TIME in found.causes and found.round:
         told.append(_round_time(found, found.round))
     elif Cause.ACCEPTANCE in found.causes and found.round:
-        told.append(f"a round takes {_moved(found.round)}")
+        told.append(f"round time {_moved(found.round)}")
     if Cause.TEXT in found.causes:
-        told.append("greedy output is no longer the same")
+        told.append("greedy output changed")
     if Cause.MEMORY in found.causes or Cause.PREFILL in found.causes:
         told.append(f"{', '.join(found.metrics)} rose")
     return "; ".join(told)
@@ -116,7 +116,7 @@ def _acceptance(found: Attribution, shift: Shift) -> str:
         return f"acceptance held ({_moved(shift)})"
     curve = " -> ".join(" ".join(f"{rate:.0%}" for rate in rates) for rates in found.curve if rates)
     positions = f", by position {curve}" if curve else ""
-    return f"fewer drafts are kept, {_moved(shift)}{positions}"
+    return f"fewer drafts are accepted, {_moved(shift)}{positions}"
 
 
 def _round_time(found: Attribution, shift: Shift) -> str:
@@ -150,7 +150,7 @@ def _reasons(judgements: Sequence[Judgement]) -> Iterator[str]:
     for judgement in judgements:
         effect = judgement.minimum_detectable_effect
         if judgement.verdict is Verdict.INCONCLUSIVE and effect is not None:
-            seen = f"; found in 80 % of such gates would be {effect:.1%} beyond it"
+            seen = f"; minimum detectable loss: {effect:.1%} beyond it"
         else:
             seen = ""
         if judgement.reason:

@@ -31,7 +31,7 @@ class Grid:
 
 _MEMORY_COLUMNS: Mapping[str, Callable[[MemoryRecord], int | None]] = {
     "weights": lambda record: record.weights_bytes,
-    "KV cache a token": lambda record: record.kv_bytes_per_token,
+    "KV cache per token": lambda record: record.kv_bytes_per_token,
     "peak, live tensors": lambda record: record.peak_allocated_bytes,
     "peak, reserved": lambda record: record.peak_reserved_bytes,
     "peak, process": lambda record: record.process_peak_bytes,
@@ -39,7 +39,7 @@ _MEMORY_COLUMNS: Mapping[str, Callable[[MemoryRecord], int | None]] = {
 }
 _POSITION_KINDS = {
     "all rounds": "acceptance_rate_per_position",
-    "rounds that got there": "conditional_acceptance_rate",
+    "rounds that got this far": "conditional_acceptance_rate",
 }
 
 

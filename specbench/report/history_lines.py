@@ -13,7 +13,7 @@ def history_grid(history: History) -> Grid:
     """A row a series: how many runs, where it is, how it got there."""
     return Grid(
         title="History",
-        headers=("cell", "metric", "runs", "newest", "course", "what happened"),
+        headers=("cell", "metric", "runs", "newest", "course", "finding"),
         rows=tuple(
             (
                 series.key.label,
@@ -38,14 +38,14 @@ def change_lines(history: History) -> list[str]:
             first = series.points[step.run_index]
             lines.append(
                 f"{name}: {_size(step)} with run {first.run_id}, "
-                f"{measured(step.before, series.unit)} -> {measured(step.after, series.unit)} "
-                f"(p {step.p_value:.3f}){_judged(series, step)}"
+                f"{measured(step.before, series.unit)} -> {measured(step.after, series.unit)} (p "
+                f"{step.p_value:.3f}){_judged(series, step)}"
             )
         if series.trend is not None:
             slope = series.trend.slope
             lines.append(
-                f"{name}: a trend of {slope:+.3g} {series.unit} a run over "
-                f"{len(series.points)} runs (p {series.trend.p_value:.3f}), no step"
+                f"{name}: a trend of {slope:+.3g} {series.unit} per run over {len(series.points)} "
+                f"runs (p {series.trend.p_value:.3f}), no step"
             )
     return lines
 
@@ -62,7 +62,7 @@ def left_out_lines(history: History) -> list[str]:
 def brief(series: Series) -> list[str]:
     """Such as `+5.1% at run 9`."""
     steps = [f"{_size(step)} at run {step.run_index + 1}" for step in series.steps]
-    return steps if series.trend is None else [f"trend {series.trend.slope:+.2g} a run"]
+    return steps if series.trend is None else [f"trend {series.trend.slope:+.2g} per run"]
 
 
 def sparkline(values: tuple[float, ...]) -> str:

@@ -27,7 +27,10 @@ def _lines(history: History) -> Iterator[str]:
     yield '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     yield f"<title>specbench history</title><style>{_STYLE}</style></head><body>"
     yield "<h1>History</h1><ul>"
-    yield from (f"<li>{escape(line)}</li>" for line in change_lines(history) or ["No change found"])
+    yield from (
+        f"<li>{escape(line)}</li>"
+        for line in change_lines(history) or [("No change points or trends found")]
+    )
     yield "</ul>"
     for chart in history_charts(history):
         yield f"<figure><h2>{escape(chart.title)}</h2>{chart.svg}"

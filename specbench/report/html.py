@@ -21,7 +21,7 @@ from specbench.report.grids import (
     result_grid,
     result_legend,
 )
-from specbench.report.notes import failure_lines, invalid_lines, warning_lines
+from specbench.report.notes import notes
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import Fact, formulas, model_grid, provenance
 from specbench.report.sections import sections
@@ -30,7 +30,7 @@ _TEMPLATE = Path(__file__).with_name("template.html")
 _CHIPS = {
     Verdict.HELPS: ("good", "speculate"),
     Verdict.GAINS_NOTHING: ("bad", "do not speculate"),
-    Verdict.NOT_SHOWN: ("open", "not shown"),
+    Verdict.NOT_SHOWN: ("open", "undecided"),
 }
 
 
@@ -44,7 +44,7 @@ class _Run:
     answers: tuple[Answer, ...]
     compromises: list[str]
     which_pass: str
-    notes: dict[str, list[str]]  # by heading, empty ones too
+    notes: dict[str, list[str]]  # by heading
     charts: tuple[Chart, ...]
     comparisons: tuple[Grid, ...]
     results: tuple[Grid, ...]
@@ -77,11 +77,7 @@ def _run(document: Document) -> _Run:
         answers=tuple(map(answer, every)),
         compromises=[*compromise_lines(document), *forecast_lines(document)],
         which_pass=which_pass(document),
-        notes={
-            "Not measured": failure_lines(document),
-            "Invalid cells": invalid_lines(document),
-            "Warnings": warning_lines(document),
-        },
+        notes=notes(document),
         charts=charts(document),
         comparisons=comparison_grids(document),
         results=tuple(result_grid(section) for section in every if section.measured),

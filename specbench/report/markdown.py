@@ -15,7 +15,7 @@ from specbench.report.grids import (
     result_grid,
     result_legend,
 )
-from specbench.report.notes import failure_lines, invalid_lines, warning_lines
+from specbench.report.notes import notes
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import formulas, model_grid, provenance
 from specbench.report.sections import Section, sections
@@ -60,9 +60,8 @@ def _run(document: Document) -> Iterator[str]:
     yield from _items("", compromise_lines(document))
     yield from _items("", forecast_lines(document))
     yield from (which_pass(document), "")
-    yield from _items("## Not measured", failure_lines(document))
-    yield from _items("## Invalid cells", invalid_lines(document))
-    yield from _items("## Warnings", warning_lines(document))
+    for heading, lines in notes(document).items():
+        yield from _items(f"## {heading}", lines)
     yield from ("## Results", "")
     for section in every:
         if section.measured:

@@ -1,8 +1,13 @@
-"""What a reader must know besides the numbers: failures, invalid cells, warnings."""
+"""All warnings and hints of a run, each once: the terminal, every report and notebooks show these.
 
-from collections.abc import Callable
+Other files find out what is wrong with what they know; here it is collected and put into lines.
+"""
 
-from specbench.records import CellKey, CellSummary
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
+
+from specbench.metrics.imported import import_warnings
+from specbench.records import CellKey, CellSummary, Environment
 from specbench.report.document import Document
 from specbench.report.numbers import lengths
 from specbench.report.sections import sections
@@ -10,9 +15,14 @@ from specbench.report.sections import sections
 _STAGES = {"load": "loading", "warm_up": "warming up", "decode": "decoding"}
 
 
-def warning_lines(document: Document) -> list[str]:
-    """Warnings about the run, then those about single cells."""
-    return [*document.warnings, *_cell_lines(document, lambda cell: cell.warnings)]
+def notes(document: Document, told: Collection[str] = ()) -> dict[str, list[str]]:
+    """Lines by heading, the gravest first, without those already told; no heading is empty."""
+    lines = {
+        "Not measured": failure_lines(document),
+        "Invalid cells": invalid_lines(document),
+        "Warnings": [line for line in warning_lines(document) if line not in told],
+    }
+    return {heading: some for heading, some in lines.items() if some}
 
 
 def failure_lines(document: Document) -> list[str]:
@@ -25,19 +35,42 @@ def failure_lines(document: Document) -> list[str]:
 
 
 def invalid_lines(document: Document) -> list[str]:
-    """Cells that are shown and support no answer, with the reasons."""
+    """Cells that are shown but support no answer, with the reasons."""
     return _cell_lines(document, lambda cell: cell.invalid_reasons)
 
 
-def _cell_lines(
-    document: Document, texts_of: Callable[[CellSummary], tuple[str, ...]]
-) -> list[str]:
+def warning_lines(document: Document) -> list[str]:
+    """Warnings about the run, then those about single cells, of both measurements of a winner."""
+    confirmed = {decision.leader: decision.warnings for decision in document.decisions}
+    return list(
+        dict.fromkeys(
+            (
+                *run_warnings(document),
+                *_cell_lines(document, lambda cell: (*cell.warnings, *confirmed.get(cell.key, ()))),
+            )
+        )
+    )
+
+
+def run_warnings(document: Document) -> list[str]:
+    """What a reader should know about the run as a whole."""
+    return [
+        *import_warnings(document.imported),
+        *_synthetic(document),
+        *_lossy(document),
+        *document.run.warnings,
+        *_unfinished(document),
+        *_resumed(document),
+    ]
+
+
+def _cell_lines(document: Document, texts_of: Callable[[CellSummary], Iterable[str]]) -> list[str]:
     """`demo/draft K=2..4 on chat; code: text`: what says the same shares a line."""
     titles: dict[tuple[str, str, str], list[str]] = {}
     for section in sections(document):
         keys: dict[tuple[str, str], list[CellKey]] = {}
         for cell in section.measured:
-            for text in texts_of(cell):
+            for text in dict.fromkeys(texts_of(cell)):
                 keys.setdefault((cell.key.source, text), []).append(cell.key)
         for (label, text), said_of in keys.items():
             titles.setdefault((label, _ks(said_of), text), []).append(section.title)
@@ -49,3 +82,56 @@ def _cell_lines(
 
 def _ks(keys: list[CellKey]) -> str:
     return lengths([key.draft.length for key in keys])
+
+
+def _synthetic(document: Document) -> Iterator[str]:
+    decoder = document.run.settings.decoder
+    made_up = []
+    if decoder.acceptance is not None:
+        made_up.append(f"simulated acceptance {', '.join(f'{a:g}' for a in decoder.acceptance)}")
+    if decoder.dummy_weights:
+        made_up.append("dummy weights")
+    if made_up:
+        yield f"{', '.join(made_up)}: timings are real; text and acceptance are not"
+
+
+def _lossy(document: Document) -> Iterator[str]:
+    for pairing, rule in {key.pairing: key.draft.lossy for key in document.run.keys}.items():
+        if rule is not None:
+            yield (
+                f"{pairing} is lossy by choice (rule {rule}): it accepts drafts that the target "
+                "would not have generated, so its text is not the target's"
+            )
+
+
+def _unfinished(document: Document) -> Iterator[str]:
+    run, missing = document.run, document.missing
+    if not document.is_complete:
+        yield (
+            "interrupted or still running: these are the results so far; resume an interrupted "
+            f"run with --resume {run.run_id}"
+        )
+    if missing:
+        names = ", ".join(
+            dict.fromkeys(f"{key.pairing} on {key.condition.workload}" for key in missing)
+        )
+        yield f"{len(missing)} of {len(run.cells)} planned cells were not measured: {names}"
+
+
+def _resumed(document: Document) -> Iterator[str]:
+    for session in document.sessions:
+        changed = ", ".join(_changes(document.run.environment, session))
+        if changed:
+            yield f"resumed {session.created_at} under different conditions: {changed}"
+
+
+def _changes(first: Environment, later: Environment) -> Iterator[str]:
+    for field in fields(Environment):
+        before, after = getattr(first, field.name), getattr(later, field.name)
+        if before == after or field.name in {"created_at", "command"}:
+            continue
+        if isinstance(before, Mapping):
+            names = sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
+            yield from (f"{n} {before.get(n)} -> {after.get(n)}" for n in names)
+        else:
+            yield f"{field.name} {before} -> {after}"

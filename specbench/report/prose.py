@@ -11,7 +11,7 @@ from specbench.report.numbers import lengths, listed, plural
 def question(document: Document) -> str:
     """The title: what the run set out to answer."""
     targets = dict.fromkeys(plan.key.condition.target for plan in document.run.cells)
-    return f"Does speculation pay for {listed(list(targets))}?"
+    return f"Does speculation pay off for {listed(list(targets))}?"
 
 
 def setup(document: Document) -> str:
@@ -51,7 +51,7 @@ def setup(document: Document) -> str:
 
 def _processor(machine: Environment) -> str:
     if machine.threads is None:
-        return machine.cpu or "a machine that the imported files do not name"
+        return machine.cpu or "hardware not named in the imported files"
     return f"{machine.cpu}, {plural(machine.threads, 'thread')}"
 
 
@@ -60,9 +60,8 @@ def which_pass(document: Document) -> str:
     if all(len(group) < 2 for group in by_question(document.cells)):
         return ""
     return (
-        "Tables and charts show the first pass over every K. An answer that recommends a K "
-        "quotes a second measurement of it on fresh repeats, because the best of many is "
-        "biased upward."
+        "Tables and charts show the first pass over every K. A recommended K quotes a second "
+        "measurement on fresh repeats, because picking the best of many is biased upward."
     )
 
 
@@ -73,4 +72,4 @@ def _ks(keys: Sequence[CellKey]) -> str:
 def _prompts(document: Document) -> str:
     counts = [cell.num_prompts for cell in document.cells] or [0]
     few, many = min(counts), max(counts)
-    return f"{plural(many, 'prompt') if few == many else f'{few} to {many} prompts'} a workload"
+    return f"{plural(many, 'prompt') if few == many else f'{few} to {many} prompts'} per workload"

@@ -48,7 +48,8 @@ def pick_lines(
         setting = replace(shared.key.condition, workload="", concurrency=0)
         where = "".join(f", {part}" for part in setting.told_apart(questions))
         lines.append(
-            f"one way for all workloads{where}: {_way(shared.key)}, gives up {_given_up(shared)}"
+            f"one configuration for all workloads{where}: {_way(shared.key)}, giving up "
+            f"{_given_up(shared)}"
         )
     lines += (f"{name}: {why}" for name, why in unanswered(document, picks, workloads).items())
     return lines
@@ -68,9 +69,9 @@ def unanswered(
     measured_ones = {cell.key.condition.workload for cell in document.cells}
     planned = dict.fromkeys(plan.key.condition.workload for plan in document.run.cells)
     return {
-        name: "no answer, no valid K = 0 was measured"
+        name: "no answer: no valid K = 0 was measured"
         if name in measured_ones
-        else "no answer, it was not measured"
+        else "no answer: not measured"
         for name in planned
         if name not in answered and (not workloads or name in workloads)
     }
@@ -92,7 +93,7 @@ def pick_grid(
     chosen = "nothing to compare with" if is_untried(document, one) else "chosen"
     return Grid(
         title=title(one, picks),
-        headers=("way", "rows", _header(objective), "at least", ""),
+        headers=("configuration", "requests", _header(objective), "at least", ""),
         rows=tuple(
             (
                 _method(candidate.key),
@@ -116,7 +117,7 @@ def reasons(document: Document, one: Pick) -> Iterator[str]:
         return
     key = one.best.key
     if key.draft.k:
-        yield from next((d.reasons for d in document.decisions if d.leader == key), ())
+        yield from next((d.reasons_and_warnings for d in document.decisions if d.leader == key), ())
     elif is_untried(document, one):
         yield from _not_valid(document, key)
     else:
@@ -137,9 +138,9 @@ def _lost(document: Document, plain: CellKey) -> Iterator[str]:
     if found:
         speedup, best = max(found, key=lambda one: one[0].estimate)
         is_lost = speedup.estimate <= 1 or judge(speedup) is Verdict.GAINS_NOTHING
-        which = "the best that lost" if is_lost else "the best, not shown to help,"
-        yield f"{which} is {_method(best.leader)}, {speedup_text(speedup)}"
-        yield from best.reasons
+        which = "runner-up" if is_lost else "best undecided"
+        yield f"{which}: {_method(best.leader)}, {speedup_text(speedup)}"
+        yield from best.reasons_and_warnings
 
 
 def is_untried(document: Document, one: Pick) -> bool:
@@ -159,23 +160,25 @@ def _not_valid(document: Document, plain: CellKey) -> Iterator[str]:
     setting = plain.condition
     for decision in document.decisions:
         if decision.condition == setting:
-            yield from (f"{decision.leader.source}: {reason}" for reason in decision.reasons)
+            yield from (
+                f"{decision.leader.source}: {reason}" for reason in decision.reasons_and_warnings
+            )
     keys = (key for key in document.missing if key.condition == setting)
     names = dict.fromkeys(key.source for key in keys if key.draft.k)
     if names:
-        yield f"planned and not measured: {listed(list(names))}"
+        yield f"planned but not measured: {listed(list(names))}"
 
 
 def headline(document: Document, one: Pick, objective: Objective) -> str:
     """The answer for one workload, without its name."""
     if one.best is None:
         broken = "; ".join(one.candidates[0].broken) if one.candidates else "nothing was measured"
-        return f"no way keeps the limits; the fastest: {broken}"
+        return f"no configuration meets the limits; the fastest: {broken}"
     unit = f" {objective.unit}" if objective.name == "cost" else ""
     value = f"{_value(one.best.value, objective)}{unit}"
     if is_untried(document, one):
         rows = one.best.key.condition.requests
-        return f"not decided, nothing valid was measured with drafts; without, {rows}, {value}"
+        return f"undecided: nothing valid was measured with drafts; without drafts, {rows}, {value}"
     return f"{_way(one.best.key)}, {value}"
 
 
@@ -190,7 +193,7 @@ def _method(key: CellKey) -> str:
 
 
 def _header(objective: Objective) -> str:
-    return {"latency": "a token", "throughput": "all users", "cost": "a million tokens"}[
+    return {"latency": "per token", "throughput": "all users", "cost": "per million tokens"}[
         objective.name
     ]
 
@@ -238,7 +241,7 @@ def _room(document: Document, key: CellKey) -> Iterator[str]:
         if key.condition.context is not None and each <= 0:
             yield f"no memory left for {key.condition.context:,} tokens of context"
         else:
-            yield f"memory is left for {max(each, 0):,} more tokens of context a row"
+            yield f"memory left for {max(each, 0):,} more tokens of context per request"
 
 
 def _is_of(memory: MemoryRecord, target: str, drafter: str) -> bool:

@@ -1,6 +1,6 @@
 """Terminal tables of 80 columns: what was measured, a row a cell."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -22,14 +22,17 @@ from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import Grid
-from specbench.report.notes import failure_lines, invalid_lines, warning_lines
+from specbench.report.notes import notes
 from specbench.report.sections import Section, sections
 
 _STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
 
 
-def terminal_report(document: Document) -> Group:
-    """Tables, notes and compromises of a run; the answer itself is `answer_lines`."""
+def terminal_report(document: Document, told: Collection[str] = ()) -> Group:
+    """Tables, notes and compromises of a run; the answer itself is `answer_lines`.
+
+    `told`: warnings that the user has already seen.
+    """
     drawn = [section for section in sections(document) if section.measured]
     columns = [shown(terminal_columns(section), section.measured) for section in drawn]
     parts: list[RenderableType] = []
@@ -41,15 +44,12 @@ def terminal_report(document: Document) -> Group:
         parts += [grid_table(grid), ""]
     if document.forecasts:
         parts += [Text(forecast_legend(document), style="dim"), ""]
-    for lines, style in (
-        (failure_lines(document), "red"),
-        (invalid_lines(document), "red"),
-        (warning_lines(document), "yellow"),
-        (compromise_lines(document), ""),
-        (forecast_lines(document), ""),
-    ):
+    for heading, lines in notes(document, told).items():
+        style = "yellow" if heading == "Warnings" else "red"
+        parts += [Text("\n".join((f"{heading}:", *lines)), style=style), ""]
+    for lines in (compromise_lines(document), forecast_lines(document)):
         if lines:
-            parts += [Text("\n".join(lines), style=style), ""]
+            parts += [Text("\n".join(lines)), ""]
     return Group(*parts)
 
 

@@ -121,7 +121,7 @@ _OLD_RUN: TypeAdapter[OldRunRecord | None] = TypeAdapter(OldRunRecord | None, co
 
 
 class NotJsonError(ValueError):
-    """The text is no JSON at all, as after a write that was cut short."""
+    """The text is not JSON at all, as after a write that was cut short."""
 
 
 class NewerSchemaError(ValueError):

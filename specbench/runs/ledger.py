@@ -49,7 +49,7 @@ def create_run(root: Path, run: RunRecord) -> "Ledger":
     StoreError if the id is taken or no name for a folder, or if the disk refuses.
     """
     if not is_run_id(run.run_id):
-        raise StoreError(f"{run.run_id!r} is no run id: use letters, digits, '.', '_' and '-'")
+        raise StoreError(f"{run.run_id!r} is not a run id: use letters, digits, '.', '_' and '-'")
     if run.schema_version != SCHEMA_VERSION:
         raise ValueError(f"a new run has schema version {SCHEMA_VERSION}")
     text = encode_run(run)
@@ -120,7 +120,7 @@ class Ledger:
             return "repeat the command"
         # Not as it was typed: a run takes its settings from itself, and refuses some words then.
         words = ["specbench", command, "--out", str(self.folder.parent)]
-        return f"go on with: {shlex.join([*words, '--resume', self.run.run_id])}"
+        return f"resume with: {shlex.join([*words, '--resume', self.run.run_id])}"
 
     def append(self, record: StoredRecord) -> None:
         """Store `record`; it is on disk on return.
@@ -134,11 +134,11 @@ class Ledger:
         try:
             self._write(line)
         except OSError as error:
-            remedy = _REMEDIES.get(error.errno or 0, "mend the disk")
+            remedy = _REMEDIES.get(error.errno or 0, "repair the disk")
             raise StoreError(
                 f"{self.folder}: cannot write: {error.strerror}. "
-                f"The finished blocks ({len(self._blocks)}) are kept; {remedy}, "
-                f"then {self.how_to_go_on}"
+                f"The finished blocks ({len(self._blocks)}) are kept; {remedy}, then "
+                f"{self.how_to_go_on}"
             ) from error
         self._records.append(record)
         self._stored = None

@@ -38,13 +38,17 @@ PairingNames = Annotated[
         is_argument=True,
         is_repeated=True,
         read=tuple,
-        help="target/drafter, or a target for all its drafters; absent: the file's default.",
+        help="target/drafter, or a target for all its drafters (default: the file's).",
         shown=False,
     ),
 ]
 PairingsFile = Annotated[
     Path | None,
-    Option(names=("--pairings",), help="A pairings.yaml.", shown="./pairings.yaml, else ours"),
+    Option(
+        names=("--pairings",),
+        help="Pairings file to use.",
+        shown="./pairings.yaml, else the shipped one",
+    ),
 ]
 Workloads = Annotated[
     tuple[str, ...],
@@ -52,7 +56,7 @@ Workloads = Annotated[
         names=("--workload", "-w"),
         is_repeated=True,
         read=_workloads,
-        help="A workload's name or a JSONL file; may be repeated or comma-separated.  "
+        help="Workload name or JSONL file; repeat it or separate with commas.  "
         f"[default: {', '.join(DEFAULT_WORKLOADS)}]",
         shown=False,
     ),
@@ -60,7 +64,7 @@ Workloads = Annotated[
 K = Option(
     names=("-k", "--num-speculative-tokens"),
     read=_draft,
-    help="K: 4, 0..8, 1,2,4 or auto; with auto beside others 0..8,auto.",
+    help="K: 4, 0..8, 1,2,4, auto, or a mix such as 0..8,auto.",
     shown="run: the pairing's, else 4; sweep-k: 0..8",
 )
 Temperatures = Annotated[
@@ -68,22 +72,25 @@ Temperatures = Annotated[
     Option(
         names=("--temperature",),
         read=parse_temperatures,
-        help="0 is greedy; a list such as 0,1 measures both.",
+        help="0 is greedy; a list such as 0,1 measures each.",
     ),
 ]
 MaxNewTokens = Annotated[
     int | None,
-    Option(min=2, max=131072, help="Tokens per answer at most.", shown="workload's"),
+    Option(min=2, max=131072, help="Maximum tokens per answer.", shown="workload's"),
 ]
 PROMPTS = Option(
-    names=("--prompts",), min=1, help="Prompts per workload.", shown="10; 3 a row; budget: all"
+    names=("--prompts",),
+    min=1,
+    help="Prompts per workload.",
+    shown="10; 3 per concurrent request; with --budget: all",
 )
 BudgetS = Annotated[
     float | None,
     Option(
         names=("--budget",),
         read=parse_seconds,
-        help="Time to spend, such as 3m: prompts and repeats follow.",
+        help="Time to spend, such as 3m; sets prompts and repeats.",
         shown=False,
     ),
 ]
@@ -92,7 +99,7 @@ Engines = Annotated[
     Option(
         names=("--engine",),
         read=lambda text: parse_names("--engine", text, ENGINES),
-        help="builtin, transformers, or both side by side.",
+        help="builtin, transformers, or both: builtin,transformers.",
     ),
 ]
 Forward = Annotated[
@@ -101,8 +108,10 @@ Forward = Annotated[
 Graph = Annotated[
     Literal["auto", "off", "step", "round"], Option(help="CUDA graphs: auto, off, step or round.")
 ]
-Compile = Annotated[bool, Option(help="torch.compile whole rounds; its seconds are shown.")]
-Seed = Annotated[int, Option(min=0, help="Seed of prompts, order and sampling.")]
+Compile = Annotated[
+    bool, Option(help="Compile whole rounds with torch.compile; compile time is shown.")
+]
+Seed = Annotated[int, Option(min=0, help="Seed for prompts, order and sampling.")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,8 +124,8 @@ class WorkloadSettings:
         str | None,
         Option(
             names=("--method",),
-            help="Only drafters of these methods: eagle,ngram or all.",
-            shown="all that the pairings name",
+            help="Only drafters of these methods, such as eagle,ngram; or all.",
+            shown="every method of the pairings",
             is_stored=False,  # of a run that is planned, `pairings` are those that are left
         ),
     ] = None
@@ -152,8 +161,8 @@ class EffortSettings:
             names=("--repeats",),
             min=1,
             max=100,
-            help="Times each prompt is run.",
-            shown="1; sampled: 3; rows: 6",
+            help="How often each prompt is run.",
+            shown="1; sampling: 3; concurrency: 6",
         ),
     ] = None
     budget_s: BudgetS = None
@@ -161,7 +170,7 @@ class EffortSettings:
         float | None,
         Option(
             read=parse_precision,
-            help="Stop when the best K is known to +- this, such as 2%.",
+            help="Stop once the best K's speed-up is known within +- this, such as 2%.",
             shown=False,
         ),
     ] = None
@@ -179,11 +188,15 @@ class LoadSettings:
     engines: Engines = ("builtin",)
     concurrency: Annotated[
         tuple[int, ...],
-        Option(read=parse_concurrency, help="Rows in flight: 1 or a list such as 1,4,16."),
+        Option(read=parse_concurrency, help="Concurrent requests: 1 or a list such as 1,4,16."),
     ] = (1,)
     request_rate: Annotated[  # None: closed loop
         float | None,
-        Option(min=0.001, help="Poisson arrivals a second.", shown="next one when a row is free"),
+        Option(
+            min=0.001,
+            help="Poisson arrivals per second.",
+            shown="closed loop: the next request starts when one ends",
+        ),
     ] = None
     num_samples: Annotated[  # above 1: also a cell with so many answers to a prompt
         int,
@@ -191,7 +204,7 @@ class LoadSettings:
             names=("--samples",),
             min=1,
             max=256,
-            help="Best of N: N answers a prompt decoded together, beside one alone.",
+            help="Best of N: decode N answers per prompt together, compared with one alone.",
         ),
     ] = 1
     contexts: Annotated[  # tokens that prompts are lengthened to; (): as they are
@@ -199,7 +212,7 @@ class LoadSettings:
         Option(
             names=("--context",),
             read=parse_contexts,
-            help="Lengthen prompts with real text: 512,4k,32k tokens.",
+            help="Lengthen prompts with real text to 512,4k,32k tokens.",
             shown=False,
         ),
     ] = ()
@@ -212,15 +225,14 @@ class ForecastSettings:
     forecast: Annotated[  # and then the best few K are measured alone
         bool,
         Option(
-            help="Trace the drafts along the target's own text, time a few rounds at every K, and "
+            help="Trace drafts along the target's own text, time a few rounds at every K, then "
             "measure only the K that may be best.",
         ),
     ] = False
     exhaustive: Annotated[
         bool,
         Option(
-            help="With --forecast: measure every K all the same, to see how far off forecasts are "
-            "here.",
+            help="With --forecast: measure every K anyway, to see how accurate forecasts are here.",
         ),
     ] = False
     costs: Annotated[  # files or addresses
@@ -228,17 +240,17 @@ class ForecastSettings:
         Option(
             is_repeated=True,
             read=tuple,
-            help="What rounds cost in the engine you serve with: a table, a `vllm bench serve` "
-            "result, or a server's address; may be repeated. Forecasts its best K and measures "
-            "none here.",
+            help="Step times of your serving engine: a table, a `vllm bench serve` result or a "
+            "server's address; may be repeated. Forecasts that engine's best K and measures none "
+            "here.",
             shown=False,
         ),
     ] = ()
     acceptance_rule: Annotated[  # of the engine of `costs`; None: as drafts are made here
         AcceptanceRule | None,
         Option(
-            help="How that engine drafts above temperature 0: exact (from the draft's law) or "
-            "greedy_draft.",
+            help="How that engine drafts above temperature 0: exact (sampled from the draft's "
+            "distribution) or greedy_draft.",
             shown="greedy_draft for vLLM, else exact",
         ),
     ] = None
@@ -256,12 +268,14 @@ class DecoderSettings:
         tuple[float, ...] | None,
         Option(
             read=parse_acceptance,
-            help="Draw acceptance instead of testing it: 0.7, 0.8,0.6 or histogram:40,20,40. "
-            "Speeds are real, texts are not.",
+            help="Simulate acceptance: 0.7, 0.8,0.6 or histogram:40,20,40. Speeds are real, texts "
+            "are not.",
             shown=False,
         ),
     ] = None
-    dummy_weights: Annotated[bool, Option(help="Random weights from the config alone.")] = False
+    dummy_weights: Annotated[bool, Option(help="Use random weights, from the config alone.")] = (
+        False
+    )
 
     @property
     def is_synthetic(self) -> bool:

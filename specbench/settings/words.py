@@ -40,7 +40,7 @@ def parse_ks(text: str) -> Ks:
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if first > last or last > MAX_K:
-            raise UsageError(f"-k {text!r}: K rises from 0 to {MAX_K} at most")
+            raise UsageError(f"-k {text!r}: K must rise, from 0 to {MAX_K} at most")
         ks |= set(range(first, last + 1))
     return Ks(tuple(sorted(ks)), adaptive)
 
@@ -51,7 +51,7 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
         raise UsageError(f"--concurrency {text!r}: expected numbers such as 1 or 1,4,16,64")
     rows = tuple(dict.fromkeys(int(part) for part in text.split(",")))
     if not all(1 <= n <= MAX_ROWS for n in rows):
-        raise UsageError(f"--concurrency {text!r}: 1 to {MAX_ROWS} rows are allowed")
+        raise UsageError(f"--concurrency {text!r}: allowed: 1 to {MAX_ROWS} concurrent requests")
     return rows
 
 
@@ -89,14 +89,16 @@ def parse_acceptance(text: str) -> tuple[float, ...]:
     if kind == "histogram":
         rounds = sum(values)
         if min(values) < 0 or rounds <= 0 or not math.isfinite(rounds) or len(values) < 2:
-            raise UsageError(f"--acceptance {text!r}: counts of 0, 1, 2 ... kept drafts are needed")
+            raise UsageError(
+                f"--acceptance {text!r}: expected counts of rounds with 0, 1, 2 ... accepted drafts"
+            )
         # The 0 at the end says that no more than these were ever kept.
         return (*(sum(values[i:]) / rounds for i in range(1, len(values))), 0.0)
     falls = all(a >= b for a, b in pairwise(values))
     if not falls or not all(0 <= value <= 1 for value in values):
         raise UsageError(
-            f"--acceptance {text!r}: shares from 0 to 1 that do not rise are allowed: at least "
-            "two drafts cannot be kept more often than at least one"
+            f"--acceptance {text!r}: shares must be from 0 to 1 and must not rise: two drafts "
+            "cannot be accepted more often than one"
         )
     return values
 

@@ -56,8 +56,8 @@ def trace_conversation(
     """
     if not isinstance(engine, Traceable):
         raise UsageError(
-            f"{drafter}: cannot be forecast in {engine.name}, which lends no drafters; "
-            "use --engine builtin, or measure it"
+            f"{drafter}: cannot be forecast in {engine.name}, which offers no drafters for "
+            "tracing; use --engine builtin, or measure it"
         )
     names = Names(engine.identity.name, drafter, method)
     own = engine.drafting(drafter)
@@ -82,8 +82,8 @@ def trace(
     """
     if drafter.traits.repeatability == "none":
         raise UsageError(
-            f"{names.drafter}: {names.method} cannot be forecast, as what it drafts follows from "
-            "what was checked before, drafts that were not kept included; measure it"
+            f"{names.drafter}: {names.method} cannot be forecast: what it drafts depends on "
+            "earlier checks, including rejected drafts; measure it"
         )
     wanted = sorted({k for k in ks if 0 < k <= (drafter.traits.max_k or k)})
     if not wanted or not texts:

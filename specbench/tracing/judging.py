@@ -73,8 +73,8 @@ def refuse_drawn_tree(name: str, proposal: Proposal) -> None:
     """UsageError: siblings drawn without putting back have no chance of their own a token."""
     if proposal.tree is not None and proposal.probs is not None:
         raise UsageError(
-            f"{name}: drafts a tree that is drawn from its law at this temperature, which cannot "
-            "be traced; measure it, or forecast it at temperature 0"
+            f"{name} samples its draft tree from its distribution at this temperature, which "
+            "cannot be traced; measure it, or forecast it at temperature 0"
         )
 
 

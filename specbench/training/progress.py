@@ -75,7 +75,9 @@ def load_progress(
         stored = content["settings"]
         if differing := [k for k, v in settings.items() if stored.get(k) != v]:
             what = ", ".join(f"{k} {stored.get(k)!r}, not {settings[k]!r}" for k in differing)
-            raise StoreError(f"{path} was begun with {what}; repeat that, or choose another --out")
+            raise StoreError(
+                f"{path} was started with {what}; use the same, or choose another --out"
+            )
         progress = _checked(content["progress"])
         weights = content["parameters"]
         if weights.keys() != parameters.keys():
@@ -88,9 +90,7 @@ def load_progress(
         optimizer.load(content["optimizer"])
     except _WRONG as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise StoreError(
-            f"{path} cannot be gone on from: {first}; remove it to begin anew"
-        ) from error
+        raise StoreError(f"{path} cannot be resumed: {first}; remove it to start again") from error
     return progress
 
 
@@ -98,7 +98,7 @@ def _checked(content: dict[str, Any]) -> Progress:
     progress = Progress(**content)
     for name in ("steps", "step", "tokens"):
         if type(getattr(progress, name)) is not int:
-            raise ValueError(f"{name} is no whole number")
+            raise ValueError(f"{name} is not a whole number")
     if not 0 <= progress.step <= progress.steps:
         raise ValueError(f"it is at step {progress.step} of {progress.steps}")
     progress.losses = [float(loss) for loss in progress.losses]

@@ -28,9 +28,8 @@ def replaced(path: Path) -> Iterator[BinaryIO]:
 def not_written(path: Path, error: OSError) -> StoreError:
     """What a user is told; all that a training goes on from stays as it was."""
     return StoreError(
-        f"{path} cannot be written: {error.strerror}. Make room on the disk, or mend what it says, "
-        "then go on with the same command and --resume: finished answers and steps that were "
-        "saved are kept"
+        f"{path} cannot be written: {error.strerror}. Make room on the disk or fix the problem, "
+        "then resume with the same command plus --resume: finished answers and saved steps are kept"
     )
 
 

@@ -66,8 +66,8 @@ class TextFile:
             with self.path.open("ab") as stream:
                 if stream.tell() != self._found:
                     raise StoreError(
-                        f"{self.path}: another training writes to it, too; wait for its end and "
-                        "--resume"
+                        f"{self.path}: another training is writing to it; wait for it to end, "
+                        "then --resume"
                     )
                 stream.truncate(self._size)
                 stream.write(content)
@@ -89,7 +89,7 @@ class TextFile:
                 found.append(json.loads(line))
             except (ValueError, RecursionError) as error:
                 raise StoreError(
-                    f"{self.path}:{number}: {error}; remove the file to begin anew"
+                    f"{self.path}:{number}: {error}; remove the file to start again"
                 ) from error
         return found
 

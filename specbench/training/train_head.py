@@ -130,10 +130,10 @@ def _check_folder(settings: TrainSettings) -> None:
     out, work = settings.out, settings.out / "work"
     try:
         if settings.resume and not work.is_dir():
-            raise UsageError(f"{out} holds no training to go on with; leave --resume out")
+            raise UsageError(f"{out} holds no training to resume; leave --resume out")
         if not settings.resume and out.exists() and any(out.iterdir()):
             raise UsageError(
-                f"{out} is not empty; --resume goes on with its training, or choose another --out"
+                f"{out} is not empty; resume its training with --resume, or choose another --out"
             )
         work.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -77,7 +77,9 @@ def _step(pupil: Pupil, teacher: Teacher, batch: Batch, plan: Plan, progress: Pr
     loss = pupil.loss(teacher.lesson(batch), generator)
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise ModelError(f"the loss is no number at step {progress.step + 1}; try --dtype float32")
+        raise ModelError(
+            f"the loss is not a number at step {progress.step + 1}; try --dtype float32"
+        )
     loss.backward()  # type: ignore[no-untyped-call]
     return value
 

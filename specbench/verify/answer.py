@@ -40,7 +40,7 @@ def false_alarm_note(findings: Sequence[Finding]) -> str:
         return ""
     return (
         f"p is adjusted for the {num_tests} tests of this call (Holm): below {FALSE_ALARM:g} is "
-        f"a fault, and a sound engine gets there in {FALSE_ALARM:.1%} of calls."
+        f"a fault; a sound engine triggers it in {FALSE_ALARM:.1%} of calls."
     )
 
 
@@ -90,7 +90,7 @@ def _sentence(findings: Sequence[Finding]) -> str:
         ("bug", "NOT lossless"),
         ("lossy", "lossy by choice"),
         ("failed", "not verified"),
-        ("inconclusive", "not decided"),
+        ("inconclusive", "undecided"),
     ):
         worst = next((f for f in findings if f.verdict == verdict), None)
         if worst is not None and verdict == "lossy":
@@ -142,9 +142,10 @@ def _sampled(findings: Sequence[Finding]) -> str:
     weakest = max((f.detectable for f in sampled if f.detectable), key=lambda d: d.shift)
     num_tokens = sum(f.num_tokens for f in sampled)
     return (
-        f"{num_tokens:,} sampled tokens follow the target's law{_p(least)}: "
-        f"{weakest.shift:.1%} of them displaced, or {weakest.tail:.2%} moved to the least likely "
-        "0.1 %, would be found in 80 % of calls"
+        f"{num_tokens:,} sampled tokens follow the target's distribution{_p(least)}: "
+        f"80 % power to detect {weakest.shift:.1%} of tokens shifted, or {weakest.tail:.2%} "
+        "moved to "
+        "the least likely 0.1 %"
     )
 
 

@@ -223,7 +223,7 @@ class Collector:
                 prompt_ids=question.prompt_ids,
                 max_new_tokens=length + who.work.k + 1,  # so that rounds may draft all they want
                 sampling=sampling,
-                seed=self._draw(who, sampling, "joint law", i),
+                seed=self._draw(who, sampling, "joint distribution", i),
                 stop_at_eos=False,
                 prediction_ids=question.prediction_ids,
             )

@@ -92,5 +92,5 @@ def _evidence(
         baselines[job.engine] = texts
         return collector.greedy(who, texts, None)
     if job.engine not in baselines:
-        raise ModelError(f"{job.engine} could not decode at K = 0, there is nothing to compare")
+        raise ModelError(f"{job.engine} could not decode at K = 0, so there is nothing to compare")
     return collector.greedy(who, texts, baselines[job.engine])

@@ -140,25 +140,25 @@ def _judge_sampled(
     verdict: Verdict = "bug"
     if evidence.misshapen:
         reason = (
-            f"{len(evidence.misshapen)} texts go on after their end or stop before it, the "
-            f"first answers {evidence.misshapen[0]}"
+            f"{len(evidence.misshapen)} texts run past their end or stop early, first for "
+            f"{evidence.misshapen[0]}"
         )
     elif evidence.num_outside:
-        reason = f"{evidence.num_outside} tokens are none that top-k and top-p leave"
+        reason = f"{evidence.num_outside} tokens are excluded by top-k and top-p"
     elif p_value < false_alarm:
         worst = min(named, key=lambda name: named[name])
-        reason = f"the tokens do not follow the target's law: {_SEEN_BY[worst]}"
+        reason = f"the tokens do not follow the target's distribution: {_SEEN_BY[worst]}"
     elif evidence.num_at_edge > EDGE_SHARE * (n + evidence.num_at_edge):
         verdict = "inconclusive"
         reason = (
             f"{evidence.num_at_edge} of {n + evidence.num_at_edge} tokens lie where rounding "
-            "decides what top-k and top-p leave; verify with --dtype float32, or without them"
+            "decides what top-k and top-p exclude; verify with --dtype float32, or without them"
         )
     elif control >= level:
         verdict = "inconclusive"
-        reason = "the same tokens do not rule out a law that is 20 % colder; take more --tokens"
+        reason = "the same tokens do not rule out a 20 % lower temperature; use more --tokens"
     else:
-        verdict, reason = "law", "the tokens follow the target's law"
+        verdict, reason = "law", "the tokens follow the target's distribution"
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,
@@ -172,11 +172,11 @@ def _judge_sampled(
 
 
 _SEEN_BY = {
-    "temperature": "another temperature explains them better",
-    "surprise": "likely and unlikely ones do not come as often as they should",
-    "identity": "some tokens come more often than they should",
-    "sequence": "a token depends on the one before it in a way the target's does not",
-    "joint": "whole texts do not come as often as they should",
+    "temperature": "another temperature fits them better",
+    "surprise": "likely and unlikely tokens do not occur as often as they should",
+    "identity": "some tokens occur too often",
+    "sequence": "a token depends on the previous one in a way the target's does not",
+    "joint": "whole texts do not occur as often as they should",
 }
 
 
@@ -189,9 +189,9 @@ def _in_logits(divergences: Sequence[Divergence]) -> str:
 def _told(divergence: Divergence) -> str:
     place = f"{divergence.prompt_id}, token {divergence.position}"
     if divergence.expected is None:
-        return f"{place}: the text goes on after its end"
+        return f"{place}: the text runs past its end"
     if divergence.found is None:
-        return f"{place}: the text stops before its end"
+        return f"{place}: the text stops early"
     return (
         f"{place}: {divergence.found} instead of {divergence.expected}, the worse of them "
         f"{_distance(divergence)} below the target's best"

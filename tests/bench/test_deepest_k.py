@@ -4,6 +4,7 @@ from pathlib import Path
 
 from specbench.errors import UsageError
 from specbench.report.document import Document, build_document
+from specbench.report.notes import run_warnings
 from specbench.settings import RunSettings
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import Call, FakeClock, FakeEngine
@@ -35,7 +36,7 @@ def test_of_a_default_range_only_what_can_be_drafted_is_measured(tmp_path: Path)
     assert ks_of(document, "bad") == {2, 4, 6}
     assert document.failures == ()
     assert document.missing == ()
-    (note,) = document.warnings
+    (note,) = run_warnings(document)
     assert note == "big/good cannot draft K = 6 or more tokens ahead: these K were left out"
 
 

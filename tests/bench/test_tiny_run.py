@@ -41,6 +41,10 @@ def requests_of(run, temperature: float):
     return requests
 
 
+def test_a_run_keeps_how_many_prompts_its_workloads_have(run):
+    assert run.run.workload_prompts == {"talk.jsonl": 2}
+
+
 def test_every_greedy_cell_gives_the_targets_own_text(run):
     own = {(r.prompt_id, r.turn): r.output_ids for r in run.references}
     assert len(own) == 3
@@ -170,8 +174,8 @@ def test_a_run_whose_work_has_changed_cannot_go_on(tiny, tmp_path, run):
     other = write_prompts(tmp_path / "talk.jsonl", ["Something else"])
     for others, says in (
         (changed(settings, workloads=(other,)), r"its workload talk\.jsonl has changed since"),
-        (changed(settings, dtype="float64"), "its cells would be others"),
-        (changed(settings, pairings=("tiny/ngram",)), "its cells would be others"),
+        (changed(settings, dtype="float64"), "the plan would differ"),
+        (changed(settings, pairings=("tiny/ngram",)), "the plan would differ"),
     ):
         with pytest.raises(UsageError, match=says):
             run_on(tiny, others, tmp_path, resume=run.folder.name)

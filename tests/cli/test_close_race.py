@@ -22,8 +22,8 @@ def ranked(drafter: str, *found: Bounds, basis: str = "measured") -> Ranked:
 
 def test_overlapping_intervals_are_said_not_to_be_told_apart_and_what_would():
     assert close_race([ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]) == (
-        "big and small are not told apart: 1.50x [1.40, 1.60] and 1.45x [1.30, 1.55]; "
-        "ask for more --prompts."
+        "big and small cannot be told apart: 1.50x [1.40, 1.60] and 1.45x [1.30, 1.55]; use more "
+        "--prompts."
     )
 
 
@@ -47,7 +47,7 @@ def test_nothing_is_said_of_an_order_that_is_known_or_of_no_use(first, second):
 
 def test_a_figure_without_an_interval_is_told_from_nothing():
     said = close_race([ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None))])
-    assert said.startswith("big and small are not told apart: 1.50x [1.40, 1.60] and 1.10x; ")
+    assert said.startswith("big and small cannot be told apart: 1.50x [1.40, 1.60] and 1.10x; ")
 
 
 def test_over_several_workloads_it_is_their_mean_that_counts():
@@ -55,8 +55,8 @@ def test_over_several_workloads_it_is_their_mean_that_counts():
     # Better on the one and worse on the other: sqrt(1.1 x 1.9) and sqrt(1.3 x 2.1), below
     # sqrt(1.9 x 1.4) = 1.63 or not.
     assert close_race([big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1))]) == (
-        "big and small are not told apart: 1.73x [1.63, 1.83] and 1.55x [1.45, 1.65]; "
-        "ask for more --prompts."
+        "big and small cannot be told apart: 1.73x [1.63, 1.83] and 1.55x [1.45, 1.65]; use more "
+        "--prompts."
     )
     assert close_race([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))]) == ""
 

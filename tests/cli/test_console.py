@@ -53,7 +53,9 @@ def table(text: str) -> list[str]:
     """The lines of the table of memory."""
     lines = text.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("memory  "))
-    last = next(i for i, line in enumerate(lines) if "context: what each row can hold" in line)
+    last = next(
+        i for i, line in enumerate(lines) if ("context: tokens each request can hold") in line
+    )
     return lines[first:last]
 
 

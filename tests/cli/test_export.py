@@ -115,12 +115,12 @@ def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairi
         (("nobody/draft", "--engine", "vllm"), "no pairing 'nobody/draft'"),
         (("tiny/draft", "--engine", "ollama"), "allowed are llama_cpp"),
         (("tiny/draft", "--engine", "vllm", "--engine-version", "0.1"), "before 0.30"),
-        (("tiny", "--engine", "vllm", "-k", "3"), "-k 3 of which drafter?"),
+        (("tiny", "--engine", "vllm", "-k", "3"), "-k 3: name one drafter"),
         (("tiny/draft", "--engine", "vllm", "-k", "3", "--run", "x"), "exclude each other"),
-        (("tiny/draft", "--engine", "vllm", "-k", "3", "-w", "poems"), "-w picks among what"),
+        (("tiny/draft", "--engine", "vllm", "-k", "3", "-w", "poems"), "-w selects among"),
         (
             ("tiny/draft", "--engine", "vllm", "-k", "3", "--concurrency", "2"),
-            "--concurrency picks",
+            "--concurrency selects",
         ),
         (("tiny/draft", "--engine", "vllm", "--run", "no-run"), "no run 'no-run'"),
         (("tiny/draft", "--engine", "vllm", "-w", "poems"), "no decision for tiny/draft on poems"),
@@ -144,4 +144,4 @@ def test_a_run_without_real_texts_decides_nothing(tiny, finished, tmp_path):
     (copy / "run.json").write_text(text.replace('"dummy_weights": false', '"dummy_weights": true'))
     ran = specbench("export", "tiny/draft", "--engine", "vllm", "--runs", copy.parent, cwd=tiny)
     assert ran.code == 2
-    assert "says nothing about which K to serve" in ran.err
+    assert "cannot say which K to serve" in ran.err

@@ -84,7 +84,7 @@ def test_costs_without_a_fixed_k_to_forecast_are_refused(tiny, ks):
     (tiny / "costs.csv").write_text(COSTS)
     ran = specbench(*ASKED, "-k", ks, "--costs", "costs.csv", "--out", "refused", cwd=tiny)
     assert ran.code == 2
-    assert "--costs forecasts fixed K above 0; give some, such as -k 1..8" in ran.err
+    assert "--costs forecasts fixed K above 0, such as -k 1..8" in ran.err
     assert not (tiny / "refused").exists()
 
 
@@ -172,16 +172,19 @@ def test_the_costs_of_a_running_server(tiny):
     [
         (("--costs", "none.csv"), "none.csv: cannot be read"),
         (("--costs", "bad.csv"), "bad.csv:3: cost: a number above 0 is needed"),
-        (("--costs", "rows.csv", "--concurrency", "4"), "nothing of 4 requests at once; it has 1"),
+        (
+            ("--costs", "rows.csv", "--concurrency", "4"),
+            ("no data for 4 concurrent requests; it has 1"),
+        ),
         (("--costs", "no_step.csv"), "a step without speculation (K = 0)"),
         (("--costs", "http://127.0.0.1:9"), "cannot be reached"),
         (("--costs", "gopher://x"), "expected an address"),
         (("--forecast", "--acceptance-rule", "exact"), "add --costs"),
         (("--costs", "rows.csv", "--acceptance-rule", "lossy"), "exact, greedy_draft"),
-        (("--forecast", "--engine", "builtin,transformers"), "leave --engine transformers out"),
-        (("--forecast", "--request-rate", "2"), "leave --request-rate out"),
-        (("--forecast", "--samples", "2", "--temperature", "1"), "leave --samples out"),
-        (("--forecast", "--acceptance", "0.7"), "leave --acceptance out"),
+        (("--forecast", "--engine", "builtin,transformers"), "leave out --engine transformers"),
+        (("--forecast", "--request-rate", "2"), "drop --request-rate"),
+        (("--forecast", "--samples", "2", "--temperature", "1"), "drop --samples"),
+        (("--forecast", "--acceptance", "0.7"), "drop --acceptance"),
         (("--exhaustive",), "add --forecast"),
         (("--exhaustive", "--costs", "rows.csv"), "choose one"),
     ],

@@ -57,7 +57,9 @@ def test_too_few_runs_are_not_said_to_hold_no_step(nightly):
     ran = specbench("history", *METRIC, "--json", cwd=nightly)
     fourth = json.loads(ran.out)["series"][0]["points"][3]["run_id"]
     ran = specbench("history", *METRIC, "--run", fourth, cwd=nightly)
-    assert ran.out.splitlines()[-1] == "no series has the 8 runs that a step or a trend needs"
+    assert ran.out.splitlines()[-1] == (
+        "no series has 8 runs, the minimum for a change point or trend"
+    )
 
 
 def test_a_damaged_run_is_named_and_passed_over(nightly, tmp_path):
@@ -87,9 +89,9 @@ def test_the_page_is_written_where_asked(nightly, tmp_path):
     ("arguments", "complaint"),
     [
         (("--metric", "speed"), "did you mean 'cpu_speedup'? allowed are"),
-        (("--metric", "joules_per_token"), "no valid cell of these 10 runs has it"),
+        (("--metric", "joules_per_token"), "no valid cell in these 10 runs has it"),
         (("--pairing", "nobody/x", *METRIC), "runs with --pairing nobody/x has it"),
-        (("--out", "elsewhere"), "no run in elsewhere yet"),
+        (("--out", "elsewhere"), "no runs in elsewhere yet"),
         (("--run", "no-such-run"), "no run 'no-such-run'"),
         (("--html", "no/such/folder/h.html", *METRIC), "cannot write"),
     ],

@@ -85,7 +85,7 @@ def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(
     twin = document(tmp_path, *VLLM)["run_id"]
     refused = specbench("baseline", usual[0], twin, "--to", "twins.json", cwd=tmp_path)
     assert refused.code == 2
-    assert "were imported from one file" in refused.err
+    assert "were imported from the same file" in refused.err
 
     compare = ("check", "baseline.json", candidate, "--json")
     by_default = specbench(*compare, cwd=tmp_path)

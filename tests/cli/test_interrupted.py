@@ -58,7 +58,7 @@ def test_ctrl_c_keeps_what_is_done_exits_130_and_says_how_to_go_on(tiny, tmp_pat
     before = load_run(folder, out)
     assert len(before.blocks) >= 2
     assert not before.is_complete
-    (command,) = re.findall(r"Go on with: specbench (.*)$", err, re.MULTILINE)
+    (command,) = re.findall(r"Resume with: specbench (.*)$", err, re.MULTILINE)
     resumed = specbench(*shlex.split(command), cwd=tiny)
     assert resumed.code == 0
     after = load_run(folder, out)

@@ -124,7 +124,7 @@ def test_the_peer_leaves_it_to_the_builtin_decoder(lossy: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--acceptance", "0.7"], "and tiny/wild, tiny/bold keeps drafts by a lossy rule"),
+        (["--acceptance", "0.7"], "but tiny/wild, tiny/bold accepts drafts by its own lossy rule"),
         (["--engine", "transformers"], "that only the built-in decoder has; add --engine builtin"),
     ],
 )

@@ -81,8 +81,8 @@ def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
     ran = plan("tiny", "--drafts", "draft", "--gpu-memory", f"{just_enough}b", cwd=shelf)
     assert ran.code == 2
     assert "refused  draft: memory: " in ran.out
-    assert "too large for this machine and context" in ran.out
-    assert "error: none of 1 drafters fits tiny; the reasons are above" in ran.err
+    assert "too large for this hardware and context" in ran.out
+    assert "error: none of 1 drafters fits tiny; see the reasons above" in ran.err
 
 
 def test_what_fits_is_measured_ranked_and_written(shelf):
@@ -97,7 +97,7 @@ def test_what_fits_is_measured_ranked_and_written(shelf):
     table = [line.split() for line in lines if line[:1].isdigit()]
     assert [row[0] for row in table] == ["1", "2"]
     assert {row[1] for row in table} == {"draft", "ngram"}
-    assert lines[-1].split()[0] in ("Use", "Not", "Do")  # times of so few tokens are noise
+    assert lines[-1].split()[0] in ("Use", "Undecided:", "Do")  # times of so few tokens are noise
     if lines[-1].startswith("Use draft"):
         best = load_pairings(shelf / "best.yaml").all[0]
         assert (best.drafter.method, best.drafter.name) == ("draft_model", "draft")
@@ -110,7 +110,7 @@ def test_what_fits_is_measured_ranked_and_written(shelf):
 def test_a_folder_that_is_not_there_is_refused_before_anything_is_read(shelf):
     ran = specbench("pair", "./target", "--write", "nowhere/best.yaml", *HERE, cwd=shelf)
     assert (ran.code, ran.out) == (2, "")
-    assert "--write nowhere/best.yaml: its folder is not there" in ran.err
+    assert "--write nowhere/best.yaml: directory does not exist" in ran.err
 
 
 def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
@@ -122,7 +122,7 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
     assert read.all[0].drafter.model.folder == shelf / "draft"
     again = plan(*arguments, "--write", "fits.yaml", cwd=shelf)
     assert again.code == 2
-    assert "it is there already; name a new file" in again.err
+    assert "file exists; name a new one" in again.err
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_a_dry_run_writes_what_fits_and_overwrites_nothing(shelf):
         (("tiny", "--gpu-memory", "24GiB", "--gpu-bandwidth", "1008"), "such as 1008GB/s"),
         (("tiny", "--gpu-memory", "1MiB"), "CUDA itself takes 0.75 GiB"),
         (("tiny", "--gpu-bandwidth", "1GB/s"), "--gpu-bandwidth needs --gpu-memory"),
-        (("tiny", "--context", "1k,2k"), "memory is planned for one length"),
-        (("tiny", "-k", "0"), "ranked at fixed K above 0"),
-        (("tiny", "-k", "auto"), "ranked at fixed K above 0"),
-        (("tiny", "--write", "nowhere/best.yaml"), "its folder is not there"),
-        (("tiny", "--write", "prompts.jsonl/best.yaml"), "its folder is not there"),
+        (("tiny", "--context", "1k,2k"), "expected one length to plan memory for"),
+        (("tiny", "-k", "0"), "ranking needs fixed K above 0"),
+        (("tiny", "-k", "auto"), "ranking needs fixed K above 0"),
+        (("tiny", "--write", "nowhere/best.yaml"), "directory does not exist"),
+        (("tiny", "--write", "prompts.jsonl/best.yaml"), "directory does not exist"),
         (("./drafts/eagle", "--drafts", "ngram"), "cannot be a target"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -161,7 +161,7 @@ def test_a_context_that_is_cut_says_whose_limit_it_is(shelf):
     longest = json.loads((shelf / "target" / "config.json").read_text())["max_position_embeddings"]
     arguments = ("tiny", "--drafts", "ngram", "--gpu", "L4", "--context")
     cut = plan(*arguments, str(4 * longest), cwd=shelf)
-    said = f"{longest:,} tokens and not {4 * longest:,}, the most that the target's config.json"
+    said = f"{longest:,} tokens instead of {4 * longest:,}, the maximum in the target's config.json"
     assert said in cut.out
     assert "the target's config.json" not in plan(*arguments, str(longest), cwd=shelf).out
 
@@ -188,8 +188,8 @@ def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
     ("low", "high", "k", "said"),
     [
         (1.4, 1.6, 4, "Use draft (draft_model) with K=4: 1.50x faster [1.40, 1.60]."),
-        (0.9, 2.1, 0, "Not decided: draft looks best, 1.50x [0.90, 2.10]; ask for more --prompts."),
-        (0.5, 0.9, 0, "Do not speculate: nothing that was measured gains."),
+        (0.9, 2.1, 0, "Undecided: draft looks best, 1.50x [0.90, 2.10]; use more --prompts."),
+        (0.5, 0.9, 0, "Do not speculate: nothing measured gains."),
     ],
 )
 def test_the_last_line_is_one_of_three_answers(low, high, k, said):
@@ -240,7 +240,7 @@ def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
         gains={setting: Gain(0, speedup, 2.0, basis)},
     )
     assert verdict([ranked]) == (
-        "Not decided: nothing valid was measured with drafts; the report says why."
+        "Undecided: nothing valid was measured with drafts; the report says why."
     )
 
 
@@ -251,8 +251,8 @@ def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
         *("--prompts", "1", "--max-new-tokens", "4"),
         cwd=shelf,
     )
-    assert ran.out.splitlines()[-1].startswith("Not decided: nothing valid was measured")
-    assert "none.yaml was not written: nothing valid was measured with drafts" in ran.err
+    assert ran.out.splitlines()[-1].startswith("Undecided: nothing valid was measured")
+    assert "none.yaml not written: nothing valid was measured with drafts" in ran.err
     assert not (shelf / "none.yaml").exists()
 
 

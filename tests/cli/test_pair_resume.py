@@ -28,7 +28,7 @@ def interrupted(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
         patch.setattr(TargetRun, "measure", interrupt)
         ran = specbench(*ASKED, "--out", str(out), cwd=tiny)
     assert ran.code == 130, ran.err
-    (command,) = re.findall(r"Go on with: specbench (.*)$", ran.err, re.MULTILINE)
+    (command,) = re.findall(r"Resume with: specbench (.*)$", ran.err, re.MULTILINE)
     return out, shlex.split(command)
 
 
@@ -51,11 +51,11 @@ def test_the_hint_goes_on_and_ranks(tiny, interrupted):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("./target", "--drafts", "ngram"), "leave --drafts, --discover and --dry-run out"),
-        (("./target", "--discover"), "leave --drafts, --discover and --dry-run out"),
-        (("./target", "--dry-run"), "leave --drafts, --discover and --dry-run out"),
-        (("./target", "--measure", "2"), "was asked for with 1; leave it out"),
-        (("./target", "--seed", "5"), "asked for with other settings than --seed says"),
+        (("./target", "--drafts", "ngram"), "leave out --drafts, --discover and --dry-run"),
+        (("./target", "--discover"), "leave out --drafts, --discover and --dry-run"),
+        (("./target", "--dry-run"), "leave out --drafts, --discover and --dry-run"),
+        (("./target", "--measure", "2"), "was started with 1; leave it out"),
+        (("./target", "--seed", "5"), "started with different settings (--seed)"),
         (("./draft",), "ranks drafters for target, not for draft"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -76,7 +76,7 @@ def test_the_hint_names_the_file_that_has_the_target(tiny, tmp_path):
         patch.setattr(TargetRun, "measure", interrupt)
         asked = ("pair", "mine", "--pairings", str(tmp_path / "mine.yaml"), *HERE)
         ran = specbench(*asked, "--out", str(tmp_path), cwd=tiny)
-    (command,) = re.findall(r"Go on with: specbench (.*)$", ran.err, re.MULTILINE)
+    (command,) = re.findall(r"Resume with: specbench (.*)$", ran.err, re.MULTILINE)
     again = specbench(*shlex.split(command), "--json", cwd=tiny)
     assert again.code in (0, 4), again.err
     assert [one["drafter"] for one in json.loads(again.out)["ranking"]] == ["ngram"]
@@ -88,4 +88,4 @@ def test_a_run_that_is_no_ranking_is_named_with_its_own_command(tiny, tmp_path):
         specbench("run", "tiny", *HERE[:2], "-k", "1", *SMALL, "--out", str(tmp_path), cwd=tiny)
     ran = specbench("pair", "tiny", "--out", str(tmp_path), "--resume", "latest", cwd=tiny)
     assert ran.code == 2
-    assert "was not made by `specbench pair`; go on with `specbench run --resume" in ran.err
+    assert "was not made by `specbench pair`; resume it with `specbench run --resume" in ran.err

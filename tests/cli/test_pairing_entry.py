@@ -42,7 +42,7 @@ def trained(file: Path) -> Pairing:
 
 def test_without_a_file_it_is_a_whole_one(work: Path) -> None:
     where, lines = entry("../models/mine")
-    assert where.endswith("put this into pairings.yaml")
+    assert where.endswith("write this to pairings.yaml")
     Path("pairings.yaml").write_text(lines)
     pairing = trained(Path("pairings.yaml"))
     assert pairing.target.model.folder is not None

@@ -27,7 +27,7 @@ def test_the_newest_run_is_answered_for_latency(folder: Path) -> None:
     ran = specbench("recommend", cwd=folder)
     assert ran.code == 0, ran.err
     assert "chosen" in ran.out
-    assert "one way for all workloads" in ran.out
+    assert "one configuration for all workloads" in ran.out
 
 
 def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
@@ -48,8 +48,8 @@ def test_a_price_makes_tokens_cost_something(folder: Path) -> None:
         (["--price-per-hour", "2.50"], "leave it out"),
         (["--slo", "tpot=fast"], "tpot=30ms"),
         (["--slo", "tpot=30ms,tpot=20ms"], "tpot twice"),
-        (["-w", "poetry"], "the run measured"),
-        (["--concurrency", "3"], "the run measured 1, 2, 4"),
+        (["-w", "poetry"], "the run only measured"),
+        (["--concurrency", "3"], "the run only measured 1, 2, 4"),
         (["no-such-run"], "no run"),
     ],
 )

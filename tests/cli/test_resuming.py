@@ -19,10 +19,13 @@ def run_id(finished: Ran) -> str:
 @pytest.mark.parametrize(
     ("beside", "says"),
     [
-        (["tiny/draft"], "measures tiny/draft, tiny/ngram and cannot go on with tiny/draft; leave"),
-        (["--method", "ngram"], "cannot go on with tiny/ngram"),
-        (["-k", "3"], "other settings than -k says"),
-        (["--prompts", "5", "--temperature", "1"], "than --temperature, --prompts says"),
+        (
+            ["tiny/draft"],
+            ("measures tiny/draft, tiny/ngram and cannot be resumed with tiny/draft; leave"),
+        ),
+        (["--method", "ngram"], "cannot be resumed with tiny/ngram"),
+        (["-k", "3"], "different settings (-k)"),
+        (["--prompts", "5", "--temperature", "1"], "(--temperature, --prompts)"),
     ],
 )
 def test_others_than_its_own_names_and_settings_are_refused(

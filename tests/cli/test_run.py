@@ -143,7 +143,7 @@ def test_a_dry_run_prints_the_plan_and_measures_nothing(command, tiny, tmp_path)
 
 def test_a_dry_run_under_a_budget_says_that_it_may_end_earlier(tiny):
     ran = specbench("run", "-w", "prompts.jsonl", "--budget", "3m", "--dry-run", cwd=tiny)
-    assert "cells at most; the budget or the precision ends it earlier." in ran.out.replace(
+    assert "cells at most; --budget or --precision may end it earlier." in ran.out.replace(
         "\n", " "
     )
 

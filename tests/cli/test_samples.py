@@ -146,13 +146,19 @@ def test_a_dry_run_shows_the_rows(tiny):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "--samples 3: at temperature 0 all 3 are the same; use --temperature 0.7"),
-        (["--temperature", "0,1"], "at temperature 0 all 3 are the same"),
-        (["--temperature", "1", "--concurrency", "2"], "leave --concurrency and --request-rate"),
-        (["--temperature", "1", "--request-rate", "3"], "leave --concurrency and --request-rate"),
-        (["--temperature", "1", "-k", "auto"], "--samples 3 needs a fixed K; leave auto out of -k"),
-        (["--temperature", "1", "--engine", "builtin,transformers"], "is the built-in decoder's"),
-        (["--temperature", "1", "--acceptance", "0.5"], "with --acceptance texts are made up"),
+        ([], "--samples 3: at temperature 0 all 3 answers are the same; use a temperature above 0"),
+        (["--temperature", "0,1"], "at temperature 0 all 3 answers are the same"),
+        (
+            ["--temperature", "1", "--concurrency", "2"],
+            ("leave out --concurrency and --request-rate"),
+        ),
+        (
+            ["--temperature", "1", "--request-rate", "3"],
+            ("leave out --concurrency and --request-rate"),
+        ),
+        (["--temperature", "1", "-k", "auto"], "--samples 3 needs a fixed K; drop auto from -k"),
+        (["--temperature", "1", "--engine", "builtin,transformers"], "needs the built-in decoder"),
+        (["--temperature", "1", "--acceptance", "0.5"], "but --acceptance makes texts up"),
     ],
 )
 def test_what_makes_no_sense_is_refused(arguments, says, tiny, tmp_path):

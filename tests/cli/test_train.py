@@ -101,12 +101,12 @@ def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
         ),
         (["eagle", "--target", "./nowhere"], "./nowhere has no config.json"),
         (["eagle", "--target", "demo:targett"], "no embedded model 'targett', did you mean"),
-        (["eagle", "--target", "a b/c"], "'a b/c' is no target of pairings.yaml"),
-        (["eagle", "--out", "."], "is not empty; --resume goes on with its training"),
+        (["eagle", "--target", "a b/c"], "'a b/c' is not a target in pairings.yaml"),
+        (["eagle", "--out", "."], "is not empty; resume its training with --resume"),
         (["eagle", "--out", "prompts.jsonl"], "--out prompts.jsonl: Not a directory"),
         (["eagle", "--texts", "draft"], "draft cannot be read: Is a directory"),
         (["eagle", "--texts", "prompts.jsonl"], "holds texts of another training"),
-        (["eagle", "--resume"], "new holds no training to go on with; leave --resume out"),
+        (["eagle", "--resume"], "new holds no training to resume; leave --resume out"),
         (["eagle", "--temperature", "hot"], "--temperature 'hot': expected numbers"),
         (["eagle", "--budget", "soon"], "--budget 'soon': expected a time"),
         (["eagle", "--dtype", "fp8"], "--dtype 'fp8': allowed are float32, bfloat16, float16"),
@@ -136,4 +136,4 @@ def test_settings_of_another_training_are_refused(eagle, tiny):
 
     assert eagle.code == 0
     assert ran.code == 2
-    assert "was begun with tokens_per_batch 2048, not 64" in ran.err
+    assert "was started with tokens_per_batch 2048, not 64" in ran.err

@@ -30,7 +30,7 @@ def test_a_sound_pairing_is_good_in_one_sentence(verified: Ran) -> None:
     assert verified.code == 0
     *_, draft, ngram = verified.out.splitlines()
     assert draft.startswith("tiny/draft: lossless: greedy text is that of K = 0 in 3 of 3 answers")
-    assert "1,000 sampled tokens follow the target's law (p = " in draft
+    assert "1,000 sampled tokens follow the target's distribution (p = " in draft
     assert ngram.startswith("tiny/ngram: lossless: ")
 
 
@@ -123,7 +123,7 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["-k", "auto"], "-k auto: verify tests one K at a time, and auto only picks among such"),
+        (["-k", "auto"], "-k auto: verify tests fixed K, and auto only picks among them"),
         (["-k", "auto"], "name them, as in -k 1..8"),
         (["--method", "nothing"], "--method 'nothing': allowed are "),
         (["--temperature", "hot"], "--temperature 'hot': expected numbers"),

@@ -156,4 +156,4 @@ def test_a_pass_whose_tokens_do_not_add_up_is_invalid(gathered: tuple[CellData, 
 
     broken = replace(cell, samples=lost)
 
-    assert any("tokens of the time line" in reason for reason in judge_cell(broken))
+    assert any("tokens on the time line" in reason for reason in judge_cell(broken))

@@ -58,7 +58,7 @@ def test_the_winner_is_quoted_from_its_second_measurement(summarised):
         "acceptance length 3.12 at K=6, break-even 1.64",
         "a draft token costs 0.05 baseline steps, verification 1.20",
         "the drafter takes 3 MiB, room for 1,200 tokens of context",
-        "acceptance-bound: drafts that are not kept lose most",
+        "acceptance-bound: rejected drafts dominate the loss",
         "K=6 led the first pass over K = 2, 6",
         "measured again on fresh repeats: 1.90x [1.80, 2.00] over 12 prompts",
     )
@@ -68,7 +68,7 @@ def test_a_winner_that_was_not_measured_again_is_not_quoted(summarised):
     choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
     decision = decide(choice)
     assert decision.sentence == (
-        "code: not shown to help, K=6 led the first pass and was not measured again"
+        "code: undecided: K=6 led the first pass and was not measured again"
     )
     assert decision.draft.method == "none"
     assert decision.speedup is None
@@ -85,7 +85,7 @@ def test_a_win_that_does_not_repeat_is_taken_back(summarised):
     lost = decide(choice, summarised(6, 0.90, 0.95, 1.00))
     unclear = decide(choice, summarised(6, 0.98, 1.03, 1.08))
     assert lost.sentence == "code: do not speculate, 0.95x [0.90, 1.00]"
-    assert unclear.sentence.startswith("code: not shown to help, 1.03x [0.98, 1.08]; about ")
+    assert unclear.sentence == "code: undecided: K=6 measured 1.03x [0.98, 1.08]"
     assert {lost.draft.method, unclear.draft.method} == {"none"}
 
 
@@ -100,22 +100,32 @@ def test_no_gain_means_do_not_speculate(summarised):
 def test_do_not_speculate_is_not_said_while_one_k_is_undecided(summarised):
     cells = [summarised(1, 0.98, 0.99, 1.00), summarised(8, 0.80, 0.95, 1.12)]
     decision = decide(choose(cells))
-    assert decision.sentence.startswith("code: not shown to help, 0.95x [0.80, 1.12]")
+    assert decision.sentence.startswith("code: undecided: K=8 measured 0.95x [0.80, 1.12]")
 
 
-def test_what_would_decide_is_said_in_prompts(summarised):
-    decision = decide(choose([summarised(4, 1.000, 1.08, 1.166)]))
+@pytest.mark.parametrize(
+    ("workload_prompts", "hint"),
+    [
+        (40, "; about 2 more prompts needed to decide"),
+        (10, "; about 2 more prompts needed to decide"),
+        (9, "; the workload has only 1 more prompt: add some, or raise --repeats"),
+        (8, "; the workload has no more prompts: add some, or raise --repeats"),
+        (None, ""),  # a run of an earlier specbench does not say
+    ],
+)
+def test_prompts_are_asked_for_only_where_the_workload_has_them(summarised, workload_prompts, hint):
+    choice = choose([summarised(4, 1.000, 1.08, 1.166, num_prompts=8)])
+    decision = decide(choice, workload_prompts=workload_prompts)
     # The half-width must shrink from 7.7 % to 6.7 %.
-    assert decision.sentence == (
-        "code: not shown to help, 1.08x [1.00, 1.17]; about 2 more prompts would decide"
-    )
+    assert decision.sentence == f"code: undecided: K=4 measured 1.08x [1.00, 1.17]{hint}"
 
 
 def test_three_prompts_show_nothing_however_large_the_estimate(summarised):
     cells = [summarised(k, None, 1 + k, None, num_prompts=3) for k in (1, 4)]
-    decision = decide(choose(cells))
+    decision = decide(choose(cells), workload_prompts=5)
     assert decision.sentence == (
-        "code: not shown to help, 5.00x from 3 prompts; at least 2 more prompts give an interval"
+        "code: undecided: K=4 measured 5.00x from 3 prompts; "
+        "at least 2 more prompts needed for an interval"
     )
     assert decision.draft.method == "none"
 
@@ -132,14 +142,14 @@ def test_an_invalid_cell_is_named_and_never_used(summarised):
     ]
     decision = decide(choose(cells))
     assert decision.draft.k == 2
-    assert decision.reasons == ("K=8 left out: throttled in 2 of 8 requests; 29 rounds",)
+    assert decision.reasons == ("K=8 excluded: throttled in 2 of 8 requests; 29 rounds",)
 
 
 def test_when_every_cell_is_invalid_nothing_is_shown(summarised):
     cells = [summarised(k, 1.5, 1.6, 1.7, invalid=("throttled",)) for k in (2, 4)]
     decision = decide(choose(cells))
-    assert decision.sentence == "code: not shown to help, no valid measurement"
-    assert decision.reasons == ("K=2 left out: throttled", "K=4 left out: throttled")
+    assert decision.sentence == "code: undecided: no valid measurement"
+    assert decision.reasons == ("K=2 excluded: throttled", "K=4 excluded: throttled")
     assert decision.leader.pairing == "demo/draft"
     assert decision.speedup is None
 
@@ -147,8 +157,8 @@ def test_when_every_cell_is_invalid_nothing_is_shown(summarised):
 def test_a_second_measurement_that_is_invalid_shows_nothing(summarised):
     choice = choose([summarised(2, 1.4, 1.5, 1.6), summarised(6, 1.9, 2.1, 2.3)])
     decision = decide(choice, summarised(6, 1.9, 2.0, 2.1, invalid=("throttled",)))
-    assert decision.sentence == ("code: not shown to help, K=6 was measured again but not validly")
-    assert "second measurement left out: throttled" in decision.reasons
+    assert decision.sentence == "code: undecided: the second measurement of K=6 is not valid"
+    assert "second measurement excluded: throttled" in decision.reasons
     assert decision.speedup is None
 
 
@@ -164,10 +174,9 @@ def test_what_could_have_been_detected_and_what_looks_odd_is_said(summarised):
         minimum_detectable_effect=0.0412,
         warnings=("position 1 is accepted in 99.9% of rounds",),
     )
-    assert decide(choose([cell])).reasons == (
-        "an effect of 4.1% would be detected",
-        "position 1 is accepted in 99.9% of rounds",
-    )
+    decision = decide(choose([cell]))
+    assert decision.reasons == ("minimum detectable effect: 4.1%",)
+    assert decision.warnings == ("position 1 is accepted in 99.9% of rounds",)
 
 
 def test_a_drafter_that_took_no_memory_is_not_said_to_take_any(summarised):
@@ -244,18 +253,19 @@ def test_an_adaptive_cell_is_not_taken_for_the_fixed_one_measured_again(summaris
         decide(choose(cells), cells[0])
 
 
-def test_above_one_row_passes_would_decide(summarised):
+def test_above_one_row_passes_are_asked_for(summarised):
     cell = summarised(4, 1.000, 1.08, 1.166, num_prompts=40, metrics={"num_passes": 8})
     many = replace(cell, key=with_axes(cell.key, concurrency=4))
     # As with 8 prompts of one row: the half-width must shrink from 7.7 % to 6.7 %.
     assert decide(choose([many])).sentence == (
-        "code: not shown to help, 1.08x [1.00, 1.17]; about 2 more passes would decide"
+        "code: undecided: K=4 measured 1.08x [1.00, 1.17]; about 2 more passes needed to decide"
     )
     few = replace(
         many, metrics={"num_passes": 4}, speedup=Interval(estimate=2, low=None, high=None)
     )
     assert decide(choose([few])).sentence == (
-        "code: not shown to help, 2.00x from 4 passes; at least 1 more pass gives an interval"
+        "code: undecided: K=4 measured 2.00x from 4 passes; "
+        "at least 1 more pass needed for an interval"
     )
 
 

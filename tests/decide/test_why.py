@@ -65,9 +65,9 @@ def test_nothing_is_said_of_a_cell_that_does_not_tell():
 def test_a_mismatched_draft_is_called_so(summarised):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
     assert list(why(summarised(2, 0.8, 0.9, 1.0, metrics=poor))) == [
-        "acceptance-bound: drafts that are not kept lose most",
-        "breaks even where 62% of tested drafts are kept; 30% were",
-        "the draft is mismatched: its first token is kept 30% of the time",
+        "acceptance-bound: rejected drafts dominate the loss",
+        "breaks even if 62% of tested drafts are accepted; 30% were",
+        "the draft is mismatched: its first token is accepted 30% of the time",
     ]
     good = poor | {"acceptance_rate_per_position": (0.8, 0.5)}
     assert not any("mismatched" in line for line in why(summarised(2, 0.8, 0.9, 1.0, metrics=good)))
@@ -90,7 +90,7 @@ def test_a_target_too_small_for_a_draft_model_is_called_so(summarised):
 
 def test_a_round_dearer_than_its_tokens_loses_whatever_is_kept(summarised):
     lines = list(why(summarised(2, 0.5, 0.6, 0.7, metrics=metrics(break_even=3.2, draft=0.9))))
-    assert "a round costs 3.20 steps: K=2 loses even if every draft is kept" in lines
+    assert "a round costs 3.20 steps: K=2 loses even if every draft is accepted" in lines
 
 
 def test_greedy_drafts_of_an_open_text_are_not_called_mismatched(summarised):

@@ -51,7 +51,7 @@ def test_one_question_gives_its_own_k(measured):
     assert made.tiers == (Tier(None, 4),)
     assert made.basis == (
         "code: K=4, 1.60x faster [1.55, 1.65]",
-        "beyond 1 request at once nothing was measured: --concurrency tells",
+        "beyond 1 request at once nothing was measured: see --concurrency",
     )
     assert (made.temperature, made.dtype) == (0.0, "float32")
 
@@ -70,7 +70,7 @@ def test_several_workloads_share_the_k_of_least_regret(measured):
     ]
     made = found(parts)
     assert made.tiers == (Tier(None, 4),)
-    assert made.basis[-2].startswith("one K for these workloads: K=4, it gives up 3.3% on code")
+    assert made.basis[-2].startswith("one K for these workloads: K=4, giving up 3.3% on code")
     assert found(parts, Asked(workload="edit")).k == 8
 
 
@@ -132,9 +132,9 @@ def test_the_lowest_temperature_is_meant_unless_another_is_asked_for(measured):
 
 def test_other_temperatures_of_the_run_are_named(measured):
     parts = [measured({4: 1.2}, temperature=t) for t in (1.0, 0.7)] + [measured({2: 1.5})]
-    assert found(parts).basis[0].startswith("at temperature 0; measured at 0.7, 1, too")
+    assert found(parts).basis[0].startswith("at temperature 0; also measured at 0.7, 1: choose")
     for asked, some in ((Asked(temperature=1.0), parts), (Asked(), parts[:1])):
-        assert not any("too: --temperature" in text for text in found(some, asked).basis)
+        assert not any("choose with --temperature" in text for text in found(some, asked).basis)
 
 
 def test_an_adaptive_winner_is_served_with_the_best_fixed_k(measured, summarised):
@@ -155,7 +155,7 @@ def test_adaptive_winners_on_several_workloads_give_no_fixed_k(summarised):
         parts.append(([auto], decide(choose([auto]))))
     made = found(parts)
     assert made.tiers == (Tier(None, 0),)
-    assert "none is shown to help" in made.basis[-1]
+    assert "no fixed K is shown to help" in made.basis[-1]
 
 
 def test_a_number_of_requests_that_was_asked_for_says_nothing_of_others(measured):
@@ -186,7 +186,7 @@ def test_where_only_an_adaptive_k_helps_none_is_exported(measured, summarised):
     decision = decide(choose([*cells, auto]), auto)
     made = found([([*cells, auto], decision)])
     assert made.k == 0
-    assert "none is shown to help" in made.basis[-1]
+    assert "no fixed K is shown to help" in made.basis[-1]
 
 
 def test_samples_of_the_same_run_are_another_setting(measured):

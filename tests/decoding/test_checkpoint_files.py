@@ -127,7 +127,7 @@ def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(
 )
 def test_a_pickle_of_something_else_is_refused(content: object, folder: Path) -> None:
     torch.save(content, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="is no mapping from names to tensors"):
+    with pytest.raises(ModelError, match="is not a mapping from names to tensors"):
         read_checkpoint(str(folder))
 
 
@@ -136,7 +136,7 @@ def write(folder: Path, name: str, content: bytes) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), "no config.json"),
+    "not a config": (lambda f: (f / "config.json").unlink(), "no config.json"),
     "a broken config": (lambda f: write(f, "config.json", b"{"), "config.json cannot be read"),
     "a deep config": (lambda f: write(f, "config.json", b"[" * 99_999), "config.json"),
     "a list": (lambda f: write(f, "config.json", b"[]"), "holds no mapping"),
@@ -147,7 +147,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a folder": (
         lambda f: ((f / "model.safetensors").unlink(), (f / "model.safetensors").mkdir()),
-        "model.safetensors is no file",
+        "model.safetensors is not a file",
     ),
     "a link out of it": (
         lambda f: link(f, f.parent / "secret.safetensors"),

@@ -204,7 +204,7 @@ def test_a_head_that_was_trained_for_another_target_is_told(pair: Target) -> Non
             place.write_text(json.dumps({"target": {"sha256": sha256}}))
             engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
             engine.add_drafter(head)
-            told = [note for note in engine.record.notes if "another target" in note]
+            told = [note for note in engine.record.notes if "different target" in note]
             assert bool(told) is is_told
         place.write_text('{"target": [1]}')
         BuiltinEngine(pair, Shelf(torch.device("cpu"))).add_drafter(head)

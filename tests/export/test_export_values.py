@@ -130,10 +130,7 @@ def test_tensorrt_llm_says_what_it_does_beyond_the_last_tier():
     rising = deployment("draft_model", tiers=SEVERAL[:2])
     for version, k in (("1.2", 3), ("1.3", 0)):
         said = " ".join(exported("tensorrt_llm", rising, version).not_expressed)
-        assert (
-            f"beyond 4 requests at once nothing was measured; TensorRT-LLM goes on with K={k}"
-            in said
-        )
+        assert f"beyond 4 requests at once nothing was measured; TensorRT-LLM keeps K={k}" in said
 
 
 def test_sglang_says_how_it_counts_a_batch_where_k_depends_on_it():

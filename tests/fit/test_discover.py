@@ -145,7 +145,7 @@ def test_a_word_names_a_drafter(word, name, method):
         ("eagle", "the method needs weights; name their folder"),
         ("./nowhere", "has no config.json"),
         ("demo:nothing", "no embedded model 'nothing'"),
-        ("a b", "is no target of pairings.yaml"),
+        ("a b", "is not a target in pairings.yaml"),
     ],
 )
 def test_a_word_that_names_nothing_is_a_usage_error(word, said):

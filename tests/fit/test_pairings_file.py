@@ -70,6 +70,6 @@ def test_a_file_that_is_there_is_not_overwritten(tmp_path: Path):
     file = tmp_path / "pairings.yaml"
     file.write_text("mine")
     target = Target(name="t", model=ModelSpec(source="owner/big"), drafters=())
-    with pytest.raises(UsageError, match="it is there already"):
+    with pytest.raises(UsageError, match="file exists"):
         write_pairings(file, target, DRAFTERS, "")
     assert file.read_text() == "mine"

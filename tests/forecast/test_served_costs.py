@@ -77,7 +77,7 @@ def test_a_server_that_counts_nothing_must_be_said_to_run_at_k_0():
         (FakeServer(has_usage=False), "no usage"),
         (FakeServer(models=()), "names no model"),
         (FakeServer(num_rounds=0), "one token each"),
-        (FakeServer(models_page="[" * 100_000), "/v1/models is no JSON"),
+        (FakeServer(models_page="[" * 100_000), "/v1/models is not JSON"),
     ],
 )
 def test_a_server_that_tells_too_little_is_named(fake, reason):
@@ -98,7 +98,7 @@ class SglangServer(FakeServer):
 
 def test_a_server_that_speculates_is_not_timed_as_k_0():
     with serving(SglangServer()) as url:
-        with pytest.raises(UsageError, match=r"does not tell at which K it runs.*#k=4"):
+        with pytest.raises(UsageError, match=r"does not report its K.*#k=4"):
             time_server(url, PROMPTS)
         costs = time_server(f"{url}#k=3", PROMPTS)
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}

@@ -14,7 +14,8 @@ from specbench.frames.decisions import decisions_frame
 from specbench.frames.requests import requests_frame
 from specbench.frames.rounds import rounds_frame
 from specbench.frames.tables import TABLES, describe
-from specbench.report.document import Document, build_document, to_json
+from specbench.report.document import Document, build_document
+from specbench.report.document_json import to_json
 from specbench.runs import StoredRun
 from tests.cell_keys import with_axes
 from tests.frames.small_run import small_run

@@ -68,14 +68,17 @@ def test_cells_of_other_prompts_are_left_out_and_named():
     assert [c.key for c in pooled.cells] == [key()]
     (line,) = left_out(runs, pooled)
     assert line.startswith("demo/draft K=5 on code: ")
-    assert line.endswith("of other prompts there")
+    assert line.endswith("with different prompts")
 
 
 @pytest.mark.parametrize(
     ("runs", "says"),
     [
         ([run(2.0, "a"), run(2.0, "a")], "named twice"),
-        ([imported("a", "x", "y"), imported("b", "z", "y")], "a0 and b0 were imported from one"),
+        (
+            [imported("a", "x", "y"), imported("b", "z", "y")],
+            ("a0 and b0 were imported from the same"),
+        ),
         ([run(2.0, "a", is_complete=False)], "interrupted"),
         ([run(2.0, "a"), run(2.0, "b", torch="1", models={"demo": "f"})], "model: demo aaaa"),
         ([run(2.0, "a"), run(2.0, "b", hardware={"device": "cpu"})], "hardware: device cuda"),
@@ -97,7 +100,7 @@ def test_runs_that_share_their_k_0_alone_make_no_baseline():
     speed = {"decode_tokens_per_s": figure(100.0)}
     base = cell(speed, of=key(0, drafter="none", method="none", pairing="demo"))
     runs = [side(base, cell(speed, of=key(k)), name=f"r{k}") for k in (4, 5)]
-    with pytest.raises(UsageError, match=r"K = 0 alone would be left: demo/draft K=4 on code is"):
+    with pytest.raises(UsageError, match=r"only K = 0 would remain: demo/draft K=4 on code is"):
         pool(runs)
     assert len(pool([side(base, name="a"), side(base, name="b")]).cells) == 1
 
@@ -126,7 +129,7 @@ def test_a_metric_of_all_prompts_is_one_line_of_a_diff(tmp_path):
     [
         ("{", "damaged"),
         ("[" * 100_000, "damaged: nested too deeply"),
-        ("[]", "no baseline"),
+        ("[]", "not a baseline"),
         ('{"kind": "specbench baseline", "schema_version": 99}', "schema version 99; update"),
         ('{"kind": "specbench baseline", "schema_version": 1}', "damaged: baseline"),
         (None, "No such file"),

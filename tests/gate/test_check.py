@@ -175,8 +175,8 @@ def test_all_entries_of_a_list_are_judged_or_the_one_that_is_named():
     ("metric", "says"),
     [
         ("speed", "no metric 'speed'"),
-        ("num_rounds", "neither good nor bad"),
-        ("peak_allocated_bytes", "on neither side"),
+        ("num_rounds", "no better direction"),
+        ("peak_allocated_bytes", "missing on both sides"),
     ],
 )
 def test_a_metric_that_cannot_be_judged_is_an_error(metric, says):

@@ -84,7 +84,9 @@ def test_what_tells_matched_cells_apart_is_in_the_result(changed, allowed):
 
 def test_allowing_so_much_that_cells_are_alike_is_refused():
     several = side(cell(FIGURES), cell(FIGURES, of=key(5)))
-    with pytest.raises(UsageError, match=r"K=4 on code and demo/draft K=5 on code, .* are alike"):
+    with pytest.raises(
+        UsageError, match="K=4 on code and demo/draft K=5 on code of one run look alike"
+    ):
         pair_up(several, several, {"K"})
 
 
@@ -180,12 +182,12 @@ def test_greedy_text_must_stay_the_same_where_the_arithmetic_is():
     first, *_ = check(side(before), side(after, name="b"), tolerances).judgements
     assert (first.metric, first.verdict) == ("output_tokens", Verdict.REGRESSION)
     assert (first.baseline, first.candidate) == (2, 1)
-    assert "1 of 2 texts differ, p1 first in tokens 17 to 32" in first.reason
+    assert "1 of 2 texts differ, first p1 in tokens 17 to 32" in first.reason
 
     for other in ({"torch": "2.14.0"}, OTHER_MACHINE):
         gate = check(side(before), side(after, name="b", **other), tolerances)
         assert gate.judgements[0].verdict is Verdict.PASS
-        assert "no regression, since" in gate.judgements[0].reason
+        assert "not a regression, because" in gate.judgements[0].reason
 
 
 def test_a_cell_that_is_missing_or_not_valid_is_said_to_be():
@@ -215,4 +217,4 @@ def test_fewer_prompts_that_are_allowed_are_judged():
 def test_a_metric_that_only_the_candidate_has_is_said_not_to_be_judged():
     more = {**FIGURES, "peak_allocated_bytes": figure(1e9)}
     gate = check(side(cell(FIGURES)), side(cell(more), name="b"))
-    assert "peak_allocated_bytes is in no cell of the baseline and was not judged" in gate.notes
+    assert "peak_allocated_bytes is missing from the baseline and was not judged" in gate.notes

@@ -89,20 +89,20 @@ def test_invalid_cells_and_absent_metrics_are_no_points():
             strict=True,
         )
     )
-    assert row["what happened"] == "fewer than 8 runs"
+    assert row["finding"] == "fewer than 8 runs"
 
 
 def test_a_steady_history_says_how_often_accidents_happen():
     found = history(runs([1.5, 1.6] * 5), ["decode_speedup"])
     assert change_lines(found) == []
     assert history_grid(found).rows[0][-1] == "steady"
-    assert "about 0.1 would show a step" in found.false_alarms
+    assert "about 0.1 to show a change point" in found.false_alarms
 
 
 def test_a_trend_is_said_as_one():
     rising = [1.0 + 0.01 * i + 0.001 * (-1) ** i for i in range(12)]
     (line,) = change_lines(history(runs(rising), ["decode_speedup"]))
-    assert "a trend of +0.01 x a run over 12 runs" in line
+    assert "a trend of +0.01 x per run over 12 runs" in line
     assert line.endswith("no step")
 
 

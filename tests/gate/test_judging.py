@@ -58,7 +58,7 @@ def test_text_of_another_dtype_or_target_need_not_be_the_same(changed):
         before, after, [Tolerance(metric="decode_speedup", share=0.05)], words
     ).judgements
     assert (first.metric, first.verdict) == ("output_tokens", Verdict.PASS)
-    assert "no regression, since" in first.reason
+    assert "not a regression, because" in first.reason
 
 
 def test_runs_of_different_drafts_are_no_one_baseline():

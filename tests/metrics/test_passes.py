@@ -61,9 +61,9 @@ def test_four_passes_give_no_interval(rows):
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
-        ({"num_speculative_tokens": (5, 4, 4, 4, 4, 4)}, "a round of K above the cell's"),
+        ({"num_speculative_tokens": (5, 4, 4, 4, 4, 4)}, "a round exceeds the cell's K"),
         ({"num_live": (3, 2, 2, 2, 2, 2)}, "num_live > num_rows"),
-        ({"num_emitted": (5, 4, 4, 4, 4, 4)}, "tokens of the time line"),
+        ({"num_emitted": (5, 4, 4, 4, 4, 4)}, "tokens on the time line"),
     ],
 )
 def test_a_time_line_that_cannot_be_breaks_an_identity(rows, columns, text):
@@ -77,13 +77,13 @@ def test_an_adaptive_k_may_go_below_its_largest_and_not_above(rows):
     lower = with_first_pass(adaptive, num_speculative_tokens=(0, 4, 3, 2, 1, 1))
     assert judge_cell(lower) == ()
     above = with_first_pass(adaptive, num_speculative_tokens=(0, 5, 3, 2, 1, 1))
-    assert "K above" in judge_cell(above)[0]
+    assert "exceeds the cell's K" in judge_cell(above)[0]
 
 
 def test_the_baselines_passes_are_judged_too(rows):
     swapped = with_first_pass(replace(rows, passes=rows.baseline_passes), num_emitted=(3,) * 12)
     wrong = replace(rows, baseline_passes=swapped.passes)
-    assert judge_cell(wrong)[0].startswith("baseline: identity broken: tokens of the time line")
+    assert judge_cell(wrong)[0].startswith("baseline: identity broken: tokens on the time line")
 
 
 def test_other_requests_prefills_may_take_time_between_rounds(rows):

@@ -162,7 +162,7 @@ def test_a_whole_answers_check_adds_its_tokens_and_its_time(steady):
 @pytest.mark.parametrize("changes", [{"num_drafted": 2}, {"num_emitted": 2}, {"num_accepted": -1}])
 def test_a_check_keeps_what_was_drafted_and_emits_what_it_kept(steady, changes):
     wrong = with_check(steady, replace(CHECK, **changes))
-    assert "a whole answer's check" in only_reason(wrong)
+    assert "the check of a predicted output" in only_reason(wrong)
 
 
 def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
@@ -177,7 +177,7 @@ def test_requests_that_a_check_completes_are_judged_without_rounds(steady):
     whole = replace(steady, requests=done[:8])
     assert judge_cell(whole) == ()
     few = replace(whole, requests=done[:7])
-    assert only_reason(few) == "0 rounds and checks in the place of 28, fewer than 30"
+    assert only_reason(few) == "0 rounds and predicted-output checks replacing 28, fewer than 30"
     (summary,) = summarise([whole])
     assert "mean_acceptance_length" not in summary.metrics
     assert summary.metrics["num_checked_at_once"] == 12
@@ -229,6 +229,6 @@ def test_sampled_text_may_differ_yet_should_be_as_long_and_have_three_seeds(stea
     warm = replace(steady, key=with_axes(steady.key, temperature=1.0))
     short = with_first(warm, output_ids=(1, 2))
     assert "mean output is 11 tokens, 13 at K = 0" in cell_warnings(short)
-    assert "3 seeds a prompt are needed at temperature 1, one has 1" in cell_warnings(warm)
+    assert "3 seeds per prompt needed at temperature 1, some have 1" in cell_warnings(warm)
     thrice = tuple(replace(r, repeat=i) for r in warm.requests for i in range(3))
     assert not any("seeds" in text for text in cell_warnings(replace(warm, requests=thrice)))

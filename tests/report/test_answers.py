@@ -106,6 +106,6 @@ def test_one_k_for_all_is_said_only_of_pairings_that_help(cpu_document: Document
     (shared, _) = cpu_document.compromises
     assert shared.key.pairing == "demo/draft"
     assert line.startswith(
-        f"demo/draft: one K for all workloads, K={shared.num_speculative_tokens} gives up "
+        f"demo/draft: one K for all workloads, K={shared.num_speculative_tokens}, giving up "
     )
     assert " 0.0%" not in line

@@ -15,11 +15,11 @@ from specbench.report.figures import charts
 from specbench.report.memory import need
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
-COST = "Speed-up against what it costs in memory"
+COST = "Speed-up against added memory"
 SPEEDUP, ACCEPTANCE, TIME = (
     "Speed-up against K",
     "Acceptance per position",
-    "Where a round's time goes",
+    "Where the round time goes",
 )
 MEMORY = "Memory of the target alone and with each drafter"
 

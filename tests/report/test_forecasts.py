@@ -9,7 +9,8 @@ from rich.console import Console
 
 from specbench.records import EngineCost
 from specbench.report.answers import answer_lines
-from specbench.report.document import Document, build_document, to_json
+from specbench.report.document import Document, build_document
+from specbench.report.document_json import to_json
 from specbench.report.figures import charts
 from specbench.report.forecasts import forecast_grid, forecast_lines, forecast_text
 from specbench.report.html import to_html
@@ -141,7 +142,7 @@ def test_a_forecast_says_that_it_is_an_approximation_and_what_it_would_have_meas
     (good, _) = here.forecasts
     assert "approximation" not in forecast_text(good)
     rough = replace(good, forecast=replace(good.forecast, is_exact=False))
-    assert ", an approximation here; of K" in forecast_text(rough)
+    assert ", approximate here; of K" in forecast_text(rough)
     every = replace(good, measured={**good.measured, 1: good.measured[4]})
     assert "would measure 4" in forecast_text(every)
 
@@ -158,4 +159,4 @@ def test_what_was_not_measured_is_not_said_to_be(here):
     cut = replace(good, measured={})
     assert "of K = 1..2, 4 chose to measure 4, " in forecast_text(cut)
     passed_over = replace(cut, forecast=replace(good.forecast, to_measure=()))
-    assert forecast_text(passed_over).endswith("so none of its K was measured")
+    assert forecast_text(passed_over).endswith("skipped: other drafters forecast higher")

@@ -59,13 +59,13 @@ def test_cells_are_named_by_what_tells_them_apart():
         "demo/draft K=4 on code, 4 requests at once, temperature 0.7, context 512"
     )
     assert (key(num_samples=4)).label == "demo/draft K=4 on code, best of 4 samples"
-    assert (key(4, request_rate=2.0)).label.endswith("up to 1 at once, 2 requests a second")
+    assert (key(4, request_rate=2.0)).label.endswith("up to 1 at once, 2 requests per second")
 
 
 def test_chance_is_only_spoken_of_where_there_is_some(gate):
     assert chance_note(gate).startswith("1 comparison of noisy figures (Holm)")
     counts = side(cell({"mean_acceptance_length": figure(3.0)}))
-    assert chance_note(check(counts, counts)).startswith("Nothing here is left to chance")
+    assert chance_note(check(counts, counts)).startswith("No false alarms are possible")
 
 
 def test_what_has_no_interval_is_not_said_to_repeat_exactly():
@@ -86,7 +86,7 @@ def test_junit_is_well_formed_and_counts_what_it_holds(gate):
     assert [int(suite.get(name)) for name in ("failures", "errors", "skipped")] == found
     assert int(suite.get("tests")) == sum(1 for _ in suite.iter("testcase"))
     (failure,) = suite.iter("failure")
-    assert failure.text.startswith("demo/draft K=4 on code: no cause can be told")
+    assert failure.text.startswith("demo/draft K=4 on code: cause unknown")
 
 
 def test_markdown_has_a_row_a_judgement_and_no_markup_of_names(gate):

@@ -113,7 +113,7 @@ def test_an_interrupted_run_says_so(interrupted_document: Document) -> None:
 def test_several_runs_share_one_page(two_runs: str) -> None:
     assert two_runs.count('<section class="run">') == 2
     assert two_runs.count("<h2>Formulas</h2>") == 1
-    assert Page(two_runs).text.count("Does speculation pay for demo?") == 3  # once in the title
+    assert Page(two_runs).text.count("Does speculation pay off for demo?") == 3  # once in the title
 
 
 @pytest.mark.parametrize("name", ["demo", "draft", "creative"])

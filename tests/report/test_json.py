@@ -11,7 +11,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import specbench.report.document as document_module
-from specbench.report.document import Document, build_document, to_json
+from specbench.report.document import Document, build_document
+from specbench.report.document_json import to_json
 from tests.report.stored_runs import SMALL, stored_run
 
 FOLDER = Path(document_module.__file__).parent
@@ -94,7 +95,7 @@ def test_the_document_does_not_share_state_with_its_records(cpu_document: Docume
 
 
 def test_warnings_and_failures_are_in_it(cpu_document: Document) -> None:
-    found = to_json(replace(cpu_document, warnings=("few prompts",)))
+    found = to_json(replace(cpu_document, run=replace(cpu_document.run, warnings=("few prompts",))))
     assert found["warnings"] == ["few prompts"]
     assert found["failures"][0]["stage"] == "load"
     assert found["complete"] is True

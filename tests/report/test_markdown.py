@@ -63,7 +63,7 @@ def test_failures_invalid_cells_and_warnings_have_their_place(
 
 def test_several_runs_follow_each_other(cpu_document: Document, gpu_document: Document) -> None:
     text = to_markdown([cpu_document, gpu_document])
-    assert text.count("# Does speculation pay for demo?") == 2
+    assert text.count("# Does speculation pay off for demo?") == 2
     assert text.count("## Formulas") == 1
 
 
@@ -71,7 +71,9 @@ def test_hostile_names_stay_text() -> None:
     name = "<script>|[x](javascript:y)`*a*\\"
     stored = renamed(stored_run(replace(SMALL, drafters=("draft",))), "creative", name)
     document = build_document(stored)
-    text = to_markdown([replace(document, warnings=("<img src=x>\n# heading",))])
+    text = to_markdown(
+        [replace(document, run=replace(document.run, warnings=("<img src=x>\n# heading",)))]
+    )
     assert "<script>" not in text
     assert "<img" not in text
     assert "](" not in text

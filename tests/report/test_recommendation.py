@@ -65,7 +65,7 @@ def test_of_not_speculating_it_says_why_the_best_that_was_tried_lost() -> None:
             d for d in document.decisions if d.leader.condition.workload == one.condition.workload
         )
         said = list(reasons(document, one))
-        assert said[0].startswith("the best that lost is demo/poor, K=1, 0.")
+        assert said[0].startswith("runner-up: demo/poor, K=1, 0.")
         assert tuple(said[1:]) == lost.reasons
         assert any("break-even" in line for line in said)
 
@@ -79,14 +79,14 @@ def test_without_a_valid_draft_cell_nothing_is_recommended() -> None:
     picks = picks_of(document, Objective())
     (one,) = picks
     lines = pick_lines(document, picks, Objective())
-    assert lines[0].startswith("code: not decided, nothing valid was measured with drafts; ")
-    assert any(line.startswith("  demo/draft: K=1 left out: ") for line in lines)
-    assert lines[-1] == "chat: no answer, it was not measured"
+    assert lines[0].startswith("code: undecided: nothing valid was measured with drafts; ")
+    assert any(line.startswith("  demo/draft: K=1 excluded: ") for line in lines)
+    assert lines[-1] == "chat: no answer: not measured"
     assert "do not speculate" not in lines[0]
     assert pick_grid(document, one, Objective()).rows[0][-1] == "nothing to compare with"
     found = recommendation_json(document, picks, Objective())
     assert found["picks"][0]["is_untried"]
-    assert found["unanswered"] == {"chat": "no answer, it was not measured"}
+    assert found["unanswered"] == {"chat": "no answer: not measured"}
     only = recommendation_json(document, picks, Objective(), workloads=("code",))
     assert only["unanswered"] == {}
 
@@ -97,20 +97,20 @@ def test_a_plan_without_a_measured_draft_says_which_is_missing() -> None:
     run = replace(stored.run, cells=stored_run(wish).run.cells)
     document = build_document(replace(stored, run=run))
     (one,) = picks_of(document, Objective())
-    assert "planned and not measured: demo/draft" in list(reasons(document, one))
+    assert "planned but not measured: demo/draft" in list(reasons(document, one))
 
 
 def test_what_is_not_shown_to_help_has_not_lost() -> None:
     wish = replace(SMALL, drafters=("draft",), workloads=("code",), is_complete=False)
     document = build_document(stored_run(wish))  # the winner was not measured again
     (one,) = picks_of(document, Objective())
-    assert next(iter(reasons(document, one))).startswith("the best, not shown to help, is ")
+    assert next(iter(reasons(document, one))).startswith("best undecided: ")
 
 
 def test_a_unit_is_said_once(served: Document) -> None:
     picks = picks_of(served, Objective())
     assert "s/token" in pick_lines(served, picks, Objective())[0]
-    assert not any("/token a token" in line for line in pick_lines(served, picks, Objective()))
+    assert not any("/token per token" in line for line in pick_lines(served, picks, Objective()))
 
 
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
@@ -188,4 +188,4 @@ def test_memory_that_is_left_is_shared_by_all_samples(served: Document) -> None:
         of = replace(
             one, best=replace(one.best, key=with_axes(key, concurrency=1, num_samples=samples))
         )
-        assert f"memory is left for {left} more tokens of context a row" in reasons(document, of)
+        assert f"memory left for {left} more tokens of context per request" in reasons(document, of)

@@ -17,10 +17,10 @@ ONE = KEY.condition
     [
         ({}, ("code",)),
         ({"temperature": 1.0}, ("code", "temperature 0")),
-        ({"request_rate": 2.0}, ("code", "the next when a row is free")),
+        ({"request_rate": 2.0}, ("code", "closed loop")),
         ({"concurrency": 4}, ("code", "one request at a time")),
         ({"concurrency": 4, "request_rate": 2.0}, ("code", "one request at a time")),
-        ({"context": 512}, ("code", "prompts as they are")),
+        ({"context": 512}, ("code", "prompts unchanged")),
     ],
 )
 def test_a_setting_is_named_by_what_the_others_have_otherwise(others, parts):
@@ -30,7 +30,7 @@ def test_a_setting_is_named_by_what_the_others_have_otherwise(others, parts):
 def test_rates_of_one_number_of_rows_are_told_apart():
     several = [replace(ONE, concurrency=64, request_rate=rate) for rate in (2.0, 4.0, 8.0)]
     titles = {one.told_apart(several, also="workload") for one in several}
-    assert titles == {("code", f"{rate:g} requests a second") for rate in (2.0, 4.0, 8.0)}
+    assert titles == {("code", f"{rate:g} requests per second") for rate in (2.0, 4.0, 8.0)}
 
 
 def test_a_second_measurement_is_told_of_where_a_k_was_picked_from_several():

@@ -61,7 +61,15 @@ def test_every_engine_has_its_own_baseline_and_what_is_compared_with_it(served: 
 def test_a_result_table_of_many_rows_shows_what_serving_is_about(served: Document) -> None:
     section = sections(served)[2]
     grid = result_grid(section)
-    wanted = {"tok/s, busy", "tok/s, all", "a user", "TTFT ms", "queue ms", "rows used", "KV cache"}
+    wanted = {
+        "tok/s, busy",
+        "tok/s, all",
+        "a user",
+        "TTFT ms",
+        "queue ms",
+        "batch used",
+        "KV cache",
+    }
     assert wanted <= set(grid.headers)
     by_k = {row[1]: dict(zip(grid.headers, row, strict=True)) for row in grid.rows}
     assert list(by_k) == ["0", "2", "4", "auto 4.7"]
@@ -83,9 +91,9 @@ def test_one_k_for_all_workloads_is_said_for_each_load(served: Document) -> None
     """Only where a decision helps; nothing was measured again here, so single Ks alone do."""
     assert compromise_lines(served) == [
         "demo/draft, assisted, one request at a time, transformers: one K for all workloads, "
-        "K=4 gives up nothing",
+        "K=4, giving up nothing",
         "demo/draft, assisted_default, one request at a time, transformers: one K for all "
-        "workloads, K=20 gives up nothing",
+        "workloads, K=20, giving up nothing",
     ]
 
 
@@ -100,13 +108,13 @@ def test_charts_of_rows_context_engines_and_the_time_line(
 ) -> None:
     by_title = {chart.title: chart for chart in served_charts}
     assert "K=auto over time" in by_title
-    rows = by_title["Speed-up against rows in flight"]
-    assert {"K=2", "K=4", "K=auto", "rows in flight"} <= set(texts(rows.svg))
+    rows = by_title["Speed-up against concurrent requests"]
+    assert {"K=2", "K=4", "K=auto", "concurrent requests"} <= set(texts(rows.svg))
     assert "one request" not in rows.setting
     peers = by_title["Side by side with other engines"]
     assert "20  builtin draft K=4" in texts(peers.svg)
     assert "10  transformers assisted K=4" in texts(peers.svg)
-    everybody = by_title["One user's speed against everybody's"]
+    everybody = by_title["Speed of one user against all users"]
     assert {"1", "2", "4", "draft", "no speculation"} <= set(texts(everybody.svg))
     assert "Speed-up against context" in [chart.title for chart in charts(lengths)]
 
@@ -128,7 +136,7 @@ def test_the_setting_of_the_run_is_said_above_everything(
 
 def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
     setting = with_axes(served_run().run.cells[0].key, concurrency=8, request_rate=2.5).condition
-    assert setting.requests == "up to 8 at once, 2.5 requests a second"
+    assert setting.requests == "up to 8 at once, 2.5 requests per second"
 
 
 def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
@@ -141,7 +149,7 @@ def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> Non
     row = dict(zip(grid.headers, grid.rows[1], strict=True))
     assert row["roofline ms"] == "4.00 (1.25x)"
     assert row["bandwidth"] == "80%"
-    assert row["launches, waits"] == "1.00, 0"
+    assert row["launches, syncs"] == "1.00, 0"
 
 
 def test_the_time_line_has_the_corners_of_its_steps_alone() -> None:
@@ -178,4 +186,4 @@ def test_the_speed_up_chart_says_what_it_draws(served_charts: tuple[Chart, ...])
     drawn = [chart for chart in served_charts if chart.title == "Speed-up against K"]
     said = {"one request at a time" in c.setting: c.caption.partition(".")[0] for c in drawn}
     assert said[True].startswith("Decode seconds at K=0 / decode seconds at K")
-    assert said[False] == "Tokens a second at K / at K=0 while all rows are busy"
+    assert said[False] == "Tokens per second at K / at K=0 with a full batch"

@@ -8,16 +8,18 @@ from rich.console import Console
 
 from specbench.frames.files import cells_csv
 from specbench.report.answers import answer_lines, compromise_lines
-from specbench.report.document import Document, build_document, to_json
+from specbench.report.document import Document, build_document
+from specbench.report.document_json import to_json
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
+from specbench.report.notes import run_warnings
 from specbench.report.tables import terminal_report
 from tests.report.stored_runs import SMALL, Wish, stored_run
 from tests.settings.flat_settings import changed
 
 DRAWN = {"acceptance": (0.7, 0.5)}
 DUMMY = {"dummy_weights": True}
-NOTICE = "synthetic acceptance 0.7, 0.5, dummy weights: the times are real"
+NOTICE = "simulated acceptance 0.7, 0.5, dummy weights: timings are real"
 
 
 def document_of(wish: Wish = SMALL, **settings: object) -> Document:
@@ -32,9 +34,11 @@ def synthetic() -> Document:
 
 
 def test_the_first_warning_says_what_is_made_up(synthetic: Document) -> None:
-    assert synthetic.warnings[0].startswith(NOTICE)
-    assert document_of(**DRAWN).warnings[0].startswith("synthetic acceptance 0.7, 0.5: the times")
-    assert document_of(**DUMMY).warnings[0].startswith("dummy weights: the times are real")
+    assert run_warnings(synthetic)[0].startswith(NOTICE)
+    assert run_warnings(document_of(**DRAWN))[0].startswith(
+        "simulated acceptance 0.7, 0.5: timings"
+    )
+    assert run_warnings(document_of(**DUMMY))[0].startswith("dummy weights: timings are real")
 
 
 @pytest.mark.parametrize("settings", [DRAWN, DUMMY], ids=["acceptance", "weights"])

@@ -288,7 +288,7 @@ def test_a_run_id_is_taken_once(tmp_path: Path):
 @pytest.mark.parametrize("run_id", ["../up", "/abs", "a/b", "..", ".hidden", "", "latest", "a\nb"])
 def test_a_run_id_cannot_leave_its_root(tmp_path: Path, run_id: str):
     root = tmp_path / "reports"
-    with pytest.raises(StoreError, match="is no run id"):
+    with pytest.raises(StoreError, match="is not a run id"):
         create_run(root, run(run_id))
     assert not root.exists()
 

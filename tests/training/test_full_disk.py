@@ -27,7 +27,7 @@ def refused(path: Path, num_bytes: int) -> Iterator[None]:
         yield
     said = str(caught.value)
     assert said.startswith(f"{path} cannot be written: File too large. Make room on the disk")
-    assert "the same command and --resume" in said
+    assert "the same command plus --resume" in said
     assert "\n" not in said
 
 

@@ -138,7 +138,7 @@ def test_two_trainings_do_not_mix_their_texts(tmp_path):
     one, other = (TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE) for _ in range(2))
     one.add([Text((1, 2, 3), 1, is_held_out=True)])
 
-    with pytest.raises(StoreError, match="another training writes to it"):
+    with pytest.raises(StoreError, match="another training is writing to it"):
         other.add([Text((4, 5, 6), 1, is_held_out=True)])
     assert TextFile(tmp_path / "texts.jsonl", ORIGIN, VOCAB_SIZE).texts == one.texts
 

@@ -172,7 +172,7 @@ def test_a_loss_that_is_no_number_ends_the_training(tmp_path):
     pupil = lab().pupil("medusa")
     next(iter(pupil.parameters.values())).data.fill_(torch.nan)
 
-    with pytest.raises(ModelError, match="the loss is no number at step 1; try --dtype float32"):
+    with pytest.raises(ModelError, match="the loss is not a number at step 1; try --dtype float32"):
         trained(pupil, tmp_path / "state")
 
 
@@ -286,7 +286,7 @@ def test_a_file_that_cannot_be_gone_on_from_is_refused(kind, tmp_path, capsys):
     trained(lab().pupil("medusa"), path, steps=3)
     damage(path, kind)
 
-    with pytest.raises(StoreError, match=r"cannot be gone on from: .*; remove it to begin anew"):
+    with pytest.raises(StoreError, match=r"cannot be resumed: .*; remove it to begin anew"):
         trained(lab().pupil("medusa"), path)
 
     assert "ran" not in capsys.readouterr().out
@@ -296,7 +296,7 @@ def test_a_training_that_was_asked_for_otherwise_is_not_gone_on_with(tmp_path):
     bench, pupil, path = lab(), lab().pupil("medusa"), tmp_path / "state"
     trained(pupil, path, steps=3)
 
-    with pytest.raises(StoreError, match="was begun with seed 0, not 7; repeat that, or choose"):
+    with pytest.raises(StoreError, match="was started with seed 0, not 7; use the same, or choose"):
         train(
             pupil,
             bench.teacher(pupil),

@@ -36,9 +36,9 @@ def test_a_text_ends_with_its_end_or_with_the_last_token_asked_for(text):
 @pytest.mark.parametrize(
     ("text", "position", "says"),
     [
-        ((BEST, BEST), 2, "the text stops before its end"),
-        ((BEST, EOS, BEST, BEST), 2, "the text goes on after its end"),
-        ((BEST,) * (MOST + 1), MOST, "the text goes on after its end"),
+        ((BEST, BEST), 2, "the text stops early"),
+        ((BEST, EOS, BEST, BEST), 2, "the text runs past its end"),
+        ((BEST,) * (MOST + 1), MOST, "the text runs past its end"),
     ],
 )
 def test_any_other_end_is_a_bug(text, position, says):

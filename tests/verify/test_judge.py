@@ -76,8 +76,8 @@ def test_rounding_between_the_two_best_is_a_tie() -> None:
             divergence(steps=500, below=0.5),
             "0.5 in logits (0.61 times as likely; 500 rounding steps, 8 make a tie) below",
         ),
-        (divergence(None, found=None), "the text stops before its end"),
-        (divergence(None, expected=None), "the text goes on after its end"),
+        (divergence(None, found=None), "the text stops early"),
+        (divergence(None, expected=None), "the text runs past its end"),
     ],
 )
 def test_anything_else_is_a_bug_and_told_first(wrong: Divergence, says: str) -> None:
@@ -100,11 +100,11 @@ def test_tokens_of_the_law_pass_and_say_what_would_have_been_found() -> None:
     ("changes", "says"),
     [
         ({"surprise_N": np.random.default_rng(0).random(4096) ** 3}, "likely and unlikely"),
-        ({"identity_N": np.random.default_rng(0).random(4096) ** 2}, "some tokens come more"),
-        ({"identity_N": np.linspace(0, 1, 4096)}, "depends on the one before it"),
+        ({"identity_N": np.random.default_rng(0).random(4096) ** 2}, "some tokens occur too often"),
+        ({"identity_N": np.linspace(0, 1, 4096)}, "depends on the previous one"),
         ({"log_likelihoods": {**SOUND, 0.7: -900.0}}, "another temperature"),
-        ({"num_outside": 2}, "2 tokens are none that top-k and top-p leave"),
-        ({"misshapen": ("chat/p3",)}, "the first answers chat/p3"),
+        ({"num_outside": 2}, "2 tokens are excluded by top-k and top-p"),
+        ({"misshapen": ("chat/p3",)}, "first for chat/p3"),
     ],
 )
 def test_each_fault_is_a_bug_with_its_reason(changes: dict[str, object], says: str) -> None:
@@ -179,7 +179,7 @@ def test_one_sentence_a_pairing() -> None:
     (sentence,) = sentences(findings)
     assert sentence.startswith(
         "big/good: lossless: greedy text is that of K = 0 in 10 of 10 answers; "
-        "4,096 sampled tokens follow the target's law (p = "
+        "4,096 sampled tokens follow the target's distribution (p = "
     )
     assert "8 tests" in false_alarm_note(findings)
     broken = judge([sampled(k=0, num_outside=3), greedy()])

@@ -78,7 +78,7 @@ def _token_map(checkpoint: Checkpoint, vocab_size: int) -> Tensor | None:
     ids = checkpoint.tensors[TOKEN_MAP]
     is_integer = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
     if ids.dim() != 1 or not is_integer or not len(ids):
-        raise ModelError(f"{checkpoint.source}: {TOKEN_MAP} is no list of token ids")
+        raise ModelError(f"{checkpoint.source}: {TOKEN_MAP} is not a list of token ids")
     ids = ids.long()
     if wrong := [i for i in ids.tolist() if not 0 <= i < vocab_size]:
         raise ModelError(

@@ -137,7 +137,7 @@ def _lost(deployment: Deployment) -> list[str]:
     if deployment.tree:
         lost.append(
             f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "
-            "which keeps fewer tokens than the tree did"
+            "which accepts fewer tokens than the tree did"
         )
     if deployment.method == "ngram":
         lost.append(
@@ -146,7 +146,7 @@ def _lost(deployment: Deployment) -> list[str]:
         )
     if deployment.temperature > 0 and deployment.draws_drafts:
         lost.append(
-            "rejection sampling: llama.cpp keeps a draft only where the token it samples equals "
-            "it, so it keeps fewer above temperature 0"
+            "rejection sampling: llama.cpp accepts a draft only if it equals the token it "
+            "samples, so it accepts fewer above temperature 0"
         )
     return lost

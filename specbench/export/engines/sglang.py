@@ -30,8 +30,8 @@ _ADAPTIVE = ("eagle", "eagle3")
 _THRESHOLDS = ("draft_model", "eagle", "eagle3", "mtp")  # verified by EAGLE's kernel
 _NEAREST = {
     "medusa": "an eagle or eagle3 head",
-    "suffix": "ngram, whose trie remembers earlier answers, too",
-    "previous_turn": "ngram, whose trie remembers earlier answers, too",
+    "suffix": "ngram, whose trie also remembers earlier answers",
+    "previous_turn": "ngram, whose trie also remembers earlier answers",
     "lookahead": "ngram",
     "token_recycling": "ngram",
     "self_speculation": "draft_model with a small model of the target's family",
@@ -147,12 +147,12 @@ def _lost(deployment: Deployment) -> list[str]:
     if _has_tiers(deployment):
         lost.append(
             "where one K ends and the next begins: a batch counts as large as the CUDA graph that "
-            "it is padded to, unless --cuda-graph-bs lists the tiers' sizes, too"
+            "it is padded to, unless --cuda-graph-bs also lists the tiers' sizes"
         )
     if deployment.tree and not _is_tree(deployment):
         lost.append(
             f"the {deployment.tree} token tree of {deployment.method}: exported as a chain of "
-            f"depth K={deployment.k}, which keeps fewer tokens than the tree did"
+            f"depth K={deployment.k}, which accepts fewer tokens than the tree did"
         )
     if deployment.method == "ngram":
         lost.append(

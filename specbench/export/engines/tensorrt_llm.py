@@ -35,7 +35,7 @@ _NEAREST = {
     "eagle": "an eagle3 head",
     "medusa": "an eagle3 head",
     "suffix": "ngram; its own suffix automaton (decoding_type: SA) is another method",
-    "previous_turn": "ngram, whose pool remembers earlier answers, too",
+    "previous_turn": "ngram, whose pool also remembers earlier answers",
     "lookahead": "ngram",
     "token_recycling": "ngram",
     "self_speculation": "draft_model with a small model of the target's family",
@@ -124,14 +124,14 @@ def _lost(deployment: Deployment, release: Release) -> list[str]:
     if deployment.tree and (deployment.tree != "dynamic" or release < _TURNED_ROUND):
         lost.append(
             f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "
-            "which keeps fewer tokens than the tree did"
+            "which accepts fewer tokens than the tree did"
         )
     if deployment.is_tiered:
         last = deployment.tiers[-1]
         k = 0 if release >= _TURNED_ROUND else last.num_speculative_tokens
         lost.append(
-            f"beyond {last.num_rows} requests at once nothing was measured; TensorRT-LLM goes on "
-            f"with K={k} there"
+            f"beyond {last.num_rows} requests at once nothing was measured; TensorRT-LLM keeps "
+            f"K={k} there"
         )
     if deployment.drafter is not None and deployment.drafter.revision:
         lost.append(

@@ -145,7 +145,7 @@ def _lost(deployment: Deployment) -> list[str]:
     if deployment.tree:
         lost.append(
             f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "
-            "which keeps fewer tokens than the tree did"
+            "which accepts fewer tokens than the tree did"
         )
     if deployment.method == "ngram":
         lost.append(

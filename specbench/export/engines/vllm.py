@@ -115,12 +115,12 @@ def _lost(deployment: Deployment) -> list[str]:
     if deployment.tree:
         lost.append(
             f"token trees: vLLM drafts chains, so this is a chain of depth K={deployment.k}; it "
-            "keeps fewer tokens than the tree did, and the measured speed-up is the tree's"
+            "accepts fewer tokens than the tree did, and the measured speed-up is the tree's"
         )
     if deployment.is_tiered:
         last = deployment.tiers[-1]
         lost.append(
-            f"beyond {last.num_rows} requests at once nothing was measured; vLLM goes on with "
+            f"beyond {last.num_rows} requests at once nothing was measured; vLLM keeps "
             f"K={last.num_speculative_tokens} there"
         )
     if deployment.method in ("eagle", "eagle3") and not _names_architecture(deployment.head):

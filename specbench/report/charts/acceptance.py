@@ -11,9 +11,9 @@ from specbench.report.sections import Section, drafter_of
 
 _ENOUGH_ROUNDS = 20  # fewer make a conditional rate jump
 _CAPTION = (
-    "Solid: the share of all rounds that accept at least this many drafted tokens. Dotted: of "
-    "the rounds that accepted the position before, the share that accepts this one too, as far "
-    f"as at least {_ENOUGH_ROUNDS} rounds got there. Each drafter at its largest valid K."
+    "Solid: share of all rounds that accept at least this many drafted tokens. Dotted: share "
+    f"among rounds that accepted the previous position, where at least {_ENOUGH_ROUNDS} rounds "
+    "got that far. Each drafter at its largest valid K."
 )
 _DOTTED = (0, (1, 1.8))
 

@@ -10,9 +10,9 @@ from specbench.report.forecasts import whose_costs
 from specbench.report.sections import Section, drafter_of
 
 _CAPTION = (
-    "Lines: the speed-up that was forecast before any K was measured; bands: 95% intervals over "
-    "prompts, the error of round costs joined in. Points with bars: measured for real afterwards, "
-    "in the first pass. Dashed: no speculation."
+    "Lines: speed-up forecast before any K was measured; bands: 95% intervals over prompts, "
+    "including the error of the step times. Points with bars: measured afterwards, in the first "
+    "pass. Dashed: no speculation."
 )
 
 
@@ -29,7 +29,7 @@ def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) 
         for one in section.forecasts:
             _draw(ax, one, styles[one.forecast.key.source])
     last = max(one.forecast.points[-1].num_speculative_tokens for one in checked)
-    panels.set_x(0, last, "K, drafted tokens a round")
+    panels.set_x(0, last, "K, drafted tokens per round")
     panels.axes[0].set_ylabel("decode speed-up")
     panels.axes[0].yaxis.set_major_formatter("{x:g}x")
     panels.label_ends([list(_labels(section, styles)) for section in drawn])

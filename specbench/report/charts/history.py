@@ -12,8 +12,8 @@ from specbench.report.numbers import Scale, scale_of
 
 _FITTING = 27  # characters above a panel
 _CAPTION = (
-    "A point a run, oldest at the left, with its 95 % interval where it has one. Lines are the "
-    "levels between steps, a dashed one begins where a step was found; a slanted line is a trend."
+    "One point per run, oldest on the left, with its 95 % interval if it has one. Lines are the "
+    "levels between change points; a dashed line marks a change point, a slanted line is a trend."
 )
 
 

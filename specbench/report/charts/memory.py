@@ -69,7 +69,7 @@ def memory_chart(
     return chart(
         figure,
         "Memory of the target alone and with each drafter",
-        f"{records[0].target}, one row of {context:,} tokens",
-        "Weights and KV cache by arithmetic, for the longest context of this run. Everything "
-        "else: the measured peak of a short pass less the weights.",
+        f"{records[0].target}, one request of {context:,} tokens",
+        "Weights and KV cache are computed, for the longest context of this run. Everything "
+        "else: the measured peak of a short pass minus the weights.",
     )

@@ -11,14 +11,14 @@ from specbench.report.numbers import scalar
 from specbench.report.sections import Section, drafter_of
 
 _MEMORY = (
-    "Decode speed-up of each drafter's best valid K against the memory that it adds to the "
-    "target's own peak. Bars: 95% intervals. The step line joins those that no other one beats in "
-    "both; where there are many, only they are named."
+    "Decode speed-up of each drafter's best valid K against the memory it adds to the target's "
+    "own peak. Bars: 95% intervals. The step line joins the Pareto front; where there are many "
+    "points, only these are named."
 )
 _ROWS = (
-    "Tokens a second of all users against those of one user, a point for each number of rows in "
-    "flight, written beside it. Up and to the right is better. A drafter's point is its best valid "
-    "K at that many rows; grey is no speculation."
+    "Tokens per second over all users against those of one user; each point is a batch size, "
+    "written beside it. Up and to the right is better. A drafter's point is its best valid K at "
+    "that batch size; grey is no speculation."
 )
 _PLAIN = "no speculation"
 _NAMED = 6  # drafters that a panel has room to name
@@ -45,7 +45,7 @@ def memory_pareto_charts(
         panels.axes[0].set_ylabel("decode speed-up")
         panels.axes[0].yaxis.set_major_formatter("{x:g}x")
         panels.label_ends([_cost_labels(_costed(section), styles) for section in drawn])
-        title = "Speed-up against what it costs in memory"
+        title = "Speed-up against added memory"
         yield panels.chart(title, drawn[0].condition.label, _MEMORY)
 
 
@@ -75,7 +75,7 @@ def rows_pareto_charts(
         panels.axes[0].set_ylim(bottom=0)
         panels.label_ends([_curve_labels(curves, styles) for curves in drawn.values()])
         where = setting.label_without_requests
-        yield panels.chart("One user's speed against everybody's", where, _ROWS)
+        yield panels.chart("Speed of one user against all users", where, _ROWS)
 
 
 def _costed(section: Section) -> dict[str, tuple[CellSummary, float]]:

@@ -1,4 +1,4 @@
-"""Where a round's time goes, against what it yields: the bar must stay below the tick."""
+"""Where the round time goes, against what it yields: the bar must stay below the tick."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,9 +11,9 @@ from specbench.report.numbers import measured, scalar
 from specbench.report.sections import Section
 
 _CAPTION = (
-    "Bars: what a round costs, in steps of the target alone (dashed: one step, the round of "
-    "K=0). The line across each bar: the tokens a round yields. Speculation pays where that "
-    "line is above the bar, and by the ratio of the two. Pale bars are invalid."
+    "Bars: cost of a round, in steps of the target alone (dashed: one step, the round at K=0). "
+    "Line across each bar: tokens per round. Speculation pays off where the line is above the "
+    "bar, by the ratio of the two. Pale bars are invalid."
 )
 _BAR_WIDTH = 0.66
 _YIELD = "tokens"
@@ -40,11 +40,11 @@ def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
         ax.bar(0, 1, width=_BAR_WIDTH, color=REST, alpha=0.6)
         for cell in section.fixed(label):
             _draw_bar(ax, cell)
-    panels.set_x(0, max(c.key.draft.k for c in cells), "K, drafted tokens a round")
+    panels.set_x(0, max(c.key.draft.k for c in cells), "K, drafted tokens per round")
     panels.axes[0].set_ylabel("baseline steps")
     panels.label_ends([_names(section.fixed(label)) for section in drawn])
     setting = f"{label}: {drawn[0].condition.label}"
-    return panels.chart("Where a round's time goes", setting, _CAPTION)
+    return panels.chart("Where the round time goes", setting, _CAPTION)
 
 
 def parts(cell: CellSummary) -> tuple[Part, ...]:

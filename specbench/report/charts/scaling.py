@@ -1,4 +1,4 @@
-"""Speed-up against rows in flight or against context, a line a K: where does it stop paying?"""
+"""Speed-up against concurrent requests or context, a line per K: where does it stop paying off?"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,17 +12,15 @@ from specbench.report.charts.canvas import MARKERS, SERIES, Chart, Label, Panels
 
 Curve = Crossover | ContextCurve
 
-_BARS = (
-    "Bars: 95% intervals. Dashed: no speculation. Hollow points are invalid and support no answer."
-)
+_BARS = "Bars: 95% intervals. Dashed: no speculation. Hollow points are invalid and not used."
 _ROWS = (
-    "Tokens a second at K / at K=0 while all rows are busy; of one row, and of arrivals at a given "
-    "rate, decode seconds a token at K=0 / at K. More rows leave less of the machine idle, and so "
-    "less for speculation to win. "
+    "Tokens per second at K / at K=0 with a full batch; for one request, and for arrivals at a "
+    "given rate, decode seconds per token at K=0 / at K. Larger batches leave less of the "
+    "hardware idle, so speculation has less to gain. "
 )
 _CONTEXT = (
-    "Decode speed-up over prompts lengthened to so many tokens. The longer the context, the more "
-    "of a step goes into reading keys and values, of the target and of the drafter. "
+    "Decode speed-up over prompts lengthened to this many tokens. The longer the context, the "
+    "larger the share of a step spent reading the KV cache of target and drafter. "
 )
 
 
@@ -33,11 +31,11 @@ def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
         setting = replace(curve.key.condition, workload="", concurrency=1)
         groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
-        panels = _panels(group, "rows in flight")
+        panels = _panels(group, "concurrent requests")
         where = f"{label}: {setting.label_without_requests}"
         if setting.request_rate is not None:
-            where += f", {setting.request_rate:g} requests a second"
-        yield panels.chart("Speed-up against rows in flight", where, _ROWS + _BARS)
+            where += f", {setting.request_rate:g} requests per second"
+        yield panels.chart("Speed-up against concurrent requests", where, _ROWS + _BARS)
 
 
 def context_charts(curves: Sequence[ContextCurve]) -> Iterator[Chart]:

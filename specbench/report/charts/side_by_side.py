@@ -10,9 +10,9 @@ from specbench.report.comparisons import work_of
 from specbench.report.numbers import scalar
 
 _CAPTION = (
-    "Output tokens after the first / decode seconds, over the same prompts in one interleaved run. "
-    "Of each drafter our fastest K, the other engine at the same K, and at its own defaults. Pale "
-    "bars are invalid."
+    "Output tokens after the first / decode seconds, over the same prompts in one interleaved "
+    "run. For each drafter: our fastest K, the other engine at the same K, and at its own "
+    "defaults. Pale bars are invalid."
 )
 
 
@@ -64,7 +64,7 @@ def _chart(setting: Condition, bars: dict[str, tuple[CellSummary, ...]]) -> Char
     most = max(map(len, bars.values()))
     panels.axes[0].set_ylim(-most + 0.4, 0.6)
     panels.hide_y()
-    panels.set_amount(last, "tokens a second")
+    panels.set_amount(last, "tokens per second")
     panels.label_ends(
         [
             [

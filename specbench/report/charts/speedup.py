@@ -13,17 +13,14 @@ _OF_REQUESTS = (
     "Decode seconds at K=0 / decode seconds at K, over the same prompts. Bars: 95% intervals "
     "over prompts. "
 )
-_OF_PASSES = (
-    "Tokens a second at K / at K=0 while all rows are busy. Bars: 95% intervals over passes. "
-)
+_OF_PASSES = "Tokens per second at K / at K=0 with a full batch. Bars: 95% intervals over passes. "
 _OF_ARRIVALS = (
-    "Seconds a token of each request at K=0 / at K, requests arriving at the same times. Bars: "
-    "95% intervals over passes. "
+    "Seconds per token of each request at K=0 / at K, with the same arrival times. Bars: 95% "
+    "intervals over passes. "
 )
 _MARKS = (
-    "Dashed: no speculation. The large point is the chosen K; hollow points are "
-    "invalid and support no answer. A star is an adaptive K, at its mean. All points are of the "
-    "first pass."
+    "Dashed: no speculation. The large point is the chosen K; hollow points are invalid and not "
+    "used. A star is an adaptive K, at its mean. All points are from the first pass."
 )
 
 
@@ -40,7 +37,7 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
             shift = 0.1 * (i - (len(section.series) - 1) / 2)  # intervals stay apart
             _draw_line(ax, section, label, styles[label], shift)
     last = max(c.key.draft.k for s in drawn for c in s.cells)
-    panels.set_x(0, last, "K, drafted tokens a round")
+    panels.set_x(0, last, "K, drafted tokens per round")
     panels.axes[0].set_ylabel("decode speed-up")
     panels.axes[0].margins(y=0.12)  # room for the mark of the chosen K
     panels.axes[0].yaxis.set_major_formatter("{x:g}x")

@@ -9,8 +9,8 @@ from specbench.records import CellKey, Condition, PassRecord, RoundTimeline
 from specbench.report.charts.canvas import SERIES, Chart, Panels
 
 _CAPTION = (
-    "K of every round of the first pass, picked from measured round costs and the acceptance so "
-    "far. At 0 it does not speculate; spikes from there are probes of whether it would pay again."
+    "K of every round in the first pass, picked from measured step times and the acceptance so "
+    "far. At 0 it does not speculate; spikes from 0 probe whether speculation would pay off again."
 )
 
 

@@ -1,0 +1,56 @@
+"""Every warning of a run stands in one place, once, in whatever shows the run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.recommend import Recommendation
+from specbench.records import CellSummary
+from specbench.report.document import Document
+from specbench.report.html import to_html
+from specbench.report.markdown import to_markdown
+from specbench.report.notes import notes, warning_lines
+from tests.report.test_tables import printed
+
+RUN, CELL, AGAIN = "a word about the run", "a word about a cell", "a word about its repeat"
+
+SHOWN: dict[str, Callable[[Document], str]] = {
+    "terminal": printed,
+    "markdown": lambda document: to_markdown([document]),
+    "html": lambda document: to_html([document]),
+}
+
+
+@pytest.fixture
+def warned(cpu_document: Document) -> Document:
+    """A winner that was warned about twice in the same words, and once in others."""
+    winner = next(d.leader for d in cpu_document.decisions if d.num_speculative_tokens)
+
+    def cell(one: CellSummary) -> CellSummary:
+        return replace(one, warnings=(CELL,)) if one.key == winner else one
+
+    def decision(one: Recommendation) -> Recommendation:
+        return replace(one, warnings=(CELL, AGAIN)) if one.leader == winner else one
+
+    return replace(
+        cpu_document,
+        run=replace(cpu_document.run, warnings=(RUN,)),
+        cells=tuple(map(cell, cpu_document.cells)),
+        decisions=tuple(map(decision, cpu_document.decisions)),
+    )
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_no_warning_is_shown_twice(shown: str, warned: Document) -> None:
+    text = SHOWN[shown](warned)
+    assert [text.count(words) for words in (RUN, CELL, AGAIN)] == [1, 1, 1]
+
+
+def test_what_was_told_when_measuring_began_is_not_repeated(warned: Document) -> None:
+    assert RUN in warning_lines(warned)
+    assert RUN not in notes(warned, told=[RUN])["Warnings"]
+
+
+def test_a_heading_without_lines_is_left_out(baseline_document: Document) -> None:
+    assert notes(baseline_document) == {}
