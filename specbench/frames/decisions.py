@@ -52,7 +52,7 @@ _VERDICT: Column[DecisionRow] = Column(
     value=lambda row: judge(row.decision.speedup).value,
 )
 _ANSWER: tuple[Column[DecisionRow], ...] = record_columns(
-    Decision, DOCS, attrgetter("decision"), without=("leader", "draft")
+    Decision, DOCS, attrgetter("decision"), without=("leader", "draft", "warnings")
 )
 
 

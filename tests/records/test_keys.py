@@ -102,10 +102,10 @@ def test_each_part_has_one_label() -> None:
     lossy = cell_key(lossy="typical", context=4096, request_rate=2.5, concurrency=8)
     assert lossy.draft.label == "draft (lossy) K=4"
     assert lossy.label == (
-        "demo/draft (lossy) K=4 on code, up to 8 at once, 2.5 requests a second, context 4,096"
+        "demo/draft (lossy) K=4 on code, up to 8 at once, 2.5 requests per second, context 4,096"
     )
     assert lossy.condition.label == (
-        "demo, temperature 0, up to 8 at once, 2.5 requests a second, context 4,096, float32, "
+        "demo, temperature 0, up to 8 at once, 2.5 requests per second, context 4,096, float32, "
         "builtin engine"
     )
     peer = cell_key(engine="transformers", method="assisted", temperature=0.7)

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.recommend import Recommendation
-from specbench.records import CellSummary
+from specbench.records import CellSummary, Decision
 from specbench.report.document import Document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
@@ -25,12 +24,12 @@ SHOWN: dict[str, Callable[[Document], str]] = {
 @pytest.fixture
 def warned(cpu_document: Document) -> Document:
     """A winner that was warned about twice in the same words, and once in others."""
-    winner = next(d.leader for d in cpu_document.decisions if d.num_speculative_tokens)
+    winner = next(d.leader for d in cpu_document.decisions if d.draft.k)
 
     def cell(one: CellSummary) -> CellSummary:
         return replace(one, warnings=(CELL,)) if one.key == winner else one
 
-    def decision(one: Recommendation) -> Recommendation:
+    def decision(one: Decision) -> Decision:
         return replace(one, warnings=(CELL, AGAIN)) if one.leader == winner else one
 
     return replace(
