@@ -17,7 +17,7 @@ _ALIKE = 256  # tokens of context: within so many, and within doublings beyond, 
 
 
 class DraftedCells(NamedTuple):
-    """What one forecast is about: a drafter in a condition."""
+    """What one forecast is about: a drafter under a condition."""
 
     pairing: Pairing
     condition: Condition

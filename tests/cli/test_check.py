@@ -145,7 +145,7 @@ def test_cells_that_were_not_measured_exit_4(made: Path) -> None:
         (["usual", "again", "--fail-on", "decode_speedup"], "expected METRIC:SHARE"),
         (["usual", "again", "--fail-on", "decode_speedup:100%"], "below 100%"),
         (["usual", "again", "--fail-on", "alpha:1%,alpha:2%"], "alpha twice"),
-        (["usual", "again", "--allow-different", "weather"], "allowed are K, temperature"),
+        (["usual", "again", "--allow-different", "weather"], "allowed are K, target"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

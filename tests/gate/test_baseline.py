@@ -118,6 +118,12 @@ def test_a_file_reads_back_as_it_was_written(tmp_path):
     assert read_baseline(tmp_path / "baseline.json") == pooled
 
 
+def test_a_file_names_only_what_a_key_has(tmp_path):
+    write_baseline(pool([run(2.0, "a")]), tmp_path / "baseline.json")
+    (stored,) = json.loads((tmp_path / "baseline.json").read_text())["baseline"]["cells"]
+    assert stored["key"] == {name: v for name, v in key().flat.items() if v is not None}
+
+
 def test_a_metric_of_all_prompts_is_one_line_of_a_diff(tmp_path):
     write_baseline(run(2.0, "a"), tmp_path / "baseline.json")
     lines = (tmp_path / "baseline.json").read_text().splitlines()
