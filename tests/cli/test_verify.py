@@ -22,8 +22,8 @@ def verified(tiny: Path) -> Ran:
 
 @pytest.fixture(scope="module")
 def as_json(tiny: Path) -> Ran:
-    engines = ("--engine", "builtin,transformers")
-    return specbench("verify", "tiny/draft", *SMALL, *engines, "--json", cwd=tiny)
+    changes = ("--engine", "builtin,transformers", "--tokens", "300")
+    return specbench("verify", "tiny/draft", *SMALL, *changes, "--json", cwd=tiny)
 
 
 def test_a_sound_pairing_is_good_in_one_sentence(verified: Ran) -> None:

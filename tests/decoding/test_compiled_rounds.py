@@ -49,7 +49,7 @@ def check_text(rounds: CompiledRounds, method: str, k: int, runner_class: type[R
 
 # aot_eager traces and rewrites a round as inductor gets it, but generates no code.
 @pytest.mark.parametrize(
-    ("method", "k"), [("none", 0), ("draft_model", 3), ("ngram", 3), ("self_speculation", 3)]
+    ("method", "k"), [("none", 0), ("draft_model", 2), ("ngram", 2), ("self_speculation", 2)]
 )
 def test_the_text_of_traced_rounds_is_that_of_generate(method: str, k: int) -> None:
     check_text(CompiledRounds(backend="aot_eager"), method, k, FusedRunner)
