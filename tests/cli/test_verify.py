@@ -10,6 +10,8 @@ from specbench.round import verifier
 from specbench.round.sampling import Sampler
 from tests.cli.calls import Ran, specbench
 
+pytestmark = pytest.mark.slow  # whole verifications
+
 SMALL = ("-w", "prompts.jsonl", "--prompts", "3", "--max-new-tokens", "24", "--tokens", "1000")
 SMALL += ("--threads", "1", "--device", "cpu")
 DOCS = Path(__file__).parents[2] / "docs"

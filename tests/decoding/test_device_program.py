@@ -68,6 +68,7 @@ def rows() -> State:
     return State.allocate(3, SPAN, [5, 6], DEVICE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_round_with_drafts_neither_syncs_nor_copies(device: Device, variant: Variant) -> None:
     drafter = make_drafter(variant.method, device.target, device.draft, **variant.parameters)

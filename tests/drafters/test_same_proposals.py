@@ -36,6 +36,8 @@ from tests.drafters.feature_cases import Path, paths_of
 from tests.drafters.variants import VARIANTS, Variant
 from tests.export.deployments import deployment
 
+pytestmark = pytest.mark.slow  # every drafter, round after round
+
 SPAN, SEED = 128, 7
 KS = (6, 2, 4, 0, 0, 0, 1, 5, 1, 1, 3, 0)
 TWO_LAYERS = Variant("mtp, 2 layers", "mtp", {"num_layers": 2})

@@ -156,6 +156,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
     for bench in (tiny, lookup):
         finding = bench.sampled()
@@ -165,11 +166,13 @@ def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
     assert tiny.sampled(top_k=20, top_p=0.9).verdict == "law"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.2, 0.7])
 def test_a_draft_that_seldom_agrees_changes_nothing(temperature: float, stranger: Bench) -> None:
     assert stranger.sampled(temperature=temperature).verdict == "law"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "seen_by", "temperature"),
     [
@@ -223,6 +226,7 @@ def of_seven_tokens(method: str) -> Finding:
     return only(collector.sampled(who, WARM, 8192))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
 def test_a_small_vocabulary_is_enumerated_too(method: str) -> None:
     finding = of_seven_tokens(method)
