@@ -6,6 +6,9 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 
+# A worker runs the tests of a file after one another, and makes once what they share.
+SPREAD := -n auto --dist worksteal
+
 WHEELS := build/wheels
 SITE := build/gpu-site
 GPU_PYTHON ?= 3.12
@@ -13,7 +16,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run test test-margins check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run test test-fast test-margins check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -25,7 +28,10 @@ run: $(RUN_STAMP)  ## Set up, then sweep K on the embedded pairs (about 4 minute
 	@echo "(docs/pairings.md), then: $(BIN)/specbench run TARGET/DRAFTER --workload code"
 
 test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest $(SPREAD)
+
+test-fast: $(DEV_STAMP)  ## The tests that take no long measurement (below a minute)
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not gpu"
 
 test-margins: $(DEV_STAMP)  ## How far the tests' figures are from their limits (an hour)
 	$(BIN)/python -m tests.margins $(TESTS)

@@ -56,8 +56,10 @@ class Scheduler:
     @property
     def running(self) -> tuple[int | None, ...]:
         """Requests by row, up to the last row in use; None is a gap."""
-        used = [row for row, request in enumerate(self._requests) if request is not None]
-        return tuple(self._requests[: used[-1] + 1]) if used else ()
+        num_used = len(self._requests)
+        while num_used and self._requests[num_used - 1] is None:
+            num_used -= 1
+        return tuple(self._requests[:num_used])
 
     @property
     def next_arrival_s(self) -> float | None:
@@ -103,8 +105,8 @@ class Scheduler:
     def pack(self) -> list[tuple[int, int]]:
         """Close gaps: moves (from row, to row), the last active row into the first gap."""
         moves = []
-        while None in self.running:
-            source, gap = len(self.running) - 1, self.running.index(None)
+        while None in (running := self.running):
+            source, gap = len(running) - 1, running.index(None)
             self._requests[gap], self._requests[source] = self._requests[source], None
             moves.append((source, gap))
         return moves

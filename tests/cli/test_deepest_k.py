@@ -4,8 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from specbench.runs import load_run
 from tests.cli.calls import specbench
+
+pytestmark = pytest.mark.slow  # whole runs
 
 REASON = "demo/medusa cannot draft K = 5 or more tokens ahead: these K were left out"
 QUICK = ("--prompts", "1", "--max-new-tokens", "6", "--device", "cpu", "--workload", "chat")

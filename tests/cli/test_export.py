@@ -23,6 +23,7 @@ def decided_k(tiny, name):
     return next(d for d in decisions if d.leader.pairing == name)
 
 
+@pytest.mark.slow
 def test_the_newest_run_decides(tiny, finished):
     assert finished.code == 0
     for name in ("tiny/draft", "tiny/ngram"):
@@ -102,6 +103,7 @@ def generated(tiny, tmp_path, pairing, k):
     return printed.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pairing", ["tiny/draft", "tiny/ngram"])
 def test_the_program_for_transformers_runs_and_is_lossless(tiny, tmp_path, pairing):
     alone = generated(tiny, tmp_path, pairing, 0)

@@ -11,6 +11,8 @@ from tests.cli.calls import Ran, specbench
 from tests.cli.conftest import SMALL
 from tests.forecast.serving import FakeServer, serving
 
+pytestmark = pytest.mark.slow  # whole runs
+
 COSTS = "k,cost,unit,engine\n0,10,ms,vllm 0.32.0\n1,12,ms,vllm 0.32.0\n3,15,ms,vllm 0.32.0\n"
 ASKED = ("sweep-k", "tiny/draft", "-w", "prompts.jsonl", *SMALL)
 

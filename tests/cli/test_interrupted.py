@@ -68,6 +68,7 @@ def test_ctrl_c_keeps_what_is_done_exits_130_and_says_how_to_go_on(tiny, tmp_pat
     assert planned == {f"p{i}" for i in range(6)}
 
 
+@pytest.mark.slow
 class TestResume:
     """`--resume` without a value means the newest run; with a run or a folder, that one."""
 

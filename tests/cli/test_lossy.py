@@ -13,6 +13,8 @@ from specbench.shipped import PACKAGE
 from tests.cli.calls import Ran, specbench
 from tests.tiny_pair import make_pair
 
+pytestmark = pytest.mark.slow  # whole runs
+
 PAIRINGS = """\
 targets:
   tiny:

@@ -85,6 +85,7 @@ def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
     assert "error: none of 1 drafters fits tiny; see the reasons above" in ran.err
 
 
+@pytest.mark.slow
 def test_what_fits_is_measured_ranked_and_written(shelf):
     ran = specbench(
         *("pair", "./target", "--drafts", "./draft", "./drafts/other", "ngram", "-k", "1,2"),
@@ -275,6 +276,7 @@ def test_requests_that_failed_exit_4(shelf, tmp_path):
     assert ran.code == 4, ran.err
 
 
+@pytest.mark.slow
 def test_other_prompts_of_a_target_are_not_those_of_an_earlier_ranking(shelf, tmp_path):
     """Two targets that differ in their workloads alone have a pairings file each."""
     for name in ("one", "two"):

@@ -12,6 +12,8 @@ from specbench.runs import load_run
 from tests.cli.calls import specbench
 from tests.cli.conftest import SMALL
 
+pytestmark = pytest.mark.slow  # whole runs
+
 HERE = ("-w", "prompts.jsonl", "-k", "1,2", *SMALL)
 ASKED = ("pair", "./target", "--drafts", "ngram", "suffix", "--measure", "1", *HERE)
 

@@ -36,6 +36,7 @@ def test_others_than_its_own_names_and_settings_are_refused(
     assert says in " ".join(ran.err.split())
 
 
+@pytest.mark.slow
 def test_its_own_may_be_repeated(run_id: str, tiny: Path) -> None:
     own = ("tiny", "-w", "prompts.jsonl", "-k", "2", *SMALL)
     assert specbench("run", *own, "--resume", run_id, cwd=tiny).code == 0

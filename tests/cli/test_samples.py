@@ -12,6 +12,8 @@ from specbench.runs import load_run
 from specbench.shipped import PACKAGE
 from tests.cli.calls import specbench
 
+pytestmark = pytest.mark.slow  # whole runs
+
 N = 3
 ARGUMENTS = (
     *("run", "tiny/draft", "-w", "talk.jsonl", "-k", "0,2", "--temperature", "0.8"),

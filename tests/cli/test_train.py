@@ -62,6 +62,7 @@ def tiny_with_head(tiny, eagle, tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_pairing_names_the_folder_and_run_drafts_with_it(tiny_with_head):
     ran = specbench(
         *("run", "-w", "prompts.jsonl", "-k", "2", "--prompts", "2", "--max-new-tokens", "6"),

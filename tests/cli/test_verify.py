@@ -10,6 +10,8 @@ from specbench.round import verifier
 from specbench.round.sampling import Sampler
 from tests.cli.calls import Ran, specbench
 
+pytestmark = pytest.mark.slow  # whole verifications
+
 SMALL = ("-w", "prompts.jsonl", "--prompts", "3", "--max-new-tokens", "24", "--tokens", "1000")
 SMALL += ("--threads", "1", "--device", "cpu")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -22,8 +24,8 @@ def verified(tiny: Path) -> Ran:
 
 @pytest.fixture(scope="module")
 def as_json(tiny: Path) -> Ran:
-    engines = ("--engine", "builtin,transformers")
-    return specbench("verify", "tiny/draft", *SMALL, *engines, "--json", cwd=tiny)
+    changes = ("--engine", "builtin,transformers", "--tokens", "300")
+    return specbench("verify", "tiny/draft", *SMALL, *changes, "--json", cwd=tiny)
 
 
 def test_a_sound_pairing_is_good_in_one_sentence(verified: Ran) -> None:

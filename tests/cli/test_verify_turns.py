@@ -12,6 +12,8 @@ from specbench.models.tokenizer import Tokenizer
 from specbench.records import Message
 from tests.cli.calls import specbench
 
+pytestmark = pytest.mark.slow  # whole verifications
+
 TALK = ("-w", "talk.jsonl", "--max-new-tokens", "8", "--threads", "1", "--device", "cpu")
 GREEDY = ("-k", "2", "--temperature", "0")
 

@@ -111,7 +111,7 @@ def until_eos(text: tuple[int, ...], eos_ids: Sequence[int]) -> tuple[int, ...]:
 LAW_VOCAB_SIZE = 7
 NUM_LAW_TOKENS = 6
 NUM_SAMPLES = 10_240
-NUM_ROWS = 256
+NUM_ROWS = 512
 LAW_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
 LAW_PREDICTION = (0, 2, 1, 5, 0, 2)  # the likeliest text
 WARM = Sampling(temperature=0.7)
@@ -163,8 +163,8 @@ def sample_texts(
 ) -> tuple[Tensor, float]:
     """Texts [N, 6], NUM_ROWS of them decoded at once, and the share of drafts accepted."""
     results: list[Result] = []
-    for batch in range(num_samples // NUM_ROWS):
-        seeds = range(first_seed + batch * NUM_ROWS, first_seed + (batch + 1) * NUM_ROWS)
+    all_seeds = range(first_seed, first_seed + num_samples)
+    for seeds in (all_seeds[i : i + NUM_ROWS] for i in range(0, num_samples, NUM_ROWS)):
         requests = [
             Request(
                 prompt_ids=LAW_PROMPT,

@@ -9,6 +9,8 @@ from specbench.adaptive_k.controller import Controller
 from specbench.adaptive_k.round_costs import RoundCosts
 from tests.decoding.simulated_texts import KS, blocks_of, lookup, regret, steady
 
+pytestmark = pytest.mark.slow  # simulated runs
+
 DIFFERENT = [steady(alpha) for alpha in (0.2, 0.5, 0.8, 0.95)]
 # A pass of 300 rounds, its warm-up included, may lose this much to the best fixed K.
 TOLERANCE = 0.025

@@ -63,6 +63,7 @@ def test_logits_are_finite_and_differ_from_token_to_token(name):
     assert 0.5 < logits_TV.std(0).mean() / logits_TV.std() < 1.1  # not one text for all inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tie_word_embeddings", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_neither_depth_nor_half_precision_makes_them_overflow_or_alike(dtype, tie_word_embeddings):

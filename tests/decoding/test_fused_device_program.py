@@ -33,6 +33,7 @@ def trace_round(name: str, k: int, runner_class: type[FusedRunner] = FusedRunner
             run_round(target, drafter, state, Sampler(Sampling()), k=k, span=64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [0, 4])
 @pytest.mark.parametrize("name", TRACED)
 def test_a_round_neither_syncs_nor_copies(name: str, k: int) -> None:

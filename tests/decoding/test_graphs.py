@@ -213,6 +213,7 @@ def test_the_baseline_is_one_graph_that_spends_no_time_drafting(
     assert bench.graphs.num_captures == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "sampling"), [("ngram", GREEDY), ("draft_model", WARM)], ids=["ngram", "draft_model"]
 )

@@ -246,6 +246,7 @@ def run_on_a_fake_device(
             run_round(target, drafter, state, Sampler(sampling), k=3, span=64, verifier=verifier)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "sampling"),
     list(product([TYPICAL, QUARTER], [GREEDY, Sampling(temperature=0.7, top_k=5, top_p=0.9)])),

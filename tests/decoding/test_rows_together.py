@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -30,6 +31,11 @@ MakeRunner = Callable[[Any], Runner]
 @pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
 def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
     return request.param
+
+
+@cache
+def models() -> tuple[StockRunner, StockRunner]:
+    return StockRunner(exact_llama(seed=0)), StockRunner(exact_llama(seed=1))
 
 
 class Noting(Wrapped):
@@ -115,6 +121,7 @@ def test_rows_apart_from_one_another_take_copies_too(make_runner: MakeRunner) ->
         assert together[fill.row, :length].tolist() == alone[fill.row, :length].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk", [512, 4])
 @pytest.mark.parametrize("k", [0, 3])
 def test_texts_are_those_of_separate_prefills(
@@ -124,23 +131,22 @@ def test_texts_are_those_of_separate_prefills(
     drafter = make_drafter("draft_model" if k else "none", target, draft)
     for prompt in (*ragged_prompts(), REPETITIVE):
         wanted = samples(prompt)
-        alone = [
-            decode(target, drafter, [r], k=k, sampling=WARM, prefill_chunk=prefill_chunk)[0]
-            for r in apart(wanted)
-        ]
-
-        together = decode(target, drafter, wanted, k=k, sampling=WARM, prefill_chunk=prefill_chunk)
+        alone, together = (
+            decode(target, drafter, requests, k=k, sampling=WARM, prefill_chunk=prefill_chunk)
+            for requests in (apart(wanted), wanted)
+        )
 
         assert texts(together) == texts(alone)
         assert len(set(texts(together))) > 1, "each sample has noise of its own"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk", [512, 4])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_every_drafter_proposes_what_it_does_after_separate_prefills(
     variant: Variant, prefill_chunk: int
 ) -> None:
-    target, draft = StockRunner(exact_llama(seed=0)), StockRunner(exact_llama(seed=1))
+    target, draft = models()
     # Lookahead begins with tokens drawn from the prompt by the row's seed: its copies share them.
     seeds = [0] * NUM_SAMPLES if variant.method == "lookahead" else range(NUM_SAMPLES)
 

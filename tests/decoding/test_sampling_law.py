@@ -1,5 +1,9 @@
 """Sampled text has exactly the target's law: chi-square on the joint law of three tokens.
 
+Once for each way of verifying, and for every drafter whose drafts come with probabilities.
+Where they come without, the target draws every token itself: each text equals the one without
+drafts, which says more than a test of its law.
+
 False alarm: 1e-3 for the whole file, shared equally (Bonferroni) by all its p-values. Seeds
 are fixed, so an alarm repeats. The law is enumerated from plain forwards, never sampled.
 """
@@ -7,7 +11,9 @@ are fixed, so an alarm repeats. The law is enumerated from plain forwards, never
 from functools import cache
 
 import pytest
+from torch import Tensor
 
+from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter
 from tests.decoding.fakes import Flattened, Unlawful
@@ -18,23 +24,38 @@ from tests.decoding.lossless import (
     WARM,
     LawBench,
     deepest,
+    law_model,
     law_p_value,
     make_drafter,
     sample_texts,
 )
-from tests.drafters.variants import VARIANTS
-
-pytestmark = pytest.mark.slow  # 10,000 texts a case
+from tests.drafters.variants import VARIANTS, Variant
 
 CUT = Sampling(temperature=1.3, top_k=5, top_p=0.8)
+# A drafter that is missing here fails the test of texts that are equal.
+WITH_PROBABILITIES = (
+    "draft_model",
+    "dflash",
+    "eagle, chain",
+    "eagle, static",
+    "eagle3, chain",
+    "eagle3, static",
+    "mtp",
+    "self_speculation",
+    "draft_model, tree 3 2",
+    "self_speculation, tree 3 2",
+)
+CHAIN, TREE = "draft_model", "draft_model, tree 3 2"
 CASES = [
     ("none", 0, WARM),
     ("none", 0, CUT),
-    *((str(variant), k, WARM) for variant in VARIANTS for k in (1, 4)),
-    *((str(variant), 4, CUT) for variant in VARIANTS),
+    *((name, 4, CUT) for name in WITH_PROBABILITIES),
+    *((name, k, WARM) for name in (CHAIN, TREE) for k in (1, 4)),
     ("draft_model without its law", 4, WARM),
+    ("eagle", 4, WARM),  # a tree without probabilities
 ]
 FALSE_ALARM = 1e-3 / (2 * len(CASES))
+NUM_EQUAL = 256  # texts that are compared one by one
 
 
 @cache
@@ -51,6 +72,7 @@ def drafter_for(name: str, bench: LawBench) -> Drafter:
     return make_drafter(method, bench.target, bench.draft, **parameters)
 
 
+@pytest.mark.slow  # 10,000 texts a case
 @pytest.mark.parametrize(("name", "k", "sampling"), CASES)
 def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: Sampling) -> None:
     # A part of the target drafts only where the target has parts.
@@ -72,6 +94,35 @@ def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: S
     assert k == 0 or 0.01 < accepted < 0.98, "the case must both keep and refuse drafts"
 
 
+@cache
+def exact_models() -> tuple[StockRunner, StockRunner]:
+    """A target of two layers and a draft model, in float64: see `exact_llama`."""
+    return StockRunner(law_model(0, 2).double()), StockRunner(law_model(1).double())
+
+
+@cache
+def texts_without_drafts(sampling: Sampling) -> Tensor:
+    target, _ = exact_models()
+    drafter = make_drafter("none", target)
+    return sample_texts(target, drafter, k=0, sampling=sampling, num_samples=NUM_EQUAL)[0]
+
+
+@pytest.mark.parametrize(
+    "variant", [v for v in VARIANTS if str(v) not in WITH_PROBABILITIES], ids=str
+)
+def test_drafts_without_probabilities_leave_every_text_as_it_was(variant: Variant) -> None:
+    target, draft = exact_models()
+    for k, sampling in ((1, WARM), (4, WARM), (4, CUT)):
+        drafter = make_drafter(variant.method, target, draft, **variant.parameters)
+        texts_N6, accepted = sample_texts(
+            target, drafter, k=deepest(drafter, k), sampling=sampling, num_samples=NUM_EQUAL
+        )
+        print(f"{variant} K={k} T={sampling.temperature}: accepted {accepted:.3f}")
+        assert texts_N6.equal(texts_without_drafts(sampling))
+        assert 0.01 < accepted < 0.98, "the case must both keep and refuse drafts"
+
+
+@pytest.mark.slow
 def test_a_draft_law_that_is_not_the_one_drawn_from_is_found_out() -> None:
     subject = bench(WARM)
     liar = Flattened(make_drafter("draft_model", subject.target, subject.draft))

@@ -9,6 +9,7 @@ import pytest
 from specbench.drafters.shared.suffix_tree import Cursor, Draft, Growth, Node, SuffixTree
 
 DEPTH = 5
+SEEDS = range(40)
 String = tuple[int, ...]
 
 
@@ -27,14 +28,16 @@ def counted(texts: Sequence[list[int]]) -> tuple[Counter[String], Counter[String
 
 def assert_counts(tree: SuffixTree, texts: Sequence[list[int]]) -> None:
     seen, followed = counted(texts)
+    longer: dict[String, set[int]] = {string: set() for string in seen} | {(): set()}
+    for string in filter(None, seen):
+        longer[string[:-1]].add(string[-1])
 
     def compare(node: Node, string: String) -> None:
         if node.children is None:
             assert len(string) == DEPTH or node.num_seen == 1
             return
         assert node.num_followed == followed[string]
-        longer = {s[-1] for s in seen if s[:-1] == string and len(s) == len(string) + 1}
-        assert set(node.children) == longer
+        assert set(node.children) == longer[string]
         likeliest = node.likeliest()
         assert likeliest is None or likeliest.num_seen == max(
             child.num_seen for child in node.children.values()
@@ -58,70 +61,68 @@ def some_text(rng: random.Random, num_tokens: int, vocab_size: int) -> list[int]
     return [rng.randrange(vocab_size) for _ in range(num_tokens)]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_texts_are_counted_and_taken_back(seed: int) -> None:
-    rng = random.Random(seed)
-    tree, texts = SuffixTree(DEPTH), []
-    for _ in range(8):
-        if texts and rng.random() < 0.4:
-            tree.remove(texts.pop(rng.randrange(len(texts))))
-        else:
-            texts.append(tree.add(some_text(rng, rng.randrange(20), vocab_size=3)))
-        assert_counts(tree, texts)
-    for text in texts:
-        tree.remove(text)
-    assert not tree.root.children
+def test_texts_are_counted_and_taken_back() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        tree, texts = SuffixTree(DEPTH), []
+        for _ in range(8):
+            if texts and rng.random() < 0.4:
+                tree.remove(texts.pop(rng.randrange(len(texts))))
+            else:
+                texts.append(tree.add(some_text(rng, rng.randrange(20), vocab_size=3)))
+            assert_counts(tree, texts)
+        for text in texts:
+            tree.remove(text)
+        assert not tree.root.children
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_growing_text_is_counted_after_every_token(seed: int) -> None:
-    rng = random.Random(seed)
-    tree = SuffixTree(DEPTH)
-    growth = Growth(tree)
-    for token in some_text(rng, 40, vocab_size=2 + seed % 2):
-        growth.extend([token])
-        assert_counts(tree, [growth.text])
-        for num_tokens, node in enumerate(growth.ends):
-            # A string that occurs once may still be held by the leaf of its beginning.
-            known = node_of(tree, growth.text[len(growth.text) - num_tokens :])
-            assert node is known or node.children is None
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_texts_that_grow_side_by_side_in_one_tree_are_all_counted(seed: int) -> None:
-    rng = random.Random(seed)
-    tree = SuffixTree(DEPTH)
-    growths = [Growth(tree) for _ in range(3)]
-    for token in some_text(rng, 60, vocab_size=2 + seed % 3):
-        rng.choice(growths).extend([token])
-        texts = [growth.text for growth in growths]
-        assert_counts(tree, texts)
-        for growth in growths:
+def test_a_growing_text_is_counted_after_every_token() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        tree = SuffixTree(DEPTH)
+        growth = Growth(tree)
+        for token in some_text(rng, 40, vocab_size=2 + seed % 2):
+            growth.extend([token])
+            assert_counts(tree, [growth.text])
             for num_tokens, node in enumerate(growth.ends):
+                # A string that occurs once may still be held by the leaf of its beginning.
                 known = node_of(tree, growth.text[len(growth.text) - num_tokens :])
                 assert node is known or node.children is None
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_cursor_finds_the_longest_strings_that_occur_whatever_becomes_of_the_tree(
-    seed: int,
-) -> None:
-    rng = random.Random(seed)
-    tree = SuffixTree(DEPTH)
-    others = [tree.add(some_text(rng, 30, vocab_size=3)) for _ in range(2)]
-    text: list[int] = []
-    cursor = Cursor(tree, text)
-    for _ in range(30):
-        text += some_text(rng, rng.choice([1, 1, 4, 9]), vocab_size=4)
-        if rng.random() < 0.2 and others:
-            tree.remove(others.pop())
-        if rng.random() < 0.2:
-            others.append(tree.add(some_text(rng, 12, vocab_size=3)))
-        seen, _ = counted(others)
-        strings = [tuple(text[len(text) - m :]) for m in range(min(DEPTH, len(text)) + 1)]
-        longest = max(m for m, string in enumerate(strings) if m == 0 or seen[string])
-        assert len(cursor.ends) == longest + 1
-        assert cursor.ends == [node_of(tree, strings[m]) for m in range(longest + 1)]
+def test_texts_that_grow_side_by_side_in_one_tree_are_all_counted() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        tree = SuffixTree(DEPTH)
+        growths = [Growth(tree) for _ in range(3)]
+        for token in some_text(rng, 60, vocab_size=2 + seed % 3):
+            rng.choice(growths).extend([token])
+            texts = [growth.text for growth in growths]
+            assert_counts(tree, texts)
+            for growth in growths:
+                for num_tokens, node in enumerate(growth.ends):
+                    known = node_of(tree, growth.text[len(growth.text) - num_tokens :])
+                    assert node is known or node.children is None
+
+
+def test_a_cursor_finds_the_longest_strings_that_occur_whatever_becomes_of_the_tree() -> None:
+    for seed in SEEDS:
+        rng = random.Random(seed)
+        tree = SuffixTree(DEPTH)
+        others = [tree.add(some_text(rng, 30, vocab_size=3)) for _ in range(2)]
+        text: list[int] = []
+        cursor = Cursor(tree, text)
+        for _ in range(30):
+            text += some_text(rng, rng.choice([1, 1, 4, 9]), vocab_size=4)
+            if rng.random() < 0.2 and others:
+                tree.remove(others.pop())
+            if rng.random() < 0.2:
+                others.append(tree.add(some_text(rng, 12, vocab_size=3)))
+            seen, _ = counted(others)
+            strings = [tuple(text[len(text) - m :]) for m in range(min(DEPTH, len(text)) + 1)]
+            longest = max(m for m, string in enumerate(strings) if m == 0 or seen[string])
+            assert len(cursor.ends) == longest + 1
+            assert cursor.ends == [node_of(tree, strings[m]) for m in range(longest + 1)]
 
 
 def drafted(text: list[int], limit: int = 4, min_prob: float = 0.0, depth: int = 8) -> Draft:

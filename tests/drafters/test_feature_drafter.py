@@ -28,6 +28,8 @@ from tests.drafters.feature_cases import (
     subject,
 )
 
+pytestmark = pytest.mark.slow  # rounds beside plain heads
+
 
 @pytest.mark.parametrize("method", METHODS)
 def test_chains_are_the_plain_heads_after_any_number_of_kept_drafts(method: str) -> None:

@@ -30,6 +30,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDrafters:
     return TinyDrafters(tmp_path_factory.mktemp("tiny"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "k", "parameters", "forwards"), FORWARDS, ids=lambda value: str(value)
 )

@@ -32,6 +32,7 @@ def planned(tiny, drafter, place=PLACE):
     return plan
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [

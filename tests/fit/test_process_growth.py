@@ -18,7 +18,7 @@ from tests.tiny_pair import make_tokenizer
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
-PLACE = Place(device="cpu", context=512, num_speculative_tokens=4)
+PLACE = Place(device="cpu", context=256, num_speculative_tokens=4)
 # A block of a tensor goes back to the system when it is freed: what the allocator keeps for later
 # hangs on the order of what was freed, and would be 50 MB here, or none.
 GIVES_BACK = {
@@ -49,8 +49,14 @@ def write_model(folder: Path, num_layers: int) -> None:
         eos_token_id=None,
         dtype=torch.bfloat16,
     )
-    torch.manual_seed(0)
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    model = model.to_empty(device="cpu").to(torch.bfloat16)
+    # To draw as many weights as these takes longer than all the rest.
+    some = torch.randn(2**16, generator=torch.Generator().manual_seed(0)).bfloat16() * 0.02
+    for weight in model.parameters():
+        weight.data = some.repeat(-(-weight.numel() // len(some)))[: weight.numel()].view_as(weight)
+    model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
 
 

@@ -113,6 +113,7 @@ def test_packed_weights_are_an_estimate(tmp_path):
     assert packed.nbytes < plain.nbytes
 
 
+@pytest.mark.slow
 def test_every_drafter_of_the_embedded_pair_takes_what_is_planned():
     """Heads of four kinds and drafts: their own tensors, their keys, and the nodes of a round."""
     target = load_pairings(shipped("pairings.yaml")).target("demo")

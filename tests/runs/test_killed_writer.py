@@ -5,6 +5,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from specbench.runs import create_run, load_run, resume_run
 from tests.runs.stored_examples import run
 
@@ -24,6 +26,7 @@ def kill_writer(root: Path, first: int, *, after: int, delay_s: float) -> list[s
     return printed
 
 
+@pytest.mark.slow
 def test_ten_kills_lose_no_finished_block_and_double_none(tmp_path: Path):
     rng = random.Random(0)
     create_run(tmp_path, run()).close()

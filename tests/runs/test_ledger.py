@@ -3,8 +3,6 @@ import errno
 import json
 import os
 import re
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -221,47 +219,6 @@ def test_damage_that_no_kill_can_cause_names_file_and_line(
     with pytest.raises(StoreError, match=where):
         resume_run(tmp_path, RUN_ID)
     assert file.read_bytes() == content
-
-
-def test_a_second_writer_is_told_which_process_writes(tmp_path: Path):
-    message = f"process {os.getpid()} is writing this run"
-    with create_run(tmp_path, run()) as ledger:
-        ledger.append(block("a"))
-        with pytest.raises(StoreError, match=message):
-            resume_run(tmp_path, RUN_ID)
-        other = subprocess.run(
-            [sys.executable, Path(__file__).with_name("writing_child.py"), tmp_path, RUN_ID, "0"],
-            capture_output=True,
-            text=True,
-        )
-        ledger.append(block("b"))
-
-    assert message in other.stderr
-    assert [b.block_id for b in load_run(RUN_ID, tmp_path).blocks] == ["a", "b"]
-    resume_run(tmp_path, RUN_ID).close()
-
-
-def test_the_lock_that_a_killed_process_left_is_taken_over(tmp_path: Path):
-    create_run(tmp_path, run()).close()
-    (tmp_path / RUN_ID / "lock").write_text("99999999")
-
-    with (
-        resume_run(tmp_path, RUN_ID),
-        pytest.raises(StoreError, match=f"process {os.getpid()} is writing"),
-    ):
-        resume_run(tmp_path, RUN_ID)
-
-
-def test_a_failed_resume_leaves_the_run_free(tmp_path: Path):
-    create_run(tmp_path, run()).close()
-    document = tmp_path / RUN_ID / "run.json"
-    intact = document.read_bytes()
-    document.write_bytes(b"{")
-    with pytest.raises(StoreError, match=r"run\.json: damaged"):
-        resume_run(tmp_path, RUN_ID)
-    document.write_bytes(intact)
-
-    resume_run(tmp_path, RUN_ID).close()
 
 
 def test_a_newer_schema_is_refused_with_the_remedy(tmp_path: Path):

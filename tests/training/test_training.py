@@ -1,4 +1,4 @@
-"""Heads learn, a killed training goes on to the same bits, and what is written is read back."""
+"""A killed training goes on to the same bits, and what cannot be gone on from is refused."""
 
 import pickle
 from collections.abc import Callable
@@ -14,7 +14,6 @@ from specbench.models.checkpoint import read_checkpoint
 from specbench.training import recipes
 from specbench.training.acceptance import measure_acceptance
 from specbench.training.head_files import write_head
-from specbench.training.optimizer import Schedule
 from specbench.training.progress import Progress
 from specbench.training.pupil import Pupil
 from specbench.training.recipes import open_pupil
@@ -22,17 +21,20 @@ from specbench.training.settings import TrainSettings
 from specbench.training.train_head import batches_for
 from specbench.training.trainer import Plan, Told, train
 from tests.decoding.models import tiny_llama
-from tests.training.tiny_target import CPU, METHODS, VOCAB_SIZE, Lab, lab
-
-SETTINGS = {"method": "any", "seed": 0}
+from tests.training.tiny_target import (
+    CPU,
+    METHODS,
+    SETTINGS,
+    VOCAB_SIZE,
+    Lab,
+    lab,
+    plan,
+    silent,
+)
 
 
 class Killed(Exception):
     """The process ended here."""
-
-
-def silent(step: int, steps: int, loss: float) -> None:
-    """Hears nothing."""
 
 
 def killed_after(last: int) -> Told:
@@ -41,11 +43,6 @@ def killed_after(last: int) -> Told:
             raise Killed
 
     return told
-
-
-def plan(steps: int, seed: int = 0, rate: float = 8e-3) -> Plan:
-    schedule = Schedule(steps=steps, muon_lr=rate, adamw_lr=rate, warm_up=4)
-    return Plan(schedule, seed, save_every=3)
 
 
 def trained(
@@ -57,53 +54,6 @@ def trained(
 
 def weights(pupil: Pupil) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in pupil.parameters.items()}
-
-
-# Training is chaotic, so what a head reaches depends on the processor's arithmetic. Over four
-# seeds and three instruction sets the mean length grew by 1.1 to 1.8, with a deviation of at
-# most 0.15 for a method: the limit is four of them away, and a head that learns nothing gains 0.
-GAIN = 0.5
-STEPS = {"eagle": 160, "eagle3": 80, "medusa": 80, "mtp": 80}
-
-
-def gain(method: str, path: Path, rate: float) -> tuple[float, float]:
-    """By how much training a head lowered its loss and lengthened what is accepted of it."""
-    bench = lab(0.1)
-    pupil, schedule = bench.pupil(method), plan(STEPS[method], rate=rate)
-    teacher = bench.teacher(pupil)
-    loss_before = held_out_loss(bench, pupil)
-    new = measure_acceptance(pupil, teacher, bench.held_out, 3)
-
-    train(pupil, teacher, bench.batches, schedule, path / "state", SETTINGS, silent)
-    lowered = loss_before - held_out_loss(bench, pupil)
-    write_head(path / "head", pupil.checkpoint())
-    written = open_pupil(method, read_checkpoint(str(path / "head")), bench.target)
-    after = measure_acceptance(written, bench.teacher(written), bench.held_out, 3)
-
-    assert sorted(after.per_position, reverse=True) == list(after.per_position)
-    assert after.mean_length == pytest.approx(1 + sum(after.per_position))
-    return lowered, after.mean_length - new.mean_length
-
-
-def held_out_loss(bench: Lab, pupil: Pupil) -> float:
-    lesson = bench.teacher(pupil).lesson(bench.held_out[0])
-    return float(pupil.loss(lesson, torch.Generator().manual_seed(0)).detach())
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_trained_head_is_read_back_and_drafts_better_than_a_new_one(method, tmp_path):
-    of_loss, of_length = gain(method, tmp_path, rate=2e-2)
-
-    assert of_loss > 0.2
-    assert of_length > GAIN
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_head_that_learns_nothing_gains_nothing(method, tmp_path):
-    of_loss, of_length = gain(method, tmp_path, rate=0.0)
-
-    assert of_loss == 0
-    assert abs(of_length) < GAIN / 5  # a file may be rounded
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -7,13 +7,16 @@ import torch
 
 from specbench.forward.runner import StockRunner
 from specbench.training.batches import Batch, batches_of
+from specbench.training.optimizer import Schedule
 from specbench.training.prompts import is_held_out
 from specbench.training.pupil import Pupil
 from specbench.training.recipes import new_pupil
 from specbench.training.teacher import Teacher
 from specbench.training.texts import Text
-from tests.decoding.models import generated, random_prompt, tiny_llama
+from specbench.training.trainer import Plan
+from tests.decoding.models import random_prompt, tiny_llama
 
+SETTINGS = {"method": "any", "seed": 0}
 VOCAB_SIZE = 11
 METHODS = ("eagle", "eagle3", "medusa", "mtp")
 CPU = torch.device("cpu")
@@ -40,14 +43,38 @@ def lab(say: float = 1.0) -> Lab:
     """`say` is how much its layers add to the last token's embedding: of little, heads learn."""
     model = _target(say)
     prompts = [random_prompt(length, seed, VOCAB_SIZE) for seed in range(24) for length in (5, 8)]
+    answers = _answers(model, [p for p in prompts if len(p) == 5])
+    answers |= _answers(model, [p for p in prompts if len(p) == 8])
     texts = [
-        Text((*prompt, *generated(model, prompt, 20)), len(prompt), is_held_out(prompt))
+        Text((*prompt, *answers[prompt]), len(prompt), is_held_out(prompt))
         for prompt in dict.fromkeys(prompts)
     ]
     texts[0] = texts[0]._replace(is_held_out=True)
     kept, held_out = ([t for t in texts if t.is_held_out is flag] for flag in (False, True))
     batches = batches_of(kept, 256, 128, 0, CPU)
     return Lab(StockRunner(_target(say)), texts, batches, batches_of(held_out, 256, 128, 0, CPU))
+
+
+def plan(steps: int, seed: int = 0, rate: float = 8e-3) -> Plan:
+    schedule = Schedule(steps=steps, muon_lr=rate, adamw_lr=rate, warm_up=4)
+    return Plan(schedule, seed, save_every=3)
+
+
+def silent(step: int, steps: int, loss: float) -> None:
+    """Hears nothing."""
+
+
+def _answers(model: Any, prompts: list[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
+    """Twenty greedy tokens after each of some prompts of one length."""
+    ids_BT = torch.tensor(prompts)
+    out_BT = model.generate(
+        ids_BT,
+        attention_mask=torch.ones_like(ids_BT),
+        do_sample=False,
+        max_new_tokens=20,
+        min_new_tokens=20,
+    )
+    return dict(zip(prompts, out_BT[:, ids_BT.shape[1] :].tolist(), strict=True))
 
 
 def _target(say: float) -> Any:
