@@ -37,7 +37,7 @@ class PreviousTurn(PlainDrafter):
         whole_answer: bool = False,
     ) -> None:
         self._max_ngram = max_ngram
-        self._checks_whole_answer = whole_answer
+        self._checks_predicted_output = whole_answer
         # The nearest place hangs on the one before; what a check leaves to rounds is known by
         # running it.
         repeatability: Repeatability = "none" if whole_answer else "approximate"
@@ -80,8 +80,8 @@ class PreviousTurn(PlainDrafter):
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         return self._what_follows(state, k)
 
-    def whole_answer(self, state: State, most: int) -> Proposal | None:
-        if not self._checks_whole_answer:
+    def predicted_output(self, state: State, most: int) -> Proposal | None:
+        if not self._checks_predicted_output:
             return None
         proposal = self._what_follows(state, most)
         is_in_it_B = (self._rows(state, self._position_R1) > state.length_B1)[:, 0]

@@ -196,7 +196,7 @@ class Drafter(Protocol):
 class ExpectsAnswers(Protocol):
     """What a drafter may have besides: it expects whole answers, not only the next tokens."""
 
-    def whole_answer(self, state: State, most: int) -> Proposal | None:
+    def predicted_output(self, state: State, most: int) -> Proposal | None:
         """All that is expected to follow in the state's one row, a chain of up to `most` drafts
         without a law; None where nothing is. Asked before the first round, never in one."""
 

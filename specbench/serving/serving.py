@@ -13,9 +13,9 @@ from specbench.round.round import Verifier
 from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
 from specbench.serving.policy import Policy
+from specbench.serving.predicted_output import Checked, check_predicted_output
 from specbench.serving.request import Request, Result, Served
 from specbench.serving.scheduler import Admission, Scheduler
-from specbench.serving.whole_answer import Checked, check_whole_answer
 
 
 @dataclass
@@ -125,7 +125,7 @@ class Serving:
         """Let the target read what is expected of whole answers, row after row."""
         checks: dict[int, Checked] = {}
         for row, request in admitted:
-            check = check_whole_answer(self._rows, row, self._sampler, self._verifier)
+            check = check_predicted_output(self._rows, row, self._sampler, self._verifier)
             if check is not None:
                 checks[request] = check
         ended = self._clock.mark() if checks else None

@@ -10,7 +10,7 @@ import torch
 
 from specbench.stats.acceptance import mean_length_at
 from specbench.training.batches import Batch
-from specbench.training.pupil import Pupil
+from specbench.training.student import Student
 from specbench.training.teacher import Teacher
 
 DEPTH = 6
@@ -35,10 +35,10 @@ class Acceptance:
 
 
 def measure_acceptance(
-    pupil: Pupil, teacher: Teacher, batches: Sequence[Batch], depth: int = DEPTH
+    student: Student, teacher: Teacher, batches: Sequence[Batch], depth: int = DEPTH
 ) -> Acceptance:
     """Over all batches alike, token by token."""
-    found = [pupil.agreement(teacher.lesson(batch), depth) for batch in batches]
+    found = [student.agreement(teacher.lesson(batch), depth) for batch in batches]
     contexts_D = torch.stack([one.contexts_D for one in found]).sum(0)
     right_D = torch.stack([one.right_D for one in found]).sum(0)
     shares_D = right_D / contexts_D.clamp(min=1)

@@ -12,11 +12,11 @@ from specbench.errors import UsageError
 from specbench.forward.runner import Runner
 from specbench.model_files.mtp_families import num_mtp_layers
 from specbench.models.checkpoint import Checkpoint
-from specbench.training.chain_pupil import ChainPupil, Passes
-from specbench.training.medusa_pupil import MedusaPupil, from_targets_head
-from specbench.training.mtp_pupil import MtpPupil
+from specbench.training.chain_student import ChainStudent, Passes
+from specbench.training.medusa_student import MedusaStudent, from_targets_head
+from specbench.training.mtp_student import MtpStudent
 from specbench.training.optimizer import Schedule
-from specbench.training.pupil import Pupil
+from specbench.training.student import Student
 from specbench.training.teacher import head_rows
 from specbench.training.texts import Text
 
@@ -59,9 +59,9 @@ def recipe_of(method: str) -> Recipe:
     return RECIPES[method]
 
 
-def new_pupil(
+def new_student(
     method: str, target: Runner, config: Any, texts: Sequence[Text], seed: int, num_heads: int
-) -> Pupil:
+) -> Student:
     """A head that knows nothing yet; `num_heads` of Medusa, or layers of MTP."""
     options: dict[str, Any] = {}
     if method == "eagle3":
@@ -75,21 +75,21 @@ def new_pupil(
         start = from_targets_head(start, target)
     elif method == "eagle3":
         start = _with_targets_head(start, target, options["target_ids"])
-    return open_pupil(method, start, target)
+    return open_student(method, start, target)
 
 
-def open_pupil(method: str, checkpoint: Checkpoint, target: Runner) -> Pupil:
+def open_student(method: str, checkpoint: Checkpoint, target: Runner) -> Student:
     """A head that there is, to be trained further or measured."""
     if method == "medusa":
-        return MedusaPupil(checkpoint, target)
+        return MedusaStudent(checkpoint, target)
     passes = recipe_of(method).passes
     assert passes is not None
     if method != "mtp":
-        return ChainPupil(method, checkpoint, target, passes)
+        return ChainStudent(method, checkpoint, target, passes)
     num_layers = num_mtp_layers(checkpoint)
     if num_layers > 1:
         passes = Passes(count=num_layers)
-    return MtpPupil(method, checkpoint, target, passes)
+    return MtpStudent(method, checkpoint, target, passes)
 
 
 def _with_targets_head(checkpoint: Checkpoint, target: Runner, ids: tuple[int, ...]) -> Checkpoint:

@@ -22,9 +22,9 @@ from specbench.training.batches import Batch, batches_of
 from specbench.training.card import training_card
 from specbench.training.head_files import CARD, write_head, write_json
 from specbench.training.prompts import Asked, corpus_questions, workload_questions
-from specbench.training.pupil import Pupil
-from specbench.training.recipes import new_pupil, open_pupil, recipe_of
+from specbench.training.recipes import new_student, open_student, recipe_of
 from specbench.training.settings import TrainSettings
+from specbench.training.student import Student
 from specbench.training.teacher import Teacher
 from specbench.training.texts import Text, TextFile
 from specbench.training.trainer import Plan, train
@@ -76,7 +76,7 @@ def _train_head(
 
     watch.stage(f"training {settings.method}")
     count = settings.num_heads if settings.method == "medusa" else settings.mtp_layers
-    pupil = new_pupil(settings.method, runner, loaded.model.config, texts, settings.seed, count)
+    student = new_student(settings.method, runner, loaded.model.config, texts, settings.seed, count)
     plan = Plan(
         recipe.schedule(settings.steps, runner.hidden_size),
         settings.seed,
@@ -84,8 +84,8 @@ def _train_head(
         settings.save_every,
     )
     progress = train(
-        pupil,
-        Teacher(runner, pupil.features, int(settings.keep_gib * 2**30)),
+        student,
+        Teacher(runner, student.features, int(settings.keep_gib * 2**30)),
         batches_for(settings, texts, device, held_out=False),
         plan,
         settings.out / "work" / "state.ckpt",
@@ -94,7 +94,7 @@ def _train_head(
     )
 
     watch.stage("measuring")
-    acceptance = _write_and_measure(settings, pupil, runner, texts, device)
+    acceptance = _write_and_measure(settings, student, runner, texts, device)
     card = training_card(
         settings,
         command,
@@ -103,7 +103,7 @@ def _train_head(
         acceptance=acceptance,
         texts=texts,
         sources=asked.sources,
-        num_parameters=sum(tensor.numel() for tensor in pupil.parameters.values()),
+        num_parameters=sum(tensor.numel() for tensor in student.parameters.values()),
         device=device,
         seconds=time.monotonic() - began,
         weights_sha256=weights_sha256(str(settings.out), None),
@@ -182,12 +182,16 @@ def _texts(
 
 
 def _write_and_measure(
-    settings: TrainSettings, pupil: Pupil, runner: Runner, texts: list[Text], device: torch.device
+    settings: TrainSettings,
+    student: Student,
+    runner: Runner,
+    texts: list[Text],
+    device: torch.device,
 ) -> Acceptance:
     """Of the head as it was written; Medusa's config then says what was measured."""
-    trained = pupil.checkpoint()
+    trained = student.checkpoint()
     write_head(settings.out, trained)
-    written = open_pupil(settings.method, read_checkpoint(str(settings.out)), runner)
+    written = open_student(settings.method, read_checkpoint(str(settings.out)), runner)
     batches = batches_for(settings, texts, device, held_out=True)
     acceptance = measure_acceptance(written, Teacher(runner, written.features, 0), batches)
     if acceptance.ranks:

@@ -14,7 +14,7 @@ from specbench.errors import ModelError
 from specbench.training.batches import Batch, order
 from specbench.training.optimizer import MuonAdamW, Schedule
 from specbench.training.progress import Progress, load_progress, save_progress
-from specbench.training.pupil import Pupil
+from specbench.training.student import Student
 from specbench.training.teacher import Teacher
 
 _TRIED = 20  # steps after which a budget says how many there will be
@@ -37,7 +37,7 @@ class Plan(NamedTuple):
 
 
 def train(
-    pupil: Pupil,
+    student: Student,
     teacher: Teacher,
     batches: Sequence[Batch],
     plan: Plan,
@@ -46,16 +46,16 @@ def train(
     told: Told,
 ) -> Progress:
     """In place, to the end of the plan; goes on from `path` where that is there."""
-    optimizer = MuonAdamW(pupil.parameters, pupil.num_tokens)
+    optimizer = MuonAdamW(student.parameters, student.num_tokens)
     progress = Progress(steps=plan.schedule.steps)
     if path.exists():
-        progress = load_progress(path, pupil.parameters, optimizer, settings)
+        progress = load_progress(path, student.parameters, optimizer, settings)
     began, before, first = time.monotonic(), progress.seconds, progress.step
-    tensors = list(pupil.parameters.values())
+    tensors = list(student.parameters.values())
     for number in order(len(batches), plan.seed, progress.step):
         if progress.step >= progress.steps:
             break
-        loss = _step(pupil, teacher, batches[number], plan, progress)
+        loss = _step(student, teacher, batches[number], plan, progress)
         torch.nn.utils.clip_grad_norm_(tensors, 1.0)
         schedule = replace(plan.schedule, steps=progress.steps)
         factor = schedule.factor(progress.step)
@@ -67,14 +67,16 @@ def train(
             possible = int(plan.seconds / (time.monotonic() - began) * _TRIED)
             progress.steps = min(progress.steps, first + max(possible, _TRIED))
         if progress.step % plan.save_every == 0 or progress.step >= progress.steps:
-            save_progress(path, progress, pupil.parameters, optimizer, settings)
+            save_progress(path, progress, student.parameters, optimizer, settings)
         told(progress.step, progress.steps, loss)
     return progress
 
 
-def _step(pupil: Pupil, teacher: Teacher, batch: Batch, plan: Plan, progress: Progress) -> float:
+def _step(
+    student: Student, teacher: Teacher, batch: Batch, plan: Plan, progress: Progress
+) -> float:
     generator = torch.Generator().manual_seed(plan.seed * 1_000_003 + progress.step)
-    loss = pupil.loss(teacher.lesson(batch), generator)
+    loss = student.loss(teacher.lesson(batch), generator)
     value = float(loss.detach())
     if not math.isfinite(value):
         raise ModelError(

@@ -124,7 +124,7 @@ class Wrapped:
         self.buffers = inner.buffers
         self.observe = inner.observe
         if isinstance(inner, ExpectsAnswers):
-            self.whole_answer = inner.whole_answer
+            self.predicted_output = inner.predicted_output
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         return self.change(self.inner.propose(state, k, span, sampler))

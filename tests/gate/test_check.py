@@ -280,4 +280,4 @@ def test_counts_of_an_adaptive_k_are_not_said_to_be_absent():
     both = {"mean_acceptance_length": figure(3.0), "decode_speedup": figure(2.0)}
     auto = key(8, adaptive=True)
     gate = check(side(cell(both, of=auto)), side(cell(both, of=auto), name="b"))
-    assert not any("is in no cell" in note for note in gate.notes)
+    assert not any("is missing from" in note for note in gate.notes)

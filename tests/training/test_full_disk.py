@@ -32,18 +32,18 @@ def refused(path: Path, num_bytes: int) -> Iterator[None]:
 
 
 def test_steps_that_were_saved_are_gone_on_from(tmp_path):
-    path, whole = tmp_path / "state.ckpt", lab().pupil("medusa")
+    path, whole = tmp_path / "state.ckpt", lab().student("medusa")
     trained(whole, tmp_path / "whole.ckpt")
     with pytest.raises(Killed):
-        trained(lab().pupil("medusa"), path, told=killed_after(3))
+        trained(lab().student("medusa"), path, told=killed_after(3))
     saved = path.read_bytes()
 
     with refused(path, len(saved) // 2):
-        trained(lab().pupil("medusa"), path)
+        trained(lab().student("medusa"), path)
     assert path.read_bytes() == saved
     assert sorted(p.name for p in tmp_path.iterdir()) == ["state.ckpt", "whole.ckpt"]
 
-    resumed = lab().pupil("medusa")
+    resumed = lab().student("medusa")
     trained(resumed, path)
     for name, tensor in weights(resumed).items():
         assert torch.equal(tensor, weights(whole)[name])
@@ -75,7 +75,7 @@ def test_a_first_line_cut_short_is_begun_again(tmp_path):
 
 
 def test_a_head_is_there_as_a_whole_or_not_at_all(tmp_path):
-    head = lab().pupil("medusa").checkpoint()
+    head = lab().student("medusa").checkpoint()
     with refused(tmp_path / "model.safetensors", 1000):
         write_head(tmp_path, head)
     assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,8 @@ import torch
 
 from specbench.drafters.heads.eagle import EagleHead
 from specbench.drafters.registry import build_drafter
-from specbench.training.chain_pupil import ChainPupil
-from specbench.training.recipes import open_pupil
+from specbench.training.chain_student import ChainStudent
+from specbench.training.recipes import open_student
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
 from tests.drafters.feature_cases import Watched, run_rounds
@@ -25,20 +25,20 @@ DEPTH = 4
 def test_a_pass_says_what_a_plain_head_says_after_as_many_drafts(method, plain):
     model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
     bench = lab()
-    pupil = bench.pupil(method)
-    assert isinstance(pupil, ChainPupil)
-    checkpoint = pupil.checkpoint()
+    student = bench.student(method)
+    assert isinstance(student, ChainStudent)
+    checkpoint = student.checkpoint()
     if method == "eagle3":
         checkpoint.tensors["d2t"] = torch.zeros(VOCAB_SIZE, dtype=torch.long)  # the plain head's
     head = plain(model, checkpoint)
     batch = bench.batches[0]
-    lesson = bench.teacher(pupil).lesson(batch)
+    lesson = bench.teacher(student).lesson(batch)
     ids = batch.ids_BT[0].tolist()
 
     with torch.no_grad():
         bench_passes = [
-            pupil._head.logits(one.states_BTF)[0]
-            for one in pupil._run(lesson, lesson.features, DEPTH)
+            student._head.logits(one.states_BTF)[0]
+            for one in student._run(lesson, lesson.features, DEPTH)
         ]
 
     for depth, logits_TV in enumerate(bench_passes):
@@ -55,9 +55,9 @@ def test_a_pass_says_what_a_plain_head_says_after_as_many_drafts(method, plain):
 def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
     """Round by round: from each token of an answer, how many drafts the target would keep."""
     bench = lab()
-    pupil = bench.pupil(method, num_heads)
-    teacher = bench.teacher(pupil)
-    found = [pupil.agreement(teacher.lesson(batch), 3) for batch in bench.held_out]
+    student = bench.student(method, num_heads)
+    teacher = bench.teacher(student)
+    found = [student.agreement(teacher.lesson(batch), 3) for batch in bench.held_out]
     right = torch.stack([one.right_D for one in found]).sum(0).tolist()
     contexts = torch.stack([one.contexts_D for one in found]).sum(0).tolist()
 
@@ -67,7 +67,9 @@ def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
     parameters = {} if method == "mtp" else {"tree": "chain"}
     for text in (text for text in bench.texts if text.is_held_out):
         for current in range(text.num_prompt, len(text.ids) - 1):
-            drafter = build_drafter(method, parts_of(target, None, pupil.checkpoint()), parameters)
+            drafter = build_drafter(
+                method, parts_of(target, None, student.checkpoint()), parameters
+            )
             watched = Watched(drafter)
             drafter.num_drafts(3)
             # A prompt that ends before `current`: greedy, the target emits `current` first.
@@ -86,8 +88,8 @@ def test_agreement_is_what_a_drafter_of_chains_keeps(method, num_heads):
 def test_a_head_is_opened_as_its_methods_whatever_its_config_says():
     """Configs of EAGLE heads may have a draft vocabulary: vLLM writes one into them."""
     bench = lab()
-    head = bench.pupil("eagle").checkpoint()
+    head = bench.student("eagle").checkpoint()
     changed = replace(head, config={**head.config, "draft_vocab_size": VOCAB_SIZE})
-    pupil = open_pupil("eagle", changed, bench.target)
-    assert isinstance(pupil, ChainPupil)
-    assert isinstance(pupil._head, EagleHead)
+    student = open_student("eagle", changed, bench.target)
+    assert isinstance(student, ChainStudent)
+    assert isinstance(student._head, EagleHead)

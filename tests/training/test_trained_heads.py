@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from specbench.models.checkpoint_files import read_checkpoint
+
 from specbench.training.acceptance import measure_acceptance
 from specbench.training.head_files import write_head
-from specbench.training.pupil import Pupil
-from specbench.training.recipes import open_pupil
+from specbench.training.recipes import open_student
+from specbench.training.student import Student
 from specbench.training.trainer import train
 from tests.training.tiny_target import METHODS, SETTINGS, Lab, lab, plan, silent
 
@@ -25,15 +25,15 @@ STEPS = {"eagle": 160, "eagle3": 80, "medusa": 80, "mtp": 80}
 def gain(method: str, path: Path, rate: float, steps: int) -> tuple[float, float]:
     """By how much training a head lowered its loss and lengthened what is accepted of it."""
     bench = lab(0.1)
-    pupil, schedule = bench.pupil(method), plan(steps, rate=rate)
-    teacher = bench.teacher(pupil)
-    loss_before = held_out_loss(bench, pupil)
-    new = measure_acceptance(pupil, teacher, bench.held_out, 3)
+    student, schedule = bench.student(method), plan(steps, rate=rate)
+    teacher = bench.teacher(student)
+    loss_before = held_out_loss(bench, student)
+    new = measure_acceptance(student, teacher, bench.held_out, 3)
 
-    train(pupil, teacher, bench.batches, schedule, path / "state", SETTINGS, silent)
-    lowered = loss_before - held_out_loss(bench, pupil)
-    write_head(path / "head", pupil.checkpoint())
-    written = open_pupil(method, read_checkpoint(str(path / "head")), bench.target)
+    train(student, teacher, bench.batches, schedule, path / "state", SETTINGS, silent)
+    lowered = loss_before - held_out_loss(bench, student)
+    write_head(path / "head", student.checkpoint())
+    written = open_student(method, read_checkpoint(str(path / "head")), bench.target)
     after = measure_acceptance(written, bench.teacher(written), bench.held_out, 3)
 
     assert sorted(after.per_position, reverse=True) == list(after.per_position)
@@ -41,9 +41,9 @@ def gain(method: str, path: Path, rate: float, steps: int) -> tuple[float, float
     return lowered, after.mean_length - new.mean_length
 
 
-def held_out_loss(bench: Lab, pupil: Pupil) -> float:
-    lesson = bench.teacher(pupil).lesson(bench.held_out[0])
-    return float(pupil.loss(lesson, torch.Generator().manual_seed(0)).detach())
+def held_out_loss(bench: Lab, student: Student) -> float:
+    lesson = bench.teacher(student).lesson(bench.held_out[0])
+    return float(student.loss(lesson, torch.Generator().manual_seed(0)).detach())
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -15,9 +15,9 @@ from specbench.training import recipes
 from specbench.training.acceptance import measure_acceptance
 from specbench.training.head_files import write_head
 from specbench.training.progress import Progress
-from specbench.training.pupil import Pupil
-from specbench.training.recipes import open_pupil
+from specbench.training.recipes import open_student
 from specbench.training.settings import TrainSettings
+from specbench.training.student import Student
 from specbench.training.train_head import batches_for
 from specbench.training.trainer import Plan, Told, train
 from tests.decoding.models import tiny_llama
@@ -46,26 +46,26 @@ def killed_after(last: int) -> Told:
 
 
 def trained(
-    pupil: Pupil, path: Path, steps: int = 6, told: Told = silent, bench: Lab | None = None
+    student: Student, path: Path, steps: int = 6, told: Told = silent, bench: Lab | None = None
 ) -> Progress:
     bench = bench or lab()
-    return train(pupil, bench.teacher(pupil), bench.batches, plan(steps), path, SETTINGS, told)
+    return train(student, bench.teacher(student), bench.batches, plan(steps), path, SETTINGS, told)
 
 
-def weights(pupil: Pupil) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in pupil.parameters.items()}
+def weights(student: Student) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in student.parameters.items()}
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_gradients_reach_every_weight(method):
-    bench, pupil = lab(), lab().pupil(method)
-    teacher = bench.teacher(pupil)
-    for parameter in pupil.parameters.values():  # what is 0 may hide a gradient behind it
+    bench, student = lab(), lab().student(method)
+    teacher = bench.teacher(student)
+    for parameter in student.parameters.values():  # what is 0 may hide a gradient behind it
         parameter.data += 0.05
 
-    pupil.loss(teacher.lesson(bench.batches[0]), torch.Generator().manual_seed(0)).backward()
+    student.loss(teacher.lesson(bench.batches[0]), torch.Generator().manual_seed(0)).backward()
 
-    for name, parameter in pupil.parameters.items():
+    for name, parameter in student.parameters.items():
         assert parameter.grad is not None, name
         assert parameter.grad.abs().max() > 0, name
     assert not any(p.requires_grad for p in bench.target.model.parameters())
@@ -73,12 +73,12 @@ def test_gradients_reach_every_weight(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_training_goes_on_to_the_same_bits(method, tmp_path):
-    at_once, in_two, told_before = lab().pupil(method), lab().pupil(method), killed_after(5)
+    at_once, in_two, told_before = lab().student(method), lab().student(method), killed_after(5)
     whole = trained(at_once, tmp_path / "whole")
 
     with pytest.raises(Killed):
         trained(in_two, tmp_path / "parts", told=told_before)
-    resumed = lab().pupil(method)
+    resumed = lab().student(method)
     parts = trained(resumed, tmp_path / "parts")
 
     assert (parts.step, parts.losses) == (whole.step, whole.losses)
@@ -92,24 +92,24 @@ def test_beside_a_target_in_bfloat16_weights_stay_in_float32(method, tmp_path):
         tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3).requires_grad_(False).bfloat16()
     )
     bench = lab()._replace(target=half)
-    pupil = bench.pupil(method)
+    student = bench.student(method)
     path = tmp_path / "state"
 
-    train(pupil, bench.teacher(pupil), bench.batches, plan(3), path, SETTINGS, silent)
+    train(student, bench.teacher(student), bench.batches, plan(3), path, SETTINGS, silent)
 
-    assert {tensor.dtype for tensor in pupil.parameters.values()} == {torch.float32}
-    is_rounded = [t.equal(t.bfloat16().float()) for t in pupil.parameters.values()]
+    assert {tensor.dtype for tensor in student.parameters.values()} == {torch.float32}
+    is_rounded = [t.equal(t.bfloat16().float()) for t in student.parameters.values()]
     assert not all(is_rounded)
 
 
 def test_of_a_large_vocabulary_a_head_learns_the_tokens_that_are_said_most(tmp_path, monkeypatch):
     monkeypatch.setattr(recipes, "_MOST_SAID", 7)
     bench = lab(0.1)
-    pupil = bench.pupil("eagle3")
+    student = bench.student("eagle3")
 
-    trained(pupil, tmp_path / "state", bench=bench)
-    write_head(tmp_path / "head", pupil.checkpoint())
-    written = open_pupil("eagle3", read_checkpoint(str(tmp_path / "head")), bench.target)
+    trained(student, tmp_path / "state", bench=bench)
+    write_head(tmp_path / "head", student.checkpoint())
+    written = open_student("eagle3", read_checkpoint(str(tmp_path / "head")), bench.target)
 
     counts_V = recipes.token_counts(bench.texts, VOCAB_SIZE)
     d2t_D = written.checkpoint().tensors["d2t"]
@@ -119,11 +119,11 @@ def test_of_a_large_vocabulary_a_head_learns_the_tokens_that_are_said_most(tmp_p
 
 
 def test_a_loss_that_is_no_number_ends_the_training(tmp_path):
-    pupil = lab().pupil("medusa")
-    next(iter(pupil.parameters.values())).data.fill_(torch.nan)
+    student = lab().student("medusa")
+    next(iter(student.parameters.values())).data.fill_(torch.nan)
 
     with pytest.raises(ModelError, match="the loss is not a number at step 1; try --dtype float32"):
-        trained(pupil, tmp_path / "state")
+        trained(student, tmp_path / "state")
 
 
 def test_what_is_measured_on_is_not_trained_on():
@@ -144,20 +144,20 @@ def test_what_is_measured_on_is_not_trained_on():
 
 
 def test_another_seed_gives_other_weights(tmp_path):
-    bench, one, other = lab(), lab().pupil("eagle"), lab().pupil("eagle")
-    for pupil, seed in ((one, 0), (other, 1)):
+    bench, one, other = lab(), lab().student("eagle"), lab().student("eagle")
+    for student, seed in ((one, 0), (other, 1)):
         path = tmp_path / str(seed)
-        train(pupil, bench.teacher(pupil), bench.batches, plan(2, seed), path, SETTINGS, silent)
+        train(student, bench.teacher(student), bench.batches, plan(2, seed), path, SETTINGS, silent)
 
     assert any(not torch.equal(one.parameters[n], other.parameters[n]) for n in one.parameters)
 
 
 def test_a_budget_shortens_the_schedule_to_its_own_end(tmp_path):
-    bench, pupil = lab(), lab().pupil("medusa")
+    bench, student = lab(), lab().student("medusa")
     short = plan(10_000)._replace(seconds=0.01)
 
     progress = train(
-        pupil, bench.teacher(pupil), bench.batches, short, tmp_path / "state", SETTINGS, silent
+        student, bench.teacher(student), bench.batches, short, tmp_path / "state", SETTINGS, silent
     )
 
     assert progress.step == progress.steps == 20
@@ -171,8 +171,8 @@ def test_a_budget_holds_for_a_training_that_goes_on_as_well(tmp_path):
             raise KeyboardInterrupt
 
     def go_on(plan: Plan, told: Told) -> Progress:
-        pupil = lab().pupil("medusa")
-        return train(pupil, bench.teacher(pupil), bench.batches, plan, path, SETTINGS, told)
+        student = lab().student("medusa")
+        return train(student, bench.teacher(student), bench.batches, plan, path, SETTINGS, told)
 
     long = plan(10_000)._replace(save_every=25)
     with pytest.raises(KeyboardInterrupt):
@@ -233,23 +233,23 @@ def damage(path: Path, kind: str) -> None:
 )
 def test_a_file_that_cannot_be_gone_on_from_is_refused(kind, tmp_path, capsys):
     path = tmp_path / "state"
-    trained(lab().pupil("medusa"), path, steps=3)
+    trained(lab().student("medusa"), path, steps=3)
     damage(path, kind)
 
-    with pytest.raises(StoreError, match=r"cannot be resumed: .*; remove it to begin anew"):
-        trained(lab().pupil("medusa"), path)
+    with pytest.raises(StoreError, match=r"cannot be resumed: .*; remove it to start again"):
+        trained(lab().student("medusa"), path)
 
     assert "ran" not in capsys.readouterr().out
 
 
 def test_a_training_that_was_asked_for_otherwise_is_not_gone_on_with(tmp_path):
-    bench, pupil, path = lab(), lab().pupil("medusa"), tmp_path / "state"
-    trained(pupil, path, steps=3)
+    bench, student, path = lab(), lab().student("medusa"), tmp_path / "state"
+    trained(student, path, steps=3)
 
     with pytest.raises(StoreError, match="was started with seed 0, not 7; use the same, or choose"):
         train(
-            pupil,
-            bench.teacher(pupil),
+            student,
+            bench.teacher(student),
             bench.batches,
             plan(6),
             path,

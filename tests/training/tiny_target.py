@@ -9,8 +9,8 @@ from specbench.forward.runner import StockRunner
 from specbench.training.batches import Batch, batches_of
 from specbench.training.optimizer import Schedule
 from specbench.training.prompts import is_held_out
-from specbench.training.pupil import Pupil
-from specbench.training.recipes import new_pupil
+from specbench.training.recipes import new_student
+from specbench.training.student import Student
 from specbench.training.teacher import Teacher
 from specbench.training.texts import Text
 from specbench.training.trainer import Plan
@@ -30,12 +30,12 @@ class Lab(NamedTuple):
     batches: list[Batch]
     held_out: list[Batch]
 
-    def pupil(self, method: str, num_heads: int | None = None) -> Pupil:
+    def student(self, method: str, num_heads: int | None = None) -> Student:
         count = num_heads or (3 if method == "medusa" else 1)
-        return new_pupil(method, self.target, self.target.config, self.texts, 1, count)
+        return new_student(method, self.target, self.target.config, self.texts, 1, count)
 
-    def teacher(self, pupil: Pupil) -> Teacher:
-        return Teacher(self.target, pupil.features, 2**24)
+    def teacher(self, student: Student) -> Teacher:
+        return Teacher(self.target, student.features, 2**24)
 
 
 @cache

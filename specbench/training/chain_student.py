@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-3 as pupils: each pass goes on from the head's own states.
+"""EAGLE and EAGLE-3 as students: each pass goes on from the head's own states.
 
 Shape suffixes: B rows, T tokens, N positions, F the head's states, D the tokens it can say,
 V vocabulary.
@@ -16,7 +16,7 @@ from specbench.drafters.heads.eagle3 import Eagle3Head
 from specbench.drafters.heads.feature_drafter import FeatureHead
 from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint
-from specbench.training.pupil import Agreement, distilled, leaves, put
+from specbench.training.student import Agreement, distilled, leaves, put
 from specbench.training.teacher import Lesson
 
 _LATER = 0.8  # how much less each pass counts than the one before
@@ -42,7 +42,7 @@ class _Pass(NamedTuple):
     depth: int
 
 
-class ChainPupil:
+class ChainStudent:
     """Output t of a pass is about token t + 2, as the target's own state t + 1 is."""
 
     def __init__(self, method: str, checkpoint: Checkpoint, target: Runner, passes: Passes) -> None:

@@ -1,4 +1,4 @@
-"""MTP layers as pupils: pass i trains layer i; a single layer goes on from its own states.
+"""MTP layers as students: pass i trains layer i; a single layer goes on from its own states.
 
 Shape suffixes: B rows, T tokens, F the head's states.
 """
@@ -13,12 +13,12 @@ from specbench.drafters.heads.mtp_layouts import split_experts
 from specbench.forward.runner import Runner
 from specbench.model_files.mtp_families import file_name
 from specbench.models.checkpoint import Checkpoint
-from specbench.training.chain_pupil import ChainPupil
-from specbench.training.pupil import Agreement
+from specbench.training.chain_student import ChainStudent
+from specbench.training.student import Agreement
 from specbench.training.teacher import Lesson
 
 
-class MtpPupil(ChainPupil):
+class MtpStudent(ChainStudent):
     """As DeepSeek-AI 2024 (arXiv:2412.19437), 2.2, beside a target that stays as it is."""
 
     def agreement(self, lesson: Lesson, depth: int) -> Agreement:

@@ -185,7 +185,7 @@ class Expecting(ScriptedDrafter):
         super().__init__(script)
         self.seen: list[int] = []
 
-    def whole_answer(self, state: State, most: int) -> Proposal:
+    def predicted_output(self, state: State, most: int) -> Proposal:
         return self.propose(state, min(most, 5), 64, Sampler(GREEDY))
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:  # noqa: ARG002

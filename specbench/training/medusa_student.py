@@ -1,4 +1,4 @@
-"""Medusa's heads as pupils: each is taught what the target says one token further ahead.
+"""Medusa's heads as students: each is taught what the target says one token further ahead.
 
 Shape suffixes: B rows, T tokens, N positions, H heads, F hidden size, V vocabulary, R ranks.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.forward.runner import Runner
 from specbench.models.checkpoint import Checkpoint
-from specbench.training.pupil import Agreement, distilled
+from specbench.training.student import Agreement, distilled
 from specbench.training.teacher import Lesson, head_rows
 
 _LATER = 0.8  # how much less each head counts than the one before: Cai et al. 2024, section 2.2.1
@@ -20,7 +20,7 @@ _RANKS = 10
 _START_SCALE = 0.1  # of the target's head: at full size it insists on the token of one place back
 
 
-class MedusaPupil:
+class MedusaStudent:
     """Head i at state t is about token t + 2 + i, as the target's own state t + 1 + i is."""
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:

@@ -25,7 +25,7 @@ class Agreement(NamedTuple):
     ranks: Tensor | None = None
 
 
-class Pupil(Protocol):
+class Student(Protocol):
     """One kind of head, as the training loop sees it."""
 
     parameters: Mapping[str, Tensor]  # float32 leaves, by the names of the head's own code

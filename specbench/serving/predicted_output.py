@@ -1,6 +1,6 @@
-"""A whole expected answer, checked at once when its prompt is in: prefill as verification.
+"""A predicted output, checked at once when its prompt is in: prefill as verification.
 
-Where the two part, rounds go on. Source: SPEC-RL (arXiv:2509.23232), which verifies an earlier
+Where the two part, rounds resume. Source: SPEC-RL (arXiv:2509.23232), which verifies an earlier
 answer to the same prompt in one pass and decodes on from its longest prefix that holds.
 """
 
@@ -25,10 +25,10 @@ class Checked(NamedTuple):
     is_done: bool
 
 
-def check_whole_answer(
+def check_predicted_output(
     rows: Rows, row: int, sampler: Sampler, verifier: Verifier
 ) -> Checked | None:
-    """Feed a row what its drafter expects of the whole answer; keep what the target says, too.
+    """Feed a row what its drafter predicts of the output; emit what the target accepts of it.
 
     The row has its first token. It takes as many forwards as bound the memory of their logits,
     and stops at the first whose drafts were not all kept. None where nothing was expected.
@@ -43,7 +43,7 @@ def check_whole_answer(
     tokens: list[int] = []
     num_drafted = num_accepted = 0
     while left > 1:  # the last token of a budget is the target's own
-        proposal = drafter.whole_answer(state, min(max(at_once - 1, 1), left - 1))
+        proposal = drafter.predicted_output(state, min(max(at_once - 1, 1), left - 1))
         drafted = 0 if proposal is None else int(proposal.num_drafted_B)
         if proposal is None or not drafted:
             break
