@@ -14,7 +14,7 @@ from specbench.bench.extensions import Extensions
 from specbench.bench.floors import BLOCKS, measure_floors
 from specbench.bench.limits import measure_limits
 from specbench.bench.plan import BUILTIN, TargetPlan
-from specbench.bench.race import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
+from specbench.bench.pruning import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.decide.adaptive import best_fixed

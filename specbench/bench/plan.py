@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
-from specbench.bench.race import ENOUGH_PROMPTS
+from specbench.bench.pruning import ENOUGH_PROMPTS
 from specbench.engines.peers import ASSISTED_DEFAULT, ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
 from specbench.inputs.config import Drafter, Pairing, Target

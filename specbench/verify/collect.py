@@ -15,6 +15,13 @@ from torch import Tensor
 
 from specbench.engines.engine import Engine, EngineRequest, EngineResult, Load, Work
 from specbench.records import Sampling
+from specbench.verify.distribution import (
+    allowed,
+    log_likelihood,
+    placed,
+    surprise,
+    token_distribution,
+)
 from specbench.verify.evidence import (
     Divergence,
     Floats,
@@ -23,7 +30,6 @@ from specbench.verify.evidence import (
     SampledEvidence,
     Subject,
 )
-from specbench.verify.law import allowed, log_likelihood, placed, surprise, token_law
 from specbench.verify.teacher import Teacher, edge_slack
 
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # as shares of the one asked for
@@ -203,7 +209,7 @@ class Collector:
             is_near_N = _of(allowed(logits_NV, sampling, edge_slack(logits_NV)), tokens_N)
             num_outside += int((~is_near_N).sum())
             num_at_edge += int((is_near_N & ~is_in_N).sum())
-            law_NV, tokens_N = token_law(logits_NV[is_in_N], sampling), tokens_N[is_in_N]
+            law_NV, tokens_N = token_distribution(logits_NV[is_in_N], sampling), tokens_N[is_in_N]
             within = torch.from_numpy(noise.random((2, len(tokens_N)))).to(tokens_N.device)
             likely.append(surprise(law_NV, tokens_N, within[0]))
             own.append(placed(law_NV, tokens_N, within[1]))

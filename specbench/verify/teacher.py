@@ -14,8 +14,8 @@ from specbench.errors import ModelError
 from specbench.forward.runner import check_context
 from specbench.forward.self_test import make_checked_runner
 from specbench.records import Sampling
+from specbench.verify.distribution import token_distribution
 from specbench.verify.evidence import Divergence
-from specbench.verify.law import token_law
 
 _CHUNK = 512  # tokens of a text fed at once
 _ROWS = 64  # short texts fed at once
@@ -121,7 +121,7 @@ class Teacher:
         self._runner.allocate(R, T)
         positions_RT = torch.arange(T, device=self.device).expand(R, -1)
         out = self._runner.forward(tokens_RT.to(self.device), positions_RT, T)
-        return token_law(out.logits[:, -1], sampling)
+        return token_distribution(out.logits[:, -1], sampling)
 
 
 def _divergence(

@@ -188,7 +188,7 @@ def test_the_costs_of_a_running_server(tiny):
         (("--forecast", "--samples", "2", "--temperature", "1"), "drop --samples"),
         (("--forecast", "--acceptance", "0.7"), "drop --acceptance"),
         (("--exhaustive",), "add --forecast"),
-        (("--exhaustive", "--costs", "rows.csv"), "choose one"),
+        (("--exhaustive", "--costs", "rows.csv"), "use one of them"),
     ],
     ids=lambda value: " ".join(value)[:32] if isinstance(value, tuple) else "",
 )

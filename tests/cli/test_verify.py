@@ -107,7 +107,7 @@ def test_too_few_tokens_exit_3(tiny: Path) -> None:
     few = ("--tokens", "100", "--temperature", "40")  # hot enough for all tokens to be alike
     ran = specbench("verify", "tiny/draft", *SMALL, *few, cwd=tiny)
     assert ran.code == 3
-    assert "tiny/draft: not decided: " in ran.out
+    assert "tiny/draft: undecided: " in ran.out
 
 
 def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The law that sampling must follow, written a second time.
+"""The distribution that sampling must follow, written a second time.
 
 It shares no code with round/sampling.py: a fault there must not be judged by itself.
 Shape suffixes: N tokens, V vocabulary.
@@ -10,7 +10,7 @@ from torch import Tensor
 from specbench.records import Sampling
 
 
-def token_law(logits_NV: Tensor, sampling: Sampling) -> Tensor:
+def token_distribution(logits_NV: Tensor, sampling: Sampling) -> Tensor:
     """Probability of every token, float64 [N, V], at a temperature above 0."""
     scores_NV = logits_NV.double() / sampling.temperature
     return scores_NV.masked_fill(~allowed(logits_NV, sampling), -torch.inf).softmax(-1)

@@ -12,7 +12,7 @@ ENOUGH_PROMPTS = 6  # an interval needs five
 
 
 def hopeless(cells: Sequence[CellSummary], num_prompts: int) -> frozenset[str]:
-    """Ids of the cells that leave the race after `num_prompts` prompts measured at every K.
+    """Ids of the cells that are pruned after `num_prompts` prompts measured at every K.
 
     The best K of every drafter stays in, so that "do not speculate" is said with an interval.
     """

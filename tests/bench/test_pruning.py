@@ -1,4 +1,4 @@
-from specbench.bench.race import hopeless, unaffordable
+from specbench.bench.pruning import hopeless, unaffordable
 from specbench.records import CellSummary, Interval
 from tests.cell_keys import cell_key
 

@@ -8,7 +8,13 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from specbench.records import Sampling
 from specbench.round.sampling import Sampler
-from specbench.verify.law import allowed, log_likelihood, placed, surprise, token_law
+from specbench.verify.distribution import (
+    allowed,
+    log_likelihood,
+    placed,
+    surprise,
+    token_distribution,
+)
 
 SAMPLINGS = [
     Sampling(temperature=0.7),
@@ -29,7 +35,7 @@ def test_it_is_the_law_of_transformers_and_of_our_sampler(sampling: Sampling) ->
         scores_NV = TopKLogitsWarper(sampling.top_k)(None, scores_NV)
     if sampling.top_p < 1:
         scores_NV = TopPLogitsWarper(sampling.top_p)(None, scores_NV)
-    law_NV = token_law(LOGITS_NV, sampling)
+    law_NV = token_distribution(LOGITS_NV, sampling)
     torch.testing.assert_close(law_NV, scores_NV.softmax(-1))
     torch.testing.assert_close(law_NV.float(), Sampler(sampling).probs(LOGITS_NV))
 
@@ -78,7 +84,7 @@ def test_a_token_in_the_far_tail_keeps_its_digits() -> None:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
 def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
-    law_NV = token_law(LOGITS_NV, sampling)
+    law_NV = token_distribution(LOGITS_NV, sampling)
     tokens_N = law_NV.argmax(-1)
     scores_NV = (LOGITS_NV.double() / (0.8 * sampling.temperature)).where(
         law_NV > 0, torch.tensor(-torch.inf, dtype=torch.float64)
