@@ -40,6 +40,7 @@ def requests_of(run, temperature: float):
     return requests
 
 
+@pytest.mark.slow
 def test_every_greedy_cell_gives_the_targets_own_text(run):
     own = {(r.prompt_id, r.turn): r.output_ids for r in run.references}
     assert len(own) == 3
