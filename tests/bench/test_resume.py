@@ -44,6 +44,7 @@ def uninterrupted(tmp_path_factory):
     return measure(make_plan(root, SETTINGS, SIX), FakeEngine(FakeClock()), root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_blocks", range(1, 7))
 def test_a_run_interrupted_after_any_block_goes_on_to_the_same_end(
     tmp_path, uninterrupted, num_blocks
@@ -62,6 +63,7 @@ def test_a_run_interrupted_after_any_block_goes_on_to_the_same_end(
     assert after.is_complete
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_calls", [1, 9, 12, 44, 57])
 def test_ctrl_c_in_the_middle_of_a_block_costs_that_block_only(tmp_path, uninterrupted, num_calls):
     plan = make_plan(tmp_path, SETTINGS, SIX)

@@ -126,6 +126,7 @@ def test_prompts_are_lengthened_and_every_context_is_a_cell(tiny, tmp_path):
     assert len(run.references) == 2 * len(lengths)  # each context has its own answers
 
 
+@pytest.mark.slow
 def test_engines_share_blocks_and_say_the_same(tiny, tmp_path):
     run = measure(
         tiny,

@@ -41,10 +41,12 @@ def requests_of(run, temperature: float):
     return requests
 
 
+@pytest.mark.slow
 def test_a_run_keeps_how_many_prompts_its_workloads_have(run):
     assert run.run.workload_prompts == {"talk.jsonl": 2}
 
 
+@pytest.mark.slow
 def test_every_greedy_cell_gives_the_targets_own_text(run):
     own = {(r.prompt_id, r.turn): r.output_ids for r in run.references}
     assert len(own) == 3

@@ -59,6 +59,7 @@ def table(text: str) -> list[str]:
     return lines[first:last]
 
 
+@pytest.mark.slow
 def test_a_wide_terminal_is_used_as_wide_as_it_is(named):
     lines = table(on_a_terminal(200, *DRY, LONG, cwd=named))
     assert len(lines) == 3  # header, target, draft: nothing is folded

@@ -97,6 +97,7 @@ def test_a_slower_server_regresses_where_the_speed_up_is_named_as_the_page_says(
     assert "end_to_end_speedup 1.60x -> 1.12x" in json.loads(named.out)["sentence"]
 
 
+@pytest.mark.slow
 def test_neither_import_nor_history_needs_torch(tmp_path):
     lines = "\n".join(
         f"try:\n    c.app({arguments!r})\nexcept SystemExit as done:\n    assert not done.code"

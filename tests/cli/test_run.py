@@ -167,6 +167,7 @@ def test_k_0_alone_says_that_nothing_else_was_measured(tiny, tmp_path):
     assert ran.out.splitlines()[-1].startswith("talk.jsonl: only K=0 was measured")
 
 
+@pytest.mark.slow
 def test_a_pairing_that_cannot_run_is_told_and_exits_4(tiny, tmp_path):
     pairings = (tiny / "pairings.yaml").read_text() + "      head: {method: eagle3, model: o/h}\n"
     (tiny / "more.yaml").write_text(pairings)

@@ -10,11 +10,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from specbench.decide.recommend import Choice, Verdict, choose, decide, judge
 from specbench.records import CellSummary
 from specbench.stats.intervals import speedup_interval
+
+pytestmark = pytest.mark.slow  # thousands of simulated sweeps
 
 SWEEPS = 4_000
 NUM_PROMPTS = 10

@@ -213,6 +213,7 @@ def test_the_hubs_cache_may_keep_files_beside_its_snapshots(tmp_path: Path) -> N
     assert read.revision == "a" * 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["one file", "shards", "a pickle", "a pickle as of old"])
 def test_whatever_bytes_a_file_holds_it_is_read_or_refused(layout: str, folder: Path) -> None:
     LAYOUTS[layout](folder, TENSORS)

@@ -187,6 +187,7 @@ def texts(results: list[Result]) -> list[tuple[int, ...]]:
 DRAFTERS = [("draft_model", {}), ("draft_model", {"tree": (3, 2)}), ("ngram", {}), ("medusa", {})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("method", "parameters"), DRAFTERS, ids=str)
 def test_where_nothing_passes_the_text_is_that_of_plain_decoding(

@@ -102,11 +102,13 @@ def test_drafts_that_are_the_targets_own_are_kept_down_to_the_deepest(variant: V
     keeps_the_deepest(variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_an_end_of_text_among_the_drafts_is_the_last_that_counts(variant: Variant) -> None:
     counts_no_draft_past_the_end(variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
 def test_a_path_that_is_moved_one_slot_short_is_found(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -188,6 +188,7 @@ def predicted(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("num_rows", [2, 5])
 def test_greedy_text_is_that_of_generate_whatever_was_predicted(k: int, num_rows: int) -> None:

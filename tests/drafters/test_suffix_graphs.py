@@ -55,6 +55,7 @@ class ReplaysOfTheDevice(FakeGraphs):
         self._drafter.is_replaying = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("num_rows", [1, 3])
 @pytest.mark.parametrize("policy", [lambda: FixedK(4), lambda: Cycle(4, 0, 0, 0, 4, 0, 1, 2)])

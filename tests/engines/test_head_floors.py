@@ -50,6 +50,7 @@ def test_every_part_of_a_round_is_timed_and_has_its_bytes(engine: BuiltinEngine,
         assert engine.bytes_read(name, forward, 1, 100) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_measuring_a_floor_does_not_change_what_is_decoded_next(
     engine: BuiltinEngine, name: str
@@ -73,6 +74,7 @@ def test_measuring_a_floor_does_not_change_what_is_decoded_next(
     assert decoded() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_rounds_keep_the_same_drafts_with_a_floor_between_them(
     engine: BuiltinEngine, name: str

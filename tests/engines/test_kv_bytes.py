@@ -15,6 +15,7 @@ from tests.tiny_models import write_head, write_model
 ROWS = 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["chain", "dynamic"])
 def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
     tmp_path: Path, tree: str

@@ -58,6 +58,7 @@ def coverage(num_prompts: int, *, joins_costs: bool = True) -> float:
     return covered / RUNS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_prompts", [8, 20, 40])
 def test_forecasts_cover_the_truth(num_prompts: int) -> None:
     share = coverage(num_prompts)

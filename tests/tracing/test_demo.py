@@ -23,6 +23,8 @@ from tests.tracing.answers import (
     open_demo,
 )
 
+pytestmark = pytest.mark.slow  # rounds of the embedded pair
+
 KS = range(1, 9)
 EVERYWHERE = ("draft", "ngram")
 ON_EDIT = ("eagle", "eagle-tree", "medusa", "medusa-tree", "draft-tree", "self", "suffix")

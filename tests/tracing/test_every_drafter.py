@@ -26,6 +26,8 @@ from tests.decoding.lossless import GREEDY, LAW_PROMPT, WARM, decode, law_model,
 from tests.drafters.variants import VARIANTS, Variant
 from tests.tracing.answers import counted
 
+pytestmark = pytest.mark.slow  # every drafter, round after round
+
 KS = range(1, 9)
 MOST = 30
 PROMPTS = ((*LAW_PROMPT, 3, 3), LAW_PROMPT[:4])
