@@ -68,7 +68,7 @@ def table(document: dict[str, Any]) -> list[str]:
         if (ratio := cell.get("overhead_ratio")) is not None:
             count = f"{cell['num_rounds']:.0f} rounds, {cell['num_forward_samples']} forwards"
             lines.append(
-                f"{ratio:.3f}x a round's bare forwards: {cell['name']}, medians of {count}"
+                f"{ratio:.3f}x a round's model forwards: {cell['name']}, medians of {count}"
             )
     for one in document["forwards"]:
         wall, cpu = _words(one["wall"]), _words(one["cpu"])
@@ -117,7 +117,7 @@ def _cell(cell: CellData, summary: CellSummary) -> dict[str, Any]:
 
 
 def _fewest_samples(cell: CellData) -> int:
-    """Of the bare forwards of a round, that which was measured least often."""
+    """Of the model forwards of a round, that which was measured least often."""
     counts: dict[tuple[str, int], int] = {}
     for cost in cell.forwards:
         shape = (cost.role, cost.num_tokens)

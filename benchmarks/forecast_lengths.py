@@ -23,7 +23,7 @@ from benchmarks.run import write
 from specbench.bench.blocks import request_seed
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.forecast.replay import replay_one, serves
 from specbench.inputs.config import Drafter, Pairing, load_pairings
 from specbench.inputs.workloads import Workload, load_workload
@@ -94,7 +94,7 @@ def results(asked: argparse.Namespace) -> dict[str, Any]:
     names = [f"demo/{drafter}" for drafter in asked.drafters]
     pairings = load_pairings(shipped("pairings.yaml")).select(names)
     target = pairings[0].target
-    engine = BuiltinEngine(target, Shelf(torch.device("cpu"), "float32"))
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu"), "float32"))
     models = [engine.identity, *(engine.add_drafter(p.drafter) for p in pairings)]
     workloads = [load_workload(name, folder=target.workloads) for name in asked.workloads]
     rows = [

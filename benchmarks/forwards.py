@@ -10,7 +10,7 @@ import torch
 from benchmarks.turns import Sample, median_ratio, take_turns
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import RoundForward
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import Target
 from specbench.records import NO_DRAFTER, Interval
 from specbench.settings import DecoderSettings
@@ -37,8 +37,8 @@ def compare_forwards(
     """One ratio a size, on the CPU; both forwards keep the cache and the shapes of a round."""
     device = torch.device("cpu")
     engines = {
-        "stock": BuiltinEngine(target, Shelf(device, dtype), DecoderSettings(forward="stock")),
-        "fused": BuiltinEngine(target, Shelf(device, dtype), DecoderSettings(forward="fused")),
+        "stock": BuiltinEngine(target, ModelPool(device, dtype), DecoderSettings(forward="stock")),
+        "fused": BuiltinEngine(target, ModelPool(device, dtype), DecoderSettings(forward="fused")),
     }
     return tuple(_compare(engines, size, context, num_samples) for size in sizes)
 

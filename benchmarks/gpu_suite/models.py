@@ -10,7 +10,7 @@ from transformers import AutoConfig, LlamaConfig, MistralConfig, Qwen2Config, Qw
 from benchmarks.gpu_suite.machine import Machine
 from specbench.drafters.draft_model import DraftModel
 from specbench.drafters.registry import Parts
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.forward.runner import Runner
 from specbench.inputs.config import Drafter, Target
 from specbench.inputs.model_spec import ModelSpec
@@ -116,8 +116,8 @@ def read_bytes(model: Any) -> int:
     return sum(held.values()) - (0 if is_tied else table.nbytes)
 
 
-class HeldShelf(Shelf):
-    """A shelf of models that are there already, for both engines over the same weights."""
+class HeldPool(ModelPool):
+    """A pool of models that are there already, for both engines over the same weights."""
 
     def __init__(self, device: torch.device, models: Mapping[ModelSpec, Any]) -> None:
         super().__init__(device)
@@ -127,15 +127,15 @@ class HeldShelf(Shelf):
         return self._held[spec]
 
     def release(self, spec: ModelSpec) -> None:
-        """It is kept as long as the shelf."""
+        """It is kept as long as the pool."""
 
 
-def made_up_pair(target: Any, draft: Any) -> tuple[Target, Drafter, HeldShelf]:
-    """Two models as the engines take them: named, and on a shelf."""
+def made_up_pair(target: Any, draft: Any) -> tuple[Target, Drafter, HeldPool]:
+    """Two models as the engines take them: named, and on a pool."""
     specs = [ModelSpec(source=f"shape:{name}") for name in ("target", "draft")]
     drafter = Drafter(name="draft", method="draft_model", model=specs[1])
-    shelf = HeldShelf(target.device, dict(zip(specs, (target, draft), strict=True)))
-    return Target(name="target", model=specs[0], drafters=(drafter,)), drafter, shelf
+    pool = HeldPool(target.device, dict(zip(specs, (target, draft), strict=True)))
+    return Target(name="target", model=specs[0], drafters=(drafter,)), drafter, pool
 
 
 def random_prompt(num_tokens: int, vocab_size: int, seed: int) -> tuple[int, ...]:

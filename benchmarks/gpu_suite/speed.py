@@ -26,7 +26,7 @@ from benchmarks.gpu_suite.star import ACCEPTANCE, open_star
 from benchmarks.gpu_suite.timing import Point, measure_points
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.inputs.config import Drafter, Target, load_pairings
 from specbench.inputs.workloads import load_workload
@@ -66,10 +66,10 @@ def beside_transformers(machine: Machine) -> Json:
     target = make_model(shape("llama-8b", machine), torch.bfloat16, machine.device)
     draft = make_draft(target, machine.pick(DRAFT_LAYERS, 1))
     scale, agreed = agree(target, draft, AGREEMENT, num_tokens=machine.pick(512, 64))
-    own, drafter, shelf = made_up_pair(target, draft)
+    own, drafter, pool = made_up_pair(target, draft)
     vocab = target.config.vocab_size
     requests = [_request(random_prompt(64, vocab, seed), machine.pick(128, 8)) for seed in range(6)]
-    found = race(_racers(own, drafter, shelf), requests, machine)
+    found = race(_racers(own, drafter, pool), requests, machine)
     return {
         "draft_layers": draft.config.num_hidden_layers,
         "scale": scale,
@@ -80,15 +80,15 @@ def beside_transformers(machine: Machine) -> Json:
 def embedded_pair(machine: Machine) -> Json:
     """The embedded pair on its own code prompts, float32, so that texts can be compared."""
     (pairing,) = load_pairings(shipped("pairings.yaml")).select(["demo/draft"])
-    shelf = Shelf(machine.device, "float32")
+    pool = ModelPool(machine.device, "float32")
     workload = load_workload("code", folder=pairing.target.workloads)
-    tokenizer = shelf.tokenizer(pairing.target.model)
+    tokenizer = pool.tokenizer(pairing.target.model)
     requests = []
     for prompt in workload.take(machine.pick(8, 2), seed=0):
         history: list[Message] = list(prompt.turns[0])
         ids = tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
         requests.append(_request(ids, machine.pick(96, 8)))
-    return race(_racers(pairing.target, pairing.drafter, shelf), requests, machine)
+    return race(_racers(pairing.target, pairing.drafter, pool), requests, machine)
 
 
 def large_pair(machine: Machine) -> Json:
@@ -107,9 +107,9 @@ def large_pair(machine: Machine) -> Json:
     return {"synthetic_acceptance": ACCEPTANCE, "weights_bytes": weights, **found}
 
 
-def _racers(target: Target, drafter: Drafter, shelf: Shelf) -> list[Racer]:
+def _racers(target: Target, drafter: Drafter, pool: ModelPool) -> list[Racer]:
     """Ours and theirs over one set of weights, without drafts and with the same draft."""
-    ours, theirs = BuiltinEngine(target, shelf), TransformersEngine(target, shelf)
+    ours, theirs = BuiltinEngine(target, pool), TransformersEngine(target, pool)
     for engine in (ours, theirs):
         engine.add_drafter(drafter)
     racers = [

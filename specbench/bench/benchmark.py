@@ -23,12 +23,12 @@ from specbench.bench.plan import (
     peers_of,
     plan_targets,
 )
+from specbench.bench.step_times import engine_costs
 from specbench.bench.target import TargetRun
-from specbench.bench.told_costs import engine_costs
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Engine
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
 from specbench.inputs.config import Pairing, Target
@@ -117,14 +117,14 @@ def run_benchmark(
 
 
 def open_engines(
-    target: Target, device: torch.device, settings: RunSettings, shelf: Shelf | None = None
+    target: Target, device: torch.device, settings: RunSettings, pool: ModelPool | None = None
 ) -> dict[str, Engine]:
-    """The engines of a run over one set of weights, those of `shelf` if it is given; ModelError."""
+    """The engines of a run over one set of weights, those of `pool` if it is given; ModelError."""
     decoder = settings.decoder
-    shelf = shelf or Shelf(device, settings.machine.dtype, dummy=decoder.dummy_weights)
+    pool = pool or ModelPool(device, settings.machine.dtype, dummy=decoder.dummy_weights)
     make: dict[str, Callable[[], Engine]] = {
-        BUILTIN: lambda: BuiltinEngine(target, shelf, decoder),
-        TRANSFORMERS: lambda: TransformersEngine(target, shelf),
+        BUILTIN: lambda: BuiltinEngine(target, pool, decoder),
+        TRANSFORMERS: lambda: TransformersEngine(target, pool),
     }
     # Ours first, whatever order they were named in: it decodes the references.
     return {name: open_one() for name, open_one in make.items() if name in settings.load.engines}

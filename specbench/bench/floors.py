@@ -1,4 +1,4 @@
-"""The floor of a round: its bare forwards, measured alone in turns with the round itself."""
+"""The floor of a round: its model forwards, measured alone in turns with the round itself."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

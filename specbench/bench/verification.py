@@ -18,9 +18,9 @@ from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
 from specbench.bench.watch import Watch
 from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest
+from specbench.engines.model_pool import ModelPool
 from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
-from specbench.engines.shelf import Shelf
 from specbench.errors import ModelError, WorkloadError, first_line
 from specbench.inputs.config import Pairing
 from specbench.records import Message, Sampling
@@ -55,10 +55,10 @@ def collect_evidence(
             watch.warn(warning)
         jobs = list(_jobs(plan))
         watch.stage(f"{plan.target.name}: loading")
-        shelf = Shelf(device, settings.machine.dtype)
+        pool = ModelPool(device, settings.machine.dtype)
         try:
-            engines = open_engines(plan.target, device, settings, shelf)
-            teacher = Teacher(shelf.load(plan.target.model).model)
+            engines = open_engines(plan.target, device, settings, pool)
+            teacher = Teacher(pool.load(plan.target.model).model)
             first = next(iter(engines.values()))
             questions = list(_questions(plan, first, watch))
         except REFUSALS as error:

@@ -26,7 +26,7 @@ from specbench.settings.words import parse_contexts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specbench.cli.place import Machine
+    from specbench.cli.hardware import Machine
     from specbench.fit.candidates import Prepared
     from specbench.fit.discover import LeftOut
     from specbench.fit.memory_plan import Count
@@ -114,7 +114,7 @@ def _find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, 
 
 
 def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Machine":
-    from specbench.cli.place import find_machine
+    from specbench.cli.hardware import find_machine
     from specbench.fit.memory_plan import Place
 
     contexts = parse_contexts(asked.context)

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from specbench.cli.console import WIDTH, open_console
-from specbench.cli.place import Machine
+from specbench.cli.hardware import Machine
 from specbench.decide.rank import Gain, Ranked, are_told_apart
 from specbench.decide.reasons import speedup_text
 from specbench.decide.recommend import Verdict, judge

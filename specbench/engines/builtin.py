@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specbench.engines.arrivals import arrivals
-from specbench.engines.bare_forwards import BareForwards, Forwards
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
     EngineRequest,
@@ -21,7 +20,8 @@ from specbench.engines.engine import (
 )
 from specbench.engines.launched import graph_kind, graph_notes
 from specbench.engines.loaded_drafters import LoadedDrafters, take
-from specbench.engines.shelf import Shelf, bytes_read, identity
+from specbench.engines.model_forwards import Forwards, ModelForwards
+from specbench.engines.model_pool import ModelPool, bytes_read, identity
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
@@ -51,19 +51,19 @@ class BuiltinEngine(Instrumented):
     name = "builtin"
     baseline = Work(drafter=NO_DRAFTER, method=NO_DRAFTER, k=0)
 
-    def __init__(self, target: Target, shelf: Shelf, options: DecoderSettings = _UNTOLD) -> None:
-        self._shelf = shelf
+    def __init__(self, target: Target, pool: ModelPool, options: DecoderSettings = _UNTOLD) -> None:
+        self._pool = pool
         self._options = options
-        self._clock = make_clock(shelf.device)
-        self.tokenizer = shelf.tokenizer(target.model)
-        held = take(shelf, target.model, options.forward)
+        self._clock = make_clock(pool.device)
+        self.tokenizer = pool.tokenizer(target.model)
+        held = take(pool, target.model, options.forward)
         self._target, self._runner = held.loaded, held.runner
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._name = target.name
-        self._launchers = Launchers(options.graph, shelf.device, compiled=options.compile)
-        self._bare_forwards = BareForwards(self._launchers.graphs, self._clock)
-        self._drafters = LoadedDrafters(held, self.tokenizer, shelf, options.forward)
+        self._launchers = Launchers(options.graph, pool.device, compiled=options.compile)
+        self._model_forwards = ModelForwards(self._launchers.graphs, self._clock)
+        self._drafters = LoadedDrafters(held, self.tokenizer, pool, options.forward)
         self._decoders: dict[tuple[str, bool], Decoder] = {}
         self._controllers = Controllers()
 
@@ -72,7 +72,7 @@ class BuiltinEngine(Instrumented):
         """Complete once a round has run: some choices are made only then."""
         config = self._target.model.config.get_text_config()
         launched = [(n, d.launcher) for (n, _), d in self._decoders.items() if d.launcher]
-        has_graphs = self._shelf.device.type == "cuda"
+        has_graphs = self._pool.device.type == "cuda"
         return EngineRecord(
             target=self._name,
             engine=self.name,
@@ -80,7 +80,7 @@ class BuiltinEngine(Instrumented):
             graph=graph_kind(launched) if has_graphs else "off",
             compile_s=self._launchers.graphs.compile_s if self._launchers.graphs else None,
             attention=attention_backend(
-                self._shelf.device,
+                self._pool.device,
                 self._target.model.dtype,
                 num_heads=config.num_attention_heads,
                 num_kv_heads=getattr(config, "num_key_value_heads", config.num_attention_heads),
@@ -99,7 +99,7 @@ class BuiltinEngine(Instrumented):
         self._controllers.forget(name)
         self._decoders = {key: value for key, value in self._decoders.items() if key[0] != name}
         self._drafters.remove(name)
-        self._bare_forwards.forget()
+        self._model_forwards.forget()
 
     def generate(self, request: EngineRequest, work: Work) -> EngineResult:
         served = self.serve([request], work, Load())
@@ -197,7 +197,7 @@ class BuiltinEngine(Instrumented):
         """Of the keys and values that a row of so many tokens has room for."""
         method = self._drafters[drafter]
         num_drafts = method.num_drafts(k) if k else 0
-        slots = row_slots(num_tokens + num_drafts + 1, self._shelf.device.type)
+        slots = row_slots(num_tokens + num_drafts + 1, self._pool.device.type)
         own = method.footprint
         spare = own.spare_slots * own.kv_bytes_per_token
         return slots * self.kv_bytes_per_token(drafter) + spare
@@ -247,7 +247,7 @@ class BuiltinEngine(Instrumented):
         whose: Forwards = self._runner
         if forward.role == "drafter":
             whose = self._drafters.forwards(drafter, forward.part)
-        return self._bare_forwards.seconds(whose, forward.num_tokens, context)
+        return self._model_forwards.seconds(whose, forward.num_tokens, context)
 
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
         known = self._decoders.get((drafter, stop_at_eos))

@@ -117,7 +117,7 @@ class RoundForward:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Floor:
-    """Rounds and the bare forwards in them, measured in turns; seconds of each, in order."""
+    """Rounds and the model forwards in them, measured in turns; seconds of each, in order."""
 
     result: EngineResult
     forward_s: Mapping[RoundForward, tuple[float, ...]]
@@ -193,7 +193,7 @@ class Instrumented(InProcess, Protocol):
     """One whose rounds can be taken apart into forwards, each of which runs alone, too."""
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
-        """The bare forwards that one round at K = k contains; none where not all are known."""
+        """The model forwards that one round at K = k contains; none where not all are known."""
         ...
 
     def floor(self, request: EngineRequest, work: Work) -> Floor | None:

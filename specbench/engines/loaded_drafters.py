@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
-from specbench.engines.bare_forwards import Forwards
 from specbench.engines.engine import Work
-from specbench.engines.shelf import Shelf, bytes_read, head_identity, identity
+from specbench.engines.model_forwards import Forwards
+from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity
 from specbench.engines.training_note import trained_for
 from specbench.errors import ModelError, UsageError
 from specbench.forward.runner import Runner
@@ -28,7 +28,7 @@ from specbench.round.verifier import verify
 
 
 class Held(NamedTuple):
-    """A model of the shelf that is in use, with the runner over it."""
+    """A model of the pool that is in use, with the runner over it."""
 
     spec: ModelSpec
     loaded: LoadedModel
@@ -36,25 +36,27 @@ class Held(NamedTuple):
     notes: tuple[str, ...]
 
 
-def take(shelf: Shelf, spec: ModelSpec, forward: Forward) -> Held:
-    """The model from the shelf, its runner checked; ModelError."""
-    loaded = shelf.load(spec)
+def take(pool: ModelPool, spec: ModelSpec, forward: Forward) -> Held:
+    """The model from the pool, its runner checked; ModelError."""
+    loaded = pool.load(spec)
     try:
         runner, notes = make_checked_runner(loaded.model, forward)
     except (ModelError, torch.OutOfMemoryError):
-        shelf.release(spec)
+        pool.release(spec)
         raise
-    shelf.give_back()  # a layer's parts, of which joined matrices were made
+    pool.give_back()  # a layer's parts, of which joined matrices were made
     return Held(spec, loaded, runner, tuple(f"{spec.source}: {note}" for note in notes))
 
 
 class LoadedDrafters:
     """Adds and removes drafters by name; the baseline's is always there."""
 
-    def __init__(self, target: Held, tokenizer: Tokenizer, shelf: Shelf, forward: Forward) -> None:
+    def __init__(
+        self, target: Held, tokenizer: Tokenizer, pool: ModelPool, forward: Forward
+    ) -> None:
         self._target = target
         self._tokenizer = tokenizer
-        self._shelf = shelf
+        self._pool = pool
         self._forward = forward
         self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
         self._models: dict[str, Held] = {}
@@ -73,9 +75,9 @@ class LoadedDrafters:
         tokenizer, head = self._tokenizer, cache(partial(self._head, drafter))
         if is_head:
             head()
-        if spec is not None and (not is_head or self._shelf.has_tokenizer(spec)):
+        if spec is not None and (not is_head or self._pool.has_tokenizer(spec)):
             # Vocabularies are compared before the weights go anywhere near the device.
-            tokenizer = self._shelf.tokenizer(spec)
+            tokenizer = self._pool.tokenizer(spec)
             if renamed := require_same_vocabulary(self._tokenizer, tokenizer):
                 self._note(
                     f"{drafter.name}: {len(renamed)} special tokens have other names than the "
@@ -97,7 +99,7 @@ class LoadedDrafters:
             return None
         if is_head:
             self._say_if_of_another_target(drafter.name, spec)
-            sha256 = self._shelf.checkpoint_sha256(spec, head())
+            sha256 = self._pool.checkpoint_sha256(spec, head())
             weights = method.footprint.weights
             return head_identity(drafter.name, spec, head(), sha256, weights, tokenizer)
         return identity(drafter.name, spec, self._models[drafter.name].loaded, tokenizer)
@@ -119,9 +121,9 @@ class LoadedDrafters:
         if held := self._models.pop(name, None):
             spec = held.spec
             del held
-            self._shelf.release(spec)
+            self._pool.release(spec)
         else:
-            self._shelf.give_back()
+            self._pool.give_back()
 
     def lossy_rule(self, name: str) -> LossyRule | None:
         """What judges its drafts in the lossless verifier's place; None: nothing does."""
@@ -176,8 +178,8 @@ class LoadedDrafters:
     def _head(self, drafter: Drafter) -> Checkpoint:
         """A head's files, which may be the target's own; made up where weights are."""
         spec = drafter.model or self._target.spec
-        if not self._shelf.is_dummy(spec):
-            return self._shelf.checkpoint(spec)
+        if not self._pool.is_dummy(spec):
+            return self._pool.checkpoint(spec)
         config = self._target.loaded.model.config
         made: Checkpoint = drafter_class(drafter.method).new_checkpoint(config, seed=0)
         return made
@@ -185,7 +187,7 @@ class LoadedDrafters:
     def _draft_runner(self, drafter: Drafter) -> Runner:
         if drafter.model is None:
             raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
-        held = take(self._shelf, drafter.model, self._forward)
+        held = take(self._pool, drafter.model, self._forward)
         self._note(*held.notes)
         self._models[drafter.name] = held
         return held.runner

@@ -20,9 +20,9 @@ from specbench.engines.engine import (
     Work,
 )
 from specbench.engines.generation_log import GenerationLog, timeline
+from specbench.engines.model_pool import ModelPool, identity
 from specbench.engines.peer_module import make_peer, refusals_told
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
-from specbench.engines.shelf import Shelf, identity
 from specbench.errors import CompatibilityError, UsageError
 from specbench.forward.runner import check_context, context_limit
 from specbench.inputs.config import Drafter, Target
@@ -45,17 +45,17 @@ class TransformersEngine(InProcess):
     """`generate`, alone or with an assistant, in this process.
 
     Its modules are twins of the loaded ones (peer_module.py), so neither side's attention or
-    settings reach the other. One request at a time. The bare forwards of these weights are
+    settings reach the other. One request at a time. The model forwards of these weights are
     measured in the built-in decoder.
     """
 
     name = "transformers"
     baseline = Work(drafter=NO_DRAFTER, method=BASELINES[0], k=0)
 
-    def __init__(self, target: Target, shelf: Shelf) -> None:
-        self._shelf = shelf
-        self._target = shelf.load(target.model)
-        self.tokenizer = shelf.tokenizer(target.model)
+    def __init__(self, target: Target, pool: ModelPool) -> None:
+        self._pool = pool
+        self._target = pool.load(target.model)
+        self.tokenizer = pool.tokenizer(target.model)
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._module = make_peer(self._target.model)
@@ -87,13 +87,13 @@ class TransformersEngine(InProcess):
             self._add_lookup(drafter)
             return None
         # Vocabularies are compared before the weights go anywhere near the device.
-        tokenizer = self._shelf.tokenizer(drafter.model)
+        tokenizer = self._pool.tokenizer(drafter.model)
         require_same_vocabulary(self.tokenizer, tokenizer)
-        loaded = self._shelf.load(drafter.model)
+        loaded = self._pool.load(drafter.model)
         try:
             require_same_width(self._target, loaded, drafter.name)
         except CompatibilityError:
-            self._shelf.release(drafter.model)
+            self._pool.release(drafter.model)
             raise
         assistant = Assistant(drafter.model, loaded)
         self._assistants[drafter.name] = assistant
@@ -103,7 +103,7 @@ class TransformersEngine(InProcess):
     def remove_drafter(self, name: str) -> None:
         self._ngrams.pop(name, None)
         if name in self._assistants:
-            self._shelf.release(self._assistants.pop(name).spec)
+            self._pool.release(self._assistants.pop(name).spec)
 
     @torch.inference_mode()  # cheaper than the no_grad of its own
     def generate(self, request: EngineRequest, work: Work) -> EngineResult:

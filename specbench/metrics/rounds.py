@@ -89,7 +89,7 @@ def overhead_ratio(cell: CellData) -> float | None:
     Absent below 0.95: a round contains its forwards, so the machine was not steady enough.
     """
     rounds = [cost.round_s for cost in cell.forwards if cost.round_s is not None]
-    bare_s = _bare_forwards_s(cell)
+    bare_s = _model_forwards_s(cell)
     ratio = median(rounds) / bare_s if rounds and bare_s else 0.0
     return ratio if ratio >= _STEADY else None
 
@@ -97,7 +97,7 @@ def overhead_ratio(cell: CellData) -> float | None:
 _STEADY = 0.95
 
 
-def _bare_forwards_s(cell: CellData) -> float:
+def _model_forwards_s(cell: CellData) -> float:
     """Sum over a round's forwards of their medians over the blocks."""
     seconds: dict[tuple[str, str, int, int], list[float]] = {}
     for cost in cell.forwards:

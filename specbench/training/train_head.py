@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from specbench.drafting.medusa import ACCURACIES
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelMemoryError, UsageError
 from specbench.forward.backends import pinned_attention
 from specbench.forward.runner import Runner
@@ -66,8 +66,8 @@ def _train_head(
     recipe = recipe_of(settings.method)
     _check_folder(settings)
     watch.stage("loading the target")
-    shelf = Shelf(device, settings.dtype)
-    loaded, tokenizer = shelf.load(settings.target), shelf.tokenizer(settings.target)
+    pool = ModelPool(device, settings.dtype)
+    loaded, tokenizer = pool.load(settings.target), pool.tokenizer(settings.target)
     runner, notes = make_checked_runner(loaded.model)
     for note in notes:
         watch.warn(note)

@@ -205,7 +205,7 @@ def test_the_target_is_run_alone_before_any_drafter_is_loaded(tmp_path):
     assert set(num_calls["bad"]) == {"none", "good"}
 
 
-def test_a_round_is_held_against_its_bare_forwards(tmp_path):
+def test_a_round_is_held_against_its_model_forwards(tmp_path):
     run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
     # All rounds after the first four: 12 where all is kept, but for an answer's end.
     counted = {
@@ -236,7 +236,7 @@ def test_a_round_is_held_against_its_bare_forwards(tmp_path):
     )
 
 
-def test_a_few_blocks_are_enough_for_the_bare_forwards(tmp_path):
+def test_a_few_blocks_are_enough_for_the_model_forwards(tmp_path):
     prompts = [f"prompt {i}" for i in range(10)]
     run = measure(make_plan(tmp_path, SETTINGS, prompts), FakeEngine(FakeClock()), tmp_path)
     measured = Counter(cost.cell_id for cost in run.forwards if cost.role == "target")

@@ -10,7 +10,7 @@ import torch
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.errors import StoreError, UsageError
 from specbench.inputs.config import load_pairings
 from specbench.records import Sampling
@@ -105,7 +105,7 @@ def test_memory_tells_the_target_from_the_pair(run):
     assert (alone.kv_bytes_per_token, pair.kv_bytes_per_token) == (4 * 2 * 16 * 4, 5 * 2 * 16 * 4)
 
 
-def test_every_cell_is_held_against_its_bare_forwards(run):
+def test_every_cell_is_held_against_its_model_forwards(run):
     shapes = {
         (c.cell_id.split("|")[3], c.role, c.num_tokens, c.num_per_round) for c in run.forwards
     }
@@ -190,7 +190,7 @@ def test_a_run_that_is_not_there_cannot_go_on(tiny, tmp_path):
 
 
 def test_an_answer_ends_at_its_end_token_unless_it_is_told_to_go_on(tiny):
-    engine = BuiltinEngine(load_pairings(tiny / "pairings.yaml").targets[0], Shelf(CPU))
+    engine = BuiltinEngine(load_pairings(tiny / "pairings.yaml").targets[0], ModelPool(CPU))
     request = EngineRequest(
         prompt_ids=(40, 41, 42), max_new_tokens=8, sampling=Sampling(), seed=0, stop_at_eos=False
     )

@@ -10,7 +10,7 @@ from specbench.demo import MODELS
 from specbench.drafters.registry import drafter_class
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
 from specbench.models.digest import weights_sha256
 from specbench.records import Sampling
@@ -47,7 +47,7 @@ def test_servers_know_a_head_by_its_class_as_they_will_know_a_new_one(name: str)
 @pytest.mark.parametrize("name", LEAST)
 def test_a_head_drafts_for_the_target_and_leaves_its_text_as_it_is(name: str, tokenizer) -> None:
     (pairing,) = load_pairings(shipped("pairings.yaml")).select([f"demo/{name}"])
-    engine = BuiltinEngine(pairing.target, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(pairing.target, ModelPool(torch.device("cpu")))
     engine.add_drafter(pairing.drafter)
     work = Work(drafter=name, method=pairing.drafter.method, k=4)
     num_rounds = num_tokens = 0

@@ -162,7 +162,7 @@ def test_the_forwards_of_a_round_are_those_counted_by_hand(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 @torch.no_grad()
-def test_bare_forwards_multiply_what_a_round_multiplies(case: Case) -> None:
+def test_model_forwards_multiply_what_a_round_multiplies(case: Case) -> None:
     """The same matrices with the same numbers of tokens, each as often."""
     target, drafter = own = subject(case)
     in_round, alone = Spy(own.weights), Spy(own.weights)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.inputs.config import Target, load_pairings
 from tests.tiny_pair import write_pair
@@ -15,12 +15,12 @@ def target(tmp_path_factory) -> Target:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf(torch.device("cpu"))
+def pool() -> ModelPool:
+    return ModelPool(torch.device("cpu"))
 
 
-def peer_over(target, shelf) -> TransformersEngine:
-    engine = TransformersEngine(target, shelf)
+def peer_over(target, pool) -> TransformersEngine:
+    engine = TransformersEngine(target, pool)
     for drafter in target.drafters:
         engine.add_drafter(drafter)
     return engine
@@ -29,10 +29,10 @@ def peer_over(target, shelf) -> TransformersEngine:
 @pytest.fixture(scope="module")
 def engine(target) -> TransformersEngine:
     """With both of the target's drafters, `draft` and `ngram`; tests may add others."""
-    return peer_over(target, Shelf(torch.device("cpu")))
+    return peer_over(target, ModelPool(torch.device("cpu")))
 
 
 @pytest.fixture
-def own_engine(target, shelf) -> TransformersEngine:
-    """As `engine`, over the test's own shelf."""
-    return peer_over(target, shelf)
+def own_engine(target, pool) -> TransformersEngine:
+    """As `engine`, over the test's own pool."""
+    return peer_over(target, pool)

@@ -7,7 +7,7 @@ import torch
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, RoundForward, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import Drafter
 from specbench.records import Sampling
 
@@ -20,7 +20,7 @@ DRAFTED = Work(drafter="draft", method="draft_model", k=3)
 
 @pytest.fixture(scope="module")
 def builtin(target) -> BuiltinEngine:
-    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     for drafter in target.drafters:
         engine.add_drafter(drafter)
     return engine
@@ -45,7 +45,7 @@ def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work):
 
 def test_a_text_checked_at_once_does_not_hide_where_the_row_stands(target):
     drafter = Drafter(name="said", method="previous_turn", parameters={"whole_answer": True})
-    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     engine.add_drafter(drafter)
     answer = engine.generate(REQUEST, PLAIN).output_ids
     said = replace(REQUEST, prediction_ids=answer[:12])

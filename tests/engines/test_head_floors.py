@@ -7,7 +7,7 @@ import torch
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
 from specbench.records import Sampling
 from specbench.shipped import shipped
@@ -26,7 +26,7 @@ K = 4
 def engine() -> BuiltinEngine:
     """The embedded target with its heads, which it follows often."""
     pairings = load_pairings(shipped("pairings.yaml")).select([f"demo/{name}" for name in HEADS])
-    engine = BuiltinEngine(pairings[0].target, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(pairings[0].target, ModelPool(torch.device("cpu")))
     for pairing in pairings:
         engine.add_drafter(pairing.drafter)
     return engine

@@ -13,7 +13,7 @@ from specbench.drafters.medusa import Medusa
 from specbench.drafting.published import MC_SIM_7B_63
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError, ModelError, UsageError
 from specbench.inputs.config import Drafter, Target, load_pairings
 from specbench.inputs.model_spec import ModelSpec
@@ -52,7 +52,7 @@ def head_of(pair: Target, **changes: object) -> Drafter:
 
 @pytest.fixture(scope="module")
 def engine(pair: Target) -> BuiltinEngine:
-    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     engine.add_drafter(head_of(pair))
     return engine
 
@@ -70,7 +70,7 @@ def test_the_text_is_the_targets_own(engine: BuiltinEngine, k: int) -> None:
 def test_a_head_is_counted_into_memory_and_into_what_is_known_of_it(
     pair: Target, engine: BuiltinEngine
 ) -> None:
-    alone = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    alone = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     identity = alone.add_drafter(head_of(pair))
 
     assert identity is not None
@@ -101,7 +101,7 @@ def test_the_heads_that_a_k_needs_are_part_of_a_round_and_of_what_it_reads(
 def test_a_head_that_does_not_tell_its_forwards_has_no_floor(
     pair: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     monkeypatch.setattr(Medusa, "_forwards", lambda _, k: ())  # noqa: ARG005
     engine.add_drafter(head_of(pair))
 
@@ -124,14 +124,14 @@ def test_an_adaptive_k_goes_as_deep_as_it_can(engine: BuiltinEngine) -> None:
 
 
 def test_only_a_tokenizer_of_its_own_is_compared(pair: Target, tmp_path: Path) -> None:
-    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     write_head(tmp_path / "head", AutoConfig.from_pretrained(pair.model.folder))
     make_tokenizer().save_pretrained(tmp_path / "head")
     engine.add_drafter(head_of(pair, folder=tmp_path / "head"))  # the same: fine
 
     file = tmp_path / "head" / "tokenizer.json"
     file.write_text(file.read_text().replace('"A":', '"new":'))
-    other = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    other = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     with pytest.raises(CompatibilityError, match="cannot draft for"):
         other.add_drafter(head_of(pair, folder=tmp_path / "head"))
 
@@ -142,7 +142,7 @@ def test_a_head_is_not_packed(pair: Target, engine: BuiltinEngine) -> None:
 
 
 def test_a_removed_head_is_gone(pair: Target) -> None:
-    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     engine.add_drafter(head_of(pair))
     engine.generate(REQUEST, work(2))
     engine.remove_drafter("medusa")
@@ -152,7 +152,7 @@ def test_a_removed_head_is_gone(pair: Target) -> None:
 
 
 def test_made_up_weights_make_up_the_head_too(pair: Target) -> None:
-    engine = BuiltinEngine(pair, Shelf(torch.device("cpu"), dummy=True))
+    engine = BuiltinEngine(pair, ModelPool(torch.device("cpu"), dummy=True))
     identity = engine.add_drafter(head_of(pair))
     assert identity is not None
     assert identity.content_sha256.startswith("dummy:")
@@ -161,7 +161,7 @@ def test_made_up_weights_make_up_the_head_too(pair: Target) -> None:
 
 
 def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Target) -> None:
-    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     engine.add_drafter(
         Drafter(name="self", method="self_speculation", model=None, parameters={"num_layers": 1})
     )
@@ -182,7 +182,7 @@ def test_drafting_with_the_first_layer_reads_that_layer_and_the_head(pair: Targe
 
 
 def test_levels_of_a_tree_that_are_equally_wide_are_one_kind_of_forward(pair: Target) -> None:
-    engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     parameters = {"num_layers": 1, "tree": (2, 1)}
     engine.add_drafter(
         Drafter(name="self", method="self_speculation", model=None, parameters=parameters)
@@ -196,17 +196,17 @@ def test_levels_of_a_tree_that_are_equally_wide_are_one_kind_of_forward(pair: Ta
 
 
 def test_a_head_that_was_trained_for_another_target_is_told(pair: Target) -> None:
-    own = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+    own = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
     head = head_of(pair)
     place = Path(head.model.location) / "training.json"
     try:
         for sha256, is_told in ((own.identity.content_sha256, False), ("0" * 64, True)):
             place.write_text(json.dumps({"target": {"sha256": sha256}}))
-            engine = BuiltinEngine(pair, Shelf(torch.device("cpu")))
+            engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))
             engine.add_drafter(head)
             told = [note for note in engine.record.notes if "different target" in note]
             assert bool(told) is is_told
         place.write_text('{"target": [1]}')
-        BuiltinEngine(pair, Shelf(torch.device("cpu"))).add_drafter(head)
+        BuiltinEngine(pair, ModelPool(torch.device("cpu"))).add_drafter(head)
     finally:
         place.unlink()

@@ -7,7 +7,7 @@ import torch
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import Drafter, Target
 from specbench.records import Sampling
 from tests.tiny_models import write_head, write_model
@@ -23,7 +23,7 @@ def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
     files = write_model(tmp_path / "target")
     head = write_head(tmp_path / "head", "eagle", files)
     target = Target(name="tiny", model=files.spec, drafters=())
-    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     parameters = {"tree": tree}
     engine.add_drafter(Drafter(name="e", method="eagle", model=head.spec, parameters=parameters))
     work = Work(drafter="e", method="eagle", k=2)

@@ -73,7 +73,7 @@ def test_a_method_without_a_counterpart_is_refused_by_name(engine):
         engine.add_drafter(Drafter(name="s", method="suffix"))
 
 
-def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engine, shelf, tmp_path):
+def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engine, pool, tmp_path):
     _, draft = make_pair()
     draft.resize_token_embeddings(280)
     model = saved(tmp_path / "wide", draft)
@@ -82,7 +82,7 @@ def test_a_draft_of_another_vocab_size_is_refused_and_leaves_no_memory(own_engin
         own_engine.add_drafter(Drafter(name="wide", method="draft_model", model=model))
 
     with pytest.raises(KeyError):  # nobody holds it
-        shelf.release(model)
+        pool.release(model)
 
 
 def test_a_draft_of_another_tokenizer_is_refused(engine, tmp_path):
@@ -97,16 +97,16 @@ def test_a_draft_of_another_tokenizer_is_refused(engine, tmp_path):
         engine.add_drafter(Drafter(name="other", method="draft_model", model=model))
 
 
-def test_a_removed_drafter_gives_its_model_back(own_engine, shelf, target):
+def test_a_removed_drafter_gives_its_model_back(own_engine, pool, target):
     draft = target.drafters[0].model
     own_engine.remove_drafter("draft")
     own_engine.remove_drafter("never loaded")
     with pytest.raises(KeyError):
-        shelf.release(draft)
+        pool.release(draft)
 
 
-def test_memory_is_that_of_the_models_in_use(own_engine, shelf, target):
-    own, draft = shelf.load(target.model), shelf.load(target.drafters[0].model)
+def test_memory_is_that_of_the_models_in_use(own_engine, pool, target):
+    own, draft = pool.load(target.model), pool.load(target.drafters[0].model)
     assert (
         own_engine.weights_bytes(NO_DRAFTER)
         == own_engine.weights_bytes("ngram")

@@ -98,13 +98,13 @@ def test_only_the_static_baseline_has_a_static_cache(engine, work):
     assert caches == {StaticCache if work is STATIC else DynamicCache}
 
 
-def test_what_the_checkpoint_says_about_sampling_is_left_out(engine, target, shelf, tmp_path):
+def test_what_the_checkpoint_says_about_sampling_is_left_out(engine, target, pool, tmp_path):
     model, _ = make_pair()
     model.generation_config.do_sample = True
     model.generation_config.temperature = 3.0
     model.generation_config.repetition_penalty = 5.0
     spec = saved(tmp_path / "target", model)
-    other = TransformersEngine(replace(target, model=spec), shelf)
+    other = TransformersEngine(replace(target, model=spec), pool)
 
     assert other.generate(request(), BASELINE).output_ids == (
         engine.generate(request(), BASELINE).output_ids

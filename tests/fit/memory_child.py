@@ -13,7 +13,7 @@ import torch
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import load_pairings
 from specbench.probes.host import process_used_bytes
 from specbench.records import Sampling
@@ -46,13 +46,13 @@ def main(pairings: Path, context: int, k: int) -> None:
     torch.set_num_threads(1)
     # The code and kernels that a first forward of any model brings in are no part of a plan.
     demo = load_pairings(shipped("pairings.yaml")).target("demo")
-    other = BuiltinEngine(demo, Shelf(torch.device("cpu")))
+    other = BuiltinEngine(demo, ModelPool(torch.device("cpu")))
     decode(other, other.baseline, 100)
     del other
     (target,) = load_pairings(pairings).targets
     (drafter,) = target.drafters
     imported = process_used_bytes()
-    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     alone = peak_of(engine, engine.baseline, context)
     engine.add_drafter(drafter)
     work = Work(drafter=drafter.name, method=drafter.method, k=k)

@@ -26,9 +26,9 @@ DRAFTLESS = {
 
 
 @pytest.fixture(scope="module")
-def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target, a draft, every kind of head, and things that are neither."""
-    root = tmp_path_factory.mktemp("shelf")
+    root = tmp_path_factory.mktemp("pool")
     target = write_model(root / "big" / "target")
     write_model(root / "small" / "draft", num_hidden_layers=1)
     for method in HEADS:
@@ -45,18 +45,18 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def target(shelf: Path) -> ModelFiles:
+def target(pool: Path) -> ModelFiles:
     from tests.tiny_models import files_of
 
-    return files_of(shelf / "big" / "target")
+    return files_of(pool / "big" / "target")
 
 
 def find(target: ModelFiles, *folders: Path) -> Discovered:
     return discover(target, folders, in_hub_cache=False)
 
 
-def test_drafts_and_heads_are_found_with_their_methods(target, shelf):
-    found = find(target, shelf)
+def test_drafts_and_heads_are_found_with_their_methods(target, pool):
+    found = find(target, pool)
     methods = {d.name: d.method for d in found.drafters if d.model is not None}
     assert methods == {"draft": "draft_model", **{method: method for method in HEADS}}
 
@@ -67,8 +67,8 @@ def test_methods_without_a_draft_are_always_there(target):
     assert found.left_out == ()
 
 
-def test_what_can_draft_for_nobody_is_told_with_its_reason(target, shelf):
-    reasons = {Path(out.source).name: out.reason for out in find(target, shelf).left_out}
+def test_what_can_draft_for_nobody_is_told_with_its_reason(target, pool):
+    reasons = {Path(out.source).name: out.reason for out in find(target, pool).left_out}
     assert set(reasons) == {"huge", "bert", "t5", "broken"}
     assert "no smaller model" in reasons["huge"]
     assert reasons["bert"] == "architecture BertModel writes no text"
@@ -76,15 +76,15 @@ def test_what_can_draft_for_nobody_is_told_with_its_reason(target, shelf):
 
 
 def test_hostile_folders_are_listed_and_nothing_in_them_runs(target, tmp_path):
-    shelf = tmp_path / "shelf"
-    pickled = write_model(shelf / "pickled", num_hidden_layers=1)
+    pool = tmp_path / "pool"
+    pickled = write_model(pool / "pickled", num_hidden_layers=1)
     replace_weights(pickled, "pytorch_model.bin", Mark(tmp_path / "unpickled"))
-    coded = write_model(shelf / "coded", num_hidden_layers=1)
+    coded = write_model(pool / "coded", num_hidden_layers=1)
     (coded.folder / "configuration_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     change_config(coded, model_type="own", auto_map={"AutoConfig": "configuration_own.Own"})
-    (shelf / "away").symlink_to(tmp_path)
+    (pool / "away").symlink_to(tmp_path)
 
-    found = find(target, shelf)
+    found = find(target, pool)
 
     assert {d.name for d in found.drafters if d.model} == {"pickled", "coded"}
     assert not (tmp_path / "unpickled").exists()

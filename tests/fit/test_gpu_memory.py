@@ -7,7 +7,7 @@ import torch
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.fit.memory_plan import Place, plan_pair, plan_target
 from specbench.inputs.config import load_pairings
 from specbench.model_files.model import open_model
@@ -28,7 +28,7 @@ def test_a_gpus_allocator_peaks_where_the_plan_says(tmp_path: Path) -> None:
     assert alone is not None
     assert pair is not None
 
-    engine = BuiltinEngine(target, Shelf(torch.device("cuda", 0)))
+    engine = BuiltinEngine(target, ModelPool(torch.device("cuda", 0)))
     decode(engine, engine.baseline, place.context)
     peaks = [torch.cuda.max_memory_allocated()]
     engine.add_drafter(drafter)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specbench.bench.built_weights import built_weights
-from specbench.engines.shelf import bytes_read
+from specbench.engines.model_pool import bytes_read
 from specbench.errors import ModelError
 from specbench.fit.weights import model_weights
 from specbench.model_files.model import ModelFiles

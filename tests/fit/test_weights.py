@@ -10,7 +10,7 @@ import torch
 from specbench.bench.built_weights import built_weights
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
-from specbench.engines.shelf import Shelf, bytes_read
+from specbench.engines.model_pool import ModelPool, bytes_read
 from specbench.fit.memory_plan import Place, plan_pair, plan_target
 from specbench.fit.weights import model_weights, planned_dtype
 from specbench.inputs.config import load_pairings
@@ -118,7 +118,7 @@ def test_every_drafter_of_the_embedded_pair_takes_what_is_planned():
     """Heads of four kinds and drafts: their own tensors, their keys, and the nodes of a round."""
     target = load_pairings(shipped("pairings.yaml")).target("demo")
     files, place = open_model(target.model), Place(device="cpu", context=200)
-    engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
     alone = plan_target(files, place)
     assert alone is not None
     assert alone.target.nbytes == engine.weights_bytes("none")

@@ -6,7 +6,7 @@ import torch
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import Drafter, Target
 from specbench.inputs.methods import Setting
 from specbench.inputs.model_spec import ModelSpec
@@ -37,7 +37,7 @@ class TinyDrafters:
     def decoded(self, drafter: Drafter, k: int) -> BuiltinEngine:
         """An engine that has decoded a request with it, so that all that it keeps is there."""
         target = Target(name="tiny", model=self.files.spec, drafters=(drafter,))
-        engine = BuiltinEngine(target, Shelf(torch.device("cpu")))
+        engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
         engine.add_drafter(drafter)
         engine.generate(REQUEST, Work(drafter=drafter.name, method=drafter.method, k=k))
         return engine

@@ -176,7 +176,7 @@ def test_a_95th_percentile_needs_20_rounds(cell, request_of):
     assert round_s_p95(replace(cell, requests=(request_of("a", log),))) == pytest.approx(19.0)
 
 
-def test_overhead_is_held_against_the_bare_forwards_of_a_round(cell):
+def test_overhead_is_held_against_the_model_forwards_of_a_round(cell):
     one_block = (forward("target", 4, 0.10), forward("drafter", 1, 0.01, count=3))
     assert overhead_ratio(replace(cell, forwards=one_block)) == pytest.approx(0.16 / 0.13)
 

@@ -9,7 +9,7 @@ import torch
 
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.errors import ModelError, SpecbenchError
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import StockRunner
@@ -84,7 +84,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> BuiltinEngine:
     spec = ModelSpec(source="./target", folder=folder / "target")
-    return BuiltinEngine(Target(name="target", model=spec, drafters=()), Shelf(torch.device("cpu")))
+    return BuiltinEngine(
+        Target(name="target", model=spec, drafters=()), ModelPool(torch.device("cpu"))
+    )
 
 
 @pytest.fixture

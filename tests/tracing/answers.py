@@ -8,7 +8,7 @@ import torch
 from specbench.bench.predictions import quoted_text
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.inputs.config import Target, load_pairings
 from specbench.inputs.workloads import load_workload
 from specbench.records import Message, Prompt, RoundLog, Sampling
@@ -28,7 +28,7 @@ def demo_target() -> Target:
 def open_demo(*drafters: str) -> BuiltinEngine:
     """The embedded target with some of its drafters, in float32."""
     target = demo_target()
-    engine = BuiltinEngine(target, Shelf(torch.device("cpu"), "float32"))
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu"), "float32"))
     for drafter in target.drafters:
         if drafter.name in drafters:
             engine.add_drafter(drafter)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, ServedPass, Work
-from specbench.engines.shelf import Shelf
+from specbench.engines.model_pool import ModelPool
 from specbench.forward.runner import StockRunner
 from specbench.inputs.config import Pairing, load_pairings
 from specbench.inputs.workloads import load_workload
@@ -43,11 +43,11 @@ class Bench:
     """One pairing with everything that examines it."""
 
     def __init__(self, pairing: Pairing, workload: str, num_prompts: int, length: int) -> None:
-        shelf = Shelf(torch.device("cpu"))
-        self.engine = BuiltinEngine(pairing.target, shelf)
+        pool = ModelPool(torch.device("cpu"))
+        self.engine = BuiltinEngine(pairing.target, pool)
         self.engine.add_drafter(pairing.drafter)
         self.pairing = pairing
-        teacher = Teacher(shelf.load(pairing.target.model).model)
+        teacher = Teacher(pool.load(pairing.target.model).model)
         prompts = load_workload(workload, folder=pairing.target.workloads).take(num_prompts, 0)
         questions = [
             Question(

@@ -20,7 +20,7 @@ from specbench.models.tokenizer import Tokenizer
 from specbench.records import ModelIdentity
 
 
-class Shelf:
+class ModelPool:
     """Loads a model when it is first asked for and keeps it until its last holder is done.
 
     `dtype` is for every model, whatever its entry in pairings.yaml says; None: as it says.

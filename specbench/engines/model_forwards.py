@@ -48,7 +48,7 @@ class _Graph(NamedTuple):
     inputs: tuple[Tensor, Tensor]  # replays read them where they lie
 
 
-class BareForwards:
+class ModelForwards:
     """Times one row's forwards as rounds run them: over the same cache, captured where they are."""
 
     def __init__(self, graphs: Graphs | None, clock: Clock) -> None:

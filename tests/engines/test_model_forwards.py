@@ -1,4 +1,4 @@
-"""What is captured of bare forwards: for whom, over which cache, and how long it is kept."""
+"""What is captured of model forwards: for whom, over which cache, and how long it is kept."""
 
 import gc
 import weakref
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specbench.engines.bare_forwards import BareForwards
+from specbench.engines.model_forwards import ModelForwards
 from specbench.execution.cuda_graphs import Captured
 from tests.decoding.fakes import CountingClock
 
@@ -66,7 +66,7 @@ class Replays:
 def test_a_forward_is_fed_tokens_after_its_context_and_timed_sample_by_sample():
     whose = Recorder()
 
-    bare = BareForwards(None, CountingClock())
+    bare = ModelForwards(None, CountingClock())
     seconds = [bare.seconds(whose, 3, context) for context in (100, 110)]
 
     assert seconds == [1.0, 1.0]
@@ -76,14 +76,14 @@ def test_a_forward_is_fed_tokens_after_its_context_and_timed_sample_by_sample():
 
 def test_rows_that_have_their_room_keep_it():
     whose = Recorder(Cache(max_len=64))
-    BareForwards(None, CountingClock()).seconds(whose, 3, 100)
+    ModelForwards(None, CountingClock()).seconds(whose, 3, 100)
     assert whose.fed == [(3, [61, 62, 63], 64)]
     assert whose.rooms == []
 
 
 def test_a_shape_is_captured_once_and_replayed_from_then_on():
     graphs, whose = Replays(), Recorder()
-    bare = BareForwards(graphs, CountingClock())
+    bare = ModelForwards(graphs, CountingClock())
 
     for num_tokens, context in ((1, 100), (1, 101), (1, 102), (2, 100)):
         bare.seconds(whose, num_tokens, context)
@@ -94,7 +94,7 @@ def test_a_shape_is_captured_once_and_replayed_from_then_on():
 
 def test_a_replay_is_told_where_its_tokens_stand():
     whose = Recorder(Cache(max_len=256))
-    bare = BareForwards(Replays(), CountingClock())
+    bare = ModelForwards(Replays(), CountingClock())
     bare.seconds(whose, 2, 100)
     bare.seconds(whose, 2, 117)
     assert whose.positions[-1].tolist() == [[117, 118]]
@@ -104,7 +104,7 @@ def test_two_that_share_a_cache_do_not_share_graphs():
     """The target and its own first layers, which draft for it."""
     graphs, whole = Replays(), Recorder()
     first = Recorder(cache=whole.cache)
-    bare = BareForwards(graphs, CountingClock())
+    bare = ModelForwards(graphs, CountingClock())
 
     for whose in (whole, first, whole, first):
         bare.seconds(whose, 1, 100)
@@ -115,7 +115,7 @@ def test_two_that_share_a_cache_do_not_share_graphs():
 
 def test_what_a_replay_reads_lives_as_long_as_the_graph():
     whose = Recorder()
-    bare = BareForwards(Replays(), CountingClock())
+    bare = ModelForwards(Replays(), CountingClock())
 
     bare.seconds(whose, 1, 100)
     gc.collect()
@@ -128,7 +128,7 @@ def test_what_a_replay_reads_lives_as_long_as_the_graph():
 
 def test_a_cache_that_was_replaced_is_captured_anew():
     graphs, whose = Replays(), Recorder()
-    bare = BareForwards(graphs, CountingClock())
+    bare = ModelForwards(graphs, CountingClock())
     bare.seconds(whose, 1, 100)
 
     whose.cache = Cache(max_len=256)
@@ -138,7 +138,7 @@ def test_a_cache_that_was_replaced_is_captured_anew():
 
 
 def test_graphs_of_what_is_gone_are_given_back_and_nobody_is_kept_alive():
-    bare = BareForwards(Replays(), CountingClock())
+    bare = ModelForwards(Replays(), CountingClock())
     gone, stays = Recorder(), Recorder()
     bare.seconds(gone, 1, 100)
     tokens, alive = gone.tokens[0], weakref.ref(gone)
@@ -154,7 +154,7 @@ def test_graphs_of_what_is_gone_are_given_back_and_nobody_is_kept_alive():
 
 def test_what_cannot_be_captured_is_tried_once_and_runs_eagerly():
     graphs, whose = Replays(fails=True), Recorder()
-    bare = BareForwards(graphs, CountingClock())
+    bare = ModelForwards(graphs, CountingClock())
 
     for _ in range(3):
         assert bare.seconds(whose, 1, 100) == 1.0
