@@ -15,6 +15,8 @@ from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.tiny_pair import write_pair
 
+pytestmark = pytest.mark.slow  # whole runs
+
 PROMPTS = [["Hello you", "And then?"], "Name a colour", "Count to ten", "Say nothing at all"]
 
 

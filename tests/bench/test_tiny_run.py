@@ -20,6 +20,8 @@ from tests.bench.fake_runs import write_prompts
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 
+pytestmark = pytest.mark.slow  # whole runs
+
 CPU = torch.device("cpu")
 
 
