@@ -15,6 +15,8 @@ from tests.bench.fakes import RecordingWatch
 from tests.settings.flat_settings import changed, settings_of
 from tests.tiny_pair import write_pair
 
+pytestmark = pytest.mark.slow  # whole runs
+
 PROMPTS = [["Hello you", "And then?"], "Name a colour", "Count to ten", "Say nothing at all"]
 
 

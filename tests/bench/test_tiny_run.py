@@ -21,6 +21,8 @@ from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
 from tests.settings.flat_settings import changed
 
+pytestmark = pytest.mark.slow  # whole runs
+
 CPU = torch.device("cpu")
 
 

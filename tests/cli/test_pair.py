@@ -174,6 +174,7 @@ def test_a_lossy_drafter_is_planned_where_it_is_named(tmp_path):
     assert any(line.startswith("medusa-typical") for line in named)
 
 
+@pytest.mark.slow
 def test_the_embedded_pair_can_be_planned_from_any_folder(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "specbench", "pair", "demo", "--dry-run", "--gpu", "H100"],

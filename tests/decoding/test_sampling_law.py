@@ -107,6 +107,7 @@ def texts_without_drafts(sampling: Sampling) -> Tensor:
     return sample_texts(target, drafter, k=0, sampling=sampling, num_samples=NUM_EQUAL)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", [v for v in VARIANTS if str(v) not in WITH_PROBABILITIES], ids=str
 )

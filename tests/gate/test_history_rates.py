@@ -1,6 +1,7 @@
 """What `history` says of accidents is a fixed 5 %, and no law or length exceeds it."""
 
 import numpy as np
+import pytest
 
 from specbench.gate.history import history
 from specbench.records import Interval
@@ -9,6 +10,7 @@ from tests.gate.test_history import STEPPED, cell, run, runs
 from tests.stats.test_change_points import noisy
 
 
+@pytest.mark.slow
 def test_pooled_over_lengths_and_laws_noise_steps_in_5_percent_at_most():
     """1,800 series know a rate of 5 % to 0.5 %; docs/history.md and `false_alarms` say 5 %."""
     assert SIGNIFICANCE == 0.05

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import pytest
 from jsonschema import Draft202012Validator
 
 from specbench.frames.files import cells_csv
@@ -110,6 +111,7 @@ def test_the_terminal_shows_the_comparisons_in_80_columns(
     assert "tokens of context" in " ".join(printed(lengths).split())
 
 
+@pytest.mark.slow
 def test_pages_show_every_comparison(served: Document, lengths: Document) -> None:
     for render in (to_html, to_markdown):
         text = render([served, lengths])

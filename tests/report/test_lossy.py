@@ -90,6 +90,7 @@ def test_every_format_marks_it_wherever_it_is_named(show, marked: Document) -> N
     assert "poor (lossy)" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("show", [terminal, markdown, html, plots])
 def test_a_name_without_the_mark_would_be_found(show, unmarked: Document) -> None:
     assert UNMARKED.search(show(unmarked))

@@ -22,6 +22,7 @@ def noisy(rng, levels, law="normal"):
     return levels * (1 + NOISE * draw)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", ["normal", "heavy", "skewed"])
 @pytest.mark.parametrize("num_runs", [8, 20, 50])
 def test_noise_steps_no_more_often_than_it_says(law, num_runs):
@@ -33,6 +34,7 @@ def test_noise_steps_no_more_often_than_it_says(law, num_runs):
     assert sum(one.trend is not None for one in found) / num_series <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [5, 10, 16])
 def test_a_step_of_three_deviations_is_found_at_its_run(at):
     rng = np.random.default_rng(at)
@@ -61,6 +63,7 @@ def test_two_steps_are_two():
     assert steps[0].after == steps[1].before == pytest.approx(1.3, rel=0.02)
 
 
+@pytest.mark.slow
 def test_a_drift_is_a_trend_and_not_a_step():
     rng = np.random.default_rng(5)
     num_series = 1_000
@@ -70,6 +73,7 @@ def test_a_drift_is_a_trend_and_not_a_step():
     assert found[0].trend.slope == pytest.approx(0.25 / 23, rel=0.35)
 
 
+@pytest.mark.slow
 def test_a_step_is_not_taken_for_a_drift():
     rng = np.random.default_rng(6)
     found = [course(noisy(rng, [1.0] * 12 + [1.15] * 12)) for _ in range(1_000)]

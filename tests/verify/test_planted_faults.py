@@ -234,6 +234,7 @@ def test_a_small_vocabulary_is_enumerated_too(method: str) -> None:
     assert finding.p_values["joint"] > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["temperature applied twice", "noise used twice"])
 def test_faults_of_a_small_vocabulary_are_found(fault: str, plant: Callable[[str], None]) -> None:
     plant(fault)
