@@ -2,9 +2,10 @@
 
     python -m benchmarks.forecast_lengths [--repeats N] [--prompts N] [--drafters D..] [--out FILE]
 
-What rounds at K emitted is a sample of the target's own law, so that very text is traced, and K is
-replayed over it: no two texts are compared. What is left is the luck of being kept, whose standard
-error comes from the texts, independent given their tokens. Where nothing is drawn counts are equal.
+What rounds at K emitted is a sample of the target's own distribution, so that very text is traced,
+and K is replayed over it: no two texts are compared. What is left is the luck of being kept, whose
+standard error comes from the texts, independent given their tokens. Where nothing is drawn counts
+are equal.
 """
 
 import argparse
@@ -42,7 +43,7 @@ REPEATS = {"chat": 3, "code": 2, "creative": 2, "qa": 8, "edit": 5}
 MOST, ROWS = 8, 16
 FEW = 10  # prompts where nothing is drawn: their counts are equal, or something is wrong
 BOUNDS = {"draft_model": 0.02, "ngram": 0.02, "medusa": 0.05, "eagle": 0.05}  # above temperature 0
-DRAWN = {"draft_model": 1, "eagle": 3}  # draft from a law; a wider bound needs a third of them
+DRAWN = {"draft_model": 1, "eagle": 3}  # drawn drafts; a wider bound needs a third of them
 
 
 class Counts(NamedTuple):

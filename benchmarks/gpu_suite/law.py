@@ -1,4 +1,4 @@
-"""The law of sampled text on a model so small that it is known exactly.
+"""The distribution of sampled text on a model so small that it is known exactly.
 
 Shape suffixes: N texts, T their tokens, V vocabulary.
 """
@@ -53,7 +53,7 @@ def exact_law(model: Any, temperature: float) -> Tensor:
 
 
 def p_value(texts_NT: Tensor, law: Tensor) -> float:
-    """Chi-square p-value of the texts under the law; rare ones are counted together."""
+    """Chi-square p-value of the texts under the distribution; rare ones are counted together."""
     places_3 = torch.tensor([VOCAB_SIZE**2, VOCAB_SIZE, 1])
     observed = torch.bincount((texts_NT[:, -3:] * places_3).sum(1), minlength=law.numel()).double()
     expected = law.flatten() * len(texts_NT)

@@ -16,7 +16,7 @@ from specbench.round.synthetic import SyntheticVerifier
 from specbench.serving.decoder import Decoder
 from specbench.stats.costs import bytes_per_forward
 
-ACCEPTANCE = 0.7  # of each draft, once those before it were kept
+ACCEPTANCE = 0.7  # of each draft, once those before it were accepted
 CONTEXT = 512
 
 

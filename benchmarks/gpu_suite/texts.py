@@ -80,7 +80,7 @@ def together_and_alone(machine: Machine) -> Json:
 
 
 def sampling_law(machine: Machine) -> Json:
-    """Chi-square of sampled texts against the exact law, rounds from graphs where there are any.
+    """Chi-square of sampled texts against the exact distribution, in graphs where there are any.
 
     A p-value below 0.001 comes once in a thousand correct runs; the last verifier is wrong.
     """

@@ -131,6 +131,6 @@ def _answer(engine: Engine, prompt_ids: tuple[int, ...], length: int) -> tuple[i
 
 
 def nearly(answer: Sequence[int]) -> tuple[int, ...]:
-    """A text with every eighth token replaced by the one before: drafts from it are kept and
+    """A text with every eighth token replaced by the one before: drafts from it are accepted and
     refused, and their place is lost and found."""
     return tuple(answer[i - 1] if i % 8 == 7 else token for i, token in enumerate(answer))

@@ -16,7 +16,7 @@ from specbench.stats.break_even import break_even_acceptance
 
 Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
-MISMATCHED = 0.5  # the first draft is kept less often
+MISMATCHED = 0.5  # the first draft is accepted less often
 TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be kept so often
 _WITH_MODEL = {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash"}
 
@@ -108,7 +108,7 @@ _BOUND: Mapping[Bound, str] = {
 
 
 def _shows_match(cell: CellSummary) -> bool:
-    """Whether a perfect drafter would be kept: above temperature 0 one that draws its drafts.
+    """Whether a perfect drafter would be accepted: above temperature 0 one that draws its drafts.
 
     Others are kept with the target's own p, which is low where the text is open.
     """

@@ -35,7 +35,7 @@ class DFlash(PlainDrafter):
 
     The block is the current token and K masks, K below the head's block size; the head sees the
     target's hidden states at all tokens before. Drafts do not know of each other, so above
-    temperature 0 each is drawn from a law of its own, whatever the others are.
+    temperature 0 each is drawn from a distribution of its own, whatever the others are.
     """
 
     def __init__(self, parts: Parts) -> None:

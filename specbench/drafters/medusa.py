@@ -102,7 +102,7 @@ class Medusa(PlainDrafter):
         outcome.keep_last(outcome.features[0], self._rows(state))
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
-        """The heads' likeliest tokens at any temperature: guesses without a law."""
+        """The heads' likeliest tokens at any temperature: guesses without a distribution."""
         tree = None if self.trees is None else self.trees[k]
         logits_HBV = self.heads.logits(self._rows(state), len(tree.levels) if tree else k)
         if tree is None:

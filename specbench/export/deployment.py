@@ -89,7 +89,7 @@ class Deployment:
 
     @property
     def draws_drafts(self) -> bool:
-        """Whether drafts are drawn from a law q, above temperature 0."""
+        """Whether drafts are drawn from a distribution q, above temperature 0."""
         return find_method(self.method).draws and self.tree != "dynamic"
 
     @property

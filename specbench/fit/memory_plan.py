@@ -46,7 +46,7 @@ class Peak:
 
     weights: int
     kv_cache: int
-    rest: int  # state, workspace, logits, laws
+    rest: int  # state, workspace, logits, distributions
 
     @property
     def total(self) -> int:
@@ -199,7 +199,7 @@ def _peak(
     if k and len(layers) > 1:
         of_round += layers[1].forward_bytes(rows, 2, capacity, 2)
     if place.temperature > 0:
-        is_grown = k and settings(drafter).get("tree") == "dynamic"  # by scores, without a law
+        is_grown = k and settings(drafter).get("tree") == "dynamic"  # by scores: nothing drawn
         has_laws = bool(k) and find_method(drafter.method).draws and not is_grown
         of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, has_laws=has_laws)
     prefill = max(la.prefill_bytes(rows, context) for la in layers)

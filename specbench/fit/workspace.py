@@ -1,4 +1,4 @@
-"""What the decoder allocates beside weights and keys: logits, masks, laws, a layer's tensors.
+"""What the decoder allocates beside weights and keys: logits, masks, probabilities, activations.
 
 Counted as forward/workspace.py, state.py, sampling.py and rows.py allocate. Letters: B rows,
 T tokens a row, S slots, V vocabulary.
@@ -55,7 +55,7 @@ def state_bytes(rows: int, capacity: int) -> int:
 
 
 def sampling_bytes(rows: int, num_drafts: int, vocab_size: int, *, has_laws: bool) -> int:
-    """Probabilities of a sampled round: scores, noise and law of every node, and the drafts' own.
+    """Probabilities of a sampled round: scores, noise and p of every node, and the drafts' q.
 
     At temperature 0 there are none: a chain is matched with the likeliest tokens.
     """

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 
 
 class _Steps(NamedTuple):
-    """A trace cut to one K, by start s and number of drafts kept a; S starts."""
+    """A trace cut to one K, by start s and number of drafts accepted a; S starts."""
 
     kept_SA: Floats  # P(a round that starts at s keeps a)
     drafted_S: NDArray[np.int64]

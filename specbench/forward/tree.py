@@ -22,7 +22,7 @@ class Tree(NamedTuple):
     depths_BN: Tensor  # tokens after the current one; 0 for node 0
     seen_BNN: Tensor  # bool: node i attends to node j
     is_meant_BK: Tensor  # bool
-    depth: int  # of the deepest draft that may be kept
+    depth: int  # of the deepest draft that may be accepted
 
     def meant_within(self, room_B: Tensor) -> "Tree":
         """Without the drafts that lie deeper than a row has room for."""

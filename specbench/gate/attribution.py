@@ -30,7 +30,7 @@ EVIDENCE = (
     "draft_cost_ratio",
     "verify_cost_ratio",
 )
-# Of the other counts, such as launches a round, none says that fewer drafts are kept.
+# Of the other counts, such as launches a round, none says that fewer drafts are accepted.
 _OF_DRAFTS_KEPT = (
     "mean_acceptance_length",
     "acceptance_rate",

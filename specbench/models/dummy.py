@@ -75,7 +75,7 @@ def _matrices_on_meta() -> Iterator[None]:
 def _random_like(
     parameter: nn.Parameter, device: torch.device, generator: torch.Generator
 ) -> nn.Parameter:
-    """Uniform with variance 1 / row length: cheaper than a normal law, and as good here."""
+    """Uniform with variance 1 / row length: cheaper than normal values, and as good here."""
     edge = (3 / parameter.shape[-1]) ** 0.5
     values = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
     return nn.Parameter(values.uniform_(-edge, edge, generator=generator), requires_grad=False)

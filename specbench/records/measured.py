@@ -32,7 +32,7 @@ class RoundLog:
 class AnswerCheck:
     """A whole expected answer checked at once, between prefill and the first round.
 
-    It is no round. num_emitted counts the drafts kept and, after the last of each forward, the
+    It is no round. num_emitted counts the drafts accepted and, after the last of each forward, the
     target's own token; fewer where EOS cut it.
     """
 

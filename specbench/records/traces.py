@@ -30,8 +30,9 @@ class TraceRecord:
     output_ids: tuple[int, ...]  # the target's own text, n tokens; the first is from prefill
     # Per start, of a tree nodes; without those that the budget leaves no room for.
     num_drafted: tuple[int, ...]
-    # Per start and depth: P(the draft there is kept | the text, and those before it were kept);
-    # 0 or 1 where the text decides it. It ends where the budget, the text or the drafts end.
+    # Per start and depth: P(the draft there is accepted | the text, and those before it were
+    # accepted); 0 or 1 where the text decides it. It ends where the budget, the text or the drafts
+    # end.
     chances: tuple[tuple[float, ...], ...]
     drafting: Drafting = "own"  # greedy: the likeliest tokens at any temperature, as vLLM drafts
     context: int | None = None  # as in CellKey

@@ -22,10 +22,10 @@ from specbench.round.state import State
 class Proposal(NamedTuple):
     """K guesses a row: a chain of which the first `num_drafted_B` are meant, or a tree.
 
-    `probs` is the law that guesses were drawn from, draws at temperature > 0: [B, K, V] in a
+    `probs` is the distribution guesses were drawn from at temperature > 0: [B, K, V] in a
     chain; in a tree [B, N, V] for each node's children, which were drawn without putting back
-    and lie in the order of their draws. None where guesses have no law, and then the verifier
-    matches them against the target's own tokens.
+    and lie in the order of their draws. None where guesses have no distribution, and then the
+    verifier matches them against the target's own tokens.
     """
 
     tokens_BK: Tensor
@@ -35,7 +35,7 @@ class Proposal(NamedTuple):
 
     @property
     def depth(self) -> int:
-        """The most drafts that can be kept."""
+        """The most drafts that can be accepted."""
         return self.tokens_BK.shape[1] if self.tree is None else self.tree.depth
 
 
@@ -198,7 +198,7 @@ class ExpectsAnswers(Protocol):
 
     def predicted_output(self, state: State, most: int) -> Proposal | None:
         """All that is expected to follow in the state's one row, a chain of up to `most` drafts
-        without a law; None where nothing is. Asked before the first round, never in one."""
+        without probabilities; None where nothing is. Asked before the first round, never in one."""
 
 
 def no_proposal(state: State) -> Proposal:

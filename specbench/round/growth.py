@@ -36,7 +36,7 @@ Follow = Callable[[Tensor, Tensor], Tensor]  # tokens and positions [B, 1] -> lo
 def grow_chain(
     state: State, logits_BV: Tensor, follow: Follow, k: int, sampler: Sampler
 ) -> Proposal:
-    """K drafts, one after the other; above temperature 0 drawn from the draft's law."""
+    """K drafts, one after the other; above temperature 0 drawn from the draft's distribution."""
     next_BK = state.positions(1, k)
     logits_B1V, drafts, laws = logits_BV[:, None], [], []
     for i in range(k):
@@ -60,8 +60,8 @@ def grow_static(
     """A tree of known shape; `logits_BV` are the draft's for what follows the current token.
 
     At temperature 0 a node's children are the likeliest tokens. Above it they are drawn from
-    the draft's law without putting back, and the law goes with the proposal; a topology that
-    leaves children out cannot be drawn, and takes the likeliest.
+    the draft's distribution without putting back, and the distribution goes with the proposal; a
+    topology that leaves children out cannot be drawn, and takes the likeliest.
     """
     B = state.num_rows
     whole = tree.of_rows(B)

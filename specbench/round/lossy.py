@@ -1,11 +1,11 @@
 """Verifiers that keep drafts which the target finds good enough: faster, and not its text.
 
 The target's distribution is NOT kept, so nothing here is used unless an option names it, and
-what it made is marked wherever it is shown. A draft is judged by the target's law at the
-sampling's temperature, top-k and top-p; at temperature 0, where that law is one-hot and every
-rule would be the lossless one, at temperature 1. Every other token is the target's own, drawn
-as ever. Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path,
-V vocabulary.
+what it made is marked wherever it is shown. A draft is judged by the target's distribution at the
+sampling's temperature, top-k and top-p; at temperature 0, where that distribution is one-hot and
+every rule would be the lossless one, at temperature 1. Every other token is the target's own, drawn
+as ever. Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path, V
+vocabulary.
 """
 
 from collections.abc import Mapping
@@ -31,9 +31,9 @@ class Rule(Protocol):
     def __call__(
         self, p_BK: Tensor, law_BNV: Tensor, parents_BK: Tensor, is_own_BK: Tensor
     ) -> Tensor:
-        """True where a draft may be kept if those before it are [B, K].
+        """True where a draft may be accepted if those before it are [B, K].
 
-        `p_BK` is the draft's probability under the law after its parent, of which `law_BNV` has
+        `p_BK` is the draft's probability in the distribution after its parent, of which `law_BNV` has
         one a node; `is_own_BK` is true where the draft is the token that the target drew there.
         """
         ...
@@ -42,9 +42,9 @@ class Rule(Protocol):
 class TypicalAcceptance:
     """Keeps a draft with p(x) > min(threshold, alpha exp(-H(p))), whatever drafted it.
 
-    The flatter the law (entropy H), the less likely a draft may be. With alpha < 1 the law's
-    likeliest token always passes; the authors take the square root of the threshold. Source:
-    Cai et al. 2024, Medusa (arXiv:2401.10774), "typical acceptance".
+    The flatter the distribution (entropy H), the less likely a draft may be. With alpha < 1 the
+    distribution's likeliest token always passes; the authors take the square root of the threshold.
+    Source: Cai et al. 2024, Medusa (arXiv:2401.10774), "typical acceptance".
     """
 
     def __init__(self, *, threshold: float, alpha: float) -> None:
@@ -66,8 +66,8 @@ class TypicalAcceptance:
 class ThresholdAcceptance:
     """Keeps a draft that the target draws itself, and any with p(x) >= single.
 
-    At 1 nothing is kept but what the lossless rule keeps of drafts without a law of their own.
-    Source: SGLang's option `--speculative-accept-threshold-single`.
+    At 1 nothing is accepted but what the lossless rule keeps of drafts without a distribution of
+    their own. Source: SGLang's option `--speculative-accept-threshold-single`.
     """
 
     def __init__(self, *, single: float) -> None:
@@ -86,7 +86,7 @@ class ThresholdAcceptance:
 class LossyVerifier:
     """A verifier (round.Verifier) that keeps the longest path of drafts that pass a rule.
 
-    Of several the likeliest. The law that drafts were drawn from plays no part.
+    Of several the likeliest. The distribution that drafts were drawn from plays no part.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -100,7 +100,7 @@ class LossyVerifier:
         seed_B: Tensor,
         positions_BN: Tensor,
     ) -> Verdict:
-        """The drafts kept, then the target's own draw after the last of them."""
+        """The drafts accepted, then the target's own draw after the last of them."""
         drafts_BK, tree = proposal.tokens_BK, proposal.tree
         if proposal.depth == 0:
             own_BN = sampler.pick(logits_BNV, seed_B, positions_BN)

@@ -20,7 +20,7 @@ from specbench.round.verifier import Verdict, verify
 
 
 class Verifier(Protocol):
-    """Decides which drafts are kept; `verifier.verify` keeps the target's distribution."""
+    """Decides which drafts are accepted; `verifier.verify` keeps the target's distribution."""
 
     def __call__(
         self,

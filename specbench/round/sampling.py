@@ -73,7 +73,7 @@ class Sampler:
         return self.sampling.temperature == 0
 
     def probs(self, logits: Tensor) -> Tensor:
-        """The law a token is drawn from, float32 [..., V]; one-hot at temperature 0."""
+        """The distribution a token is drawn from, float32 [..., V]; one-hot at temperature 0."""
         if self.is_greedy:
             zeros = torch.zeros_like(logits, dtype=torch.float32)
             return zeros.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
@@ -102,7 +102,7 @@ class Sampler:
         return draw(self.probs(logits_BTV), seeds_B, positions_BT, Purpose.TARGET)
 
     def guess(self, laws_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
-        """A draft's tokens [B, T] for the given positions, drawn from its own laws."""
+        """A draft's tokens [B, T] for the given positions, drawn from its own distributions."""
         return draw(laws_BTV, seeds_B, positions_BT, Purpose.DRAFT)
 
 

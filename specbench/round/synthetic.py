@@ -1,4 +1,4 @@
-"""Acceptance drawn instead of judged: what a pairing would cost if so many drafts were kept.
+"""Acceptance drawn instead of judged: what a pairing would cost if so many drafts were accepted.
 
 The text is no text and only the times mean something: a round does the work of a real one.
 Shape suffixes: B rows, K drafts of a path, N nodes, T = K + 1 tokens of a path, V vocabulary.
@@ -23,7 +23,7 @@ def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
 
     One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
     are a_1, a_2 .. themselves; past their end nothing is kept. UsageError unless they are
-    shares that never rise: at least two drafts cannot be kept more often than at least one.
+    shares that never rise: at least two drafts cannot be accepted more often than at least one.
     """
     if not values or not all(a >= b for a, b in pairwise((1.0, *values, 0.0))):
         raise UsageError(

@@ -31,7 +31,7 @@ def verify(
     """Keep the longest path of drafts that leaves the target's distribution unchanged.
 
     logits[:, i] are the target's for the token after node i, whose place is positions[:, i].
-    At temperature 0 laws are one-hot, so greedy decoding needs no branch here.
+    At temperature 0 distributions are one-hot, so greedy decoding needs no branch here.
     """
     tree, probs = proposal.tree, proposal.probs
     if probs is None:
@@ -84,7 +84,7 @@ def _reject(
     kept_BK = (chance_BK * q_BK <= p_BK) & (p_BK > 0)
     num_accepted_B = _leading(kept_BK).minimum(proposal.num_drafted_B)
 
-    # Where nothing was drafted q is 0, and the residual is the target's own law: the bonus
+    # Where nothing was drafted q is 0, and the residual is the target's own distribution: the bonus
     # token and a round cut short need no case of their own.
     at_B11 = num_accepted_B[:, None, None]
     q_BTV = torch.cat([draft_BKV, torch.zeros_like(target_BTV[:, :1])], 1)
@@ -119,7 +119,7 @@ def _reject_tree(
         place_B1 = positions_BN.gather(1, node_B1)
         chance_B1 = uniform(seed_B, place_B1, Purpose.ACCEPT, turn=i)
         p_B1, q_B1 = p_BV.gather(1, token_B1), q_BV.gather(1, token_B1)
-        # A law with fewer tokens than children leaves some that were not drawn.
+        # A distribution with fewer tokens than children leaves some that were not drawn.
         is_judged_B1 = is_child_B1 & (q_B1 > 0)
         is_kept_B1 = is_judged_B1 & (chance_B1 * q_B1 <= p_B1) & (p_B1 > 0)
         is_refused_B1 = is_judged_B1 & ~is_kept_B1

@@ -18,9 +18,9 @@ class Found:
     """What one depth's proposals came to, by start."""
 
     num_drafted: dict[int, int] = field(default_factory=dict)
-    limit: dict[int, int] = field(default_factory=dict)  # drafts that could be kept at most
+    limit: dict[int, int] = field(default_factory=dict)  # drafts that could be accepted at most
     num_equal: dict[int, int] = field(default_factory=dict)  # leading drafts as in the text
-    # Of drafts drawn from a law: what it gave to each of the text's tokens.
+    # Of drafts drawn from a distribution: what it gave to each of the text's tokens.
     draft_probs: dict[int, list[float]] = field(default_factory=dict)
 
     def add(
@@ -48,9 +48,9 @@ class Found:
     def chances(self, start: int, target_probs: list[float]) -> tuple[float, ...]:
         """P(kept) by depth, up to the first that is certainly not.
 
-        `target_probs[t]` is what the target's own law gave to token t of the text. Of a draft
+        `target_probs[t]` is the target's own probability of token t of the text. Of a draft
         drawn from q and kept with min(1, p/q), what comes out is x with p(x), and it is x because
-        the draft was x and was kept with min(p(x), q(x)): given the text that is min(1, q/p).
+        the draft was x and was accepted with min(p(x), q(x)): given the text that is min(1, q/p).
         Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1, read backwards.
         """
         limit, num_equal = self.limit[start], self.num_equal[start]
@@ -65,7 +65,7 @@ class Found:
 
 
 def kept_given_text(q: float, p: float) -> float:
-    """P(a draft drawn from q was kept | the target's text has a token of those probabilities)."""
+    """P(a draft drawn from q was accepted | the text has a token of those probabilities)."""
     return min(1.0, q / p) if p > 0 else float(q > 0)
 
 

@@ -48,8 +48,8 @@ class Text:
 class TextSampler(Sampler):
     """Whoever draws from it, target or draft, gets the token that the text has at that place.
 
-    Laws are as ever. So a draft that is drawn follows the text to any depth, and the law that
-    each of the text's tokens might have been drawn from is in the proposal.
+    Distributions are as ever. So a draft that is drawn follows the text to any depth, and the
+    distribution that each of the text's tokens might have been drawn from is in the proposal.
     """
 
     def __init__(self, sampling: Sampling, text_C: Tensor) -> None:

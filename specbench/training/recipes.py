@@ -39,7 +39,7 @@ class Recipe:
 
 
 RECIPES: Mapping[str, Recipe] = {
-    # Trained on one pass alone, features drift: the second draft is kept a third as often.
+    # Trained on one pass alone, features drift: the second draft is accepted a third as often.
     "eagle": Recipe(
         muon_lr=4e-3,
         adamw_lr=2e-3,

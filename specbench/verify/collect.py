@@ -33,7 +33,7 @@ from specbench.verify.evidence import (
 from specbench.verify.teacher import Teacher, edge_slack
 
 TEMPERATURES = (0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)  # as shares of the one asked for
-SMALL_VOCABULARY = 64  # up to here the joint law of a few tokens is enumerated, too
+SMALL_VOCABULARY = 64  # up to here the joint distribution of a few tokens is enumerated, too
 _MOST_CELLS = 4096
 _MOST_JOINT_TOKENS = 4
 _GREEDY = Sampling()
@@ -41,7 +41,7 @@ _GREEDY = Sampling()
 
 @runtime_checkable
 class LossyByChoice(Protocol):
-    """An engine or a wrapper of one that has options which change the law on purpose."""
+    """An engine or a wrapper of one that has options which change the distribution on purpose."""
 
     def lossy_option(self, work: Work) -> str | None:
         """The name of the option that `work` uses; None where it is lossless."""
@@ -143,7 +143,7 @@ class Collector:
         """The first `num_tokens` tokens of one sampled text after the other.
 
         The number is fixed beforehand and the last text is cut to it: stopping at a text's
-        end would prefer some laws to others.
+        end would prefer some distributions to others.
         """
         eos_ids = frozenset(who.engine.eos_ids)
         readings: list[_Reading] = []
@@ -196,7 +196,7 @@ class Collector:
     def _read(
         self, question: Question, text: tuple[int, ...], sampling: Sampling, *, place: int
     ) -> "_Reading":
-        """Where each token lies in the target's law given what precedes it."""
+        """Where each token lies in the target's distribution given what precedes it."""
         noise = np.random.default_rng((self._seed, place))
         likely: list[Tensor] = []
         own: list[Tensor] = []

@@ -19,7 +19,7 @@ def token_distribution(logits_NV: Tensor, sampling: Sampling) -> Tensor:
 def log_likelihood(law_NV: Tensor, tokens_N: Tensor, factor: float) -> float:
     """Of all tokens together, had the temperature been `factor` times what it is.
 
-    The tokens that top-k and top-p leave are those of the law itself.
+    The tokens that top-k and top-p leave are those of the distribution itself.
     """
     scores_NV = law_NV.log() / factor
     chosen_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]

@@ -1,6 +1,6 @@
 """What was collected about one pairing at one K and temperature; numbers only, no torch.
 
-Shape suffixes: N tokens, C cells of a joint law.
+Shape suffixes: N tokens, C cells of a joint distribution.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """Whose output it is. `lossy` names an option that changes the law on purpose."""
+    """Whose output it is. `lossy` names an option that changes the distribution on purpose."""
 
     pairing: str  # the bare target for K = 0
     engine: str
@@ -64,14 +64,14 @@ class JointCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledEvidence:
-    """Sampled tokens placed in the target's law given what precedes them.
+    """Sampled tokens placed in the target's distribution given what precedes them.
 
     Each column has one number in [0, 1] a token: randomised probability integral transforms,
-    independent and uniform where, and only where, every token was drawn from the target's law.
-    `surprise_N` is the mass of the tokens that are less likely than the one drawn,
-    `identity_N` that of the tokens with smaller ids.
-    `log_likelihoods` are of all tokens together, under the law at other temperatures: by the
-    factor they are colder (below 1) or hotter, 1 being the law itself.
+    independent and uniform where, and only where, every token was drawn from the target's
+    distribution. `surprise_N` is the mass of the tokens that are less likely than the one drawn,
+    `identity_N` that of the tokens with smaller ids. `log_likelihoods` are of all tokens together,
+    under the distribution at other temperatures: by the factor they are colder (below 1) or hotter,
+    1 being the distribution itself.
     """
 
     subject: Subject

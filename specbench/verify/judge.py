@@ -82,7 +82,7 @@ def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tup
 
 
 def _p_values(evidence: SampledEvidence) -> dict[str, float]:
-    if len(evidence.surprise_N) < 2:  # all others were outside the law, which is said instead
+    if len(evidence.surprise_N) < 2:  # all others had probability 0, which is said instead
         return {"surprise": 1.0}
     found = {
         "temperature": temperature_p_value(evidence.log_likelihoods),

@@ -18,13 +18,13 @@ from specbench.verify.evidence import Floats, JointCounts
 POWER = 0.80
 NUM_TAILS = 20  # shares of 1/2, 1/4 .. 2**-20
 TAIL = 2.0**-10  # the one whose detectable excess is told
-_CONCENTRATIONS = 4.0 ** np.arange(1, 11)  # from laws far from the stated one to near ones
+_CONCENTRATIONS = 4.0 ** np.arange(1, 11)  # from distributions far from the stated one to near ones
 
 
 class Detectable(NamedTuple):
     """Shares of all tokens that, moved, are found in 80 % of calls.
 
-    `shift`: from the target's likelier half to the less likely one, or back; no law closer
+    `shift`: from the target's likelier half to the less likely one, or back; no distribution closer
     than this in total variation can do more. `tail`: to its least likely 2**-10.
     """
 
@@ -33,12 +33,12 @@ class Detectable(NamedTuple):
 
 
 def tail_p_value(surprise_N: Floats) -> float:
-    """Are there too many or too few tokens in the least likely 1/2, 1/4 .. of the target's law?
+    """Are there too many or too few tokens in the target's least likely 1/2, 1/4 ..?
 
     A two-sided binomial test a share, the smallest p-value times their number (Bonferroni). The
-    first shares see a law that is too flat or too steep. The far ones see drafts that were kept
-    although the target finds them unlikely: few, but a thousand times as many as there should
-    be, which a Kolmogorov-Smirnov distance would not notice.
+    first shares see a distribution that is too flat or too steep. The far ones see drafts that were
+    accepted although the target finds them unlikely: few, but a thousand times as many as there
+    should be, which a Kolmogorov-Smirnov distance would not notice.
     """
     n = len(surprise_N)
     shares = 0.5 ** np.arange(1, NUM_TAILS + 1)
@@ -77,12 +77,13 @@ def serial_p_value(identity_N: Floats) -> float:
 
 
 def joint_p_value(counts: JointCounts) -> float:
-    """Do whole short texts come as often as the law says, however rare some of them are?
+    """Do whole short texts come as often as the distribution says, however rare some of them are?
 
-    The likelihood of the counts under laws scattered about the stated one, Dirichlet with a mean
-    of it and several concentrations, is held against that under the law itself, whatever the
-    number of texts and cells. A chi-square's is none so far out where cells are expected seldom.
-    Source of the ratio: Good 1967, A Bayesian significance test for multinomial distributions.
+    The likelihood of the counts under distributions scattered about the stated one, Dirichlet with
+    a mean of it and several concentrations, is held against that under the distribution itself,
+    whatever the number of texts and cells. A chi-square's is none so far out where cells are
+    expected seldom. Source of the ratio: Good 1967, A Bayesian significance test for multinomial
+    distributions.
     """
     if counts.observed_C[counts.probability_C == 0].any():
         return 0.0

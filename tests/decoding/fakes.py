@@ -134,14 +134,14 @@ class Wrapped:
 
 
 class Unlawful(Wrapped):
-    """Keeps the guesses' law to itself, so that the verifier has to match them."""
+    """Keeps the guesses' distribution to itself, so that the verifier has to match them."""
 
     def change(self, proposal: Proposal) -> Proposal:
         return proposal._replace(probs=None)
 
 
 class Flattened(Wrapped):
-    """Lies that its guesses were drawn from the uniform law."""
+    """Lies that its guesses were drawn from the uniform distribution."""
 
     def change(self, proposal: Proposal) -> Proposal:
         assert proposal.probs is not None

@@ -1,7 +1,8 @@
 """The two checks that a drafter changes speed and never the text.
 
 At temperature 0 the text equals transformers' own; above it, texts have exactly the target's
-law. The real tests assert both; test_planted_bugs.py asserts that each fails for broken code.
+distribution. The real tests assert both; test_planted_bugs.py asserts that each fails for broken
+code.
 """
 
 import itertools
@@ -107,7 +108,7 @@ def until_eos(text: tuple[int, ...], eos_ids: Sequence[int]) -> tuple[int, ...]:
     return text[: next(ends, len(text))]
 
 
-# The law: six tokens of a seven-token model, so that all 7**6 texts can be enumerated.
+# The distribution: six tokens of a seven-token model, so that all 7**6 texts can be enumerated.
 LAW_VOCAB_SIZE = 7
 NUM_LAW_TOKENS = 6
 NUM_SAMPLES = 10_240
@@ -115,11 +116,11 @@ NUM_ROWS = 512
 LAW_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
 LAW_PREDICTION = (0, 2, 1, 5, 0, 2)  # the likeliest text
 WARM = Sampling(temperature=0.7)
-FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint laws are tested
+FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint distributions are tested
 
 
 def law_model(seed: int, num_layers: int = 1) -> Any:
-    """A seven-token Llama, wide enough in its opinions that drafts are kept and refused."""
+    """A seven-token Llama, wide enough in its opinions that drafts are accepted and refused."""
     return tiny_llama(
         seed,
         vocab_size=LAW_VOCAB_SIZE,
@@ -180,7 +181,7 @@ def sample_texts(
 
 
 def law_p_value(texts_N6: Tensor, law: Tensor, triple: slice) -> float:
-    """Chi-square p-value of the joint law of three tokens; cells expected below 5 are pooled.
+    """Chi-square p-value of three tokens' joint distribution; cells expected below 5 are pooled.
 
     A text of probability 0 gives p = 0.
     """
@@ -203,7 +204,7 @@ def law_p_value(texts_N6: Tensor, law: Tensor, triple: slice) -> float:
 
 
 def one_draft_p_value(num_rows: int = 100_000) -> float:
-    """Chi-square p-value of the token that follows one draft drawn from another law."""
+    """Chi-square p-value of the token that follows one draft drawn from another distribution."""
     generator = torch.Generator().manual_seed(0)
     q_V, p_V = torch.randn(2, LAW_VOCAB_SIZE, generator=generator).softmax(-1)
     seeds_B, place_B1 = torch.arange(num_rows), torch.full((num_rows, 1), 4)
@@ -225,7 +226,7 @@ def one_draft_p_value(num_rows: int = 100_000) -> float:
 
 
 class LawBench:
-    """One target and one draft model of the seven-token language, with the exact law."""
+    """One target and one draft model of the seven-token language, with the exact distribution."""
 
     def __init__(self, sampling: Sampling = WARM, num_layers: int = 1) -> None:
         model = law_model(seed=0, num_layers=num_layers)

@@ -64,7 +64,7 @@ def bench() -> LawBench:
 
 
 def law_p() -> float:
-    """The smaller p-value of the two triples, for drafts that come with their law."""
+    """The smaller p-value of the two triples, for drafts that come with their distribution."""
     subject = bench()
     drafter = make_drafter("draft_model", subject.target, subject.draft)
     texts_N6, _ = sample_texts(

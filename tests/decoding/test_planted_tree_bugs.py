@@ -1,4 +1,4 @@
-"""Trees that are broken on purpose are found by the greedy text or by the law of sampled texts."""
+"""Trees broken on purpose are found by the greedy text or the distribution of sampled texts."""
 
 from functools import cache, partial
 from typing import Any

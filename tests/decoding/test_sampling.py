@@ -1,4 +1,4 @@
-"""Temperature, top-k and top-p against laws worked by hand and against transformers' warpers."""
+"""Temperature, top-k and top-p against figures worked by hand and transformers' warpers."""
 
 import itertools
 

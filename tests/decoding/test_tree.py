@@ -191,7 +191,7 @@ def test_a_budget_takes_the_deeper_drafts_away() -> None:
 
 
 def followed_law(q_V: Tensor, p_V: Tensor, width: int, num_rows: int) -> Tensor:
-    """The law of the first token where `grow_static` draws `width` siblings from q."""
+    """The distribution of the first token where `grow_static` draws `width` siblings from q."""
     state = State.allocate(num_rows, 8, [], CPU)
     state.seed_B.copy_(torch.arange(num_rows))
     state.length_B1.fill_(4)
@@ -223,7 +223,8 @@ def assert_law(q_V: Tensor, p_V: Tensor, width: int) -> None:
     assert float(((got_V - p_V.double()) / error_V).abs().max()) < 5
 
 
-# Pairs of laws differ in what they can show: those of seed 3 hide siblings that share a chance.
+# Pairs of distributions differ in what they can show: those of seed 3 hide siblings that share a
+# chance.
 @pytest.mark.parametrize("seed", LAW_SEEDS)
 @pytest.mark.parametrize("width", [2, 3, 7])
 def test_siblings_that_are_rejected_in_turn_leave_the_targets_law(width: int, seed: int) -> None:

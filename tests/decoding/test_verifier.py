@@ -148,7 +148,7 @@ def test_after_an_accepted_draft_the_bonus_has_the_targets_own_law() -> None:
 
 
 def test_the_token_after_one_draft_has_the_targets_law() -> None:
-    # Sharper than the joint law of texts: 100,000 rows. False alarm 1e-3, fixed seeds.
+    # Sharper than the joint distribution of texts: 100,000 rows. False alarm 1e-3, fixed seeds.
     assert one_draft_p_value() > 1e-3
 
 

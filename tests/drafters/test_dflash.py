@@ -122,7 +122,7 @@ def subject() -> Subject:
 
 
 def assert_blocks(plain: PlainDFlash, seen: Sequence[Any], temperature: float = 0) -> None:
-    """Drafts, or their laws, are those of the plain facts."""
+    """Drafts, or their distributions, are those of the plain facts."""
     for drafted in seen:
         chain = drafted.paths[-1]
         logits_KV = plain.logits(drafted.text, len(chain))

@@ -1,4 +1,4 @@
-"""A draft model as drafter: its law, its cache, and vocabularies that differ by padding."""
+"""A draft model as drafter: its distribution, its cache, and padded vocabularies."""
 
 from typing import Any
 
@@ -114,7 +114,8 @@ def test_a_law_covers_the_targets_vocabulary_and_no_other(draft_vocab_size: int)
 
 
 def test_drafts_are_drawn_with_other_noise_than_the_targets_own_tokens() -> None:
-    # With the target's noise and the target's law every draft would equal the target's token.
+    # With the target's noise and the target's distribution every draft would equal the target's
+    # token.
     model = tiny_llama(initializer_range=0.1)
     target = StockRunner(model)
     drafter = Unlawful(make_drafter("draft_model", target, StockRunner(model)))

@@ -1,6 +1,6 @@
 """Every drafter of the catalogue changes speed and never the text; a new file is tested too.
 
-Their sampled texts are tested in decoding/test_sampling_law.py, their rounds on a device in
+Their sampled texts are tested in decoding/test_sampled_distribution.py, their rounds on a device in
 decoding/test_device_program.py, both over the same catalogue.
 """
 

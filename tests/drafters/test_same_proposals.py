@@ -1,6 +1,6 @@
 """What is drafted after a text is what a fresh prefill of it gives, whatever rounds led there.
 
-Seven tokens and random models: drafts are kept and refused often, on every branch.
+Seven tokens and random models: drafts are accepted and refused often, on every branch.
 """
 
 from collections.abc import Sequence

@@ -43,7 +43,8 @@ def test_what_a_round_and_a_prefill_take_beside_weights_and_keys(rows):
 def test_above_temperature_0_laws_are_kept():
     files = open_model(shape("llama-8b"))
     cold, warm = (plan_pair(files, DRAFT, replace(PLACE, temperature=t)) for t in (0.0, 1.0))
-    # Five nodes: scores, noise and law in 4 bytes and a hash of 2 x 8; four drafts: law twice.
+    # Five nodes: scores, noise and distribution in 4 bytes and a hash of 2 x 8; four drafts:
+    # distribution twice.
     more = 128256 * (5 * (3 * 4 + 2 * 8) + 4 * 2 * 4)
     assert warm.peak.rest - cold.peak.rest == more
 

@@ -178,7 +178,7 @@ def test_counters_are_told_apart_from_what_was_before():
 
 
 class LookupServer(FakeServer):
-    """Looks its drafts up: in one round of 8, or in none, and none of them is kept."""
+    """Looks its drafts up: in one round of 8, or in none, and none of them is accepted."""
 
     num_drafting: int = 0
 

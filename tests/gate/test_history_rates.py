@@ -1,4 +1,4 @@
-"""What `history` says of accidents is a fixed 5 %, and no law or length exceeds it."""
+"""What `history` says of accidents is a fixed 5 %, and no distribution or length exceeds it."""
 
 import numpy as np
 import pytest

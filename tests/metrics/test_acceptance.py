@@ -88,7 +88,7 @@ def test_alpha_counts_a_short_draft_kept_whole_as_no_rejection(cell):
 
 
 def test_alpha_takes_a_text_that_ends_inside_its_drafts_for_no_rejection(cell):
-    """Three drafts of which the second ends the text: two are kept, and no token replaces one."""
+    """Three drafts, the second ends the text: two are accepted, and no token replaces one."""
     rounds = with_rounds(cell, drafted=(3, 3), accepted=(1, 2), emitted=(2, 2))
     assert alpha(rounds) == pytest.approx(3 / (3 + 1))
 

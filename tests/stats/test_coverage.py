@@ -43,7 +43,7 @@ def greedy_speedup(rng: np.random.Generator, n: int) -> Interval:
 
 
 def sampled_speedup(rng: np.random.Generator, n: int) -> Interval:
-    """Temperature > 0: each side draws its own length, about 20 % apart, from the same law."""
+    """Temperature > 0: each side draws its length, about 20 % apart, from one distribution."""
     base, spec = seconds(rng, n)
     base_tokens, spec_tokens = base / STEP_S, base / STEP_S
     longer, shorter = rng.lognormal(0.0, 0.2, (2, n))

@@ -1,6 +1,6 @@
 """Every drafter of the catalogue is traced exactly, about right, or refused; a new file is, too.
 
-Seven tokens and random models: drafts are kept and refused often.
+Seven tokens and random models: drafts are accepted and refused often.
 """
 
 from dataclasses import replace

@@ -104,8 +104,8 @@ def test_a_kept_draft_given_the_emitted_token_is_min_of_1_and_q_over_p():
         assert abs(chance - float(mean)) > 0.1  # the control: the mean would fail here
 
 
-# Two tokens. After 0 the draft says 0 far too often, after 1 it is right: what is kept leads on to
-# where less is kept.
+# Two tokens. After 0 the draft says 0 far too often, after 1 it is right: what is accepted leads on
+# to where less is accepted.
 P_AFTER = torch.tensor([[0.5, 0.5], [0.3, 0.7]])
 Q_AFTER = torch.tensor([[0.9, 0.1], [0.3, 0.7]])
 
@@ -135,7 +135,7 @@ def forecast_lengths(num_drafts: int) -> tuple[list[float], list[float]]:
 
 
 def test_sum_min_p_q_in_place_of_the_texts_token_would_be_seen_in_the_lengths():
-    """The verifier's rounds of three drafts: what is kept and what comes next go together.
+    """The verifier's rounds of three drafts: what is accepted and what comes next go together.
 
     40,000 rounds, 5 standard errors for each of 4 lengths: false alarms below 3e-6.
     """

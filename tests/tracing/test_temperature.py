@@ -1,9 +1,9 @@
-"""Drafts drawn from a law: replayed rounds are the expectation of the measured ones.
+"""Drafts drawn from a distribution: replayed rounds are the expectation of the measured ones.
 
-A text that was decoded with drafts has the target's own law, so rounds are replayed over the very
-texts that they emitted: what is left of the difference is the luck of being kept. Its standard
-error comes from the texts, which are independent. The bound of 4 standard errors gives a false
-alarm in 16,000; seeds are fixed. Planted faults are off by more than 5.
+A text that was decoded with drafts has the target's own distribution, so rounds are replayed over
+the very texts that they emitted: what is left of the difference is the luck of being kept. Its
+standard error comes from the texts, which are independent. The bound of 4 standard errors gives a
+false alarm in 16,000; seeds are fixed. Planted faults are off by more than 5.
 """
 
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
 
 
 def test_planted_starts_shifted_by_one_would_be_seen(monkeypatch):
-    """The law of a draft held against the token after it."""
+    """The distribution of a draft held against the token after it."""
     honest = judging.Found.add
 
     def shifted(found, starts, proposal, length_B1, text_C, size):

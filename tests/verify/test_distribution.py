@@ -1,4 +1,4 @@
-"""The law that samples are held to: transformers' own, and written apart from our sampler."""
+"""The distribution samples are held to: transformers' own, and written apart from our sampler."""
 
 import math
 

@@ -1,11 +1,11 @@
-"""Sampled text has exactly the target's law: chi-square on the joint law of three tokens.
+"""Sampled text has exactly the target's distribution: chi-square on three tokens together.
 
 Once for each way of verifying, and for every drafter whose drafts come with probabilities.
 Where they come without, the target draws every token itself: each text equals the one without
-drafts, which says more than a test of its law.
+drafts, which says more than a test of its distribution.
 
 False alarm: 1e-3 for the whole file, shared equally (Bonferroni) by all its p-values. Seeds
-are fixed, so an alarm repeats. The law is enumerated from plain forwards, never sampled.
+are fixed, so an alarm repeats. The distribution is enumerated from plain forwards, never sampled.
 """
 
 from functools import cache
