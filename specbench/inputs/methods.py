@@ -79,7 +79,7 @@ def _complaint_of_widths(widths: tuple[object, ...]) -> str | None:
 class Method:
     """A drafting method. `is_head`: its model is a head for one target, not a model by itself.
 
-    `draws`: above temperature 0 drafts are drawn from a distribution of their own, except those of a
+    `draws`: above temperature 0 drafts are drawn from their own distribution, except those of a
     dynamic tree, which are its likeliest. `learns`: it drafts from the answers of other requests.
     """
 

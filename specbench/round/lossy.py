@@ -33,7 +33,7 @@ class Rule(Protocol):
     ) -> Tensor:
         """True where a draft may be accepted if those before it are [B, K].
 
-        `p_BK` is the draft's probability in the distribution after its parent, of which `law_BNV` has
+        `p_BK` is the draft's probability after its parent, of whose distribution `law_BNV` has
         one a node; `is_own_BK` is true where the draft is the token that the target drew there.
         """
         ...
