@@ -215,6 +215,7 @@ def requests(texts: Sequence[tuple[int, ...]], **changes: Any) -> list[Request]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make_runner", [StockRunner, FusedRunner])
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
 @pytest.mark.parametrize("ks", [(1,), (4,), (0, 3, 0, 0, 1)])

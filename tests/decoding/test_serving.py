@@ -76,6 +76,7 @@ def texts() -> list[tuple[int, ...]]:
     return [generated(model, r.prompt_ids, r.max_new_tokens) for r in some_requests(24)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 24, 40])
 @pytest.mark.parametrize("ks", [(0,), (4,), (0, 3, 1, 0, 0, 5)])
 def test_greedy_texts_do_not_depend_on_rows_or_k(

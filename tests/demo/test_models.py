@@ -84,6 +84,7 @@ def test_greedy_stories_do_not_run_in_circles(target, tokenizer) -> None:
     assert sum(most_repeated(answer.ids) <= 3 for answer in found) >= 8
 
 
+@pytest.mark.slow
 def test_the_good_draft_fits_the_target_far_better_than_the_poor_one(target, tokenizer) -> None:
     ids = prompts("chat", tokenizer, 6)
     greedy, sampled = answers(target, ids, sampled=False), answers(target, ids, sampled=True)

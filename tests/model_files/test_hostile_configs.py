@@ -131,6 +131,7 @@ def test_a_dry_run_names_the_field_and_ends_with_exit_code_2(folder, head, metho
     assert "Traceback" not in ran.out + ran.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_any_value_of_any_field_is_read_or_refused(folder, head, method):
     target, model = files_of(folder / "target"), tiny_llama(vocab_size=VOCAB_SIZE)

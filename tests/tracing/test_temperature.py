@@ -26,6 +26,8 @@ from tests.drafters.variants import VARIANTS, Variant
 from tests.tracing.answers import Asked, answered, conversations, counted, open_demo
 from tests.tracing.test_every_drafter import drafter_of, models
 
+pytestmark = pytest.mark.slow  # thousands of rounds
+
 K, MOST, NUM_TEXTS = 4, 90, 36
 CUT_OFF = Sampling(temperature=1.5, top_k=5, top_p=0.8)
 WARM_DEMO = Asked(temperature=1.0, max_new_tokens=90)

@@ -139,6 +139,7 @@ def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
     assert among.detectable == detectable(4096, FALSE_ALARM / (4 * 40))
 
 
+@pytest.mark.slow
 def test_sound_calls_raise_no_more_alarms_than_stated() -> None:
     calls = [judge([sampled(3 * i), sampled(3 * i + 1)], false_alarm=0.05) for i in range(400)]
     alarms = sum(any(f.verdict == "bug" for f in call) for call in calls)

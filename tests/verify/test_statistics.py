@@ -17,6 +17,8 @@ from specbench.verify.statistics import (
     uniform_p_value,
 )
 
+pytestmark = pytest.mark.slow  # thousands of simulated calls
+
 NUM_CALLS = 2000
 NUM_TOKENS = 500
 
