@@ -6,7 +6,7 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 
-# A worker runs the tests of a file after one another, and makes once what they share.
+# Neighbouring tests mostly share a worker, so what a file shares is seldom made twice.
 SPREAD := -n auto --dist worksteal
 
 WHEELS := build/wheels

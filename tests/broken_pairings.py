@@ -107,7 +107,7 @@ BROKEN_PAIRINGS = [
     _pairings(
         "an empty default",
         1,
-        "default: names nothing",
+        "default: is empty",
         """
         default: []
         targets:

@@ -117,8 +117,9 @@ def test_imports_point_downwards():
     for path, source in FILES_OF_OURS.items():
         room = room_of(path)
         assert rooms_imported(source) <= MAY_IMPORT[room] | {room}, path
-        heavy = {name.split(".")[0] for name in imports_of(source)} & TORCH
-        assert not heavy or room in MEASURING, path
+        packages = {name.split(".")[0] for name in imports_of(source)}
+        assert not packages & TORCH or room in MEASURING, path
+        assert not packages & {"tools", "tests", "benchmarks"}, path  # no part of the wheel
 
 
 def test_no_files_import_one_another():

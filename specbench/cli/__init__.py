@@ -1,4 +1,7 @@
-"""The command line: one file a command. Nothing heavier than typer is imported for --help."""
+"""The command line: one file per command. Nothing heavier than typer is imported for --help.
+
+Open `measure.py` first; `options.py` makes options of settings.
+"""
 
 import errno
 import sys

@@ -11,7 +11,7 @@ import typer
 from specbench.cli import options
 from specbench.errors import StoreError, UsageError
 from specbench.settings.groups import PairingsFile
-from specbench.settings.words import MAX_K, MAX_ROWS
+from specbench.settings.words import MAX_CONCURRENCY, MAX_K
 from specbench.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ _Rows = Annotated[
     typer.Option(
         "--concurrency",
         min=1,
-        max=MAX_ROWS,
+        max=MAX_CONCURRENCY,
         help="Only this many concurrent requests.",
         show_default="K by batch size",
     ),

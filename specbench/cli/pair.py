@@ -80,7 +80,7 @@ def pair(target: _Target, asked: Paired) -> None:
 def _settings(asked: Paired) -> RunSettings:
     """Those of the sweep, every word checked before anything is measured."""
     if asked.draft.adaptive or not any(asked.draft.num_speculative_tokens or ()):
-        raise UsageError("-k: drafters are ranked at fixed K above 0, such as 1..8")
+        raise UsageError("-k: ranking needs fixed K above 0, such as 1..8")
     return checked(
         RunSettings(
             command="sweep-k",

@@ -19,6 +19,7 @@ from specbench.settings.groups import (
     Temperatures,
     Workloads,
 )
+from specbench.settings.words import MAX_CONCURRENCY
 
 DEFAULT_CONTEXT = 2048
 
@@ -56,7 +57,7 @@ _Write = Annotated[
     typer.Option(help="Write the best drafters to a new pairings.yaml.", show_default=False),
 ]
 _Context = Annotated[str, typer.Option(help="Tokens per request to plan memory for.")]
-_Rows = Annotated[int, typer.Option(min=1, max=1024, help="Concurrent requests.")]
+_Rows = Annotated[int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests.")]
 _Resume = Annotated[
     str | None,
     typer.Option(

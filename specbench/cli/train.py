@@ -12,7 +12,7 @@ from specbench.cli.pairing_entry import pairing_entry
 from specbench.exit_code import ExitCode
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile, Seed
-from specbench.settings.words import one_of, parse_seconds, parse_temperatures
+from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
 
 if TYPE_CHECKING:
     from specbench.inputs.model_spec import ModelSpec
@@ -46,7 +46,9 @@ _Steps = Annotated[int, typer.Option(min=1, max=10**7, help="Number of training 
 _Batch = Annotated[int, typer.Option(min=32, max=10**7, help="Approximate tokens per batch.")]
 _Heads = Annotated[int, typer.Option(min=1, max=16, help="Number of Medusa heads.")]
 _Layers = Annotated[int, typer.Option(min=1, max=8, help="Number of MTP layers.")]
-_Rows = Annotated[int, typer.Option(min=1, max=1024, help="Answers decoded at the same time.")]
+_Rows = Annotated[
+    int, typer.Option(min=1, max=MAX_CONCURRENCY, help="Answers decoded at the same time.")
+]
 _Budget = Annotated[
     str | None,
     typer.Option(help=("Time to spend, such as 5m; reduces the steps."), show_default=False),
@@ -146,10 +148,10 @@ def _spec(target: str, pairings_file: Path | None) -> "ModelSpec":
 def _print(card: dict[str, Any], out: Path) -> None:
     """A line a position, then where the head is."""
     held_out = card["held_out"]
-    typer.echo("position  kept with all before it (held-out prompts, greedy chain)")
+    typer.echo("position  accepted with all before it (held-out prompts, greedy chain)")
     for position, share in enumerate(held_out["acceptance_per_position"], 1):
         typer.echo(f"{position:8}  {share:.1%}")
     typer.echo(
-        f"\n{held_out['mean_length_of_the_chain']:.2f} tokens a round of such a chain; "
+        f"\n{held_out['mean_length_of_the_chain']:.2f} tokens per round with such a chain; "
         f"{card['head']['parameters']:,} parameters in {out}"
     )

@@ -31,13 +31,15 @@ from specbench.settings.groups import (
     PairingsFile,
     Seed,
 )
+from specbench.settings.words import MAX_CONCURRENCY
 
 if TYPE_CHECKING:
     from specbench.verify.judge import Finding
 
 
 _Rows = Annotated[
-    int, typer.Option(min=1, max=1024, help="Concurrent requests in the built-in decoder.")
+    int,
+    typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests in the built-in decoder."),
 ]
 _Tokens = Annotated[
     int,
@@ -45,6 +47,7 @@ _Tokens = Annotated[
 ]
 
 
+_SHOWN = {"law": "distribution"}  # a stored verdict, by the word for people
 _SAMPLING = SamplingSettings(temperatures=(0.0, 0.7))
 
 
@@ -148,7 +151,7 @@ def _print(findings: "Sequence[Finding]") -> None:
             f"{who.method} (lossy)" if who.lossy else who.method,
             str(who.num_speculative_tokens),
             f"{who.temperature:g}",
-            finding.verdict,
+            _SHOWN.get(finding.verdict, finding.verdict),
             "" if finding.match_rate is None else f"{finding.match_rate:.0%}",
             "" if finding.p_value is None else f"{finding.p_value:.2g}",
             f"{finding.num_tokens:,}",

@@ -1,4 +1,4 @@
-"""What to run for a purpose: across drafters, K and rows in flight, not speculating included.
+"""What to run for a purpose: across drafters, K and concurrent requests, not speculating included.
 
 Candidates are what the choosing rule stands by: every K = 0, and of each pairing and setting the
 cell that helps, with the speed-up that was measured again.
@@ -94,7 +94,7 @@ def parse_limits(text: str) -> dict[str, float]:
 def pick(
     cells: Sequence[CellSummary], decisions: Sequence[Decision], objective: Objective
 ) -> tuple[Pick, ...]:
-    """One answer a workload and setting; the rows in flight are part of the answer.
+    """One answer a workload and setting; the batch size is part of the answer.
 
     The highest rate by the lower bound of its speed-up wins; rates within 1 % are equal, and
     not speculating, then fewer rows, then the smaller K go first. Latency is compared among

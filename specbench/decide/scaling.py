@@ -12,7 +12,7 @@ from specbench.records import CellKey, CellSummary, Interval
 class Point:
     """One measured cell of a curve."""
 
-    at: int  # rows in flight, or tokens of context
+    at: int  # concurrent requests, or tokens of context
     speedup: Interval | None
     kv_bytes: float | None
     valid: bool
@@ -20,10 +20,10 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Crossover:
-    """Where more rows in flight make speculation stop paying."""
+    """Where larger batches make speculation stop paying."""
 
     key: CellKey  # of the curve's first cell
-    points: tuple[Point, ...]  # by rows in flight
+    points: tuple[Point, ...]  # by batch size
     concurrency: int | None  # the least measured one from which on no interval is above 1
     estimated: float | None  # where the estimate passes 1, between two measured ones
 

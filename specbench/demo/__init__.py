@@ -1,4 +1,4 @@
-"""The embedded pair: where its models and its own workloads lie."""
+"""The embedded pair: where its models and its own workloads lie; `tools/demo` made them."""
 
 from pathlib import Path
 

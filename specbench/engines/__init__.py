@@ -1,4 +1,4 @@
-"""Who decodes? One file an engine: requests in, tokens, seconds and counts out.
+"""Who decodes? One file per engine: requests in, tokens, seconds and counts out.
 
 Open `engine.py` first, the protocol (no torch); `builtin.py` is our own decoder.
 """

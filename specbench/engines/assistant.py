@@ -44,7 +44,7 @@ class Assistant:
     def defaults_in_words(self) -> str:
         adapted = ", a threshold that scikit-learn adapts" if is_sklearn_available() else ""
         return (
-            f"drafts up to {self._defaults.num_assistant_tokens} tokens a round "
+            f"drafts up to {self._defaults.num_assistant_tokens} tokens per round "
             f"({self._defaults.num_assistant_tokens_schedule}), until one is less likely than "
             f"{self._defaults.assistant_confidence_threshold:g}{adapted}"
         )

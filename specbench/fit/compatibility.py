@@ -101,7 +101,7 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
     spec, model_type = model.spec, model.config.get("model_type")
     kind = kind_of(model)
     if kind.method != "draft_model":
-        reason = f"no model that writes text: {kind.method or 'unknown'} by {kind.reason}"
+        reason = f"does not generate text: {kind.method or 'unknown'} by {kind.reason}"
         yield finding("kind", "refused", None, kind.method or "unknown", reason)
         return
     yield from _code_findings(model)
@@ -132,7 +132,7 @@ def _code_findings(model: ModelFiles) -> Iterator[Finding]:
         advice = "set trust_remote_code: true only if you trust it"
         yield finding("code", "refused", None, "auto_map", reason + advice)
     elif model.needs_code:
-        reason = "the files bring Python of their own (auto_map), which was not run"
+        reason = "the files include their own Python (auto_map), which was not run"
         yield finding("code", "warning", None, "auto_map", reason)
     elif known is False:
         reason = f"the installed transformers has no model type {model_type}; a newer one may"

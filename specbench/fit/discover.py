@@ -130,8 +130,8 @@ def _not_smaller(target: ModelFiles, draft: ModelFiles) -> str | None:
     if own is None or of_target is None or own.num_parameters < of_target.num_parameters:
         return None
     return (
-        f"{own.num_parameters:,} parameters, and the target has {of_target.num_parameters:,}: "
-        "no smaller model"
+        f"not smaller than the target: {own.num_parameters:,} parameters against "
+        f"{of_target.num_parameters:,}"
     )
 
 

@@ -24,7 +24,7 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
     if method != "mtp":
         kind = kind_of(head)
         if kind.method == "draft_model" and not _has_headers(head) and head.pickles:
-            reason = f"by {kind.reason} it could be any model; loading tells by its tensors"
+            reason = f"{kind.reason}: could be any model; loading checks its tensors"
             yield finding("kind", "warning", method, kind.method, reason)
         elif kind.method != method:
             what = f"a {kind.method} head" if kind.method in _FITS else "no head"

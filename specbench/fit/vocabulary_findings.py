@@ -71,7 +71,7 @@ def chat_template_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Fi
     if one == other:
         yield finding("chat_template", "ok", *shown, "the same")
         return
-    reason = "the draft sees prompts in the target's form, and was made for another one"
+    reason = "prompts use the target's chat template; the draft was trained with another"
     yield finding("chat_template", "warning", *shown, reason)
 
 
@@ -111,7 +111,7 @@ def context_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]
     """Past its own context a draft guesses worse, and nothing else."""
     limit, own = target.longest_context, draft.longest_context
     if own is not None and (limit is None or own < limit):
-        reason = f"past {own:,} tokens the draft is beyond what it was made for and guesses worse"
+        reason = f"beyond {own:,} tokens the draft is past its trained context and accepted less"
         yield finding("context", "warning", limit, own, reason)
     else:
         yield finding("context", "ok", limit, own, "the draft reaches as far")

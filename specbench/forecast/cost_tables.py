@@ -83,7 +83,7 @@ def _scalar(text: str) -> yaml.ScalarNode:
 
 def _cost(row: Section, source: str) -> EngineCost:
     if ("k" in row.entries) == ("tokens" in row.entries):
-        row.value.fail("one of `k` and `tokens` is needed: drafts a round, or tokens a forward")
+        row.value.fail("give `k` (drafts per round) or `tokens` (tokens per forward)")
     unit = row.may("unit", one_of(tuple(UNITS)), "s")
     factor = UNITS[unit]
     cost = row.must("cost", _positive)

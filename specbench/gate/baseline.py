@@ -121,9 +121,9 @@ def pool(runs: Sequence[Snapshot], allowed: Collection[str] = ()) -> Snapshot:
         for found in other_decoders(first.fingerprint, run.fingerprint):
             if SOFTWARE not in allowed:
                 raise UsageError(
-                    f"runs {first.origins[0].run_id} and {origin.run_id} are no repeats of one "
-                    f"another: {found.name}: {found.baseline} and {found.candidate}; "
-                    f"to pool them all the same: --allow-different {SOFTWARE}"
+                    f"runs {first.origins[0].run_id} and {origin.run_id} are not repeats of "
+                    f"each other: {found.name}: {found.baseline} and {found.candidate}; "
+                    f"to pool them anyway: --allow-different {SOFTWARE}"
                 )
     _refuse_twins([run.origins[0] for run in runs])
     cells = tuple(_pooled_cells(runs))

@@ -1,7 +1,7 @@
-"""Result files of other tools as our records: one file a format, found by what a result holds.
+"""Result files of other tools as our records: one file per format, found by what a result holds.
 
 A format has `TOOL`, `recognises(result)` and `read(result, told)`. What a file does not carry
-stays absent; what a cell's key cannot do without has to be told.
+stays absent; what a cell's key cannot do without has to be told. Open `imported_cell.py` first.
 """
 
 import pkgutil
@@ -48,4 +48,4 @@ def _format_of(result: Result) -> Format:
         if known.recognises(result):
             return known
     tools = ", ".join(known.TOOL for known in formats())
-    raise UsageError(f"{result.place}: no result of a known tool; these are: {tools}")
+    raise UsageError(f"{result.place}: not a result file of a known tool (known: {tools})")

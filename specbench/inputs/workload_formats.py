@@ -79,7 +79,7 @@ def read_prompt(content: bytes, line: Line, *, strict: bool) -> Prompt:
 
 def _object(content: bytes, line: Line) -> Mapping[str, Any]:
     if content.lstrip().startswith(b"["):
-        line.fail("a JSON list begins here; write one object a line (jq -c '.[]' FILE)")
+        line.fail("a JSON list begins here; write one object per line (jq -c '.[]' FILE)")
     try:
         entry = json.loads(
             content.decode("utf-8-sig" if line.number == 1 else "utf-8"),
@@ -155,7 +155,7 @@ def _predictions(value: Any, num_turns: int, line: Line) -> tuple[str | None, ..
         value = [value] + [None] * (num_turns - 1)
     texts = _list(value, "prediction", line)
     if len(texts) != num_turns:
-        line.fail(f"prediction: {len(texts)} texts for {num_turns} turns; one a turn is needed")
+        line.fail(f"prediction: {len(texts)} texts for {num_turns} turns; expected one per turn")
     return tuple(None if t is None else _filled(t, "prediction", line) for t in texts)
 
 

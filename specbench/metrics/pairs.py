@@ -43,7 +43,7 @@ class _Row(NamedTuple):
 def paired_decode(cell: CellData) -> PairedSeconds | None:
     """Seconds from first token to last, with the tokens after the first.
 
-    With many rows in flight: seconds while all rows are busy, with the tokens emitted in them.
+    With many concurrent requests: seconds while all rows are busy, with the tokens emitted in them.
     With arrivals in open loop, which fix the throughput: the requests' own seconds again.
     Of several samples: seconds until the last one has ended, with the tokens of all.
     """
@@ -59,7 +59,7 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
 def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     """Seconds of whole requests, prefill of target and drafter included.
 
-    With many rows in flight: seconds of whole passes; in open loop of whole requests again,
+    With many concurrent requests: seconds of whole passes; in open loop of whole requests again,
     from arrival on. Of several samples: until one is picked.
     """
     if cell.key.condition.num_samples > 1:

@@ -1,4 +1,4 @@
-"""Many rows in flight: what a pass emits while all of them are busy, and in all."""
+"""Many concurrent requests: what a pass emits while all of them are busy, and in all."""
 
 from typing import NamedTuple
 

@@ -1,6 +1,6 @@
 """Where the round time goes, and what it costs in baseline steps.
 
-A baseline step is the mean round of K = 0 in the same blocks. With many rows in flight a
+A baseline step is the mean round of K = 0 in the same blocks. With many concurrent requests a
 round counts once for each row that it serves, as everywhere else.
 """
 

@@ -1,4 +1,4 @@
-"""What many rows in flight give together, and what each user sees of it.
+"""What many concurrent requests give together, and what each user sees of it.
 
 A pass serves the whole prompt list; ramp is its beginning, until all rows are busy, and drain
 its end, when the queue is empty.
@@ -14,7 +14,7 @@ from specbench.stats.percentiles import p95
 
 @metric(unit="tokens/s", better="higher")
 def busy_tokens_per_s(cell: CellData) -> float | None:
-    """Tokens emitted from the first to the last round in which all rows were live / seconds
+    """Tokens emitted from the first to the last round in which the batch was full / seconds
     between them, pooled over passes; prefills in between take time, their first tokens count.
 
     Absent where the rows never were all live.
@@ -39,7 +39,7 @@ def user_tokens_per_s(cell: CellData) -> float | None:
 
 @metric(unit="fraction", better="higher")
 def busy_share(cell: CellData) -> float | None:
-    """Seconds between the first and the last round in which all rows were live / seconds of
+    """Seconds between the first and the last round in which the batch was full / seconds of
     the passes; the rest is ramp and drain.
     """
     if not cell.key.condition.is_stream or not cell.passes:

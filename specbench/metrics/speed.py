@@ -9,7 +9,7 @@ from specbench.metrics.registry import metric
 
 @metric(unit="tokens/s", better="higher")
 def decode_tokens_per_s(cell: CellData) -> float | None:
-    """Output tokens after the first / decode seconds, pooled over requests, one row's speed."""
+    """Output tokens after the first / decode seconds, pooled over requests: speed of one."""
     timed = [(r.num_output_tokens - 1, r.decode_s) for r in cell.finished if r.decode_s]
     return sum(n for n, _ in timed) / sum(s for _, s in timed) if timed else None
 
@@ -64,8 +64,8 @@ def end_to_end_speedup(cell: CellData) -> float | None:
 
 @metric(unit="tokens/s", better="higher")
 def end_to_end_tokens_per_s(cell: CellData) -> float | None:
-    """All output tokens / seconds of whole requests, prefill of target and drafter included: what
-    one row gives, as busy_tokens_per_s is what many do. Absent where requests overlap.
+    """All output tokens / seconds of whole requests, prefill of target and drafter included: for
+    one request, as busy_tokens_per_s is for many. Absent where requests overlap.
     """
     if cell.key.condition.overlaps:
         return None

@@ -34,7 +34,7 @@ class DFlashStyle:
             given.lacks(*lacking)
         if given.flag("is_causal"):
             raise ModelError(
-                f"{files.source}: is_causal is true; blocks that see themselves whole are run"
+                f"{files.source}: is_causal is true; only non-causal blocks are supported"
             )
         layer_ids = given.ids("target_layer_ids")
         if not layer_ids:

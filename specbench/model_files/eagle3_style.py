@@ -51,7 +51,7 @@ class Style:
         if config.flag("parallel_drafting") or steps > 1:
             what = f"parallel_draft_step is {steps}" if steps > 1 else "parallel_drafting is true"
             raise ModelError(
-                f"{source}: {what} (P-EAGLE), which is not run; choose a head of EAGLE-3 that "
+                f"{source}: {what} (P-EAGLE), which is not supported; choose an EAGLE-3 head that "
                 "drafts one token after the other"
             )
         name = "eagle_aux_hidden_state_layer_ids"

@@ -1,6 +1,8 @@
 """The vocabulary: what the measuring half writes and the analysing half reads.
 
-Every record is frozen, keyword-only and JSON-ready (store/ writes and reads them). A value
+Open `keys.py` first: what was measured is a draft under a condition.
+
+Every record is frozen, keyword-only and JSON-ready (runs/ writes and reads them). A value
 that a machine or an engine cannot give is None: absent, never zero.
 """
 

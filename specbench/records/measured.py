@@ -113,7 +113,7 @@ class RoundTimeline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
-    """One cell serving all requests of a block together: rows in flight, round by round."""
+    """One cell serving all requests of a block together: concurrent requests, round by round."""
 
     cell_id: str
     seconds: float  # first arrival to last token

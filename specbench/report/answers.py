@@ -92,7 +92,11 @@ def _quote(section: Section, decision: Decision) -> str:
 def _no_winner(section: Section, verdict: Verdict) -> str:
     if section.decisions:
         nothing = verdict is Verdict.GAINS_NOTHING
-        return "do not speculate, no drafter gains" if nothing else "no drafter is shown to help"
+        return (
+            "do not speculate, no drafter gains"
+            if nothing
+            else "undecided: no drafter clearly helps"
+        )
     if section.cells:
         return "imported figures have no interval; see the tables"
     if section.baseline is None:

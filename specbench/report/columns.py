@@ -119,7 +119,7 @@ _IMPORTED = (
     ),
 )
 _USER = Column(
-    header="a user",
+    header="per user",
     meaning="median tokens per second that one request sees",
     text=metric("user_tokens_per_s", per_second),
 )

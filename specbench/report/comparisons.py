@@ -1,4 +1,4 @@
-"""Tables that hold cells against one another: engines, K = auto, rows in flight, contexts."""
+"""Tables that hold cells against one another: engines, K = auto, concurrent requests, contexts."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -106,7 +106,7 @@ def adaptive_grid(document: Document) -> Grid | None:
 
 
 def crossover_grid(document: Document) -> Grid | None:
-    """Speed-up by rows in flight, a row a K, and where it stops."""
+    """Speed-up by concurrent requests, a row a K, and where it stops."""
     found = document.crossovers
     if not found:
         return None

@@ -35,7 +35,7 @@ def _charts(document: Document) -> Iterator[Chart | None]:
     yield from rows_pareto_charts(sections(document), styles)
     yield from memory_pareto_charts(settings, styles)
     yield from time_line_charts(document.time_lines)
-    # What is accepted does not depend on the rows in flight: the fewest stand for all.
+    # What is accepted does not depend on the batch size: the fewest stand for all.
     fewest = _fewest_rows(settings)
     yield from (acceptance_chart(group, styles) for group in fewest)
     for group in fewest:

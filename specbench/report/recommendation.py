@@ -21,7 +21,7 @@ def picks_of(
     concurrency: int | None = None,
     workloads: Sequence[str] = (),
 ) -> tuple[Pick, ...]:
-    """The document's answers for an objective, for so many rows in flight or any."""
+    """The document's answers for an objective, for so many concurrent requests or any."""
     cells = [
         cell
         for cell in document.cells
@@ -220,7 +220,7 @@ def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
             below = max(at for at in known if at < found.concurrency)
             at = next(p.speedup for p in found.points if p.at == found.concurrency)
             is_lost = at is not None and at.estimate <= 1
-            gain = "no longer gain" if is_lost else "are not shown to gain"
+            gain = "no longer gain" if is_lost else "have no proven gain"
             word = "saturated" if is_lost else "perhaps saturated"
             yield (
                 f"{key.source}, K={key.draft.length.label}: {word} above {plural(below, 'user')}, "

@@ -73,7 +73,7 @@ def _candidate_json(candidate: Candidate) -> dict[str, Any]:
 
 
 def _setting_json(at: Condition) -> dict[str, Any]:
-    """What tells picks of one workload apart; the rows in flight are part of the answer."""
+    """What tells picks of one workload apart; the batch size is part of the answer."""
     answered = ("target", "workload", "concurrency")
     return {name: value for name, value in at.flat.items() if name not in answered}
 

@@ -1,8 +1,9 @@
 """Runs on disk: `reports/<run_id>/` with run.json, records.jsonl and a lock.
 
-run.json is written once, before the first measurement. records.jsonl only grows: a line a
+run.json is written once, before the first measurement. records.jsonl only grows: one line per
 record, each on disk before `append` returns. One writer at a time; the kernel drops its
-lock when it dies, so a killed run can be resumed at once.
+lock when it dies, so a killed run can be resumed at once. Open `ledger.py` first; `reader.py`
+reads a run back.
 """
 
 from specbench.runs.codec import SCHEMA_VERSION, StoredRecord

@@ -64,7 +64,7 @@ Workloads = Annotated[
 K = Option(
     names=("-k", "--num-speculative-tokens"),
     read=_draft,
-    help="K: 4, 0..8, 1,2,4, auto, or a mix such as 0..8,auto.",
+    help="K: a number, a range or a list (4, 0..8 or 1,2,4), auto, or 0..8,auto.",
     shown="run: the pairing's, else 4; sweep-k: 0..8",
 )
 Temperatures = Annotated[
@@ -83,7 +83,7 @@ PROMPTS = Option(
     names=("--prompts",),
     min=1,
     help="Prompts per workload.",
-    shown="10; 3 per concurrent request; with --budget: all",
+    shown="10; 3 per concurrent request; with --budget or --precision: all",
 )
 BudgetS = Annotated[
     float | None,
@@ -124,7 +124,7 @@ class WorkloadSettings:
         str | None,
         Option(
             names=("--method",),
-            help="Only drafters of these methods, such as eagle,ngram; or all.",
+            help="Only these methods, such as eagle,ngram; all: every one.",
             shown="every method of the pairings",
             is_stored=False,  # of a run that is planned, `pairings` are those that are left
         ),
@@ -145,7 +145,7 @@ class SamplingSettings:
     """How tokens are drawn, and how many."""
 
     temperatures: Temperatures = (0.0,)
-    top_k: Annotated[int, Option(min=0, help="Keep the K most likely tokens; 0 is off.")] = 0
+    top_k: Annotated[int, Option(min=0, help="Sample from the N most likely tokens; 0 is off.")] = 0
     top_p: Annotated[float, Option(min=0.0, max=1.0, help="Nucleus sampling; 1 is off.")] = 1.0
     max_new_tokens: MaxNewTokens = None  # None: the workload's own
 
@@ -162,7 +162,7 @@ class EffortSettings:
             min=1,
             max=100,
             help="How often each prompt is run.",
-            shown="1; sampling: 3; concurrency: 6",
+            shown="1; sampling, --budget or --precision: 3; concurrent requests: 6",
         ),
     ] = None
     budget_s: BudgetS = None
@@ -212,7 +212,7 @@ class LoadSettings:
         Option(
             names=("--context",),
             read=parse_contexts,
-            help="Lengthen prompts with real text to 512,4k,32k tokens.",
+            help="Lengthen prompts with real text to this many tokens, such as 512,4k,32k.",
             shown=False,
         ),
     ] = ()
@@ -264,7 +264,7 @@ class DecoderSettings:
     forward: Forward = "auto"
     graph: Graph = "auto"
     compile: Compile = False
-    acceptance: Annotated[  # drawn, per position: the text is no text
+    acceptance: Annotated[  # simulated, per position: the text means nothing
         tuple[float, ...] | None,
         Option(
             read=parse_acceptance,

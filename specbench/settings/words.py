@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 from specbench.errors import UsageError
 
 MAX_K = 64
-MAX_ROWS = 1024
+MAX_CONCURRENCY = 1024
 AUTO = "auto"
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
@@ -46,12 +46,14 @@ def parse_ks(text: str) -> Ks:
 
 
 def parse_concurrency(text: str) -> tuple[int, ...]:
-    """`1` or `1,4,16`: rows in flight."""
+    """`1` or `1,4,16`: concurrent requests."""
     if not re.fullmatch(r"\s*\d{1,4}\s*(,\s*\d{1,4}\s*)*", text):
         raise UsageError(f"--concurrency {text!r}: expected numbers such as 1 or 1,4,16,64")
     rows = tuple(dict.fromkeys(int(part) for part in text.split(",")))
-    if not all(1 <= n <= MAX_ROWS for n in rows):
-        raise UsageError(f"--concurrency {text!r}: allowed: 1 to {MAX_ROWS} concurrent requests")
+    if not all(1 <= n <= MAX_CONCURRENCY for n in rows):
+        raise UsageError(
+            f"--concurrency {text!r}: allowed: 1 to {MAX_CONCURRENCY} concurrent requests"
+        )
     return rows
 
 

@@ -1,4 +1,4 @@
-"""How far would each drafter get along a finished text? One pass in, one trace a drafter out.
+"""How far would each drafter get along a finished text? One pass in, one trace per drafter out.
 
 Open `conversation.py` first.
 """

@@ -89,7 +89,7 @@ class MuonAdamW:
     def load(self, state: Mapping[str, Any]) -> None:
         """KeyError, ValueError, TypeError, RuntimeError where it is of other tensors."""
         if state["velocity"].keys() != self._velocity.keys():
-            raise ValueError("it is about other tensors")
+            raise ValueError("it belongs to other tensors")
         for name, velocity in self._velocity.items():
             velocity.copy_(state["velocity"][name])
         self._adamw.load_state_dict(state["adamw"])

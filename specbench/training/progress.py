@@ -81,7 +81,7 @@ def load_progress(
         progress = _checked(content["progress"])
         weights = content["parameters"]
         if weights.keys() != parameters.keys():
-            raise ValueError("it is about other tensors")
+            raise ValueError("it belongs to other tensors")
         with torch.no_grad():
             for name, tensor in parameters.items():
                 if weights[name].shape != tensor.shape:

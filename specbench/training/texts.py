@@ -100,4 +100,4 @@ class TextFile:
                 and all(type(i) is int and 0 <= i < vocab_size for i in ids)
             ):
                 return Text(tuple(ids), num_prompt, is_held_out)
-        raise StoreError(f"{self.path}:{number}: no text of this target; remove the file")
+        raise StoreError(f"{self.path}:{number}: not a text of this target; remove the file")

@@ -181,12 +181,12 @@ def test_an_engine_in_another_process_is_measured_by_its_answers_alone(tmp_path)
     assert bad.sentence.startswith("own.jsonl: do not speculate")
 
 
-def test_an_engine_that_lends_no_drafters_is_measured_without_a_forecast(tmp_path):
+def test_an_engine_that_offers_no_drafters_is_measured_without_a_forecast(tmp_path):
     watch, settings = RecordingWatch(), changed(SETTINGS, forecast=True)
     plan, engine = make_plan(tmp_path, settings, SIX), FakeServer(FakeClock())
     run = measure(plan, engine, tmp_path, watch, trace=trace_conversation)
     assert run.traces == ()
-    assert any("good: cannot be forecast in builtin, which lends" in w for w in watch.warnings)
+    assert any("good: cannot be forecast in builtin, which offers" in w for w in watch.warnings)
     assert len(explored(run)) == 6
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from specbench.models.checkpoint_files import read_checkpoint
 
+from specbench.models.checkpoint import read_checkpoint
 from specbench.training.acceptance import measure_acceptance
 from specbench.training.head_files import write_head
 from specbench.training.recipes import open_student

@@ -1,4 +1,4 @@
-"""A deployment as each engine's own flags: one file an engine, found by its name."""
+"""A deployment as each engine's own flags: one file per engine, found by its name."""
 
 import pkgutil
 from importlib import import_module
