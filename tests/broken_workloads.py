@@ -104,7 +104,7 @@ BROKEN_WORKLOADS = [
     _lines(
         "a prediction too many",
         1,
-        "2 texts for 1 turns; one a turn is needed",
+        "2 texts for 1 turns; expected one per turn",
         '{"prompt": "a", "prediction": ["b", "c"]}\n',
     ),
     _lines(

@@ -34,7 +34,7 @@ def refusal(file, told=TOLD):
         (b'{"a": 1, "a": 2}', "the key 'a' is given twice"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"n": ' + b"9" * 5000 + b"}", "digits"),
-        (b'{"hello": "world"}', "no result of a known tool"),
+        (b'{"hello": "world"}', "not a result file of a known tool"),
         (b'{"a": 1}\n{"a": 2', "2: not JSON"),
     ],
     ids=lambda value: repr(value[:20]) if isinstance(value, bytes) else value,

@@ -64,7 +64,7 @@ def test_a_result_table_of_many_rows_shows_what_serving_is_about(served: Documen
     wanted = {
         "tok/s, busy",
         "tok/s, all",
-        "a user",
+        "per user",
         "TTFT ms",
         "queue ms",
         "batch used",
