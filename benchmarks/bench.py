@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.forwards import compare_forwards
 from benchmarks.run import cells_of, name_of, provenance, run, write
-from specbench.bench.floors import middle_context
+from specbench.bench.limits import middle_context
 from specbench.decide.peers import OWN_DEFAULTS, SideBySide, side_by_side
 from specbench.inputs.config import load_pairings
 from specbench.metrics.cell import CellData

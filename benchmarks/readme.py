@@ -21,7 +21,7 @@ from typing import Any
 
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
-from specbench.report.figures import charts
+from specbench.report.html import charts
 from specbench.runs import load_run
 
 ROOT = Path(__file__).parents[1]

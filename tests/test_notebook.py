@@ -10,7 +10,7 @@ import pytest
 
 import specbench
 from specbench.errors import StoreError, UsageError
-from specbench.frames.files import cells_csv
+from specbench.frames.tables import cells_csv
 from specbench.report.answers import answer_lines
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json

@@ -23,7 +23,6 @@ from specbench.bench.plan import (
     peers_of,
     plan_targets,
 )
-from specbench.bench.step_times import engine_costs
 from specbench.bench.target import TargetRun
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
@@ -31,6 +30,8 @@ from specbench.engines.engine import Engine
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
+from specbench.forecast.cost_curve import told
+from specbench.forecast.engine_costs import read_engine_costs
 from specbench.inputs.config import Pairing, Target
 from specbench.inputs.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
@@ -38,7 +39,7 @@ from specbench.models.loading import ModelSource, planned_dtype
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
-from specbench.records import EngineCost, RunRecord
+from specbench.records import EngineCost, Prompt, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
     Ledger,
@@ -48,6 +49,32 @@ from specbench.runs import (
     resume_run,
 )
 from specbench.settings import RunSettings
+
+
+def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
+    """What --costs says, a server asked with the run's own prompts; nothing without --costs.
+
+    UsageError where it cannot be read, or says nothing of a concurrency that is planned.
+    """
+    concurrencies = settings.load.concurrency
+    if not settings.forecasting.costs:
+        return []
+    workload = plans[0].workloads[0]
+    prompts = [_question_text(prompt) for prompt in plans[0].prompts(workload)]
+    costs = read_engine_costs(
+        settings.forecasting.costs,
+        prompts,
+        concurrencies=concurrencies,
+        temperature=settings.sampling.temperatures[0],
+    )
+    for concurrency in concurrencies:
+        told(costs, concurrency=concurrency, ks=())
+    return costs
+
+
+def _question_text(prompt: Prompt) -> str:
+    """What a prompt's first turn says."""
+    return "\n\n".join(message.content for message in prompt.turns[0])
 
 
 def run_benchmark(

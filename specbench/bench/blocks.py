@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specbench.engines.engine import Work
 from specbench.records import (
     ALL_PROMPTS,
     NO_DRAFTER,
@@ -88,3 +89,16 @@ def request_seed(seed: int, prompt_id: str, repeat: int, turn: int, sample: int 
     place = f"{seed}|{prompt_id}|{repeat}|{turn}" + (f"|{sample}" if sample else "")
     digest = hashlib.sha256(place.encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def work_of(cell: Cell) -> Work:
+    """Method and K of a cell; an adaptive one also knows what it learns from."""
+    key = cell.key
+    return Work(
+        drafter=key.draft.drafter,
+        method=key.draft.method,
+        k=key.draft.k,
+        adaptive=key.draft.is_adaptive,
+        workload=key.condition.workload if key.draft.is_adaptive else "",
+        context=key.condition.context if key.draft.is_adaptive else None,
+    )

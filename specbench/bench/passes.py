@@ -10,9 +10,7 @@ import torch
 
 from specbench.bench.blocks import Block, Cell, confirm_block
 from specbench.bench.deadline import Deadline
-from specbench.bench.extensions import Extensions
-from specbench.bench.floors import BLOCKS, measure_floors
-from specbench.bench.limits import measure_limits
+from specbench.bench.limits import BLOCKS, measure_floors, measure_limits
 from specbench.bench.plan import BUILTIN, TargetPlan
 from specbench.bench.pruning import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
@@ -23,8 +21,60 @@ from specbench.engines.engine import Engine, Instrumented
 from specbench.metrics.cell import gather_cells
 from specbench.metrics.summary import summarise
 from specbench.probes.bandwidth import measure_copy_bandwidth
-from specbench.records import ALL_PROMPTS, NO_DRAFTER, BlockRecord, CellKey, CellSummary
+from specbench.records import (
+    ALL_PROMPTS,
+    NO_DRAFTER,
+    BlockRecord,
+    CellKey,
+    CellSummary,
+    ExtensionRecord,
+)
+from specbench.records.extensions import ExtensionKind
 from specbench.runs import Ledger
+
+
+class Extensions:
+    """Decisions about the cells of drafters that are loaded together."""
+
+    def __init__(self, ledger: Ledger, drafters: frozenset[str]) -> None:
+        self._ledger = ledger
+        self._drafters = tuple(sorted(drafters))
+        own = (e for e in ledger.stored.extensions if e.drafters == self._drafters)
+        self._taken = {(e.kind, e.question, e.num_prompts): e.cell_ids for e in own}
+
+    def is_taken(self, kind: ExtensionKind, question: Cell | None = None) -> bool:
+        return (kind, _name(question), 0) in self._taken
+
+    def take(
+        self,
+        kind: ExtensionKind,
+        decide: Callable[[], frozenset[str] | None],
+        question: Cell | None = None,
+        num_prompts: int = 0,
+    ) -> frozenset[str]:
+        """The cells of a decision: as recorded, else as `decide` says, which is then recorded.
+
+        None of `decide`: it is too early to say, and nothing is recorded.
+        """
+        place = kind, _name(question), num_prompts
+        if place not in self._taken:
+            decided = decide()
+            if decided is None:
+                return frozenset()
+            record = ExtensionRecord(
+                kind=kind,
+                question=place[1],
+                drafters=self._drafters,
+                num_prompts=num_prompts,
+                cell_ids=tuple(sorted(decided)),
+            )
+            self._ledger.append(record)
+            self._taken[place] = record.cell_ids
+        return frozenset(self._taken[place])
+
+
+def _name(question: Cell | None) -> str:
+    return question.key.id if question else ""
 
 
 class Passes:

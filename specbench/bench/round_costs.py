@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from specbench.bench.blocks import Cell, request_seed
-from specbench.bench.work import work_of
+from specbench.bench.blocks import Cell, request_seed, work_of
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.records import RoundCost
 from specbench.records.forecasts import later_s

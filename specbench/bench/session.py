@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from specbench.bench.blocks import Block, Cell, request_seed
+from specbench.bench.blocks import Block, Cell, request_seed, work_of
 from specbench.bench.plan import TargetPlan
 from specbench.bench.predictions import quoted_text
 from specbench.bench.recording import (
@@ -15,7 +15,6 @@ from specbench.bench.recording import (
     make_records,
     make_samples,
 )
-from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import WorkloadError

@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from specbench.bench.blocks import Cell
+from specbench.bench.blocks import Cell, work_of
 from specbench.bench.deadline import Deadline
 from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
@@ -17,7 +17,6 @@ from specbench.bench.session import Session
 from specbench.bench.traces import Trace
 from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_works
 from specbench.bench.watch import Watch
-from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest, InProcess, Load, Work
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelMemoryError, first_line

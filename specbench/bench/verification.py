@@ -12,11 +12,11 @@ from specbench.bench.benchmark import (
     peer_warnings,
     read_shapes,
 )
+from specbench.bench.blocks import work_of
 from specbench.bench.hub import look_for_hub
 from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
 from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
 from specbench.bench.watch import Watch
-from specbench.bench.work import work_of
 from specbench.engines.engine import Engine, EngineRequest
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.peers import BASELINES

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 
 from specbench.adaptive_k.controller import default_ks
-from specbench.bench.blocks import Cell
-from specbench.bench.work import work_of
+from specbench.bench.blocks import Cell, work_of
 from specbench.engines.engine import Engine, EngineRequest, Work
 from specbench.records import Sampling
 

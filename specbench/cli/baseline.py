@@ -27,7 +27,7 @@ def baseline(
     from specbench.gate.baseline import left_out, pool
     from specbench.gate.baseline_file import write_baseline
     from specbench.gate.comparable import WORDS
-    from specbench.report.baseline_words import baseline_lines
+    from specbench.report.gate_words import baseline_lines
     from specbench.report.numbers import plural
 
     allowed = parse_words("--allow-different", allow_different, WORDS)

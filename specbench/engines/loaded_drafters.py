@@ -1,6 +1,7 @@
 """The drafters of one target, each with the model or the head that was loaded for it."""
 
 from functools import cache, partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -9,13 +10,13 @@ from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.engine import Work
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity
-from specbench.engines.training_note import trained_for
 from specbench.errors import ModelError, UsageError
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward, make_checked_runner
 from specbench.inputs.config import Drafter
 from specbench.inputs.methods import find_method
 from specbench.inputs.model_spec import ModelSpec
+from specbench.json_text import parse_json
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.loading import LoadedModel
 from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
@@ -25,6 +26,18 @@ from specbench.round.drafter import NoDrafter
 from specbench.round.lossy import make_lossy_verifier
 from specbench.round.round import Verifier
 from specbench.round.verifier import verify
+
+FILE = "training.json"
+
+
+def trained_for(spec: ModelSpec) -> str | None:
+    """Content hash of the target that a head was trained for; None where nobody says."""
+    try:
+        said = parse_json((Path(spec.location) / FILE).read_bytes())
+        sha256 = said["target"]["sha256"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return sha256 if isinstance(sha256, str) else None
 
 
 class Held(NamedTuple):

@@ -1,17 +1,43 @@
 """The tables there are, what a row of each is, and what its columns mean."""
 
-from collections.abc import Callable, Mapping
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
 from specbench.errors import UsageError
-from specbench.frames.cells import cell_columns
-from specbench.frames.column import TEXT, Column
+from specbench.frames.cells import Analysed, cell_columns, cells_frame
+from specbench.frames.column import LIST, TEXT, Column
 from specbench.frames.decisions import decision_columns
 from specbench.frames.requests import request_columns
 from specbench.frames.rounds import round_columns
+
+# Written as JSON writes them, from the first version of the file on; other flags as True, False.
+_JSON_FLAGS = ("synthetic", "valid")
+
+
+def cells_csv(runs: Sequence[Analysed]) -> str:
+    """Units as stored (seconds, bytes, fractions); lists are JSON; empty where absent."""
+    cells = cells_frame(runs)
+    for name in cells.columns:
+        if name in _JSON_FLAGS or cells[name].dtype == LIST:
+            cells[name] = [None if value is None else json.dumps(value) for value in cells[name]]
+    return cells.to_csv(index=False, lineterminator="\n")
+
+
+def to_parquet(table: pd.DataFrame) -> bytes:
+    """The table with its types, a list as a list. UsageError without pyarrow, which writes it."""
+    buffer = io.BytesIO()
+    try:
+        table.to_parquet(buffer, engine="pyarrow", index=False)
+    except ImportError as error:
+        raise UsageError(
+            "Parquet needs pyarrow: python -m pip install 'specbench[parquet]'"
+        ) from error
+    return buffer.getvalue()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 from specbench.errors import StoreError
 from specbench.frames.cells import cells_frame
 from specbench.frames.decisions import decisions_frame
-from specbench.frames.files import cells_csv, to_parquet
 from specbench.frames.requests import requests_frame
 from specbench.frames.rounds import rounds_frame
+from specbench.frames.tables import cells_csv, to_parquet
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown

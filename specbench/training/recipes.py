@@ -12,9 +12,8 @@ from specbench.errors import UsageError
 from specbench.forward.runner import Runner
 from specbench.model_files.mtp_families import num_mtp_layers
 from specbench.models.checkpoint import Checkpoint
-from specbench.training.chain_student import ChainStudent, Passes
+from specbench.training.chain_student import ChainStudent, MtpStudent, Passes
 from specbench.training.medusa_student import MedusaStudent, from_targets_head
-from specbench.training.mtp_student import MtpStudent
 from specbench.training.optimizer import Schedule
 from specbench.training.student import Student
 from specbench.training.teacher import head_rows

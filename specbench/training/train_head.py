@@ -1,10 +1,14 @@
 """One training from start to end: ask the target, train, measure, write."""
 
+import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import save
+from torch import Tensor
 
 from specbench.drafting.medusa import ACCURACIES
 from specbench.engines.model_pool import ModelPool
@@ -12,7 +16,7 @@ from specbench.errors import ModelMemoryError, UsageError
 from specbench.forward.backends import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
-from specbench.models.checkpoint import read_checkpoint
+from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.digest import weights_sha256
 from specbench.models.loading import LoadedModel, eos_ids
 from specbench.models.tokenizer import Tokenizer
@@ -20,14 +24,35 @@ from specbench.training.acceptance import Acceptance, measure_acceptance
 from specbench.training.answering import answer, plan_answers
 from specbench.training.batches import Batch, batches_of
 from specbench.training.card import training_card
-from specbench.training.head_files import CARD, write_head, write_json
 from specbench.training.prompts import Asked, corpus_questions, workload_questions
 from specbench.training.recipes import new_student, open_student, recipe_of
+from specbench.training.replacing import replaced
 from specbench.training.settings import TrainSettings
 from specbench.training.student import Student
 from specbench.training.teacher import Teacher
 from specbench.training.texts import Text, TextFile
 from specbench.training.trainer import Plan, train
+
+CARD = "training.json"
+
+
+def write_head(folder: Path, checkpoint: Checkpoint, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Whole numbers and flags stay as they are."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def stored(tensor: Tensor) -> Tensor:
+        kept = tensor.to(dtype) if tensor.is_floating_point() else tensor
+        return kept.detach().cpu().contiguous()
+
+    tensors = {name: stored(tensor) for name, tensor in checkpoint.tensors.items()}
+    with replaced(folder / "model.safetensors") as stream:
+        stream.write(save(tensors, metadata={"format": "pt"}))
+    write_json(folder / "config.json", dict(checkpoint.config))
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    with replaced(path) as stream:
+        stream.write(f"{json.dumps(content, indent=2)}\n".encode())
 
 
 class Watch(Protocol):

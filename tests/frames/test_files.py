@@ -10,9 +10,8 @@ import pandas as pd
 import pytest
 
 from specbench.errors import UsageError
-from specbench.frames.files import cells_csv, to_parquet
 from specbench.frames.rounds import rounds_frame
-from specbench.frames.tables import TABLES
+from specbench.frames.tables import TABLES, cells_csv, to_parquet
 from specbench.report.document import build_document
 from tests.cli.calls import specbench
 from tests.frames.small_run import small_run

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from jsonschema import Draft202012Validator
 
-from specbench.frames.files import cells_csv
+from specbench.frames.tables import cells_csv
 from specbench.report.comparisons import (
     adaptive_grid,
     comparison_grids,

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 
-from specbench.frames.files import cells_csv
+from specbench.frames.tables import cells_csv
 from specbench.metrics.registry import all_metrics
 from specbench.report.document import Document
 

@@ -11,8 +11,8 @@ from specbench.records import NO_DRAFTER, MemoryRecord
 from specbench.report.charts.canvas import DRAFT, REST, SERIES, VERIFY, Chart, Label, spread
 from specbench.report.charts.round_time import parts
 from specbench.report.document import Document, build_document
-from specbench.report.figures import charts
-from specbench.report.memory import need
+from specbench.report.grids import need
+from specbench.report.html import charts
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
 COST = "Speed-up against added memory"

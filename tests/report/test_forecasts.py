@@ -11,9 +11,8 @@ from specbench.records import EngineCost
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
-from specbench.report.figures import charts
 from specbench.report.forecasts import forecast_grid, forecast_lines, forecast_text
-from specbench.report.html import to_html
+from specbench.report.html import charts, to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.tables import terminal_report
 from tests.bench.fake_runs import SETTINGS, make_plan, measure

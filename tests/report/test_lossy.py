@@ -11,13 +11,12 @@ import pytest
 from jsonschema import Draft202012Validator
 from rich.console import Console
 
-from specbench.frames.files import cells_csv
+from specbench.frames.tables import cells_csv
 from specbench.records import CellKey, Interval
 from specbench.report.answers import answer, answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
-from specbench.report.figures import charts
-from specbench.report.html import to_html
+from specbench.report.html import charts, to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import run_warnings
 from specbench.report.sections import sections

@@ -9,8 +9,8 @@ from specbench.report.answers import answer_lines, compromise_lines
 from specbench.report.charts.canvas import Chart
 from specbench.report.charts.time_line import changes
 from specbench.report.document import Document
-from specbench.report.figures import charts
 from specbench.report.grids import result_grid
+from specbench.report.html import charts
 from specbench.report.prose import setup
 from specbench.report.provenance import provenance
 from specbench.report.sections import sections

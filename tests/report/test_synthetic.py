@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from specbench.frames.files import cells_csv
+from specbench.frames.tables import cells_csv
 from specbench.report.answers import answer_lines, compromise_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json

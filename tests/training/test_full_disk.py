@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from specbench.errors import StoreError
-from specbench.training.head_files import write_head
 from specbench.training.replacing import replaced
 from specbench.training.texts import Text, TextFile
+from specbench.training.train_head import write_head
 from tests.full_disk import file_size_limit
 from tests.training.test_training import Killed, killed_after, trained, weights
 from tests.training.tiny_target import VOCAB_SIZE, lab

@@ -150,12 +150,12 @@ def test_fewer_answers_are_the_first_of_more(tmp_path):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("[[1, 2, 3], 2]", ":2: no text of this target"),
-        ("[[1, 2, 99], 2, false]", ":2: no text of this target"),
-        ("[[1, 2, true], 2, false]", ":2: no text of this target"),
-        ("[[1, 2, 3], 3, false]", ":2: no text of this target"),
-        ("[[1, 2, 3], 0, false]", ":2: no text of this target"),
-        ('{"ids": []}', ":2: no text of this target"),
+        ("[[1, 2, 3], 2]", ":2: not a text of this target"),
+        ("[[1, 2, 99], 2, false]", ":2: not a text of this target"),
+        ("[[1, 2, true], 2, false]", ":2: not a text of this target"),
+        ("[[1, 2, 3], 3, false]", ":2: not a text of this target"),
+        ("[[1, 2, 3], 0, false]", ":2: not a text of this target"),
+        ('{"ids": []}', ":2: not a text of this target"),
         ("[[1, 2", ":2: .*remove the file"),
         ("[" * 100_000, ":2: .*remove the file"),
     ],

@@ -7,9 +7,9 @@ import torch
 
 from specbench.models.checkpoint import read_checkpoint
 from specbench.training.acceptance import measure_acceptance
-from specbench.training.head_files import write_head
 from specbench.training.recipes import open_student
 from specbench.training.student import Student
+from specbench.training.train_head import write_head
 from specbench.training.trainer import train
 from tests.training.tiny_target import METHODS, SETTINGS, Lab, lab, plan, silent
 

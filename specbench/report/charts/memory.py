@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
 from specbench.report.charts.canvas import DRAFT, INK, REST, VERIFY, Chart, chart, text_inches
-from specbench.report.memory import need, owner_label
+from specbench.report.grids import need, owner_label
 from specbench.report.numbers import measured
 
 _PLOT_INCHES = 6.0
