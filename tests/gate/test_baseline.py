@@ -84,7 +84,7 @@ def test_cells_of_other_prompts_are_left_out_and_named():
         ([run(2.0, "a"), run(2.0, "b", hardware={"device": "cpu"})], "hardware: device cuda"),
         (
             [run(2.0, name, software={"builtin of demo": name}) for name in "ab"],
-            "no repeats of one another: builtin of demo: a and b; .*--allow-different software",
+            "not repeats of each other: builtin of demo: a and b; .*--allow-different software",
         ),
         ([side(cell({}, problems=("x",)))], "no cell is valid"),
     ],

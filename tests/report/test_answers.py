@@ -59,7 +59,7 @@ def test_one_undecided_drafter_leaves_the_question_open(cpu_document: Document) 
         ("demo/draft code", "demo/poor code", "demo/draft creative"), (0.9, 1.0)
     )
     document = with_speedups(cpu_document, {**undecided, "demo/poor creative": (0.9, 1.5)})
-    assert answer_lines(document)[3] == "creative: no drafter is shown to help"
+    assert answer_lines(document)[3] == "creative: undecided: no drafter clearly helps"
 
 
 def test_temperatures_are_told_apart_when_there_are_several(gpu_document: Document) -> None:
