@@ -40,7 +40,7 @@ def parse_ks(text: str) -> Ks:
         first = int(match[1])
         last = int(match[2]) if match[2] else first
         if first > last or last > MAX_K:
-            raise UsageError(f"-k {text!r}: K must rise, from 0 to {MAX_K} at most")
+            raise UsageError(f"-k {text!r}: K must ascend, from 0 to {MAX_K}")
         ks |= set(range(first, last + 1))
     return Ks(tuple(sorted(ks)), adaptive)
 

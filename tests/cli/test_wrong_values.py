@@ -16,8 +16,8 @@ from tests.cli.calls import specbench
     ("arguments", "says"),
     [
         (["-k", "x"], "-k 'x': expected a number, a range, a list or auto: 4, 0..8, 1,2,4,auto"),
-        (["-k", "8..1"], "-k '8..1': K must rise, from 0 to 64 at most"),
-        (["-k", "65"], "K must rise, from 0 to 64 at most"),
+        (["-k", "8..1"], "-k '8..1': K must ascend, from 0 to 64"),
+        (["-k", "65"], "K must ascend, from 0 to 64"),
         (["-k", "99999"], "expected a number, a range, a list or auto"),
         (["-k", ""], "-k '': expected a number"),
         (["-k", "-1"], "-k '-1': expected a number"),
