@@ -47,7 +47,7 @@ class Layout(NamedTuple):
     rest: Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CellNoise:
     """One cell in all recorded runs; every array is [runs, prompts]."""
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -88,6 +89,7 @@ def simulated(
         yield check(baseline, candidate, asked)
 
 
+@cache
 def slower(share: float) -> Change:
     """A speed-up, and tokens a second, that lose a share: 0.1 is 10 %."""
 

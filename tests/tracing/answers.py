@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -20,6 +21,7 @@ WORKLOADS = ("chat", "code", "creative", "qa", "edit")
 Conversation = list[Text]
 
 
+@cache
 def demo_target() -> Target:
     pairings = load_pairings(shipped("pairings.yaml"))
     return next(target for target in pairings.targets if target.name == "demo")
