@@ -119,8 +119,8 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return plant
 
 
-# Where the embedded pair shows it in the fewest tokens: p below 1e-26 on three seeds.
-FOUND_SOON = {"temperature applied twice": 1.4, "one draft in fifty too many": 0.2}
+# Where the embedded pair shows it in the fewest tokens: p below 1e-14 on three seeds.
+FOUND_SOON = {"temperature applied twice": 1.4, "one draft in fifty too many": 0.4}
 _probs, _pick = Sampler.probs, Sampler.pick
 
 
@@ -287,12 +287,12 @@ def test_the_embedded_pair_is_told_from_its_broken_self(
     (pairing,) = load_pairings(tmp_path / "pairings.yaml").all
     demo = Bench(pairing, "chat", num_prompts=32, length=128)
     for fault, temperature in FOUND_SOON.items():
-        sound = demo.sampled(temperature=temperature, num_tokens=NUM_TOKENS)
+        sound = demo.sampled(temperature=temperature, num_tokens=3072)
         with monkeypatch.context() as patch:
             patch.setattr(*FAULTS[fault])
-            broken = demo.sampled(temperature=temperature, num_tokens=NUM_TOKENS)
+            broken = demo.sampled(temperature=temperature, num_tokens=3072)
         print(fault, sound.p_values, broken.p_values)
         assert sound.lossless is not False
         assert broken.verdict == "bug"
-        # The demo target is too sure of itself at 0.2 to show its own temperature so soon.
+        # The demo target is too sure of itself at 0.4 to show its own temperature so soon.
         assert temperature < 1 or sound.verdict == "law"
