@@ -46,7 +46,7 @@ def test_the_hint_goes_on_and_ranks(tiny, interrupted):
     assert stored.run.settings.forecasting.most_drafters == 1
     again = specbench(*command, *HERE, cwd=tiny)  # finished, and its own options repeated
     assert again.code == 0, again.err
-    assert again.out.splitlines()[-1].split()[0] in ("Use", "Not", "Do")
+    assert again.out.splitlines()[-1].split()[0] in ("Use", "Undecided:", "Do")
     assert load_run("latest", out).blocks == stored.blocks
 
 
