@@ -3,9 +3,8 @@
     python -m benchmarks.forecast_lengths [--repeats N] [--prompts N] [--drafters D..] [--out FILE]
 
 What rounds at K emitted is a sample of the target's own distribution, so that very text is traced,
-and K is replayed over it: no two texts are compared. What is left is the luck of being kept, whose
-standard error comes from the texts, independent given their tokens. Where nothing is drawn counts
-are equal.
+and K is replayed over it: no two texts are compared. What is left is luck, whose standard error
+comes from the texts, independent given their tokens. Where nothing is drawn counts are equal.
 """
 
 import argparse
