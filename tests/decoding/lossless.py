@@ -111,7 +111,7 @@ def until_eos(text: tuple[int, ...], eos_ids: Sequence[int]) -> tuple[int, ...]:
 # The distribution: six tokens of a seven-token model, so that all 7**6 texts can be enumerated.
 LAW_VOCAB_SIZE = 7
 NUM_LAW_TOKENS = 6
-NUM_SAMPLES = 5_120
+NUM_SAMPLES = 10_240
 NUM_ROWS = 512
 LAW_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
 LAW_PREDICTION = (0, 2, 1, 5, 0, 2)  # the likeliest text

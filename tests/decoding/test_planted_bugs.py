@@ -21,6 +21,7 @@ from tests.decoding.fakes import Perturbed
 from tests.decoding.lossless import (
     FIRST,
     LAST,
+    NUM_SAMPLES,
     WARM,
     LawBench,
     acceptance_rate,
@@ -66,7 +67,9 @@ def law_p() -> float:
     """The smaller p-value of the two triples, for drafts that come with their distribution."""
     subject = bench()
     drafter = make_drafter("draft_model", subject.target, subject.draft)
-    texts_N6, _ = sample_texts(subject.target, drafter, k=4, sampling=WARM)
+    texts_N6, _ = sample_texts(
+        subject.target, drafter, k=4, sampling=WARM, num_samples=NUM_SAMPLES // 2
+    )
     return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
 
 

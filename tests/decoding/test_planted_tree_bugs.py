@@ -15,6 +15,7 @@ from tests.decoding.conftest import Plant
 from tests.decoding.lossless import (
     FIRST,
     LAST,
+    NUM_SAMPLES,
     WARM,
     LawBench,
     assert_texts,
@@ -55,7 +56,7 @@ def law_p() -> float:
     """The smaller p-value of the two triples, for siblings that are rejected in turn."""
     subject = bench()
     drafter = make_drafter("draft_model", subject.target, subject.draft, tree=(3, 2))
-    texts_N6, _ = sample_texts(subject.target, drafter, k=3, sampling=WARM)
+    texts_N6, _ = sample_texts(subject.target, drafter, k=3, sampling=WARM, num_samples=NUM_SAMPLES)
     return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
 
 

@@ -72,7 +72,7 @@ def drafter_for(name: str, bench: LawBench) -> Drafter:
     return make_drafter(method, bench.target, bench.draft, **parameters)
 
 
-@pytest.mark.slow  # 5,000 texts a case
+@pytest.mark.slow  # 10,000 texts a case
 @pytest.mark.parametrize(("name", "k", "sampling"), CASES)
 def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: Sampling) -> None:
     # A part of the target drafts only where the target has parts.

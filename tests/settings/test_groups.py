@@ -7,7 +7,13 @@ import typer
 from typer.testing import CliRunner
 
 from specbench.cli.options import spread
-from specbench.settings import DraftSettings, LoadSettings, RunSettings, SamplingSettings
+from specbench.settings import (
+    DraftSettings,
+    LoadSettings,
+    RunSettings,
+    SamplingSettings,
+    StoredSettings,
+)
 from specbench.settings.option import Option, leaves
 from tests.settings.flat_settings import changed, settings_of
 
@@ -38,6 +44,11 @@ def test_groups_come_back_from_what_is_stored():
     assert settings.draft == DraftSettings(adaptive=True)
     assert settings.load == LoadSettings(contexts=(512,))
     assert RunSettings.of(settings.stored) == settings
+
+
+def test_no_value_is_lost_on_the_way_to_its_group_and_back():
+    stored = StoredSettings(**{leaf.name: f"the {leaf.name}" for leaf in leaves(RunSettings)})
+    assert RunSettings.of(stored).stored == stored
 
 
 def test_methods_choose_pairings_and_are_not_stored():
