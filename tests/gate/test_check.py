@@ -241,6 +241,19 @@ def test_a_speed_up_that_fell_since_everything_got_faster_is_an_improvement(spee
     assert ("K = 0 got faster" in found.reason) is (verdict is Verdict.PASS)
 
 
+@pytest.mark.parametrize(
+    ("speed", "verdict"), [(200.0, Verdict.PASS), (101.0, Verdict.INCONCLUSIVE)]
+)
+def test_nor_does_a_speed_up_whose_fall_is_uncertain_hold_up_an_improvement(speed, verdict):
+    before = {"decode_speedup": figure(4.0, 0.2), "decode_tokens_per_s": figure(100.0)}
+    after = {"decode_speedup": figure(2.6, 0.2), "decode_tokens_per_s": figure(speed)}
+    others = cell(after, units=("q1", "q2", "q3", "q4", "q5"))
+    (found,) = check(side(cell(before)), side(others, name="b"), SPEEDUP, {"prompts"}).judgements
+    assert found.verdict is verdict
+    assert found.minimum_detectable_effect > found.tolerance
+    assert found.reason.startswith("this cell got faster") is (verdict is Verdict.PASS)
+
+
 def test_on_other_hardware_a_speed_up_that_fell_is_a_regression_whatever_the_speed():
     before = {"decode_speedup": figure(4.0), "decode_tokens_per_s": figure(100.0)}
     after = {"decode_speedup": figure(2.0), "decode_tokens_per_s": figure(900.0)}
