@@ -6,6 +6,9 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 
+# Compiled files are kept, or every process of the tests compiles all of them again.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Neighbouring tests mostly share a worker, so what a file shares is seldom made twice.
 SPREAD := -n auto --dist worksteal
 

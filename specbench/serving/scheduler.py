@@ -54,12 +54,9 @@ class Scheduler:
         return self._num_left == 0
 
     @property
-    def running(self) -> tuple[int | None, ...]:
-        """Requests by row, up to the last row in use; None is a gap."""
-        num_used = len(self._requests)
-        while num_used and self._requests[num_used - 1] is None:
-            num_used -= 1
-        return tuple(self._requests[:num_used])
+    def running(self) -> tuple[int, ...]:
+        """Requests in the order of their rows, which are the first ones once gaps are closed."""
+        return tuple(request for request in self._requests if request is not None)
 
     @property
     def next_arrival_s(self) -> float | None:
@@ -88,8 +85,8 @@ class Scheduler:
             admitted.append(Admission(row, request))
         return admitted
 
-    def finish(self, request: int, now_s: float) -> None:
-        """Free the row of a request; its conversation's next turn comes in now."""
+    def finish(self, request: int, now_s: float) -> int:
+        """Free the row of a request, which is returned; its conversation's next turn comes in."""
         row = self._requests.index(request)
         self._requests[row] = None
         self._num_left -= 1
@@ -101,13 +98,17 @@ class Scheduler:
             self._arrived_s[following] = now_s
             self._rank_s[following] = self._rank_s[request]
             heapq.heappush(self._waiting, (self._rank_s[following], following))
+        return row
 
     def pack(self) -> list[tuple[int, int]]:
         """Close gaps: moves (from row, to row), the last active row into the first gap."""
-        moves = []
-        while None in (running := self.running):
-            source, gap = len(running) - 1, running.index(None)
-            self._requests[gap], self._requests[source] = self._requests[source], None
+        rows, moves = self._requests, []
+        gaps = iter([row for row, request in enumerate(rows) if request is None])
+        for source in reversed([row for row, request in enumerate(rows) if request is not None]):
+            gap = next(gaps, source)
+            if gap >= source:
+                break
+            rows[gap], rows[source] = rows[source], None
             moves.append((source, gap))
         return moves
 

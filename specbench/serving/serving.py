@@ -9,6 +9,7 @@ from typing import NamedTuple
 from specbench.execution.clock import Clock, Mark
 from specbench.execution.launcher import Launch, Launcher
 from specbench.records import AnswerCheck, RoundLog, RoundTimeline
+from specbench.round.drafter import ExpectsAnswers
 from specbench.round.round import Verifier
 from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
@@ -31,6 +32,7 @@ class _Progress:
     num_accepted: list[int] = field(default_factory=list)
     num_emitted: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)  # numbers of the pass's rounds
+    num_under_way: int = 0  # tokens that rounds may emit whose reports are still to be read
     is_done: bool = False
 
 
@@ -90,6 +92,7 @@ class Serving:
         self._flights: deque[_Flight] = deque()
         self._rounds: list[_Round] = []
         self._behind = 0  # tokens a row may have that the drafter did not see
+        self._expects_answers = isinstance(rows.drafter, ExpectsAnswers)
         self._eos_ids = frozenset(rows.state.eos_E.tolist())
 
     def run(self) -> Served:
@@ -118,7 +121,7 @@ class Serving:
             self._progress[request] = _Progress(began, first_token, [token])
             if is_done:
                 self._finish(request)
-        if self._policy.max_k:
+        if self._policy.max_k and self._expects_answers:
             self._check_answers([a for a in admitted if not self._progress[a.request].is_done])
 
     def _check_answers(self, admitted: Sequence[Admission]) -> None:
@@ -151,13 +154,13 @@ class Serving:
 
     def _packed(self) -> tuple[int, ...]:
         """The requests of the first rows, gaps closed."""
-        for source, gap in self._scheduler.pack():
-            moved = self._scheduler.running[gap]
-            assert moved is not None
-            self._rows.move_row(source, gap, self._length_bound(moved) + 1)
+        moves = self._scheduler.pack()
+        running = self._scheduler.running
+        for source, gap in moves:
+            self._rows.move_row(source, gap, self._length_bound(running[gap]) + 1)
             self._kept.pop(source, None)
             self._kept.pop(gap, None)
-        return tuple(request for request in self._scheduler.running if request is not None)
+        return running
 
     def _launch(self, running: tuple[int, ...]) -> None:
         num_rows = self._launcher.rows_for(len(running))
@@ -169,13 +172,14 @@ class Serving:
         launch = self._launcher.launch(num_rows, k, span, num_caught_up)
         self._behind = 0 if k or not self._policy.max_k else self._behind + 1
         self._flights.append(_Flight(launch, k, num_rows, num_caught_up, running))
+        for request in running:
+            self._progress[request].num_under_way += k + 1
 
     def _length_bound(self, request: int) -> int:
         """Committed tokens of a request at most, rounds under way included."""
         asked = self._requests[request]
         known = len(asked.prompt_ids) + len(self._progress[request].output) - 1
-        under_way = sum(flight.k + 1 for flight in self._flights if request in flight.requests)
-        return min(known + under_way, asked.num_tokens - 1)
+        return min(known + self._progress[request].num_under_way, asked.num_tokens - 1)
 
     def _num_emitted_bound(self, request: int) -> int:
         """Tokens at most that a request was given since its prefill."""
@@ -189,6 +193,7 @@ class Serving:
         drafted, accepted, emitted = [], [], []
         for request, (d, a, e, budget, *tokens) in zip(flight.requests, report, strict=False):
             progress = self._progress[request]
+            progress.num_under_way -= flight.k + 1
             if progress.is_done:  # it ended in a round whose report had not been read
                 continue
             progress.num_drafted.append(d)
@@ -225,8 +230,7 @@ class Serving:
     def _finish(self, request: int) -> None:
         progress = self._progress[request]
         progress.is_done = True
-        row = self._scheduler.running.index(request)
-        self._scheduler.finish(request, self._clock.now())
+        row = self._scheduler.finish(request, self._clock.now())
         if self._requests[request].arrival.conversation is not None:
             tokens = (*self._requests[request].prompt_ids, *progress.output)
             # The last token is not in the KV, and the one before it perhaps not in the drafter's.

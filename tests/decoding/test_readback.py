@@ -4,9 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.execution.graphs import GraphLauncher
+from specbench.execution.launcher import EagerLauncher, Launcher
 from specbench.serving.policy import FixedK
 from tests.decoding.fake_graphs import EarlyCopies, LateClock, LateCopies
-from tests.decoding.graph_bench import Bench, Subject, eager_texts, make_subject, some_requests
+from tests.decoding.graph_bench import (
+    Bench,
+    Subject,
+    eager_texts,
+    make_subject,
+    one_request,
+    some_requests,
+)
 from tests.decoding.lossless import assert_texts
 
 
@@ -50,3 +59,25 @@ def test_a_report_can_be_read_until_the_round_after_the_next_is_launched(
     assert torch.equal(third, report(4))
     assert torch.equal(other, report(3, num_rows=4))
     assert third is first  # two buffers a shape, however many rounds
+
+
+@pytest.mark.parametrize(("launcher", "num_rounds"), [(EagerLauncher, 5), (GraphLauncher, 6)])
+def test_a_round_spans_what_it_may_fill_and_no_more(
+    llama: Subject, launcher: type[Launcher], num_rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where reports lag, the last round is over before the one that ended the text is known of."""
+    asked: list[int] = []
+    span_for = launcher.span_for
+
+    def span(self: Launcher, num_tokens: int) -> int:
+        asked.append(num_tokens)
+        return span_for(self, num_tokens)
+
+    monkeypatch.setattr(launcher, "span_for", span)
+    drafter = llama.drafter("ngram")
+    if launcher is GraphLauncher:
+        Bench(llama, drafter).serve(one_request(6), FixedK(0))
+    else:
+        eager_texts(llama, drafter, one_request(6), FixedK(0), 1)
+
+    assert asked == [11, 12, 13, 14, 15, 16][:num_rounds]
