@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -73,6 +73,10 @@ class Extensions:
         return frozenset(self._taken[place])
 
 
+# A device's memory is as fast for every target of a process.
+_copy_bytes_per_s = cache(measure_copy_bandwidth)
+
+
 def _name(question: Cell | None) -> str:
     return question.key.id if question else ""
 
@@ -100,7 +104,6 @@ class Passes:
         self._usable = usable
         self._device = torch.device(ledger.run.environment.device)
         self._num_floors: Counter[CellKey] = Counter()  # blocks beside which they were measured
-        self._copy_bytes_per_s: float | None = None  # measured once, when first needed
         drafters = (cell.drafter for cell in plan.all_cells if cell.key.id in usable)
         self._extensions = Extensions(ledger, frozenset(drafters))
 
@@ -149,10 +152,9 @@ class Passes:
         self._num_floors.update(cell.key for cell in few)
         for cost in measure_floors(engine, few, lambda cell: session.request(block, cell)):
             self._ledger.append(cost)
-        if self._copy_bytes_per_s is None:
-            self._copy_bytes_per_s = measure_copy_bandwidth(self._device)
+        speed = _copy_bytes_per_s(self._device)
         for limit in measure_limits(
-            engine, cells, record, device=self._device, copy_bytes_per_s=self._copy_bytes_per_s
+            engine, cells, record, device=self._device, copy_bytes_per_s=speed
         ):
             self._ledger.append(limit)
 

@@ -136,7 +136,7 @@ class LoadedDrafters:
             del held
             self._pool.release(spec)
         else:
-            self._pool.give_back()
+            self._pool.collect()
 
     def lossy_rule(self, name: str) -> LossyRule | None:
         """What judges its drafts in the lossless verifier's place; None: nothing does."""

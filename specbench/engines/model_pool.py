@@ -52,11 +52,15 @@ class ModelPool:
         self._num_holders[spec] -= 1
         if self._num_holders[spec] == 0:
             del self._models[spec], self._num_holders[spec]
-            self.give_back()
+            self.collect()
+
+    def collect(self) -> None:
+        """Free what nobody holds any more, models whose parts refer to each other included."""
+        gc.collect()
+        self.give_back()
 
     def give_back(self) -> None:
-        """What nobody holds any more to the device's other users."""
-        gc.collect()
+        """What is free to the device's other users."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         else:

@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
-from specbench.forward.runner import Runner, StockRunner
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner
 from specbench.inputs.methods import find_method
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
@@ -232,5 +233,5 @@ class LawBench:
         model = law_model(seed=0, num_layers=num_layers)
         self.sampling = sampling
         self.law = exact_law(model, sampling)
-        self.target = StockRunner(model)
-        self.draft = StockRunner(law_model(seed=1))
+        self.target = FusedRunner(model)
+        self.draft = FusedRunner(law_model(seed=1))

@@ -13,7 +13,7 @@ from functools import cache
 import pytest
 from torch import Tensor
 
-from specbench.forward.runner import StockRunner
+from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter
 from tests.decoding.fakes import Flattened, Unlawful
@@ -95,9 +95,9 @@ def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: S
 
 
 @cache
-def exact_models() -> tuple[StockRunner, StockRunner]:
+def exact_models() -> tuple[FusedRunner, FusedRunner]:
     """A target of two layers and a draft model, in float64: see `exact_llama`."""
-    return StockRunner(law_model(0, 2).double()), StockRunner(law_model(1).double())
+    return FusedRunner(law_model(0, 2).double()), FusedRunner(law_model(1).double())
 
 
 @cache

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from specbench.drafters.registry import build_drafter, drafter_class
-from specbench.forward.runner import StockRunner
+from specbench.forward.fused_runner import FusedRunner
 from specbench.round.drafter import Drafter, Proposal
 from specbench.round.round import run_round
 from specbench.round.rows import Fill, Rows
@@ -49,8 +49,8 @@ TURNS = [variant for variant in FRESH if variant.method != "suffix"]
 
 
 @cache
-def models() -> tuple[StockRunner, StockRunner]:
-    return StockRunner(law_model(seed=0, num_layers=2)), StockRunner(law_model(seed=1))
+def models() -> tuple[FusedRunner, FusedRunner]:
+    return FusedRunner(law_model(seed=0, num_layers=2)), FusedRunner(law_model(seed=1))
 
 
 def drafter_of(variant: Variant) -> Drafter:
@@ -134,8 +134,10 @@ def filled(drafter: Drafter, prompts: Sequence[Path], sampler: Sampler, **more: 
 
 @torch.inference_mode()
 def assert_those_of_a_fresh_prefill(variant: Variant, seen: Sequence[Drafted]) -> None:
+    drafter = drafter_of(variant)
     for old in seen:
-        drafter = drafter_of(variant)
+        if variant.method == "suffix":  # it remembers other texts' answers
+            drafter = drafter_of(variant)
         state = filled(drafter, [old.text[:-1]], Saying(old.text[-1])).state
         new = drafted(state, old.k, drafter.propose(state, old.k, SPAN, Sampler(WARM)))
 

@@ -39,7 +39,7 @@ def write_model(folder: Path, num_layers: int) -> None:
     config = LlamaConfig(
         vocab_size=8000,
         hidden_size=1280,
-        intermediate_size=3456,
+        intermediate_size=3200,
         num_hidden_layers=num_layers,
         num_attention_heads=10,
         num_key_value_heads=5,
@@ -62,7 +62,7 @@ def write_model(folder: Path, num_layers: int) -> None:
 
 @pytest.mark.slow
 def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
-    write_model(tmp_path / "target", num_layers=14)
+    write_model(tmp_path / "target", num_layers=8)
     write_model(tmp_path / "draft", num_layers=2)
     file = tmp_path / "pairings.yaml"
     file.write_text(PAIRINGS)
@@ -71,8 +71,8 @@ def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
     alone, pair = plan_target(files, PLACE), plan_pair(files, target.drafters[0], PLACE)
     assert alone is not None
     assert pair is not None
-    assert pair.peak.weights > GIB
-    assert psutil.virtual_memory().available > 3 * GIB, "too little memory to see its growth"
+    assert pair.peak.weights > GIB / 2
+    assert psutil.virtual_memory().available > 2 * GIB, "too little memory to see its growth"
 
     grown = _growth(file)
     assert grown == pytest.approx([alone.peak.total, pair.peak.total], rel=0.05)

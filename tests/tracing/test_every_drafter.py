@@ -11,7 +11,7 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.forecast.replay import replay_one, serves
-from specbench.forward.runner import StockRunner
+from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Sampling, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.round.drafter import Drafter, Proposal
@@ -40,8 +40,8 @@ EXACT = [variant for variant in TRACED if variant.name not in APPROXIMATE]
 
 
 @cache
-def models() -> tuple[StockRunner, StockRunner]:
-    return StockRunner(law_model(seed=0, num_layers=2)), StockRunner(law_model(seed=1))
+def models() -> tuple[FusedRunner, FusedRunner]:
+    return FusedRunner(law_model(seed=0, num_layers=2)), FusedRunner(law_model(seed=1))
 
 
 def drafter_of(variant: Variant):
