@@ -13,26 +13,9 @@ if TYPE_CHECKING:
 def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Snapshot":
     """A stored run (an id, a folder, `latest`) boiled down; `names`: to these metrics."""
     from specbench.gate.baseline import snapshot
-    from specbench.metrics.cell import gather_cells
     from specbench.runs import load_run
 
-    stored = load_run(name, root)
-    cells = gather_cells(
-        [plan.key for plan in stored.run.cells],
-        stored.blocks,
-        memories=stored.memory,
-        forwards=stored.forwards,
-        limits=stored.limits,
-    )
-    return snapshot(
-        stored.run,
-        cells,
-        stored.models,
-        stored.engines,
-        stored.imported,
-        is_complete=stored.is_complete,
-        names=names,
-    )
+    return snapshot(load_run(name, root), names)
 
 
 def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
