@@ -18,43 +18,14 @@ from tests.export.recorded_parser import parse
 
 SERVERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp")
 # What each engine lacks; everything else must be exported.
+_COPYING = {"previous_turn", "lookahead", "token_recycling"}
+_BESIDES = {"medusa", "suffix", *_COPYING}
 LACKS = {
-    "vllm": {"medusa", "previous_turn", "lookahead", "token_recycling", "self_speculation"},
-    "sglang": {
-        "medusa",
-        "suffix",
-        "previous_turn",
-        "lookahead",
-        "token_recycling",
-        "self_speculation",
-    },
-    "tensorrt_llm": {
-        "eagle",
-        "medusa",
-        "suffix",
-        "previous_turn",
-        "lookahead",
-        "token_recycling",
-        "self_speculation",
-    },
-    "llama_cpp": {
-        "eagle",
-        "medusa",
-        "suffix",
-        "previous_turn",
-        "lookahead",
-        "token_recycling",
-        "self_speculation",
-    },
-    "transformers": {
-        "eagle",
-        "eagle3",
-        "medusa",
-        "suffix",
-        "previous_turn",
-        "lookahead",
-        "token_recycling",
-    },
+    "vllm": {"medusa", "self_speculation", *_COPYING},
+    "sglang": {"self_speculation", *_BESIDES},
+    "tensorrt_llm": {"eagle", "self_speculation", *_BESIDES},
+    "llama_cpp": {"eagle", "self_speculation", *_BESIDES},
+    "transformers": {"eagle", "eagle3", *_BESIDES},
 }
 METHODS = tuple(method.name for method in all_methods())
 
