@@ -5,8 +5,6 @@ A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a Run
 
 import re
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -94,10 +92,29 @@ class _Line(Generic[Tag, Data]):
     data: Data
 
 
-_LINES = (_Line[Literal[tag], kind] for kind, tag in _TAGS.items())  # type: ignore[valid-type]
-_ANY_LINE: Any = Annotated[reduce(or_, _LINES), Field(discriminator="type")]
+_AnyLine = (
+    _Line[Literal["block"], BlockRecord]
+    | _Line[Literal["reference"], ReferenceRecord]
+    | _Line[Literal["memory"], MemoryRecord]
+    | _Line[Literal["forward"], ForwardCost]
+    | _Line[Literal["failure"], FailureRecord]
+    | _Line[Literal["model"], ModelIdentity]
+    | _Line[Literal["engine"], EngineRecord]
+    | _Line[Literal["limit"], LimitRecord]
+    | _Line[Literal["imported"], ImportedRecord]
+    | _Line[Literal["trace"], TraceRecord]
+    | _Line[Literal["cost"], RoundCost]
+    | _Line[Literal["enginecost"], EngineCost]
+    | _Line[Literal["forecast"], ForecastRecord]
+    | _Line[Literal["extension"], ExtensionRecord]
+    | _Line[Literal["session"], Environment]
+    | _Line[Literal["done"], Done]
+)
+
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-_LINE: TypeAdapter[Any] = TypeAdapter(_ANY_LINE, config=_CONFIG)
+_LINE: TypeAdapter[Any] = TypeAdapter(
+    Annotated[_AnyLine, Field(discriminator="type")], config=_CONFIG
+)
 # pydantic hands a config to a standard dataclass only through an enclosing type.
 _RUN: TypeAdapter[RunRecord | None] = TypeAdapter(RunRecord | None, config=_CONFIG)
 _OLD_RUN: TypeAdapter[OldRunRecord | None] = TypeAdapter(OldRunRecord | None, config=_CONFIG)
