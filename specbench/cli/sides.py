@@ -29,11 +29,11 @@ def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
     return read_run(name, root, names)
 
 
-def parse_words(option: str, text: str | None, allowed: Collection[str]) -> tuple[str, ...]:
-    """A comma-separated choice; any case, since K is one of the words."""
-    by_lower = {word.lower(): word for word in allowed}
-    words = [part.strip() for part in (text or "").split(",") if part.strip()]
-    for word in words:
+def parse_allowed(text: str | None, words: Collection[str]) -> tuple[str, ...]:
+    """What --allow-different names; any case, since K is one of the words."""
+    by_lower = {word.lower(): word for word in words}
+    asked = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for word in asked:
         if word.lower() not in by_lower:
-            raise UsageError(f"{option} {word!r}: allowed are {', '.join(allowed)}")
-    return tuple(dict.fromkeys(by_lower[word.lower()] for word in words))
+            raise UsageError(f"--allow-different {word!r}: allowed are {', '.join(words)}")
+    return tuple(dict.fromkeys(by_lower[word.lower()] for word in asked))
