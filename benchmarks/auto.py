@@ -13,9 +13,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.run import cells_of, name_of, provenance, run, write
+from benchmarks.run import name_of, provenance, run, write
 from specbench.adaptive_k.controller import default_ks
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive, pooled
+from specbench.metrics.cell import gather_run
 from specbench.runs import StoredRun
 from specbench.settings import (
     DraftSettings,
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def results(stored: StoredRun) -> dict[str, Any]:
-    found = compare_adaptive(cells_of(stored, "explore"), cells_of(stored, "confirm"))
+    found = compare_adaptive(gather_run(stored), gather_run(stored, "confirm"))
     together = pooled(found)
     return {
         "comparisons": [_row(one) for one in found],

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forwards import compare_forwards
-from benchmarks.run import cells_of, name_of, provenance, run, write
+from benchmarks.run import name_of, provenance, run, write
 from specbench.bench.limits import middle_context
 from specbench.decide.peers import OWN_DEFAULTS, SideBySide, side_by_side
 from specbench.inputs.config import load_pairings
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, gather_run
 from specbench.metrics.summary import summarise
 from specbench.records import CellSummary
 from specbench.runs import StoredRun
@@ -77,7 +77,7 @@ def table(document: dict[str, Any]) -> list[str]:
 
 
 def _results(stored: StoredRun) -> dict[str, Any]:
-    cells = cells_of(stored, "explore")
+    cells = gather_run(stored)
     pairs = side_by_side(cells)
     return {
         "side_by_side": [_pair(pair, pairs) for pair in pairs],

@@ -38,12 +38,12 @@ from benchmarks.gate_runs import (
     record,
     record_fault,
 )
-from benchmarks.run import cells_of, provenance, write
+from benchmarks.run import provenance, write
 from specbench.cli.sides import read_run
 from specbench.gate.baseline import Snapshot, pool
 from specbench.gate.check import check
 from specbench.gate.tolerances import default_tolerances
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, gather_run
 from specbench.runs import StoredRun, load_run
 
 SAMPLED = ("-w", "chat,code", "--prompts", "12", "--temperature", "1", "--repeats", "12")
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ids = record(asked.folder / "same", asked.runs)
     stored = [load_run(name, asked.folder / "same") for name in ids]
     runs = [read_run(name, asked.folder / "same") for name in ids]
-    noise = noise_of([cells_of(run, "explore") for run in stored])
+    noise = noise_of([gather_run(run) for run in stored])
     sampled = _sampled_noise(asked.folder / "sampled")
     if asked.noise:
         machine = stored[0].run.environment
@@ -157,7 +157,7 @@ def _sampled_noise(folder: Path) -> tuple[CellNoise, ...]:
     """Temperature 1: every repeat of one run has seeds of its own, and stands for a run."""
     (run_id,) = record(folder, 1, SAMPLED)
     stored = load_run(run_id, folder)
-    cells = cells_of(stored, "explore")
+    cells = gather_run(stored)
     repeats = sorted({request.repeat for cell in cells for request in cell.requests})
     return noise_of([[_of_repeat(cell, repeat) for cell in cells] for repeat in repeats])
 

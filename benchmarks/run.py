@@ -9,8 +9,7 @@ from typing import Any
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.inputs.config import load_pairings
-from specbench.metrics.cell import CellData, gather_cells
-from specbench.records import BlockPurpose, CellKey
+from specbench.records import CellKey
 from specbench.runs import StoredRun
 from specbench.settings import RunSettings
 from specbench.shipped import shipped
@@ -39,17 +38,6 @@ def run(settings: RunSettings, root: Path, pairings_file: Path | None = None) ->
     file = pairings_file or shipped("pairings.yaml")
     pairings = load_pairings(file).select(settings.workload.pairings)
     return run_benchmark(settings, pairings, root, PlainWatch())
-
-
-def cells_of(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
-    return gather_cells(
-        [plan.key for plan in stored.run.cells],
-        stored.blocks,
-        memories=stored.memory,
-        forwards=stored.forwards,
-        limits=stored.limits,
-        purpose=purpose,
-    )
 
 
 def provenance(stored: StoredRun) -> dict[str, Any]:

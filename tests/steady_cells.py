@@ -5,6 +5,7 @@ import pytest
 from specbench.metrics.cell import CellData
 from specbench.records import CellKey, DeviceSample, RequestRecord, RoundLog
 from tests.cell_keys import BASE_KEY, KEY, with_axes
+from tests.made_records import made_request, steps
 
 NUM_PROMPTS = 6
 DEVICE = DeviceSample(num_samples=9, sm_clock_mhz=1800, sm_clock_default_mhz=1800)
@@ -12,27 +13,6 @@ DEVICE = DeviceSample(num_samples=9, sm_clock_mhz=1800, sm_clock_default_mhz=180
 
 def key(k: int) -> CellKey:
     return with_axes(KEY if k else BASE_KEY, num_speculative_tokens=k)
-
-
-def request(prompt: int, k: int, rounds: RoundLog, cpu_s: float) -> RequestRecord:
-    decode_s = sum(rounds.round_s)
-    return RequestRecord(
-        cell_id=key(k).id,
-        prompt_id=f"p{prompt}",
-        turn=0,
-        repeat=0,
-        seed=0,
-        num_prompt_tokens=10,
-        output_ids=tuple(range(13)),
-        finish_reason="length",
-        prefill_s=0.1,
-        ttft_s=0.1,
-        decode_s=decode_s,
-        total_s=0.1 + decode_s,
-        cpu_s=cpu_s,
-        rounds=rounds,
-        device=DEVICE,
-    )
 
 
 def speculative(prompt: int) -> RequestRecord:
@@ -43,18 +23,12 @@ def speculative(prompt: int) -> RequestRecord:
         num_emitted=(3, 3, 3, 1, 1, 1),
         round_s=(0.1 + 0.01 * prompt,) * 6,
     )
-    return request(prompt, 2, rounds, cpu_s=1.0)
+    return made_request(key(2).id, f"p{prompt}", rounds, cpu_s=1.0, device=DEVICE)
 
 
 def baseline(prompt: int) -> RequestRecord:
     """12 tokens in 12 steps of 0.1 s."""
-    rounds = RoundLog(
-        num_drafted=(0,) * 12,
-        num_accepted=(0,) * 12,
-        num_emitted=(1,) * 12,
-        round_s=(0.1,) * 12,
-    )
-    return request(prompt, 0, rounds, cpu_s=2.0)
+    return made_request(key(0).id, f"p{prompt}", steps(12), cpu_s=2.0, device=DEVICE)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from specbench.bench.blocks import Block
 from specbench.bench.deadline import Deadline
@@ -21,21 +21,10 @@ from specbench.stats.spread import MIN_UNITS
 from specbench.tracing.text import Text
 
 TRACING_SHARE = 0.3  # of the time that exploring may take
-
-
-class Trace(Protocol):
-    """Traces one drafter along the turns of a prompt; UsageError where it cannot be."""
-
-    def __call__(
-        self,
-        engine: Engine,
-        drafter: str,
-        method: str,
-        texts: Sequence[Text],
-        ks: Iterable[int],
-        *,
-        drafting: Drafting = "own",
-    ) -> tuple[TraceRecord, ...]: ...
+# Traces one drafter along the turns of a prompt; UsageError where it cannot be.
+Trace = Callable[
+    [Engine, str, str, Sequence[Text], Iterable[int], Drafting], tuple[TraceRecord, ...]
+]
 
 
 class Ground(NamedTuple):
@@ -178,7 +167,7 @@ class Tracer:
                 drafter.method,
                 texts,
                 self._ks(pairing),
-                drafting=drafting,
+                drafting,
             )
         except UsageError as error:
             self._untraceable.add((drafter.name, temperature))

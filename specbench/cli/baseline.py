@@ -23,14 +23,14 @@ def baseline(
     out: options.Out = Path("reports"),
 ) -> None:
     """Pool runs of the same work into a baseline, with the variation between them."""
-    from specbench.cli.sides import parse_words, read_run
+    from specbench.cli.sides import parse_allowed, read_run
     from specbench.gate.baseline import left_out, pool
     from specbench.gate.baseline_file import write_baseline
     from specbench.gate.comparable import WORDS
     from specbench.report.gate_words import baseline_lines
     from specbench.report.numbers import plural
 
-    allowed = parse_words("--allow-different", allow_different, WORDS)
+    allowed = parse_allowed(allow_different, WORDS)
     snapshots = [read_run(name, out) for name in runs]
     pooled = pool(snapshots, allowed)
     for line in left_out(snapshots, pooled):

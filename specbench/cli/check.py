@@ -72,7 +72,7 @@ def check(
 def _judged(
     baseline: str, candidate: str, fail_on: str | None, allow_different: str | None, root: Path
 ) -> "Gate":
-    from specbench.cli.sides import parse_words, read_side
+    from specbench.cli.sides import parse_allowed, read_side
     from specbench.gate.attribution import EVIDENCE
     from specbench.gate.check import check as judge
     from specbench.gate.check import metric_of
@@ -81,7 +81,7 @@ def _judged(
     tolerances = None if fail_on is None else parse_fail_on(fail_on)
     asked = tolerances or default_tolerances("")
     names = {*EVIDENCE, *(metric_of(tolerance).name for tolerance in asked)}
-    allowed = parse_words("--allow-different", allow_different, WORDS)
+    allowed = parse_allowed(allow_different, WORDS)
     return judge(
         read_side(baseline, root, names),
         read_side(candidate, root, names),

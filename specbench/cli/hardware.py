@@ -37,8 +37,8 @@ def find_machine(
 
     if gpu is None and gpu_memory is None and gpu_bandwidth is not None:
         raise UsageError("--gpu-bandwidth needs --gpu-memory, or the name of a --gpu")
-    memory = parse_bytes("--gpu-memory", gpu_memory) if gpu_memory else None
-    speed = parse_bandwidth("--gpu-bandwidth", gpu_bandwidth) if gpu_bandwidth else None
+    memory = parse_bytes(gpu_memory) if gpu_memory else None
+    speed = parse_bandwidth(gpu_bandwidth) if gpu_bandwidth else None
     if gpu is None and memory is None:
         return _this_machine(place, device)
     known = find_gpu(gpu) if gpu is not None else None

@@ -51,14 +51,14 @@ def history(
     as_json: options.AsJson = False,
 ) -> None:
     """Show metrics across comparable runs, with trends and change points."""
-    from specbench.cli.sides import parse_words
+    from specbench.cli.sides import parse_allowed
     from specbench.gate.history import WORDS
     from specbench.gate.history import history as history_of
     from specbench.metrics.registry import all_metrics
     from specbench.settings.words import parse_names
 
     metrics = parse_names("--metric", metric, tuple(all_metrics()))
-    allowed = parse_words("--allow-different", allow_different, WORDS)
+    allowed = parse_allowed(allow_different, WORDS)
     past = _past(run, out, pairing, workload)
     found = history_of(past, metrics, allowed=allowed)
     if not found.series:

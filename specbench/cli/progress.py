@@ -1,6 +1,5 @@
 """Progress with an estimate of the time left, on stderr."""
 
-from types import TracebackType
 from typing import Self
 
 from rich.progress import (
@@ -39,12 +38,7 @@ class ProgressWatch:
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,26 +13,9 @@ if TYPE_CHECKING:
 def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Snapshot":
     """A stored run (an id, a folder, `latest`) boiled down; `names`: to these metrics."""
     from specbench.gate.baseline import snapshot
-    from specbench.metrics.cell import gather_cells
     from specbench.runs import load_run
 
-    stored = load_run(name, root)
-    cells = gather_cells(
-        [plan.key for plan in stored.run.cells],
-        stored.blocks,
-        memories=stored.memory,
-        forwards=stored.forwards,
-        limits=stored.limits,
-    )
-    return snapshot(
-        stored.run,
-        cells,
-        stored.models,
-        stored.engines,
-        stored.imported,
-        is_complete=stored.is_complete,
-        names=names,
-    )
+    return snapshot(load_run(name, root), names)
 
 
 def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
@@ -46,11 +29,11 @@ def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
     return read_run(name, root, names)
 
 
-def parse_words(option: str, text: str | None, allowed: Collection[str]) -> tuple[str, ...]:
-    """A comma-separated choice; any case, since K is one of the words."""
-    by_lower = {word.lower(): word for word in allowed}
-    words = [part.strip() for part in (text or "").split(",") if part.strip()]
-    for word in words:
+def parse_allowed(text: str | None, words: Collection[str]) -> tuple[str, ...]:
+    """What --allow-different names; any case, since K is one of the words."""
+    by_lower = {word.lower(): word for word in words}
+    asked = [part.strip() for part in (text or "").split(",") if part.strip()]
+    for word in asked:
         if word.lower() not in by_lower:
-            raise UsageError(f"{option} {word!r}: allowed are {', '.join(allowed)}")
-    return tuple(dict.fromkeys(by_lower[word.lower()] for word in words))
+            raise UsageError(f"--allow-different {word!r}: allowed are {', '.join(words)}")
+    return tuple(dict.fromkeys(by_lower[word.lower()] for word in asked))

@@ -1,6 +1,7 @@
 """What is to be served, and how an engine is told so."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn, Protocol
 
@@ -131,6 +132,16 @@ class Deployment:
             "that of N requests at once"
         ]
 
+    @property
+    def tree_lost(self) -> list[str]:
+        """What an engine of chains gives up, in words."""
+        if not self.tree:
+            return []
+        return [
+            f"the {self.tree} token tree: exported as a chain of depth K={self.k}, which accepts "
+            "fewer tokens than the tree did"
+        ]
+
     def at(self, num_rows: int) -> "Deployment":
         """With the K of so many requests at once for any; beyond what was measured the last."""
         fits = (t for t in self.tiers if t.num_rows is None or num_rows <= t.num_rows)
@@ -152,15 +163,35 @@ class Export:
     engine: str
     written_for: str  # the engine's version
     command: tuple[str, ...]
-    config: ConfigFile | None = None
+    config: ConfigFile | None
     acceptance_rule: str | None  # None: nothing is drafted
-    not_expressed: tuple[str, ...] = ()  # what the engine cannot be told
-    basis: tuple[str, ...] = ()
+    not_expressed: tuple[str, ...]  # what the engine cannot be told
+    basis: tuple[str, ...]
 
     @property
     def command_line(self) -> str:
         """As a shell takes it."""
         return shlex.join(self.command)
+
+
+def exported(
+    deployment: Deployment,
+    engine: str,
+    written_for: str,
+    command: Sequence[str],
+    lost: Sequence[str],
+    config: ConfigFile | None = None,
+) -> Export:
+    """The deployment as an engine is told of it; `lost` is what the engine cannot be told."""
+    return Export(
+        engine=engine,
+        written_for=written_for,
+        command=tuple(command),
+        config=config,
+        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
+        not_expressed=tuple(lost),
+        basis=deployment.basis,
+    )
 
 
 class Exporter(Protocol):
@@ -185,6 +216,15 @@ def model_name(spec: ModelSpec) -> str:
         raise UsageError(f"{spec.source} has no weights; only a real model can be served")
     is_known_elsewhere = not spec.source.startswith(("demo:", "~/"))
     return spec.source if is_known_elsewhere else spec.location
+
+
+def server_flags(deployment: Deployment) -> list[str]:
+    """What servers that read the hub's checkpoints are told alike."""
+    target = deployment.target
+    flags = ["--revision", target.revision] if target.revision else []
+    if deployment.served_dtype:
+        flags += ["--dtype", deployment.served_dtype]
+    return [*flags, "--trust-remote-code"] if target.trust_remote_code else flags
 
 
 def settings_lost(deployment: Deployment, *, keeps_lossy: bool = False) -> list[str]:

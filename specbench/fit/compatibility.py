@@ -5,7 +5,9 @@ The rules are those that loading holds a pair to: what is refused here would be 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from importlib.util import find_spec
+from pathlib import Path
 
 from specbench.errors import ModelError
 from specbench.fit.finding import Finding, Level, finding
@@ -19,12 +21,19 @@ from specbench.fit.vocabulary_findings import (
 )
 from specbench.inputs.config import Drafter
 from specbench.inputs.methods import find_method
-from specbench.model_files.architectures import RECURRENT_TYPES, is_known
 from specbench.model_files.attention import RECURRENT, unsupported_attention
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.tokenizer_files import TOKENIZER_FILES
 
+# Model types whose layers keep state of fixed size; transformers marks their classes.
+_RECURRENT_TYPES = frozenset(
+    {
+        *("mamba", "mamba2", "falcon_mamba", "falcon_h1", "rwkv", "xlstm", "recurrent_gemma"),
+        *("jamba", "bamba", "zamba", "zamba2", "granitemoehybrid", "nemotron_h", "mamba_hybrid"),
+        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "minimax", "lfm2", "lfm2_moe"),
+    }
+)
 _PAIR_CHECKS = (
     vocabulary_findings,
     chat_template_findings,
@@ -105,7 +114,7 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
         yield finding("kind", "refused", None, kind.method or "unknown", reason)
         return
     yield from _code_findings(model)
-    if str(model_type) in RECURRENT_TYPES:
+    if str(model_type) in _RECURRENT_TYPES:
         yield finding("attention", "refused", reason=f"{model_type} {RECURRENT}")
     elif unsupported := unsupported_attention(model.field):
         yield finding("attention", "refused", reason=f"{spec.source} {unsupported}")
@@ -126,7 +135,7 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
 def _code_findings(model: ModelFiles) -> Iterator[Finding]:
     """Foreign code is never run here; the loader runs it only where pairings.yaml trusts it."""
     model_type = model.config.get("model_type")
-    known = is_known(model_type)
+    known = _is_known(model_type)
     if model.needs_code and not known and not model.spec.trust_remote_code:
         reason = f"model type {model_type} would run the authors' Python (auto_map); "
         advice = "set trust_remote_code: true only if you trust it"
@@ -149,3 +158,18 @@ def _parameter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Findin
     level: Level = "refused" if number > target.num_layers else "ok"
     used = number or max(target.num_layers // 4, 1)
     yield finding("num_layers", level, target.num_layers, used, "of the target's layers draft")
+
+
+def _is_known(model_type: object) -> bool | None:
+    """Whether transformers has code for this type of model; None where it is not installed."""
+    models = _transformers_models()
+    if models is None:
+        return None
+    name = str(model_type).replace("-", "_")
+    return any((models / part).is_dir() for part in (name, name.removesuffix("_text")) if part)
+
+
+@cache
+def _transformers_models() -> Path | None:
+    spec = find_spec("transformers")
+    return Path(spec.origin).parent / "models" if spec and spec.origin else None

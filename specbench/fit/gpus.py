@@ -108,14 +108,14 @@ def find_gpu(name: str) -> Gpu:
     )
 
 
-def parse_bytes(option: str, text: str) -> int:
+def parse_bytes(text: str) -> int:
     """`24GiB`, `24GB` or `80e9`; UsageError, also for a plain `24`."""
-    return round(_number(option, text, "24GiB"))
+    return round(_number("--gpu-memory", text, "24GiB"))
 
 
-def parse_bandwidth(option: str, text: str) -> float:
+def parse_bandwidth(text: str) -> float:
     """`1008GB/s` or `3.35TB/s`, in bytes a second; UsageError."""
-    return _number(option, text.removesuffix("/s").removesuffix("ps"), "1008GB/s")
+    return _number("--gpu-bandwidth", text.removesuffix("/s").removesuffix("ps"), "1008GB/s")
 
 
 def _number(option: str, text: str, example: str) -> float:

@@ -23,7 +23,7 @@ from specbench.model_files.model import ModelFiles, open_model
 Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
 CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones
 STEP = 64  # tokens of context: rows are made in steps of this many
-_NGRAM_BUCKETS = 1024  # of each row's pool, as drafters/shared/ngram_pool.py has them
+_NGRAM_BUCKETS = 1024  # of each row's pool, as drafters/lookahead.py has them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

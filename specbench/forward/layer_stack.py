@@ -3,7 +3,7 @@
 Shape suffixes: B rows, T tokens, F hidden size, S slots.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,11 +50,7 @@ class WholeTexts:
         return torch.cat(blocks, 1)[None]
 
 
-# layer, states, and what its attention is called with -> states
-RunLayer = Callable[[Any, Tensor, dict[str, Any]], Tensor]
-
-
-def run_layer(layer: Any, states_BTF: Tensor, attention_args: dict[str, Any]) -> Tensor:
+def _run_layer(layer: Any, states_BTF: Tensor, attention_args: dict[str, Any]) -> Tensor:
     """A layer of transformers' own as it stands."""
     out = layer(states_BTF, **attention_args)
     states: Tensor = out[0] if isinstance(out, tuple) else out
@@ -68,20 +64,12 @@ class LayerStack:
     `layer_idx` i. `rotary` gives cosines and sines for states and positions.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        layers: Sequence[nn.Module],
-        rotary: nn.Module,
-        *,
-        run: RunLayer = run_layer,
-    ) -> None:
+    def __init__(self, config: Any, layers: Sequence[nn.Module], rotary: nn.Module) -> None:
         config._attn_implementation = attention.NAME
         self.layers = layers
         self.cache = SlotCache(0, 0, 0)
         self._texts: WholeTexts | None = None
         self.rotary = rotary
-        self._run = run
         heads = config.num_attention_heads
         self._pack: int = heads // (getattr(config, "num_key_value_heads", None) or heads)
 
@@ -139,5 +127,5 @@ class LayerStack:
             "use_cache": True,
         }
         for layer in self.layers if only is None else (self.layers[only],):
-            states_BTF = self._run(layer, states_BTF, arguments)
+            states_BTF = _run_layer(layer, states_BTF, arguments)
         return states_BTF

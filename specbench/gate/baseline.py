@@ -19,16 +19,10 @@ from specbench.gate.fingerprint import (
     fingerprint_of,
     other_decoders,
 )
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import gather_run
 from specbench.metrics.imported import summarise_imported
-from specbench.records import (
-    NO_DRAFTER,
-    CellKey,
-    EngineRecord,
-    ImportedRecord,
-    ModelIdentity,
-    RunRecord,
-)
+from specbench.records import NO_DRAFTER, CellKey
+from specbench.runs import StoredRun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,36 +51,27 @@ class Snapshot:
         return len(self.origins)
 
 
-def snapshot(
-    run: RunRecord,
-    cells: Sequence[CellData],
-    models: Sequence[ModelIdentity],
-    engines: Sequence[EngineRecord] = (),
-    imported: Sequence[ImportedRecord] = (),
-    *,
-    is_complete: bool = True,
-    names: Collection[str] | None = None,
-) -> Snapshot:
+def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapshot:
     """The figures of one run; `names`: of cells measured here only of these metrics."""
-    environment = run.environment
+    run, imported = stored.run, stored.imported
     keys = [plan.key for plan in run.cells]
-    figures = [cell_figures(cell, names) for cell in cells]
+    figures = [cell_figures(cell, names) for cell in gather_run(stored)]
     figures += map(imported_figures, summarise_imported(keys, imported))
     measured = {cell.key for cell in figures}
     return Snapshot(
         origins=(
             Origin(
                 run_id=run.run_id,
-                created_at=environment.created_at,
-                specbench_version=environment.specbench_version,
-                git_commit=environment.git_commit,
+                created_at=run.environment.created_at,
+                specbench_version=run.environment.specbench_version,
+                git_commit=run.environment.git_commit,
                 imported_sha256=tuple(record.file_sha256 for record in imported) or None,
             ),
         ),
-        fingerprint=fingerprint_of(run, models, engines, imported),
+        fingerprint=fingerprint_of(run, stored.models, stored.engines, imported),
         cells=tuple(figures),
         unmeasured=tuple(key for key in keys if key not in measured),
-        is_complete=is_complete,
+        is_complete=stored.is_complete,
     )
 
 

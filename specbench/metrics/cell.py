@@ -18,6 +18,7 @@ from specbench.records import (
     RoundLog,
     SamplesRecord,
 )
+from specbench.runs import StoredRun
 from specbench.stats.acceptance import RoundCounts
 
 
@@ -190,7 +191,7 @@ def gather_cells(
     limits: Sequence[LimitRecord] = (),
     purpose: BlockPurpose = "explore",
 ) -> tuple[CellData, ...]:
-    """The cells of a stored run, in the order of `keys`, from the blocks of one purpose.
+    """The cells, in the order of `keys`, from the blocks of one purpose.
 
     A cell without a request in those blocks is left out: it was not measured.
     """
@@ -199,6 +200,18 @@ def gather_cells(
         _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits) for key in keys
     )
     return tuple(cell for cell in cells if cell.requests)
+
+
+def gather_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[CellData, ...]:
+    """The cells of a stored run, with all that was stored beside its blocks."""
+    return gather_cells(
+        [plan.key for plan in stored.run.cells],
+        stored.blocks,
+        memories=stored.memory,
+        forwards=stored.forwards,
+        limits=stored.limits,
+        purpose=purpose,
+    )
 
 
 class _Share(NamedTuple):

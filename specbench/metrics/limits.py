@@ -3,12 +3,11 @@
 A cell's limits are measured beside its blocks; each number is the median over them.
 """
 
-from statistics import median
-
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
 from specbench.metrics.rounds import round_s_p50
 from specbench.stats.costs import roofline_s
+from specbench.stats.percentiles import median_of
 
 
 @metric(unit="s", better="lower")
@@ -18,12 +17,11 @@ def roofline_round_s(cell: CellData) -> float | None:
 
     Memory's side of the roofline; what fits a cache can be read faster.
     """
-    times = [
+    return median_of(
         roofline_s(limit.bytes_per_round, limit.copy_bytes_per_s)
         for limit in cell.limits
         if limit.bytes_per_round is not None and limit.copy_bytes_per_s
-    ]
-    return median(times) if times else None
+    )
 
 
 @metric(unit="x", better="lower")
@@ -46,12 +44,10 @@ def bandwidth_utilisation(cell: CellData) -> float | None:
 @metric(unit="launches/round", better="lower")
 def launches_per_round(cell: CellData) -> float | None:
     """Kernels and graphs that the host starts in a round, by the profiler; a graph is one."""
-    counts = [x.launches_per_round for x in cell.limits if x.launches_per_round is not None]
-    return median(counts) if counts else None
+    return median_of(limit.launches_per_round for limit in cell.limits)
 
 
 @metric(unit="waits/round", better="lower")
 def syncs_per_round(cell: CellData) -> float | None:
     """Times that the host waits for the device in a round, by the profiler."""
-    counts = [x.syncs_per_round for x in cell.limits if x.syncs_per_round is not None]
-    return median(counts) if counts else None
+    return median_of(limit.syncs_per_round for limit in cell.limits)

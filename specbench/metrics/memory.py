@@ -1,4 +1,4 @@
-"""What a cell needs in memory: the pair, or at K = 0 the target alone; the difference."""
+"""What a cell needs in memory - the pair, or at K = 0 the target alone - and in energy."""
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
@@ -66,3 +66,11 @@ def _difference(pair: MemoryRecord, target: MemoryRecord) -> int | None:
     if pair.process_peak_bytes is not None and target.process_peak_bytes is not None:
         return pair.process_peak_bytes - target.process_peak_bytes
     return None
+
+
+@metric(unit="J/token", better="lower")
+def joules_per_token(cell: CellData) -> float | None:
+    """NVML total-energy difference over the requests / their output tokens."""
+    metered = [(r.energy_j, r.num_output_tokens) for r in cell.finished if r.energy_j is not None]
+    tokens = sum(n for _, n in metered)
+    return sum(joules for joules, _ in metered) / tokens if tokens else None

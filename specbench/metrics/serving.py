@@ -4,12 +4,13 @@ A pass serves the whole prompt list; ramp is its beginning, until all rows are b
 its end, when the queue is empty.
 """
 
-from statistics import fmean, median
+from statistics import fmean
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.passes import Span, busy_span, whole_span
 from specbench.metrics.registry import metric
-from specbench.stats.percentiles import p95
+from specbench.metrics.speed import seconds_per_token
+from specbench.stats.percentiles import median_of, p95
 
 
 @metric(unit="tokens/s", better="higher")
@@ -33,8 +34,7 @@ def aggregate_tokens_per_s(cell: CellData) -> float | None:
 @metric(unit="tokens/s", better="higher")
 def user_tokens_per_s(cell: CellData) -> float | None:
     """Median over requests of (n - 1) / decode seconds: the speed that one user sees."""
-    speeds = [(r.num_output_tokens - 1) / r.decode_s for r in cell.finished if r.decode_s]
-    return median(speeds) if speeds else None
+    return median_of((r.num_output_tokens - 1) / r.decode_s for r in cell.finished if r.decode_s)
 
 
 @metric(unit="fraction", better="higher")
@@ -61,8 +61,7 @@ def padding_efficiency(cell: CellData) -> float | None:
 @metric(unit="s", better="lower")
 def queue_s(cell: CellData) -> float | None:
     """Median over requests of the seconds from arrival to the start of prefill."""
-    times = [request.queue_s for request in cell.finished if request.queue_s is not None]
-    return median(times) if times else None
+    return median_of(request.queue_s for request in cell.finished)
 
 
 @metric(unit="s", better="lower")
@@ -74,13 +73,7 @@ def ttft_s_p95(cell: CellData) -> float | None:
 @metric(unit="s/token", better="lower")
 def tpot_s_p95(cell: CellData) -> float | None:
     """95th percentile over requests of tpot_s; absent below 20 requests."""
-    return p95(
-        [
-            request.decode_s / (request.num_output_tokens - 1)
-            for request in cell.finished
-            if request.decode_s is not None and request.num_output_tokens > 1
-        ]
-    )
+    return p95(seconds_per_token(cell))
 
 
 @metric(unit="tokens/round", better=None)

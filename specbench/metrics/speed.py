@@ -1,10 +1,9 @@
 """Seconds as a user feels them, and how many fewer there are with speculation."""
 
-from statistics import median
-
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import metric
+from specbench.stats.percentiles import median_of
 
 
 @metric(unit="tokens/s", better="higher")
@@ -17,26 +16,19 @@ def decode_tokens_per_s(cell: CellData) -> float | None:
 @metric(unit="s", better="lower")
 def ttft_s(cell: CellData) -> float | None:
     """Median over requests of the seconds from start to first token, prefill of both included."""
-    times = [request.ttft_s for request in cell.finished if request.ttft_s is not None]
-    return median(times) if times else None
+    return median_of(request.ttft_s for request in cell.finished)
 
 
 @metric(unit="s/token", better="lower")
 def tpot_s(cell: CellData) -> float | None:
     """Median over requests of (last token - first token) / (n - 1); absent below 2 tokens."""
-    times = [
-        request.decode_s / (request.num_output_tokens - 1)
-        for request in cell.finished
-        if request.decode_s is not None and request.num_output_tokens > 1
-    ]
-    return median(times) if times else None
+    return median_of(seconds_per_token(cell))
 
 
 @metric(unit="s", better="lower")
 def prefill_s(cell: CellData) -> float | None:
     """Median over requests of the seconds to prefill target and drafter."""
-    times = [request.prefill_s for request in cell.finished if request.prefill_s is not None]
-    return median(times) if times else None
+    return median_of(request.prefill_s for request in cell.finished)
 
 
 @metric(unit="x", better="higher")
@@ -78,3 +70,12 @@ def cpu_speedup(cell: CellData) -> float | None:
     """As end_to_end_speedup, in process CPU seconds: less disturbed by a busy machine."""
     seconds = paired_cpu(cell)
     return None if seconds is None else seconds.speedup
+
+
+def seconds_per_token(cell: CellData) -> list[float]:
+    """Of each request with two tokens or more: (last token - first token) / (n - 1)."""
+    return [
+        request.decode_s / (request.num_output_tokens - 1)
+        for request in cell.finished
+        if request.decode_s is not None and request.num_output_tokens > 1
+    ]

@@ -14,7 +14,6 @@ from specbench.records.forecasts import (
     ForecastRecord,
     RoundCost,
 )
-from specbench.records.imported import ImportedRecord
 from specbench.records.keys import NO_DRAFTER, OWN_ENGINE, CellKey, Condition, Draft
 from specbench.records.lengths import Auto, Fixed, Length, Schedule
 from specbench.records.lossy import LossyRule
@@ -27,6 +26,7 @@ from specbench.records.measured import (
     EngineRecord,
     FailureRecord,
     ForwardCost,
+    ImportedRecord,
     LimitRecord,
     MemoryRecord,
     PassRecord,

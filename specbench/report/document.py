@@ -14,12 +14,11 @@ from specbench.forecast.forecast_check import (
     check_forecasts,
     is_left_out,
 )
-from specbench.metrics.cell import CellData, gather_cells
+from specbench.metrics.cell import CellData, gather_run
 from specbench.metrics.imported import summarise_imported
 from specbench.metrics.summary import summarise
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.records import (
-    BlockPurpose,
     CellKey,
     CellSummary,
     Decision,
@@ -79,8 +78,8 @@ class Document:
 
 def build_document(stored: StoredRun) -> Document:
     """Metrics, intervals and decisions of a stored run, finished or not."""
-    explored = _gather(stored, "explore")
-    repeated = _gather(stored, "confirm")
+    explored = gather_run(stored)
+    repeated = gather_run(stored, "confirm")
     cells = summarise(explored)
     confirmed = {cell.key: cell for cell in summarise(repeated)}
     made_up = stored.run.settings.decoder.is_synthetic
@@ -126,17 +125,6 @@ def build_document(stored: StoredRun) -> Document:
         sessions=stored.sessions,
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
         imported=stored.imported,
-    )
-
-
-def _gather(stored: StoredRun, purpose: BlockPurpose) -> tuple[CellData, ...]:
-    return gather_cells(
-        [plan.key for plan in stored.run.cells],
-        stored.blocks,
-        memories=stored.memory,
-        forwards=stored.forwards,
-        limits=stored.limits,
-        purpose=purpose,
     )
 
 

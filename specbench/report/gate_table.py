@@ -2,7 +2,6 @@
 
 from itertools import groupby
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +16,7 @@ from specbench.report.gate_words import (
     row,
     title,
 )
+from specbench.report.tables import titled_table
 
 _STYLES = {
     Verdict.PASS: "",
@@ -38,15 +38,7 @@ def gate_table(gate: Gate) -> Group:
 
 
 def _table(name: str, judgements: list[Judgement]) -> Table:
-    table = Table(
-        title=Text(name),
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-        header_style="",
-    )
+    table = titled_table(name)
     for i, header in enumerate(HEADERS):
         is_words = i in (0, len(HEADERS) - 1)
         table.add_column(

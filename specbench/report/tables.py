@@ -53,7 +53,7 @@ def terminal_report(document: Document, told: Collection[str] = ()) -> Group:
     return Group(*parts)
 
 
-def _titled(title: str) -> Table:
+def titled_table(title: str) -> Table:
     return Table(
         title=Text(title),
         title_justify="left",
@@ -67,7 +67,7 @@ def _titled(title: str) -> Table:
 
 def grid_table(grid: Grid) -> Table:
     """The columns of a grid that fit a terminal."""
-    table = _titled(grid.title)
+    table = titled_table(grid.title)
     for i, header in enumerate(grid.headers[: grid.num_brief]):
         is_words = grid.is_words(i)
         table.add_column(
@@ -79,7 +79,7 @@ def grid_table(grid: Grid) -> Table:
 
 
 def _table(section: Section, columns: Sequence[Column]) -> Table:
-    table = _titled(section.title)
+    table = titled_table(section.title)
     table.add_column("drafter", overflow="fold", min_width=8)
     for column in columns:
         table.add_column(column.header, justify="right", no_wrap=True)

@@ -14,6 +14,7 @@ from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.runs import StoredRun
+from specbench.whole_file import write_whole
 
 
 class _Text(NamedTuple):
@@ -44,7 +45,10 @@ def write_report(
         for name, content in _contents(wanted, runs, documents)
     }
     for path, content in contents.items():
-        _replace(path, content)
+        try:
+            write_whole(path, content)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot write the report: {error.strerror}") from error
     return tuple(contents)
 
 
@@ -59,13 +63,3 @@ def _contents(
     else:
         text = TEXTS[wanted]
         yield text.file, text.render(documents).encode()
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.tmp")
-    try:
-        draft.write_bytes(content)
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        raise StoreError(f"{path}: cannot write the report: {error.strerror}") from error

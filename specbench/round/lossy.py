@@ -20,7 +20,7 @@ from specbench.records import LossyRule
 from specbench.round.drafter import Proposal
 from specbench.round.round import Verifier
 from specbench.round.sampling import Purpose, Sampler, draw
-from specbench.round.verifier import Verdict
+from specbench.round.verifier import Verdict, chain_verdict
 
 _LOG_GUARD = 1e-5  # keeps the logarithm of a probability of 0 finite; the authors' own
 
@@ -118,16 +118,9 @@ class LossyVerifier:
         is_own_BK = drafts_BK == own_BN.gather(1, parents_BK)
         passes_BK = self._rule(p_BK, law_BNV, parents_BK, is_own_BK)
         if tree is None:
-            return _chain(proposal, passes_BK, own_BN)
+            num_accepted_B = passes_BK.cumprod(1).sum(1).minimum(proposal.num_drafted_B)
+            return chain_verdict(num_accepted_B, drafts_BK, own_BN)
         return _tree(proposal, tree, passes_BK, p_BK, own_BN)
-
-
-def _chain(proposal: Proposal, passes_BK: Tensor, own_BT: Tensor) -> Verdict:
-    num_accepted_B = passes_BK.cumprod(1).sum(1).minimum(proposal.num_drafted_B)
-    places_T = torch.arange(own_BT.shape[1], device=own_BT.device)
-    is_draft_BT = places_T < num_accepted_B[:, None]
-    drafts_BT = torch.cat([proposal.tokens_BK, own_BT[:, -1:]], 1)
-    return Verdict(num_accepted_B, torch.where(is_draft_BT, drafts_BT, own_BT))
 
 
 def _tree(

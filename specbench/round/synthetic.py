@@ -14,7 +14,7 @@ from specbench.errors import UsageError
 from specbench.forward.tree import Tree
 from specbench.round.drafter import Proposal
 from specbench.round.sampling import Purpose, Sampler, uniform
-from specbench.round.verifier import Verdict
+from specbench.round.verifier import Verdict, chain_verdict
 from specbench.stats.acceptance import conditional_rates, joint_rates
 
 
@@ -74,12 +74,7 @@ class SyntheticVerifier:
         rates = conditional_rates(acceptance_rates(self._acceptance, K))
         kept = [chance_BK[:, i] <= rate for i, rate in enumerate(rates)]
         num_kept_B = torch.stack(kept, 1).long().cumprod(1).sum(1)
-        num_accepted_B = num_kept_B.minimum(most_B)
-        places_T = torch.arange(K + 1, device=target_BT.device)
-        is_draft_BT = places_T < num_accepted_B[:, None]
-        padded_BT = torch.cat([drafts_BK, target_BT[:, -1:]], 1)
-        tokens_BT = torch.where(is_draft_BT, padded_BT, target_BT)
-        return Verdict(num_accepted_B, tokens_BT, path_BT)
+        return chain_verdict(num_kept_B.minimum(most_B), drafts_BK, target_BT, path_BT)
 
 
 def _first_children(tree: Tree) -> tuple[Tensor, Tensor]:

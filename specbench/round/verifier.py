@@ -25,6 +25,16 @@ class Verdict(NamedTuple):
     path_BT: Tensor | None = None
 
 
+def chain_verdict(
+    num_accepted_B: Tensor, drafts_BK: Tensor, own_BT: Tensor, path_BT: Tensor | None = None
+) -> Verdict:
+    """So many drafts of a path, and the target's own tokens after them."""
+    places_T = torch.arange(own_BT.shape[1], device=own_BT.device)
+    drafts_BT = torch.cat([drafts_BK, own_BT[:, -1:]], 1)
+    tokens_BT = torch.where(places_T < num_accepted_B[:, None], drafts_BT, own_BT)
+    return Verdict(num_accepted_B, tokens_BT, path_BT)
+
+
 def verify(
     proposal: Proposal, logits_BNV: Tensor, sampler: Sampler, seed_B: Tensor, positions_BN: Tensor
 ) -> Verdict:

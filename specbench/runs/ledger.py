@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Self
 
 from specbench.errors import StoreError
@@ -158,12 +158,7 @@ class Ledger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write(self, line: bytes) -> None:

@@ -55,12 +55,12 @@ class Course(NamedTuple):
     trend: Trend | None = None
 
 
-def course(values: Sequence[float], *, seed: int = 0) -> Course:
+def course(values: Sequence[float]) -> Course:
     """Steps in order, else a trend; neither below MIN_RUNS runs and for a constant series."""
     series = np.asarray(values, dtype=np.float64)
     if len(series) < MIN_RUNS or np.ptp(series) <= _EQUAL * max(1.0, float(abs(series).max())):
         return Course()
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     splits = sorted(_splits(series, 0, rng))
     trend = _trend(series)
     if splits and trend and _line_bic(series) < _steps_bic(series, [at for at, _ in splits]):

@@ -46,7 +46,6 @@ def trace_conversation(
     method: str,
     texts: Sequence[Text],
     ks: Iterable[int],
-    *,
     drafting: Drafting = "own",
 ) -> tuple[TraceRecord, ...]:
     """`trace` of a drafter that the engine has loaded; UsageError where it does not lend it.

@@ -45,15 +45,13 @@ def workload_questions(
     return Asked(_questions(prompts, ids, most_tokens, seed), sources)
 
 
-def corpus_questions(
-    tokenizer: Tokenizer, most_tokens: int, seed: int, *, start: int = DRAFT_START, end: int = END
-) -> Asked:
+def corpus_questions(tokenizer: Tokenizer, most_tokens: int, seed: int, *, end: int = END) -> Asked:
     """Conversations of the embedded target's corpus that its own workloads do not ask.
 
     The target was trained on others. Of a conversation of several turns the first ones may
     stand before the question, as they were written.
     """
-    conversations = training_conversations(CORPUS_SEED, start, end)
+    conversations = training_conversations(CORPUS_SEED, DRAFT_START, end)
     cut = []
     for number, conversation in enumerate(conversations):
         messages = conversation.messages()
@@ -65,7 +63,7 @@ def corpus_questions(
         told = [Message(role=m["role"], content=m["content"]) for m in messages]  # type: ignore[arg-type]
         return tokenizer.prompt_ids(told)
 
-    name = f"the embedded corpus, seed {CORPUS_SEED}, conversations {start} to {end - 1}"
+    name = f"the embedded corpus, seed {CORPUS_SEED}, conversations {DRAFT_START} to {end - 1}"
     digest = hashlib.sha256(repr(cut).encode()).hexdigest()
     return Asked(_questions(cut, ids, most_tokens, seed), {name: digest})
 

@@ -60,6 +60,16 @@ class Question:
     prediction_ids: tuple[int, ...] = ()  # a text that the answer may resemble
     conversation: str | None = None
 
+    def asked(self, sampling: Sampling, seed: int) -> EngineRequest:
+        return EngineRequest(
+            prompt_ids=self.prompt_ids,
+            max_new_tokens=self.max_new_tokens,
+            sampling=sampling,
+            seed=seed,
+            conversation=self.conversation,
+            prediction_ids=self.prediction_ids,
+        )
+
 
 class Examined(NamedTuple):
     """Who is examined: an engine doing `work` for a pairing, `num_rows` requests at once."""
@@ -96,17 +106,7 @@ class Collector:
 
     def greedy_texts(self, who: Examined) -> Texts:
         """The answer to every question at temperature 0."""
-        requests = [
-            EngineRequest(
-                prompt_ids=question.prompt_ids,
-                max_new_tokens=question.max_new_tokens,
-                sampling=_GREEDY,
-                seed=0,
-                conversation=question.conversation,
-                prediction_ids=question.prediction_ids,
-            )
-            for question in self._questions
-        ]
+        requests = [question.asked(_GREEDY, seed=0) for question in self._questions]
         return [result.output_ids for result in self._serve(who, requests)]
 
     def greedy(self, who: Examined, texts: Texts, baseline: Texts | None) -> GreedyEvidence:
@@ -179,14 +179,7 @@ class Collector:
         repeat = 0
         while True:
             requests = [
-                EngineRequest(
-                    prompt_ids=question.prompt_ids,
-                    max_new_tokens=question.max_new_tokens,
-                    sampling=sampling,
-                    seed=self._draw(who, sampling, f"{i} {question.id}", repeat),
-                    conversation=question.conversation,
-                    prediction_ids=question.prediction_ids,
-                )
+                question.asked(sampling, self._draw(who, sampling, f"{i} {question.id}", repeat))
                 for i, question in enumerate(self._questions)
             ]
             results = self._serve(who, requests)

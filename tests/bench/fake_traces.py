@@ -15,7 +15,6 @@ def fake_trace(
     method: str,
     texts: Sequence[Text],
     ks: Iterable[int],
-    *,
     drafting: Drafting = "own",
 ) -> tuple[TraceRecord, ...]:
     return tuple(

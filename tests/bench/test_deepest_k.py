@@ -1,7 +1,11 @@
-"""A K that a drafter cannot draft: left out of a range that nobody asked for, else a failure."""
+"""A K that a drafter cannot draft: left out of a range that nobody asked for, else a failure.
+
+A K that nobody named gives way to what the drafter can draft; one that was named does not.
+"""
 
 from pathlib import Path
 
+from specbench.bench.plan import DEFAULT_K
 from specbench.errors import UsageError
 from specbench.report.document import Document, build_document
 from specbench.report.notes import run_warnings
@@ -11,6 +15,7 @@ from tests.bench.fakes import Call, FakeClock, FakeEngine
 from tests.settings.flat_settings import changed
 
 KS = changed(SETTINGS, num_speculative_tokens=(0, 2, 4, 6))
+UNSAID = changed(SETTINGS, num_speculative_tokens=None)
 
 
 def too_deep(call: Call) -> Exception | None:
@@ -19,8 +24,8 @@ def too_deep(call: Call) -> Exception | None:
     return UsageError("good drafts at most 4 tokens ahead") if is_too_deep else None
 
 
-def measured(settings: RunSettings, folder: Path) -> Document:
-    plan = make_plan(folder, settings, depths={"good": 4})
+def measured(settings: RunSettings, folder: Path, **depths: int) -> Document:
+    plan = make_plan(folder, settings, depths=depths or {"good": 4})
     return build_document(measure(plan, FakeEngine(FakeClock(), breaks=too_deep), folder))
 
 
@@ -56,3 +61,22 @@ def test_an_adaptive_k_is_warmed_up_as_deep_as_it_goes(tmp_path: Path) -> None:
     measure(make_plan(tmp_path, settings, depths={"good": 2}), engine, tmp_path)
     warmed_up = {call.k for call in engine.calls if call.request.max_new_tokens == 12}
     assert warmed_up == {0, 1, 2}
+
+
+def test_a_default_k_is_no_deeper_than_the_drafter(tmp_path: Path) -> None:
+    document = measured(UNSAID, tmp_path, good=2, bad=2)  # `bad` names no K, `good` names 3
+    assert ks_of(document, "bad") == {2}
+    assert {p.key.draft.k for p in document.run.cells} == {0, 2, 3}
+    assert [key for key in document.missing if key.draft.drafter == "bad"] == []
+
+
+def test_a_drafter_that_goes_deeper_keeps_the_default(tmp_path: Path) -> None:
+    assert ks_of(measured(UNSAID, tmp_path, good=9, bad=9), "bad") == {DEFAULT_K}
+
+
+def test_a_run_that_is_resumed_keeps_the_k_it_had(tmp_path: Path) -> None:
+    before = measured(UNSAID, tmp_path, good=2, bad=2)
+    again = measured(UNSAID, tmp_path, good=2, bad=2)
+    assert [c.key for c in again.cells] == [c.key for c in before.cells]
+    assert [c.num_requests for c in again.cells] == [c.num_requests for c in before.cells]
+    assert again.missing == before.missing

@@ -110,7 +110,7 @@ def test_prompts_that_were_asked_for_are_all_measured(tmp_path):
 
 
 def test_a_drafter_that_cannot_be_traced_is_measured_at_every_k(tmp_path):
-    def only_good(engine, drafter, method, texts, ks, *, drafting="own"):
+    def only_good(engine, drafter, method, texts, ks, drafting="own"):
         if drafter == "bad":
             raise UsageError("bad: cannot be forecast")
         return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
@@ -122,7 +122,7 @@ def test_a_drafter_that_cannot_be_traced_is_measured_at_every_k(tmp_path):
 
 
 def test_a_refusal_at_one_temperature_is_none_at_another(tmp_path):
-    def only_greedy(engine, drafter, method, texts, ks, *, drafting="own"):
+    def only_greedy(engine, drafter, method, texts, ks, drafting="own"):
         if drafter == "bad" and texts[0].sampling.temperature:
             raise UsageError("bad: forecast it at temperature 0")
         return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)

@@ -12,8 +12,9 @@ from specbench.bench.limits import count_launches, measure_limits
 from specbench.engines.engine import EngineRequest, EngineResult, RoundForward, Work
 from specbench.errors import UsageError
 from specbench.probes.launches import HostCalls
-from specbench.records import BlockRecord, RequestRecord, RoundLog, Sampling
+from specbench.records import BlockRecord, Sampling
 from tests.cell_keys import cell_key
+from tests.made_records import made_block, made_request, steps
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 WARM = Sampling(temperature=0.7)
@@ -64,9 +65,6 @@ class SizedEngine:
         self.works.append((request, work))
         n = -(-(request.max_new_tokens - 1) // (work.k // 2 + 1))
         self.calls = HostCalls(launches=50 + 3 * n, graph_launches=n, syncs=2 + n)
-        log = RoundLog(
-            num_drafted=(0,) * n, num_accepted=(0,) * n, num_emitted=(1,) * n, round_s=(0.1,) * n
-        )
         return EngineResult(
             output_ids=(0,) * request.max_new_tokens,
             hit_eos=False,
@@ -75,7 +73,7 @@ class SizedEngine:
             decode_s=None,
             total_s=1.0,
             cpu_s=None,
-            rounds=log if self.shows_rounds else None,
+            rounds=steps(n) if self.shows_rounds else None,
         )
 
     def counted(self, work: Callable[[], object]) -> HostCalls | None:
@@ -87,35 +85,13 @@ class SizedEngine:
 
 def block(*lengths: tuple[int, int]) -> BlockRecord:
     """Requests of so many prompt and output tokens."""
-    requests = tuple(
-        RequestRecord(
-            cell_id="",
-            prompt_id="p",
-            turn=0,
-            repeat=0,
-            seed=0,
-            num_prompt_tokens=prompt,
-            output_ids=(0,) * output,
-            finish_reason="length",
-            prefill_s=None,
-            ttft_s=None,
-            decode_s=None,
-            total_s=None,
-            cpu_s=None,
-            rounds=None,
+    made = (
+        made_request(
+            "", "p", None, num_prompt_tokens=prompt, output_ids=(0,) * output, prefill_s=None
         )
         for prompt, output in lengths
     )
-    return BlockRecord(
-        block_id="b",
-        workload="code",
-        prompt_id="p",
-        repeat=0,
-        purpose="explore",
-        order=(),
-        started_at="2026-11-21T01:02:03+00:00",
-        requests=requests,
-    )
+    return made_block("p", *made)
 
 
 def limits_of(*cells: Cell, engine: Any = None) -> list[Any]:

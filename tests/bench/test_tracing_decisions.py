@@ -25,7 +25,7 @@ def test_a_lossy_drafter_is_said_once_not_to_be_forecast(tmp_path):
 def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path):
     """A record a K, the deepest last."""
 
-    def tree(engine, drafter, method, texts, ks, *, drafting="own"):
+    def tree(engine, drafter, method, texts, ks, drafting="own"):
         ks = tuple(ks)
         deeper = (fake_trace(engine, drafter, method, texts, (k,), drafting=drafting) for k in ks)
         return tuple(replace(t, is_chain=False) for own in deeper for t in own)
@@ -33,7 +33,7 @@ def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path
     class Killed(Exception):
         pass
 
-    def killed(engine, drafter, method, texts, ks, *, drafting="own"):
+    def killed(engine, drafter, method, texts, ks, drafting="own"):
         return tree(engine, drafter, method, texts, tuple(ks)[:1], drafting=drafting)
 
     def stop(*_: object, **__: object) -> None:
@@ -41,7 +41,7 @@ def test_a_tree_of_which_a_kill_left_the_shallow_traces_is_traced_again(tmp_path
 
     calls = []
 
-    def first_shallow_then_stop(engine, drafter, method, texts, ks, *, drafting="own"):
+    def first_shallow_then_stop(engine, drafter, method, texts, ks, drafting="own"):
         calls.append(drafter)
         if len(calls) > 1:
             raise KeyboardInterrupt
@@ -81,7 +81,7 @@ def test_rounds_of_a_sweep_are_those_of_each_workload_by_its_own_share_of_traces
 def test_a_drafter_is_traced_as_deep_as_it_can_draft(tmp_path):
     asked = []
 
-    def noted(engine, drafter, method, texts, ks, *, drafting="own"):
+    def noted(engine, drafter, method, texts, ks, drafting="own"):
         asked.append((drafter, tuple(ks)))
         return fake_trace(engine, drafter, method, texts, ks, drafting=drafting)
 

@@ -49,19 +49,6 @@ def test_a_k_that_was_asked_for_is_planned_and_fails_as_ever(tmp_path: Path) -> 
     assert {key.draft.k for key in stored.run.keys} == {0, 4, 5}
 
 
-def test_a_k_that_nobody_named_is_no_deeper_than_the_drafter(tmp_path: Path) -> None:
-    (tmp_path / "pairings.yaml").write_text(
-        "targets:\n  tiny:\n    model: demo:target\n    workloads: demo\n    drafters:\n"
-        "      look: {method: lookahead, parameters: {ngram: 3}}\n"
-    )
-    plan = json.loads(specbench("run", *QUICK, "--dry-run", "--json", cwd=tmp_path).out)
-    assert ks(plan) == [0, 2]
-    ran = specbench("run", *QUICK, "--json", cwd=tmp_path)
-    assert ran.code == 0, ran.err
-    keys = load_run("latest", tmp_path / "reports").run.keys
-    assert [key.draft.k for key in keys] == [0, 2]
-
-
 def test_a_run_that_an_earlier_specbench_began_goes_on(tmp_path: Path) -> None:
     """Its plan has the K that the head cannot draft, and no engine had said so yet."""
     words = ("sweep-k", "demo/medusa", *QUICK)

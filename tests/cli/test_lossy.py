@@ -4,13 +4,12 @@ import json
 import shutil
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from specbench.engines.builtin import BuiltinEngine
 from specbench.runs import load_run
-from specbench.shipped import PACKAGE
 from tests.cli.calls import Ran, specbench
+from tests.report.test_json import VALIDATOR
 from tests.tiny_pair import make_pair
 
 pytestmark = pytest.mark.slow  # whole runs
@@ -70,8 +69,7 @@ def test_a_run_keeps_the_rule_in_its_cells_and_says_so_in_every_answer(ran, loss
             assert line.endswith("[lossy: typical threshold=0.01]")
     again = specbench("report", folder.name, "--out", out, "--json", cwd=lossy)
     document = json.loads(again.out)
-    schema = json.loads((PACKAGE / "report" / "schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(document, schema)
+    VALIDATOR.validate(document)
     assert {c["lossy"] for c in document["cells"] if c["drafter"] == "bold"} == {"typical"}
     assert document["adaptive_comparisons"]
 

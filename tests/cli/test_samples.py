@@ -3,14 +3,13 @@
 import json
 import re
 
-import jsonschema
 import pytest
 
 from specbench.bench.passes import block_seconds
 from specbench.metrics.cell import turn_of
 from specbench.runs import load_run
-from specbench.shipped import PACKAGE
 from tests.cli.calls import specbench
+from tests.report.test_json import VALIDATOR
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -98,8 +97,7 @@ def test_the_first_sample_is_the_answer_of_one_alone(stored):
 
 
 def test_the_document_tells_cost_and_gain_and_keeps_its_schema(document):
-    schema = json.loads((PACKAGE / "report" / "schema.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(document)
+    VALIDATOR.validate(document)
     base, speculative = document["best_of"]
     assert base["speedup"] is None
     assert speculative["speedup"]["estimate"] > 0

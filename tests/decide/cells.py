@@ -5,6 +5,7 @@ from typing import Any
 from specbench.metrics.cell import CellData, Pass
 from specbench.records import CellKey, PassRecord, RequestRecord, RoundLog, RoundTimeline
 from tests.cell_keys import BASE_KEY, KEY, with_axes
+from tests.made_records import made_request
 
 NUM_UNITS = 6
 NUM_TOKENS = 13  # the first is prefill's
@@ -21,29 +22,14 @@ def request(key: CellKey, prompt: str, decode_s: float, repeat: int) -> RequestR
     """12 tokens in 12 rounds of K = 0, or in 6 rounds that keep one draft each."""
     num_rounds = 12 if key.draft.k == 0 else 6
     accepted = 0 if key.draft.k == 0 else 1
-    return RequestRecord(
-        cell_id=key.id,
-        prompt_id=prompt,
-        turn=0,
-        repeat=repeat,
-        seed=0,
-        num_prompt_tokens=10,
-        output_ids=tuple(range(NUM_TOKENS)),
-        finish_reason="length",
-        prefill_s=0.1,
-        ttft_s=0.1,
-        decode_s=decode_s,
-        total_s=0.1 + decode_s,
-        cpu_s=2 * decode_s,
-        rounds=RoundLog(
-            num_drafted=(accepted,) * num_rounds,
-            num_accepted=(accepted,) * num_rounds,
-            num_emitted=(accepted + 1,) * num_rounds,
-            round_s=(decode_s / num_rounds,) * num_rounds,
-        ),
-        arrived_s=0.0,
-        queue_s=0.0,
+    rounds = RoundLog(
+        num_drafted=(accepted,) * num_rounds,
+        num_accepted=(accepted,) * num_rounds,
+        num_emitted=(accepted + 1,) * num_rounds,
+        round_s=(decode_s / num_rounds,) * num_rounds,
     )
+    seconds = {"decode_s": decode_s, "cpu_s": 2 * decode_s, "arrived_s": 0.0, "queue_s": 0.0}
+    return made_request(key.id, prompt, rounds, repeat=repeat, **seconds)
 
 
 def cell(key: CellKey, seconds: list[float], *, repeat: int = 0) -> CellData:

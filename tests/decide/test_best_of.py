@@ -14,6 +14,7 @@ from specbench.metrics.validity import judge_cell
 from specbench.records import BlockRecord, CellKey, PassRecord, RoundTimeline, SamplesRecord
 from tests.cell_keys import with_axes
 from tests.decide import cells
+from tests.made_records import made_block
 
 SAMPLED = with_axes(cells.BASE, temperature=1.0)
 BEST_OF_2 = with_axes(SAMPLED, num_samples=2)
@@ -41,17 +42,8 @@ def block(keys: Sequence[CellKey], i: int) -> BlockRecord:
             requests.append(replace(one, sample=sample, seed=sample))
         if num_samples > 1:
             samples.append(_samples(key, i, decode_s))
-    return BlockRecord(
-        block_id=f"{prompt} {num_samples}",
-        workload=keys[0].condition.workload,
-        prompt_id=prompt,
-        repeat=0,
-        purpose="explore",
-        order=tuple(key.id for key in keys),
-        started_at="2026-11-21T01:02:04+00:00",
-        requests=tuple(requests),
-        samples=tuple(samples),
-    )
+    said = {"block_id": f"{prompt} {num_samples}", "samples": tuple(samples)}
+    return made_block(prompt, *requests, workload=keys[0].condition.workload, **said)
 
 
 def _samples(key: CellKey, i: int, decode_s: float) -> SamplesRecord:

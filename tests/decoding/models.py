@@ -15,7 +15,7 @@ VOCAB_SIZE = 97
 WINDOW = 12
 PROMPT_LENGTHS = (20, 9, 15)
 
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -40,7 +40,7 @@ CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 
 
 def _config(family: str, **changes: Any) -> Callable[[], Any]:
-    return lambda: getattr(transformers, f"{family}Config")(**{**_SHAPE, **changes})
+    return lambda: getattr(transformers, f"{family}Config")(**{**SHAPE, **changes})
 
 
 ARCHITECTURES: dict[str, Callable[[], Any]] = {

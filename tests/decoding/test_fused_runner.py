@@ -159,32 +159,6 @@ def expected_1TV() -> Tensor:
 
 
 @torch.no_grad()
-def test_one_position_a_row_is_answered_where_only_the_last_is_asked_for(
-    runner: FusedRunner, expected_1TV: Tensor
-) -> None:
-    tokens_3T = TOKENS_1T.expand(3, -1)
-
-    def ask(*last: int) -> Tensor:
-        last_B = torch.tensor(last)
-        return runner.forward(tokens_3T, positions(0, 12, 3), 64, last_B=last_B).logits
-
-    torch.testing.assert_close(ask(11, 4, 0), expected_1TV[0, [11, 4, 0]][:, None], **CLOSE)
-    torch.testing.assert_close(ask(4), expected_1TV[:, [4]].expand(3, -1, -1), **CLOSE)
-
-
-@torch.no_grad()
-def test_features_are_the_hidden_states_asked_for(runner: FusedRunner) -> None:
-    plain = tiny_llama()(input_ids=TOKENS_1T, use_cache=False, output_hidden_states=True)
-
-    out = runner.forward(
-        TOKENS_1T, positions(0, 12), 64, features=(0, 2, 1), last_B=torch.tensor([11])
-    )
-
-    for feature, index in zip(out.features, (0, 2, 1), strict=True):
-        torch.testing.assert_close(feature, plain.hidden_states[index], **CLOSE)
-
-
-@torch.no_grad()
 def test_an_answer_outlives_the_next_forward(runner: FusedRunner, expected_1TV: Tensor) -> None:
     out = runner.forward(TOKENS_1T, positions(0, 12), 64, features=(0, 1, 2))
     before = [feature.clone() for feature in out.features]
@@ -226,19 +200,3 @@ def test_what_was_made_in_inference_mode_can_be_used_outside(expected_1TV: Tenso
     logits = runner.forward(TOKENS_1T, positions(0, 12), 64).logits
 
     torch.testing.assert_close(logits, expected_1TV, **CLOSE)
-
-
-def test_the_bytes_of_a_token_are_its_keys_and_values_in_all_layers(runner: FusedRunner) -> None:
-    # 2 layers x keys and values x 2 key/value heads x 8 values x 4 bytes
-    assert runner.cache.bytes_per_token == 2 * 2 * 2 * 8 * 4
-    assert runner.cache.nbytes == 3 * 64 * runner.cache.bytes_per_token
-    assert FusedRunner(tiny_llama()).cache.bytes_per_token == 0
-
-
-def test_a_cache_that_is_large_enough_is_kept(runner: FusedRunner) -> None:
-    cache = runner.cache
-
-    runner.allocate(2, 64)
-    assert runner.cache is cache
-    runner.allocate(2, 65)
-    assert (runner.cache.num_rows, runner.cache.max_len) == (3, 65)

@@ -3,7 +3,7 @@
 How a bug is planted: conftest.py. Those of trees are in test_planted_tree_bugs.py.
 """
 
-from functools import cache
+from functools import partial
 
 import pytest
 import torch
@@ -11,73 +11,32 @@ from torch import Tensor
 
 from specbench.drafters.shared.model_drafter import ModelDrafter
 from specbench.forward import attention
-from specbench.forward.runner import StockRunner
 from specbench.round import round as one_round
 from specbench.round import sampling, verifier
 from specbench.round.sampling import Purpose, exponential
-from specbench.serving.request import Request
+from tests.decoding import planted_checks as checks
 from tests.decoding.conftest import Plant
 from tests.decoding.fakes import Perturbed
 from tests.decoding.lossless import (
-    FIRST,
-    LAST,
     NUM_SAMPLES,
-    WARM,
-    LawBench,
     acceptance_rate,
-    assert_texts,
     decode,
-    law_p_value,
     make_drafter,
     one_draft_p_value,
-    sample_texts,
-    until_eos,
 )
-from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
 
 pytestmark = pytest.mark.slow
 
-# Windowed layers, ragged rows, an end of text in the middle of one row, and drafts of which
-# the second of each round is wrong and those after it are right.
-NUM_TOKENS = 24
-
-
-@cache
-def gemma() -> tuple[StockRunner, StockRunner, list[tuple[int, ...]]]:
-    model = build(ARCHITECTURES["Gemma2 + window"]())
-    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
-    return StockRunner(model), StockRunner(model), texts
-
-
-def greedy_check(eos_ids: tuple[int, ...] = ()) -> None:
-    """AssertionError where greedy text is not that of `generate`."""
-    target, draft, texts = gemma()
-    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
-    drafter = Perturbed(make_drafter("draft_model", target, draft))
-    results = decode(target, drafter, requests, k=4, eos_ids=eos_ids)
-    assert_texts(results, [until_eos(text, eos_ids) for text in texts])
-
-
-@cache
-def bench() -> LawBench:
-    return LawBench(WARM)
-
-
-def law_p() -> float:
-    """The smaller p-value of the two triples, for drafts that come with their distribution."""
-    subject = bench()
-    drafter = make_drafter("draft_model", subject.target, subject.draft)
-    texts_N6, _ = sample_texts(
-        subject.target, drafter, k=4, sampling=WARM, num_samples=NUM_SAMPLES // 2
-    )
-    return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
+# Drafts of which the second of each round is wrong and those after it are right.
+greedy = partial(checks.greedy_check, Perturbed)
+law = partial(checks.law_p, k=4, num_samples=NUM_SAMPLES // 2)  # drafts come with their law
 
 
 def test_a_sound_decoder_passes_every_check() -> None:
-    greedy_check()
+    greedy()
     for place in range(5):
-        greedy_check(eos_ids=(gemma()[2][0][place],))
-    assert law_p() > 1e-3
+        greedy(eos_ids=(checks.gemma()[2][0][place],))
+    assert law() > 1e-3
     assert one_draft_p_value() > 1e-3
 
 
@@ -131,7 +90,7 @@ def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
     plant(*GREEDY_BUGS[bug])
 
     with pytest.raises(AssertionError, match="differs at"):
-        greedy_check()
+        greedy()
 
 
 def test_the_greedy_check_fails_when_an_end_of_text_among_accepted_drafts_is_ignored(
@@ -146,16 +105,15 @@ def test_the_greedy_check_fails_when_an_end_of_text_among_accepted_drafts_is_ign
     )
 
     with pytest.raises(AssertionError, match="differs at"):
-        greedy_check(eos_ids=(gemma()[2][0][1],))
+        greedy(eos_ids=(checks.gemma()[2][0][1],))
 
 
 def test_a_hole_in_the_draft_models_cache_costs_acceptance(plant: Plant) -> None:
-    target, draft, _ = gemma()
-    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+    target, draft, _ = checks.gemma()
 
     def accepted() -> float:
         drafter = make_drafter("draft_model", target, draft)
-        return acceptance_rate(decode(target, drafter, requests, k=4))
+        return acceptance_rate(decode(target, drafter, checks.REQUESTS, k=4))
 
     assert accepted() == 1
     known = "state.positions(1 - self._num_fed, self._num_fed)"
@@ -211,7 +169,7 @@ def test_the_law_check_fails_for(bug: str, plant: Plant, monkeypatch: pytest.Mon
     monkeypatch.setattr(verifier, "shared_noise", _shared_noise, raising=False)
     plant(*LAW_BUGS[bug])
 
-    p_value = law_p()
+    p_value = law()
 
     print(f"{bug}: p = {p_value:.1e}")
     assert p_value < 1e-6

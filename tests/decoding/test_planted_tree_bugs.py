@@ -1,68 +1,26 @@
 """Trees broken on purpose are found by the greedy text or the distribution of sampled texts."""
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
 
 from specbench.forward import attention, tree
-from specbench.forward.runner import StockRunner
 from specbench.round import growth, verifier
 from specbench.round import round as one_round
-from specbench.serving.request import Request
 from tests.decoding import test_tree as by_hand
 from tests.decoding.conftest import Plant
-from tests.decoding.lossless import (
-    FIRST,
-    LAST,
-    NUM_SAMPLES,
-    WARM,
-    LawBench,
-    assert_texts,
-    decode,
-    law_p_value,
-    make_drafter,
-    sample_texts,
-)
-from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
+from tests.decoding.planted_checks import greedy_check, law_p
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 24
-
-
-@cache
-def gemma() -> tuple[StockRunner, StockRunner, list[tuple[int, ...]]]:
-    """Layers with and without a window of 12 tokens."""
-    model = build(ARCHITECTURES["Gemma2 + window"]())
-    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
-    return StockRunner(model), StockRunner(model), texts
-
-
-def greedy_check() -> None:
-    """AssertionError where greedy text is not that of `generate`."""
-    target, draft, texts = gemma()
-    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
-    drafter = make_drafter("draft_model", target, draft, tree=(2, 2))
-    assert_texts(decode(target, drafter, requests, k=4), texts)
-
-
-@cache
-def bench() -> LawBench:
-    return LawBench(WARM)
-
-
-def law_p() -> float:
-    """The smaller p-value of the two triples, for siblings that are rejected in turn."""
-    subject = bench()
-    drafter = make_drafter("draft_model", subject.target, subject.draft, tree=(3, 2))
-    texts_N6, _ = sample_texts(subject.target, drafter, k=3, sampling=WARM, num_samples=NUM_SAMPLES)
-    return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
+greedy = partial(greedy_check, tree=(2, 2))
+law = partial(law_p, k=3, tree=(3, 2))  # siblings are rejected in turn
 
 
 def test_sound_trees_pass_both_checks() -> None:
-    greedy_check()
-    assert law_p() > 1e-3
+    greedy()
+    assert law() > 1e-3
 
 
 GREEDY_BUGS = {
@@ -95,7 +53,7 @@ def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
     plant(*GREEDY_BUGS[bug])
 
     with pytest.raises(AssertionError, match="differs at"):
-        greedy_check()
+        greedy()
 
 
 LAW_BUGS = {
@@ -121,7 +79,7 @@ LAW_BUGS = {
 def test_the_law_check_fails_for(bug: str, plant: Plant) -> None:
     plant(*LAW_BUGS[bug])
 
-    p_value = law_p()
+    p_value = law()
 
     print(f"{bug}: p = {p_value:.1e}")
     assert p_value < 1e-6

@@ -11,8 +11,7 @@ from torch import Tensor
 from specbench.errors import ModelError
 from specbench.forward.attention import additive_mask, visible
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.runner import StockRunner, refuse_unsupported
-from specbench.forward.slot_cache import SlotCache
+from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
 from specbench.serving.request import Request
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (
@@ -37,16 +36,16 @@ def expected_1TV() -> Tensor:
     return plain_logits(tiny_llama(), TOKENS_1T)
 
 
-@pytest.fixture
-def runner() -> StockRunner:
-    runner = StockRunner(tiny_llama())
+@pytest.fixture(params=[StockRunner, FusedRunner], ids=["stock", "fused"])
+def runner(request: pytest.FixtureRequest) -> Runner:
+    runner: Runner = request.param(tiny_llama())
     runner.allocate(3, 64)
     return runner
 
 
 @torch.no_grad()
 def test_logits_over_slots_are_those_of_the_plain_forward(
-    runner: StockRunner, expected_1TV: Tensor
+    runner: Runner, expected_1TV: Tensor
 ) -> None:
     head = runner.forward(TOKENS_1T[:, :7], positions(0, 7), 64).logits
     tail = runner.forward(TOKENS_1T[:, 7:], positions(7, 12), 64).logits
@@ -56,7 +55,7 @@ def test_logits_over_slots_are_those_of_the_plain_forward(
 
 @torch.no_grad()
 def test_a_slot_that_is_written_again_holds_only_the_new_token(
-    runner: StockRunner, expected_1TV: Tensor
+    runner: Runner, expected_1TV: Tensor
 ) -> None:
     runner.forward(TOKENS_1T[:, :7], positions(0, 7), 64)
     runner.forward(TOKENS_1T[:, :3] + 1, positions(7, 10), 64)  # drafts that are refused
@@ -67,7 +66,7 @@ def test_a_slot_that_is_written_again_holds_only_the_new_token(
 
 
 @torch.no_grad()
-def test_a_row_range_of_the_cache_is_used_alone(runner: StockRunner, expected_1TV: Tensor) -> None:
+def test_a_row_range_of_the_cache_is_used_alone(runner: Runner, expected_1TV: Tensor) -> None:
     for row in range(3):
         runner.forward(TOKENS_1T[:, :6] + row, positions(0, 6), 64, first_row=row)
 
@@ -76,49 +75,55 @@ def test_a_row_range_of_the_cache_is_used_alone(runner: StockRunner, expected_1T
     ).logits
 
     torch.testing.assert_close(both[:1], expected_1TV[:, 6:], **CLOSE)
-    torch.testing.assert_close(both[1:], plain_logits(tiny_llama(), TOKENS_1T + 1)[:, 6:])
+    other_1TV = plain_logits(tiny_llama(), TOKENS_1T + 1)
+    torch.testing.assert_close(both[1:], other_1TV[:, 6:], **CLOSE)
 
 
 @torch.no_grad()
 def test_one_position_a_row_is_answered_where_only_the_last_is_asked_for(
-    runner: StockRunner, expected_1TV: Tensor
+    runner: Runner, expected_1TV: Tensor
 ) -> None:
     tokens_3T = TOKENS_1T.expand(3, -1)
 
-    logits = runner.forward(tokens_3T, positions(0, 12, 3), 64, last_B=torch.tensor([11, 4, 0]))
+    def ask(*last: int) -> Tensor:
+        last_B = torch.tensor(last)
+        return runner.forward(tokens_3T, positions(0, 12, 3), 64, last_B=last_B).logits
 
-    expected = expected_1TV[0, [11, 4, 0]][:, None]
-    torch.testing.assert_close(logits.logits, expected, **CLOSE)
+    torch.testing.assert_close(ask(11, 4, 0), expected_1TV[0, [11, 4, 0]][:, None], **CLOSE)
+    torch.testing.assert_close(ask(4), expected_1TV[:, [4]].expand(3, -1, -1), **CLOSE)
 
 
 @torch.no_grad()
-def test_features_are_the_hidden_states_asked_for(runner: StockRunner) -> None:
+def test_features_are_the_hidden_states_asked_for(runner: Runner) -> None:
     plain = tiny_llama()(input_ids=TOKENS_1T, use_cache=False, output_hidden_states=True)
 
-    out = runner.forward(TOKENS_1T, positions(0, 12), 64, features=(0, 2, 1))
+    out = runner.forward(
+        TOKENS_1T, positions(0, 12), 64, features=(0, 2, 1), last_B=torch.tensor([11])
+    )
 
     for feature, index in zip(out.features, (0, 2, 1), strict=True):
         torch.testing.assert_close(feature, plain.hidden_states[index], **CLOSE)
 
 
 @torch.no_grad()
-def test_the_bytes_of_a_token_are_its_keys_and_values_in_all_layers(runner: StockRunner) -> None:
-    assert runner.cache.bytes_per_token == 0
-
+def test_the_bytes_of_a_token_are_its_keys_and_values_in_all_layers(runner: Runner) -> None:
     runner.forward(TOKENS_1T, positions(0, 12), 64)
-
     # 2 layers x keys and values x 2 key/value heads x 8 values x 4 bytes
     assert runner.cache.bytes_per_token == 2 * 2 * 2 * 8 * 4
+    assert runner.cache.nbytes == 3 * 64 * runner.cache.bytes_per_token
+    assert type(runner)(tiny_llama()).cache.bytes_per_token == 0
 
 
-def test_a_cache_that_is_large_enough_is_kept(runner: StockRunner) -> None:
-    cache: SlotCache = runner.cache
+def test_a_cache_that_is_large_enough_is_kept(runner: Runner) -> None:
+    cache = runner.cache
 
-    runner.allocate(3, 40)
+    runner.allocate(2, 64)
     assert runner.cache is cache
-    runner.allocate(3, 65)
+
+    runner.allocate(2, 65)
     assert runner.cache is not cache
-    assert runner.cache.index.max_len == 65
+    rows = getattr(runner.cache, "index", runner.cache)
+    assert (rows.num_rows, rows.max_len) == (3, 65)
 
 
 def seen(mask: Tensor, row: int, query: int) -> list[int]:

@@ -1,6 +1,5 @@
 """Rows that come and go: every text is that of its request alone, whoever runs beside it."""
 
-import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,21 +18,9 @@ from specbench.serving.policy import FixedK, Policy
 from specbench.serving.request import Request, Result, Served
 from specbench.serving.scheduler import Arrival
 from tests.decoding.fakes import CountingClock, CountingRunner, ScriptedDrafter
+from tests.decoding.graph_bench import WARM, Cycle
 from tests.decoding.lossless import GREEDY, assert_texts, make_drafter
 from tests.decoding.models import exact_llama, generated, random_prompt
-
-WARM = Sampling(temperature=0.8, top_p=0.95)
-
-
-class Cycle(FixedK):
-    """One K after the other, again and again."""
-
-    def __init__(self, *ks: int) -> None:
-        super().__init__(max(ks))
-        self._ks = itertools.cycle(ks)
-
-    def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:  # noqa: ARG002
-        return next(self._ks)
 
 
 def serve(

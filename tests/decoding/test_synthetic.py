@@ -10,22 +10,16 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
-from specbench.forward.runner import StockRunner
 from specbench.records import Sampling
 from specbench.round.drafter import Proposal
-from specbench.round.round import run_round
 from specbench.round.sampling import Purpose, Sampler, uniform
-from specbench.round.state import State
 from specbench.round.synthetic import SyntheticVerifier, acceptance_rates
 from specbench.round.topology import StaticTree
 from specbench.round.verifier import Verdict
-from tests.decoding.fake_cuda import DEVICE, HostTensorError, HostWatch, fake_cuda
-from tests.decoding.lossless import make_drafter
-from tests.decoding.models import tiny_llama
+from tests.decoding.fake_rounds import trace_round
 
 GREEDY, WARM = Sampler(Sampling()), Sampler(Sampling(temperature=1.0))
 DRAFT, TARGET = 1, 2  # a draft's token, and what the target says everywhere
@@ -162,71 +156,16 @@ def test_what_no_rounds_can_show_is_refused(values: tuple[float, ...]) -> None:
         SyntheticVerifier(values)
 
 
-class ReadsACount(SyntheticVerifier):
-    """Does on the host what a round must not do."""
-
-    def __call__(
-        self,
-        proposal: Proposal,
-        logits_BTV: Tensor,
-        sampler: Sampler,
-        seed_B: Tensor,
-        positions_BT: Tensor,
-    ) -> Verdict:
-        verdict = super().__call__(proposal, logits_BTV, sampler, seed_B, positions_BT)
-        assert verdict.num_accepted_B.sum().item() >= 0
-        return verdict
-
-
-class CopiesItsRates(SyntheticVerifier):
-    """Brings the rates to the device in every round."""
-
-    def __call__(
-        self,
-        proposal: Proposal,
-        logits_BTV: Tensor,
-        sampler: Sampler,
-        seed_B: Tensor,
-        positions_BT: Tensor,
-    ) -> Verdict:
-        torch.tensor([0.7], device=seed_B.device)
-        return super().__call__(proposal, logits_BTV, sampler, seed_B, positions_BT)
-
-
-def traced(verifier: SyntheticVerifier, method: str, k: int) -> None:
-    """One round on fake CUDA tensors, watched."""
-    with fake_cuda():
-        with DEVICE:
-            target, draft = (StockRunner(tiny_llama(num_hidden_layers=1)) for _ in range(2))
-        for runner in (target, draft):
-            runner.allocate(3, 64)
-        state = State.allocate(3, 64, [5, 6], DEVICE)
-        drafter = make_drafter(method, target, draft)
-        with HostWatch():
-            run_round(target, drafter, state, WARM, k=k, span=64, verifier=verifier)
-
-
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 @pytest.mark.parametrize("acceptance", [(0.7,), (0.8, 0.5)], ids=["alpha", "list"])
 def test_a_synthetic_round_neither_syncs_nor_copies(
     method: str, acceptance: tuple[float, ...]
 ) -> None:
-    traced(SyntheticVerifier(acceptance), method, k=4)
+    trace_round(method, 4, verifier=SyntheticVerifier(acceptance))
 
 
 def test_a_synthetic_baseline_neither_syncs_nor_copies() -> None:
-    traced(SyntheticVerifier((0.7,)), "none", k=0)
-
-
-@pytest.mark.parametrize(
-    ("planted", "found"),
-    [(ReadsACount, DataDependentOutputException), (CopiesItsRates, HostTensorError)],
-)
-def test_a_planted_sync_or_copy_is_found(
-    planted: type[SyntheticVerifier], found: type[Exception]
-) -> None:
-    with pytest.raises(found):
-        traced(planted((0.7,)), "ngram", k=4)
+    trace_round("none", 0, verifier=SyntheticVerifier((0.7,)))
 
 
 def test_a_tree_keeps_its_first_children_down_to_what_was_drawn() -> None:

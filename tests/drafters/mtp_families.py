@@ -14,25 +14,10 @@ from torch.nn.functional import embedding
 
 from specbench.drafters.mtp import Mtp
 from specbench.models.checkpoint import Checkpoint
-from tests.decoding.models import build, tiny_llama
+from tests.decoding.models import SHAPE, build, tiny_llama
 from tests.drafters.plain_heads import PlainHead
 
-_SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "moe_intermediate_size": 16,
-    "num_experts_per_tok": 2,
-}
+_SHAPE = {**SHAPE, "vocab_size": 61, "moe_intermediate_size": 16, "num_experts_per_tok": 2}
 _GROUPS = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
 _LATENT = {
     "num_key_value_heads": 4,

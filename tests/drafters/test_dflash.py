@@ -22,6 +22,7 @@ from specbench.records import Sampling
 from specbench.round.sampling import Sampler
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.drafters.changed_heads import with_config
 from tests.drafters.feature_cases import (
     SPAN,
     Guided,
@@ -180,7 +181,7 @@ def test_scales_and_the_cap_of_logits_are_the_configs() -> None:
     target, checkpoint, plain, _ = subject()
     more = {"output_multiplier": 0.5, "final_logit_softcapping": 2.0}
     config = {**checkpoint.config["dflash_config"], **more}
-    scaled = replace(checkpoint, config={**checkpoint.config, "dflash_config": config})
+    scaled = with_config(checkpoint, dflash_config=config)
     watched = Watched(DFlash(parts_of(target, checkpoint=scaled)))
 
     run_rounds(target, watched, PROMPTS[:1], [3], sampling=Sampling(temperature=1.0))
@@ -226,7 +227,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_head_that_does_not_fit_is_refused_with_what_differs(fault: str) -> None:
     fields, message = WRONG[fault]
     target, checkpoint, *_ = subject()
-    wrong = replace(checkpoint, config={**checkpoint.config, **fields})
+    wrong = with_config(checkpoint, **fields)
 
     with pytest.raises(ModelError, match=message):
         DFlash(parts_of(target, checkpoint=wrong))

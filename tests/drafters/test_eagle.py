@@ -20,6 +20,7 @@ from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
+from tests.drafters.changed_heads import with_config, with_tensors
 
 SPECULATORS = {"fc.": "fusion_fc.", "layers.0.": "transformer."}
 
@@ -31,17 +32,6 @@ def target() -> StockRunner:
 
 def new(*, bias: bool = True) -> Checkpoint:
     return Eagle.new_checkpoint(target().model.config, 1, bias=bias)
-
-
-def with_tensors(checkpoint: Checkpoint, **changes: Tensor | None) -> Checkpoint:
-    """Dots are written as two underlines; None takes a tensor away."""
-    changed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
-    tensors = {**checkpoint.tensors, **changed}
-    return replace(checkpoint, tensors={n: t for n, t in tensors.items() if t is not None})
-
-
-def with_config(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
-    return replace(checkpoint, config={**checkpoint.config, **changes})
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ from specbench.forward.runner import StockRunner
 from specbench.model_files.eagle3_style import Style, default_layer_ids
 from specbench.models.checkpoint import Checkpoint
 from tests.decoding.models import VOCAB_SIZE, tiny_llama
+from tests.drafters.changed_heads import with_config, with_tensors
 
 REFERENCES = Path(__file__).parent / "reference"
 IDS = tuple(range(3, 90, 3))
@@ -36,17 +37,6 @@ def target(num_layers: int = 6) -> StockRunner:
 
 def new(target_ids: tuple[int, ...] = IDS, **changes: Any) -> Checkpoint:
     return Eagle3.new_checkpoint(target().model.config, 1, target_ids=target_ids, **changes)
-
-
-def with_tensors(checkpoint: Checkpoint, **changes: Tensor | None) -> Checkpoint:
-    """Dots are written as two underlines; None takes a tensor away."""
-    changed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
-    tensors = {**checkpoint.tensors, **changed}
-    return replace(checkpoint, tensors={n: t for n, t in tensors.items() if t is not None})
-
-
-def with_config(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
-    return replace(checkpoint, config={**checkpoint.config, **changes})
 
 
 @torch.no_grad()

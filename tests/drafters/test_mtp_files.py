@@ -17,9 +17,9 @@ from specbench.drafters.mtp import Mtp
 from specbench.errors import ModelError
 from specbench.forward import attention
 from specbench.forward.runner import StockRunner
-from specbench.models.checkpoint import Checkpoint
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import build
+from tests.drafters.changed_heads import with_config, with_tensors
 from tests.drafters.mtp_families import checkpoint_for, dense_target, family_of
 
 
@@ -53,12 +53,6 @@ def test_other_tensors_of_the_targets_files_are_not_read() -> None:
 
 def target_of(name: str) -> StockRunner:
     return StockRunner(build(family_of(name).config))
-
-
-def changed(checkpoint: Checkpoint, **tensors: Tensor | None) -> Checkpoint:
-    """With tensors put in or, where they are None, taken out."""
-    both: dict[str, Tensor | None] = {**checkpoint.tensors, **tensors}
-    return replace(checkpoint, tensors={name: t for name, t in both.items() if t is not None})
 
 
 AT = "model.mtp_layers.0."
@@ -100,7 +94,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
 def test_a_head_that_does_not_fit_is_refused_with_what_differs(fault: str) -> None:
     fields, tensors, message = WRONG[fault]
     right = checkpoint_for("mimo", family_of("mimo").config)
-    wrong = replace(changed(right, **tensors), config={**right.config, **fields})
+    wrong = with_config(with_tensors(right, **tensors), **fields)
 
     with pytest.raises(ModelError, match=message):
         Mtp(parts_of(target_of("mimo"), checkpoint=wrong))
@@ -145,7 +139,7 @@ def test_a_config_that_names_a_kernel_has_none_fetched(
             monkeypatch.setattr(module, loader, fetch, raising=False)
     target, own = target_of(name), checkpoint_for(name, family_of(name).config)
     before = MtpHead(own, target)
-    named = MtpHead(replace(own, config={**own.config, **IMPLEMENTATIONS}), target)
+    named = MtpHead(with_config(own, **IMPLEMENTATIONS), target)
 
     assert not asked
     block: Any = named.layers.layers[0]

@@ -1,6 +1,9 @@
 """Deployments of every method, as pairings.yaml would describe them."""
 
+import json
+import shlex
 from dataclasses import replace
+from typing import Any
 
 from specbench.export.deployment import Deployment, Export, Tier
 from specbench.export.engines import find_exporter
@@ -55,3 +58,15 @@ def with_draft(made: Deployment, **changes: object) -> Deployment:
 def exported(engine: str, made: Deployment, version: str | None = None) -> Export:
     exporter = find_exporter(engine)
     return exporter.export(made, version, exporter.CONFIG_NAME or "")
+
+
+def config_of(made: Export) -> dict[str, Any]:
+    """What follows --speculative-config."""
+    found: dict[str, Any] = json.loads(flag(made, "--speculative-config"))
+    return found
+
+
+def flag(made: Export, name: str) -> str:
+    """The word after a flag, as a shell hands it over."""
+    words = shlex.split(made.command_line)
+    return words[words.index(name) + 1]

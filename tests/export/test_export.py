@@ -14,18 +14,15 @@ from specbench.export.deployment import GREEDY, MATCHED, REJECTION, Tier
 from specbench.export.engines import engines, find_exporter
 from specbench.inputs.model_spec import ModelSpec
 from specbench.records import LossyRule
-from tests.export.deployments import SEVERAL, TARGET, deployment, exported, with_draft
-
-
-def config_of(made):
-    """What follows --speculative-config."""
-    words = shlex.split(made.command_line)
-    return json.loads(words[words.index("--speculative-config") + 1])
-
-
-def flag(made, name):
-    words = shlex.split(made.command_line)
-    return words[words.index(name) + 1]
+from tests.export.deployments import (
+    SEVERAL,
+    TARGET,
+    config_of,
+    deployment,
+    exported,
+    flag,
+    with_draft,
+)
 
 
 def lost(made):

@@ -1,24 +1,20 @@
 """Numbers and names of an export, one by one: what a parser takes need not be what is meant."""
 
-import json
-import shlex
 from dataclasses import replace
 
 import pytest
 import yaml
 
 from specbench.export.deployment import GREEDY, MATCHED, REJECTION
-from tests.export.deployments import SEVERAL, TARGET, deployment, exported, with_draft
-
-
-def config_of(made):
-    words = shlex.split(made.command_line)
-    return json.loads(words[words.index("--speculative-config") + 1])
-
-
-def flag(made, name):
-    words = shlex.split(made.command_line)
-    return words[words.index(name) + 1]
+from tests.export.deployments import (
+    SEVERAL,
+    TARGET,
+    config_of,
+    deployment,
+    exported,
+    flag,
+    with_draft,
+)
 
 
 @pytest.mark.parametrize(

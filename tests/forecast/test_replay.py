@@ -9,10 +9,11 @@ import pytest
 from specbench.forecast.replay import replay_one, serves
 from specbench.metrics import acceptance
 from specbench.metrics.cell import CellData
-from specbench.records import RequestRecord, RoundLog, TraceRecord
+from specbench.records import RoundLog, TraceRecord
 from specbench.stats.acceptance import RoundCounts
 from tests.cell_keys import KEY, with_axes
 from tests.forecast.traces import trace
+from tests.made_records import made_request
 
 # Five tokens. Token 1 is guessed after token 0, token 3 after token 2; nothing else is.
 TRACE = TraceRecord(
@@ -176,22 +177,7 @@ def cell_of(drafted: Sequence[int], accepted: Sequence[int], k: int) -> CellData
         num_emitted=tuple(a + 1 for a in accepted),
         round_s=(0.1,) * len(drafted),
     )
-    request = RequestRecord(
-        cell_id=key.id,
-        prompt_id="a",
-        turn=0,
-        repeat=0,
-        seed=0,
-        num_prompt_tokens=7,
-        output_ids=tuple(range(1 + sum(log.num_emitted))),
-        finish_reason="length",
-        prefill_s=0.1,
-        ttft_s=0.1,
-        decode_s=1.0,
-        total_s=1.1,
-        cpu_s=None,
-        rounds=log,
-    )
+    request = made_request(key.id, "a", log, num_prompt_tokens=7, decode_s=1.0)
     return CellData(key=key, requests=(request,))
 
 

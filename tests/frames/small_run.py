@@ -21,6 +21,7 @@ from specbench.records import (
 from specbench.runs import SCHEMA_VERSION, StoredRun
 from tests.cell_keys import BASE_KEY, with_axes
 from tests.cell_keys import KEY as CELL_KEY
+from tests.made_records import made_block, made_request, steps
 from tests.report.made_up_records import environment
 from tests.settings.flat_settings import settings_of
 
@@ -40,47 +41,12 @@ B = RoundLog(
 
 def request(key: CellKey, prompt: str, rounds: RoundLog | None, repeat: int = 0) -> RequestRecord:
     """A request that prefills for 0.2 s; without rounds it failed."""
-    decode_s = sum(rounds.round_s) if rounds else None
-    return RequestRecord(
-        cell_id=key.id,
-        prompt_id=prompt,
-        turn=0,
-        repeat=repeat,
-        seed=7,
-        num_prompt_tokens=10,
-        output_ids=tuple(range(1 + sum(rounds.num_emitted))) if rounds else (),
-        finish_reason="length" if rounds else "failed",
-        prefill_s=0.2,
-        ttft_s=0.2,
-        decode_s=decode_s,
-        total_s=None if decode_s is None else 0.2 + decode_s,
-        cpu_s=None,
-        rounds=rounds,
-        error=None if rounds else "out of memory",
-    )
-
-
-def steps(num_rounds: int) -> RoundLog:
-    """K = 0: a token per round, each taking 0.1 s."""
-    return RoundLog(
-        num_drafted=(0,) * num_rounds,
-        num_accepted=(0,) * num_rounds,
-        num_emitted=(1,) * num_rounds,
-        round_s=(0.1,) * num_rounds,
-    )
+    failed = {} if rounds else {"finish_reason": "failed", "error": "out of memory"}
+    return made_request(key.id, prompt, rounds, repeat=repeat, seed=7, prefill_s=0.2, **failed)
 
 
 def block(purpose: BlockPurpose, prompt: str, *requests: RequestRecord) -> BlockRecord:
-    return BlockRecord(
-        block_id=f"{purpose} {prompt}",
-        workload=KEY.condition.workload,
-        prompt_id=prompt,
-        repeat=requests[0].repeat,
-        purpose=purpose,
-        order=tuple(one.cell_id for one in requests),
-        started_at="2026-11-21T01:02:04+00:00",
-        requests=requests,
-    )
+    return made_block(prompt, *requests, purpose=purpose, repeat=requests[0].repeat)
 
 
 def small_run(run_id: str = "small") -> StoredRun:

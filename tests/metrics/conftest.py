@@ -1,7 +1,6 @@
 """Requests and cells small enough to work out by hand."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -10,6 +9,7 @@ from specbench.records import RequestRecord, RoundLog
 from tests.cell_keys import BASE_KEY as BASE_KEY
 from tests.cell_keys import KEY as CELL_KEY
 from tests.cell_keys import with_axes
+from tests.made_records import made_request, steps
 from tests.steady_cells import steady as steady
 from tests.steady_cells import steady_baseline as steady_baseline
 
@@ -18,34 +18,13 @@ KEY = with_axes(CELL_KEY, num_speculative_tokens=3)
 
 def request(prompt_id: str, rounds: RoundLog | None, num_tokens: int = 0) -> RequestRecord:
     """A finished request whose decode time is the sum of its rounds."""
-    tokens = num_tokens or 1 + sum(rounds.num_emitted if rounds else ())
-    return RequestRecord(
-        cell_id=KEY.id,
-        prompt_id=prompt_id,
-        turn=0,
-        repeat=0,
-        seed=0,
-        num_prompt_tokens=10,
-        output_ids=tuple(range(tokens)),
-        finish_reason="length",
-        prefill_s=0.1,
-        ttft_s=0.2,
-        decode_s=sum(rounds.round_s) if rounds else None,
-        total_s=0.2 + sum(rounds.round_s) if rounds else None,
-        cpu_s=None,
-        rounds=rounds,
-    )
+    tokens = tuple(range(num_tokens or 1 + sum(rounds.num_emitted if rounds else ())))
+    return made_request(KEY.id, prompt_id, rounds, output_ids=tokens, ttft_s=0.2)
 
 
 def baseline_request(prompt_id: str, num_rounds: int, seconds: float) -> RequestRecord:
     """K = 0: one token a round, each taking `seconds`."""
-    rounds = RoundLog(
-        num_drafted=(0,) * num_rounds,
-        num_accepted=(0,) * num_rounds,
-        num_emitted=(1,) * num_rounds,
-        round_s=(seconds,) * num_rounds,
-    )
-    return replace(request(prompt_id, rounds), cell_id=BASE_KEY.id)
+    return made_request(BASE_KEY.id, prompt_id, steps(num_rounds, seconds), ttft_s=0.2)
 
 
 @pytest.fixture

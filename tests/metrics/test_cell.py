@@ -4,31 +4,17 @@ import pytest
 
 from specbench.metrics.cell import CellData, against, gather_cells
 from specbench.records import (
-    BlockRecord,
     ForwardCost,
     MemoryRecord,
     PassRecord,
-    RequestRecord,
     RoundTimeline,
 )
 from tests.cell_keys import with_axes
+from tests.made_records import made_block
 
 EMPTY = RoundTimeline(
     at_s=(), seconds=(), num_speculative_tokens=(), num_live=(), num_rows=(), num_emitted=()
 )
-
-
-def block(prompt_id: str, *requests: RequestRecord, purpose="explore", repeat=0) -> BlockRecord:
-    return BlockRecord(
-        block_id=f"{prompt_id}-{repeat}-{purpose}",
-        workload="code",
-        prompt_id=prompt_id,
-        repeat=repeat,
-        purpose=purpose,
-        order=tuple(request.cell_id for request in requests),
-        started_at="2026-11-21T00:00:00Z",
-        requests=requests,
-    )
 
 
 def memory(drafter: str) -> MemoryRecord:
@@ -46,10 +32,10 @@ def test_a_cell_is_gathered_with_the_baseline_of_its_own_blocks(cell: CellData, 
     base_a, base_b = cell.baseline
     other_key = with_axes(cell.key, pairing="demo/poor", drafter="poor")
     blocks = [
-        block("a", base_a, spec_a),
-        block("b", spec_b, base_b),
+        made_block("a", base_a, spec_a),
+        made_block("b", spec_b, base_b),
         # Another drafter that did not fit beside the first has blocks and a K = 0 of its own.
-        block("a", base_a, replace(spec_a, cell_id=other_key.id), repeat=1),
+        made_block("a", base_a, replace(spec_a, cell_id=other_key.id), repeat=1),
     ]
     keys = [baseline_cell.key, cell.key, other_key]
 
@@ -64,8 +50,10 @@ def test_a_cell_is_gathered_with_the_baseline_of_its_own_blocks(cell: CellData, 
 def test_explored_and_confirmed_blocks_are_kept_apart(cell: CellData, baseline_cell):
     spec, base = cell.requests[0], cell.baseline[0]
     blocks = [
-        block("a", base, spec),
-        block("a", replace(base, repeat=1), replace(spec, repeat=1), purpose="confirm", repeat=1),
+        made_block("a", base, spec),
+        made_block(
+            "a", replace(base, repeat=1), replace(spec, repeat=1), purpose="confirm", repeat=1
+        ),
     ]
     keys = [baseline_cell.key, cell.key]
     assert [len(c.requests) for c in gather_cells(keys, blocks)] == [1, 1]
@@ -74,7 +62,7 @@ def test_explored_and_confirmed_blocks_are_kept_apart(cell: CellData, baseline_c
 
 
 def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
-    blocks = [block("a", cell.baseline[0])]
+    blocks = [made_block("a", cell.baseline[0])]
     assert [c.key for c in gather_cells([baseline_cell.key, cell.key], blocks)] == [
         baseline_cell.key
     ]
@@ -83,14 +71,16 @@ def test_a_cell_that_was_not_measured_is_left_out(cell, baseline_cell):
 def test_another_temperature_is_no_baseline(cell, baseline_cell):
     warm = with_axes(cell.key, temperature=1.0)
     spec = replace(cell.requests[0], cell_id=warm.id)
-    (_, sampled) = gather_cells([baseline_cell.key, warm], [block("a", cell.baseline[0], spec)])
+    (_, sampled) = gather_cells(
+        [baseline_cell.key, warm], [made_block("a", cell.baseline[0], spec)]
+    )
     assert sampled.baseline == ()
 
 
 def test_memory_and_forwards_go_to_their_own_cell(cell, baseline_cell):
     base, spec = gather_cells(
         [baseline_cell.key, cell.key],
-        [block("a", cell.requests[0], cell.baseline[0])],
+        [made_block("a", cell.requests[0], cell.baseline[0])],
         memories=[memory("none"), memory("draft"), memory("poor")],
         forwards=[cost(baseline_cell.key.id), cost(cell.key.id), cost("another")],
     )
@@ -115,7 +105,7 @@ def test_repeats_and_turns_are_paired_like_with_like(cell):
 def test_another_setting_is_no_baseline(cell, baseline_cell, change):
     key = with_axes(cell.key, **change)
     spec = replace(cell.requests[0], cell_id=key.id)
-    (_, other) = gather_cells([baseline_cell.key, key], [block("a", cell.baseline[0], spec)])
+    (_, other) = gather_cells([baseline_cell.key, key], [made_block("a", cell.baseline[0], spec)])
     assert other.baseline == ()
 
 
@@ -123,7 +113,7 @@ def test_an_adaptive_cell_has_the_baseline_of_the_fixed_ones_and_its_time_line(c
     key = with_axes(cell.key, adaptive=True)
     spec = replace(cell.requests[0], cell_id=key.id)
     record = PassRecord(cell_id=key.id, seconds=1.0, rounds=EMPTY)
-    stored = replace(block("a", cell.baseline[0], cell.requests[0], spec), passes=(record,))
+    stored = replace(made_block("a", cell.baseline[0], cell.requests[0], spec), passes=(record,))
     _, fixed, adaptive = gather_cells([baseline_cell.key, cell.key, key], [stored])
     assert fixed.passes == ()
     assert [(p.block_id, p.record, p.requests) for p in adaptive.passes] == [
@@ -148,7 +138,7 @@ def test_generate_is_the_baseline_of_its_engine_and_its_static_cache_is_compared
         peer("assisted", 3),
     )
     keys = [own, static, plain, drafted]
-    stored = block("a", *(replace(cell.requests[0], cell_id=key.id) for key in keys))
+    stored = made_block("a", *(replace(cell.requests[0], cell_id=key.id) for key in keys))
     baselines = [gathered.baseline for gathered in gather_cells(keys, [stored])]
     assert [[r.cell_id for r in base] for base in baselines] == [[], [plain.id], [], [plain.id]]
     assert [key.is_baseline for key in keys] == [True, False, True, False]

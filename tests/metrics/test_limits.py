@@ -4,7 +4,8 @@ import pytest
 
 from specbench.metrics.cell import gather_cells
 from specbench.metrics.registry import measure
-from specbench.records import BlockRecord, LimitRecord
+from specbench.records import LimitRecord
+from tests.made_records import made_block
 from tests.metrics.conftest import BASE_KEY, KEY
 
 # 12 GB at 100 GB/s are 0.12 s; the median round of the cell takes 0.16 s.
@@ -69,16 +70,7 @@ def test_what_was_not_measured_is_absent_and_never_zero(cell):
 
 
 def test_a_cell_gets_its_own_limits(cell):
-    block = BlockRecord(
-        block_id="b",
-        workload="code",
-        prompt_id="a",
-        repeat=0,
-        purpose="explore",
-        order=(KEY.id, BASE_KEY.id),
-        started_at="2026-11-21T01:02:03+00:00",
-        requests=(*cell.requests, *cell.baseline),
-    )
+    block = made_block("a", *cell.requests, *cell.baseline)
     other = replace(READ, cell_id=BASE_KEY.id)
     base, spec = gather_cells([BASE_KEY, KEY], [block], limits=[READ, other, STARTED])
     assert base.limits == (other,)

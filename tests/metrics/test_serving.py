@@ -23,6 +23,7 @@ from specbench.records import (
     RoundTimeline,
 )
 from tests.cell_keys import with_axes
+from tests.made_records import made_request
 from tests.metrics.conftest import BASE_KEY, KEY
 
 STREAM = with_axes(KEY, concurrency=2)
@@ -44,21 +45,13 @@ def served(
         num_emitted=emitted,
         round_s=(0.1,) * len(emitted),
     )
-    return RequestRecord(
-        cell_id=key.id,
-        prompt_id=prompt,
-        turn=0,
-        repeat=0,
-        seed=0,
-        num_prompt_tokens=10,
-        output_ids=tuple(range(1 + sum(emitted))),
-        finish_reason="length",
-        prefill_s=0.1,
+    return made_request(
+        key.id,
+        prompt,
+        rounds,
         ttft_s=first_s - arrived_s,
         decode_s=end_s - first_s,
         total_s=end_s - arrived_s,
-        cpu_s=None,
-        rounds=rounds,
         arrived_s=arrived_s,
         queue_s=0.0,
     )

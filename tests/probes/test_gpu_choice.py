@@ -1,7 +1,7 @@
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from specbench.probes.gpu_choice import GpuNotFoundError, find_gpu
+from specbench.probes.nvml import GpuNotFoundError, find_gpu
 
 A = FakeGpu(uuid="GPU-aaaa-1111")
 B = FakeGpu(uuid="GPU-abbb-2222")

@@ -14,6 +14,7 @@ from specbench.records import (
     RequestRecord,
     RoundLog,
 )
+from tests.made_records import made_request
 
 STEP_S = 0.010  # a baseline step
 ACCEPTANCE = {  # chance that a drafted token is kept, per drafter and workload
@@ -63,21 +64,15 @@ def request(
     rounds = _rounds(key, f"{prompt} {repeat}", has_parts=not is_gpu)
     decode_s = sum(rounds.round_s)
     prefill_s = 0.02 if key.draft.k == 0 else 0.024
-    return RequestRecord(
-        cell_id=key.id,
-        prompt_id=prompt,
-        turn=0,
+    return made_request(
+        key.id,
+        prompt,
+        rounds,
         repeat=repeat,
         seed=repeat,
         num_prompt_tokens=40,
-        output_ids=tuple(range(NUM_TOKENS)),
-        finish_reason="length",
         prefill_s=prefill_s,
-        ttft_s=prefill_s,
-        decode_s=decode_s,
-        total_s=prefill_s + decode_s,
         cpu_s=prefill_s + decode_s,
-        rounds=rounds,
         energy_j=300.0 * (prefill_s + decode_s) if is_gpu else None,
         device=DeviceSample(
             num_samples=9,

@@ -16,6 +16,7 @@ from specbench.records import (
 from specbench.runs import StoredRun
 from tests.cell_keys import with_axes
 from tests.decide import cells
+from tests.made_records import made_block
 from tests.report.stored_runs import Wish, stored_run
 from tests.settings.flat_settings import changed
 
@@ -89,15 +90,12 @@ def _blocks(keys: list[CellKey]) -> Iterator[BlockRecord]:
         for i in range(NUM_BLOCKS):
             requests = [request for key in group for request in _requests(key, i)]
             passes = [_pass(key, i) for key in group if rows > 1 or key.draft.is_adaptive]
-            yield BlockRecord(
+            yield made_block(
+                f"p{i}" if rows == 1 else ALL_PROMPTS,
+                *requests,
+                repeat=0 if rows == 1 else i,
                 block_id=f"{place} {i}",
                 workload=group[0].condition.workload,
-                prompt_id=f"p{i}" if rows == 1 else ALL_PROMPTS,
-                repeat=0 if rows == 1 else i,
-                purpose="explore",
-                order=tuple(key.id for key in group),
-                started_at="2026-11-21T01:02:04+00:00",
-                requests=tuple(requests),
                 passes=tuple(passes),
             )
 

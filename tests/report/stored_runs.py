@@ -15,6 +15,7 @@ from specbench.records import (
 )
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run
 from tests.cell_keys import BASE_KEY, with_axes
+from tests.made_records import made_block
 from tests.report.made_up_records import environment, forwards, memory, model, request
 from tests.settings.flat_settings import settings_of
 
@@ -173,13 +174,11 @@ def _blocks(
                         )
                         for key in keys(replace(wish, ks=ks), workload, temperature)
                     )
-                    yield BlockRecord(
+                    yield made_block(
+                        prompt,
+                        *requests,
+                        purpose=purpose,
+                        repeat=repeat,
                         block_id=f"{prompt}|{temperature:g}|{wish.drafters}|{purpose}|{repeat}",
                         workload=workload,
-                        prompt_id=prompt,
-                        repeat=repeat,
-                        purpose=purpose,
-                        order=tuple(request.cell_id for request in requests),
-                        started_at="2026-11-21T01:02:04+00:00",
-                        requests=requests,
                     )

@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from jsonschema import Draft202012Validator
-from rich.console import Console
 
 from specbench.records import EngineCost
 from specbench.report.answers import answer_lines
@@ -14,10 +12,10 @@ from specbench.report.document_json import to_json
 from specbench.report.forecasts import forecast_grid, forecast_lines, forecast_text
 from specbench.report.html import charts, to_html
 from specbench.report.markdown import to_markdown
-from specbench.report.tables import terminal_report
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
 from tests.report.test_json import VALIDATOR
+from tests.report.test_tables import printed
 from tests.settings.flat_settings import changed
 
 FORECAST = changed(SETTINGS, forecast=True, num_speculative_tokens=(0, 1, 2, 4))
@@ -50,14 +48,6 @@ def here(tmp_path_factory) -> Document:
 def there(tmp_path_factory) -> Document:
     folder = tmp_path_factory.mktemp("there")
     return document_of(folder, VLLM, costs=("costs.csv",), temperatures=(1.0,), num_repeats=1)
-
-
-def printed(document: Document) -> str:
-    console = Console(width=80, record=True, file=None, quiet=True)
-    with console.capture() as capture:
-        console.quiet = False
-        console.print(terminal_report(document))
-    return capture.get()
 
 
 def test_a_row_a_k_with_what_was_measured_beside_it(here):
@@ -131,10 +121,6 @@ def test_a_run_without_a_forecast_has_no_such_section(cpu_document):
     assert forecast_lines(cpu_document) == []
     assert "Forecast against" not in to_markdown([cpu_document])
     assert to_json(cpu_document)["forecasts"] == []
-
-
-def test_the_schema_is_still_one():
-    Draft202012Validator.check_schema(VALIDATOR.schema)
 
 
 def test_a_forecast_says_that_it_is_an_approximation_and_what_it_would_have_measured(here):

@@ -8,8 +8,6 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from jsonschema import Draft202012Validator
-from rich.console import Console
 
 from specbench.frames.tables import cells_csv
 from specbench.records import CellKey, Interval
@@ -20,11 +18,11 @@ from specbench.report.html import charts, to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import run_warnings
 from specbench.report.sections import sections
-from specbench.report.tables import terminal_report
 from specbench.runs import StoredRun
-from specbench.shipped import PACKAGE
 from tests.cell_keys import with_axes
 from tests.report.stored_runs import SMALL, renamed, stored_run
+from tests.report.test_json import VALIDATOR
+from tests.report.test_tables import printed
 
 RULE = "typical alpha=0.5"
 # `bold` without its mark; the warning about it says the same in words.
@@ -59,10 +57,7 @@ def unmarked() -> Document:
 
 
 def terminal(document: Document) -> str:
-    console = Console(file=io.StringIO(), width=300, no_color=True)
-    console.print(terminal_report(document))
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue() + "\n".join(answer_lines(document))
+    return printed(document, width=300) + "\n".join(answer_lines(document))
 
 
 def markdown(document: Document) -> str:
@@ -97,16 +92,12 @@ def test_a_name_without_the_mark_would_be_found(show, unmarked: Document) -> Non
 
 
 def test_it_fits_80_columns(marked: Document) -> None:
-    console = Console(file=io.StringIO(), width=80, no_color=True)
-    console.print(terminal_report(marked))
-    assert isinstance(console.file, io.StringIO)
-    assert max(map(len, console.file.getvalue().splitlines())) <= 80
+    assert max(map(len, printed(marked).splitlines())) <= 80
 
 
 def test_json_names_the_rule_and_keeps_its_schema(marked: Document) -> None:
     found = to_json(marked)
-    schema = json.loads((PACKAGE / "report" / "schema.json").read_text(encoding="utf-8"))
-    Draft202012Validator(schema).validate(json.loads(json.dumps(found)))
+    VALIDATOR.validate(json.loads(json.dumps(found)))
     for entry in (*found["cells"], *found["decisions"], *found["compromises"]):
         assert entry["lossy"] == (RULE if "bold" in entry["pairing"] else None)
     for decision in found["decisions"]:

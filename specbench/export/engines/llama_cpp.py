@@ -10,12 +10,7 @@ from datetime import date
 from typing import NamedTuple
 
 from specbench.errors import UsageError
-from specbench.export.deployment import (
-    Deployment,
-    Export,
-    model_name,
-    settings_lost,
-)
+from specbench.export.deployment import Deployment, Export, exported, model_name, settings_lost
 
 CONFIG_NAME = None
 
@@ -58,14 +53,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if deployment.k:
         command += _draft_flags(deployment, dialect)
         lost += _lost(deployment)
-    return Export(
-        engine="llama_cpp",
-        written_for=dialect.name,
-        command=tuple(command),
-        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=tuple(lost),
-        basis=deployment.basis,
-    )
+    return exported(deployment, "llama_cpp", dialect.name, command, lost)
 
 
 def _dialect(version: str | None) -> _Dialect:
@@ -134,11 +122,7 @@ def _lost(deployment: Deployment) -> list[str]:
     lost = []
     if deployment.drafter is not None and deployment.drafter.revision:
         lost.append(f"revision {deployment.drafter.revision} of the drafter: convert that one")
-    if deployment.tree:
-        lost.append(
-            f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "
-            "which accepts fewer tokens than the tree did"
-        )
+    lost += deployment.tree_lost
     if deployment.method == "ngram":
         lost.append(
             f"min_ngram {deployment.setting('min_ngram')}: ngram-simple looks up suffixes of "

@@ -10,7 +10,9 @@ from specbench.export.deployment import (
     ConfigFile,
     Deployment,
     Export,
+    exported,
     model_name,
+    server_flags,
     settings_lost,
 )
 from specbench.export.engine_version import dotted, read_release, told_apart
@@ -41,14 +43,8 @@ _NEAREST = {
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:
     """A dynamic EAGLE tree is kept: SGLang grows the same one."""
     release = read_release("SGLang", version, oldest=_OLDEST, newest=_NEWEST)
-    target = deployment.target
-    command = ["python", "-m", "sglang.launch_server", "--model-path", model_name(target)]
-    if target.revision:
-        command += ["--revision", target.revision]
-    if deployment.served_dtype:
-        command += ["--dtype", deployment.served_dtype]
-    if target.trust_remote_code:
-        command.append("--trust-remote-code")
+    command = ["python", "-m", "sglang.launch_server"]
+    command += ["--model-path", model_name(deployment.target), *server_flags(deployment)]
     lost = [
         *told_apart(release, _NEWEST),
         *settings_lost(deployment, keeps_lossy=_single(deployment) is not None),
@@ -68,15 +64,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
             command += ["--speculative-adaptive", "--speculative-adaptive-config", config.name]
         command += _acceptance_flags(deployment)
         lost += _lost(deployment)
-    return Export(
-        engine="sglang",
-        written_for=dotted(release),
-        command=tuple(command),
-        config=config,
-        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=tuple(lost),
-        basis=deployment.basis,
-    )
+    return exported(deployment, "sglang", dotted(release), command, lost, config)
 
 
 def _draft_flags(deployment: Deployment) -> list[str]:

@@ -13,6 +13,7 @@ from specbench.export.deployment import (
     ConfigFile,
     Deployment,
     Export,
+    exported,
     model_name,
     settings_lost,
 )
@@ -68,15 +69,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if settings:
         config = ConfigFile(config_name, yaml.safe_dump(settings, sort_keys=False))
         command += ["--config", config.name]
-    return Export(
-        engine="tensorrt_llm",
-        written_for=dotted(release),
-        command=tuple(command),
-        config=config,
-        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=tuple(lost),
-        basis=deployment.basis,
-    )
+    return exported(deployment, "tensorrt_llm", dotted(release), command, lost, config)
 
 
 def _settings(deployment: Deployment, release: Release) -> dict[str, Any]:
@@ -120,12 +113,8 @@ def _has_schedule(deployment: Deployment, release: Release) -> bool:
 
 
 def _lost(deployment: Deployment, release: Release) -> list[str]:
-    lost = []
-    if deployment.tree and (deployment.tree != "dynamic" or release < _TURNED_ROUND):
-        lost.append(
-            f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "
-            "which accepts fewer tokens than the tree did"
-        )
+    grows_tree = deployment.tree == "dynamic" and release >= _TURNED_ROUND
+    lost = [] if grows_tree else deployment.tree_lost
     if deployment.is_tiered:
         last = deployment.tiers[-1]
         k = 0 if release >= _TURNED_ROUND else last.num_speculative_tokens

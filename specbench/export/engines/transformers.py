@@ -11,6 +11,7 @@ from specbench.export.deployment import (
     ConfigFile,
     Deployment,
     Export,
+    exported,
     model_name,
     settings_lost,
 )
@@ -63,14 +64,13 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if deployment.k:
         lost += _lost(deployment)
     program = ConfigFile(config_name, _program(deployment))
-    return Export(
-        engine="transformers",
-        written_for=dotted(release),
-        command=("python", program.name, "Hello"),
-        config=program,
-        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=tuple(lost),
-        basis=deployment.basis,
+    return exported(
+        deployment,
+        "transformers",
+        dotted(release),
+        ("python", program.name, "Hello"),
+        lost,
+        program,
     )
 
 
@@ -142,11 +142,7 @@ def _keywords(values: dict[str, Any]) -> str:
 
 def _lost(deployment: Deployment) -> list[str]:
     lost = ["more than one request at a time: assisted generation takes a batch of one"]
-    if deployment.tree:
-        lost.append(
-            f"the {deployment.tree} token tree: exported as a chain of depth K={deployment.k}, "
-            "which accepts fewer tokens than the tree did"
-        )
+    lost += deployment.tree_lost
     if deployment.method == "ngram":
         lost.append(
             f"min_ngram {deployment.setting('min_ngram')}: prompt lookup tries suffixes down to "

@@ -10,7 +10,9 @@ from specbench.errors import UsageError
 from specbench.export.deployment import (
     Deployment,
     Export,
+    exported,
     model_name,
+    server_flags,
     settings_lost,
 )
 from specbench.export.engine_version import dotted, read_release, told_apart
@@ -34,14 +36,7 @@ _NEAREST = {
 def export(deployment: Deployment, version: str | None, config_name: str) -> Export:  # noqa: ARG001
     """K per batch size becomes num_speculative_tokens_per_batch_size."""
     release = read_release("vLLM", version, oldest=_OLDEST, newest=_NEWEST)
-    target = deployment.target
-    command = ["vllm", "serve", model_name(target)]
-    if target.revision:
-        command += ["--revision", target.revision]
-    if deployment.served_dtype:
-        command += ["--dtype", deployment.served_dtype]
-    if target.trust_remote_code:
-        command.append("--trust-remote-code")
+    command = ["vllm", "serve", model_name(deployment.target), *server_flags(deployment)]
     lost = [
         *told_apart(release, _NEWEST),
         *settings_lost(deployment),
@@ -51,14 +46,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         config = _speculative_config(deployment, has_medusa=release < _WITHOUT_MEDUSA)
         command += ["--speculative-config", json.dumps(config)]
         lost += _lost(deployment)
-    return Export(
-        engine="vllm",
-        written_for=dotted(release),
-        command=tuple(command),
-        acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=tuple(lost),
-        basis=deployment.basis,
-    )
+    return exported(deployment, "vllm", dotted(release), command, lost)
 
 
 def _speculative_config(deployment: Deployment, *, has_medusa: bool) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from specbench.records import Interval
+
 # Mid-tones of well separated hues (after Okabe and Ito): at least 3:1 on white and near-black.
 SERIES = ("#2f7fd1", "#d9622b", "#1f9e78", "#a06cc9", "#b5851b", "#d1588f")
 MARKERS = ("o", "s", "^", "D", "v", "P")  # a second cue beside colour
@@ -178,6 +180,30 @@ class Panels:
             for tick in ax.yaxis.get_major_ticks():
                 tick.gridline.set_xdata([0, self._share])
         return chart(self._figure, title, setting, caption)
+
+
+def draw_speedup(
+    ax: Axes,
+    x: float,
+    speedup: Interval,
+    style: SeriesStyle,
+    *,
+    size: float,
+    valid: bool,
+    marker: str | None = None,
+) -> None:
+    """A point with its interval, hollow where it is invalid; `marker`: instead of the style's."""
+    if speedup.low is not None and speedup.high is not None:
+        ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
+    ax.plot(
+        x,
+        speedup.estimate,
+        marker=marker or style.marker,
+        markersize=size,
+        color=style.colour,
+        markerfacecolor=style.colour if valid else "none",
+        zorder=4,
+    )
 
 
 def chart(figure: Figure, title: str, setting: str, caption: str) -> Chart:

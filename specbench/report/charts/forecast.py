@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from matplotlib.axes import Axes
 
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
+from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle, draw_speedup
 from specbench.report.forecasts import whose_costs
 from specbench.report.sections import Section, drafter_of
 
@@ -57,20 +57,8 @@ def _draw(ax: Axes, one: CheckedForecast, style: SeriesStyle) -> None:
         places, lows, highs = zip(*band, strict=True)
         ax.fill_between(places, lows, highs, color=style.colour, alpha=0.18, linewidth=0)
     for k, measured in one.measured.items():
-        if measured.speedup is None:
-            continue
-        speedup = measured.speedup
-        if speedup.low is not None and speedup.high is not None:
-            ax.vlines(k, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
-        ax.plot(
-            k,
-            speedup.estimate,
-            marker=style.marker,
-            markersize=6,
-            color=style.colour,
-            markerfacecolor=style.colour if measured.valid else "none",
-            zorder=4,
-        )
+        if measured.speedup is not None:
+            draw_speedup(ax, k, measured.speedup, style, size=6, valid=measured.valid)
 
 
 def _labels(section: Section, styles: Mapping[str, SeriesStyle]) -> Iterator[Label]:

@@ -8,7 +8,15 @@ from matplotlib.axes import Axes
 
 from specbench.decide.scaling import ContextCurve, Crossover, Point
 from specbench.records import Condition
-from specbench.report.charts.canvas import MARKERS, SERIES, Chart, Label, Panels, SeriesStyle
+from specbench.report.charts.canvas import (
+    MARKERS,
+    SERIES,
+    Chart,
+    Label,
+    Panels,
+    SeriesStyle,
+    draw_speedup,
+)
 
 Curve = Crossover | ContextCurve
 
@@ -89,20 +97,9 @@ def _draw(
     if line:
         ax.plot(*zip(*line, strict=True), color=style.colour, zorder=3)
     for point in points:
-        if point.speedup is None:
-            continue
-        x, speedup = places.index(point.at) + shift, point.speedup
-        if speedup.low is not None and speedup.high is not None:
-            ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
-        ax.plot(
-            x,
-            speedup.estimate,
-            marker=style.marker,
-            markersize=4,
-            color=style.colour,
-            markerfacecolor=style.colour if point.valid else "none",
-            zorder=4,
-        )
+        if point.speedup is not None:
+            x = places.index(point.at) + shift
+            draw_speedup(ax, x, point.speedup, style, size=4, valid=point.valid)
 
 
 def _label(curve: Curve, styles: dict[str, SeriesStyle]) -> list[Label]:

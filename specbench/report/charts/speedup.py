@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 
 from specbench.records import CellSummary
-from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
+from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle, draw_speedup
 from specbench.report.numbers import scalar
 from specbench.report.sections import Section, drafter_of
 
@@ -66,17 +66,9 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
         if cell.speedup is None:
             continue
         x, speedup, is_chosen = _k(cell) + shift, cell.speedup, section.is_chosen(cell.key)
-        if speedup.low is not None and speedup.high is not None:
-            ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
-        ax.plot(
-            x,
-            speedup.estimate,
-            marker=style.marker if cell.key.draft.is_fixed else "*",
-            markersize=8 if is_chosen or not cell.key.draft.is_fixed else 3.5,
-            color=style.colour,
-            markerfacecolor=style.colour if cell.valid else "none",
-            zorder=4,
-        )
+        star = None if cell.key.draft.is_fixed else "*"
+        size = 8 if is_chosen or star else 3.5
+        draw_speedup(ax, x, speedup, style, size=size, valid=cell.valid, marker=star)
         if is_chosen:
             ax.annotate(
                 f"K={cell.key.draft.length.label}",

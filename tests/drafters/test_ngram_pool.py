@@ -2,7 +2,7 @@
 
 import torch
 
-from specbench.drafters.shared.ngram_pool import NgramPool
+from specbench.drafters.lookahead import NgramPool
 
 CPU = torch.device("cpu")
 

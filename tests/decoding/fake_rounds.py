@@ -1,0 +1,74 @@
+"""Rounds on a GPU that is not there: what they need of the host raises.
+
+What needs a value on the host raises by itself (a sync); what touches a CPU tensor is caught
+by HostWatch (a copy). Either would break the capture of a round as one graph.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specbench.forward.runner import Runner, StockRunner
+from specbench.records import Sampling
+from specbench.round.drafter import Drafter, Proposal
+from specbench.round.round import Verifier, finish_round, run_round
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+from specbench.round.verifier import verify
+from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
+from tests.decoding.fakes import Wrapped
+from tests.decoding.lossless import deepest, make_drafter
+from tests.decoding.models import tiny_llama
+
+SPAN = 64
+# The second runs all that one without cuts runs.
+SAMPLINGS = (Sampling(), Sampling(temperature=0.7, top_k=5, top_p=0.9))
+
+
+class Planted(Wrapped):
+    """Does with its drafts what a round must not do, before it hands them on."""
+
+    def __init__(self, inner: Drafter, plant: Callable[[Tensor], object]) -> None:
+        super().__init__(inner)
+        self._plant = plant
+
+    def change(self, proposal: Proposal) -> Proposal:
+        self._plant(proposal.tokens_BK)
+        return proposal
+
+
+def one_layer() -> StockRunner:
+    return StockRunner(tiny_llama(num_hidden_layers=1))
+
+
+def trace_round(
+    method: str,
+    k: int,
+    *,
+    make_runner: Callable[[], Runner] = one_layer,
+    verifier: Verifier = verify,
+    plant: Callable[[Tensor], object] | None = None,
+    **parameters: object,
+) -> None:
+    """What a graph holds of a round, watched: all, or the half after a host's drafts."""
+    with fake_cuda():
+        with DEVICE:
+            target, draft = make_runner(), make_runner()
+        drafter = make_drafter(method, target, draft, **parameters)
+        if k := deepest(drafter, k):
+            drafter.num_drafts(k)  # asked before any round, as the decoder does
+        for holder in (target, draft, drafter):
+            holder.allocate(3, SPAN)
+        state = State.allocate(3, SPAN, [5, 6], DEVICE)
+        if plant is not None:
+            drafter = Planted(drafter, plant)
+        for sampler in map(Sampler, SAMPLINGS):
+            if not drafter.traits.needs_host:
+                with HostWatch():
+                    run_round(target, drafter, state, sampler, k=k, span=SPAN, verifier=verifier)
+                continue
+            tokens_BK = torch.zeros(3, k, dtype=torch.long, device=DEVICE)
+            proposal = Proposal(tokens_BK, torch.full_like(state.budget_B, k))
+            with HostWatch():
+                finish_round(target, drafter, state, sampler, proposal, SPAN, verifier)

@@ -1,0 +1,58 @@
+"""The checks that a broken decoder has to fail: greedy text, and the law of sampled texts."""
+
+from collections.abc import Callable
+from functools import cache
+
+from specbench.forward.runner import StockRunner
+from specbench.round.drafter import Drafter
+from specbench.serving.request import Request
+from tests.decoding.lossless import (
+    FIRST,
+    LAST,
+    NUM_SAMPLES,
+    WARM,
+    LawBench,
+    assert_texts,
+    decode,
+    law_p_value,
+    make_drafter,
+    sample_texts,
+    until_eos,
+)
+from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
+
+# Layers with and without a window, ragged rows.
+NUM_TOKENS = 24
+REQUESTS = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+
+
+@cache
+def gemma() -> tuple[StockRunner, StockRunner, list[tuple[int, ...]]]:
+    model = build(ARCHITECTURES["Gemma2 + window"]())
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in ragged_prompts()]
+    return StockRunner(model), StockRunner(model), texts
+
+
+def greedy_check(
+    wrap: Callable[[Drafter], Drafter] = lambda drafter: drafter,
+    eos_ids: tuple[int, ...] = (),
+    **parameters: object,
+) -> None:
+    """AssertionError where greedy text is not that of `generate`."""
+    target, draft, texts = gemma()
+    drafter = wrap(make_drafter("draft_model", target, draft, **parameters))
+    results = decode(target, drafter, REQUESTS, k=4, eos_ids=eos_ids)
+    assert_texts(results, [until_eos(text, eos_ids) for text in texts])
+
+
+@cache
+def bench() -> LawBench:
+    return LawBench(WARM)
+
+
+def law_p(k: int, num_samples: int = NUM_SAMPLES, **parameters: object) -> float:
+    """The smaller p-value of the two triples."""
+    subject = bench()
+    drafter = make_drafter("draft_model", subject.target, subject.draft, **parameters)
+    texts_N6, _ = sample_texts(subject.target, drafter, k=k, sampling=WARM, num_samples=num_samples)
+    return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))

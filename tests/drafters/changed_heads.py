@@ -1,0 +1,19 @@
+"""A head's checkpoint with other tensors or another config."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from specbench.models.checkpoint import Checkpoint
+
+
+def with_tensors(checkpoint: Checkpoint, **changes: Tensor | None) -> Checkpoint:
+    """Dots are written as two underlines; None takes a tensor away."""
+    changed = {name.replace("__", "."): tensor for name, tensor in changes.items()}
+    tensors = {**checkpoint.tensors, **changed}
+    return replace(checkpoint, tensors={n: t for n, t in tensors.items() if t is not None})
+
+
+def with_config(checkpoint: Checkpoint, **changes: Any) -> Checkpoint:
+    return replace(checkpoint, config={**checkpoint.config, **changes})
