@@ -1,7 +1,6 @@
 """Evidence for a whole `verify`: target after target, through the engines that a run has."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -77,7 +76,7 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
     drafters = {pairing.name: pairing.drafter for pairing in plan.pairings}
     cells = [
         cell
-        for condition in dict.fromkeys(replace(c, workload="") for c in plan.conditions)
+        for condition in dict.fromkeys(c.apart_from("workload") for c in plan.conditions)
         for cell in plan.cells(condition)
         if cell.key.draft.method not in BASELINES[1:]
     ]

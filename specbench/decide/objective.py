@@ -6,7 +6,7 @@ cell that helps, with the speed-up that was measured again.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from specbench.decide.recommend import TIE, Verdict, by_question, deciding, judge
@@ -61,7 +61,7 @@ class Candidate:
 class Pick:
     """The answer for one workload."""
 
-    condition: Condition  # concurrency 0: chosen among those that were measured
+    condition: Condition  # apart from the concurrency, which is chosen
     best: Candidate | None  # None: nothing keeps the limits
     candidates: tuple[Candidate, ...]  # best first
     ways: tuple[Candidate, ...]  # by the first pass, to find one for all; latency: fewest rows
@@ -105,7 +105,7 @@ def pick(
     for cell in usable:
         rate = _rate(cell, objective)
         if cell.key.is_baseline and rate is not None:
-            across = replace(cell.key.condition, concurrency=0)
+            across = cell.key.condition.apart_from("concurrency")
             candidates, ways = groups.setdefault(across, ([], []))
             plain = _candidate(cell, rate, rate, objective)
             beside = [c for c in usable if c.key.condition == cell.key.condition]

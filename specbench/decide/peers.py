@@ -1,7 +1,7 @@
 """The built-in decoder beside other engines, over the same prompts of the same run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import (
@@ -49,7 +49,7 @@ def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
 def _do_the_same(own: CellKey, peer: CellKey) -> bool:
     if peer.condition.engine == OWN_ENGINE or own.draft.drafter != peer.draft.drafter:
         return False
-    if own.condition != replace(peer.condition, engine=OWN_ENGINE):
+    if own.condition.apart_from("engine") != peer.condition.apart_from("engine"):
         return False
     return peer.draft.method == OWN_DEFAULTS or own.draft.length == peer.draft.length
 

@@ -1,7 +1,6 @@
 """What a measured run says should be served: the pairing, and K for each number of requests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
@@ -144,8 +143,7 @@ def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[T
 
 
 def _across(decision: Decision) -> Condition:
-    """What decisions have in common over workloads and rows."""
-    return replace(decision.condition, workload="", concurrency=0)
+    return decision.condition.apart_from("workload", "concurrency")
 
 
 def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:

@@ -1,7 +1,6 @@
 """Tables that hold cells against one another: engines, K = auto, concurrent requests, contexts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from specbench.decide.adaptive import pooled
 from specbench.decide.reasons import speedup_text
@@ -110,7 +109,7 @@ def crossover_grid(document: Document) -> Grid | None:
     found = document.crossovers
     if not found:
         return None
-    settings = [replace(crossover.key.condition, concurrency=1) for crossover in found]
+    settings = [crossover.key.condition.apart_from("concurrency") for crossover in found]
     rows = _places([crossover.points for crossover in found])
     return Grid(
         title="Speed-up by concurrent requests, and where it is no longer shown",
@@ -142,7 +141,7 @@ def context_grid(document: Document) -> Grid | None:
     found = document.context_curves
     if not found:
         return None
-    settings = [replace(curve.key.condition, context=None) for curve in found]
+    settings = [curve.key.condition.apart_from("context") for curve in found]
     lengths = _places([curve.points for curve in found])
     return Grid(
         title="Speed-up and KV cache by tokens of context",

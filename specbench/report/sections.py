@@ -1,7 +1,7 @@
 """A document cut by condition: one target and workload, all its drafters."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specbench.decide.recommend import Verdict, judge
 from specbench.forecast.forecast_check import CheckedForecast
@@ -108,7 +108,7 @@ def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], 
     """Sections that differ in the workload alone, which share a figure."""
     groups: dict[Condition, list[Section]] = {}
     for section in all_sections:
-        groups.setdefault(replace(section.condition, workload=""), []).append(section)
+        groups.setdefault(section.condition.apart_from("workload"), []).append(section)
     return tuple(map(tuple, groups.values()))
 
 

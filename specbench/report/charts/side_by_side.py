@@ -1,7 +1,6 @@
 """Tokens a second of the built-in decoder beside other engines, a bar a cell."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from specbench.decide.peers import SideBySide
 from specbench.records import OWN_ENGINE, CellKey, CellSummary, Condition
@@ -24,7 +23,7 @@ def side_by_side_charts(
     groups: dict[Condition, dict[str, list[SideBySide]]] = {}
     for pair in pairs:
         setting = pair.own.condition
-        across = replace(setting, workload="", engine="")
+        across = setting.apart_from("workload", "engine")
         groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
     for setting, workloads in groups.items():
         bars = {name: bars_of(own, known) for name, own in workloads.items()}
