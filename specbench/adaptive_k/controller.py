@@ -112,12 +112,8 @@ class Controller:
         self._k: int | None = None
         self._num_unseen = _LEAST_EVIDENCE
         self._is_probing = False
-        self._behind = 0
+        self._behind = 0  # tokens of each row that the drafter did not see, in rounds observed
         self._at_zero_s = 0.0
-
-    def behind(self) -> int:
-        """Tokens of each row that the drafter did not see, in the rounds observed."""
-        return self._behind
 
     def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
         """K of the next round over `num_rows` computed rows, `num_live` of them in use.
@@ -155,7 +151,6 @@ class Controller:
         *,
         k: int,
         num_rows: int,
-        num_drafted: Sequence[int],  # noqa: ARG002
         num_accepted: Sequence[int],
         num_emitted: Sequence[int],
         num_caught_up: int,
