@@ -19,6 +19,7 @@ from specbench.fit.memory_plan import MemoryPlan
 from specbench.inputs.config import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
+from specbench.report.notes import failure_lines
 from specbench.report.numbers import ABSENT, measured, plural, significant
 
 
@@ -54,8 +55,8 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     several = max((len(one.gains) for one in ranked), default=0)
     if several > 1:
         typer.echo(f"speed-up: geometric mean over {several} settings; K with the largest gain")
-    for failure in document.failures:
-        typer.echo(f"failed   {failure.pairing}: {failure.reason}")
+    for line in failure_lines(document):
+        typer.echo(line)
     for path in paths:
         typer.echo(f"report: {path}")
     typer.echo("")
