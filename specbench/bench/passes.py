@@ -11,7 +11,7 @@ import torch
 from specbench.bench.blocks import Block, Cell, confirm_block
 from specbench.bench.deadline import Deadline
 from specbench.bench.limits import BLOCKS, measure_floors, measure_limits
-from specbench.bench.plan import BUILTIN, TargetPlan
+from specbench.bench.plan import TargetPlan
 from specbench.bench.pruning import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
@@ -31,6 +31,7 @@ from specbench.records import (
 )
 from specbench.records.extensions import ExtensionKind
 from specbench.runs import Ledger
+from specbench.settings import BUILTIN
 
 
 class Extensions:

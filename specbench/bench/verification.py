@@ -13,7 +13,7 @@ from specbench.bench.benchmark import (
 )
 from specbench.bench.blocks import work_of
 from specbench.bench.hub import look_for_hub
-from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
+from specbench.bench.plan import TargetPlan, plan_targets
 from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest
@@ -23,7 +23,7 @@ from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, WorkloadError, first_line
 from specbench.inputs.config import Pairing
 from specbench.records import Message, Sampling
-from specbench.settings import RunSettings
+from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import Collector, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.examine import Amount, Job, examine

@@ -12,6 +12,7 @@ from specbench.cli.measure import checked, read_methods
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import (
+    BUILTIN,
     DecoderSettings,
     DraftSettings,
     EffortSettings,
@@ -61,7 +62,7 @@ class Examined:
     ] = field(default_factory=DraftSettings)
     sampling: SamplingSettings = _SAMPLING
     num_prompts: Annotated[int | None, replace(PROMPTS, shown="10")] = None
-    engines: Engines = ("builtin",)
+    engines: Engines = (BUILTIN,)
     forward: Forward = "auto"
     graph: Graph = "auto"
     compile: Compile = False

@@ -38,7 +38,7 @@ from specbench.round.synthetic import SyntheticVerifier
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import Beside, FixedK, Policy
 from specbench.serving.request import Request, Result
-from specbench.settings import DecoderSettings
+from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.costs import bytes_per_forward
 
 MOST_CAPTURING_PASSES = 3
@@ -48,7 +48,7 @@ _UNTOLD = DecoderSettings()
 class BuiltinEngine(Instrumented):
     """A target and its drafters in this process."""
 
-    name = "builtin"
+    name = BUILTIN
     baseline = Work(drafter=NO_DRAFTER, method=NO_DRAFTER, k=0)
 
     def __init__(self, target: Target, pool: ModelPool, options: DecoderSettings = _UNTOLD) -> None:

@@ -6,12 +6,11 @@ from statistics import fmean
 from typing import NamedTuple
 
 from specbench.decide.compromise import find_compromise, losses_in_words
-from specbench.decide.peers import OWN_DEFAULTS
 from specbench.decide.recommend import Verdict, by_question, choose, judge
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Tier
 from specbench.inputs.config import Pairing
-from specbench.records import CellSummary, Condition, Decision
+from specbench.records import ASSISTED_DEFAULT, CellSummary, Condition, Decision
 
 _NO_FIXED_K = "engines take a fixed K, and no fixed K is shown to help"
 
@@ -76,7 +75,7 @@ def _meant(decisions: list[Decision], asked: Asked) -> list[Decision]:
         for d in decisions
         if d.condition.request_rate is None
         and d.condition.num_samples == 1
-        and d.leader.draft.method != OWN_DEFAULTS  # whose K is the engine's own
+        and d.leader.draft.method != ASSISTED_DEFAULT  # whose K is the engine's own
     ]
     if asked.workload is not None:
         left = [d for d in left if d.condition.workload == asked.workload]

@@ -12,9 +12,10 @@ from pydantic_core import SchemaSerializer, core_schema
 
 from specbench.records.axes import AXES, LATER, REQUIRED
 from specbench.records.lengths import Auto, Fixed, Length, Schedule, length_of
+from specbench.settings import BUILTIN
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
-OWN_ENGINE = "builtin"
+ASSISTED_DEFAULT = "assisted_default"  # a peer's method whose K is its own business
 # The methods of K = 0 that others are compared with, one an engine.
 BASELINE_METHODS = (NO_DRAFTER, "generate")
 _REQUESTS = ("concurrency", "request_rate", "num_samples")  # said in one breath
@@ -141,7 +142,7 @@ class Condition:
     @property
     def order(self) -> tuple[bool, float, int, int]:
         """Our own engine first, then greedy, short prompts and few requests."""
-        is_peer = self.engine != OWN_ENGINE
+        is_peer = self.engine != BUILTIN
         return is_peer, self.temperature, self.context or 0, self.concurrency
 
     def apart_from(self, *axes: str) -> "Condition":
@@ -187,7 +188,7 @@ class CellKey:
     def source(self) -> str:
         """The pairing, and in an engine that has several methods for it the method, too."""
         name = self.draft.marked(self.pairing)
-        return name if self.condition.engine == OWN_ENGINE else f"{name}, {self.draft.method}"
+        return name if self.condition.engine == BUILTIN else f"{name}, {self.draft.method}"
 
     @property
     def label(self) -> str:

@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 from specbench.decide.adaptive import pooled
 from specbench.decide.reasons import speedup_text
 from specbench.decide.scaling import Crossover, Point
-from specbench.records import OWN_ENGINE, CellKey, Condition, Interval
+from specbench.records import CellKey, Condition, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, listed, measured, plural
 from specbench.report.sections import drafter_of
+from specbench.settings import BUILTIN
 
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
@@ -38,7 +39,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
         title=f"Side by side: speed relative to {listed(engines)}",
         headers=(
             "",
-            OWN_ENGINE,
+            BUILTIN,
             "other" if several else engines[0],
             "decode [95%]",
             "same text",
@@ -216,7 +217,7 @@ def best_of_grid(document: Document) -> Grid | None:
 
 def work_of(key: CellKey) -> str:
     """Such as `K=0`, `draft K=4`, `draft auto`; of a peer `generate`, `assisted K=4`."""
-    if key.condition.engine == OWN_ENGINE:
+    if key.condition.engine == BUILTIN:
         return key.draft.label
     return f"{key.draft.method} {key.draft.length.named}" if key.draft.k else key.draft.method
 

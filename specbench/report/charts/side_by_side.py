@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from specbench.decide.peers import SideBySide
-from specbench.records import OWN_ENGINE, CellKey, CellSummary, Condition
+from specbench.records import CellKey, CellSummary, Condition
 from specbench.report.charts.canvas import INK, REST, SERIES, Chart, Label, Panels
 from specbench.report.comparisons import work_of
 from specbench.report.numbers import scalar
+from specbench.settings import BUILTIN
 
 _CAPTION = (
     "Output tokens after the first / decode seconds, over the same prompts in one interleaved "
@@ -70,7 +71,7 @@ def _chart(setting: Condition, bars: dict[str, tuple[CellSummary, ...]]) -> Char
                 Label(
                     -row,
                     _name(cell),
-                    _colour(cell) if cell.key.condition.engine == OWN_ENGINE else INK,
+                    _colour(cell) if cell.key.condition.engine == BUILTIN else INK,
                 )
                 for row, cell in enumerate(cells)
             ]
@@ -85,7 +86,7 @@ def _name(cell: CellSummary) -> str:
 
 
 def _colour(cell: CellSummary) -> str:
-    return SERIES[0] if cell.key.condition.engine == OWN_ENGINE else REST
+    return SERIES[0] if cell.key.condition.engine == BUILTIN else REST
 
 
 def _speed(cell: CellSummary) -> float:
