@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from specbench.decide.recommend import TIE, Verdict, by_question, deciding, judge
+from specbench.decide.recommend import TIE, Verdict, by_question, deciding, judge, near_best
 from specbench.errors import UsageError
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision
@@ -149,8 +149,7 @@ def _pick(
     if any(c.key.draft.k and c.key.draft.lossy is None for c in kept):
         kept = [c for c in kept if c.key.draft.lossy is None]  # as an answer of the report
     if kept:
-        highest = max(candidate.cautious_rate for candidate in kept)
-        tied = [c for c in kept if c.cautious_rate * (1 + TIE) >= highest]
+        tied = near_best(kept, lambda candidate: candidate.cautious_rate)
         best = min(tied, key=lambda candidate: _plainness(candidate.key))
     others = sorted((c for c in group if c is not best), key=lambda c: -c.cautious_rate)
     return Pick(

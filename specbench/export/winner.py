@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from specbench.decide.compromise import find_compromise, losses_in_words
-from specbench.decide.recommend import Verdict, by_question, choose, judge
+from specbench.decide.recommend import Verdict, by_question, choose, judge, lower_bound
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Tier
 from specbench.inputs.config import Pairing
@@ -99,7 +99,7 @@ def _best(decisions: Sequence[Decision]) -> str:
     lows: dict[str, dict[str, float]] = {}
     for decision in decisions:
         if _rows(decision) == _rows(decisions[0]):
-            low = _low(decision) if decision.draft.k else 0.0
+            low = lower_bound(decision) if decision.draft.k else 0.0
             lows.setdefault(decision.leader.pairing, {})[decision.condition.workload] = low
     shared = set.intersection(*map(set, lows.values()))
     most = max(map(len, lows.values()))
@@ -157,10 +157,6 @@ def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
 
 def _rows(decision: Decision) -> int:
     return decision.condition.concurrency
-
-
-def _low(decision: Decision) -> float:
-    return decision.speedup.low or 0.0 if decision.speedup else 0.0
 
 
 def _in_words(asked: Asked) -> str:

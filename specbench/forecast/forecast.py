@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.decide.recommend import TIE
+from specbench.decide.recommend import near_best
 from specbench.forecast.cost_curve import CostCurve
 from specbench.forecast.replay import replay_one, serves
 from specbench.inputs.methods import find_method
@@ -186,8 +186,7 @@ def _speedup(point: ForecastPoint) -> float:
 
 def _fastest(speeds: Mapping[int, float]) -> int:
     """Of those within 1 % of the highest the smallest K."""
-    highest = max(speeds.values())
-    return min(k for k, speed in speeds.items() if speed * (1 + TIE) >= highest)
+    return min(near_best(speeds, speeds.__getitem__))
 
 
 def _doubt(ratio: LogRatio, is_exact: bool) -> float:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from specbench.decide.recommend import Verdict, judge
+from specbench.decide.recommend import Verdict, judge, lower_bound
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.report.document import Document
@@ -42,7 +42,7 @@ class Section:
         """
         helping = [d for d in self.decisions if verdict_of(d) is Verdict.HELPS]
         lossless = [d for d in helping if d.leader.draft.lossy is None]
-        return max(lossless or helping, key=_lower_bound, default=None)
+        return max(lossless or helping, key=lower_bound, default=None)
 
     @property
     def measured(self) -> tuple[CellSummary, ...]:
@@ -120,7 +120,3 @@ def drafter_of(label: str) -> str:
 def verdict_of(decision: Decision) -> Verdict:
     """Which of the three answers a decision gives."""
     return judge(decision.speedup)
-
-
-def _lower_bound(decision: Decision) -> float:
-    return decision.speedup.low or 0.0 if decision.speedup else 0.0
