@@ -20,7 +20,7 @@ from specbench.inputs.config import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines
-from specbench.report.numbers import ABSENT, measured, plural, significant
+from specbench.report.numbers import ABSENT, measured, plural, significant, value_text
 
 
 def print_prepared(prepared: Prepared, machine: Machine) -> None:
@@ -47,7 +47,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
             one.method,
             str(one.num_speculative_tokens) if one.num_speculative_tokens else "none",
             f"{one.speedup if one.num_speculative_tokens else one.potential:.2f}x",
-            ABSENT if length is None else f"{length:.2f}",
+            value_text(length, "{:.2f}"),
             "measured" if one.is_measured else "forecast",
         )
     typer.echo("")
@@ -181,8 +181,8 @@ def _memory_cells(plan: MemoryPlan, lost: int | None) -> list[str]:
         measured(kv, "bytes"),
         measured(plan.peak.total, "bytes"),
         ABSENT if plan.headroom_bytes is None else measured(plan.headroom_bytes, "bytes"),
-        ABSENT if plan.max_context is None else f"{plan.max_context:,}",
-        ABSENT if lost is None else f"{lost:,}",
+        value_text(plan.max_context, "{:,}"),
+        value_text(lost, "{:,}"),
         ABSENT if plan.break_even_length is None else significant(plan.break_even_length),
     ]
 

@@ -9,7 +9,7 @@ from specbench.records import CellKey, Condition, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid
-from specbench.report.numbers import ABSENT, listed, measured, plural
+from specbench.report.numbers import ABSENT, interval_text, listed, measured, plural, value_text
 from specbench.report.sections import drafter_of
 from specbench.settings import BUILTIN
 
@@ -57,8 +57,8 @@ def side_by_side_grid(document: Document) -> Grid | None:
                 else work_of(pair.peer),
                 speedup_text(pair.decode),
                 f"{pair.equal_text:.0%}",
-                _interval(pair.end_to_end),
-                _interval(pair.cpu),
+                interval_text(pair.end_to_end),
+                interval_text(pair.cpu),
                 str(pair.num_prompts),
                 "" if pair.valid else "invalid",
             )
@@ -92,8 +92,8 @@ def adaptive_grid(document: Document) -> Grid | None:
                 drafter_of(c.adaptive.source),
                 str(c.best_fixed.draft.k),
                 speedup_text(c.decode),
-                _text(c.mean_num_speculative_tokens, "{:.1f}"),
-                _interval(c.end_to_end),
+                value_text(c.mean_num_speculative_tokens, "{:.1f}"),
+                interval_text(c.end_to_end),
                 f"{c.num_units} {'passes' if c.adaptive.condition.is_stream else 'prompts'}",
                 "" if c.valid else "invalid",
             )
@@ -129,7 +129,7 @@ def crossover_grid(document: Document) -> Grid | None:
                 crossover.key.draft.length.label,
                 *(_at(crossover.points, n) for n in rows),
                 _stops(crossover),
-                _text(crossover.estimated, "{:.1f}"),
+                value_text(crossover.estimated, "{:.1f}"),
             )
             for setting, crossover in zip(settings, found, strict=True)
         ),
@@ -198,8 +198,8 @@ def best_of_grid(document: Document) -> Grid | None:
             (
                 _where(setting, settings),
                 work_of(best.key),
-                _interval(best.speedup),
-                _interval(best.cost),
+                interval_text(best.speedup),
+                interval_text(best.cost),
                 _difference(best.gain),
                 f"{best.picked_log_prob:.3f}",
                 f"{best.first_log_prob:.3f}",
@@ -254,15 +254,7 @@ def _stops(crossover: Crossover) -> str:
     return f"not up to {max(shown)}" if shown else ABSENT
 
 
-def _interval(interval: Interval | None) -> str:
-    return ABSENT if interval is None else speedup_text(interval)
-
-
 def _difference(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.estimate:+.3f}"
     return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-
-
-def _text(value: float | None, form: str) -> str:
-    return ABSENT if value is None else form.format(value)
