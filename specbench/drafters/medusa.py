@@ -99,12 +99,13 @@ class Medusa(PlainDrafter):
 
     def observe(self, state: State, outcome: Outcome) -> None:
         """Keep the state at the last token of the kept path: the current one comes after it."""
-        outcome.keep_last(outcome.features[0], self._rows(state))
+        outcome.keep_last(outcome.features[0], state.rows_of(self._last_RF))
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         """The heads' likeliest tokens at any temperature: guesses without a distribution."""
         tree = None if self.trees is None else self.trees[k]
-        logits_HBV = self.heads.logits(self._rows(state), len(tree.levels) if tree else k)
+        num_heads = len(tree.levels) if tree else k
+        logits_HBV = self.heads.logits(state.rows_of(self._last_RF), num_heads)
         if tree is None:
             tokens_BK = self.heads.target_ids(logits_HBV.argmax(-1).T)
             return Proposal(tokens_BK, torch.full_like(state.budget_B, k))
@@ -115,9 +116,6 @@ class Medusa(PlainDrafter):
         num_drafted_B = torch.full_like(state.budget_B, tokens_BK.shape[1])
         tokens_BK = self.heads.target_ids(tokens_BK)
         return Proposal(tokens_BK, num_drafted_B, None, tree.of_rows(state.num_rows))
-
-    def _rows(self, state: State) -> Tensor:
-        return self._last_RF[state.first_row : state.first_row + state.num_rows]
 
     @staticmethod
     def new_checkpoint(

@@ -60,7 +60,7 @@ class Mtp(FeatureDrafter):
         index_B1F = at_B1.clamp(0, states_BTF.shape[1] - 1)[..., None].expand(
             -1, 1, states_BTF.shape[2]
         )
-        kept_BF = self._rows(state)
+        kept_BF = state.rows_of(self._last_RF)
         kept_BF.copy_(torch.where(at_B1 >= 0, states_BTF.gather(1, index_B1F)[:, 0], kept_BF))
 
     def observe(self, state: State, outcome: Outcome) -> None:
@@ -72,7 +72,7 @@ class Mtp(FeatureDrafter):
             before_BLF=self._kept(state),
             first_row=state.first_row,
         )
-        outcome.keep_last(states_BTF, self._rows(state))
+        outcome.keep_last(states_BTF, state.rows_of(self._last_RF))
 
     def _see(
         self,
@@ -153,4 +153,4 @@ class Mtp(FeatureDrafter):
 
     def _kept(self, state: State) -> Tensor:
         """Each layer's state after the row's last token [B, L, F]."""
-        return self._rows(state).view(state.num_rows, self._mtp.num_layers, -1)
+        return state.rows_of(self._last_RF).view(state.num_rows, self._mtp.num_layers, -1)

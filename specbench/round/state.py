@@ -73,6 +73,10 @@ class State:
             first_row=self.first_row + first,
         )
 
+    def rows_of(self, buffer: Tensor) -> Tensor:
+        """These rows of a tensor that has an entry for every row."""
+        return buffer[self.first_row : self.first_row + self.num_rows]
+
     def move_row(self, source: int, destination: int) -> None:
         """Give one row's work to another; the source is done."""
         for tensor in (self.tokens_BC, self.length_B1, self.budget_B, self.seed_B):

@@ -206,14 +206,14 @@ class FeatureDrafter(PlainDrafter):
             outcome.span,
             first_row=state.first_row,
         )
-        outcome.keep_last(states_BTF, self._rows(state))
+        outcome.keep_last(states_BTF, state.rows_of(self._last_RF))
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         head, plan = self.head, self._plan
         if plan.kind == "dynamic":
             k = min(k, DEEPEST_BEAM)
             span += plan.spare_slots(k)
-        states_BWF = self._rows(state)[:, None]
+        states_BWF = state.rows_of(self._last_RF)[:, None]
         logits_BV = head.logits(states_BWF)[:, 0]
         depth = 0
 
@@ -247,9 +247,6 @@ class FeatureDrafter(PlainDrafter):
                 state, logits_BV, feed, depth=k, top_k=plan.top_k, num_drafts=plan.num_drafts(k)
             )
         return grow_chain(state, logits_BV, follow, k, sampler)
-
-    def _rows(self, state: State) -> Tensor:
-        return self._last_RF[state.first_row : state.first_row + state.num_rows]
 
 
 def blank_states(head: FeatureHead, *sizes: int) -> tuple[Tensor, ...]:
