@@ -21,7 +21,7 @@ from benchmarks.gpu_suite.models import (
     read_bytes,
     shape,
 )
-from benchmarks.gpu_suite.race import Racer, race
+from benchmarks.gpu_suite.side_by_side import Racer, race
 from benchmarks.gpu_suite.star import ACCEPTANCE, open_star
 from benchmarks.gpu_suite.timing import Point, measure_points
 from specbench.engines.builtin import BuiltinEngine

@@ -6,7 +6,14 @@ import torch
 from transformers import GenerationConfig
 
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, Text, medium_pair, num_equal, texts
-from benchmarks.gpu_suite.law import NUM_TOKENS, PROMPT, accept_all, exact_law, p_value, tiny
+from benchmarks.gpu_suite.distribution import (
+    NUM_TOKENS,
+    PROMPT,
+    accept_all,
+    exact_law,
+    p_value,
+    tiny,
+)
 from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.engines.peer_module import make_peer
 from specbench.forward.self_test import Forward
