@@ -72,10 +72,10 @@ def test_correct_finds_what_is_right(printed: Any) -> None:
     assert paused["equal_text"]
     assert sum(paused["accepted_after_pause"]) > 0
     assert (found["memory"]["num_complete"], found["memory"]["in_turn"]) == (12, True)
-    laws = found["sampling_law"]["ways"]
-    wrong = laws.pop("wrong: keeps every draft, K=3")
+    ways = found["sampling_law"]["ways"]
+    wrong = ways.pop("wrong: keeps every draft, K=3")
     assert wrong["p"] < 1e-6
-    assert all(way["p"] > 1e-3 for way in laws.values())  # fixed seeds: 3 in 1000 by chance
+    assert all(way["p"] > 1e-3 for way in ways.values())  # fixed seeds: 3 in 1000 by chance
     distances = found["fused_is_stock"]["distance"]
     assert max(distances["Qwen2, float32"].values()) < 1e-5
     assert 1e-4 < max(distances["Qwen2, bfloat16"].values()) < 0.1
@@ -176,7 +176,7 @@ def test_read_bytes_leave_out_a_table_that_is_only_looked_up() -> None:
     assert models.read_bytes(tied) == everything - table  # one matrix, and it is the output's
 
 
-def test_a_law_of_equal_texts_is_told_from_one_that_never_says_a_token() -> None:
+def test_a_distribution_of_equal_texts_is_told_from_one_that_never_says_a_token() -> None:
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(
         0, distribution.VOCAB_SIZE, (5000, distribution.NUM_TOKENS), generator=generator
