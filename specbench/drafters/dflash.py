@@ -103,6 +103,6 @@ class DFlash(PlainDrafter):
         num_drafted_B = torch.full_like(state.budget_B, k)
         if sampler.is_greedy:
             return Proposal(logits_BKV.argmax(-1), num_drafted_B)
-        laws_BKV = sampler.probs(logits_BKV)
-        tokens_BK = sampler.guess(laws_BKV, state.seed_B, state.positions(1, k))
-        return Proposal(tokens_BK, num_drafted_B, laws_BKV)
+        probs_BKV = sampler.probs(logits_BKV)
+        tokens_BK = sampler.guess(probs_BKV, state.seed_B, state.positions(1, k))
+        return Proposal(tokens_BK, num_drafted_B, probs_BKV)

@@ -200,8 +200,8 @@ def _peak(
         of_round += layers[1].forward_bytes(rows, 2, capacity, 2)
     if place.temperature > 0:
         is_grown = k and settings(drafter).get("tree") == "dynamic"  # by scores: nothing drawn
-        has_laws = bool(k) and find_method(drafter.method).draws and not is_grown
-        of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, has_laws=has_laws)
+        draws = bool(k) and find_method(drafter.method).draws and not is_grown
+        of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, draws=draws)
     prefill = max(la.prefill_bytes(rows, context) for la in layers)
     # A captured round keeps its tensors for as long as its graph lives.
     is_gpu = place.device == "cuda"

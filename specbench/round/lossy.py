@@ -29,11 +29,11 @@ class Rule(Protocol):
     """Judges every draft by itself."""
 
     def __call__(
-        self, p_BK: Tensor, law_BNV: Tensor, parents_BK: Tensor, is_own_BK: Tensor
+        self, p_BK: Tensor, probs_BNV: Tensor, parents_BK: Tensor, is_own_BK: Tensor
     ) -> Tensor:
         """True where a draft may be accepted if those before it are [B, K].
 
-        `p_BK` is the draft's probability after its parent, of whose distribution `law_BNV` has
+        `p_BK` is the draft's probability after its parent, of whose distribution `probs_BNV` has
         one a node; `is_own_BK` is true where the draft is the token that the target drew there.
         """
         ...
@@ -54,11 +54,11 @@ class TypicalAcceptance:
     def __call__(
         self,
         p_BK: Tensor,
-        law_BNV: Tensor,
+        probs_BNV: Tensor,
         parents_BK: Tensor,
         is_own_BK: Tensor,  # noqa: ARG002
     ) -> Tensor:
-        entropy_BN = -(law_BNV * (law_BNV + _LOG_GUARD).log()).sum(-1)
+        entropy_BN = -(probs_BNV * (probs_BNV + _LOG_GUARD).log()).sum(-1)
         bar_BN = (self._alpha * (-entropy_BN).exp()).clamp(max=self._threshold)
         return p_BK > bar_BN.gather(1, parents_BK)
 
@@ -76,7 +76,7 @@ class ThresholdAcceptance:
     def __call__(
         self,
         p_BK: Tensor,
-        law_BNV: Tensor,  # noqa: ARG002
+        probs_BNV: Tensor,  # noqa: ARG002
         parents_BK: Tensor,  # noqa: ARG002
         is_own_BK: Tensor,
     ) -> Tensor:
@@ -106,17 +106,17 @@ class LossyVerifier:
             own_BN = sampler.pick(logits_BNV, seed_B, positions_BN)
             return Verdict(torch.zeros_like(proposal.num_drafted_B), own_BN)
         if sampler.is_greedy:
-            law_BNV = Sampler(replace(sampler.sampling, temperature=1.0)).probs(logits_BNV)
+            probs_BNV = Sampler(replace(sampler.sampling, temperature=1.0)).probs(logits_BNV)
             own_BN = logits_BNV.argmax(-1)
         else:
-            law_BNV = sampler.probs(logits_BNV)
-            own_BN = draw(law_BNV, seed_B, positions_BN, Purpose.TARGET)
+            probs_BNV = sampler.probs(logits_BNV)
+            own_BN = draw(probs_BNV, seed_B, positions_BN, Purpose.TARGET)
         places_K = torch.arange(drafts_BK.shape[1], device=drafts_BK.device)
         parents_BK = places_K.expand_as(drafts_BK) if tree is None else tree.parents_BK
-        V = law_BNV.shape[-1]
-        p_BK = law_BNV.flatten(1).gather(1, parents_BK * V + drafts_BK)
+        V = probs_BNV.shape[-1]
+        p_BK = probs_BNV.flatten(1).gather(1, parents_BK * V + drafts_BK)
         is_own_BK = drafts_BK == own_BN.gather(1, parents_BK)
-        passes_BK = self._rule(p_BK, law_BNV, parents_BK, is_own_BK)
+        passes_BK = self._rule(p_BK, probs_BNV, parents_BK, is_own_BK)
         if tree is None:
             return _chain(proposal, passes_BK, own_BN)
         return _tree(proposal, tree, passes_BK, p_BK, own_BN)

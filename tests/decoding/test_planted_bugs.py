@@ -23,14 +23,14 @@ from tests.decoding.lossless import (
     LAST,
     NUM_SAMPLES,
     WARM,
-    LawBench,
+    SamplingBench,
     acceptance_rate,
     assert_texts,
     decode,
-    law_p_value,
     make_drafter,
     one_draft_p_value,
     sample_texts,
+    sampled_p_value,
     until_eos,
 )
 from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
@@ -59,25 +59,25 @@ def greedy_check(eos_ids: tuple[int, ...] = ()) -> None:
 
 
 @cache
-def bench() -> LawBench:
-    return LawBench(WARM)
+def bench() -> SamplingBench:
+    return SamplingBench(WARM)
 
 
-def law_p() -> float:
+def sampled_p() -> float:
     """The smaller p-value of the two triples, for drafts that come with their distribution."""
     subject = bench()
     drafter = make_drafter("draft_model", subject.target, subject.draft)
     texts_N6, _ = sample_texts(
         subject.target, drafter, k=4, sampling=WARM, num_samples=NUM_SAMPLES // 2
     )
-    return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
+    return min(sampled_p_value(texts_N6, subject.probs, triple) for triple in (FIRST, LAST))
 
 
 def test_a_sound_decoder_passes_every_check() -> None:
     greedy_check()
     for place in range(5):
         greedy_check(eos_ids=(gemma()[2][0][place],))
-    assert law_p() > 1e-3
+    assert sampled_p() > 1e-3
     assert one_draft_p_value() > 1e-3
 
 
@@ -169,7 +169,7 @@ def _shared_noise(seed_B: Tensor, positions_BK: Tensor, drafts_BK: Tensor) -> Te
     return 1 - torch.exp(-noise.gather(-1, drafts_BK[..., None])[..., 0])
 
 
-LAW_BUGS = {
+SAMPLING_BUGS = {
     "no residual": (
         verifier._residual,
         "residual_BV = (p_BV - q_BV).clamp(min=0)",
@@ -206,12 +206,14 @@ LAW_BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", LAW_BUGS)
-def test_the_law_check_fails_for(bug: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bug", SAMPLING_BUGS)
+def test_the_sampled_check_fails_for(
+    bug: str, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verifier, "shared_noise", _shared_noise, raising=False)
-    plant(*LAW_BUGS[bug])
+    plant(*SAMPLING_BUGS[bug])
 
-    p_value = law_p()
+    p_value = sampled_p()
 
     print(f"{bug}: p = {p_value:.1e}")
     assert p_value < 1e-6

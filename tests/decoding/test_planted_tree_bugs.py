@@ -17,12 +17,12 @@ from tests.decoding.lossless import (
     LAST,
     NUM_SAMPLES,
     WARM,
-    LawBench,
+    SamplingBench,
     assert_texts,
     decode,
-    law_p_value,
     make_drafter,
     sample_texts,
+    sampled_p_value,
 )
 from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
 
@@ -48,21 +48,21 @@ def greedy_check() -> None:
 
 
 @cache
-def bench() -> LawBench:
-    return LawBench(WARM)
+def bench() -> SamplingBench:
+    return SamplingBench(WARM)
 
 
-def law_p() -> float:
+def sampled_p() -> float:
     """The smaller p-value of the two triples, for siblings that are rejected in turn."""
     subject = bench()
     drafter = make_drafter("draft_model", subject.target, subject.draft, tree=(3, 2))
     texts_N6, _ = sample_texts(subject.target, drafter, k=3, sampling=WARM, num_samples=NUM_SAMPLES)
-    return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
+    return min(sampled_p_value(texts_N6, subject.probs, triple) for triple in (FIRST, LAST))
 
 
 def test_sound_trees_pass_both_checks() -> None:
     greedy_check()
-    assert law_p() > 1e-3
+    assert sampled_p() > 1e-3
 
 
 GREEDY_BUGS = {
@@ -98,13 +98,13 @@ def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
         greedy_check()
 
 
-LAW_BUGS = {
-    "every sibling judged against the whole law": (
+SAMPLING_BUGS = {
+    "every sibling judged against the whole distribution": (
         verifier._reject_tree,
         "p_BV = torch.where(is_refused_B1, left_BV, p_BV)",
         "p_BV = p_BV",
     ),
-    "a child judged by its parent's law": (
+    "a child judged by its parent's distribution": (
         verifier._reject_tree,
         "torch.where(is_kept_B1, target_BNV[:, i + 1], p_BV)",
         "torch.where(is_kept_B1, target_BNV[:, 0], p_BV)",
@@ -117,11 +117,11 @@ LAW_BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", LAW_BUGS)
-def test_the_law_check_fails_for(bug: str, plant: Plant) -> None:
-    plant(*LAW_BUGS[bug])
+@pytest.mark.parametrize("bug", SAMPLING_BUGS)
+def test_the_sampled_check_fails_for(bug: str, plant: Plant) -> None:
+    plant(*SAMPLING_BUGS[bug])
 
-    p_value = law_p()
+    p_value = sampled_p()
 
     print(f"{bug}: p = {p_value:.1e}")
     assert p_value < 1e-6
@@ -154,31 +154,31 @@ BUGS_BY_HAND: dict[str, Any] = {
         "kept_BN",
     ),
     "siblings share one chance": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 2, 4),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
         verifier._reject_tree,
         "Purpose.ACCEPT, turn=i)",
         "Purpose.ACCEPT)",
     ),
     "two siblings share a chance": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 2, 4),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
         verifier._reject_tree,
         "turn=i)",
         "turn=i // 2)",
     ),
     "siblings after the first share a chance": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 4),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4),
         verifier._reject_tree,
         "turn=i)",
         "turn=min(i, 1))",
     ),
     "siblings are drawn with the target's noise": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 5),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 5),
         growth.grow_static,
         "Purpose.DRAFT",
         "Purpose.TARGET",
     ),
-    "the draft's law keeps the token that was rejected": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 4),
+    "the draft's distribution keeps the token that was rejected": (
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4),
         verifier._reject_tree,
         "q_BV = torch.where(is_refused_B1, others_BV, q_BV)",
         "q_BV = q_BV",

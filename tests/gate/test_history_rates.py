@@ -11,7 +11,7 @@ from tests.stats.test_change_points import noisy
 
 
 @pytest.mark.slow
-def test_pooled_over_lengths_and_laws_noise_steps_in_5_percent_at_most():
+def test_pooled_over_lengths_and_distributions_noise_steps_in_5_percent_at_most():
     """1,800 series know a rate of 5 % to 0.5 %; docs/history.md and `false_alarms` say 5 %."""
     assert SIGNIFICANCE == 0.05
     steps, trends, num_series = 0, 0, 200
