@@ -15,10 +15,10 @@ from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.depth import NEW_BLOCK_SIZE, dflash_depth
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import (
-    BareForward,
     Chunk,
     Footprint,
     Outcome,
+    OwnForward,
     PlainDrafter,
     Proposal,
     RowBuffer,
@@ -55,7 +55,7 @@ class DFlash(PlainDrafter):
             keeps=self.head.layers,
             weights=self.head.weights,
             head_parts=self._head_parts(),
-            forwards=lambda k: (BareForward(k + 1, 1, "observe"), BareForward(k + 1, 1, "block")),
+            forwards=lambda k: (OwnForward(k + 1, 1, "observe"), OwnForward(k + 1, 1, "block")),
         )
 
     def _head_parts(self) -> Mapping[str, HeadPart]:

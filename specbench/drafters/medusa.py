@@ -17,9 +17,9 @@ from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.medusa import NEW_HEADS, MedusaTree
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import (
-    BareForward,
     Footprint,
     Outcome,
+    OwnForward,
     PlainDrafter,
     Proposal,
     Traits,
@@ -81,9 +81,9 @@ class Medusa(PlainDrafter):
 
         return {self._first(n): part(n) for n in range(1, heads.num_heads + 1)}
 
-    def _forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
         num_heads = k if self.trees is None else len(self.trees[k].levels)
-        return (BareForward(1, 1, self._first(num_heads)),)
+        return (OwnForward(1, 1, self._first(num_heads)),)
 
     def _first(self, num_heads: int) -> str:
         return f"{num_heads} of {self.heads.num_heads} heads"

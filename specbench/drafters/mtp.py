@@ -15,7 +15,7 @@ from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan, b
 from specbench.drafters.heads.mtp import MtpHead, new_mtp_checkpoint
 from specbench.drafters.registry import Parts, drafter
 from specbench.models.checkpoint import Checkpoint
-from specbench.round.drafter import BareForward, Chunk, Outcome, Proposal
+from specbench.round.drafter import Chunk, Outcome, OwnForward, Proposal
 from specbench.round.growth import grow_chain
 from specbench.round.head_part import HeadPart
 from specbench.round.sampling import Sampler
@@ -146,10 +146,10 @@ class Mtp(FeatureDrafter):
             )
         return parts
 
-    def _forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
         L = self._mtp.num_layers
-        drafts = (BareForward(min(depth, L), 1, f"layer {depth % L}") for depth in range(1, k))
-        return (BareForward(k + 1, 1, "observe"), *drafts)
+        drafts = (OwnForward(min(depth, L), 1, f"layer {depth % L}") for depth in range(1, k))
+        return (OwnForward(k + 1, 1, "observe"), *drafts)
 
     def _kept(self, state: State) -> Tensor:
         """Each layer's state after the row's last token [B, L, F]."""

@@ -197,7 +197,7 @@ class MemoryRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardCost:
-    """A bare forward measured alone, in turns with rounds: the floor they are held against."""
+    """A model forward measured alone, in turns with rounds, which cannot take less."""
 
     cell_id: str  # whose rounds contain this forward
     role: Literal["target", "drafter"]

@@ -94,8 +94,8 @@ class Traits:
     repeatability: Repeatability = "exact"
 
 
-class BareForward(NamedTuple):
-    """How often a round runs a forward over so many tokens a row."""
+class OwnForward(NamedTuple):
+    """How often a round runs a forward of the drafter's own over so many tokens per row."""
 
     num_tokens: int
     times: int
@@ -109,7 +109,7 @@ class KeepsCache(Protocol):
     def cache(self) -> KvCache: ...
 
 
-def _no_forwards(k: int) -> tuple[BareForward, ...]:  # noqa: ARG001
+def _no_forwards(k: int) -> tuple[OwnForward, ...]:  # noqa: ARG001
     return ()
 
 
@@ -123,9 +123,9 @@ class Footprint:
     spare_slots: int = 0  # that a row of its cache has beyond those of a row of the target's
     # What forwards name: of a head, its work in a round in pieces that run alone.
     head_parts: Mapping[str, HeadPart] = field(default_factory=dict)
-    # By K, those of a round at least, the floor of its cost. What is done with the outcome is
-    # among them; forwards of the same kind may come apart.
-    forwards: Callable[[int], tuple[BareForward, ...]] = _no_forwards
+    # By K, those that a round runs at least, a lower bound on its cost. What is done with the
+    # outcome is among them; forwards of the same kind may come apart.
+    forwards: Callable[[int], tuple[OwnForward, ...]] = _no_forwards
 
     @property
     def has_model(self) -> bool:

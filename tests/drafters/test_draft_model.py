@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specbench.forward.runner import Output, StockRunner
 from specbench.records import Sampling
-from specbench.round.drafter import BareForward, Chunk, Drafter
+from specbench.round.drafter import Chunk, Drafter, OwnForward
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.request import Request
@@ -156,5 +156,5 @@ def test_the_declared_forwards_are_those_a_proposal_runs(k: int, num_tokens: lis
     proposed(drafter, (5, 6, 7), Sampling(), k)
 
     _, *fed = runner.fed  # the first is the prefill
-    assert drafter.footprint.forwards(k) == tuple(BareForward(num, 1) for num in num_tokens)
+    assert drafter.footprint.forwards(k) == tuple(OwnForward(num, 1) for num in num_tokens)
     assert fed == num_tokens

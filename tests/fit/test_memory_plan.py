@@ -67,7 +67,7 @@ def test_keys_fill_whole_buckets_for_every_row(target):
     assert plan.headroom_bytes == 80 * GIB - plan.peak.total
 
 
-def test_the_floor_is_bytes_over_bandwidth(target):
+def test_the_lower_bound_is_bytes_over_bandwidth(target):
     plan = pair(target, H100)
     embedding = 128_256 * 4096 * 2  # only looked up in: Llama 8B's head is a matrix of its own
     step = (plan.target.nbytes - embedding + 4000 * 131_072) / 3.35e12

@@ -19,10 +19,10 @@ from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_sl
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.tree import Branches
 from specbench.round.drafter import (
-    BareForward,
     Chunk,
     Footprint,
     Outcome,
+    OwnForward,
     PlainDrafter,
     Proposal,
     RowBuffer,
@@ -166,13 +166,13 @@ class FeatureDrafter(PlainDrafter):
             )
         }
 
-    def _forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
         plan = self._plan
         widths: tuple[int, ...] = (plan.top_k if plan.kind == "dynamic" else 1,) * (k - 1)
         if plan.kind == "static":
             widths = self._trees[k].topology.inner_widths
-        drafts = (BareForward(width, 1, "draft") for width in widths)
-        return (BareForward(k + 1, 1, "observe"), *drafts)
+        drafts = (OwnForward(width, 1, "draft") for width in widths)
+        return (OwnForward(k + 1, 1, "observe"), *drafts)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.head.layers.allocate(num_rows, max_len + self._spare_slots)
