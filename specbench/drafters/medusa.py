@@ -98,7 +98,7 @@ class Medusa(PlainDrafter):
         return k if self.trees is None else self.trees[k].topology.num_drafts
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """Keep the state at the last token of the kept path: the current one comes after it."""
+        """Keep the state at the last token of the accepted path: the current one comes after it."""
         outcome.keep_last(outcome.features[0], state.rows_of(self._last_RF))
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002

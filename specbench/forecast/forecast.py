@@ -143,7 +143,7 @@ def choose(
     The best has the highest forecast; of those within 1 % the smallest K. Beside the best K > 0
     a K is worth measuring if it may be more than 2 % faster. It is the costs' error that counts
     for this, a workload's own included, not the spread over prompts: measured would be the same
-    prompts, and what they keep is known; only for a method whose replay is an approximation its
+    prompts, and what they accept is known; only for a method whose replay is an approximation its
     error counts, too.
     """
     speeds = {p.num_speculative_tokens: _speedup(p) for p in points}

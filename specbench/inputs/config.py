@@ -13,7 +13,7 @@
             method: draft_model    # one of `specbench list drafters`, or one arriving later
             model: demo:draft      # where the method takes one, with the target's model keys
             parameters: {}         # the method's own
-            lossy: typical         # drafts are kept by a rule that changes the text (records/lossy)
+            lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
             num_speculative_tokens, note
 
 A pairing is named target/drafter. A folder is relative to the file that names it. A drafter

@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
     path_BT: Tensor | None = None  # the path's nodes, of which 0 is the first; None: a chain
 
     def keep_last(self, x_BTF: Tensor, kept_BF: Tensor) -> None:
-        """Put the entry of the last token kept into `kept_BF`; a row that was done keeps its."""
+        """Put the last accepted token's entry into `kept_BF`; a row that was done keeps its."""
         last_B11 = (self.num_emitted_B - 1).clamp(min=0)[:, None, None]
         last_BF = x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
         kept_BF.copy_(torch.where(self.num_emitted_B[:, None] > 0, last_BF, kept_BF))

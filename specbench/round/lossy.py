@@ -1,6 +1,6 @@
-"""Verifiers that keep drafts which the target finds good enough: faster, and not its text.
+"""Verifiers that accept drafts which the target finds good enough: faster, and not its text.
 
-The target's distribution is NOT kept, so nothing here is used unless an option names it, and
+The target's distribution is NOT preserved, so nothing here is used unless an option names it, and
 what it made is marked wherever it is shown. A draft is judged by the target's distribution at the
 sampling's temperature, top-k and top-p; at temperature 0, where that distribution is one-hot and
 every rule would be the lossless one, at temperature 1. Every other token is the target's own, drawn
@@ -40,7 +40,7 @@ class Rule(Protocol):
 
 
 class TypicalAcceptance:
-    """Keeps a draft with p(x) > min(threshold, alpha exp(-H(p))), whatever drafted it.
+    """Accepts a draft with p(x) > min(threshold, alpha exp(-H(p))), whatever drafted it.
 
     The flatter the distribution (entropy H), the less likely a draft may be. With alpha < 1 the
     distribution's likeliest token always passes; the authors take the square root of the threshold.
@@ -64,9 +64,9 @@ class TypicalAcceptance:
 
 
 class ThresholdAcceptance:
-    """Keeps a draft that the target draws itself, and any with p(x) >= single.
+    """Accepts a draft that the target draws itself, and any with p(x) >= single.
 
-    At 1 nothing is accepted but what the lossless rule keeps of drafts without a distribution of
+    At 1 nothing is accepted but what the lossless rule accepts of drafts without a distribution of
     their own. Source: SGLang's option `--speculative-accept-threshold-single`.
     """
 
@@ -84,7 +84,7 @@ class ThresholdAcceptance:
 
 
 class LossyVerifier:
-    """A verifier (round.Verifier) that keeps the longest path of drafts that pass a rule.
+    """A verifier (round.Verifier) that accepts the longest path of drafts that pass a rule.
 
     Of several the likeliest. The distribution that drafts were drawn from plays no part.
     """
@@ -142,7 +142,7 @@ def _tree(
     of_path_BN = (log_p_BN[:, None] * tree.seen_BNN).sum(-1)
     leaf_B = of_path_BN.masked_fill(~is_longest_BN, -torch.inf).argmax(1)
     path_BT, num_accepted_B = tree.path_to(leaf_B), tree.depth_of(leaf_B)
-    # Node i + 1 is draft i, and what follows the last node kept is the target's.
+    # Node i + 1 is draft i, and what follows the last node accepted is the target's.
     kept_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
     next_B1 = own_BN.gather(1, leaf_B[:, None])
     tokens_BT = torch.cat([kept_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)

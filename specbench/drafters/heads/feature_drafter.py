@@ -198,7 +198,7 @@ class FeatureDrafter(PlainDrafter):
         )
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """The tokens kept, once more and with the target's own states."""
+        """The accepted tokens, once more and with the target's own states."""
         states_BTF = self.head.step(
             outcome.following_BT,
             self.head.fuse(outcome.features),
