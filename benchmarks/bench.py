@@ -117,7 +117,7 @@ def _cell(cell: CellData, summary: CellSummary) -> dict[str, Any]:
 
 
 def _fewest_samples(cell: CellData) -> int:
-    """Of the model forwards of a round, that which was measured least often."""
+    """How often the model forward of a round was measured that was measured least often."""
     counts: dict[tuple[str, int], int] = {}
     for cost in cell.forwards:
         shape = (cost.role, cost.num_tokens)

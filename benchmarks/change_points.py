@@ -28,7 +28,7 @@ STEADY, STEPPED = 2000, 500  # series each
 
 
 def false_alarms(num_runs: int, shape: str) -> dict[str, Any]:
-    """Of series without a change, the share said to step and the share said to drift."""
+    """The share of series without a change said to step, and the share said to drift."""
     rng = np.random.default_rng(num_runs)
     noise = (NOISES[shape](rng, num_runs) for _ in range(STEADY))
     found = [course(list(LEVEL * (1 + NOISE * one))) for one in noise]
@@ -41,7 +41,7 @@ def false_alarms(num_runs: int, shape: str) -> dict[str, Any]:
 
 
 def power(num_runs: int, at: int, deviations: int) -> dict[str, Any]:
-    """Of series with a step, the share in which one was found at its run, or one beside it."""
+    """The share of series with a step where one was found at its run, or one beside it."""
     rng = np.random.default_rng(num_runs + deviations)
     after = LEVEL * (1 + NOISE * deviations)
     levels = np.array([LEVEL] * at + [after] * (num_runs - at))

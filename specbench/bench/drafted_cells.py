@@ -25,7 +25,7 @@ class DraftedCells(NamedTuple):
 
     @property
     def key(self) -> CellKey:
-        """Of its deepest K: forecasts go by it."""
+        """The deepest K's: forecasts go by it."""
         return max((c.key for c in self.cells), key=lambda key: key.draft.k)
 
     @property

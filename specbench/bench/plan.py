@@ -108,7 +108,7 @@ class TargetPlan:
         return SEEDS_WHEN_SAMPLING if condition.temperature > 0 or effort.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
-        """Of K that nobody asked for, those that the drafter can draft; all that were asked for."""
+        """All K that were asked for; else those of the defaults that the drafter can draft."""
         drafter, asked = pairing.drafter, self.settings.draft.num_speculative_tokens
         if asked is None:
             own = drafter.num_speculative_tokens

@@ -236,7 +236,7 @@ def verdict(ranked: Sequence[Ranked]) -> str:
 
 
 def _where(one: Ranked, gain: Gain) -> str:
-    """Of several settings the one of this gain, and what all of them give."""
+    """Among several settings, the one of this gain, and the gain over all of them."""
     if len(one.gains) < 2:
         return ""
     setting = next(setting for setting, own in one.gains.items() if own is gain)

@@ -194,7 +194,7 @@ class BuiltinEngine(Instrumented):
         )
 
     def _row_bytes(self, drafter: str, num_tokens: int, k: int) -> int:
-        """Of the keys and values that a row of so many tokens has room for."""
+        """Bytes of the keys and values that a row of so many tokens has room for."""
         method = self._drafters[drafter]
         num_drafts = method.num_drafts(k) if k else 0
         slots = row_slots(num_tokens + num_drafts + 1, self._pool.device.type)

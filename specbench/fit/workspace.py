@@ -44,7 +44,7 @@ class Layers:
         return (num_tokens * (made + scratch) + mask + logits) * self.size
 
     def prefill_bytes(self, rows: int, context: int) -> int:
-        """Of a chunk of the prompts of as many rows as are fed together."""
+        """For a chunk of the prompts of as many rows as are fed together."""
         together = min(rows, rows_prefilled_together(self.vocab_size))
         return self.forward_bytes(together, min(PREFILL_CHUNK, context), 0, 1)
 

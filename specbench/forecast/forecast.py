@@ -185,7 +185,7 @@ def _speedup(point: ForecastPoint) -> float:
 
 
 def _fastest(speeds: Mapping[int, float]) -> int:
-    """Of those within 1 % of the highest the smallest K."""
+    """The smallest K within 1 % of the highest speed."""
     return min(near_best(speeds, speeds.__getitem__))
 
 

@@ -90,7 +90,7 @@ class Pairing:
 
     @property
     def sha256(self) -> str:
-        """Of the entries that its results follow from: models, method, parameters, lossy rule."""
+        """Hash of the entries that results follow from: models, method, parameters, lossy rule."""
         models = self.target.model, self.drafter.model
         facts = {
             "models": [_weights(model) if model else None for model in models],

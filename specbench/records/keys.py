@@ -250,7 +250,7 @@ def _used(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _annotation(path: str) -> Any:
-    """Of what a key has there: a field of a part, or a property."""
+    """The type of what a key has there: a field of a part, or a property."""
     part, _, name = path.rpartition(".")
     owner: Any = {"": CellKey, "condition": Condition, "draft": Draft}[part]
     getter = getattr(getattr(owner, name), "fget", None)

@@ -233,7 +233,7 @@ class EngineRecord:
     compile_s: float | None = None  # spent on compiling; None: not compiled
     quantization: str | None = None
     notes: tuple[str, ...] = ()
-    # Of drafters that have a deepest K: what makes plans of schema 4 final.
+    # The drafters' deepest K, where they have one: what makes plans of schema 4 final.
     max_k: Mapping[str, int] = field(default_factory=dict)
 
 

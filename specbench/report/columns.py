@@ -105,7 +105,7 @@ _ALL = Column(
     meaning="tokens per second over whole passes, ramp and drain included",
     text=metric("aggregate_tokens_per_s", per_second),
 )
-# Of figures that another tool gave, which have no busy time and no interval.
+# Figures that another tool gave have no busy time and no interval.
 _IMPORTED = (
     Column(
         header=_ALL.header,

@@ -111,7 +111,7 @@ def _time(record: ForecastRecord) -> str:
 
 
 def best_forecast(found: Sequence[CheckedForecast]) -> CheckedForecast | None:
-    """Of several drafters the one whose choice has the highest lower bound; None of none."""
+    """The drafter whose choice has the highest lower bound; None without one."""
     return max(found, key=lambda one: _low(one.best), default=None)
 
 

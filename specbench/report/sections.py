@@ -36,7 +36,7 @@ class Section:
 
     @property
     def best(self) -> Decision | None:
-        """Of the drafters that help the one with the highest lower bound; None if none does.
+        """The helping drafter with the highest lower bound; None if none helps.
 
         A lossy one is only taken where no lossless one helps.
         """

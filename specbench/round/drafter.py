@@ -134,7 +134,7 @@ class Footprint:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of a token of one row in its own cache; 0 before the first forward."""
+        """What one row's token takes in its own cache; 0 before the first forward."""
         return 0 if self.keeps is None else self.keeps.cache.bytes_per_token
 
 

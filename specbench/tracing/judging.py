@@ -20,7 +20,7 @@ class Found:
     num_drafted: dict[int, int] = field(default_factory=dict)
     limit: dict[int, int] = field(default_factory=dict)  # drafts that could be accepted at most
     num_equal: dict[int, int] = field(default_factory=dict)  # leading drafts as in the text
-    # Of drafts drawn from a distribution: what it gave to each of the text's tokens.
+    # Where drafts were drawn: the probability that their distribution gave to each text token.
     draft_probs: dict[int, list[float]] = field(default_factory=dict)
 
     def add(

@@ -42,7 +42,7 @@ class Schedule:
     decay_part: float = 0.6
 
     def factor(self, step: int) -> float:
-        """Of both rates at a step counted from 0."""
+        """What both rates are multiplied by at a step counted from 0."""
         left = (self.steps - step) / (self.steps * self.decay_part)
         return min(1.0, (step + 1) / self.warm_up, 0.02 + 0.98 * left)
 

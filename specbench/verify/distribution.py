@@ -17,7 +17,7 @@ def token_distribution(logits_NV: Tensor, sampling: Sampling) -> Tensor:
 
 
 def log_likelihood(probs_NV: Tensor, tokens_N: Tensor, factor: float) -> float:
-    """Of all tokens together, had the temperature been `factor` times what it is.
+    """Log-likelihood of all tokens, had the temperature been `factor` times what it is.
 
     The tokens that top-k and top-p leave are those of the distribution itself.
     """

@@ -104,7 +104,7 @@ class TreePlan:
     max_drafts: int = 59  # of a dynamic tree
 
     def num_drafts(self, k: int) -> int:
-        """Of a dynamic tree k levels deep."""
+        """Drafts in a dynamic tree k levels deep."""
         return num_dynamic_drafts(k, self.top_k, self.max_drafts)
 
     def spare_slots(self, k: int) -> int:

@@ -112,7 +112,7 @@ def _draw_costs(
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (cost, gain) those that none other beats in both, by rising cost."""
+    """The (cost, gain) that no other beats in both, by rising cost."""
     front: list[tuple[float, float]] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:
