@@ -183,7 +183,7 @@ class Passes:
         return frozenset(key.id for group in groups for key in _again(group)) & self._usable
 
     def _explored(self) -> Iterator[Block]:
-        """The blocks of the first pass with the cells that can run and are in the race."""
+        """The blocks of the first pass with the cells that can run and are not pruned."""
         num_begun: dict[CellKey, int] = {}
         dropped: dict[CellKey, frozenset[str]] = {}
         for planned in self._plan.explore_blocks():

@@ -62,7 +62,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     typer.echo("")
     for line in answer_lines(document):
         typer.echo(line)
-    if note := close_race(ranked):
+    if note := undecided_order(ranked):
         typer.echo(note)
     typer.echo(verdict(ranked))
 
@@ -202,7 +202,7 @@ def _source(drafter: Drafter) -> str | None:
     return drafter.model.source if drafter.model else None
 
 
-def close_race(ranked: Sequence[Ranked]) -> str:
+def undecided_order(ranked: Sequence[Ranked]) -> str:
     """That the first two are not told apart, and what would; empty where they are.
 
     Where neither gains, their order decides nothing.

@@ -12,7 +12,7 @@ from specbench.export.deployment import Deployment, Tier
 from specbench.inputs.config import Pairing
 from specbench.records import ASSISTED_DEFAULT, CellSummary, Condition, Decision
 
-_NO_FIXED_K = "engines take a fixed K, and no fixed K is shown to help"
+_NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speed-up"
 
 
 class Asked(NamedTuple):
