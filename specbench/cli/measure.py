@@ -157,7 +157,7 @@ def run_settings(
 ) -> "StoredRun":
     """The run, with its progress shown; exits 130 with how to go on when it is interrupted.
 
-    `again`: the command that goes on with --resume, if it is not that of the settings.
+    `again`: the command to resume with, if it is not that of the settings.
     """
     from specbench.cli.progress import ProgressWatch
 

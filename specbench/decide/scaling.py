@@ -1,4 +1,4 @@
-"""What becomes of a speed-up as more rows are in flight, or as prompts grow longer."""
+"""What becomes of a speed-up as more requests are decoded together, or prompts grow longer."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -84,7 +84,7 @@ def forecast(
     rounds = {k: found for k in known if (found := replayed(traces, k)) is not None}
     if 0 not in rounds or len(rounds) < 2:
         raise ValueError("no K > 0 has both traces and costs")
-    # Rows in flight would draft from one another's answers, a trace drafts from its own.
+    # Concurrent requests would draft from one another's answers, a trace drafts from its own.
     is_shared = key.condition.concurrency > 1 and find_method(key.draft.method).learns
     is_exact = all(trace.is_exact for trace in traces) and not is_shared
     points = tuple(_point(k, rounds[k], curve, is_exact=is_exact) for k in rounds)

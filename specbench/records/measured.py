@@ -81,7 +81,7 @@ class RequestRecord:
     arrived_s: float | None = None  # since its pass began; ttft_s and total_s count from here
     queue_s: float | None = None  # arrival to the start of its prefill
     sample: int = 0  # which of several answers to the same turn
-    answer_check: AnswerCheck | None = None  # None: no whole answer was checked
+    answer_check: AnswerCheck | None = None  # None: no predicted output was checked
 
     @property
     def num_output_tokens(self) -> int:

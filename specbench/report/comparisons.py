@@ -118,7 +118,7 @@ def crossover_grid(document: Document) -> Grid | None:
             "",
             "drafter",
             "K",
-            *(plural(n, "row") for n in rows),
+            *(plural(n, "request") for n in rows),
             "stops at",
             "drops to 1 at",
         ),
@@ -249,7 +249,7 @@ def _kv(points: Sequence[Point], at: int) -> str:
 
 def _stops(crossover: Crossover) -> str:
     if crossover.concurrency is not None:
-        return plural(crossover.concurrency, "row")
+        return plural(crossover.concurrency, "request")
     shown = [p.at for p in crossover.points if p.valid and p.speedup and p.speedup.low]
     return f"not up to {max(shown)}" if shown else ABSENT
 

@@ -194,7 +194,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class ExpectsAnswers(Protocol):
-    """What a drafter may have besides: it expects whole answers, not only the next tokens."""
+    """What a drafter may have besides: a predicted output, not only the next tokens."""
 
     def predicted_output(self, state: State, most: int) -> Proposal | None:
         """All that is expected to follow in the state's one row, a chain of up to `most` drafts

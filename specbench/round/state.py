@@ -16,7 +16,7 @@ FURTHEST = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Rows in flight. Token `length` of a row is its current one: emitted, not yet in the KV.
+    """Rows being decoded. Token `length` of a row is its current one: emitted, not yet in KV.
 
     tokens_BC holds prompt and output by position; entries past `length` are garbage. A row
     with no budget left is done: rounds leave it as it is.
