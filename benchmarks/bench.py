@@ -15,11 +15,11 @@ from typing import Any
 from benchmarks.forwards import compare_forwards
 from benchmarks.run import name_of, provenance, run, write
 from specbench.bench.limits import middle_context
-from specbench.decide.peers import OWN_DEFAULTS, SideBySide, side_by_side
+from specbench.decide.peers import SideBySide, side_by_side
 from specbench.inputs.config import load_pairings
 from specbench.metrics.cell import CellData, gather_run
 from specbench.metrics.summary import summarise
-from specbench.records import CellSummary
+from specbench.records import ASSISTED_DEFAULT, CellSummary
 from specbench.runs import StoredRun
 from specbench.settings import (
     DecoderSettings,
@@ -96,7 +96,7 @@ def _is_better(pair: SideBySide, pairs: Sequence[SideBySide]) -> bool:
     """Whether it is the faster of assisted generation at our K and at its own defaults."""
     rivals = [p for p in pairs if p.own == pair.own and p.peer.draft.k]
     methods = {rival.peer.draft.method for rival in rivals}
-    if len(methods) < 2 or OWN_DEFAULTS not in methods:
+    if len(methods) < 2 or ASSISTED_DEFAULT not in methods:
         return False
     return pair is min(rivals, key=lambda rival: rival.decode.estimate)
 
@@ -117,7 +117,7 @@ def _cell(cell: CellData, summary: CellSummary) -> dict[str, Any]:
 
 
 def _fewest_samples(cell: CellData) -> int:
-    """Of the model forwards of a round, that which was measured least often."""
+    """How often the model forward of a round was measured that was measured least often."""
     counts: dict[tuple[str, int], int] = {}
     for cost in cell.forwards:
         shape = (cost.role, cost.num_tokens)

@@ -61,7 +61,7 @@ class CellNoise:
 
     @cached_property
     def layouts(self) -> tuple[Layout, Layout]:
-        """Of the baseline's and the cell's own seconds.
+        """Layouts of the baseline's and the cell's own seconds.
 
         Deviations from a mean over few runs are too small, by what `widen` gives back.
         """

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.gpu_suite import correct, law, machine, models, speed, sweep
+from benchmarks.gpu_suite import correct, distribution, machine, models, speed, sweep
 from benchmarks.gpu_suite.captures import TimedGraphs, Watched
 from benchmarks.gpu_suite.decoders import GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import Machine
@@ -72,10 +72,10 @@ def test_correct_finds_what_is_right(printed: Any) -> None:
     assert paused["equal_text"]
     assert sum(paused["accepted_after_pause"]) > 0
     assert (found["memory"]["num_complete"], found["memory"]["in_turn"]) == (12, True)
-    laws = found["sampling_law"]["ways"]
-    wrong = laws.pop("wrong: keeps every draft, K=3")
+    ways = found["sampling_law"]["ways"]
+    wrong = ways.pop("wrong: keeps every draft, K=3")
     assert wrong["p"] < 1e-6
-    assert all(way["p"] > 1e-3 for way in laws.values())  # fixed seeds: 3 in 1000 by chance
+    assert all(way["p"] > 1e-3 for way in ways.values())  # fixed seeds: 3 in 1000 by chance
     distances = found["fused_is_stock"]["distance"]
     assert max(distances["Qwen2, float32"].values()) < 1e-5
     assert 1e-4 < max(distances["Qwen2, bfloat16"].values()) < 0.1
@@ -176,12 +176,16 @@ def test_read_bytes_leave_out_a_table_that_is_only_looked_up() -> None:
     assert models.read_bytes(tied) == everything - table  # one matrix, and it is the output's
 
 
-def test_a_law_of_equal_texts_is_told_from_one_that_never_says_a_token() -> None:
+def test_a_distribution_of_equal_texts_is_told_from_one_that_never_says_a_token() -> None:
     generator = torch.Generator().manual_seed(0)
-    texts = torch.randint(0, law.VOCAB_SIZE, (5000, law.NUM_TOKENS), generator=generator)
-    flat = torch.full((law.VOCAB_SIZE,) * 3, law.VOCAB_SIZE**-3.0, dtype=torch.float64)
-    assert law.p_value(texts, flat) > 1e-3
-    assert law.p_value(texts.clamp(max=law.VOCAB_SIZE - 2), flat) < 1e-6
+    texts = torch.randint(
+        0, distribution.VOCAB_SIZE, (5000, distribution.NUM_TOKENS), generator=generator
+    )
+    flat = torch.full(
+        (distribution.VOCAB_SIZE,) * 3, distribution.VOCAB_SIZE**-3.0, dtype=torch.float64
+    )
+    assert distribution.p_value(texts, flat) > 1e-3
+    assert distribution.p_value(texts.clamp(max=distribution.VOCAB_SIZE - 2), flat) < 1e-6
 
 
 def test_captures_are_timed_and_the_watch_is_off_until_it_is_armed() -> None:

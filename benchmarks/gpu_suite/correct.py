@@ -11,7 +11,7 @@ from benchmarks.gpu_suite.numerics import attention, fused_is_stock
 from benchmarks.gpu_suite.texts import (
     catch_up,
     identity,
-    sampling_law,
+    sampling_distribution,
     self_consistency,
     together_and_alone,
 )
@@ -20,7 +20,7 @@ SECTIONS: dict[str, Section] = {
     "captures": captures,
     "identity": identity,
     "host_calls": host_calls,
-    "sampling_law": sampling_law,
+    "sampling_law": sampling_distribution,
     "together_and_alone": together_and_alone,
     "catch_up": catch_up,
     "memory": memory,

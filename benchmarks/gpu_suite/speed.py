@@ -21,7 +21,7 @@ from benchmarks.gpu_suite.models import (
     read_bytes,
     shape,
 )
-from benchmarks.gpu_suite.race import Racer, race
+from benchmarks.gpu_suite.side_by_side import Candidate, compare_engines
 from benchmarks.gpu_suite.star import ACCEPTANCE, open_star
 from benchmarks.gpu_suite.timing import Point, measure_points
 from specbench.engines.builtin import BuiltinEngine
@@ -69,7 +69,7 @@ def beside_transformers(machine: Machine) -> Json:
     own, drafter, pool = made_up_pair(target, draft)
     vocab = target.config.vocab_size
     requests = [_request(random_prompt(64, vocab, seed), machine.pick(128, 8)) for seed in range(6)]
-    found = race(_racers(own, drafter, pool), requests, machine)
+    found = compare_engines(_candidates(own, drafter, pool), requests, machine)
     return {
         "draft_layers": draft.config.num_hidden_layers,
         "scale": scale,
@@ -88,7 +88,7 @@ def embedded_pair(machine: Machine) -> Json:
         history: list[Message] = list(prompt.turns[0])
         ids = tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
         requests.append(_request(ids, machine.pick(96, 8)))
-    return race(_racers(pairing.target, pairing.drafter, pool), requests, machine)
+    return compare_engines(_candidates(pairing.target, pairing.drafter, pool), requests, machine)
 
 
 def large_pair(machine: Machine) -> Json:
@@ -107,22 +107,22 @@ def large_pair(machine: Machine) -> Json:
     return {"synthetic_acceptance": ACCEPTANCE, "weights_bytes": weights, **found}
 
 
-def _racers(target: Target, drafter: Drafter, pool: ModelPool) -> list[Racer]:
+def _candidates(target: Target, drafter: Drafter, pool: ModelPool) -> list[Candidate]:
     """Ours and theirs over one set of weights, without drafts and with the same draft."""
     ours, theirs = BuiltinEngine(target, pool), TransformersEngine(target, pool)
     for engine in (ours, theirs):
         engine.add_drafter(drafter)
-    racers = [
-        Racer("builtin K=0", ours, ours.baseline),
-        Racer(f"builtin K={K}", ours, Work(drafter=drafter.name, method="draft_model", k=K)),
-        Racer("generate", theirs, theirs.baseline),
+    candidates = [
+        Candidate("builtin K=0", ours, ours.baseline),
+        Candidate(f"builtin K={K}", ours, Work(drafter=drafter.name, method="draft_model", k=K)),
+        Candidate("generate", theirs, theirs.baseline),
     ]
     for method, k in (("assisted", K), ("assisted_default", 20)):
         name = f"{method} K={k}"
-        racers.append(Racer(name, theirs, Work(drafter=drafter.name, method=method, k=k)))
+        candidates.append(Candidate(name, theirs, Work(drafter=drafter.name, method=method, k=k)))
     # Last: on a GPU transformers compiles it, which takes longest.
     static = Work(drafter=NO_DRAFTER, method="generate_static", k=0)
-    return [*racers, Racer("generate_static", theirs, static)]
+    return [*candidates, Candidate("generate_static", theirs, static)]
 
 
 def _request(prompt_ids: tuple[int, ...], new_tokens: int) -> EngineRequest:

@@ -6,7 +6,14 @@ import torch
 from transformers import GenerationConfig
 
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, Text, medium_pair, num_equal, texts
-from benchmarks.gpu_suite.law import NUM_TOKENS, PROMPT, accept_all, exact_law, p_value, tiny
+from benchmarks.gpu_suite.distribution import (
+    NUM_TOKENS,
+    PROMPT,
+    accept_all,
+    exact_distribution,
+    p_value,
+    tiny,
+)
 from benchmarks.gpu_suite.machine import Json, Machine
 from specbench.engines.peer_module import make_peer
 from specbench.forward.self_test import Forward
@@ -79,7 +86,7 @@ def together_and_alone(machine: Machine) -> Json:
     return {"dtype": "float32", "k": K, **found}
 
 
-def sampling_law(machine: Machine) -> Json:
+def sampling_distribution(machine: Machine) -> Json:
     """Chi-square of sampled texts against the exact distribution, in graphs where there are any.
 
     A p-value below 0.001 comes once in a thousand correct runs; the last verifier is wrong.
@@ -89,7 +96,7 @@ def sampling_law(machine: Machine) -> Json:
         target=tiny(machine.device, seed=0),
         draft=tiny(machine.device, seed=1),
     )
-    law = exact_law(pair.target, WARM.temperature)
+    probs = exact_distribution(pair.target, WARM.temperature)
     num_samples = machine.pick(10_240, 1024)
     requests = [
         Request(prompt_ids=PROMPT, max_new_tokens=NUM_TOKENS, seed=seed)
@@ -106,7 +113,7 @@ def sampling_law(machine: Machine) -> Json:
         decoder = pair.decoder(verifier=verifier)
         own = texts(decoder, requests, k=k, num_rows=64, sampler=Sampler(WARM))
         assert decoder.launcher is not None, "it has served"
-        found[name] = {"p": p_value(torch.tensor(own), law), "graph": decoder.launcher.graph}
+        found[name] = {"p": p_value(torch.tensor(own), probs), "graph": decoder.launcher.graph}
     return {"num_samples": num_samples, "temperature": WARM.temperature, "ways": found}
 
 

@@ -118,7 +118,7 @@ def _measured(
     assert launcher is not None, "it has served"
     rounds = [seconds for span in spans for seconds in span.round_s]
     round_s = median(rounds)
-    floor_s = roofline_s(point.bytes_per_round, copy_bytes_per_s) if point.bytes_per_round else None
+    least_s = roofline_s(point.bytes_per_round, copy_bytes_per_s) if point.bytes_per_round else None
     emitted = sum(span.num_emitted for span in spans)
     idle = [1 - sum(span.round_s) / span.seconds for span in spans]
     return Measured(
@@ -136,7 +136,7 @@ def _measured(
         tokens_per_round=emitted / len(rounds) / point.num_rows,
         idle_share=max(median(idle), 0.0),
         warm_up_s=warm_up_s,
-        roofline_s=floor_s,
+        roofline_s=least_s,
         # What fits a CPU's cache is read faster than memory: no such figure there.
-        bandwidth_utilisation=floor_s / round_s if floor_s and machine.is_cuda else None,
+        bandwidth_utilisation=least_s / round_s if least_s and machine.is_cuda else None,
     )

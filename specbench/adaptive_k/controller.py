@@ -16,7 +16,7 @@ _OLD_EVIDENCE = 4.0  # rounds of one row that the past weighs when a probe begin
 _EAGER_SHARE = 0.03  # of the time at K = 0 goes to the first probe, each failure halves it
 _CLEAR_SUCCESS = 1.1  # a probe that finds this much more than K = 0 makes the next ones eager
 
-# Before anything is seen, position 1 is kept as often as not, as if 3 drafts had said so.
+# Before anything is seen, position 1 is accepted as often as not, as if 3 drafts had said so.
 # A later position is taken to be like the one before it, as if 12 drafts had said so: where K
 # has not reached lately, the last rate seen goes on.
 _FIRST_RATE = 0.5
@@ -40,7 +40,7 @@ class Acceptance:
 
     def __init__(self, max_k: int, *, memory_rounds: float) -> None:
         self._num_tried = [0.0] * max_k
-        self._num_kept = [0.0] * max_k
+        self._num_accepted = [0.0] * max_k
         self._fading = 1 - 1 / memory_rounds
 
     def observe(self, k: int, num_accepted: Sequence[int]) -> None:
@@ -48,7 +48,7 @@ class Acceptance:
         self._scale(self._fading)
         for accepted in num_accepted:
             for i in range(accepted):
-                self._num_kept[i] += 1
+                self._num_accepted[i] += 1
             for i in range(min(accepted + 1, k)):
                 self._num_tried[i] += 1
 
@@ -61,8 +61,8 @@ class Acceptance:
         """Tokens a row emits in a round at K = 0, 1, .. the largest."""
         rates = []
         rate, weight = _FIRST_RATE, _FIRST_WEIGHT
-        for tried, kept in zip(self._num_tried, self._num_kept, strict=True):
-            rate = (kept + weight * rate) / (tried + weight)
+        for tried, accepted in zip(self._num_tried, self._num_accepted, strict=True):
+            rate = (accepted + weight * rate) / (tried + weight)
             weight = _LIKE_THE_ONE_BEFORE
             rates.append(rate)
         return expected_tokens_by_k(rates)
@@ -70,18 +70,18 @@ class Acceptance:
     def relative_error(self, tokens: float) -> float:
         """Standard error of an estimate of `tokens` a round, as a share of it.
 
-        Kept drafts are taken as geometric: with mean m their variance is m (m + 1).
+        Accepted drafts are taken as geometric: with mean m their variance is m (m + 1).
         """
-        kept = tokens - 1
-        return sqrt(kept * tokens / (self._num_tried[0] + _FIRST_WEIGHT)) / tokens
+        accepted = tokens - 1
+        return sqrt(accepted * tokens / (self._num_tried[0] + _FIRST_WEIGHT)) / tokens
 
     def _scale(self, share: float) -> None:
         self._num_tried = [n * share for n in self._num_tried]
-        self._num_kept = [n * share for n in self._num_kept]
+        self._num_accepted = [n * share for n in self._num_accepted]
 
 
 class Controller:
-    """Follows what rounds cost and what they keep, and picks K for all rows.
+    """Follows what rounds cost and what they accept, and picks K for all rows.
 
     At K = 0 acceptance cannot be seen, so a few rounds at K > 0 are tried now and then; they
     take at most `_EAGER_SHARE` of the time, and soon `probe_share` while they go on failing;
@@ -112,12 +112,8 @@ class Controller:
         self._k: int | None = None
         self._num_unseen = _LEAST_EVIDENCE
         self._is_probing = False
-        self._behind = 0
+        self._behind = 0  # tokens of each row that the drafter did not see, in rounds observed
         self._at_zero_s = 0.0
-
-    def behind(self) -> int:
-        """Tokens of each row that the drafter did not see, in the rounds observed."""
-        return self._behind
 
     def choose(self, num_rows: int, num_live: int, num_behind: int) -> int:
         """K of the next round over `num_rows` computed rows, `num_live` of them in use.
@@ -155,13 +151,12 @@ class Controller:
         *,
         k: int,
         num_rows: int,
-        num_drafted: Sequence[int],  # noqa: ARG002
         num_accepted: Sequence[int],
         num_emitted: Sequence[int],
         num_caught_up: int,
         seconds: float,
     ) -> None:
-        """Learn from a round; one entry a live row. What counts is what was kept.
+        """Learn from a round; one entry a live row. What counts is what was accepted.
 
         The seconds of a round that caught up tell nothing about K and are left out.
         """

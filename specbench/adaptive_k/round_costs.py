@@ -14,7 +14,7 @@ _LONGEST_RECORD = 50  # rounds: what a cell has learnt weighs at most this much
 
 
 class CatchUp(NamedTuple):
-    """Seconds a drafter takes to read the tokens that K = 0 rounds kept from it."""
+    """Seconds a drafter takes to read the tokens that it missed in K = 0 rounds."""
 
     fixed_s: float = 0.0
     per_token_s: float = 0.0  # of each row

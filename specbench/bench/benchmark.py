@@ -16,13 +16,7 @@ from specbench.bench.depth import any_shape
 from specbench.bench.hub import look_for_hub
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import block_seconds
-from specbench.bench.plan import (
-    BUILTIN,
-    TRANSFORMERS,
-    TargetPlan,
-    peers_of,
-    plan_targets,
-)
+from specbench.bench.plan import TargetPlan, peers_of, plan_targets
 from specbench.bench.target import TargetRun
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
@@ -48,7 +42,7 @@ from specbench.runs import (
     new_run_id,
     resume_run,
 )
-from specbench.settings import RunSettings
+from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:

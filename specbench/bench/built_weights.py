@@ -11,7 +11,7 @@ _INT4_GROUP = 128  # inputs that share a scale, as models/quantization.py packs 
 
 
 def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
-    """Of a model whose config alone is there; None where its keys cannot be told.
+    """Weights of a model with nothing but a config; None where its keys cannot be told.
 
     Raises ModelError where transformers has no such architecture, or torchao cannot pack it.
     """

@@ -31,7 +31,7 @@ def deepest(pairing: Pairing, read_head: ReadHead, *, made_up: bool) -> int | No
 
 
 def depths(pairings: Sequence[Pairing], read_head: ReadHead, *, made_up: bool) -> Mapping[str, int]:
-    """Of the drafters of one target that have a deepest K, by name."""
+    """The deepest K by drafter of one target, where they have one."""
     found = {p.drafter.name: deepest(p, read_head, made_up=made_up) for p in pairings}
     return {name: most for name, most in found.items() if most is not None}
 

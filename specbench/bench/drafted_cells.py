@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
@@ -26,7 +25,7 @@ class DraftedCells(NamedTuple):
 
     @property
     def key(self) -> CellKey:
-        """Of its deepest K: forecasts go by it."""
+        """The deepest K's: forecasts go by it."""
         return max((c.key for c in self.cells), key=lambda key: key.draft.k)
 
     @property
@@ -38,7 +37,7 @@ def sharing_costs(found: Iterable[DraftedCells]) -> list[list[DraftedCells]]:
     """Groups that differ in workload and drafter alone, and whose contexts are alike."""
     groups: dict[tuple[object, ...], list[DraftedCells]] = {}
     for drafted in found:
-        same = replace(drafted.cells[0].key.condition, workload="")
+        same = drafted.cells[0].key.condition.apart_from("workload")
         size = max(middle_context(drafted.traces), _ALIKE)
         groups.setdefault((same, (size - 1).bit_length()), []).append(drafted)
     return list(groups.values())

@@ -12,7 +12,7 @@ from specbench.bench.blocks import Block
 from specbench.bench.deadline import Deadline
 from specbench.bench.drafted_cells import DraftedCells, costed, effort, sharing_costs
 from specbench.bench.passes import block_seconds
-from specbench.bench.plan import BUILTIN, TargetPlan
+from specbench.bench.plan import TargetPlan
 from specbench.bench.round_costs import TIME_SHARE, RoundCosts
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace, Tracer
@@ -26,7 +26,7 @@ from specbench.forecast.forecast import forecast, replayed
 from specbench.records import NO_DRAFTER, BlockRecord, CellKey, Condition, ForecastRecord
 from specbench.records.traces import Drafting
 from specbench.runs import Ledger
-from specbench.settings import AcceptanceRule
+from specbench.settings import BUILTIN, AcceptanceRule
 from specbench.tracing.text import Text
 
 COSTS_SHARE = 0.3  # of the time that exploring may still take, for round costs

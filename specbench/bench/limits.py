@@ -17,10 +17,10 @@ WARM_UPS = 4  # the rounds after a prefill are slower
 BLOCKS = 8  # of a cell; further ones would tell no more
 
 
-def measure_floors(
+def measure_forwards(
     engine: Instrumented, cells: tuple[Cell, ...], request_of: Callable[[Cell], EngineRequest]
 ) -> Iterator[ForwardCost]:
-    """Bare forwards of every cell, in the order of its rounds, and some rounds between them.
+    """Model forwards of every cell, in the order of its rounds, and some rounds between them.
 
     A machine's speed changes within a second, and a forward that follows another model's finds
     its weights in no cache: only in turns are both measured alike. Cells have a fixed K.
@@ -34,11 +34,11 @@ def measure_floors(
             stop_at_eos=False,
             conversation=None,
         )
-        floor = engine.floor(short, work_of(cell))
-        if floor is None or not floor.round_s:
+        timed = engine.time_forwards(short, work_of(cell))
+        if timed is None or not timed.round_s:
             continue
-        first = min(WARM_UPS, len(floor.round_s) // 2)  # a short answer has few rounds
-        for forward, seconds in floor.forward_s.items():
+        first = min(WARM_UPS, len(timed.round_s) // 2)  # a short answer has few rounds
+        for forward, seconds in timed.forward_s.items():
             counted = seconds[first * forward.times :]
             yield ForwardCost(
                 cell_id=cell.key.id,
@@ -48,7 +48,7 @@ def measure_floors(
                 seconds=median(counted),
                 num_samples=len(counted),
                 part=forward.part,
-                round_s=median(floor.round_s[first:]),
+                round_s=median(timed.round_s[first:]),
             )
 
 

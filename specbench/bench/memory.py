@@ -17,8 +17,8 @@ class _Peaks(NamedTuple):
     device: int | None
 
     def beside(self, idle: "_Peaks", before: "_Peaks", after: "_Peaks") -> "_Peaks":
-        """Of target and drafter: `after`, without what came between `idle`, just after these, and
-        `before`. None stays None.
+        """Peaks of target and drafter: `after`, without what came between `idle`, just after
+        these, and `before`. None stays None.
         """
         return _Peaks(*map(_beside, self, idle, before, after))
 

@@ -10,8 +10,8 @@ import torch
 
 from specbench.bench.blocks import Block, Cell, confirm_block
 from specbench.bench.deadline import Deadline
-from specbench.bench.limits import BLOCKS, measure_floors, measure_limits
-from specbench.bench.plan import BUILTIN, TargetPlan
+from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
+from specbench.bench.plan import TargetPlan
 from specbench.bench.pruning import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
@@ -31,6 +31,7 @@ from specbench.records import (
 )
 from specbench.records.extensions import ExtensionKind
 from specbench.runs import Ledger
+from specbench.settings import BUILTIN
 
 
 class Extensions:
@@ -103,7 +104,7 @@ class Passes:
         self._deadline = deadline
         self._usable = usable
         self._device = torch.device(ledger.run.environment.device)
-        self._num_floors: Counter[CellKey] = Counter()  # blocks beside which they were measured
+        self._num_timed: Counter[CellKey] = Counter()  # blocks beside which they were measured
         drafters = (cell.drafter for cell in plan.all_cells if cell.key.id in usable)
         self._extensions = Extensions(ledger, frozenset(drafters))
 
@@ -148,9 +149,9 @@ class Passes:
         cells = tuple(cell for cell in own if cell.key.id in done)
         if not cells:
             return
-        few = tuple(cell for cell in cells if self._num_floors[cell.key] < BLOCKS)
-        self._num_floors.update(cell.key for cell in few)
-        for cost in measure_floors(engine, few, lambda cell: session.request(block, cell)):
+        few = tuple(cell for cell in cells if self._num_timed[cell.key] < BLOCKS)
+        self._num_timed.update(cell.key for cell in few)
+        for cost in measure_forwards(engine, few, lambda cell: session.request(block, cell)):
             self._ledger.append(cost)
         speed = _copy_bytes_per_s(self._device)
         for limit in measure_limits(
@@ -182,7 +183,7 @@ class Passes:
         return frozenset(key.id for group in groups for key in _again(group)) & self._usable
 
     def _explored(self) -> Iterator[Block]:
-        """The blocks of the first pass with the cells that can run and are in the race."""
+        """The blocks of the first pass with the cells that can run and are not pruned."""
         num_begun: dict[CellKey, int] = {}
         dropped: dict[CellKey, frozenset[str]] = {}
         for planned in self._plan.explore_blocks():

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
 from specbench.bench.pruning import ENOUGH_PROMPTS
-from specbench.engines.peers import ASSISTED_DEFAULT, ASSISTED_DEFAULT_K, BASELINES, peer_methods
+from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
 from specbench.errors import UsageError
 from specbench.inputs.config import Drafter, Pairing, Target
 from specbench.inputs.workloads import Workload, load_workloads
 from specbench.records import (
-    OWN_ENGINE,
+    ASSISTED_DEFAULT,
     Auto,
     CellKey,
     CellPlan,
@@ -23,7 +23,7 @@ from specbench.records import (
     Sampling,
     too_deep,
 )
-from specbench.settings import RunSettings
+from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 
 DEFAULT_K = 4
 DEFAULT_PROMPTS = 10
@@ -31,8 +31,6 @@ SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed say
 ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it
 PASSES = 6  # of the prompt list above one row: an interval needs five
 WAITING_PER_ROW = 3  # requests a row in a pass, so that all rows are busy for most of it
-BUILTIN = OWN_ENGINE
-TRANSFORMERS = "transformers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,7 +108,7 @@ class TargetPlan:
         return SEEDS_WHEN_SAMPLING if condition.temperature > 0 or effort.is_open_ended else 1
 
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
-        """Of K that nobody asked for, those that the drafter can draft; all that were asked for."""
+        """All K that were asked for; else those of the defaults that the drafter can draft."""
         drafter, asked = pairing.drafter, self.settings.draft.num_speculative_tokens
         if asked is None:
             own = drafter.num_speculative_tokens

@@ -168,7 +168,7 @@ class RoundCosts:
 
 
 def round_seconds(served: ServedPass, num_rows: int) -> list[float]:
-    """Of rounds with all rows in use: from each one's start to the next one's."""
+    """Seconds of rounds with all rows in use: from each one's start to the next one's."""
     rounds = served.rounds
     until = [*rounds.at_s[1:], None]
     found = [

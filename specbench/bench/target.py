@@ -12,7 +12,7 @@ from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
-from specbench.bench.plan import BUILTIN, TargetPlan, peers_of
+from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.session import Session
 from specbench.bench.traces import Trace
 from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_works
@@ -24,6 +24,7 @@ from specbench.inputs.config import Drafter, Pairing
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, FailureRecord, MemoryRecord, Sampling
 from specbench.runs import Ledger
+from specbench.settings import BUILTIN
 from specbench.tracing.conversation import trace_conversation
 
 Stage = Literal["load", "warm_up"]

@@ -85,7 +85,7 @@ class Tracer:
             self._texts.setdefault(ground, []).extend(texts)
             for pairing in pairings if texts else ():
                 name, deepest = pairing.drafter.name, max(self._ks(pairing), default=0)
-                # Of a tree each K is a record, the deepest last: a kill may have come between.
+                # Each K of a tree is a record, the deepest last: a kill may have come between.
                 if any(depths.get((name, _place(text)), 0) < deepest for text in texts):
                     self._trace_one(pairing, texts)
 

@@ -1,7 +1,6 @@
 """Evidence for a whole `verify`: target after target, through the engines that a run has."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import torch
 
@@ -14,7 +13,7 @@ from specbench.bench.benchmark import (
 )
 from specbench.bench.blocks import work_of
 from specbench.bench.hub import look_for_hub
-from specbench.bench.plan import BUILTIN, TargetPlan, plan_targets
+from specbench.bench.plan import TargetPlan, plan_targets
 from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest
@@ -24,7 +23,7 @@ from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, WorkloadError, first_line
 from specbench.inputs.config import Pairing
 from specbench.records import Message, Sampling
-from specbench.settings import RunSettings
+from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import Collector, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.examine import Amount, Job, examine
@@ -77,7 +76,7 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
     drafters = {pairing.name: pairing.drafter for pairing in plan.pairings}
     cells = [
         cell
-        for condition in dict.fromkeys(replace(c, workload="") for c in plan.conditions)
+        for condition in dict.fromkeys(c.apart_from("workload") for c in plan.conditions)
         for cell in plan.cells(condition)
         if cell.key.draft.method not in BASELINES[1:]
     ]

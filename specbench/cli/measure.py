@@ -13,7 +13,7 @@ import typer
 from specbench.cli.resuming import require_as_asked
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
-from specbench.settings import RunSettings
+from specbench.settings import BUILTIN, RunSettings
 from specbench.settings.words import one_of, parse_names
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def checked(asked: RunSettings) -> RunSettings:
         )
     if asked.sampling.top_p == 0:
         raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
-    if draft.adaptive and "builtin" not in load.engines:
+    if draft.adaptive and BUILTIN not in load.engines:
         raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
-    if asked.decoder.acceptance is not None and load.engines != ("builtin",):
+    if asked.decoder.acceptance is not None and load.engines != (BUILTIN,):
         raise UsageError(
             "--acceptance simulates acceptance in the built-in decoder only; leave out --engine "
             "transformers"
@@ -70,7 +70,7 @@ def _require_samples(asked: RunSettings) -> None:
         )
     if asked.draft.adaptive:
         raise UsageError(f"--samples {n} needs a fixed K; drop auto from -k")
-    if load.engines != ("builtin",):
+    if load.engines != (BUILTIN,):
         raise UsageError(
             f"--samples {n} needs the built-in decoder; leave out --engine transformers"
         )
@@ -87,7 +87,7 @@ def _require_forecast(asked: RunSettings) -> None:
 
     costs, ks = asked.forecasting.costs, asked.draft.num_speculative_tokens
     option = "--costs" if costs else "--forecast"
-    if asked.load.engines != ("builtin",):
+    if asked.load.engines != (BUILTIN,):
         raise UsageError(f"{option} needs the built-in decoder; leave out --engine transformers")
     if asked.load.request_rate is not None:
         raise UsageError(f"{option} assumes a full batch; drop --request-rate")
@@ -157,7 +157,7 @@ def run_settings(
 ) -> "StoredRun":
     """The run, with its progress shown; exits 130 with how to go on when it is interrupted.
 
-    `again`: the command that goes on with --resume, if it is not that of the settings.
+    `again`: the command to resume with, if it is not that of the settings.
     """
     from specbench.cli.progress import ProgressWatch
 

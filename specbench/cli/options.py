@@ -123,7 +123,7 @@ def _value(name: str, kind: Any, option: Option, default: Any, said: Any) -> Any
 
 
 def _choices(kind: Any) -> tuple[str, ...]:
-    """Of a Literal, or of one that may be None."""
+    """The values of a Literal, or of one that may be None."""
     literal = [one for one in (kind, *get_args(kind)) if get_origin(one) is Literal]
     return get_args(literal[0]) if literal else ()
 

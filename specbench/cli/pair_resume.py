@@ -54,7 +54,7 @@ def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[Drafter, ...]":
 
 
 def again_words(word: str, asked: Paired) -> list[str]:
-    """The command that goes on with a run of `pair`, as far as the run itself does not know it."""
+    """The command that resumes a run of `pair`, as far as the run itself does not know it."""
     words = ["pair", word]
     for option, value in (
         ("--pairings", asked.pairings_file),

@@ -19,7 +19,8 @@ from specbench.fit.memory_plan import MemoryPlan
 from specbench.inputs.config import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
-from specbench.report.numbers import ABSENT, measured, plural, significant
+from specbench.report.notes import failure_lines
+from specbench.report.numbers import ABSENT, measured, plural, significant, value_text
 
 
 def print_prepared(prepared: Prepared, machine: Machine) -> None:
@@ -46,7 +47,7 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
             one.method,
             str(one.num_speculative_tokens) if one.num_speculative_tokens else "none",
             f"{one.speedup if one.num_speculative_tokens else one.potential:.2f}x",
-            ABSENT if length is None else f"{length:.2f}",
+            value_text(length, "{:.2f}"),
             "measured" if one.is_measured else "forecast",
         )
     typer.echo("")
@@ -54,14 +55,14 @@ def print_ranking(ranked: Sequence[Ranked], document: Document, paths: Sequence[
     several = max((len(one.gains) for one in ranked), default=0)
     if several > 1:
         typer.echo(f"speed-up: geometric mean over {several} settings; K with the largest gain")
-    for failure in document.failures:
-        typer.echo(f"failed   {failure.pairing}: {failure.reason}")
+    for line in failure_lines(document):
+        typer.echo(line)
     for path in paths:
         typer.echo(f"report: {path}")
     typer.echo("")
     for line in answer_lines(document):
         typer.echo(line)
-    if note := close_race(ranked):
+    if note := undecided_order(ranked):
         typer.echo(note)
     typer.echo(verdict(ranked))
 
@@ -180,8 +181,8 @@ def _memory_cells(plan: MemoryPlan, lost: int | None) -> list[str]:
         measured(kv, "bytes"),
         measured(plan.peak.total, "bytes"),
         ABSENT if plan.headroom_bytes is None else measured(plan.headroom_bytes, "bytes"),
-        ABSENT if plan.max_context is None else f"{plan.max_context:,}",
-        ABSENT if lost is None else f"{lost:,}",
+        value_text(plan.max_context, "{:,}"),
+        value_text(lost, "{:,}"),
         ABSENT if plan.break_even_length is None else significant(plan.break_even_length),
     ]
 
@@ -201,7 +202,7 @@ def _source(drafter: Drafter) -> str | None:
     return drafter.model.source if drafter.model else None
 
 
-def close_race(ranked: Sequence[Ranked]) -> str:
+def undecided_order(ranked: Sequence[Ranked]) -> str:
     """That the first two are not told apart, and what would; empty where they are.
 
     Where neither gains, their order decides nothing.
@@ -235,7 +236,7 @@ def verdict(ranked: Sequence[Ranked]) -> str:
 
 
 def _where(one: Ranked, gain: Gain) -> str:
-    """Of several settings the one of this gain, and what all of them give."""
+    """Among several settings, the one of this gain, and the gain over all of them."""
     if len(one.gains) < 2:
         return ""
     setting = next(setting for setting, own in one.gains.items() if own is gain)

@@ -34,8 +34,8 @@ def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
 
 
 def print_plan(plans: Sequence[TargetPlan]) -> None:
-    """One row a pairing and workload; nothing is loaded for it."""
-    columns = ("pairing", "workload", "method", "T", "rows", "context", "K", "prompts", "repeats")
+    """One row per pairing and workload; nothing is loaded for it."""
+    columns = ("pairing", "workload", "method", "T", "batch", "context", "K", "prompts", "repeats")
     table = Table(*columns, box=None)
     num_cells = 0
     for plan in plans:

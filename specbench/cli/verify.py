@@ -12,6 +12,7 @@ from specbench.cli.measure import checked, read_methods
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import (
+    BUILTIN,
     DecoderSettings,
     DraftSettings,
     EffortSettings,
@@ -37,9 +38,12 @@ if TYPE_CHECKING:
     from specbench.verify.judge import Finding
 
 
-_Rows = Annotated[
+_Concurrency = Annotated[
     int,
     typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests in the built-in decoder."),
+]
+_OldConcurrency = Annotated[
+    int | None, typer.Option("--rows", min=1, max=MAX_CONCURRENCY, hidden=True)
 ]
 _Tokens = Annotated[
     int,
@@ -61,7 +65,7 @@ class Examined:
     ] = field(default_factory=DraftSettings)
     sampling: SamplingSettings = _SAMPLING
     num_prompts: Annotated[int | None, replace(PROMPTS, shown="10")] = None
-    engines: Engines = ("builtin",)
+    engines: Engines = (BUILTIN,)
     forward: Forward = "auto"
     graph: Graph = "auto"
     compile: Compile = False
@@ -87,7 +91,8 @@ class Examined:
 def verify(
     asked: Examined,
     tokens: _Tokens = 16384,
-    rows: _Rows = 16,
+    concurrency: _Concurrency = 16,
+    rows: _OldConcurrency = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Test that pairings reproduce the target's own output: exit 1 if not, 3 if undecided."""
@@ -108,7 +113,9 @@ def verify(
         from specbench.bench.verification import collect_evidence
 
         try:
-            evidence = collect_evidence(settings, chosen, watch, num_tokens=tokens, num_rows=rows)
+            evidence = collect_evidence(
+                settings, chosen, watch, num_tokens=tokens, num_rows=rows or concurrency
+            )
         except KeyboardInterrupt:
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)

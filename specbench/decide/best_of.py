@@ -1,7 +1,7 @@
 """The best of several answers: its cost over one answer alone, its speed-up, its gain."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench.metrics.best_of import by_prompt, first_log_prob, gain, picked_log_prob
 from specbench.metrics.cell import CellData, turn_of
@@ -29,8 +29,12 @@ class BestOf:
 def compare_best_of(cells: Sequence[CellData]) -> tuple[BestOf, ...]:
     """One for each cell with several samples; the cost where one sample alone was measured."""
     by_key = {cell.key: cell for cell in cells}
-    found = (_compare(cell, by_key.get(cell.key.under(num_samples=1))) for cell in cells)
+    found = (_compare(cell, by_key.get(_alone(cell.key))) for cell in cells)
     return tuple(one for one in found if one is not None)
+
+
+def _alone(key: CellKey) -> CellKey:
+    return replace(key, condition=replace(key.condition, num_samples=1))
 
 
 def _compare(cell: CellData, alone: CellData | None) -> BestOf | None:

@@ -6,10 +6,10 @@ cell that helps, with the speed-up that was measured again.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from specbench.decide.recommend import TIE, Verdict, by_question, deciding, judge
+from specbench.decide.recommend import TIE, Verdict, by_question, deciding, judge, near_best
 from specbench.errors import UsageError
 from specbench.metrics.registry import number_of
 from specbench.records import CellKey, CellSummary, Condition, Decision
@@ -61,7 +61,7 @@ class Candidate:
 class Pick:
     """The answer for one workload."""
 
-    condition: Condition  # concurrency 0: chosen among those that were measured
+    condition: Condition  # apart from the concurrency, which is chosen
     best: Candidate | None  # None: nothing keeps the limits
     candidates: tuple[Candidate, ...]  # best first
     ways: tuple[Candidate, ...]  # by the first pass, to find one for all; latency: fewest rows
@@ -105,7 +105,7 @@ def pick(
     for cell in usable:
         rate = _rate(cell, objective)
         if cell.key.is_baseline and rate is not None:
-            across = replace(cell.key.condition, concurrency=0)
+            across = cell.key.condition.apart_from("concurrency")
             candidates, ways = groups.setdefault(across, ([], []))
             plain = _candidate(cell, rate, rate, objective)
             beside = [c for c in usable if c.key.condition == cell.key.condition]
@@ -149,8 +149,7 @@ def _pick(
     if any(c.key.draft.k and c.key.draft.lossy is None for c in kept):
         kept = [c for c in kept if c.key.draft.lossy is None]  # as an answer of the report
     if kept:
-        highest = max(candidate.cautious_rate for candidate in kept)
-        tied = [c for c in kept if c.cautious_rate * (1 + TIE) >= highest]
+        tied = near_best(kept, lambda candidate: candidate.cautious_rate)
         best = min(tied, key=lambda candidate: _plainness(candidate.key))
     others = sorted((c for c in group if c is not best), key=lambda c: -c.cautious_rate)
     return Pick(

@@ -1,7 +1,7 @@
 """The built-in decoder beside other engines, over the same prompts of the same run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specbench.metrics.cell import CellData, against
 from specbench.metrics.pairs import (
@@ -11,10 +11,9 @@ from specbench.metrics.pairs import (
     paired_end_to_end,
 )
 from specbench.metrics.validity import judge_cell
-from specbench.records import OWN_ENGINE, CellKey, Interval
+from specbench.records import ASSISTED_DEFAULT, CellKey, Interval
+from specbench.settings import BUILTIN
 from specbench.stats.intervals import speedup_interval
-
-OWN_DEFAULTS = "assisted_default"  # a peer's method whose K is its own business
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,17 +40,17 @@ def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
         _compare(own, peer)
         for own in cells
         for peer in cells
-        if own.key.condition.engine == OWN_ENGINE and _do_the_same(own.key, peer.key)
+        if own.key.condition.engine == BUILTIN and _do_the_same(own.key, peer.key)
     )
     return tuple(pair for pair in found if pair is not None)
 
 
 def _do_the_same(own: CellKey, peer: CellKey) -> bool:
-    if peer.condition.engine == OWN_ENGINE or own.draft.drafter != peer.draft.drafter:
+    if peer.condition.engine == BUILTIN or own.draft.drafter != peer.draft.drafter:
         return False
-    if own.condition != replace(peer.condition, engine=OWN_ENGINE):
+    if own.condition.apart_from("engine") != peer.condition.apart_from("engine"):
         return False
-    return peer.draft.method == OWN_DEFAULTS or own.draft.length == peer.draft.length
+    return peer.draft.method == ASSISTED_DEFAULT or own.draft.length == peer.draft.length
 
 
 def _compare(own: CellData, peer: CellData) -> SideBySide | None:

@@ -4,9 +4,10 @@ Two stages, because the best of many is biased upward: `choose` picks from the f
 to measure again, `decide` quotes only that second measurement.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 from specbench.decide.reasons import k_text, reasons_for, speedup_text, units_of
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval
@@ -15,6 +16,7 @@ from specbench.stats.precision import prompts_to_decide
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
 BEATS_BASELINE = 1 + TIE  # K = 0 takes part with a lower bound of exactly 1
 GAINS_NOTHING = 1.02  # an upper bound up to here: do not speculate
+Option = TypeVar("Option")
 
 
 class Verdict(Enum):
@@ -60,7 +62,7 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
     # "Do not speculate" is only said when no K is left undecided.
     promising = [cell for cell in judged if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
     leader = _leader(promising or judged)
-    wins = any(_low(cell) > BEATS_BASELINE for cell in promising)
+    wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
     return Choice(
         cells=candidates,
         leader=leader,
@@ -129,25 +131,29 @@ def judge(speedup: Interval | None) -> Verdict:
     return Verdict.HELPS if speedup.low > BEATS_BASELINE else Verdict.NOT_SHOWN
 
 
+def lower_bound(of: CellSummary | Decision) -> float:
+    """That of its speed-up; 0, the worst a ratio can be, where too few prompts give none."""
+    return of.speedup.low or 0.0 if of.speedup else 0.0
+
+
 def _leader(cells: Sequence[CellSummary]) -> CellSummary:
     """Highest lower bound, ties to the smaller K, to a fixed one before an adaptive one.
 
     Without any bound the highest estimate.
     """
-    highest = max(map(_low, cells))
-    if highest == 0:
+    if not any(map(lower_bound, cells)):
         return max(cells, key=lambda cell: cell.speedup.estimate if cell.speedup else 0.0)
-    tied = (cell for cell in cells if _low(cell) * (1 + TIE) >= highest)
-    return min(tied, key=_plainness)
+    return min(near_best(cells, lower_bound), key=_plainness)
+
+
+def near_best(options: Collection[Option], value: Callable[[Option], float]) -> list[Option]:
+    """Those within 1 % of the highest value."""
+    highest = max(map(value, options))
+    return [option for option in options if value(option) * (1 + TIE) >= highest]
 
 
 def _plainness(cell: CellSummary) -> tuple[int, int]:
     return cell.key.draft.order
-
-
-def _low(cell: CellSummary) -> float:
-    """The lower bound; 0, the worst a ratio can be, where too few prompts give none."""
-    return cell.speedup.low or 0.0 if cell.speedup else 0.0
 
 
 def _answer(

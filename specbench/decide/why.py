@@ -1,8 +1,8 @@
 """Why speculation pays as much as it does, in the terms of its round's cost.
 
 A round costs B = K c + v + h baseline steps and emits AL tokens, so that the speed-up is AL / B
-and log(K + 1) - log(speed-up) = log((K + 1) / AL) + log(B): what is lost to drafts that were not
-kept, and what a round costs above one step. The latter is shared out over its parts.
+and log(K + 1) - log(speed-up) = log((K + 1) / AL) + log(B): what is lost to rejected
+drafts, and what a round costs above one step. The latter is shared out over its parts.
 """
 
 import math
@@ -17,7 +17,7 @@ from specbench.stats.break_even import break_even_acceptance
 Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
 MISMATCHED = 0.5  # the first draft is accepted less often
-TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be kept so often
+TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be accepted so often
 _WITH_MODEL = {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash"}
 
 
@@ -56,8 +56,8 @@ def losses(metrics: Mapping[str, float | tuple[float, ...]], k: int) -> Losses |
     if ratio is None:
         drafting, verifying = k * draft, verify
     else:
-        bare = break_even / max(ratio, 1.0) / (k * draft + verify)
-        drafting, verifying = bare * k * draft, bare * verify
+        forwards = break_even / max(ratio, 1.0) / (k * draft + verify)
+        drafting, verifying = forwards * k * draft, forwards * verify
     parts = {
         "draft": drafting,
         "verify": max(verifying - 1, 0.0),
@@ -78,13 +78,13 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     if lost is not None and not cell.key.draft.is_adaptive:
         yield _BOUND[lost.bound]
     if break_even is not None and not cell.key.draft.is_adaptive:
-        needed, kept = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
+        needed, alpha = break_even_acceptance(k, break_even), number_of(metrics, "alpha")
         if needed is None:
             yield (
                 f"a round costs {break_even:.2f} steps: K={k} loses even if every draft is accepted"
             )
-        elif kept is not None:
-            yield f"breaks even if {needed:.0%} of tested drafts are accepted; {kept:.0%} were"
+        elif alpha is not None:
+            yield f"breaks even if {needed:.0%} of tested drafts are accepted; {alpha:.0%} were"
     first = metrics.get("acceptance_rate_per_position")
     shows_match = _shows_match(cell) and not is_synthetic
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
@@ -110,7 +110,7 @@ _BOUND: Mapping[Bound, str] = {
 def _shows_match(cell: CellSummary) -> bool:
     """Whether a perfect drafter would be accepted: above temperature 0 one that draws its drafts.
 
-    Others are kept with the target's own p, which is low where the text is open.
+    Others are accepted with the target's own p, which is low where the text is open.
     """
     if cell.key.condition.temperature == 0:
         return cell.key.draft.method in _WITH_MODEL

@@ -15,10 +15,10 @@ from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.depth import NEW_BLOCK_SIZE, dflash_depth
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import (
-    BareForward,
     Chunk,
     Footprint,
     Outcome,
+    OwnForward,
     PlainDrafter,
     Proposal,
     RowBuffer,
@@ -55,7 +55,7 @@ class DFlash(PlainDrafter):
             keeps=self.head.layers,
             weights=self.head.weights,
             head_parts=self._head_parts(),
-            forwards=lambda k: (BareForward(k + 1, 1, "observe"), BareForward(k + 1, 1, "block")),
+            forwards=lambda k: (OwnForward(k + 1, 1, "observe"), OwnForward(k + 1, 1, "block")),
         )
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
@@ -93,7 +93,7 @@ class DFlash(PlainDrafter):
         self.head.see(chunk.features, chunk.positions_BT, chunk.span, state.first_row)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """What follows the tokens kept is overwritten by the next block."""
+        """What follows the accepted tokens is overwritten by the next block."""
         self.head.see(outcome.features, outcome.positions_BT, outcome.span, state.first_row)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
@@ -103,6 +103,6 @@ class DFlash(PlainDrafter):
         num_drafted_B = torch.full_like(state.budget_B, k)
         if sampler.is_greedy:
             return Proposal(logits_BKV.argmax(-1), num_drafted_B)
-        laws_BKV = sampler.probs(logits_BKV)
-        tokens_BK = sampler.guess(laws_BKV, state.seed_B, state.positions(1, k))
-        return Proposal(tokens_BK, num_drafted_B, laws_BKV)
+        probs_BKV = sampler.probs(logits_BKV)
+        tokens_BK = sampler.guess(probs_BKV, state.seed_B, state.positions(1, k))
+        return Proposal(tokens_BK, num_drafted_B, probs_BKV)

@@ -46,7 +46,7 @@ class DraftModel(ModelDrafter):
         self._see(tokens_BT, positions_BT, span, state.first_row)
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """A tree's kept path moves to its positions, as in the target's cache.
+        """A tree's accepted path moves to its positions, as in the target's cache.
 
         What was rejected is overwritten before it is seen again.
         """

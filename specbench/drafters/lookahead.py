@@ -145,8 +145,7 @@ class Lookahead(PlainDrafter):
         num_filled_B.add_(is_live_B & ~is_full_B)
 
     def _rows(self, state: State) -> tuple[Tensor, Tensor]:
-        rows = slice(state.first_row, state.first_row + state.num_rows)
-        return self._levels_RLW[rows], self._num_filled_R[rows]
+        return state.rows_of(self._levels_RLW), state.rows_of(self._num_filled_R)
 
 
 def round_shape(

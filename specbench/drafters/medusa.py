@@ -17,9 +17,9 @@ from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.medusa import NEW_HEADS, MedusaTree
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import (
-    BareForward,
     Footprint,
     Outcome,
+    OwnForward,
     PlainDrafter,
     Proposal,
     Traits,
@@ -81,9 +81,9 @@ class Medusa(PlainDrafter):
 
         return {self._first(n): part(n) for n in range(1, heads.num_heads + 1)}
 
-    def _forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
         num_heads = k if self.trees is None else len(self.trees[k].levels)
-        return (BareForward(1, 1, self._first(num_heads)),)
+        return (OwnForward(1, 1, self._first(num_heads)),)
 
     def _first(self, num_heads: int) -> str:
         return f"{num_heads} of {self.heads.num_heads} heads"
@@ -98,13 +98,14 @@ class Medusa(PlainDrafter):
         return k if self.trees is None else self.trees[k].topology.num_drafts
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """Keep the state at the last token of the kept path: the current one comes after it."""
-        outcome.keep_last(outcome.features[0], self._rows(state))
+        """Keep the state at the last token of the accepted path: the current one comes after it."""
+        outcome.keep_last(outcome.features[0], state.rows_of(self._last_RF))
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         """The heads' likeliest tokens at any temperature: guesses without a distribution."""
         tree = None if self.trees is None else self.trees[k]
-        logits_HBV = self.heads.logits(self._rows(state), len(tree.levels) if tree else k)
+        num_heads = len(tree.levels) if tree else k
+        logits_HBV = self.heads.logits(state.rows_of(self._last_RF), num_heads)
         if tree is None:
             tokens_BK = self.heads.target_ids(logits_HBV.argmax(-1).T)
             return Proposal(tokens_BK, torch.full_like(state.budget_B, k))
@@ -115,9 +116,6 @@ class Medusa(PlainDrafter):
         num_drafted_B = torch.full_like(state.budget_B, tokens_BK.shape[1])
         tokens_BK = self.heads.target_ids(tokens_BK)
         return Proposal(tokens_BK, num_drafted_B, None, tree.of_rows(state.num_rows))
-
-    def _rows(self, state: State) -> Tensor:
-        return self._last_RF[state.first_row : state.first_row + state.num_rows]
 
     @staticmethod
     def new_checkpoint(

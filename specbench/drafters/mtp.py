@@ -15,7 +15,7 @@ from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan, b
 from specbench.drafters.heads.mtp import MtpHead, new_mtp_checkpoint
 from specbench.drafters.registry import Parts, drafter
 from specbench.models.checkpoint import Checkpoint
-from specbench.round.drafter import BareForward, Chunk, Outcome, Proposal
+from specbench.round.drafter import Chunk, Outcome, OwnForward, Proposal
 from specbench.round.growth import grow_chain
 from specbench.round.head_part import HeadPart
 from specbench.round.sampling import Sampler
@@ -60,7 +60,7 @@ class Mtp(FeatureDrafter):
         index_B1F = at_B1.clamp(0, states_BTF.shape[1] - 1)[..., None].expand(
             -1, 1, states_BTF.shape[2]
         )
-        kept_BF = self._rows(state)
+        kept_BF = state.rows_of(self._last_RF)
         kept_BF.copy_(torch.where(at_B1 >= 0, states_BTF.gather(1, index_B1F)[:, 0], kept_BF))
 
     def observe(self, state: State, outcome: Outcome) -> None:
@@ -72,7 +72,7 @@ class Mtp(FeatureDrafter):
             before_BLF=self._kept(state),
             first_row=state.first_row,
         )
-        outcome.keep_last(states_BTF, self._rows(state))
+        outcome.keep_last(states_BTF, state.rows_of(self._last_RF))
 
     def _see(
         self,
@@ -146,11 +146,11 @@ class Mtp(FeatureDrafter):
             )
         return parts
 
-    def _forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
         L = self._mtp.num_layers
-        drafts = (BareForward(min(depth, L), 1, f"layer {depth % L}") for depth in range(1, k))
-        return (BareForward(k + 1, 1, "observe"), *drafts)
+        drafts = (OwnForward(min(depth, L), 1, f"layer {depth % L}") for depth in range(1, k))
+        return (OwnForward(k + 1, 1, "observe"), *drafts)
 
     def _kept(self, state: State) -> Tensor:
         """Each layer's state after the row's last token [B, L, F]."""
-        return self._rows(state).view(state.num_rows, self._mtp.num_layers, -1)
+        return state.rows_of(self._last_RF).view(state.num_rows, self._mtp.num_layers, -1)

@@ -70,12 +70,12 @@ class PreviousTurn(PlainDrafter):
         cut = [list(tokens[:num_places]) for tokens in predictions]
         longest = max(map(len, cut))
         padded = [[*tokens, *[0] * (longest - len(tokens))] for tokens in cut]
-        self._rows(state, self._reference_RP)[:, :longest].copy_(torch.tensor(padded))
-        self._rows(state, self._size_R1).copy_(torch.tensor([[len(tokens)] for tokens in cut]))
+        state.rows_of(self._reference_RP)[:, :longest].copy_(torch.tensor(padded))
+        state.rows_of(self._size_R1).copy_(torch.tensor([[len(tokens)] for tokens in cut]))
 
     def prefill(self, state: State, chunk: Chunk) -> None:  # noqa: ARG002
-        self._rows(state, self._place_R1).zero_()
-        self._rows(state, self._position_R1).copy_(state.length_B1)
+        state.rows_of(self._place_R1).zero_()
+        state.rows_of(self._position_R1).copy_(state.length_B1)
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
         return self._what_follows(state, k)
@@ -84,7 +84,7 @@ class PreviousTurn(PlainDrafter):
         if not self._checks_predicted_output:
             return None
         proposal = self._what_follows(state, most)
-        is_in_it_B = (self._rows(state, self._position_R1) > state.length_B1)[:, 0]
+        is_in_it_B = (state.rows_of(self._position_R1) > state.length_B1)[:, 0]
         return proposal._replace(num_drafted_B=proposal.num_drafted_B * is_in_it_B)
 
     def catch_up(self, state: State, num_tokens: int, span: int) -> None:  # noqa: ARG002
@@ -92,10 +92,10 @@ class PreviousTurn(PlainDrafter):
 
     def _what_follows(self, state: State, k: int) -> Proposal:
         """What the reference says from the place that the answer has come to."""
-        reference_BP = self._rows(state, self._reference_RP)
-        size_B1 = self._rows(state, self._size_R1)
-        place_B1 = self._rows(state, self._place_R1)
-        position_B1 = self._rows(state, self._position_R1)
+        reference_BP = state.rows_of(self._reference_RP)
+        size_B1 = state.rows_of(self._size_R1)
+        place_B1 = state.rows_of(self._place_R1)
+        position_B1 = state.rows_of(self._position_R1)
 
         self._advance(state, k + 1)
         next_B1 = state.length_B1 + 1
@@ -113,19 +113,19 @@ class PreviousTurn(PlainDrafter):
     def _advance(self, state: State, num_tokens: int) -> None:
         """Go on in the reference by as many of the answer's next tokens as agree with it."""
         num_equal_B1 = self._num_equal(state, num_tokens)
-        self._rows(state, self._place_R1).add_(num_equal_B1)
-        self._rows(state, self._position_R1).add_(num_equal_B1)
+        state.rows_of(self._place_R1).add_(num_equal_B1)
+        state.rows_of(self._position_R1).add_(num_equal_B1)
 
     def _num_equal(self, state: State, num_tokens: int) -> Tensor:
         """How many of the answer's next tokens agree with the reference [B, 1]."""
-        places_BW = self._rows(state, self._place_R1) + state.places(num_tokens)
-        positions_BW = self._rows(state, self._position_R1) + state.places(num_tokens)
-        reference_BP = self._rows(state, self._reference_RP)
+        places_BW = state.rows_of(self._place_R1) + state.places(num_tokens)
+        positions_BW = state.rows_of(self._position_R1) + state.places(num_tokens)
+        reference_BP = state.rows_of(self._reference_RP)
         expected_BW = reference_BP.gather(1, places_BW.clamp(max=reference_BP.shape[1] - 1))
         tokens_BW = state.tokens_at(positions_BW.clamp(max=state.capacity - 1))
         is_equal_BW = (
             (tokens_BW == expected_BW)
-            & (places_BW < self._rows(state, self._size_R1))
+            & (places_BW < state.rows_of(self._size_R1))
             & (positions_BW <= state.length_B1)
         )
         return is_equal_BW.cumprod(1).sum(1, keepdim=True)
@@ -147,6 +147,3 @@ class PreviousTurn(PlainDrafter):
         distance_BP = torch.where(ahead_BP > 0, ahead_BP, P - ahead_BP)
         best_B1 = (matched_BP * (2 * P + 1) - distance_BP).argmax(1, keepdim=True)
         return torch.where(matched_BP.gather(1, best_B1) > 0, best_B1 + 1, 0)
-
-    def _rows(self, state: State, buffer: Tensor) -> Tensor:
-        return buffer[state.first_row : state.first_row + state.num_rows]

@@ -77,7 +77,7 @@ class TokenRecycling(PlainDrafter):
         """Renew the successors of every token fed; of one fed more than once, by its last node.
 
         The last is the deepest: on text its context is the nearest to what comes, and more was
-        kept with it than with the first.
+        accepted with it than with the first.
         """
         tokens_M = outcome.tokens_BN.flatten()
         nodes_BN = torch.arange(len(tokens_M), device=tokens_M.device).view_as(outcome.tokens_BN)

@@ -47,7 +47,7 @@ def dflash_depth(block_size: int) -> int:
 
 
 def feature_depth(tree: str) -> int | None:
-    """Of heads that go on from hidden states; a chain has no end."""
+    """The deepest K of heads that continue from hidden states; a chain has no end."""
     return {"static": EAGLE_STATIC.depth, "dynamic": DEEPEST_BEAM}.get(tree)
 
 

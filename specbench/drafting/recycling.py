@@ -10,7 +10,7 @@ RANK_PROBS = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.025, 0.02)
 
 
 def recycling_tree(max_drafts: int, vocab_size: int | None) -> Topology:
-    """Of a target that has so many tokens; None: more than there are ranks."""
+    """The tree for a target that has so many tokens; None: more than there are ranks."""
     return likeliest_tree(RANK_PROBS[:vocab_size], max_drafts)
 
 

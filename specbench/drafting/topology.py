@@ -57,7 +57,7 @@ class Topology:
         arXiv:2401.10774, section 2.3.3); what is never right is left out. UsageError where
         nothing is left.
         """
-        # Of each depth, the ranks that are ever right, the best first.
+        # The ranks that are ever right at each depth, the best first.
         ranks = [
             [rank for minus, rank in sorted((-rate, rank) for rank, rate in enumerate(at)) if minus]
             for at in rates
@@ -100,12 +100,12 @@ class Topology:
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """Of each draft, the node that it follows."""
+        """The node that each draft follows."""
         return tuple(self._nodes[path[:-1]] for path in self.paths)
 
     @property
     def inner_widths(self) -> tuple[int, ...]:
-        """Of each level but the last, how many drafts have children."""
+        """How many drafts of each level but the last have children."""
         return tuple(len(level.inner) for level in self.levels[:-1])
 
     @cached_property

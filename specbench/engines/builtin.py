@@ -10,12 +10,12 @@ from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
-    Floor,
     Instrumented,
     Load,
     RoundForward,
     Scores,
     ServedPass,
+    TimedForwards,
     Work,
 )
 from specbench.engines.launched import graph_kind, graph_notes
@@ -38,7 +38,7 @@ from specbench.round.synthetic import SyntheticVerifier
 from specbench.serving.decoder import Decoder
 from specbench.serving.policy import Beside, FixedK, Policy
 from specbench.serving.request import Request, Result
-from specbench.settings import DecoderSettings
+from specbench.settings import BUILTIN, DecoderSettings
 from specbench.stats.costs import bytes_per_forward
 
 MOST_CAPTURING_PASSES = 3
@@ -48,7 +48,7 @@ _UNTOLD = DecoderSettings()
 class BuiltinEngine(Instrumented):
     """A target and its drafters in this process."""
 
-    name = "builtin"
+    name = BUILTIN
     baseline = Work(drafter=NO_DRAFTER, method=NO_DRAFTER, k=0)
 
     def __init__(self, target: Target, pool: ModelPool, options: DecoderSettings = _UNTOLD) -> None:
@@ -194,7 +194,7 @@ class BuiltinEngine(Instrumented):
         )
 
     def _row_bytes(self, drafter: str, num_tokens: int, k: int) -> int:
-        """Of the keys and values that a row of so many tokens has room for."""
+        """Bytes of the keys and values that a row of so many tokens has room for."""
         method = self._drafters[drafter]
         num_drafts = method.num_drafts(k) if k else 0
         slots = row_slots(num_tokens + num_drafts + 1, self._pool.device.type)
@@ -207,7 +207,7 @@ class BuiltinEngine(Instrumented):
         for own in method.footprint.forwards(k) if k else ():
             times[own.num_tokens, own.part] += own.times
         if k and method.footprint.weights and not times:
-            return ()  # a head that does not tell them: without them a floor would be too low
+            return ()  # a head that does not tell them: without them the bound would be too low
         num_nodes = method.num_drafts(k) + 1 if k else 1
         drafting = (
             RoundForward(role="drafter", num_tokens=num_tokens, times=count, part=part)
@@ -215,7 +215,7 @@ class BuiltinEngine(Instrumented):
         )
         return (RoundForward(role="target", num_tokens=num_nodes, times=1), *drafting)
 
-    def floor(self, request: EngineRequest, work: Work) -> Floor | None:
+    def time_forwards(self, request: EngineRequest, work: Work) -> TimedForwards | None:
         forwards = self.forwards(work.drafter, work.k)
         if not forwards:
             return None
@@ -239,8 +239,8 @@ class BuiltinEngine(Instrumented):
         policy = Beside(self._drafters.depth(work), between)
         (result,) = self._serve([request], work, Load(), policy).results
         num_rounds = len(result.rounds) if result.rounds else 0
-        last = {f: all_s[len(all_s) - f.times * num_rounds :] for f, all_s in seconds.items()}
-        return Floor(result=result, forward_s={f: tuple(all_s) for f, all_s in last.items()})
+        last = {f: tuple(s[len(s) - f.times * num_rounds :]) for f, s in seconds.items()}
+        return TimedForwards(result=result, forward_s=last)
 
     def forward_seconds(self, drafter: str, forward: RoundForward, context: int) -> float:
         """Seconds of that forward alone, after `context` tokens."""

@@ -116,7 +116,7 @@ class RoundForward:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
+class TimedForwards:
     """Rounds and the model forwards in them, measured in turns; seconds of each, in order."""
 
     result: EngineResult
@@ -196,8 +196,8 @@ class Instrumented(InProcess, Protocol):
         """The model forwards that one round at K = k contains; none where not all are known."""
         ...
 
-    def floor(self, request: EngineRequest, work: Work) -> Floor | None:
-        """Decode one request at a fixed K with every bare forward measured alone after each
+    def time_forwards(self, request: EngineRequest, work: Work) -> TimedForwards | None:
+        """Decode one request at a fixed K with every model forward measured alone after each
         round; None where `forwards` names none."""
         ...
 

@@ -160,7 +160,7 @@ class LoadedDrafters:
         return most
 
     def weights_bytes(self, name: str) -> int:
-        """Of its own model or head."""
+        """Bytes of its own model or head."""
         held = self._models.get(name)
         return held.loaded.weights_bytes if held else self._head_bytes(name)
 

@@ -1,4 +1,4 @@
-"""Forwards measured alone: the floor that a round is held against.
+"""Forwards measured alone: a lower bound on the time of the rounds that they are part of.
 
 Shape suffixes: T tokens of one row.
 """

@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping
 
+from specbench.records import ASSISTED_DEFAULT
+
 # Its own methods without drafts, at K = 0; the first is the baseline of the others.
 BASELINES = ("generate", "generate_static")
 
 # Tokens a round that `assisted_default` drafts at most, unless the draft's checkpoint names
 # another number; the engine's record tells what it was.
 ASSISTED_DEFAULT_K = 20
-ASSISTED_DEFAULT = "assisted_default"
 
 # Our drafting methods that it has, too, and what it calls them.
 COUNTERPARTS: Mapping[str, tuple[str, ...]] = {

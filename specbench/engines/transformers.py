@@ -29,6 +29,7 @@ from specbench.inputs.config import Drafter, Target
 from specbench.models.loading import LoadedModel, eos_ids
 from specbench.models.tokenizer import require_same_vocabulary
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
+from specbench.settings import TRANSFORMERS
 
 _MERGED = (
     "assisted and prompt_lookup verify their first drafts together with the prompt: the time is "
@@ -49,7 +50,7 @@ class TransformersEngine(InProcess):
     measured in the built-in decoder.
     """
 
-    name = "transformers"
+    name = TRANSFORMERS
     baseline = Work(drafter=NO_DRAFTER, method=BASELINES[0], k=0)
 
     def __init__(self, target: Target, pool: ModelPool) -> None:

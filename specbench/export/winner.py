@@ -1,20 +1,18 @@
 """What a measured run says should be served: the pairing, and K for each number of requests."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
 from specbench.decide.compromise import find_compromise, losses_in_words
-from specbench.decide.peers import OWN_DEFAULTS
-from specbench.decide.recommend import Verdict, by_question, choose, judge
+from specbench.decide.recommend import Verdict, by_question, choose, judge, lower_bound
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Tier
 from specbench.inputs.config import Pairing
-from specbench.records import CellSummary, Condition, Decision
+from specbench.records import ASSISTED_DEFAULT, CellSummary, Condition, Decision
 
-_NO_FIXED_K = "engines take a fixed K, and no fixed K is shown to help"
+_NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speed-up"
 
 
 class Asked(NamedTuple):
@@ -77,7 +75,7 @@ def _meant(decisions: list[Decision], asked: Asked) -> list[Decision]:
         for d in decisions
         if d.condition.request_rate is None
         and d.condition.num_samples == 1
-        and d.leader.draft.method != OWN_DEFAULTS  # whose K is the engine's own
+        and d.leader.draft.method != ASSISTED_DEFAULT  # whose K is the engine's own
     ]
     if asked.workload is not None:
         left = [d for d in left if d.condition.workload == asked.workload]
@@ -101,7 +99,7 @@ def _best(decisions: Sequence[Decision]) -> str:
     lows: dict[str, dict[str, float]] = {}
     for decision in decisions:
         if _rows(decision) == _rows(decisions[0]):
-            low = _low(decision) if decision.draft.k else 0.0
+            low = lower_bound(decision) if decision.draft.k else 0.0
             lows.setdefault(decision.leader.pairing, {})[decision.condition.workload] = low
     shared = set.intersection(*map(set, lows.values()))
     most = max(map(len, lows.values()))
@@ -144,8 +142,7 @@ def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[T
 
 
 def _across(decision: Decision) -> Condition:
-    """What decisions have in common over workloads and rows."""
-    return replace(decision.condition, workload="", concurrency=0)
+    return decision.condition.apart_from("workload", "concurrency")
 
 
 def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
@@ -160,10 +157,6 @@ def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:
 
 def _rows(decision: Decision) -> int:
     return decision.condition.concurrency
-
-
-def _low(decision: Decision) -> float:
-    return decision.speedup.low or 0.0 if decision.speedup else 0.0
 
 
 def _in_words(asked: Asked) -> str:

@@ -59,7 +59,7 @@ class Prepared:
 
     @property
     def measurable(self) -> tuple[Candidate, ...]:
-        """Of those that fit, the ones that can be loaded; none beside a target without weights."""
+        """Those that fit and can be loaded; none beside a target without weights."""
         if any(map(_lacks_weights, self.findings)):
             return ()
         return tuple(candidate for candidate in self.fitting if candidate.has_weights)

@@ -149,7 +149,7 @@ def _code_findings(model: ModelFiles) -> Iterator[Finding]:
 
 
 def _parameter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
-    """Of methods without weights of their own."""
+    """Findings on methods without weights of their own."""
     if drafter.method != "self_speculation":
         yield finding("kind", "ok", None, drafter.method, "needs nothing but the target")
         return

@@ -19,7 +19,7 @@ class Drafting(NamedTuple):
 
 
 def drafting(drafter: Drafter, k: int) -> Drafting:
-    """Of one round that looks k tokens ahead; of trees whose shape data decide, the largest."""
+    """What a round k tokens deep drafts; the largest tree where data decide its shape."""
     if k == 0:
         return Drafting(0, 0)
     asked = settings(drafter)

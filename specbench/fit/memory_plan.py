@@ -70,8 +70,8 @@ class MemoryPlan:
     peak: Peak
     headroom_bytes: int | None
     max_context: int | None
-    step_s: float | None  # floor of a baseline step: bytes to read / bandwidth
-    round_s: float | None  # floor of a round at K
+    step_s: float | None  # at least, of a baseline step: bytes to read / bandwidth
+    round_s: float | None  # at least, of a round at K
     notes: tuple[str, ...] = ()
 
     @property
@@ -151,7 +151,7 @@ def _plan(
 
     at = peak(place.context)
     room = place.memory_bytes
-    floor = None
+    bound = None
     if place.bytes_per_s:
         read = Reading(
             rows=place.concurrency,
@@ -160,7 +160,7 @@ def _plan(
             head_bytes=files.vocab_size * files.hidden_size * target.size,
         )
         own = draft.weights if draft else None
-        floor = read.floor(files, target.weights, own, drafter, shape)
+        bound = read.lower_bound(files, target.weights, own, drafter, shape)
     return MemoryPlan(
         drafter=drafter.name,
         method=drafter.method,
@@ -171,8 +171,8 @@ def _plan(
         peak=at,
         headroom_bytes=None if room is None else room - at.total,
         max_context=None if room is None else _max_context(peak, room, files.longest_context),
-        step_s=floor.step_s if floor else None,
-        round_s=floor.round_s if floor and k else None,
+        step_s=bound.step_s if bound else None,
+        round_s=bound.round_s if bound and k else None,
         notes=tuple(_notes(target, draft, drafter)),
     )
 
@@ -200,8 +200,8 @@ def _peak(
         of_round += layers[1].forward_bytes(rows, 2, capacity, 2)
     if place.temperature > 0:
         is_grown = k and settings(drafter).get("tree") == "dynamic"  # by scores: nothing drawn
-        has_laws = bool(k) and find_method(drafter.method).draws and not is_grown
-        of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, has_laws=has_laws)
+        draws = bool(k) and find_method(drafter.method).draws and not is_grown
+        of_round += sampling_bytes(rows, shape.num_drafts, of_target.vocab_size, draws=draws)
     prefill = max(la.prefill_bytes(rows, context) for la in layers)
     # A captured round keeps its tensors for as long as its graph lives.
     is_gpu = place.device == "cuda"

@@ -12,8 +12,8 @@ from specbench.stats.costs import bytes_per_forward, roofline_s
 _THROUGH_TARGETS_HEAD = ("eagle", "mtp", "dflash")
 
 
-class Floor(NamedTuple):
-    """Seconds of a baseline step and of a round at K."""
+class LowerBound(NamedTuple):
+    """Least seconds of a baseline step and of a round at K."""
 
     step_s: float
     round_s: float
@@ -28,14 +28,14 @@ class Reading:
     bytes_per_s: float
     head_bytes: int
 
-    def floor(
+    def lower_bound(
         self,
         files: ModelFiles,
         target: Weights,
         draft: Weights | None,
         drafter: Drafter,
         shape: Drafting,
-    ) -> Floor:
+    ) -> LowerBound:
         """A few checked tokens read what one does, so a verification costs a step here.
 
         Source: the memory side of the roofline (Williams et al. 2009).
@@ -53,7 +53,7 @@ class Reading:
             once = self._seconds(round(own), round(target.kv_bytes_per_token * share))
         # What a block sees of the text before it goes through a small part of the head alone.
         passes = 1 if drafter.method == "dflash" else shape.own_forwards
-        return Floor(step, step + passes * once)
+        return LowerBound(step, step + passes * once)
 
     def _seconds(self, read: int, kv: int) -> float:
         return roofline_s(bytes_per_forward(read, self.rows, self.context, kv), self.bytes_per_s)

@@ -105,7 +105,7 @@ def sizes_of(model: ModelFiles) -> Sizes | None:
 
 
 def dense_parameters(model: ModelFiles) -> Count | None:
-    """Of the dense Llama family (Llama, Mistral, Qwen 2, Qwen 3); None of any other."""
+    """Parameters of a dense Llama (Llama, Mistral, Qwen 2, Qwen 3); None for other families."""
     name = model.architecture or ""
     sizes = sizes_of(model)
     if name not in _DENSE or sizes is None or model.size("intermediate_size") is None:
@@ -145,7 +145,7 @@ def kv_elements_per_token(model: ModelFiles) -> int | None:
 
 
 def _from_headers(model: ModelFiles) -> Count | None:
-    """Of the tensors that loading takes from the files, a tied head once."""
+    """Counts the tensors that loading takes from the files, a tied head once."""
     tensors = _loaded(model)
     if tensors is None:
         return None
@@ -168,7 +168,7 @@ def _from_headers(model: ModelFiles) -> Count | None:
 
 
 def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
-    """Of a checkpoint that is stored quantised: the bytes of its files."""
+    """The bytes of the files, for a checkpoint that is stored quantised."""
     tensors = _loaded(model)
     if tensors is None:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specbench.footprint import KEPT_TOKENS, PREFILL_CHUNK, Sizes, rows_prefilled_together
 
-_LAW = 4  # bytes of a probability
+_PROBABILITY = 4  # bytes of a probability
 _TOKEN = 8
 
 
@@ -44,7 +44,7 @@ class Layers:
         return (num_tokens * (made + scratch) + mask + logits) * self.size
 
     def prefill_bytes(self, rows: int, context: int) -> int:
-        """Of a chunk of the prompts of as many rows as are fed together."""
+        """For a chunk of the prompts of as many rows as are fed together."""
         together = min(rows, rows_prefilled_together(self.vocab_size))
         return self.forward_bytes(together, min(PREFILL_CHUNK, context), 0, 1)
 
@@ -54,12 +54,12 @@ def state_bytes(rows: int, capacity: int) -> int:
     return rows * capacity * _TOKEN
 
 
-def sampling_bytes(rows: int, num_drafts: int, vocab_size: int, *, has_laws: bool) -> int:
+def sampling_bytes(rows: int, num_drafts: int, vocab_size: int, *, draws: bool) -> int:
     """Probabilities of a sampled round: scores, noise and p of every node, and the drafts' q.
 
     At temperature 0 there are none: a chain is matched with the likeliest tokens.
     """
     nodes = rows * (num_drafts + 1) * vocab_size
-    laws = 2 * rows * num_drafts * vocab_size if has_laws else 0
+    of_drafts = 2 * rows * num_drafts * vocab_size if draws else 0
     noise = 2 * _TOKEN * nodes  # a hash is mixed in 64 bits
-    return (3 * nodes + laws) * _LAW + noise
+    return (3 * nodes + of_drafts) * _PROBABILITY + noise

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.decide.recommend import TIE
+from specbench.decide.recommend import near_best
 from specbench.forecast.cost_curve import CostCurve
 from specbench.forecast.replay import replay_one, serves
 from specbench.inputs.methods import find_method
@@ -84,7 +84,7 @@ def forecast(
     rounds = {k: found for k in known if (found := replayed(traces, k)) is not None}
     if 0 not in rounds or len(rounds) < 2:
         raise ValueError("no K > 0 has both traces and costs")
-    # Rows in flight would draft from one another's answers, a trace drafts from its own.
+    # Concurrent requests would draft from one another's answers, a trace drafts from its own.
     is_shared = key.condition.concurrency > 1 and find_method(key.draft.method).learns
     is_exact = all(trace.is_exact for trace in traces) and not is_shared
     points = tuple(_point(k, rounds[k], curve, is_exact=is_exact) for k in rounds)
@@ -143,7 +143,7 @@ def choose(
     The best has the highest forecast; of those within 1 % the smallest K. Beside the best K > 0
     a K is worth measuring if it may be more than 2 % faster. It is the costs' error that counts
     for this, a workload's own included, not the spread over prompts: measured would be the same
-    prompts, and what they keep is known; only for a method whose replay is an approximation its
+    prompts, and what they accept is known; only for a method whose replay is an approximation its
     error counts, too.
     """
     speeds = {p.num_speculative_tokens: _speedup(p) for p in points}
@@ -185,9 +185,8 @@ def _speedup(point: ForecastPoint) -> float:
 
 
 def _fastest(speeds: Mapping[int, float]) -> int:
-    """Of those within 1 % of the highest the smallest K."""
-    highest = max(speeds.values())
-    return min(k for k, speed in speeds.items() if speed * (1 + TIE) >= highest)
+    """The smallest K within 1 % of the highest speed."""
+    return min(near_best(speeds, speeds.__getitem__))
 
 
 def _doubt(ratio: LogRatio, is_exact: bool) -> float:

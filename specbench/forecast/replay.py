@@ -1,7 +1,7 @@
-"""Rounds replayed over a text that is known: what every K would have drafted and kept.
+"""Rounds replayed over a text that is known: what every K would have drafted and accepted.
 
 A text is the target's own whatever the drafts, so rounds are a walk along it: one that starts
-after token s and keeps a drafts starts the next after token s + a + 1. At temperature 0 the text
+after token s and accepts a drafts starts the next after token s + a + 1. At temperature 0 the text
 decides every step, and the counts are those of a measured run. Above it each step has a chance,
 and the walk is followed with all its chances at once (a renewal process, not independent
 drafts), so the counts are exact expectations for this text and nothing is drawn.
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 class _Steps(NamedTuple):
     """A trace cut to one K, by start s and number of drafts accepted a; S starts."""
 
-    kept_SA: Floats  # P(a round that starts at s keeps a)
+    accepted_SA: Floats  # P(a round that starts at s accepts a)
     drafted_S: NDArray[np.int64]
     next_SA: NDArray[np.int64]  # the start that follows
 
@@ -38,13 +38,13 @@ def replay_one(trace: TraceRecord, k: int) -> RoundCounts:
     """The rounds of one text at K = k."""
     steps = _steps(trace, k)
     starting_S = _starting(steps)
-    rounds_SA = starting_S[:, None] * steps.kept_SA
-    num_kept_A = np.arange(k + 1)
+    rounds_SA = starting_S[:, None] * steps.accepted_SA
+    num_accepted_A = np.arange(k + 1)
     histogram_A = rounds_SA.sum(0)
-    num_accepted = float(histogram_A @ num_kept_A)
+    num_accepted = float(histogram_A @ num_accepted_A)
     emitted_SA = steps.next_SA - np.arange(len(starting_S))[:, None]
-    # A round that the text's end cut short emits what it kept and rejects nothing.
-    is_rejecting_SA = (num_kept_A < steps.drafted_S[:, None]) & (emitted_SA > num_kept_A)
+    # A round that the text's end cut short emits what it accepted and rejects nothing.
+    is_rejecting_SA = (num_accepted_A < steps.drafted_S[:, None]) & (emitted_SA > num_accepted_A)
     return RoundCounts(
         num_rounds=float(starting_S.sum()),
         num_drafted=float(starting_S @ steps.drafted_S),
@@ -58,19 +58,19 @@ def replay_one(trace: TraceRecord, k: int) -> RoundCounts:
 
 def _steps(trace: TraceRecord, k: int) -> _Steps:
     num_starts = len(trace.num_drafted)
-    kept_SA = np.zeros((num_starts, k + 1))
+    accepted_SA = np.zeros((num_starts, k + 1))
     for start, chances in enumerate(trace.chances):
-        kept_SA[start, : k + 1] = _kept(chances[:k], k)
+        accepted_SA[start, : k + 1] = _accepted(chances[:k], k)
     drafted = [min(drafted, k) if trace.is_chain else drafted for drafted in trace.num_drafted]
     drafted_S = np.array(drafted if k else [0] * num_starts, dtype=np.int64)
     starts_S1 = np.arange(num_starts)[:, None]
-    # The text ends with its last token, also in the middle of what was kept.
+    # The text ends with its last token, also in the middle of what was accepted.
     next_SA = np.minimum(starts_S1 + 1 + np.arange(k + 1), num_starts)
-    return _Steps(kept_SA, drafted_S, next_SA)
+    return _Steps(accepted_SA, drafted_S, next_SA)
 
 
-def _kept(chances: Sequence[float], k: int) -> list[float]:
-    """P(a = 0 .. k): all before were kept, and the next one was not."""
+def _accepted(chances: Sequence[float], k: int) -> list[float]:
+    """P(a = 0 .. k): all before were accepted, and the next one was not."""
     reached = [1.0, *joint_rates(chances)]
     stopped = [here - after for here, after in pairwise([*reached, 0.0])]
     return [*stopped, *[0.0] * (k + 1 - len(stopped))]
@@ -83,5 +83,5 @@ def _starting(steps: _Steps) -> Floats:
     starting[0] = 1.0
     for start in range(num_starts):
         if starting[start]:
-            np.add.at(starting, steps.next_SA[start], starting[start] * steps.kept_SA[start])
+            np.add.at(starting, steps.next_SA[start], starting[start] * steps.accepted_SA[start])
     return starting[:-1]

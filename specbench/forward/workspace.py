@@ -39,7 +39,7 @@ class Workspace:
         self.halves = turned.view(N, -1, 2, D // 2)
 
         # Query heads that share keys and values lie along the query axis, as if more tokens.
-        # Of one head or one token each, they do so where they are.
+        # With one head or one token each, they do so where they are.
         by_token = (B, T, sizes.kv_heads, G, D)
         self.unpacked = self.qkv[:, :query].view(by_token).permute(0, 2, 3, 1, 4)
         self.spread = self.joined.view(by_token).permute(0, 2, 3, 1, 4)

@@ -28,7 +28,7 @@ _WHICH = ("prompt_id", "turn", "repeat", "sample")  # of a cell's requests a rou
 
 
 def round_columns() -> tuple[Column[Any], ...]:
-    """Of which request and which of its rounds, and what `RoundLog` has of it."""
+    """Its request, its place among that request's rounds, and what `RoundLog` holds of it."""
     return (*_REQUEST, *_ROUND, cell_id())
 
 

@@ -30,8 +30,8 @@ EVIDENCE = (
     "draft_cost_ratio",
     "verify_cost_ratio",
 )
-# Of the other counts, such as launches a round, none says that fewer drafts are accepted.
-_OF_DRAFTS_KEPT = (
+# No other count, such as launches per round, says that fewer drafts are accepted.
+_OF_ACCEPTANCE = (
     "mean_acceptance_length",
     "acceptance_rate",
     "conditional_acceptance_rate",
@@ -61,7 +61,7 @@ class Shift:
 
     @property
     def log(self) -> float:
-        """Of after / before; 0 where a ratio says nothing."""
+        """log(after / before); 0 where a ratio says nothing."""
         return math.log(self.after / self.before) if self.before > 0 and self.after > 0 else 0.0
 
 
@@ -129,7 +129,7 @@ def _causes(
     elif kind_of(metric) is Kind.MEMORY:
         yield Cause.MEMORY
     elif kind_of(metric) is Kind.COUNT:
-        if base.startswith(_OF_DRAFTS_KEPT):
+        if base.startswith(_OF_ACCEPTANCE):
             yield Cause.ACCEPTANCE
     else:
         time = steps if kind_of(metric) is Kind.RATIO else seconds or steps

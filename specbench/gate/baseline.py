@@ -173,7 +173,7 @@ def _refuse_twins(origins: Sequence[Origin]) -> None:
 
 
 def _all_hardware(runs: Sequence[Snapshot]) -> dict[str, str]:
-    """Of several machines the facts of all, which are then no other run's."""
+    """The facts of all machines: where they are several, no single run has them."""
     facts = [run.fingerprint.hardware for run in runs]
     names = dict.fromkeys(name for own in facts for name in own)
     return {name: " | ".join(dict.fromkeys(own.get(name, "") for own in facts)) for name in names}

@@ -129,7 +129,7 @@ def _jackknife(left_out: NDArray[np.float64], weights: NDArray[np.float64]) -> S
 
 
 def _over_runs(deviations: tuple[float | None, float | None], floor: float, runs: Runs) -> Spread:
-    """Of what both sides show, pooled; of single runs the documented one, taken as known."""
+    """What both sides show, pooled; for single runs the documented one, taken as known."""
     freedom = sum(runs) - len(runs)
     squares = sum(
         (count - 1) * (deviation or 0.0) ** 2

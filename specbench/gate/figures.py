@@ -190,7 +190,7 @@ def _repeats_exactly(key: CellKey) -> bool:
 
 
 def _texts(cell: CellData) -> dict[str, str]:
-    """Of every prompt the hashes of its output, turn by turn; repeats that agree count once."""
+    """Hashes of every prompt's output, turn by turn; repeats that agree count once."""
     outputs: dict[str, list[int]] = {}
     seen: set[tuple[str, int, tuple[int, ...]]] = set()
     for request in sorted(cell.finished, key=lambda r: (r.prompt_id, r.turn, r.repeat, r.sample)):

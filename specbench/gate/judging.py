@@ -20,7 +20,7 @@ CELL = "cell"  # stands for all metrics of a cell that cannot be used
 
 
 class Verdict(StrEnum):
-    """Of one metric of one cell; of a whole gate the last one in this order."""
+    """Answer for one metric of one cell; a whole gate has the last one in this order."""
 
     PASS = "pass"
     INCONCLUSIVE = "inconclusive"
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def p_value(self) -> float:
-        """Of a test, before it is adjusted."""
+        """The test's own, before it is adjusted."""
         p_value = self.comparison.p_value if self.comparison else None
         assert p_value is not None, "only a test has one"
         return p_value

@@ -112,7 +112,7 @@ def _rate(text: str | None) -> float | None:
 
 
 def _temperature(words: Sequence[str]) -> float | None:
-    """Of all extra inputs: the option may come several times, with several NAME:VALUE each."""
+    """Read from all extra inputs: the option may repeat, with several NAME:VALUE each."""
     found, is_extra = None, False
     for word in words:
         name, equals, value = word.partition("=")

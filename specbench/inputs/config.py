@@ -13,7 +13,7 @@
             method: draft_model    # one of `specbench list drafters`, or one arriving later
             model: demo:draft      # where the method takes one, with the target's model keys
             parameters: {}         # the method's own
-            lossy: typical         # drafts are kept by a rule that changes the text (records/lossy)
+            lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
             num_speculative_tokens, note
 
 A pairing is named target/drafter. A folder is relative to the file that names it. A drafter
@@ -90,7 +90,7 @@ class Pairing:
 
     @property
     def sha256(self) -> str:
-        """Of the entries that its results follow from: models, method, parameters, lossy rule."""
+        """Hash of the entries that results follow from: models, method, parameters, lossy rule."""
         models = self.target.model, self.drafter.model
         facts = {
             "models": [_weights(model) if model else None for model in models],

@@ -1,4 +1,4 @@
-"""How much of what was drafted is kept.
+"""How much of what was drafted is accepted.
 
 Per round: d = num_drafted, a = num_accepted; N = number of rounds, also those in which
 nothing was drafted. Absent at K = 0.
@@ -38,7 +38,7 @@ def acceptance_rate(cell: CellData) -> float | None:
     """sum(a) / sum(d): vLLM's draft acceptance rate.
 
     Drafts after the first rejection count as drafted, so it is lower than alpha. Of a tree at
-    most one node a level can be kept: compare trees by mean_acceptance_length.
+    most one node per level can be accepted: compare trees by mean_acceptance_length.
     """
     return cell.acceptance.acceptance_rate if cell.acceptance else None
 

@@ -69,7 +69,7 @@ class CellData:
     key: CellKey
     requests: tuple[RequestRecord, ...]
     baseline: tuple[RequestRecord, ...] = ()
-    passes: tuple[Pass, ...] = ()  # where rows were in flight together, or K is adaptive
+    passes: tuple[Pass, ...] = ()  # where requests overlapped, or K is adaptive
     baseline_passes: tuple[Pass, ...] = ()
     samples: tuple[Samples, ...] = ()  # where the best of several is picked
     baseline_samples: tuple[Samples, ...] = ()

@@ -17,8 +17,8 @@ def busy_span(served: Pass, num_rows: int) -> Span | None:
     """From the first round in which all `num_rows` rows were live to the last one.
 
     Prefills between them take their seconds, and the first tokens that they give count, with
-    those of a whole answer checked right after. None where the rows never were all live, or where
-    a request does not say when it had its first token.
+    those of a predicted output checked right after. None where the rows never were all live, or
+    where a request does not say when it had its first token.
     """
     rounds = served.record.rounds
     full = [i for i, live in enumerate(rounds.num_live) if live == num_rows]

@@ -89,8 +89,8 @@ def overhead_ratio(cell: CellData) -> float | None:
     Absent below 0.95: a round contains its forwards, so the machine was not steady enough.
     """
     rounds = [cost.round_s for cost in cell.forwards if cost.round_s is not None]
-    bare_s = _model_forwards_s(cell)
-    ratio = median(rounds) / bare_s if rounds and bare_s else 0.0
+    forwards_s = _model_forwards_s(cell)
+    ratio = median(rounds) / forwards_s if rounds and forwards_s else 0.0
     return ratio if ratio >= _STEADY else None
 
 

@@ -51,7 +51,7 @@ class DFlashStyle:
 
 
 def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """Of a DFlash head; ModelError also where it names layers or tokens that the target lacks."""
+    """A DFlash head's fit; ModelError also where it names layers or tokens the target lacks."""
     given, style = _fields(files), DFlashStyle.of(files)
     num_layers = given.whole("num_target_layers", least=1) or target.num_layers
     fit: Fit = {

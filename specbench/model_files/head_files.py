@@ -74,7 +74,7 @@ class HeadFiles(Generic[T_co]):
         return replace(self, tensors=_Renamed(self.tensors, names))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor, which is not read where its file's header says it."""
+        """A tensor's shape; the tensor is not read where its file's header says it."""
         return shape_of(self.tensors, name)
 
     def require(self, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]) -> None:

@@ -31,7 +31,7 @@ def misfits(fit: Fit) -> Fit:
 
 
 def eagle_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
-    """Of a head of EAGLE, or of what speculators calls eagle. ModelError."""
+    """An EAGLE head's fit, also for what speculators calls eagle. ModelError."""
     if files.fields.flag("layernorms"):
         raise ModelError(
             f"{files.source}: heads with layernorms: true are not supported; choose one "

@@ -53,7 +53,7 @@ def kind_of(files: ModelFiles) -> Kind:
 
 
 def _names(files: ModelFiles) -> frozenset[str]:
-    """Of the tensors, where they can be read without unpickling."""
+    """Names of the tensors, where they can be read without unpickling."""
     try:
         return frozenset(files.head.tensors)
     except ModelError:

@@ -45,7 +45,7 @@ def medusa_tensors(files: F) -> F:
 
 
 def count_heads(files: HeadFiles[Any]) -> int:
-    """Of `medusa_tensors`, by their names: configs say otherwise. ModelError for none."""
+    """Heads in `medusa_tensors`, by their names: configs say otherwise. ModelError for none."""
     return len({i for i, _ in _numbers(files)})
 
 
@@ -56,7 +56,7 @@ def count_tokens(files: HeadFiles[Any]) -> int | None:
 
 
 def _numbers(files: HeadFiles[Any]) -> set[tuple[int, int]]:
-    """Of head and layer, in the names of tensors."""
+    """Head and layer numbers in the names of tensors."""
     found = [_names(files).numbers.fullmatch(name) for name in files.tensors]
     numbers = {(int(match[1]), int(match[2])) for match in found if match}
     if not numbers:

@@ -27,7 +27,7 @@ _SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
     "max_position_embeddings": ("n_positions", "n_ctx", "max_sequence_length", "max_seq_len"),
 }
-# Of the whole model, whichever part of it writes the text.
+# Fields of the whole model, whichever part of it writes the text.
 _WHOLE = ("dtype", "quantization_config")
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 

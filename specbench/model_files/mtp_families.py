@@ -139,7 +139,7 @@ def file_name(files: HeadFiles[Shaped], name: str) -> str:
 
 
 def prefixes(files: HeadFiles[Shaped]) -> dict[str, str]:
-    """Of tensors in the files, each with ours."""
+    """Prefixes of tensors in the files, each with ours."""
     first = text_fields(files).whole("num_hidden_layers") or 0
     return {
         old.format(i=i, n=first + i): new.format(i=i)

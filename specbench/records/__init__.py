@@ -14,7 +14,7 @@ from specbench.records.forecasts import (
     ForecastRecord,
     RoundCost,
 )
-from specbench.records.keys import NO_DRAFTER, OWN_ENGINE, CellKey, Condition, Draft
+from specbench.records.keys import ASSISTED_DEFAULT, NO_DRAFTER, CellKey, Condition, Draft
 from specbench.records.lengths import Auto, Fixed, Length, Schedule
 from specbench.records.lossy import LossyRule
 from specbench.records.measured import (
@@ -49,8 +49,8 @@ from specbench.stats.interval import Interval
 
 __all__ = [
     "ALL_PROMPTS",
+    "ASSISTED_DEFAULT",
     "NO_DRAFTER",
-    "OWN_ENGINE",
     "AnswerCheck",
     "Auto",
     "BlockPurpose",

@@ -25,12 +25,12 @@ class RoundCost:
 
     @property
     def num_rounds(self) -> int:
-        """Of all visits together."""
+        """Rounds of all visits together."""
         return sum(map(len, self.visits_s))
 
     @property
     def seconds(self) -> float:
-        """Of a round once the machine is at its pace, median of the visits."""
+        """A round's, once the machine is at its pace: median over the visits."""
         return median(map(later_s, self.visits_s))
 
     def of_answers(self, num_rounds: Sequence[float]) -> tuple[float, ...]:
@@ -105,7 +105,7 @@ class ForecastRecord:
 
     @property
     def share_saved(self) -> float | None:
-        """Of the sweep's time, tracing and measuring costs counted as spent; None if not known."""
+        """Share of the sweep's time; tracing and measuring costs count as spent. None: unknown."""
         if self.sweep_s is None or self.measure_s is None:
             return None
         return 1 - (self.trace_s + self.costs_s + self.measure_s) / self.sweep_s

@@ -12,12 +12,21 @@ from pydantic_core import SchemaSerializer, core_schema
 
 from specbench.records.axes import AXES, LATER, REQUIRED
 from specbench.records.lengths import Auto, Fixed, Length, Schedule, length_of
+from specbench.settings import BUILTIN
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
-OWN_ENGINE = "builtin"
+ASSISTED_DEFAULT = "assisted_default"  # a peer's method whose K is its own business
 # The methods of K = 0 that others are compared with, one an engine.
 BASELINE_METHODS = (NO_DRAFTER, "generate")
 _REQUESTS = ("concurrency", "request_rate", "num_samples")  # said in one breath
+# What stands in a condition apart from this axis.
+_LEFT_OUT: Mapping[str, Any] = {
+    "target": "",
+    "workload": "",
+    "engine": "",
+    "concurrency": 0,
+    "context": None,
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +109,9 @@ class Condition:
 
     @property
     def requests(self) -> str:
-        """The batch size in words, and the arrivals where they set the pace."""
+        """The batch size in words, and the arrivals where they set the pace; empty without one."""
+        if not self.concurrency:
+            return ""
         if self.request_rate is not None:
             return f"up to {self.concurrency} at once, {self.request_rate:g} requests per second"
         if self.num_samples > 1:
@@ -112,15 +123,8 @@ class Condition:
     @property
     def label(self) -> str:
         """Such as `demo, temperature 0, one request at a time, float32, builtin engine`."""
-        return self._label(self.requests)
-
-    @property
-    def label_without_requests(self) -> str:
-        return self._label("")
-
-    def _label(self, requests: str) -> str:
         engine = f"{self.engine} engine" if self.engine else ""
-        words = (self.target, AXES["temperature"].told(self), requests, *self.unusual)
+        words = (self.target, AXES["temperature"].told(self), self.requests, *self.unusual)
         return ", ".join(filter(None, (*words, self.dtype, engine)))
 
     @property
@@ -138,14 +142,18 @@ class Condition:
     @property
     def order(self) -> tuple[bool, float, int, int]:
         """Our own engine first, then greedy, short prompts and few requests."""
-        is_peer = self.engine != OWN_ENGINE
+        is_peer = self.engine != BUILTIN
         return is_peer, self.temperature, self.context or 0, self.concurrency
+
+    def apart_from(self, *axes: str) -> "Condition":
+        """The same without these axes: equal for conditions that differ in them alone."""
+        return replace(self, **{name: _LEFT_OUT[name] for name in axes})
 
     def told_apart(self, among: Collection["Condition"], *, also: str = "") -> tuple[str, ...]:
         """What tells it from the others, in words, and what `also` names."""
         names = [field.name for field in fields(self)]
         varying = {name for name in names if len({getattr(c, name) for c in among}) > 1}
-        if "concurrency" in varying and self.concurrency:
+        if "concurrency" in varying:
             varying.discard("request_rate")  # which the words for the requests have, too
         return tuple(AXES[name].told(self) for name in names if name in varying | {also})
 
@@ -180,7 +188,7 @@ class CellKey:
     def source(self) -> str:
         """The pairing, and in an engine that has several methods for it the method, too."""
         name = self.draft.marked(self.pairing)
-        return name if self.condition.engine == OWN_ENGINE else f"{name}, {self.draft.method}"
+        return name if self.condition.engine == BUILTIN else f"{name}, {self.draft.method}"
 
     @property
     def label(self) -> str:
@@ -191,9 +199,9 @@ class CellKey:
         temperature = AXES["temperature"].told(at) if at.temperature else ""
         return ", ".join(filter(None, (name, requests, temperature, *at.unusual)))
 
-    def under(self, **changes: Any) -> "CellKey":
-        """The same under a condition that differs in this."""
-        return replace(self, condition=replace(self.condition, **changes))
+    def apart_from(self, *axes: str) -> "CellKey":
+        """The same without these axes of its condition."""
+        return replace(self, condition=self.condition.apart_from(*axes))
 
     def at(self, length: Length) -> "CellKey":
         """The same with another length of drafts."""
@@ -242,7 +250,7 @@ def _used(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _annotation(path: str) -> Any:
-    """Of what a key has there: a field of a part, or a property."""
+    """The type of what a key has there: a field of a part, or a property."""
     part, _, name = path.rpartition(".")
     owner: Any = {"": CellKey, "condition": Condition, "draft": Draft}[part]
     getter = getattr(getattr(owner, name), "fget", None)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-# Of each length: `most` drafts in a round, a `label` for people and a text that names it as K, a
+# Each length has `most` drafts in a round, a `label` for people and a text that names it as K, a
 # piece of cells' ids, and an `order`, in which the plainer one is first.
 
 

@@ -13,7 +13,7 @@ RULES: Mapping[str, Mapping[str, float | None]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossyRule:
-    """Which rule keeps drafts in the verifier's place, with every parameter it has."""
+    """Which rule accepts drafts in the verifier's place, with every parameter it has."""
 
     name: str
     parameters: Mapping[str, float]

@@ -81,7 +81,7 @@ class RequestRecord:
     arrived_s: float | None = None  # since its pass began; ttft_s and total_s count from here
     queue_s: float | None = None  # arrival to the start of its prefill
     sample: int = 0  # which of several answers to the same turn
-    answer_check: AnswerCheck | None = None  # None: no whole answer was checked
+    answer_check: AnswerCheck | None = None  # None: no predicted output was checked
 
     @property
     def num_output_tokens(self) -> int:
@@ -197,7 +197,7 @@ class MemoryRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardCost:
-    """A bare forward measured alone, in turns with rounds: the floor they are held against."""
+    """A model forward measured alone, in turns with rounds, which cannot take less."""
 
     cell_id: str  # whose rounds contain this forward
     role: Literal["target", "drafter"]
@@ -233,7 +233,7 @@ class EngineRecord:
     compile_s: float | None = None  # spent on compiling; None: not compiled
     quantization: str | None = None
     notes: tuple[str, ...] = ()
-    # Of drafters that have a deepest K: what makes plans of schema 4 final.
+    # The drafters' deepest K, where they have one: what makes plans of schema 4 final.
     max_k: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -73,5 +73,5 @@ class RunRecord:
 
     @property
     def keys(self) -> tuple[CellKey, ...]:
-        """Of every planned cell, in the order of the plan."""
+        """Those of the planned cells, in the order of the plan."""
         return tuple(plan.key for plan in self.cells)

@@ -1,6 +1,6 @@
 """The answer in plain sentences, one for each question; every format begins or ends with it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specbench.decide.compromise import across_workloads, losses_in_words
 from specbench.decide.recommend import Verdict
@@ -63,12 +63,12 @@ def compromise_lines(document: Document) -> list[str]:
     helping = {
         across_workloads(d.leader) for d in document.decisions if verdict_of(d) is Verdict.HELPS
     }
-    settings = {replace(shared.key.condition, target="") for shared in document.compromises}
+    settings = {shared.key.condition.apart_from("target") for shared in document.compromises}
     lines = []
     for shared in document.compromises:
         if across_workloads(shared.key) not in helping:
             continue
-        setting = replace(shared.key.condition, target="")
+        setting = shared.key.condition.apart_from("target")
         at = "".join(f", {part}" for part in setting.told_apart(settings))
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "do not speculate"

@@ -98,7 +98,7 @@ _ALL = Column(
     "tokens per second over whole passes, ramp and drain included",
     metric("aggregate_tokens_per_s", per_second),
 )
-# Of figures that another tool gave, which have no busy time and no interval.
+# Figures that another tool gave have no busy time and no interval.
 _IMPORTED = (
     Column(
         _ALL.header,

@@ -1,17 +1,17 @@
 """Tables that hold cells against one another: engines, K = auto, concurrent requests, contexts."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from specbench.decide.adaptive import pooled
 from specbench.decide.reasons import speedup_text
 from specbench.decide.scaling import Crossover, Point
-from specbench.records import OWN_ENGINE, CellKey, Condition, Interval
+from specbench.records import CellKey, Condition, Interval
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_grid
 from specbench.report.grids import Grid
-from specbench.report.numbers import ABSENT, listed, measured, plural
+from specbench.report.numbers import ABSENT, interval_text, listed, measured, plural, value_text
 from specbench.report.sections import drafter_of
+from specbench.settings import BUILTIN
 
 
 def comparison_grids(document: Document) -> tuple[Grid, ...]:
@@ -39,7 +39,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
         title=f"Side by side: speed relative to {listed(engines)}",
         headers=(
             "",
-            OWN_ENGINE,
+            BUILTIN,
             "other" if several else engines[0],
             "decode [95%]",
             "same text",
@@ -57,8 +57,8 @@ def side_by_side_grid(document: Document) -> Grid | None:
                 else work_of(pair.peer),
                 speedup_text(pair.decode),
                 f"{pair.equal_text:.0%}",
-                _interval(pair.end_to_end),
-                _interval(pair.cpu),
+                interval_text(pair.end_to_end),
+                interval_text(pair.cpu),
                 str(pair.num_prompts),
                 "" if pair.valid else "invalid",
             )
@@ -92,8 +92,8 @@ def adaptive_grid(document: Document) -> Grid | None:
                 drafter_of(c.adaptive.source),
                 str(c.best_fixed.draft.k),
                 speedup_text(c.decode),
-                _text(c.mean_num_speculative_tokens, "{:.1f}"),
-                _interval(c.end_to_end),
+                value_text(c.mean_num_speculative_tokens, "{:.1f}"),
+                interval_text(c.end_to_end),
                 f"{c.num_units} {'passes' if c.adaptive.condition.is_stream else 'prompts'}",
                 "" if c.valid else "invalid",
             )
@@ -110,7 +110,7 @@ def crossover_grid(document: Document) -> Grid | None:
     found = document.crossovers
     if not found:
         return None
-    settings = [replace(crossover.key.condition, concurrency=1) for crossover in found]
+    settings = [crossover.key.condition.apart_from("concurrency") for crossover in found]
     rows = _places([crossover.points for crossover in found])
     return Grid(
         title="Speed-up by concurrent requests, and where it is no longer shown",
@@ -118,7 +118,7 @@ def crossover_grid(document: Document) -> Grid | None:
             "",
             "drafter",
             "K",
-            *(plural(n, "row") for n in rows),
+            *(plural(n, "request") for n in rows),
             "stops at",
             "drops to 1 at",
         ),
@@ -129,7 +129,7 @@ def crossover_grid(document: Document) -> Grid | None:
                 crossover.key.draft.length.label,
                 *(_at(crossover.points, n) for n in rows),
                 _stops(crossover),
-                _text(crossover.estimated, "{:.1f}"),
+                value_text(crossover.estimated, "{:.1f}"),
             )
             for setting, crossover in zip(settings, found, strict=True)
         ),
@@ -142,7 +142,7 @@ def context_grid(document: Document) -> Grid | None:
     found = document.context_curves
     if not found:
         return None
-    settings = [replace(curve.key.condition, context=None) for curve in found]
+    settings = [curve.key.condition.apart_from("context") for curve in found]
     lengths = _places([curve.points for curve in found])
     return Grid(
         title="Speed-up and KV cache by tokens of context",
@@ -198,8 +198,8 @@ def best_of_grid(document: Document) -> Grid | None:
             (
                 _where(setting, settings),
                 work_of(best.key),
-                _interval(best.speedup),
-                _interval(best.cost),
+                interval_text(best.speedup),
+                interval_text(best.cost),
                 _difference(best.gain),
                 f"{best.picked_log_prob:.3f}",
                 f"{best.first_log_prob:.3f}",
@@ -217,7 +217,7 @@ def best_of_grid(document: Document) -> Grid | None:
 
 def work_of(key: CellKey) -> str:
     """Such as `K=0`, `draft K=4`, `draft auto`; of a peer `generate`, `assisted K=4`."""
-    if key.condition.engine == OWN_ENGINE:
+    if key.condition.engine == BUILTIN:
         return key.draft.label
     return f"{key.draft.method} {key.draft.length.named}" if key.draft.k else key.draft.method
 
@@ -249,20 +249,12 @@ def _kv(points: Sequence[Point], at: int) -> str:
 
 def _stops(crossover: Crossover) -> str:
     if crossover.concurrency is not None:
-        return plural(crossover.concurrency, "row")
+        return plural(crossover.concurrency, "request")
     shown = [p.at for p in crossover.points if p.valid and p.speedup and p.speedup.low]
     return f"not up to {max(shown)}" if shown else ABSENT
-
-
-def _interval(interval: Interval | None) -> str:
-    return ABSENT if interval is None else speedup_text(interval)
 
 
 def _difference(interval: Interval) -> str:
     if interval.low is None or interval.high is None:
         return f"{interval.estimate:+.3f}"
     return f"{interval.estimate:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}]"
-
-
-def _text(value: float | None, form: str) -> str:
-    return ABSENT if value is None else form.format(value)

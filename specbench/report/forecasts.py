@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from specbench.decide.reasons import speedup_text
 from specbench.forecast.forecast_check import CheckedForecast
-from specbench.records import Condition, ForecastPoint, ForecastRecord, Interval
+from specbench.records import Condition, ForecastPoint, ForecastRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid
-from specbench.report.numbers import ABSENT, ranges
+from specbench.report.numbers import interval_text, ranges, value_text
 from specbench.report.sections import drafter_of
 
 _RULES = {"exact": "", "greedy_draft": "drafts greedily"}
@@ -47,7 +47,7 @@ def forecast_grid(document: Document) -> Grid | None:
         rows=tuple(
             (
                 *cells,
-                *([_text(point.length_there, "{:.2f}")] if has_there else []),
+                *([value_text(point.length_there, "{:.2f}")] if has_there else []),
                 _remark(one.forecast, point),
             )
             for one, point, cells in rows
@@ -111,7 +111,7 @@ def _time(record: ForecastRecord) -> str:
 
 
 def best_forecast(found: Sequence[CheckedForecast]) -> CheckedForecast | None:
-    """Of several drafters the one whose choice has the highest lower bound; None of none."""
+    """The drafter whose choice has the highest lower bound; None without one."""
     return max(found, key=lambda one: _low(one.best), default=None)
 
 
@@ -132,11 +132,11 @@ def _row(one: CheckedForecast, point: ForecastPoint, where: str) -> tuple[str, .
         drafter_of(one.forecast.key.source),
         str(k),
         f"{point.mean_acceptance_length:.2f}",
-        _text(measured.mean_acceptance_length if measured else None, "{:.2f}"),
-        _interval(point.speedup),
-        _interval(measured.speedup if measured else None),
-        _text(measured.length_error if measured else None, "{:+.1%}"),
-        _text(measured.speedup_error if measured else None, "{:+.1%}"),
+        value_text(measured.mean_acceptance_length if measured else None, "{:.2f}"),
+        interval_text(point.speedup),
+        interval_text(measured.speedup if measured else None),
+        value_text(measured.length_error if measured else None, "{:+.1%}"),
+        value_text(measured.speedup_error if measured else None, "{:+.1%}"),
         f"{point.cost:.2f}{error}",
     )
 
@@ -157,11 +157,3 @@ def _low(point: ForecastPoint) -> float:
     """K = 0 is at 1; without a bound the estimate counts."""
     speedup = point.speedup
     return 1.0 if speedup is None else speedup.low or speedup.estimate
-
-
-def _interval(interval: Interval | None) -> str:
-    return ABSENT if interval is None else speedup_text(interval)
-
-
-def _text(value: float | None, form: str) -> str:
-    return ABSENT if value is None else form.format(value)

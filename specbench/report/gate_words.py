@@ -11,7 +11,7 @@ from specbench.gate.kinds import Kind, deviation_floor
 from specbench.gate.tolerances import default_tolerances
 from specbench.metrics.registry import all_metrics
 from specbench.records import NO_DRAFTER, Interval
-from specbench.report.numbers import ABSENT, listed, measured, number, plural, scale_of
+from specbench.report.numbers import ABSENT, listed, measured, number, plural, scale_of, value_text
 
 
 def baseline_lines(baseline: Snapshot) -> Iterator[str]:
@@ -64,7 +64,7 @@ def row(judgement: Judgement) -> Row:
         _value(judgement.candidate, unit),
         _change(judgement.change),
         _limit(judgement),
-        _percent(judgement.minimum_detectable_effect),
+        value_text(judgement.minimum_detectable_effect, "{:.1%}"),
         judgement.verdict.value if judgement.verdict is Verdict.PASS else judgement.verdict.upper(),
     )
 
@@ -201,10 +201,6 @@ def _change(change: Interval | None) -> str:
     if change.low is None or change.high is None or change.low == change.high:
         return f"{change.estimate:+.1%}"
     return f"{change.estimate:+.1%} +- {100 * (change.high - change.low) / 2:.1f}"
-
-
-def _percent(share: float | None) -> str:
-    return ABSENT if share is None else f"{share:.1%}"
 
 
 def _limit(judgement: Judgement) -> str:

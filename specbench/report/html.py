@@ -1,7 +1,7 @@
 """The report as one HTML page that needs no network, no script and no other file."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
@@ -67,7 +67,7 @@ def _charts(document: Document) -> Iterator[Chart | None]:
 def _fewest_rows(settings: Sequence[tuple[Section, ...]]) -> tuple[tuple[Section, ...], ...]:
     groups: dict[Condition, tuple[Section, ...]] = {}
     for group in sorted(settings, key=lambda group: group[0].condition.concurrency):
-        across = replace(group[0].condition, workload="", concurrency=1)
+        across = group[0].condition.apart_from("workload", "concurrency")
         groups.setdefault(across, group)
     return tuple(group for group in settings if group in groups.values())
 

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from specbench.records import Fixed, Length
+from specbench.decide.reasons import speedup_text
+from specbench.records import Fixed, Interval, Length
 
 ABSENT = "-"  # what could not be measured; never 0, never nan
 
@@ -51,6 +52,16 @@ def significant(value: float) -> str:
         return "0"
     decimals = 2 - math.floor(math.log10(abs(value)))
     return f"{value:,.{max(0, decimals)}f}"
+
+
+def value_text(value: float | None, form: str) -> str:
+    """A value in the form of a `str.format`."""
+    return ABSENT if value is None else form.format(value)
+
+
+def interval_text(speedup: Interval | None) -> str:
+    """A speed-up with its interval."""
+    return ABSENT if speedup is None else speedup_text(speedup)
 
 
 def scalar(value: float | tuple[float, ...] | None) -> float | None:

@@ -1,9 +1,9 @@
 """A document cut by condition: one target and workload, all its drafters."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from specbench.decide.recommend import Verdict, judge
+from specbench.decide.recommend import Verdict, judge, lower_bound
 from specbench.forecast.forecast_check import CheckedForecast
 from specbench.records import CellKey, CellSummary, Condition, Decision
 from specbench.report.document import Document
@@ -36,13 +36,13 @@ class Section:
 
     @property
     def best(self) -> Decision | None:
-        """Of the drafters that help the one with the highest lower bound; None if none does.
+        """The helping drafter with the highest lower bound; None if none helps.
 
         A lossy one is only taken where no lossless one helps.
         """
         helping = [d for d in self.decisions if verdict_of(d) is Verdict.HELPS]
         lossless = [d for d in helping if d.leader.draft.lossy is None]
-        return max(lossless or helping, key=_lower_bound, default=None)
+        return max(lossless or helping, key=lower_bound, default=None)
 
     @property
     def measured(self) -> tuple[CellSummary, ...]:
@@ -108,7 +108,7 @@ def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], 
     """Sections that differ in the workload alone, which share a figure."""
     groups: dict[Condition, list[Section]] = {}
     for section in all_sections:
-        groups.setdefault(replace(section.condition, workload=""), []).append(section)
+        groups.setdefault(section.condition.apart_from("workload"), []).append(section)
     return tuple(map(tuple, groups.values()))
 
 
@@ -120,7 +120,3 @@ def drafter_of(label: str) -> str:
 def verdict_of(decision: Decision) -> Verdict:
     """Which of the three answers a decision gives."""
     return judge(decision.speedup)
-
-
-def _lower_bound(decision: Decision) -> float:
-    return decision.speedup.low or 0.0 if decision.speedup else 0.0

@@ -68,7 +68,7 @@ class Outcome(NamedTuple):
     path_BT: Tensor | None = None  # the path's nodes, of which 0 is the first; None: a chain
 
     def keep_last(self, x_BTF: Tensor, kept_BF: Tensor) -> None:
-        """Put the entry of the last token kept into `kept_BF`; a row that was done keeps its."""
+        """Put the last accepted token's entry into `kept_BF`; a row that was done keeps its."""
         last_B11 = (self.num_emitted_B - 1).clamp(min=0)[:, None, None]
         last_BF = x_BTF.gather(1, last_B11.expand(-1, 1, x_BTF.shape[2]))[:, 0]
         kept_BF.copy_(torch.where(self.num_emitted_B[:, None] > 0, last_BF, kept_BF))
@@ -94,8 +94,8 @@ class Traits:
     repeatability: Repeatability = "exact"
 
 
-class BareForward(NamedTuple):
-    """How often a round runs a forward over so many tokens a row."""
+class OwnForward(NamedTuple):
+    """How often a round runs a forward of the drafter's own over so many tokens per row."""
 
     num_tokens: int
     times: int
@@ -109,7 +109,7 @@ class KeepsCache(Protocol):
     def cache(self) -> KvCache: ...
 
 
-def _no_forwards(k: int) -> tuple[BareForward, ...]:  # noqa: ARG001
+def _no_forwards(k: int) -> tuple[OwnForward, ...]:  # noqa: ARG001
     return ()
 
 
@@ -123,9 +123,9 @@ class Footprint:
     spare_slots: int = 0  # that a row of its cache has beyond those of a row of the target's
     # What forwards name: of a head, its work in a round in pieces that run alone.
     head_parts: Mapping[str, HeadPart] = field(default_factory=dict)
-    # By K, those of a round at least, the floor of its cost. What is done with the outcome is
-    # among them; forwards of the same kind may come apart.
-    forwards: Callable[[int], tuple[BareForward, ...]] = _no_forwards
+    # By K, those that a round runs at least, a lower bound on its cost. What is done with the
+    # outcome is among them; forwards of the same kind may come apart.
+    forwards: Callable[[int], tuple[OwnForward, ...]] = _no_forwards
 
     @property
     def has_model(self) -> bool:
@@ -134,7 +134,7 @@ class Footprint:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of a token of one row in its own cache; 0 before the first forward."""
+        """What one row's token takes in its own cache; 0 before the first forward."""
         return 0 if self.keeps is None else self.keeps.cache.bytes_per_token
 
 
@@ -194,7 +194,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class ExpectsAnswers(Protocol):
-    """What a drafter may have besides: it expects whole answers, not only the next tokens."""
+    """What a drafter may have besides: a predicted output, not only the next tokens."""
 
     def predicted_output(self, state: State, most: int) -> Proposal | None:
         """All that is expected to follow in the state's one row, a chain of up to `most` drafts

@@ -38,20 +38,19 @@ def grow_chain(
 ) -> Proposal:
     """K drafts, one after the other; above temperature 0 drawn from the draft's distribution."""
     next_BK = state.positions(1, k)
-    logits_B1V, drafts, laws = logits_BV[:, None], [], []
+    logits_B1V, drafts, probs = logits_BV[:, None], [], []
     for i in range(k):
         positions_B1 = next_BK[:, i : i + 1]
         if sampler.is_greedy:
             tokens_B1 = logits_B1V.argmax(-1)
         else:
-            law_B1V = sampler.probs(logits_B1V)
-            tokens_B1 = sampler.guess(law_B1V, state.seed_B, positions_B1)
-            laws.append(law_B1V)
+            probs.append(sampler.probs(logits_B1V))
+            tokens_B1 = sampler.guess(probs[-1], state.seed_B, positions_B1)
         drafts.append(tokens_B1)
         if i + 1 < k:
             logits_B1V = follow(tokens_B1, positions_B1)
-    probs = torch.cat(laws, 1) if laws else None
-    return Proposal(torch.cat(drafts, 1), torch.full_like(state.budget_B, k), probs)
+    num_drafted_B = torch.full_like(state.budget_B, k)
+    return Proposal(torch.cat(drafts, 1), num_drafted_B, torch.cat(probs, 1) if probs else None)
 
 
 def grow_static(
@@ -68,14 +67,14 @@ def grow_static(
     positions_BN = state.length_B1 + whole.depths_BN
     is_drawn = not sampler.is_greedy and tree.topology.is_gapless
     logits_BWV, tokens = logits_BV[:, None], []
-    laws, inner = [], [torch.zeros_like(tree.levels[0].parents_W[:1])]
+    drawn, inner = [], [torch.zeros_like(tree.levels[0].parents_W[:1])]
     for depth, level in enumerate(tree.levels, 1):
         places_B1 = state.positions(depth, 1)
         if is_drawn:
-            law_BWV = sampler.probs(logits_BWV)
-            laws.append(law_BWV)
-            noise_B1V = exponential(state.seed_B, places_B1, Purpose.DRAFT, law_BWV.shape[2])
-            logits_BWV = law_BWV / noise_B1V
+            probs_BWV = sampler.probs(logits_BWV)
+            drawn.append(probs_BWV)
+            noise_B1V = exponential(state.seed_B, places_B1, Purpose.DRAFT, probs_BWV.shape[2])
+            logits_BWV = probs_BWV / noise_B1V
         best_BWR = logits_BWV.topk(level.num_ranks, dim=-1).indices
         tokens_BW = best_BWR[:, level.parents_W, level.ranks_W]
         tokens.append(tokens_BW)
@@ -97,16 +96,16 @@ def grow_static(
         logits_BWV = feed(frontier)
     tokens_BK = torch.cat(tokens, 1)
     num_drafted_B = torch.full_like(state.budget_B, tokens_BK.shape[1])
-    probs = _laws_by_node(laws, inner, tokens_BK.shape[1] + 1) if is_drawn else None
+    probs = _by_node(drawn, inner, tokens_BK.shape[1] + 1) if is_drawn else None
     return Proposal(tokens_BK, num_drafted_B, probs, whole)
 
 
-def _laws_by_node(laws: list[Tensor], inner: list[Tensor], num_nodes: int) -> Tensor:
-    """[B, N, V]; nodes without children have none."""
-    laws_BIV = torch.cat(laws, 1)
+def _by_node(drawn: list[Tensor], inner: list[Tensor], num_nodes: int) -> Tensor:
+    """The distributions [B, N, V]; nodes without children have none."""
+    drawn_BIV = torch.cat(drawn, 1)
     nodes_I = torch.cat(inner)
-    probs_BNV = laws_BIV.new_zeros(laws_BIV.shape[0], num_nodes, laws_BIV.shape[2])
-    return probs_BNV.index_copy(1, nodes_I, laws_BIV)
+    probs_BNV = drawn_BIV.new_zeros(drawn_BIV.shape[0], num_nodes, drawn_BIV.shape[2])
+    return probs_BNV.index_copy(1, nodes_I, drawn_BIV)
 
 
 def grow_dynamic(

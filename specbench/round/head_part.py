@@ -45,7 +45,7 @@ class HeadPart:
 
     @property
     def max_len(self) -> int:
-        """Of a part that keeps nothing: whatever is asked for."""
+        """Unlimited: such a part keeps nothing."""
         return sys.maxsize
 
     def allocate(self, num_rows: int, max_len: int) -> None:
@@ -58,7 +58,7 @@ class HeadPart:
 
     @property
     def weights_bytes(self) -> int:
-        """Of a tensor that is named twice once."""
+        """A tensor that is named twice counts once."""
         return sum({weight.data_ptr(): weight.nbytes for weight in self.weights}.values())
 
     @property

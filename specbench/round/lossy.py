@@ -1,6 +1,6 @@
-"""Verifiers that keep drafts which the target finds good enough: faster, and not its text.
+"""Verifiers that accept drafts which the target finds good enough: faster, and not its text.
 
-The target's distribution is NOT kept, so nothing here is used unless an option names it, and
+The target's distribution is NOT preserved, so nothing here is used unless an option names it, and
 what it made is marked wherever it is shown. A draft is judged by the target's distribution at the
 sampling's temperature, top-k and top-p; at temperature 0, where that distribution is one-hot and
 every rule would be the lossless one, at temperature 1. Every other token is the target's own, drawn
@@ -29,18 +29,18 @@ class Rule(Protocol):
     """Judges every draft by itself."""
 
     def __call__(
-        self, p_BK: Tensor, law_BNV: Tensor, parents_BK: Tensor, is_own_BK: Tensor
+        self, p_BK: Tensor, probs_BNV: Tensor, parents_BK: Tensor, is_own_BK: Tensor
     ) -> Tensor:
         """True where a draft may be accepted if those before it are [B, K].
 
-        `p_BK` is the draft's probability after its parent, of whose distribution `law_BNV` has
+        `p_BK` is the draft's probability after its parent, of whose distribution `probs_BNV` has
         one a node; `is_own_BK` is true where the draft is the token that the target drew there.
         """
         ...
 
 
 class TypicalAcceptance:
-    """Keeps a draft with p(x) > min(threshold, alpha exp(-H(p))), whatever drafted it.
+    """Accepts a draft with p(x) > min(threshold, alpha exp(-H(p))), whatever drafted it.
 
     The flatter the distribution (entropy H), the less likely a draft may be. With alpha < 1 the
     distribution's likeliest token always passes; the authors take the square root of the threshold.
@@ -54,19 +54,19 @@ class TypicalAcceptance:
     def __call__(
         self,
         p_BK: Tensor,
-        law_BNV: Tensor,
+        probs_BNV: Tensor,
         parents_BK: Tensor,
         is_own_BK: Tensor,  # noqa: ARG002
     ) -> Tensor:
-        entropy_BN = -(law_BNV * (law_BNV + _LOG_GUARD).log()).sum(-1)
+        entropy_BN = -(probs_BNV * (probs_BNV + _LOG_GUARD).log()).sum(-1)
         bar_BN = (self._alpha * (-entropy_BN).exp()).clamp(max=self._threshold)
         return p_BK > bar_BN.gather(1, parents_BK)
 
 
 class ThresholdAcceptance:
-    """Keeps a draft that the target draws itself, and any with p(x) >= single.
+    """Accepts a draft that the target draws itself, and any with p(x) >= single.
 
-    At 1 nothing is accepted but what the lossless rule keeps of drafts without a distribution of
+    At 1 nothing is accepted but what the lossless rule accepts of drafts without a distribution of
     their own. Source: SGLang's option `--speculative-accept-threshold-single`.
     """
 
@@ -76,7 +76,7 @@ class ThresholdAcceptance:
     def __call__(
         self,
         p_BK: Tensor,
-        law_BNV: Tensor,  # noqa: ARG002
+        probs_BNV: Tensor,  # noqa: ARG002
         parents_BK: Tensor,  # noqa: ARG002
         is_own_BK: Tensor,
     ) -> Tensor:
@@ -84,7 +84,7 @@ class ThresholdAcceptance:
 
 
 class LossyVerifier:
-    """A verifier (round.Verifier) that keeps the longest path of drafts that pass a rule.
+    """A verifier (round.Verifier) that accepts the longest path of drafts that pass a rule.
 
     Of several the likeliest. The distribution that drafts were drawn from plays no part.
     """
@@ -106,17 +106,17 @@ class LossyVerifier:
             own_BN = sampler.pick(logits_BNV, seed_B, positions_BN)
             return Verdict(torch.zeros_like(proposal.num_drafted_B), own_BN)
         if sampler.is_greedy:
-            law_BNV = Sampler(replace(sampler.sampling, temperature=1.0)).probs(logits_BNV)
+            probs_BNV = Sampler(replace(sampler.sampling, temperature=1.0)).probs(logits_BNV)
             own_BN = logits_BNV.argmax(-1)
         else:
-            law_BNV = sampler.probs(logits_BNV)
-            own_BN = draw(law_BNV, seed_B, positions_BN, Purpose.TARGET)
+            probs_BNV = sampler.probs(logits_BNV)
+            own_BN = draw(probs_BNV, seed_B, positions_BN, Purpose.TARGET)
         places_K = torch.arange(drafts_BK.shape[1], device=drafts_BK.device)
         parents_BK = places_K.expand_as(drafts_BK) if tree is None else tree.parents_BK
-        V = law_BNV.shape[-1]
-        p_BK = law_BNV.flatten(1).gather(1, parents_BK * V + drafts_BK)
+        V = probs_BNV.shape[-1]
+        p_BK = probs_BNV.flatten(1).gather(1, parents_BK * V + drafts_BK)
         is_own_BK = drafts_BK == own_BN.gather(1, parents_BK)
-        passes_BK = self._rule(p_BK, law_BNV, parents_BK, is_own_BK)
+        passes_BK = self._rule(p_BK, probs_BNV, parents_BK, is_own_BK)
         if tree is None:
             num_accepted_B = passes_BK.cumprod(1).sum(1).minimum(proposal.num_drafted_B)
             return chain_verdict(num_accepted_B, drafts_BK, own_BN)
@@ -135,7 +135,7 @@ def _tree(
     of_path_BN = (log_p_BN[:, None] * tree.seen_BNN).sum(-1)
     leaf_B = of_path_BN.masked_fill(~is_longest_BN, -torch.inf).argmax(1)
     path_BT, num_accepted_B = tree.path_to(leaf_B), tree.depth_of(leaf_B)
-    # Node i + 1 is draft i, and what follows the last node kept is the target's.
+    # Node i + 1 is draft i, and what follows the last node accepted is the target's.
     kept_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
     next_B1 = own_BN.gather(1, leaf_B[:, None])
     tokens_BT = torch.cat([kept_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)

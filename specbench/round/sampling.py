@@ -101,9 +101,9 @@ class Sampler:
             return logits_BTV.argmax(-1)
         return draw(self.probs(logits_BTV), seeds_B, positions_BT, Purpose.TARGET)
 
-    def guess(self, laws_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
+    def guess(self, probs_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
         """A draft's tokens [B, T] for the given positions, drawn from its own distributions."""
-        return draw(laws_BTV, seeds_B, positions_BT, Purpose.DRAFT)
+        return draw(probs_BTV, seeds_B, positions_BT, Purpose.DRAFT)
 
 
 def draw(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose) -> Tensor:

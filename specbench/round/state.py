@@ -16,7 +16,7 @@ FURTHEST = 512
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class State:
-    """Rows in flight. Token `length` of a row is its current one: emitted, not yet in the KV.
+    """Rows being decoded. Token `length` of a row is its current one: emitted, not yet in KV.
 
     tokens_BC holds prompt and output by position; entries past `length` are garbage. A row
     with no budget left is done: rounds leave it as it is.
@@ -72,6 +72,10 @@ class State:
             offsets_O=self.offsets_O,
             first_row=self.first_row + first,
         )
+
+    def rows_of(self, buffer: Tensor) -> Tensor:
+        """These rows of a tensor that has an entry for every row."""
+        return buffer[self.first_row : self.first_row + self.num_rows]
 
     def move_row(self, source: int, destination: int) -> None:
         """Give one row's work to another; the source is done."""

@@ -19,10 +19,10 @@ from specbench.stats.acceptance import conditional_rates, joint_rates
 
 
 def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
-    """a_1 .. a_k, where a_i is the share of rounds that keep at least i drafts.
+    """a_1 .. a_k, where a_i is the share of rounds that accept at least i drafts.
 
     One value is alpha, each draft's own chance after those before it: a_i = alpha**i. Several
-    are a_1, a_2 .. themselves; past their end nothing is kept. UsageError unless they are
+    are a_1, a_2 .. themselves; past their end nothing is accepted. UsageError unless they are
     shares that never rise: at least two drafts cannot be accepted more often than at least one.
     """
     if not values or not all(a >= b for a, b in pairwise((1.0, *values, 0.0))):
@@ -36,7 +36,7 @@ def acceptance_rates(values: Sequence[float], k: int) -> tuple[float, ...]:
 
 
 class SyntheticVerifier:
-    """A verifier (round.Verifier) that keeps drafts at given rates, whatever they say.
+    """A verifier (round.Verifier) that accepts drafts at given rates, whatever they say.
 
     Every row of every round draws for itself, so rows advance raggedly as real ones do.
     """
@@ -54,7 +54,7 @@ class SyntheticVerifier:
         seed_B: Tensor,
         positions_BN: Tensor,
     ) -> Verdict:
-        """Keep draft i with a_i / a_(i-1) after those before it; then the target's own token.
+        """Accept draft i with a_i / a_(i-1) after those before it; then the target's own token.
 
         The target's tokens are picked at every position, as a real round does it.
         """
@@ -72,9 +72,9 @@ class SyntheticVerifier:
         chance_BK = uniform(seed_B, positions_BT[:, :-1], Purpose.SYNTHETIC)
         # A comparison a position: a tensor of the rates would be a copy from the host.
         rates = conditional_rates(acceptance_rates(self._acceptance, K))
-        kept = [chance_BK[:, i] <= rate for i, rate in enumerate(rates)]
-        num_kept_B = torch.stack(kept, 1).long().cumprod(1).sum(1)
-        return chain_verdict(num_kept_B.minimum(most_B), drafts_BK, target_BT, path_BT)
+        accepted = [chance_BK[:, i] <= rate for i, rate in enumerate(rates)]
+        num_accepted_B = torch.stack(accepted, 1).long().cumprod(1).sum(1).minimum(most_B)
+        return chain_verdict(num_accepted_B, drafts_BK, target_BT, path_BT)
 
 
 def _first_children(tree: Tree) -> tuple[Tensor, Tensor]:

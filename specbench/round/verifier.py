@@ -1,4 +1,4 @@
-"""Which drafts to keep, so that the output has exactly the target's distribution.
+"""Which drafts to accept, so that the output has exactly the target's distribution.
 
 Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path (N in a
 chain), V vocabulary.
@@ -66,7 +66,7 @@ def _match(proposal: Proposal, target_BT: Tensor) -> Verdict:
 
 
 def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
-    """As `_match` along every path at once; the longest that equals the target's draws is kept.
+    """As `_match` along every path at once; the longest that equals the target's draws is accepted.
 
     Nodes at one position share their noise, but only one of them is ever on the path.
     """
@@ -145,7 +145,7 @@ def _reject_tree(
     path_BT = tree.path_to(node_B1[:, 0])
     num_accepted_B = tree.depth_of(node_B1[:, 0])
     next_B1 = draw(p_BV[:, None], seed_B, positions_BN.gather(1, node_B1), Purpose.TARGET)
-    # Node i + 1 is draft i, and what follows the last node kept is the target's.
+    # Node i + 1 is draft i, and what follows the last node accepted is the target's.
     kept_BT = tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
     tokens_BT = torch.cat([kept_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
     return Verdict(num_accepted_B, tokens_BT, path_BT)

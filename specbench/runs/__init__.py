@@ -6,12 +6,11 @@ lock when it dies, so a killed run can be resumed at once. Open `ledger.py` firs
 reads a run back.
 """
 
-from specbench.runs.codec import SCHEMA_VERSION, StoredRecord
+from specbench.runs.codec import SCHEMA_VERSION, StoredRecord, StoredRun
 from specbench.runs.ledger import Ledger, create_run, new_run_id, resume_run
 from specbench.runs.reader import (
     LATEST,
     RunListing,
-    StoredRun,
     disk_errors_named,
     list_runs,
     load_run,

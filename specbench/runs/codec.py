@@ -1,12 +1,13 @@
-"""Records to JSON and back: strict, and nothing is written that cannot be read again.
+"""What is stored of a run, to JSON and back: strict; nothing is written that cannot be read again.
 
 A line of records.jsonl is `{"type": "block", "data": {...}}`; run.json is a RunRecord.
 """
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -63,24 +64,30 @@ StoredRecord = (
     | Done
 )
 
-_TAGS: dict[type, str] = {
-    BlockRecord: "block",
-    ReferenceRecord: "reference",
-    MemoryRecord: "memory",
-    ForwardCost: "forward",
-    FailureRecord: "failure",
-    ModelIdentity: "model",
-    EngineRecord: "engine",
-    LimitRecord: "limit",
-    ImportedRecord: "imported",
-    TraceRecord: "trace",
-    RoundCost: "cost",
-    EngineCost: "enginecost",
-    ForecastRecord: "forecast",
-    ExtensionRecord: "extension",
-    Environment: "session",  # where the lines after a resume were measured
-    Done: "done",
-}
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredRun:
+    """Everything one run measured so far, in the order it was stored."""
+
+    folder: Path
+    run: RunRecord
+    is_complete: bool  # False: interrupted, or still running
+    blocks: tuple[BlockRecord, ...] = ()
+    references: tuple[ReferenceRecord, ...] = ()
+    memory: tuple[MemoryRecord, ...] = ()
+    forwards: tuple[ForwardCost, ...] = ()
+    failures: tuple[FailureRecord, ...] = ()
+    models: tuple[ModelIdentity, ...] = ()
+    engines: tuple[EngineRecord, ...] = ()
+    limits: tuple[LimitRecord, ...] = ()
+    imported: tuple[ImportedRecord, ...] = ()
+    traces: tuple[TraceRecord, ...] = ()
+    round_costs: tuple[RoundCost, ...] = ()
+    engine_costs: tuple[EngineCost, ...] = ()
+    forecasts: tuple[ForecastRecord, ...] = ()
+    extensions: tuple[ExtensionRecord, ...] = ()  # decisions taken while it was measured
+    sessions: tuple[Environment, ...] = ()  # one for each resume
+
 
 Tag = TypeVar("Tag")
 Data = TypeVar("Data")
@@ -107,9 +114,12 @@ _AnyLine = (
     | _Line[Literal["enginecost"], EngineCost]
     | _Line[Literal["forecast"], ForecastRecord]
     | _Line[Literal["extension"], ExtensionRecord]
-    | _Line[Literal["session"], Environment]
+    | _Line[Literal["session"], Environment]  # where the lines after a resume were measured
     | _Line[Literal["done"], Done]
 )
+_TAGS: dict[type, str] = {
+    data: get_args(tag)[0] for tag, data in (get_args(line) for line in get_args(_AnyLine))
+}
 
 _CONFIG = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 _LINE: TypeAdapter[Any] = TypeAdapter(

@@ -15,13 +15,19 @@ from typing import Self
 
 from specbench.errors import StoreError
 from specbench.records import BlockRecord, RunRecord
-from specbench.runs.codec import SCHEMA_VERSION, Done, StoredRecord, encode_line, encode_run
+from specbench.runs.codec import (
+    SCHEMA_VERSION,
+    Done,
+    StoredRecord,
+    StoredRun,
+    encode_line,
+    encode_run,
+)
 from specbench.runs.old_plans import Depths, depths_found
 from specbench.runs.reader import (
     RECORDS_FILE,
     RUN_FILE,
     Contents,
-    StoredRun,
     disk_errors_named,
     find_run,
     gathered,

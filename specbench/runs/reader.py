@@ -10,29 +10,13 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from specbench.errors import StoreError
-from specbench.records import (
-    BlockRecord,
-    EngineCost,
-    EngineRecord,
-    Environment,
-    ExtensionRecord,
-    FailureRecord,
-    ForecastRecord,
-    ForwardCost,
-    ImportedRecord,
-    LimitRecord,
-    MemoryRecord,
-    ModelIdentity,
-    ReferenceRecord,
-    RoundCost,
-    RunRecord,
-    TraceRecord,
-)
+from specbench.records import BlockRecord, FailureRecord, RunRecord
 from specbench.runs.codec import (
     Done,
     NewerSchemaError,
     NotJsonError,
     StoredRecord,
+    StoredRun,
     decode_line,
     decode_run,
     line_type,
@@ -44,30 +28,6 @@ RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoredRun:
-    """Everything one run measured so far, in the order it was stored."""
-
-    folder: Path
-    run: RunRecord
-    is_complete: bool  # False: interrupted, or still running
-    blocks: tuple[BlockRecord, ...] = ()
-    references: tuple[ReferenceRecord, ...] = ()
-    memory: tuple[MemoryRecord, ...] = ()
-    forwards: tuple[ForwardCost, ...] = ()
-    failures: tuple[FailureRecord, ...] = ()
-    models: tuple[ModelIdentity, ...] = ()
-    engines: tuple[EngineRecord, ...] = ()
-    limits: tuple[LimitRecord, ...] = ()
-    imported: tuple[ImportedRecord, ...] = ()
-    traces: tuple[TraceRecord, ...] = ()
-    round_costs: tuple[RoundCost, ...] = ()
-    engine_costs: tuple[EngineCost, ...] = ()
-    forecasts: tuple[ForecastRecord, ...] = ()
-    extensions: tuple[ExtensionRecord, ...] = ()  # decisions taken while it was measured
-    sessions: tuple[Environment, ...] = ()  # one for each resume
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

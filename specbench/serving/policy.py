@@ -24,7 +24,6 @@ class Policy(Protocol):
         *,
         k: int,
         num_rows: int,
-        num_drafted: Sequence[int],
         num_accepted: Sequence[int],
         num_emitted: Sequence[int],
         num_caught_up: int,
@@ -51,7 +50,6 @@ class FixedK:
         *,
         k: int,
         num_rows: int,
-        num_drafted: Sequence[int],
         num_accepted: Sequence[int],
         num_emitted: Sequence[int],
         num_caught_up: int,
@@ -73,7 +71,6 @@ class Beside(FixedK):
         *,
         k: int,  # noqa: ARG002
         num_rows: int,  # noqa: ARG002
-        num_drafted: Sequence[int],  # noqa: ARG002
         num_accepted: Sequence[int],  # noqa: ARG002
         num_emitted: Sequence[int],
         num_caught_up: int,  # noqa: ARG002

@@ -190,7 +190,7 @@ class Serving:
         launch = flight.launch
         ended_s = self._clock.seconds(launch.ended)
         report = launch.report_BN.tolist()
-        drafted, accepted, emitted = [], [], []
+        accepted, emitted = [], []
         for request, (d, a, e, budget, *tokens) in zip(flight.requests, report, strict=False):
             progress = self._progress[request]
             progress.num_under_way -= flight.k + 1
@@ -201,7 +201,6 @@ class Serving:
             progress.num_emitted.append(e)
             progress.rounds.append(len(self._rounds))
             progress.output += tokens[:e]
-            drafted.append(d)
             accepted.append(a)
             emitted.append(e)
             if budget == 0:
@@ -220,7 +219,6 @@ class Serving:
             self._policy.observe(
                 k=flight.k,
                 num_rows=flight.num_rows,
-                num_drafted=drafted,
                 num_accepted=accepted,
                 num_emitted=emitted,
                 num_caught_up=flight.num_caught_up,

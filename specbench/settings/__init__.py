@@ -19,8 +19,11 @@ from specbench.settings.groups import (
     WorkloadSettings,
 )
 from specbench.settings.run_settings import RunSettings, StoredSettings
+from specbench.settings.words import BUILTIN, TRANSFORMERS
 
 __all__ = [
+    "BUILTIN",
+    "TRANSFORMERS",
     "AcceptanceRule",
     "DecoderSettings",
     "DraftSettings",

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from specbench.settings.option import Option
 from specbench.settings.words import (
+    BUILTIN,
+    ENGINES,
     parse_acceptance,
     parse_concurrency,
     parse_contexts,
@@ -17,7 +19,6 @@ from specbench.settings.words import (
 )
 
 DEFAULT_WORKLOADS = ("chat", "code", "creative")
-ENGINES = ("builtin", "transformers")
 AcceptanceRule = Literal["exact", "greedy_draft"]
 
 
@@ -185,7 +186,7 @@ class EffortSettings:
 class LoadSettings:
     """What an engine has to do at a time."""
 
-    engines: Engines = ("builtin",)
+    engines: Engines = (BUILTIN,)
     concurrency: Annotated[
         tuple[int, ...],
         Option(read=parse_concurrency, help="Concurrent requests: 1 or a list such as 1,4,16."),

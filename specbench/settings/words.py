@@ -12,6 +12,7 @@ from specbench.errors import UsageError
 MAX_K = 64
 MAX_CONCURRENCY = 1024
 AUTO = "auto"
+BUILTIN, TRANSFORMERS = ENGINES = ("builtin", "transformers")
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -78,7 +79,7 @@ def one_of(option: str, text: str, *allowed: Choice) -> Choice:
 
 def parse_acceptance(text: str) -> tuple[float, ...]:
     """Synthetic acceptance: `0.7` for every position, `0.8,0.6` by position (the share of rounds
-    that keep at least so many drafts), or `histogram:40,20,40`, rounds that kept 0, 1, 2 ..."""
+    that accept at least so many drafts), or `histogram:40,20,40`, rounds that accepted 0, 1, 2."""
     kind, colon, numbers = text.rpartition(":")
     try:
         values = tuple(float(part) for part in numbers.split(","))
@@ -94,7 +95,7 @@ def parse_acceptance(text: str) -> tuple[float, ...]:
             raise UsageError(
                 f"--acceptance {text!r}: expected counts of rounds with 0, 1, 2 ... accepted drafts"
             )
-        # The 0 at the end says that no more than these were ever kept.
+        # The 0 at the end says that no more than these were ever accepted.
         return (*(sum(values[i:]) / rounds for i in range(1, len(values))), 0.0)
     falls = all(a >= b for a, b in pairwise(values))
     if not falls or not all(0 <= value <= 1 for value in values):

@@ -42,7 +42,7 @@ def student_t(degrees_of_freedom: float, probability: float) -> float:
 
 
 def of_mean(values: ArrayLike) -> Spread | None:
-    """Of the mean of independent values: s / sqrt(n) with n - 1; None below MIN_UNITS of them."""
+    """Spread of the mean of independent values: s / sqrt(n) with n - 1; None below MIN_UNITS."""
     array = np.asarray(values, dtype=np.float64)
     n = len(array)
     if n < MIN_UNITS:
@@ -53,7 +53,7 @@ def of_mean(values: ArrayLike) -> Spread | None:
 
 
 def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Spread | None:
-    """Of an estimate, from its values without each of n units in turn; None below MIN_UNITS.
+    """Spread of an estimate, from its values without each of n units; None below MIN_UNITS.
 
     Standard error: sqrt((n - 1) / n * sum((value - mean)**2)) (Quenouille 1956; Tukey 1958).
     Degrees of freedom: effective number of units - 1, at least 1, where a unit counts by its share
@@ -72,7 +72,7 @@ def jackknife(left_out: ArrayLike, weights: ArrayLike) -> Spread | None:
 
 
 def combined(first: Spread, second: Spread) -> Spread:
-    """Of a sum, or of a product's logarithm, whose two errors are independent: variances add.
+    """Spread of a sum, or of a product's logarithm, of two independent errors: variances add.
 
     Degrees of freedom: (v1 + v2)**2 / (v1**2 / f1 + v2**2 / f2), and the first's where that is
     0 / 0. Source: Satterthwaite 1946; Welch 1947.

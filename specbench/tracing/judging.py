@@ -1,4 +1,4 @@
-"""How much of a proposal a known text would have kept.
+"""How much of a proposal a known text would have accepted.
 
 Shape suffixes: B rows, K drafts, N = K + 1 nodes, D depths, C capacity of a row in tokens.
 """
@@ -20,7 +20,7 @@ class Found:
     num_drafted: dict[int, int] = field(default_factory=dict)
     limit: dict[int, int] = field(default_factory=dict)  # drafts that could be accepted at most
     num_equal: dict[int, int] = field(default_factory=dict)  # leading drafts as in the text
-    # Of drafts drawn from a distribution: what it gave to each of the text's tokens.
+    # Where drafts were drawn: the probability that their distribution gave to each text token.
     draft_probs: dict[int, list[float]] = field(default_factory=dict)
 
     def add(
@@ -46,11 +46,11 @@ class Found:
             self.draft_probs |= dict(zip(starts, probs_BK.tolist(), strict=True))
 
     def chances(self, start: int, target_probs: list[float]) -> tuple[float, ...]:
-        """P(kept) by depth, up to the first that is certainly not.
+        """P(accepted) by depth, up to the first that is certainly not.
 
         `target_probs[t]` is the target's own probability of token t of the text. Of a draft
-        drawn from q and kept with min(1, p/q), what comes out is x with p(x), and it is x because
-        the draft was x and was accepted with min(p(x), q(x)): given the text that is min(1, q/p).
+        drawn from q and accepted with min(1, p/q), what comes out is x with p(x), and it is x
+        because the draft was x and accepted with min(p(x), q(x)): given the text, min(1, q/p).
         Source: Leviathan et al. 2023 (arXiv:2211.17192), Algorithm 1, read backwards.
         """
         limit, num_equal = self.limit[start], self.num_equal[start]

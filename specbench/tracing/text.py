@@ -59,5 +59,5 @@ class TextSampler(Sampler):
     def pick(self, logits_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:  # noqa: ARG002
         return self._text_C[positions_BT]
 
-    def guess(self, laws_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:  # noqa: ARG002
+    def guess(self, probs_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:  # noqa: ARG002
         return self._text_C[positions_BT].clamp(min=0)

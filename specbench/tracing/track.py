@@ -181,7 +181,7 @@ class Track:
         return state
 
     def _outcome(self, text_C: Tensor, length: int, read: _Read, span: int) -> Outcome:
-        """Of a round at K = 0 that emitted the token at `length`."""
+        """What a round at K = 0 leaves that emitted the token at `length`."""
         position_11 = torch.full((1, 1), length - 1, device=text_C.device)
         at = length - 1 - read.position
         return Outcome(

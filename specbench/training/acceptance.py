@@ -18,7 +18,7 @@ DEPTH = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Acceptance:
-    """`per_position[d]`: share of contexts whose first d + 1 drafts are all kept.
+    """`per_position[d]`: share of contexts whose first d + 1 drafts are all accepted.
 
     Drafts are the head's own, one after the other; contexts are all tokens of the answers that
     so many more tokens follow. `ranks` of Medusa: how often each rank of each head is right.

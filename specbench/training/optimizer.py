@@ -4,7 +4,7 @@ torch.optim.Muon orthogonalises in bfloat16, which is thirty times slower on a C
 bfloat16 instructions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,11 @@ def orthogonalised(stack_NRC: Tensor, steps: int = 5) -> Tensor:
     return x.mT if tall else x
 
 
+def one_by_one(updates: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Each matrix orthogonalised by itself."""
+    return (orthogonalised(update[None])[0] for update in updates)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
     """Learning rates: a linear warm-up, then constant, then a linear decay to 2 %."""
@@ -37,7 +42,7 @@ class Schedule:
     decay_part: float = 0.6
 
     def factor(self, step: int) -> float:
-        """Of both rates at a step counted from 0."""
+        """What both rates are multiplied by at a step counted from 0."""
         left = (self.steps - step) / (self.steps * self.decay_part)
         return min(1.0, (step + 1) / self.warm_up, 0.02 + 0.98 * left)
 
@@ -45,6 +50,7 @@ class Schedule:
 class MuonAdamW:
     """`rows_of_tokens`: matrices with so many rows are vocabularies, which AdamW takes.
 
+    `orthogonalise` gets the updates of all other matrices, and gives them in the same order.
     Source: Jordan et al. 2024, "Muon"; Liu et al. 2025 (arXiv:2502.16982), eq. 4.
     """
 
@@ -55,8 +61,9 @@ class MuonAdamW:
         *,
         momentum: float = 0.95,
         decay: float = 0.01,
+        orthogonalise: Callable[[Iterable[Tensor]], Iterable[Tensor]] = one_by_one,
     ) -> None:
-        self._momentum, self._decay = momentum, decay
+        self._momentum, self._decay, self._orthogonalise = momentum, decay, orthogonalise
         self._matrices = {
             name: tensor
             for name, tensor in parameters.items()
@@ -71,16 +78,20 @@ class MuonAdamW:
     @torch.no_grad()
     def step(self, muon_lr: float, adamw_lr: float) -> None:
         """Once over everything that has a gradient."""
-        for name, matrix in self._matrices.items():
-            if matrix.grad is None:
-                continue
-            velocity = self._velocity[name].lerp_(matrix.grad, 1 - self._momentum)
-            change = orthogonalised(torch.lerp(matrix.grad, velocity, self._momentum)[None])[0]
+        changes = self._orthogonalise(self._updates())
+        moving = (matrix for matrix in self._matrices.values() if matrix.grad is not None)
+        for matrix, change in zip(moving, changes, strict=True):
             scale = 0.2 * max(matrix.shape) ** 0.5  # the size of an AdamW step
             matrix.mul_(1 - muon_lr * self._decay).add_(change, alpha=-muon_lr * scale)
         for group in self._adamw.param_groups:
             group["lr"] = adamw_lr
         self._adamw.step()
+
+    def _updates(self) -> Iterator[Tensor]:
+        for name, matrix in self._matrices.items():
+            if matrix.grad is not None:
+                velocity = self._velocity[name].lerp_(matrix.grad, 1 - self._momentum)
+                yield torch.lerp(matrix.grad, velocity, self._momentum)
 
     def state(self) -> dict[str, Any]:
         """What `load` goes on from."""

@@ -213,7 +213,7 @@ def _write_and_measure(
     texts: list[Text],
     device: torch.device,
 ) -> Acceptance:
-    """Of the head as it was written; Medusa's config then says what was measured."""
+    """Measures the head as it was written; Medusa's config then says what was measured."""
     trained = student.checkpoint()
     write_head(settings.out, trained)
     written = open_student(settings.method, read_checkpoint(str(settings.out)), runner)

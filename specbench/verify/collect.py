@@ -202,11 +202,11 @@ class Collector:
             is_near_N = _of(allowed(logits_NV, sampling, edge_slack(logits_NV)), tokens_N)
             num_outside += int((~is_near_N).sum())
             num_at_edge += int((is_near_N & ~is_in_N).sum())
-            law_NV, tokens_N = token_distribution(logits_NV[is_in_N], sampling), tokens_N[is_in_N]
+            probs_NV, tokens_N = token_distribution(logits_NV[is_in_N], sampling), tokens_N[is_in_N]
             within = torch.from_numpy(noise.random((2, len(tokens_N)))).to(tokens_N.device)
-            likely.append(surprise(law_NV, tokens_N, within[0]))
-            own.append(placed(law_NV, tokens_N, within[1]))
-            log_likelihoods += [log_likelihood(law_NV, tokens_N, f) for f in TEMPERATURES]
+            likely.append(surprise(probs_NV, tokens_N, within[0]))
+            own.append(placed(probs_NV, tokens_N, within[1]))
+            log_likelihoods += [log_likelihood(probs_NV, tokens_N, f) for f in TEMPERATURES]
         surprise_N, identity_N = (torch.cat(chunks).cpu().numpy() for chunks in (likely, own))
         return _Reading(surprise_N, identity_N, tuple(log_likelihoods), num_outside, num_at_edge)
 
@@ -216,7 +216,7 @@ class Collector:
         if V > SMALL_VOCABULARY:
             return None
         length = max(n for n in range(1, _MOST_JOINT_TOKENS + 1) if n == 1 or V**n <= _MOST_CELLS)
-        law_C = self._teacher.joint_law(question.prompt_ids, length, sampling)
+        probs_C = self._teacher.joint_probs(question.prompt_ids, length, sampling)
         requests = [
             EngineRequest(
                 prompt_ids=question.prompt_ids,
@@ -230,8 +230,8 @@ class Collector:
         ]
         texts = np.array([r.output_ids[:length] for r in self._serve(who, requests)])
         cells = texts @ (V ** np.arange(length - 1, -1, -1))
-        observed_C = np.bincount(cells, minlength=len(law_C)).astype(np.float64)
-        return JointCounts(observed_C=observed_C, probability_C=law_C.numpy(), num_tokens=length)
+        observed_C = np.bincount(cells, minlength=len(probs_C)).astype(np.float64)
+        return JointCounts(observed_C=observed_C, probability_C=probs_C.numpy(), num_tokens=length)
 
     def _serve(self, who: Examined, requests: Sequence[EngineRequest]) -> Sequence[EngineResult]:
         return who.engine.serve(requests, who.work, Load(concurrency=who.num_rows)).results

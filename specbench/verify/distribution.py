@@ -16,12 +16,12 @@ def token_distribution(logits_NV: Tensor, sampling: Sampling) -> Tensor:
     return scores_NV.masked_fill(~allowed(logits_NV, sampling), -torch.inf).softmax(-1)
 
 
-def log_likelihood(law_NV: Tensor, tokens_N: Tensor, factor: float) -> float:
-    """Of all tokens together, had the temperature been `factor` times what it is.
+def log_likelihood(probs_NV: Tensor, tokens_N: Tensor, factor: float) -> float:
+    """Log-likelihood of all tokens, had the temperature been `factor` times what it is.
 
     The tokens that top-k and top-p leave are those of the distribution itself.
     """
-    scores_NV = law_NV.log() / factor
+    scores_NV = probs_NV.log() / factor
     chosen_N = scores_NV.gather(1, tokens_N[:, None])[:, 0]
     return float((chosen_N - scores_NV.logsumexp(-1)).sum())
 

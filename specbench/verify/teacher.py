@@ -100,20 +100,20 @@ class Teacher:
         return _divergence(prompt_id, end, expected, found, last_NV[-1])
 
     @torch.inference_mode()
-    def joint_law(self, prompt_ids: Sequence[int], num_tokens: int, sampling: Sampling) -> Tensor:
+    def joint_probs(self, prompt_ids: Sequence[int], num_tokens: int, sampling: Sampling) -> Tensor:
         """Probability of every text of `num_tokens` tokens, float64 [V ** num_tokens].
 
         A text's place is its tokens read as digits of base V, the first being the highest.
         """
         V = self.vocab_size
-        law = torch.ones(1, dtype=torch.float64)
+        probs = torch.ones(1, dtype=torch.float64)
         for length in range(num_tokens):
             prefixes = itertools.product(range(V), repeat=length)
-            rows = [self._next_law(prompt_ids, some, sampling) for some in _batched(prefixes)]
-            law = (law[:, None] * torch.cat(rows).cpu()).flatten()
-        return law
+            rows = [self._next_probs(prompt_ids, some, sampling) for some in _batched(prefixes)]
+            probs = (probs[:, None] * torch.cat(rows).cpu()).flatten()
+        return probs
 
-    def _next_law(
+    def _next_probs(
         self, prompt_ids: Sequence[int], prefixes: Sequence[tuple[int, ...]], sampling: Sampling
     ) -> Tensor:
         tokens_RT = torch.tensor([[*prompt_ids, *prefix] for prefix in prefixes])

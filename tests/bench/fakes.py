@@ -15,10 +15,10 @@ import torch
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
-    Floor,
     Load,
     RoundForward,
     ServedPass,
+    TimedForwards,
     Work,
 )
 from specbench.errors import ModelError, WorkloadError
@@ -232,7 +232,7 @@ class FakeEngine(FakeServer):
         own = RoundForward(role="drafter", num_tokens=1, times=k)
         return (target,) if drafter == "none" else (target, own)
 
-    def floor(self, request: EngineRequest, work: Work) -> Floor:
+    def time_forwards(self, request: EngineRequest, work: Work) -> TimedForwards:
         """Takes no time: it is beside what is measured. Every fifth of a kind is a hiccup."""
         rounds = self._rounds(request.max_new_tokens - 1, work.drafter, work.k, 1.0)
         forward_s = {
@@ -252,7 +252,7 @@ class FakeEngine(FakeServer):
             cpu_s=None,
             rounds=rounds,
         )
-        return Floor(result=result, forward_s=forward_s)
+        return TimedForwards(result=result, forward_s=forward_s)
 
 
 def _emitted(num_tokens: int, per_round: int) -> Iterator[int]:

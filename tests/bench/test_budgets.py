@@ -121,7 +121,7 @@ def test_a_noisier_measurement_takes_more_prompts_and_a_hopeless_one_all(tmp_pat
     assert num_blocks["much"] == 20
 
 
-def test_a_k_that_left_the_race_cannot_push_out_its_drafters_best(tmp_path):
+def test_a_pruned_k_cannot_push_out_its_drafters_best(tmp_path):
     # On the first prompt K = 4 of the bad drafter leaves; its K = 2 is measured to the end.
     plan = make_plan(tmp_path, changed(SETTINGS, budget_s=1600.0), TWENTY)
     run = measure(plan, FakeEngine(FakeClock(), noise=0.5), tmp_path)

@@ -29,7 +29,7 @@ def cell(pairing: str, k: int, speedup: float | None) -> CellSummary:
 
 
 def ks_out(speedups: dict[int, float | None], num_prompts: int) -> set[int]:
-    """The Ks of one drafter that leave the race."""
+    """The Ks of one drafter that are pruned."""
     cells = {k: cell("big/draft", k, speedup) for k, speedup in speedups.items()}
     losers = hopeless(list(cells.values()), num_prompts)
     return {k for k, c in cells.items() if c.key.id in losers}

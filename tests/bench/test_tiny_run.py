@@ -73,7 +73,7 @@ def test_a_wrong_guess_costs_rounds_and_some_are_wrong(run):
     assert 0 < num_accepted < sum(sum(d) for _, d in accepted)
 
 
-def test_a_sampled_text_without_a_draft_law_does_not_depend_on_k(run):
+def test_a_sampled_text_without_a_draft_distribution_does_not_depend_on_k(run):
     texts = defaultdict(set)
     for request in requests_of(run, 1.0):
         if "draft_model" not in request.cell_id:

@@ -131,7 +131,8 @@ def test_a_drafter_that_cannot_run_exits_4(tiny: Path, tmp_path: Path) -> None:
         (["--temperature", "hot"], "--temperature 'hot': expected numbers"),
         (["--top-p", "0"], "--top-p 0 leaves no token"),
         (["--tokens", "1"], "--tokens"),
-        (["--rows", "0"], "--rows"),
+        (["--concurrency", "0"], "--concurrency"),
+        (["--rows", "0"], "--rows"),  # its old name
         (["tiny/nobody"], "no pairing 'tiny/nobody'"),
     ],
     ids=" ".join,

@@ -60,7 +60,7 @@ def test_a_later_turn_follows_the_targets_own_answer(
     assert second.prompt_ids == tokenizer.prompt_ids(history)
 
 
-def test_sampled_turns_follow_the_law_too(tiny: Path) -> None:
+def test_sampled_turns_follow_the_distribution_too(tiny: Path) -> None:
     ran = specbench(
         *("verify", "tiny/draft", "-k", "2", "--temperature", "0.7", "--tokens", "1000"),
         *TALK,

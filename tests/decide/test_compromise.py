@@ -51,7 +51,7 @@ def test_a_k_that_is_invalid_in_one_workload_does_not_compete(summarised):
     assert found.regret == pytest.approx({"code": 0.25, "chat": 0.0})
 
 
-def test_a_k_that_left_the_race_is_not_the_one_for_all(summarised):
+def test_a_pruned_k_is_not_the_one_for_all(summarised):
     dropped = [summarised(8, None, 1.9, None, workload=name) for name in ("code", "chat")]
     cells = [*sweep(summarised, "code", k10=1.3), *sweep(summarised, "chat", k10=1.3), *dropped]
     found = find_compromise(cells)

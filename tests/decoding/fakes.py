@@ -133,7 +133,7 @@ class Wrapped:
         return proposal
 
 
-class Unlawful(Wrapped):
+class WithoutProbs(Wrapped):
     """Keeps the guesses' distribution to itself, so that the verifier has to match them."""
 
     def change(self, proposal: Proposal) -> Proposal:

@@ -110,21 +110,21 @@ def until_eos(text: tuple[int, ...], eos_ids: Sequence[int]) -> tuple[int, ...]:
 
 
 # The distribution: six tokens of a seven-token model, so that all 7**6 texts can be enumerated.
-LAW_VOCAB_SIZE = 7
-NUM_LAW_TOKENS = 6
+SAMPLED_VOCAB_SIZE = 7
+NUM_SAMPLED_TOKENS = 6
 NUM_SAMPLES = 10_240
 NUM_ROWS = 512
-LAW_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
-LAW_PREDICTION = (0, 2, 1, 5, 0, 2)  # the likeliest text
+SAMPLED_PROMPT = (1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5)  # repeats, so that a lookup finds something
+SAMPLED_PREDICTION = (0, 2, 1, 5, 0, 2)  # the likeliest text
 WARM = Sampling(temperature=0.7)
 FIRST, LAST = slice(0, 3), slice(3, 6)  # the triples whose joint distributions are tested
 
 
-def law_model(seed: int, num_layers: int = 1) -> Any:
+def sampled_model(seed: int, num_layers: int = 1) -> Any:
     """A seven-token Llama, wide enough in its opinions that drafts are accepted and refused."""
     return tiny_llama(
         seed,
-        vocab_size=LAW_VOCAB_SIZE,
+        vocab_size=SAMPLED_VOCAB_SIZE,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=num_layers,
@@ -134,24 +134,24 @@ def law_model(seed: int, num_layers: int = 1) -> Any:
     )
 
 
-def exact_law(model: Any, sampling: Sampling) -> Tensor:
+def exact_probs(model: Any, sampling: Sampling) -> Tensor:
     """Probability of each text [7, 7, 7, 7, 7, 7] from plain forwards and transformers' warpers."""
-    prefixes = list(itertools.product(range(LAW_VOCAB_SIZE), repeat=NUM_LAW_TOKENS - 1))
-    tokens_NT = torch.tensor([[*LAW_PROMPT, *prefix] for prefix in prefixes])
+    prefixes = list(itertools.product(range(SAMPLED_VOCAB_SIZE), repeat=NUM_SAMPLED_TOKENS - 1))
+    tokens_NT = torch.tensor([[*SAMPLED_PROMPT, *prefix] for prefix in prefixes])
     warpers: list[Any] = [TemperatureLogitsWarper(sampling.temperature)]
     if sampling.top_k:
         warpers.append(TopKLogitsWarper(sampling.top_k))
     if sampling.top_p < 1:
         warpers.append(TopPLogitsWarper(sampling.top_p))
 
-    law = torch.ones((), dtype=torch.float64)
-    logits_NTV = plain_logits(model, tokens_NT)[:, len(LAW_PROMPT) - 1 :]
-    for i in range(NUM_LAW_TOKENS):
-        scores_NV = logits_NTV[:: LAW_VOCAB_SIZE ** (NUM_LAW_TOKENS - 1 - i), i].double()
+    probs = torch.ones((), dtype=torch.float64)
+    logits_NTV = plain_logits(model, tokens_NT)[:, len(SAMPLED_PROMPT) - 1 :]
+    for i in range(NUM_SAMPLED_TOKENS):
+        scores_NV = logits_NTV[:: SAMPLED_VOCAB_SIZE ** (NUM_SAMPLED_TOKENS - 1 - i), i].double()
         for warper in warpers:
             scores_NV = warper(None, scores_NV)
-        law = law[..., None] * scores_NV.softmax(-1).view(*law.shape, LAW_VOCAB_SIZE)
-    return law
+        probs = probs[..., None] * scores_NV.softmax(-1).view(*probs.shape, SAMPLED_VOCAB_SIZE)
+    return probs
 
 
 def sample_texts(
@@ -169,10 +169,10 @@ def sample_texts(
     for seeds in (all_seeds[i : i + NUM_ROWS] for i in range(0, num_samples, NUM_ROWS)):
         requests = [
             Request(
-                prompt_ids=LAW_PROMPT,
-                max_new_tokens=NUM_LAW_TOKENS,
+                prompt_ids=SAMPLED_PROMPT,
+                max_new_tokens=NUM_SAMPLED_TOKENS,
                 seed=s,
-                prediction_ids=LAW_PREDICTION,
+                prediction_ids=SAMPLED_PREDICTION,
             )
             for s in seeds
         ]
@@ -181,14 +181,14 @@ def sample_texts(
     return texts, acceptance_rate(results) if k else 0.0
 
 
-def law_p_value(texts_N6: Tensor, law: Tensor, triple: slice) -> float:
+def sampled_p_value(texts_N6: Tensor, probs: Tensor, triple: slice) -> float:
     """Chi-square p-value of three tokens' joint distribution; cells expected below 5 are pooled.
 
     A text of probability 0 gives p = 0.
     """
-    other = [i for i in range(NUM_LAW_TOKENS) if i not in range(NUM_LAW_TOKENS)[triple]]
-    expected = law.sum(dim=other).flatten() * len(texts_N6)
-    weights_3 = torch.tensor([LAW_VOCAB_SIZE**2, LAW_VOCAB_SIZE, 1])
+    other = [i for i in range(NUM_SAMPLED_TOKENS) if i not in range(NUM_SAMPLED_TOKENS)[triple]]
+    expected = probs.sum(dim=other).flatten() * len(texts_N6)
+    weights_3 = torch.tensor([SAMPLED_VOCAB_SIZE**2, SAMPLED_VOCAB_SIZE, 1])
     cells_N = (texts_N6[:, triple] * weights_3).sum(1)
     observed = torch.bincount(cells_N, minlength=len(expected)).double()
     if bool((observed[expected == 0] > 0).any()):
@@ -207,7 +207,7 @@ def law_p_value(texts_N6: Tensor, law: Tensor, triple: slice) -> float:
 def one_draft_p_value(num_rows: int = 100_000) -> float:
     """Chi-square p-value of the token that follows one draft drawn from another distribution."""
     generator = torch.Generator().manual_seed(0)
-    q_V, p_V = torch.randn(2, LAW_VOCAB_SIZE, generator=generator).softmax(-1)
+    q_V, p_V = torch.randn(2, SAMPLED_VOCAB_SIZE, generator=generator).softmax(-1)
     seeds_B, place_B1 = torch.arange(num_rows), torch.full((num_rows, 1), 4)
     q_B1V = q_V.expand(num_rows, 1, -1)
     drafts_B1 = draw(q_B1V, seeds_B, place_B1, Purpose.DRAFT)
@@ -220,18 +220,18 @@ def one_draft_p_value(num_rows: int = 100_000) -> float:
         torch.cat([place_B1, place_B1 + 1], 1),
     )
 
-    observed_V = torch.bincount(verdict.tokens_BT[:, 0], minlength=LAW_VOCAB_SIZE)
+    observed_V = torch.bincount(verdict.tokens_BT[:, 0], minlength=SAMPLED_VOCAB_SIZE)
     expected_V = num_rows * p_V.double()
     statistic = float(((observed_V - expected_V) ** 2 / expected_V).sum())
-    return float(chi2.sf(statistic, LAW_VOCAB_SIZE - 1))
+    return float(chi2.sf(statistic, SAMPLED_VOCAB_SIZE - 1))
 
 
-class LawBench:
+class SamplingBench:
     """One target and one draft model of the seven-token language, with the exact distribution."""
 
     def __init__(self, sampling: Sampling = WARM, num_layers: int = 1) -> None:
-        model = law_model(seed=0, num_layers=num_layers)
+        model = sampled_model(seed=0, num_layers=num_layers)
         self.sampling = sampling
-        self.law = exact_law(model, sampling)
+        self.probs = exact_probs(model, sampling)
         self.target = FusedRunner(model)
-        self.draft = FusedRunner(law_model(seed=1))
+        self.draft = FusedRunner(sampled_model(seed=1))

@@ -1,4 +1,4 @@
-"""The checks that a broken decoder has to fail: greedy text, and the law of sampled texts."""
+"""The checks that a broken decoder has to fail: greedy text, and sampled texts."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,12 +11,12 @@ from tests.decoding.lossless import (
     LAST,
     NUM_SAMPLES,
     WARM,
-    LawBench,
+    SamplingBench,
     assert_texts,
     decode,
-    law_p_value,
     make_drafter,
     sample_texts,
+    sampled_p_value,
     until_eos,
 )
 from tests.decoding.models import ARCHITECTURES, build, generated, ragged_prompts
@@ -46,13 +46,13 @@ def greedy_check(
 
 
 @cache
-def bench() -> LawBench:
-    return LawBench(WARM)
+def bench() -> SamplingBench:
+    return SamplingBench(WARM)
 
 
-def law_p(k: int, num_samples: int = NUM_SAMPLES, **parameters: object) -> float:
+def sampled_p(k: int, num_samples: int = NUM_SAMPLES, **parameters: object) -> float:
     """The smaller p-value of the two triples."""
     subject = bench()
     drafter = make_drafter("draft_model", subject.target, subject.draft, **parameters)
     texts_N6, _ = sample_texts(subject.target, drafter, k=k, sampling=WARM, num_samples=num_samples)
-    return min(law_p_value(texts_N6, subject.law, triple) for triple in (FIRST, LAST))
+    return min(sampled_p_value(texts_N6, subject.probs, triple) for triple in (FIRST, LAST))

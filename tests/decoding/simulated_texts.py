@@ -110,7 +110,6 @@ def seconds_of(make: Make, texts: Sequence[Rates], num_tokens: int, seed: int) -
         controller.observe(
             k=k,
             num_rows=num_rows,
-            num_drafted=[k] * num_rows,
             num_accepted=kept,
             num_emitted=[n + 1 for n in kept],
             num_caught_up=caught_up,

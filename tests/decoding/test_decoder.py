@@ -187,7 +187,7 @@ def test_a_sampled_text_is_the_same_alone_and_beside_others_in_any_row(
         assert_texts(results, [tuple(alone[i]) for i in order])
 
 
-def test_drafts_without_a_law_leave_every_sampled_token_as_it_was(llama: Subject) -> None:
+def test_drafts_without_a_distribution_leave_every_sampled_token_as_it_was(llama: Subject) -> None:
     baseline = sampled_alone(llama.target, "none", llama.stranger, 0)
 
     for k in (1, 3, 8):

@@ -29,7 +29,7 @@ from tests.decoding.models import exact_llama, generated, ragged_prompts
 
 GREEDY, WARM = Sampling(), Sampling(temperature=1.0)
 # exp(-entropy) is 0.319, so that typical acceptance takes min(0.09, 0.3 * 0.319 = 0.096).
-LAW = torch.tensor([0.5, 0.3, 0.15, 0.05])
+PROBS = torch.tensor([0.5, 0.3, 0.15, 0.05])
 TYPICAL = LossyRule(name="typical", parameters={"threshold": 0.09, "alpha": 0.3})
 QUARTER = LossyRule(name="threshold", parameters={"single": 0.25})
 NOTHING = LossyVerifier(TypicalAcceptance(threshold=1.0, alpha=1e9))
@@ -41,7 +41,7 @@ TREE = Topology.of_paths([(0,), (1,), (0, 0), (0, 1), (1, 0)])
 def judged(
     rule: LossyRule,
     drafts: list[int],
-    laws: list[Tensor],
+    probs: list[Tensor],
     *,
     sampling: Sampling = WARM,
     topology: Topology | None = None,
@@ -54,8 +54,8 @@ def judged(
     if tree is not None and num_drafted is not None:
         tree = tree.meant_within(torch.tensor([num_drafted]))
     proposal = Proposal(torch.tensor([drafts]), torch.tensor([meant]), tree=tree)
-    logits = torch.stack(laws).log()[None]
-    places = torch.arange(len(laws))[None] if tree is None else tree.depths_BN
+    logits = torch.stack(probs).log()[None]
+    places = torch.arange(len(probs))[None] if tree is None else tree.depths_BN
     sampler, seeds = Sampler(sampling), torch.tensor([seed])
     verdict = make_lossy_verifier(rule)(proposal, logits, sampler, seeds, places)
     own = sampler.pick(logits, seeds, places)[0].tolist()
@@ -63,16 +63,16 @@ def judged(
 
 
 def test_typical_drafts_are_kept_up_to_the_first_that_is_not() -> None:
-    tokens, own = judged(TYPICAL, [1, 2, 3, 0], [LAW] * 5)
+    tokens, own = judged(TYPICAL, [1, 2, 3, 0], [PROBS] * 5)
     assert tokens == [1, 2, own[2]]  # 0.3 and 0.15 are above the bar of 0.09, 0.05 is not
 
 
 def test_all_typical_drafts_are_followed_by_the_targets_own_token() -> None:
-    tokens, own = judged(TYPICAL, [1, 2], [LAW] * 3)
+    tokens, own = judged(TYPICAL, [1, 2], [PROBS] * 3)
     assert tokens == [1, 2, own[2]]
 
 
-def test_the_flatter_the_law_the_less_likely_a_draft_may_be() -> None:
+def test_the_flatter_the_distribution_the_less_likely_a_draft_may_be() -> None:
     # 40 equal tokens: each has 0.025, the bar is 0.3 * 0.025.
     flat = torch.full((40,), 1 / 40)
     assert judged(TYPICAL, [7], [flat] * 2)[0][0] == 7
@@ -84,52 +84,52 @@ def test_the_flatter_the_law_the_less_likely_a_draft_may_be() -> None:
 
 def test_threshold_and_alpha_are_not_swapped() -> None:
     # Swapped, the bar would be min(0.3, 0.09 * 0.319) = 0.029, below the draft's 0.05.
-    tokens, own = judged(TYPICAL, [3], [LAW] * 2, seed=3)
+    tokens, own = judged(TYPICAL, [3], [PROBS] * 2, seed=3)
     assert tokens == [own[0]]
 
 
 def test_at_temperature_0_a_typical_draft_is_kept_though_it_is_not_the_best() -> None:
-    assert judged(TYPICAL, [1, 3], [LAW] * 3, sampling=GREEDY)[0] == [1, 0]
-    assert judged(TYPICAL, [0, 0], [LAW] * 3, sampling=GREEDY)[0] == [0, 0, 0]
+    assert judged(TYPICAL, [1, 3], [PROBS] * 3, sampling=GREEDY)[0] == [1, 0]
+    assert judged(TYPICAL, [0, 0], [PROBS] * 3, sampling=GREEDY)[0] == [0, 0, 0]
 
 
-def test_the_temperature_of_the_sampling_is_the_laws() -> None:
+def test_the_temperature_of_the_sampling_is_the_distributions() -> None:
     # At 0.5 probabilities are squared: 0.15 becomes 0.062, below 0.09.
     cold = Sampling(temperature=0.5)
-    tokens, own = judged(TYPICAL, [2], [LAW] * 2, sampling=cold)
+    tokens, own = judged(TYPICAL, [2], [PROBS] * 2, sampling=cold)
     assert tokens == [own[0]]
 
 
 def test_what_top_k_excludes_is_never_kept() -> None:
     cut = Sampling(temperature=1.0, top_k=2)
-    tokens, own = judged(TYPICAL, [2], [LAW] * 2, sampling=cut)
+    tokens, own = judged(TYPICAL, [2], [PROBS] * 2, sampling=cut)
     assert tokens == [own[0]]
 
 
 def test_a_likely_draft_passes_a_threshold_and_the_targets_own_always_does() -> None:
-    kept, own = judged(QUARTER, [1, 1, 1], [LAW] * 4, seed=1)
+    kept, own = judged(QUARTER, [1, 1, 1], [PROBS] * 4, seed=1)
     assert kept == [1, 1, 1, own[3]]
     for seed in range(40):
-        tokens, own = judged(QUARTER, [3, 1], [LAW] * 3, seed=seed)
+        tokens, own = judged(QUARTER, [3, 1], [PROBS] * 3, seed=seed)
         assert tokens == ([3, 1, own[2]] if own[0] == 3 else [own[0]])
 
 
 def test_a_draft_that_was_not_meant_is_not_kept() -> None:
-    tokens, own = judged(TYPICAL, [0, 0], [LAW] * 3, num_drafted=1)
+    tokens, own = judged(TYPICAL, [0, 0], [PROBS] * 3, num_drafted=1)
     assert tokens == [0, own[1]]
-    tokens, own = judged(TYPICAL, [0, 1, 0, 1, 0], [LAW] * 6, topology=TREE, num_drafted=1)
+    tokens, own = judged(TYPICAL, [0, 1, 0, 1, 0], [PROBS] * 6, topology=TREE, num_drafted=1)
     assert tokens == [0, own[1]]
 
 
 def test_of_a_tree_the_longest_path_is_kept_and_of_equals_the_likeliest() -> None:
     # The first child (0.5) has two untypical children, the second (0.15) a typical one.
-    tokens, own = judged(TYPICAL, [0, 2, 3, 3, 1], [LAW] * 6, topology=TREE)
+    tokens, own = judged(TYPICAL, [0, 2, 3, 3, 1], [PROBS] * 6, topology=TREE)
     assert tokens == [2, 1, own[5]]
     # 0.3 * 0.15 against 0.15 * 0.5 and 0.3 * 0.3
-    tokens, own = judged(TYPICAL, [1, 2, 2, 1, 0], [LAW] * 6, topology=TREE)
+    tokens, own = judged(TYPICAL, [1, 2, 2, 1, 0], [PROBS] * 6, topology=TREE)
     assert tokens == [1, 1, own[4]]
     # No child passes.
-    tokens, own = judged(TYPICAL, [3, 3, 0, 0, 0], [LAW] * 6, topology=TREE)
+    tokens, own = judged(TYPICAL, [3, 3, 0, 0, 0], [PROBS] * 6, topology=TREE)
     assert tokens == [own[0]]
 
 
@@ -138,28 +138,28 @@ def test_of_a_tree_the_longest_path_is_kept_and_of_equals_the_likeliest() -> Non
 def test_it_is_what_a_plain_loop_over_all_paths_says(rule: LossyRule, sampling: Sampling) -> None:
     generator = torch.Generator().manual_seed(0)
     for seed in range(200):
-        laws = list((4 * torch.rand(6, 4, generator=generator)).softmax(-1))
+        probs = list((4 * torch.rand(6, 4, generator=generator)).softmax(-1))
         drafts = torch.randint(0, 4, (5,), generator=generator).tolist()
-        tokens, own = judged(rule, drafts, laws, sampling=sampling, topology=TREE, seed=seed)
-        assert tokens == by_hand(rule, drafts, laws, own)
+        tokens, own = judged(rule, drafts, probs, sampling=sampling, topology=TREE, seed=seed)
+        assert tokens == by_hand(rule, drafts, probs, own)
 
 
-def by_hand(rule: LossyRule, drafts: list[int], laws: list[Tensor], own: list[int]) -> list[int]:
+def by_hand(rule: LossyRule, drafts: list[int], probs: list[Tensor], own: list[int]) -> list[int]:
     """The rule over every path of TREE, one number after the other."""
     best: tuple[int, float, list[int], int] = (0, 0.0, [], 0)
     for path in TREE.paths:
         nodes = [TREE.paths.index(path[: i + 1]) + 1 for i in range(len(path))]
         tokens, log_p = [drafts[node - 1] for node in nodes], 0.0
         for parent, token in zip([0, *nodes], tokens, strict=False):
-            law = laws[parent].tolist()
+            probs_V = probs[parent].tolist()
             if rule.name == "typical":
-                entropy = -sum(p * math.log(p + 1e-5) for p in law)
-                passes = law[token] > min(0.09, 0.3 * math.exp(-entropy))
+                entropy = -sum(p * math.log(p + 1e-5) for p in probs_V)
+                passes = probs_V[token] > min(0.09, 0.3 * math.exp(-entropy))
             else:
-                passes = law[token] >= 0.25 or token == own[parent]
+                passes = probs_V[token] >= 0.25 or token == own[parent]
             if not passes:
                 break
-            log_p += math.log(law[token])
+            log_p += math.log(probs_V[token])
         else:
             if (len(path), log_p) > best[:2]:
                 best = (len(path), log_p, tokens, nodes[-1])

@@ -29,14 +29,16 @@ pytestmark = pytest.mark.slow
 
 # Drafts of which the second of each round is wrong and those after it are right.
 greedy = partial(checks.greedy_check, Perturbed)
-law = partial(checks.law_p, k=4, num_samples=NUM_SAMPLES // 2)  # drafts come with their law
+p_of_sampled = partial(
+    checks.sampled_p, k=4, num_samples=NUM_SAMPLES // 2
+)  # drafts come with their probabilities
 
 
 def test_a_sound_decoder_passes_every_check() -> None:
     greedy()
     for place in range(5):
         greedy(eos_ids=(checks.gemma()[2][0][place],))
-    assert law() > 1e-3
+    assert p_of_sampled() > 1e-3
     assert one_draft_p_value() > 1e-3
 
 
@@ -165,11 +167,13 @@ LAW_BUGS = {
 
 
 @pytest.mark.parametrize("bug", LAW_BUGS)
-def test_the_law_check_fails_for(bug: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_distribution_check_fails_for(
+    bug: str, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verifier, "shared_noise", _shared_noise, raising=False)
     plant(*LAW_BUGS[bug])
 
-    p_value = law()
+    p_value = p_of_sampled()
 
     print(f"{bug}: p = {p_value:.1e}")
     assert p_value < 1e-6

@@ -10,17 +10,17 @@ from specbench.round import growth, verifier
 from specbench.round import round as one_round
 from tests.decoding import test_tree as by_hand
 from tests.decoding.conftest import Plant
-from tests.decoding.planted_checks import greedy_check, law_p
+from tests.decoding.planted_checks import greedy_check, sampled_p
 
 pytestmark = pytest.mark.slow
 
 greedy = partial(greedy_check, tree=(2, 2))
-law = partial(law_p, k=3, tree=(3, 2))  # siblings are rejected in turn
+p_of_sampled = partial(sampled_p, k=3, tree=(3, 2))  # siblings are rejected in turn
 
 
 def test_sound_trees_pass_both_checks() -> None:
     greedy()
-    assert law() > 1e-3
+    assert p_of_sampled() > 1e-3
 
 
 GREEDY_BUGS = {
@@ -57,12 +57,12 @@ def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
 
 
 LAW_BUGS = {
-    "every sibling judged against the whole law": (
+    "every sibling judged against the whole distribution": (
         verifier._reject_tree,
         "p_BV = torch.where(is_refused_B1, left_BV, p_BV)",
         "p_BV = p_BV",
     ),
-    "a child judged by its parent's law": (
+    "a child judged by its parent's distribution": (
         verifier._reject_tree,
         "torch.where(is_kept_B1, target_BNV[:, i + 1], p_BV)",
         "torch.where(is_kept_B1, target_BNV[:, 0], p_BV)",
@@ -76,10 +76,10 @@ LAW_BUGS = {
 
 
 @pytest.mark.parametrize("bug", LAW_BUGS)
-def test_the_law_check_fails_for(bug: str, plant: Plant) -> None:
+def test_the_distribution_check_fails_for(bug: str, plant: Plant) -> None:
     plant(*LAW_BUGS[bug])
 
-    p_value = law()
+    p_value = p_of_sampled()
 
     print(f"{bug}: p = {p_value:.1e}")
     assert p_value < 1e-6
@@ -112,31 +112,41 @@ BUGS_BY_HAND: dict[str, Any] = {
         "kept_BN",
     ),
     "siblings share one chance": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 2, 4),
+        partial(
+            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4
+        ),
         verifier._reject_tree,
         "Purpose.ACCEPT, turn=i)",
         "Purpose.ACCEPT)",
     ),
     "two siblings share a chance": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 2, 4),
+        partial(
+            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4
+        ),
         verifier._reject_tree,
         "turn=i)",
         "turn=i // 2)",
     ),
     "siblings after the first share a chance": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 4),
+        partial(
+            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4
+        ),
         verifier._reject_tree,
         "turn=i)",
         "turn=min(i, 1))",
     ),
     "siblings are drawn with the target's noise": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 5),
+        partial(
+            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 5
+        ),
         growth.grow_static,
         "Purpose.DRAFT",
         "Purpose.TARGET",
     ),
-    "the draft's law keeps the token that was rejected": (
-        partial(by_hand.test_siblings_that_are_rejected_in_turn_leave_the_targets_law, 3, 4),
+    "the draft's distribution keeps the token that was rejected": (
+        partial(
+            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4
+        ),
         verifier._reject_tree,
         "q_BV = torch.where(is_refused_B1, others_BV, q_BV)",
         "q_BV = q_BV",

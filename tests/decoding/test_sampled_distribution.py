@@ -16,18 +16,18 @@ from torch import Tensor
 from specbench.forward.fused_runner import FusedRunner
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter
-from tests.decoding.fakes import Flattened, Unlawful
+from tests.decoding.fakes import Flattened, WithoutProbs
 from tests.decoding.lossless import (
     FIRST,
     LAST,
     NUM_SAMPLES,
     WARM,
-    LawBench,
+    SamplingBench,
     deepest,
-    law_model,
-    law_p_value,
     make_drafter,
     sample_texts,
+    sampled_model,
+    sampled_p_value,
 )
 from tests.drafters.variants import VARIANTS, Variant
 
@@ -51,7 +51,7 @@ CASES = [
     ("none", 0, CUT),
     *((name, 4, CUT) for name in WITH_PROBABILITIES),
     *((name, k, WARM) for name in (CHAIN, TREE) for k in (1, 4)),
-    ("draft_model without its law", 4, WARM),
+    ("draft_model without its distribution", 4, WARM),
     ("eagle", 4, WARM),  # a tree without probabilities
 ]
 FALSE_ALARM = 1e-3 / (2 * len(CASES))
@@ -59,14 +59,14 @@ NUM_EQUAL = 256  # texts that are compared one by one
 
 
 @cache
-def bench(sampling: Sampling, num_layers: int = 1) -> LawBench:
-    return LawBench(sampling, num_layers)
+def bench(sampling: Sampling, num_layers: int = 1) -> SamplingBench:
+    return SamplingBench(sampling, num_layers)
 
 
-def drafter_for(name: str, bench: LawBench) -> Drafter:
+def drafter_for(name: str, bench: SamplingBench) -> Drafter:
     """The catalogue's drafter; or a draft model whose guesses the verifier must match."""
-    if name == "draft_model without its law":
-        return Unlawful(make_drafter("draft_model", bench.target, bench.draft))
+    if name == "draft_model without its distribution":
+        return WithoutProbs(make_drafter("draft_model", bench.target, bench.draft))
     chosen = {str(variant): variant for variant in VARIANTS}.get(name)
     method, parameters = (chosen.method, chosen.parameters) if chosen else (name, {})
     return make_drafter(method, bench.target, bench.draft, **parameters)
@@ -74,7 +74,9 @@ def drafter_for(name: str, bench: LawBench) -> Drafter:
 
 @pytest.mark.slow  # 10,000 texts a case
 @pytest.mark.parametrize(("name", "k", "sampling"), CASES)
-def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: Sampling) -> None:
+def test_sampled_texts_are_distributed_as_the_targets(
+    name: str, k: int, sampling: Sampling
+) -> None:
     # A part of the target drafts only where the target has parts.
     subject = bench(sampling, num_layers=2 if name.startswith("self_speculation") else 1)
     first_seed = CASES.index((name, k, sampling)) * NUM_SAMPLES  # no two cases share a draw
@@ -88,7 +90,7 @@ def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: S
         first_seed=first_seed,
     )
 
-    p_values = law_p_value(texts_N6, subject.law, FIRST), law_p_value(texts_N6, subject.law, LAST)
+    p_values = [sampled_p_value(texts_N6, subject.probs, triple) for triple in (FIRST, LAST)]
     print(f"{name} K={k} T={sampling.temperature}: p = {p_values}, accepted {accepted:.2f}")
     assert min(p_values) > FALSE_ALARM
     assert k == 0 or 0.01 < accepted < 0.98, "the case must both keep and refuse drafts"
@@ -97,7 +99,7 @@ def test_sampled_texts_have_the_law_of_the_target(name: str, k: int, sampling: S
 @cache
 def exact_models() -> tuple[FusedRunner, FusedRunner]:
     """A target of two layers and a draft model, in float64: see `exact_llama`."""
-    return FusedRunner(law_model(0, 2).double()), FusedRunner(law_model(1).double())
+    return FusedRunner(sampled_model(0, 2).double()), FusedRunner(sampled_model(1).double())
 
 
 @cache
@@ -124,10 +126,10 @@ def test_drafts_without_probabilities_leave_every_text_as_it_was(variant: Varian
 
 
 @pytest.mark.slow
-def test_a_draft_law_that_is_not_the_one_drawn_from_is_found_out() -> None:
+def test_a_draft_distribution_that_is_not_the_one_drawn_from_is_found_out() -> None:
     subject = bench(WARM)
     liar = Flattened(make_drafter("draft_model", subject.target, subject.draft))
 
     texts_N6, _ = sample_texts(subject.target, liar, k=4, sampling=WARM)
 
-    assert law_p_value(texts_N6, subject.law, FIRST) < 1e-6
+    assert sampled_p_value(texts_N6, subject.probs, FIRST) < 1e-6

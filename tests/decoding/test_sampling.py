@@ -18,22 +18,24 @@ from specbench.round.sampling import Sampler
 LOGITS_V = torch.tensor([0.15, 0.5, 0.05, 0.3]).log()
 
 
-def law(**settings: float) -> list[float]:
+def sampled_probs(**settings: float) -> list[float]:
     sampler = Sampler(Sampling(**{"temperature": 1.0, **settings}))
     probs: list[float] = sampler.probs(LOGITS_V).tolist()
     return probs
 
 
-def test_at_temperature_1_the_law_is_the_softmax() -> None:
-    assert law() == pytest.approx([0.15, 0.5, 0.05, 0.3])
+def test_at_temperature_1_the_distribution_is_the_softmax() -> None:
+    assert sampled_probs() == pytest.approx([0.15, 0.5, 0.05, 0.3])
 
 
 def test_at_temperature_one_half_probabilities_are_squared_and_rescaled() -> None:
     total = 0.15**2 + 0.5**2 + 0.05**2 + 0.3**2
-    assert law(temperature=0.5) == pytest.approx([p**2 / total for p in (0.15, 0.5, 0.05, 0.3)])
+    assert sampled_probs(temperature=0.5) == pytest.approx(
+        [p**2 / total for p in (0.15, 0.5, 0.05, 0.3)]
+    )
 
 
-def test_at_temperature_0_the_law_is_one_hot_on_the_likeliest_token() -> None:
+def test_at_temperature_0_the_distribution_is_one_hot_on_the_likeliest_token() -> None:
     sampler = Sampler(Sampling(temperature=0))
 
     assert sampler.is_greedy
@@ -45,15 +47,15 @@ def test_at_temperature_0_a_tie_goes_to_one_token_only() -> None:
 
 
 def test_top_k_keeps_the_k_likeliest_and_rescales_them() -> None:
-    assert law(top_k=2) == pytest.approx([0, 0.5 / 0.8, 0, 0.3 / 0.8])
+    assert sampled_probs(top_k=2) == pytest.approx([0, 0.5 / 0.8, 0, 0.3 / 0.8])
 
 
 def test_top_k_of_1_is_greedy() -> None:
-    assert law(top_k=1) == [0, 1, 0, 0]
+    assert sampled_probs(top_k=1) == [0, 1, 0, 0]
 
 
 def test_top_k_beyond_the_vocabulary_changes_nothing() -> None:
-    assert law(top_k=9) == law()
+    assert sampled_probs(top_k=9) == sampled_probs()
 
 
 @pytest.mark.parametrize(
@@ -65,17 +67,17 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: list[in
     total = sum(probs[i] for i in kept)
 
     expected = [p / total if i in kept else 0 for i, p in enumerate(probs)]
-    assert law(top_p=top_p) == pytest.approx(expected)
+    assert sampled_probs(top_p=top_p) == pytest.approx(expected)
 
 
 def test_a_tiny_top_p_keeps_the_likeliest_token() -> None:
-    assert law(top_p=1e-12) == [0, 1, 0, 0]
+    assert sampled_probs(top_p=1e-12) == [0, 1, 0, 0]
 
 
 def test_top_p_is_taken_after_temperature_and_top_k() -> None:
     # Squared and cut to two: 0.25 and 0.09, that is 0.735 and 0.265; the first reaches 0.7.
-    assert law(temperature=0.5, top_k=2, top_p=0.7) == [0, 1, 0, 0]
-    assert law(temperature=0.5, top_k=2, top_p=0.75) == pytest.approx(
+    assert sampled_probs(temperature=0.5, top_k=2, top_p=0.7) == [0, 1, 0, 0]
+    assert sampled_probs(temperature=0.5, top_k=2, top_p=0.75) == pytest.approx(
         [0, 0.25 / 0.34, 0, 0.09 / 0.34]
     )
 
@@ -84,7 +86,7 @@ def test_top_p_is_taken_after_temperature_and_top_k() -> None:
     ("temperature", "top_k", "top_p"),
     list(itertools.product((0.3, 1.0, 1.7), (0, 1, 5, 50), (0.1, 0.9, 1.0))),
 )
-def test_laws_equal_those_of_transformers(temperature: float, top_k: int, top_p: float) -> None:
+def test_probs_equal_those_of_transformers(temperature: float, top_k: int, top_p: float) -> None:
     logits_NV = torch.randn(300, 97, generator=torch.Generator().manual_seed(0)) * 3
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k:

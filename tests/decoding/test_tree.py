@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 #    2 - 6  is written by depth: 1 2 | 3 4 6 -> 3 4 5 | 5 -> 6
 PATHS = [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
 PARENTS = (0, 0, 1, 1, 2, 3)
-LAW_SEEDS = (4, 5)
+SIBLING_SEEDS = (4, 5)
 
 
 def tree_of(num_rows: int = 1) -> Tree:
@@ -190,7 +190,7 @@ def test_a_budget_takes_the_deeper_drafts_away() -> None:
     assert tree.is_meant_BK.tolist() == [[True] * 5 + [False], [False] * 6]
 
 
-def followed_law(q_V: Tensor, p_V: Tensor, width: int, num_rows: int) -> Tensor:
+def followed_probs(q_V: Tensor, p_V: Tensor, width: int, num_rows: int) -> Tensor:
     """The distribution of the first token where `grow_static` draws `width` siblings from q."""
     state = State.allocate(num_rows, 8, [], CPU)
     state.seed_B.copy_(torch.arange(num_rows))
@@ -213,30 +213,30 @@ def followed_law(q_V: Tensor, p_V: Tensor, width: int, num_rows: int) -> Tensor:
     return torch.bincount(verdict.tokens_BT[:, 0], minlength=V).double() / num_rows
 
 
-def assert_law(q_V: Tensor, p_V: Tensor, width: int) -> None:
+def assert_distribution(q_V: Tensor, p_V: Tensor, width: int) -> None:
     """A share of 100,000 rows differs from its probability by less than 5 standard errors.
 
     With 7 tokens a false alarm has a probability of 4e-6; seeds are fixed.
     """
-    got_V = followed_law(q_V, p_V, width, 100_000)
+    got_V = followed_probs(q_V, p_V, width, 100_000)
     error_V = (p_V.double() * (1 - p_V.double()) / 100_000).sqrt()
     assert float(((got_V - p_V.double()) / error_V).abs().max()) < 5
 
 
 # Pairs of distributions differ in what they can show: those of seed 3 hide siblings that share a
 # chance.
-@pytest.mark.parametrize("seed", LAW_SEEDS)
+@pytest.mark.parametrize("seed", SIBLING_SEEDS)
 @pytest.mark.parametrize("width", [2, 3, 7])
-def test_siblings_that_are_rejected_in_turn_leave_the_targets_law(width: int, seed: int) -> None:
+def test_siblings_rejected_in_turn_leave_the_targets_distribution(width: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     q_V, p_V = (torch.randn(2, 7, generator=generator) * 1.5).softmax(-1)
 
-    assert_law(q_V, p_V, width)
+    assert_distribution(q_V, p_V, width)
 
 
-def test_a_law_of_two_tokens_with_three_children_stays_the_targets() -> None:
+def test_a_distribution_of_two_tokens_with_three_children_stays_the_targets() -> None:
     """The third child was not drawn: it is whatever has no probability."""
     q_V = torch.tensor([0.5, 0.0, 0.0, 0.0, 0.5])
     p_V = torch.tensor([0.1, 0.2, 0.4, 0.2, 0.1])
 
-    assert_law(q_V, p_V, 3)
+    assert_distribution(q_V, p_V, 3)

@@ -66,7 +66,7 @@ def test_every_row_is_judged_by_itself() -> None:
     assert [own_tokens(verdict, row) for row in range(3)] == [[1, 2, 3], [1, 2], [1]]
 
 
-def test_one_hot_laws_accept_exactly_the_targets_tokens() -> None:
+def test_one_hot_distributions_accept_exactly_the_targets_tokens() -> None:
     # Rejection at temperature 0 is the same rule as matching: p is 1 or 0.
     drafts = torch.tensor([[1, 0]])
     q = torch.nn.functional.one_hot(drafts, 4).float()
@@ -108,7 +108,7 @@ def test_a_draft_is_kept_with_chance_p_over_q(draft: int, chance: float) -> None
     assert close(float(accepted_N.float().mean()), chance)
 
 
-def test_a_draft_that_the_target_would_never_say_is_refused_whatever_its_law_claims() -> None:
+def test_a_draft_that_the_target_would_never_say_is_refused_whatever_its_q() -> None:
     q = torch.tensor([1.0, 0.0, 0.0, 0.0])
     proposal = Proposal(torch.full((N, 1), 3), torch.ones(N).long(), q.expand(N, 1, -1))
 
@@ -128,7 +128,7 @@ def test_a_refused_draft_is_replaced_from_the_residual() -> None:
     assert close(float((tokens_N == 1).float().mean()), 0.2)
 
 
-def test_where_nothing_was_drafted_the_token_has_the_targets_own_law() -> None:
+def test_where_nothing_was_drafted_the_token_has_the_targets_own_distribution() -> None:
     accepted_N, tokens_N = rejected_or_kept(0, num_drafted=0)
 
     assert accepted_N.sum() == 0
@@ -136,7 +136,7 @@ def test_where_nothing_was_drafted_the_token_has_the_targets_own_law() -> None:
     assert all(close(float(s), float(p)) for s, p in zip(shares, P, strict=True))
 
 
-def test_after_an_accepted_draft_the_bonus_has_the_targets_own_law() -> None:
+def test_after_an_accepted_draft_the_bonus_has_the_targets_own_distribution() -> None:
     proposal = Proposal(torch.zeros(N, 1).long(), torch.ones(N).long(), Q.expand(N, 1, -1))
     logits = torch.stack([torch.tensor([0.0, -99, -99, -99]), P.log()]).expand(N, -1, -1)
 
@@ -147,12 +147,12 @@ def test_after_an_accepted_draft_the_bonus_has_the_targets_own_law() -> None:
     assert all(close(float(s), float(p)) for s, p in zip(shares, P, strict=True))
 
 
-def test_the_token_after_one_draft_has_the_targets_law() -> None:
+def test_the_token_after_one_draft_has_the_targets_distribution() -> None:
     # Sharper than the joint distribution of texts: 100,000 rows. False alarm 1e-3, fixed seeds.
     assert one_draft_p_value() > 1e-3
 
 
-def test_equal_laws_never_refuse_a_draft() -> None:
+def test_equal_distributions_never_refuse_a_draft() -> None:
     proposal = Proposal(torch.zeros(N, 1).long(), torch.ones(N).long(), P.expand(N, 1, -1))
 
     verdict = verify(
@@ -167,7 +167,7 @@ def test_equal_laws_never_refuse_a_draft() -> None:
     assert int((verdict.num_accepted_B == 0).sum()) <= 1
 
 
-def test_a_refusal_without_any_residual_falls_back_to_the_targets_law() -> None:
+def test_a_refusal_without_any_residual_falls_back_to_the_targets_distribution() -> None:
     # q exceeds p everywhere by rounding only; an empty residual would always give token 0.
     p = torch.tensor([0.0, 0.5, 0.5, 0.0])
     q = p * (1 + 1e-3)

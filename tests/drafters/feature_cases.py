@@ -40,7 +40,7 @@ class Drafted(NamedTuple):
 
     text: Path
     paths: list[Path]  # the drafts up to each of them, itself included
-    laws: Tensor | None  # of a chain [K, V]
+    probs: Tensor | None  # of a chain [K, V]
 
 
 class Watched(Wrapped):
@@ -54,8 +54,8 @@ class Watched(Wrapped):
         proposal = self.inner.propose(state, k, span, sampler)
         for row in range(state.num_rows):
             text = state.tokens_BC[row, : int(state.length_B[row]) + 1].tolist()
-            laws = None if proposal.probs is None else proposal.probs[row]
-            self.seen.append(Drafted(tuple(text), paths_of(proposal, row), laws))
+            probs = None if proposal.probs is None else proposal.probs[row]
+            self.seen.append(Drafted(tuple(text), paths_of(proposal, row), probs))
         return proposal
 
 

@@ -127,11 +127,11 @@ def assert_blocks(plain: PlainDFlash, seen: Sequence[Any], temperature: float = 
     for drafted in seen:
         chain = drafted.paths[-1]
         logits_KV = plain.logits(drafted.text, len(chain))
-        if drafted.laws is None:
+        if drafted.probs is None:
             assert list(chain) == logits_KV.argmax(-1).tolist(), f"after {len(drafted.text)} tokens"
         else:
-            laws_KV = logits_KV.div(temperature).softmax(-1)
-            torch.testing.assert_close(drafted.laws, laws_KV, atol=1e-4, rtol=1e-3)
+            probs_KV = logits_KV.div(temperature).softmax(-1)
+            torch.testing.assert_close(drafted.probs, probs_KV, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("prefill_chunk", [4, 512])
@@ -150,13 +150,13 @@ def test_every_block_is_that_of_the_plain_facts_after_any_number_of_drafts_was_k
     assert_blocks(plain, watched.seen)
 
 
-def test_above_temperature_0_every_draft_has_the_law_of_its_place() -> None:
+def test_above_temperature_0_every_draft_has_the_distribution_of_its_place() -> None:
     case = subject()
     watched = Watched(case.drafter())
 
     run_rounds(case.target, watched, PROMPTS, [4, 4, 4], sampling=WARM)
 
-    assert watched.seen[0].laws is not None
+    assert watched.seen[0].probs is not None
     assert_blocks(case.plain, watched.seen, temperature=0.7)
 
 
@@ -187,7 +187,7 @@ def test_scales_and_the_cap_of_logits_are_the_configs() -> None:
     run_rounds(target, watched, PROMPTS[:1], [3], sampling=Sampling(temperature=1.0))
 
     logits_KV = 2 * torch.tanh(plain.logits(watched.seen[0].text, 3) * 0.5 / 2)
-    torch.testing.assert_close(watched.seen[0].laws, logits_KV.softmax(-1), atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(watched.seen[0].probs, logits_KV.softmax(-1), atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from specbench.forward.runner import Output, StockRunner
 from specbench.records import Sampling
-from specbench.round.drafter import BareForward, Chunk, Drafter
+from specbench.round.drafter import Chunk, Drafter, OwnForward
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.request import Request
-from tests.decoding.fakes import Unlawful
+from tests.decoding.fakes import WithoutProbs
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import VOCAB_SIZE, generated, plain_logits, ragged_prompts, tiny_llama
 
@@ -74,12 +74,12 @@ def proposed(drafter: Drafter, prompt: tuple[int, ...], sampling: Sampling, k: i
     return drafter.propose(state, k, 64, Sampler(sampling))
 
 
-def law_after(model: Any, tokens: list[int]) -> Tensor:
+def probs_after(model: Any, tokens: list[int]) -> Tensor:
     return plain_logits(model, torch.tensor([tokens]))[0, -1].div(0.7).softmax(-1)
 
 
 @torch.no_grad()
-def test_the_law_of_each_draft_is_the_draft_models_own_after_the_drafts_before_it() -> None:
+def test_each_draft_has_the_draft_models_distribution_after_the_drafts_before_it() -> None:
     model = tiny_llama()
     prompt = ragged_prompts()[1]
     runner = StockRunner(model)
@@ -90,13 +90,13 @@ def test_the_law_of_each_draft_is_the_draft_models_own_after_the_drafts_before_i
 
     text = list(prompt)
     for i in range(3):
-        torch.testing.assert_close(proposal.probs[0, i], law_after(tiny_llama(), text))
+        torch.testing.assert_close(proposal.probs[0, i], probs_after(tiny_llama(), text))
         text.append(int(proposal.tokens_BK[0, i]))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("draft_vocab_size", [VOCAB_SIZE + 15, 80])
-def test_a_law_covers_the_targets_vocabulary_and_no_other(draft_vocab_size: int) -> None:
+def test_a_distribution_covers_the_targets_vocabulary_and_no_other(draft_vocab_size: int) -> None:
     model = tiny_llama()
     draft = StockRunner(resized(model, draft_vocab_size))
 
@@ -118,7 +118,7 @@ def test_drafts_are_drawn_with_other_noise_than_the_targets_own_tokens() -> None
     # token.
     model = tiny_llama(initializer_range=0.1)
     target = StockRunner(model)
-    drafter = Unlawful(make_drafter("draft_model", target, StockRunner(model)))
+    drafter = WithoutProbs(make_drafter("draft_model", target, StockRunner(model)))
 
     results = decode(target, drafter, REQUESTS, k=4, sampling=Sampling(temperature=1.0))
 
@@ -126,7 +126,7 @@ def test_drafts_are_drawn_with_other_noise_than_the_targets_own_tokens() -> None
 
 
 @torch.no_grad()
-def test_greedy_drafts_have_no_law() -> None:
+def test_greedy_drafts_have_no_distribution() -> None:
     runner = StockRunner(tiny_llama())
 
     proposal = proposed(make_drafter("draft_model", runner, runner), (5, 6, 7), Sampling(), 2)
@@ -156,5 +156,5 @@ def test_the_declared_forwards_are_those_a_proposal_runs(k: int, num_tokens: lis
     proposed(drafter, (5, 6, 7), Sampling(), k)
 
     _, *fed = runner.fed  # the first is the prefill
-    assert drafter.footprint.forwards(k) == tuple(BareForward(num, 1) for num in num_tokens)
+    assert drafter.footprint.forwards(k) == tuple(OwnForward(num, 1) for num in num_tokens)
     assert fed == num_tokens

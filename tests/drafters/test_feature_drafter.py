@@ -85,29 +85,29 @@ def test_after_twenty_rounds_without_drafts_proposals_are_those_of_a_fresh_prefi
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_drawn_chains_laws_are_the_plain_heads(method: str) -> None:
+def test_a_drawn_chains_distributions_are_the_plain_heads(method: str) -> None:
     case = subject(method)
     watched = Watched(case.drafter(tree="chain"))
 
     run_rounds(case.target, watched, PROMPTS, [3] * 6, sampling=Sampling(temperature=0.7))
 
-    for text, paths, laws in watched.seen:
-        assert laws is not None
-        for i, law_V in enumerate(laws):
+    for text, paths, probs in watched.seen:
+        assert probs is not None
+        for i, probs_V in enumerate(probs):
             logits_V = case.plain.logits(text, paths[-1][:i])
-            torch.testing.assert_close(law_V, (logits_V / 0.7).softmax(-1), atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(probs_V, (logits_V / 0.7).softmax(-1), atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(("tree", "has_laws"), [("static", True), ("dynamic", False)])
+@pytest.mark.parametrize(("tree", "draws"), [("static", True), ("dynamic", False)])
 @pytest.mark.parametrize("method", METHODS)
 def test_static_trees_are_drawn_and_dynamic_ones_are_matched(
-    method: str, tree: str, has_laws: bool
+    method: str, tree: str, draws: bool
 ) -> None:
     watched = Watched(subject(method).drafter(tree=tree))
 
     run_rounds(subject(method).target, watched, PROMPTS, [4], sampling=Sampling(temperature=0.7))
 
-    assert all((drafted.laws is not None) == has_laws for drafted in watched.seen)
+    assert all((drafted.probs is not None) == draws for drafted in watched.seen)
 
 
 @pytest.mark.parametrize("method", METHODS)

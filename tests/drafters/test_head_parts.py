@@ -1,4 +1,4 @@
-"""A head's floor: what its parts run is what rounds run, and they read what they say they read.
+"""A head's forwards: what its parts run is what rounds run, and they read what they say they read.
 
 Shape suffixes: F hidden size, V vocabulary.
 """
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.drafters.registry import build_drafter, drafter_class
 from specbench.forward.runner import StockRunner
-from specbench.round.drafter import BareForward, Drafter, Outcome, Proposal
+from specbench.round.drafter import Drafter, Outcome, OwnForward, Proposal
 from specbench.round.head_part import HeadPart
 from specbench.round.round import run_round
 from specbench.round.sampling import Sampler
@@ -250,4 +250,4 @@ def test_a_drafter_without_a_head_has_no_parts() -> None:
     ngram = build_drafter("ngram", parts_of(runner), {})
 
     assert ngram.footprint.head_parts == {}
-    assert BareForward(2, 1).part == ""
+    assert OwnForward(2, 1).part == ""

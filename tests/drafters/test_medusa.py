@@ -133,18 +133,18 @@ def test_a_tree_has_the_tokens_that_its_paths_name() -> None:
 BUGS = {
     "the drafts shifted by one token": (
         Medusa.propose,
-        "self.heads.logits(self._rows(state), len(tree.levels) if tree else k)",
-        "self.heads.logits(self._rows(state), 5)[1:]",
+        "self.heads.logits(state.rows_of(self._last_RF), num_heads)",
+        "self.heads.logits(state.rows_of(self._last_RF), 5)[1:]",
     ),
     "the state of the path's first token": (
         Medusa.observe,
-        "outcome.keep_last(outcome.features[0], self._rows(state))",
-        "self._rows(state).copy_(outcome.features[0][:, 0])",
+        "outcome.keep_last(outcome.features[0], state.rows_of(self._last_RF))",
+        "state.rows_of(self._last_RF).copy_(outcome.features[0][:, 0])",
     ),
     "the order of the heads reversed": (
         Medusa.propose,
-        "self.heads.logits(self._rows(state), len(tree.levels) if tree else k)",
-        "self.heads.logits(self._rows(state), len(tree.levels) if tree else k).flip(0)",
+        "self.heads.logits(state.rows_of(self._last_RF), num_heads)",
+        "self.heads.logits(state.rows_of(self._last_RF), num_heads).flip(0)",
     ),
     "the residual dropped": (MedusaHeads.logits, "x_HBF + silu(inner_HBF)", "silu(inner_HBF)"),
     "no bias": (MedusaHeads.logits, "bias_H1F[:num_heads]", "0 * bias_H1F[:num_heads]"),

@@ -81,8 +81,8 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
         chains,
         "eagle3",
         FeatureDrafter.observe,
-        "outcome.keep_last(states_BTF, self._rows(state))",
-        "self._rows(state).copy_(states_BTF[:, -1])",
+        "outcome.keep_last(states_BTF, state.rows_of(self._last_RF))",
+        "state.rows_of(self._last_RF).copy_(states_BTF[:, -1])",
     ),
     "the first layer norms its input": (
         chains,

@@ -25,12 +25,12 @@ from tests.decoding.fakes import CountingClock, Wrapped
 from tests.decoding.graph_bench import Cycle
 from tests.decoding.lossless import (
     GREEDY,
-    LAW_PROMPT,
+    SAMPLED_PROMPT,
     WARM,
     deepest,
-    law_model,
     make_drafter,
     parts_of,
+    sampled_model,
 )
 from tests.drafters.feature_cases import Path, paths_of
 from tests.drafters.variants import VARIANTS, Variant
@@ -50,7 +50,7 @@ TURNS = [variant for variant in FRESH if variant.method != "suffix"]
 
 @cache
 def models() -> tuple[FusedRunner, FusedRunner]:
-    return FusedRunner(law_model(seed=0, num_layers=2)), FusedRunner(law_model(seed=1))
+    return FusedRunner(sampled_model(seed=0, num_layers=2)), FusedRunner(sampled_model(seed=1))
 
 
 def drafter_of(variant: Variant) -> Drafter:
@@ -67,7 +67,7 @@ class Drafted(NamedTuple):
     text: Path
     k: int
     paths: list[Path]
-    laws: Tensor | None
+    probs: Tensor | None
 
 
 def drafted(state: State, k: int, proposal: Proposal) -> Drafted:
@@ -75,8 +75,8 @@ def drafted(state: State, k: int, proposal: Proposal) -> Drafted:
     if proposal.tree is None:
         paths = paths[: int(proposal.num_drafted_B[0])]
     text = tuple(state.tokens_BC[0, : int(state.length_B[0]) + 1].tolist())
-    laws = None if proposal.probs is None else proposal.probs[0]
-    return Drafted(text, k, paths, laws)
+    probs = None if proposal.probs is None else proposal.probs[0]
+    return Drafted(text, k, paths, probs)
 
 
 class Saying(Sampler):
@@ -144,13 +144,13 @@ def assert_those_of_a_fresh_prefill(variant: Variant, seen: Sequence[Drafted]) -
         where = f"K = {old.k} after {len(old.text)} tokens"
         assert new.text == old.text, where
         assert new.paths == old.paths, where
-        if old.laws is not None:
-            torch.testing.assert_close(old.laws, new.laws, atol=1e-4, rtol=1e-3, msg=where)
+        if old.probs is not None:
+            torch.testing.assert_close(old.probs, new.probs, atol=1e-4, rtol=1e-3, msg=where)
 
 
 @pytest.mark.parametrize("variant", FRESH, ids=str)
 def test_proposals_after_rounds_of_any_k_are_those_of_a_fresh_prefill(variant: Variant) -> None:
-    seen, results = served(variant, LAW_PROMPT)
+    seen, results = served(variant, SAMPLED_PROMPT)
 
     assert len(seen) >= 7
     assert variant.method == "suffix" or len(set(results[0].rounds.num_accepted)) > 1
@@ -158,22 +158,22 @@ def test_proposals_after_rounds_of_any_k_are_those_of_a_fresh_prefill(variant: V
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-def test_drafts_have_a_law_where_the_method_says_that_it_draws_them(variant: Variant) -> None:
-    seen, _ = served(variant, LAW_PROMPT)
-    has_law = {drafted.laws is not None for drafted in seen if drafted.k}
-    assert has_law == {deployment(variant.method, **variant.parameters).draws_drafts}
+def test_drafts_have_probs_where_the_method_says_that_it_draws_them(variant: Variant) -> None:
+    seen, _ = served(variant, SAMPLED_PROMPT)
+    draws = {drafted.probs is not None for drafted in seen if drafted.k}
+    assert draws == {deployment(variant.method, **variant.parameters).draws_drafts}
 
 
 @pytest.mark.parametrize("variant", TURNS, ids=str)
 def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant) -> None:
-    _, (first,) = served(variant, LAW_PROMPT)
+    _, (first,) = served(variant, SAMPLED_PROMPT)
     for num_left_out in (0, 1, 2, 3, 25):
         end = len(first.output_ids) - num_left_out
         # It goes on as the answer did not.
         other = (first.output_ids[end] + 1) % 7 if num_left_out else 3
-        then = (*LAW_PROMPT, *first.output_ids[:end], other, 5, 2, 4)
+        then = (*SAMPLED_PROMPT, *first.output_ids[:end], other, 5, 2, 4)
 
-        seen, _ = served(variant, LAW_PROMPT, then)
+        seen, _ = served(variant, SAMPLED_PROMPT, then)
 
         of_turn = [drafted for drafted in seen if drafted.text[: len(then)] == then]
         assert len(of_turn) >= 7
@@ -183,7 +183,7 @@ def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant)
 @pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
 @torch.inference_mode()
 def test_rows_that_do_not_begin_at_0_are_drafted_for_as_those_that_do(variant: Variant) -> None:
-    prompt, other = LAW_PROMPT, tuple(reversed(LAW_PROMPT[:-2]))
+    prompt, other = SAMPLED_PROMPT, tuple(reversed(SAMPLED_PROMPT[:-2]))
 
     def rounds(prompts: Sequence[Path], row: int) -> tuple[list[Drafted], Path]:
         watched, sampler = Watched(drafter_of(variant)), Sampler(GREEDY)

@@ -9,7 +9,7 @@ from torch import Tensor
 from specbench.errors import ModelError, UsageError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
-from specbench.round.drafter import BareForward
+from specbench.round.drafter import OwnForward
 from specbench.serving.request import Request, Result
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
 from tests.decoding.models import (
@@ -158,7 +158,7 @@ def test_it_takes_one_forward_of_its_layers_for_each_level(
 ) -> None:
     drafter = make_drafter("self_speculation", StockRunner(tiny_llama()), tree=tree)
 
-    assert drafter.footprint.forwards(4) == tuple(BareForward(num, 1) for num in num_tokens)
+    assert drafter.footprint.forwards(4) == tuple(OwnForward(num, 1) for num in num_tokens)
 
 
 def test_more_layers_than_the_target_has_are_refused() -> None:

@@ -17,7 +17,7 @@ from specbench.inputs.config import Drafter, Pairing, Target
 from specbench.inputs.methods import find_method
 from specbench.inputs.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint
-from tests.decoding.lossless import law_model, parts_of
+from tests.decoding.lossless import parts_of, sampled_model
 from tests.decoding.models import tiny_llama
 from tests.drafters.variants import VARIANTS, Variant
 from tests.tiny_models import write_files
@@ -38,7 +38,7 @@ SIZES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 @cache
 def target(vocab_size: int) -> StockRunner:
     small = vocab_size == 7
-    return StockRunner(law_model(seed=0, num_layers=2) if small else tiny_llama(vocab_size=96))
+    return StockRunner(sampled_model(seed=0, num_layers=2) if small else tiny_llama(vocab_size=96))
 
 
 def pairing(

@@ -98,7 +98,7 @@ def test_the_heads_that_a_k_needs_are_part_of_a_round_and_of_what_it_reads(
     assert cached == 200 * engine.kv_bytes_per_token("none")
 
 
-def test_a_head_that_does_not_tell_its_forwards_has_no_floor(
+def test_a_head_that_does_not_tell_its_forwards_has_no_lower_bound(
     pair: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = BuiltinEngine(pair, ModelPool(torch.device("cpu")))

@@ -55,7 +55,7 @@ def test_every_server_is_told_the_dtype_that_was_measured(engine):
     ],
     ids=str,
 )
-def test_drafts_of_a_tree_that_is_drawn_are_judged_by_their_law(method, parameters, tree, rule):
+def test_drafts_of_a_tree_that_is_drawn_are_judged_by_their_probs(method, parameters, tree, rule):
     """A static tree's drafts are drawn from q; those of a tree grown by scores are not."""
     made = deployment(method, temperature=0.7, **parameters)
     assert made.tree == tree

@@ -135,7 +135,7 @@ def test_sglang_says_how_it_counts_a_batch_where_k_depends_on_it():
     assert ["padded to" in " ".join(made.not_expressed) for made in (tiered, flat)] == [True, False]
 
 
-def test_transformers_drafts_k_in_every_round_from_the_whole_law():
+def test_transformers_drafts_k_in_every_round_from_the_whole_distribution():
     made = exported("transformers", deployment("draft_model", 3, temperature=0.7)).config.text
     for said in (
         "num_assistant_tokens=3",

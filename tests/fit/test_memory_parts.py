@@ -40,7 +40,7 @@ def test_what_a_round_and_a_prefill_take_beside_weights_and_keys(rows):
     assert CUBLAS_BYTES == 32 * 2**20  # NVIDIA's figure for Hopper
 
 
-def test_above_temperature_0_laws_are_kept():
+def test_above_temperature_0_distributions_are_kept():
     files = open_model(shape("llama-8b"))
     cold, warm = (plan_pair(files, DRAFT, replace(PLACE, temperature=t)) for t in (0.0, 1.0))
     # Five nodes: scores, noise and distribution in 4 bytes and a hash of 2 x 8; four drafts:

@@ -47,15 +47,15 @@ def test_weights_and_keys_of_llama_8b_as_its_authors_state_them(target):
     assert plan.target.kv_bytes_per_token == 32 * 2 * 8 * 128 * 2
 
 
-@pytest.mark.parametrize(("tree", "has_laws"), [("dynamic", False), ("chain", True)])
-def test_a_tree_that_is_grown_by_scores_has_no_laws_to_hold(tmp_path, tree, has_laws):
+@pytest.mark.parametrize(("tree", "draws"), [("dynamic", False), ("chain", True)])
+def test_a_tree_that_is_grown_by_scores_has_no_distributions_to_hold(tmp_path, tree, draws):
     small = write_model(tmp_path / "small")
     head = write_head(tmp_path / "head", "eagle", small)
     drafter = Drafter(name="e", method="eagle", model=head.spec, parameters={"tree": tree})
     cold = replace(H100, num_speculative_tokens=4, context=100)
     plans = [pair(small, replace(cold, temperature=t), drafter) for t in (0.0, 1.0)]
     drafts = drafting(drafter, 4).num_drafts
-    needed = sampling_bytes(1, drafts, small.vocab_size, has_laws=has_laws)
+    needed = sampling_bytes(1, drafts, small.vocab_size, draws=draws)
     assert plans[1].peak.rest - plans[0].peak.rest == needed
 
 
@@ -67,7 +67,7 @@ def test_keys_fill_whole_buckets_for_every_row(target):
     assert plan.headroom_bytes == 80 * GIB - plan.peak.total
 
 
-def test_the_floor_is_bytes_over_bandwidth(target):
+def test_the_lower_bound_is_bytes_over_bandwidth(target):
     plan = pair(target, H100)
     embedding = 128_256 * 4096 * 2  # only looked up in: Llama 8B's head is a matrix of its own
     step = (plan.target.nbytes - embedding + 4000 * 131_072) / 3.35e12

@@ -88,7 +88,7 @@ def test_dflash_says_its_block_through_the_targets_head(tiny):
     engine = tiny.decoded(drafter, K)
     _, *own = engine.forwards("dflash", K)
     read = sum(f.times * engine.bytes_read("dflash", f, ROWS, CONTEXT) for f in own)
-    assert once < read < once + plan.draft.nbytes, "a floor, and not far below"
+    assert once < read < once + plan.draft.nbytes, "a lower bound, and not far below"
 
 
 @pytest.mark.parametrize("method", ["ngram", "lookahead", "token_recycling"])

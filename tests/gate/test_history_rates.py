@@ -11,15 +11,15 @@ from tests.stats.test_change_points import noisy
 
 
 @pytest.mark.slow
-def test_pooled_over_lengths_and_laws_noise_steps_in_5_percent_at_most():
+def test_pooled_over_lengths_and_distributions_noise_steps_in_5_percent_at_most():
     """1,800 series know a rate of 5 % to 0.5 %; docs/history.md and `false_alarms` say 5 %."""
     assert SIGNIFICANCE == 0.05
     steps, trends, num_series = 0, 0, 200
     for num_runs in (8, 12, 20):
-        for law in ("normal", "heavy", "skewed"):
-            rng = np.random.default_rng([num_runs, ord(law[0])])
+        for shape in ("normal", "heavy", "skewed"):
+            rng = np.random.default_rng([num_runs, ord(shape[0])])
             for _ in range(num_series):
-                found = course(noisy(rng, np.full(num_runs, 1.5), law))
+                found = course(noisy(rng, np.full(num_runs, 1.5), shape))
                 steps += bool(found.steps)
                 trends += found.trend is not None
     most = 0.05 + 3 * (0.05 * 0.95 / (9 * num_series)) ** 0.5

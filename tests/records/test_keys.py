@@ -120,3 +120,10 @@ def test_each_part_has_one_order() -> None:
     axes = ({}, {"concurrency": 4}, {"context": 512}, {"temperature": 1.0}, {"engine": "vllm"})
     conditions = [cell_key(**changes).condition for changes in axes]
     assert sorted(reversed(conditions), key=lambda at: at.order) == conditions
+
+
+def test_conditions_apart_from_an_axis_are_equal_where_they_differ_in_it_alone() -> None:
+    one, many = KEY.condition, cell_key(concurrency=4).condition
+    assert one.apart_from("concurrency") == many.apart_from("concurrency")
+    assert one.apart_from("workload") != many.apart_from("workload")
+    assert many.apart_from("concurrency").label == "demo, temperature 0, float32, builtin engine"

@@ -28,15 +28,15 @@ def test_the_crossover_table_says_where_it_stops(served: Document) -> None:
         "",
         "drafter",
         "K",
-        "1 row",
-        "2 rows",
-        "4 rows",
+        "1 request",
+        "2 requests",
+        "4 requests",
         "stops at",
         "drops to 1 at",
     )
     # K = 4: 1.2 / 0.6 s, a third less each time the rows double: 2, 1.33 and 0.89.
     (row,) = [row for row in grid.rows if row[:3] == ("code", "draft", "4")]
-    assert row[3:7] == ("2.00x", "1.33x", "0.89x", "4 rows")
+    assert row[3:7] == ("2.00x", "1.33x", "0.89x", "4 requests")
     assert 2 < float(row[7]) < 4
     assert [row[2] for row in grid.rows if row[0] == "creative"] == ["2", "4", "auto"]
 

@@ -11,24 +11,24 @@ from specbench.stats.change_points import MIN_RUNS, SIGNIFICANCE, course
 NOISE = 0.02  # of the level: a coefficient of variation of 2 %
 
 
-def noisy(rng, levels, law="normal"):
+def noisy(rng, levels, shape="normal"):
     """A series around these levels."""
     levels = np.asarray(levels, dtype=float)
     draw = {
         "normal": rng.normal(size=len(levels)),
         "heavy": rng.standard_t(3, size=len(levels)) / np.sqrt(3),
         "skewed": rng.exponential(size=len(levels)) - 1,
-    }[law]
+    }[shape]
     return levels * (1 + NOISE * draw)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", ["normal", "heavy", "skewed"])
+@pytest.mark.parametrize("shape", ["normal", "heavy", "skewed"])
 @pytest.mark.parametrize("num_runs", [8, 20, 50])
-def test_noise_steps_no_more_often_than_it_says(law, num_runs):
+def test_noise_steps_no_more_often_than_it_says(shape, num_runs):
     rng = np.random.default_rng(num_runs)
     num_series = 400
-    found = [course(noisy(rng, np.full(num_runs, 1.5), law)) for _ in range(num_series)]
+    found = [course(noisy(rng, np.full(num_runs, 1.5), shape)) for _ in range(num_series)]
     most = SIGNIFICANCE + 3 * (SIGNIFICANCE * (1 - SIGNIFICANCE) / num_series) ** 0.5
     assert sum(bool(one.steps) for one in found) / num_series <= most
     assert sum(one.trend is not None for one in found) / num_series <= most

@@ -22,7 +22,14 @@ from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import track
 from specbench.tracing.conversation import Names, trace
 from specbench.tracing.text import Text
-from tests.decoding.lossless import GREEDY, LAW_PROMPT, WARM, decode, law_model, make_drafter
+from tests.decoding.lossless import (
+    GREEDY,
+    SAMPLED_PROMPT,
+    WARM,
+    decode,
+    make_drafter,
+    sampled_model,
+)
 from tests.drafters.variants import VARIANTS, Variant
 from tests.tracing.answers import counted
 
@@ -30,7 +37,7 @@ pytestmark = pytest.mark.slow  # every drafter, round after round
 
 KS = range(1, 9)
 MOST = 30
-PROMPTS = ((*LAW_PROMPT, 3, 3), LAW_PROMPT[:4])
+PROMPTS = ((*SAMPLED_PROMPT, 3, 3), SAMPLED_PROMPT[:4])
 REFUSED = {"lookahead", "lookahead, window 3 ngram 3 guesses 2", "previous_turn, whole answer"}
 APPROXIMATE = {"previous_turn", "token_recycling", "token_recycling, 12 drafts"}
 DRAWN_TREES = {"draft_model, tree 3 2", "eagle, static", "eagle3, static"}
@@ -41,7 +48,7 @@ EXACT = [variant for variant in TRACED if variant.name not in APPROXIMATE]
 
 @cache
 def models() -> tuple[FusedRunner, FusedRunner]:
-    return FusedRunner(law_model(seed=0, num_layers=2)), FusedRunner(law_model(seed=1))
+    return FusedRunner(sampled_model(seed=0, num_layers=2)), FusedRunner(sampled_model(seed=1))
 
 
 def drafter_of(variant: Variant):
@@ -105,7 +112,7 @@ def test_at_temperature_0_replayed_rounds_are_the_measured_ones(variant: Variant
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix", "medusa", "medusa, chain"])
-def test_drafts_without_a_law_are_replayed_exactly_at_any_temperature(name: str):
+def test_drafts_without_a_distribution_are_replayed_exactly_at_any_temperature(name: str):
     variant = next(variant for variant in VARIANTS if variant.name == name)
     for text in texts(WARM):
         records = traced(variant, text)
@@ -172,7 +179,7 @@ def test_what_only_its_own_rounds_can_tell_is_refused_by_name(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(DRAWN_TREES))
-def test_trees_drawn_from_a_law_are_refused_above_temperature_0(name: str):
+def test_trees_drawn_from_a_distribution_are_refused_above_temperature_0(name: str):
     variant = next(variant for variant in VARIANTS if variant.name == name)
 
     with pytest.raises(UsageError, match=f"{name} samples its draft tree"):

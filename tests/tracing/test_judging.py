@@ -61,10 +61,10 @@ def test_a_tree_is_walked_along_the_text():
 
 
 def test_a_drawn_chain_has_the_chances_of_the_texts_own_tokens():
-    laws = torch.full((2, 3, 16), 0.01)
-    laws[0, 0, 11], laws[0, 1, 12], laws[0, 2, 13], laws[1, 0, 14] = 0.2, 0.9, 0.0, 0.3
+    probs = torch.full((2, 3, 16), 0.01)
+    probs[0, 0, 11], probs[0, 1, 12], probs[0, 2, 13], probs[1, 0, 14] = 0.2, 0.9, 0.0, 0.3
     drafts = torch.tensor([[11, 12, 13], [14, 0, 0]])
-    found = added(Proposal(drafts, torch.tensor([3, 3]), laws))
+    found = added(Proposal(drafts, torch.tensor([3, 3]), probs))
 
     target = [1.0, 0.4, 0.5, 0.6, 0.6]
     assert found.chances(0, target) == pytest.approx((0.5, 1.0, 0.0))
@@ -72,9 +72,9 @@ def test_a_drawn_chain_has_the_chances_of_the_texts_own_tokens():
 
 
 def test_what_certainly_ends_a_round_ends_its_chances():
-    laws = torch.full((2, 3, 16), 0.5)
-    laws[:, 0] = 0.0
-    found = added(Proposal(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]), laws))
+    probs = torch.full((2, 3, 16), 0.5)
+    probs[:, 0] = 0.0
+    found = added(Proposal(torch.zeros(2, 3, dtype=torch.long), torch.tensor([3, 3]), probs))
 
     assert found.chances(0, [0.5] * 5) == (0.0,)
 
@@ -142,14 +142,14 @@ def test_sum_min_p_q_in_place_of_the_texts_token_would_be_seen_in_the_lengths():
     K, B = 3, 40_000
     sampler, seeds_B = Sampler(Sampling(temperature=1.0)), torch.arange(B)
     positions_BN = torch.arange(2, 6).expand(B, -1)
-    before_B1, drafts, laws = torch.zeros(B, 1, dtype=torch.long), [], []
+    before_B1, drafts, probs = torch.zeros(B, 1, dtype=torch.long), [], []
     logits = [P_AFTER[before_B1].log()]
     for i in range(K):
-        laws.append(Q_AFTER[before_B1])
-        before_B1 = draw(laws[-1], seeds_B, positions_BN[:, i : i + 1], Purpose.DRAFT)
+        probs.append(Q_AFTER[before_B1])
+        before_B1 = draw(probs[-1], seeds_B, positions_BN[:, i : i + 1], Purpose.DRAFT)
         drafts.append(before_B1)
         logits.append(P_AFTER[before_B1].log())
-    proposal = Proposal(torch.cat(drafts, 1), torch.full((B,), K), torch.cat(laws, 1))
+    proposal = Proposal(torch.cat(drafts, 1), torch.full((B,), K), torch.cat(probs, 1))
     verdict = verify(proposal, torch.cat(logits, 1), sampler, seeds_B, positions_BN)
 
     replayed, summed = forecast_lengths(K)

@@ -21,7 +21,7 @@ from specbench.stats.acceptance import RoundCounts
 from specbench.tracing import judging
 from specbench.tracing.conversation import Names, trace, trace_conversation
 from specbench.tracing.text import Text
-from tests.decoding.lossless import LAW_PROMPT, WARM, decode
+from tests.decoding.lossless import SAMPLED_PROMPT, WARM, decode
 from tests.drafters.variants import VARIANTS, Variant
 from tests.tracing.answers import Asked, answered, conversations, counted, open_demo
 from tests.tracing.test_every_drafter import drafter_of, models
@@ -55,14 +55,15 @@ class Compared(NamedTuple):
 def decoded(variant: Variant, sampling: Sampling) -> list[tuple[Text, RoundCounts]]:
     """Texts with the rounds that emitted them."""
     requests = [
-        Request(prompt_ids=LAW_PROMPT, max_new_tokens=MOST, seed=seed) for seed in range(NUM_TEXTS)
+        Request(prompt_ids=SAMPLED_PROMPT, max_new_tokens=MOST, seed=seed)
+        for seed in range(NUM_TEXTS)
     ]
     results = decode(models()[0], drafter_of(variant), requests, k=K, sampling=sampling)
     blank = Text(
         workload="tiny",
         prompt_id="",
         turn=0,
-        prompt_ids=LAW_PROMPT,
+        prompt_ids=SAMPLED_PROMPT,
         output_ids=(),
         max_new_tokens=MOST,
         sampling=sampling,

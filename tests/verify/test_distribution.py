@@ -29,15 +29,15 @@ LOGITS_NV = torch.randn(50, 40, generator=torch.Generator().manual_seed(0)) * 3
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_it_is_the_law_of_transformers_and_of_our_sampler(sampling: Sampling) -> None:
+def test_it_is_the_distribution_of_transformers_and_of_our_sampler(sampling: Sampling) -> None:
     scores_NV = TemperatureLogitsWarper(sampling.temperature)(None, LOGITS_NV.double())
     if sampling.top_k:
         scores_NV = TopKLogitsWarper(sampling.top_k)(None, scores_NV)
     if sampling.top_p < 1:
         scores_NV = TopPLogitsWarper(sampling.top_p)(None, scores_NV)
-    law_NV = token_distribution(LOGITS_NV, sampling)
-    torch.testing.assert_close(law_NV, scores_NV.softmax(-1))
-    torch.testing.assert_close(law_NV.float(), Sampler(sampling).probs(LOGITS_NV))
+    probs_NV = token_distribution(LOGITS_NV, sampling)
+    torch.testing.assert_close(probs_NV, scores_NV.softmax(-1))
+    torch.testing.assert_close(probs_NV.float(), Sampler(sampling).probs(LOGITS_NV))
 
 
 def test_slack_keeps_what_rounding_may_have_cut() -> None:
@@ -54,40 +54,40 @@ def test_slack_moves_the_odds_of_the_nucleus_and_never_lets_all_in(slack: float)
     sampling = Sampling(temperature=1.0, top_p=0.9)
     edge = 0.9 / (0.9 + 0.1 * math.exp(-slack))
     for ahead, stays in ((edge - 1e-6, True), (edge + 1e-6, False)):
-        law_N3 = torch.tensor([[ahead, (1 - ahead) * 0.6, (1 - ahead) * 0.4]], dtype=torch.float64)
-        kept = allowed(law_N3.log(), sampling, torch.tensor([[slack]]))
+        p_N3 = torch.tensor([[ahead, (1 - ahead) * 0.6, (1 - ahead) * 0.4]], dtype=torch.float64)
+        kept = allowed(p_N3.log(), sampling, torch.tensor([[slack]]))
         assert kept.tolist() == [[True, stays, False if slack < 4 else kept[0, 2].item()]]
 
 
 def test_surprise_is_the_mass_of_what_is_less_likely() -> None:
-    law_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
+    probs_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
     tokens_N = torch.arange(4)
     none, half = torch.zeros(4), torch.full((4,), 0.5)
     expected = torch.tensor([0.5, 0.1, 0.2, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(surprise(law_NV, tokens_N, none), expected)
-    torch.testing.assert_close(surprise(law_NV, tokens_N, half), expected + law_NV[0] / 2)
+    torch.testing.assert_close(surprise(probs_NV, tokens_N, none), expected)
+    torch.testing.assert_close(surprise(probs_NV, tokens_N, half), expected + probs_NV[0] / 2)
 
 
 def test_placed_orders_tokens_by_id() -> None:
-    law_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
+    probs_NV = torch.tensor([[0.5, 0.1, 0.3, 0.1]], dtype=torch.float64).expand(4, -1)
     expected = torch.tensor([0.0, 0.5, 0.6, 0.9], dtype=torch.float64)
-    torch.testing.assert_close(placed(law_NV, torch.arange(4), torch.zeros(4)), expected)
-    found = placed(law_NV, torch.arange(4), torch.full((4,), 0.5))
-    torch.testing.assert_close(found, expected + law_NV[0] / 2)
+    torch.testing.assert_close(placed(probs_NV, torch.arange(4), torch.zeros(4)), expected)
+    found = placed(probs_NV, torch.arange(4), torch.full((4,), 0.5))
+    torch.testing.assert_close(found, expected + probs_NV[0] / 2)
 
 
 def test_a_token_in_the_far_tail_keeps_its_digits() -> None:
-    law_NV = torch.tensor([[1 - 3e-17, 2e-17, 1e-17]], dtype=torch.float64)
-    found = surprise(law_NV, torch.tensor([1]), torch.zeros(1))
+    probs_NV = torch.tensor([[1 - 3e-17, 2e-17, 1e-17]], dtype=torch.float64)
+    found = surprise(probs_NV, torch.tensor([1]), torch.zeros(1))
     assert float(found) == pytest.approx(1e-17)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:5], ids=str)
 def test_the_likelihood_at_another_temperature(sampling: Sampling) -> None:
-    law_NV = token_distribution(LOGITS_NV, sampling)
-    tokens_N = law_NV.argmax(-1)
+    probs_NV = token_distribution(LOGITS_NV, sampling)
+    tokens_N = probs_NV.argmax(-1)
     scores_NV = (LOGITS_NV.double() / (0.8 * sampling.temperature)).where(
-        law_NV > 0, torch.tensor(-torch.inf, dtype=torch.float64)
+        probs_NV > 0, torch.tensor(-torch.inf, dtype=torch.float64)
     )
     expected = scores_NV.log_softmax(-1).gather(1, tokens_N[:, None]).sum()
-    assert log_likelihood(law_NV, tokens_N, 0.8) == pytest.approx(float(expected))
+    assert log_likelihood(probs_NV, tokens_N, 0.8) == pytest.approx(float(expected))

@@ -87,7 +87,7 @@ def test_anything_else_is_a_bug_and_told_first(wrong: Divergence, says: str) -> 
     assert says in finding.reason
 
 
-def test_tokens_of_the_law_pass_and_say_what_would_have_been_found() -> None:
+def test_tokens_of_the_distribution_pass_and_say_what_would_have_been_found() -> None:
     finding = only(sampled())
     assert (finding.verdict, finding.lossless) == ("law", True)
     assert finding.detectable is not None

@@ -22,7 +22,7 @@ from specbench.verify.collect import Collector, Examined, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.judge import Finding, judge
 from specbench.verify.teacher import Teacher
-from tests.decoding.lossless import decode, law_model, make_drafter
+from tests.decoding.lossless import decode, make_drafter, sampled_model
 from tests.tiny_pair import make_pair, write_pair
 
 WARM = Sampling(temperature=0.7)
@@ -68,8 +68,8 @@ class Bench:
         )
 
     def sampled(self, seed: int = 0, num_tokens: int = NUM_TOKENS, **sampling: float) -> Finding:
-        law = replace(WARM, **sampling)
-        return only(self.make(seed).sampled(self.who(), law, num_tokens))
+        sampled = replace(WARM, **sampling)
+        return only(self.make(seed).sampled(self.who(), sampled, num_tokens))
 
     def greedy(self) -> Finding:
         collector = self.make(0)
@@ -205,7 +205,7 @@ class SevenTokens:
     baseline = Work(drafter="none", method="none", k=0)
 
     def __init__(self) -> None:
-        self.target, self.draft = (StockRunner(law_model(seed)) for seed in (0, 1))
+        self.target, self.draft = (StockRunner(sampled_model(seed)) for seed in (0, 1))
 
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
         drafter = make_drafter(work.method, self.target, self.draft)
@@ -215,14 +215,13 @@ class SevenTokens:
                 Request(prompt_ids=r.prompt_ids, max_new_tokens=r.max_new_tokens, seed=r.seed)
                 for r in requests[first : first + load.concurrency]
             ]
-            law = requests[0].sampling
-            results += decode(self.target, drafter, asked, k=work.k, sampling=law)
+            results += decode(self.target, drafter, asked, k=work.k, sampling=requests[0].sampling)
         return ServedPass(results=tuple(results), seconds=0.0, rounds=None, cpu_s=0.0)
 
 
 def of_seven_tokens(method: str) -> Finding:
     question = Question(id="p0", prompt_ids=(1, 5, 2, 3, 1, 5, 2, 6, 4, 1, 5), max_new_tokens=32)
-    collector = Collector(Teacher(law_model(0)), [question] * 64, seed=0)
+    collector = Collector(Teacher(sampled_model(0)), [question] * 64, seed=0)
     work = Work(drafter="d", method=method, k=3)
     who = Examined("seven/d", SevenTokens(), work, num_rows=256)
     return only(collector.sampled(who, WARM, 8192))

@@ -68,10 +68,10 @@ def test_the_distance_from_uniform_is_judged_exactly_however_many_tokens() -> No
         assert uniform_p_value(ordered_N[::-1]) == pytest.approx(expected, rel=1e-12)
 
 
-def log_likelihoods(law_V: Floats, tokens_N: Floats) -> dict[float, float]:
+def log_likelihoods(probs_V: Floats, tokens_N: Floats) -> dict[float, float]:
     found = {}
     for factor in (0.7, 0.8, 1.0, 1.25):
-        scores_V = np.log(law_V) / factor
+        scores_V = np.log(probs_V) / factor
         scores_V -= np.log(np.exp(scores_V).sum())
         found[factor] = float(scores_V[tokens_N].sum())
     return found
@@ -79,28 +79,28 @@ def log_likelihoods(law_V: Floats, tokens_N: Floats) -> dict[float, float]:
 
 def test_another_temperature_is_seen_and_the_right_one_is_not() -> None:
     rng = np.random.default_rng(0)
-    law_V = rng.dirichlet(np.ones(20))
-    cold_V = law_V**1.25 / (law_V**1.25).sum()
+    probs_V = rng.dirichlet(np.ones(20))
+    cold_V = probs_V**1.25 / (probs_V**1.25).sum()
     alarms = 0
     for _ in range(NUM_CALLS):
-        sound = log_likelihoods(law_V, rng.choice(20, NUM_TOKENS, p=law_V))
+        sound = log_likelihoods(probs_V, rng.choice(20, NUM_TOKENS, p=probs_V))
         alarms += temperature_p_value(sound) < 0.05
     assert alarms / NUM_CALLS <= 0.05
-    cold = log_likelihoods(law_V, rng.choice(20, 4 * NUM_TOKENS, p=cold_V))
+    cold = log_likelihoods(probs_V, rng.choice(20, 4 * NUM_TOKENS, p=cold_V))
     assert temperature_p_value(cold) < 1e-6
     assert temperature_p_value(cold, null=0.8) > 0.05
     assert temperature_p_value(sound, null=0.7) < 1e-3
 
 
-def joint(observed_C: Floats, law_C: Floats) -> float:
-    counts = JointCounts(observed_C=observed_C, probability_C=law_C, num_tokens=2)
+def joint(observed_C: Floats, probs_C: Floats) -> float:
+    counts = JointCounts(observed_C=observed_C, probability_C=probs_C, num_tokens=2)
     return joint_p_value(counts)
 
 
-def chi_square(observed_NC: Floats, law_C: Floats) -> Floats:
-    expected_NC = law_C * observed_NC.sum(1, keepdims=True)
+def chi_square(observed_NC: Floats, probs_C: Floats) -> Floats:
+    expected_NC = probs_C * observed_NC.sum(1, keepdims=True)
     statistic_N = ((observed_NC - expected_NC) ** 2 / expected_NC).sum(1)
-    return np.asarray(chi2.sf(statistic_N, len(law_C) - 1))
+    return np.asarray(chi2.sf(statistic_N, len(probs_C) - 1))
 
 
 # Eight of nine texts are expected 5 times in 1,024, or 0.5 times: where a chi-square fails.
@@ -125,10 +125,10 @@ def test_sound_texts_raise_no_more_alarms_than_stated_be_some_rare(each: float) 
 
 def test_the_mean_ratio_of_all_counts_is_one() -> None:
     """All ways in which 6 texts fall into 3 cells: what makes 1 / ratio a p-value, exactly."""
-    law_C = np.array([0.7, 0.28, 0.02])
+    probs_C = np.array([0.7, 0.28, 0.02])
     counts = [(a, b, 6 - a - b) for a in range(7) for b in range(7 - a)]
-    chances = np.array([multinomial.pmf(each, 6, law_C) for each in counts])
-    p_values = np.array([joint(np.array(each, dtype=float), law_C) for each in counts])
+    chances = np.array([multinomial.pmf(each, 6, probs_C) for each in counts])
+    p_values = np.array([joint(np.array(each, dtype=float), probs_C) for each in counts])
 
     assert chances.sum() == pytest.approx(1)
     for alpha in np.unique(p_values):
@@ -136,12 +136,12 @@ def test_the_mean_ratio_of_all_counts_is_one() -> None:
     assert (chances / p_values)[p_values < 1].sum() <= 1
 
 
-def test_another_law_of_short_texts_is_seen() -> None:
+def test_another_distribution_of_short_texts_is_seen() -> None:
     rng = np.random.default_rng(0)
-    law_C = rng.dirichlet(np.ones(100))
-    cold_C = law_C**1.2 / (law_C**1.2).sum()
-    found = [joint(rng.multinomial(5000, cold_C).astype(float), law_C) < 2e-4 for _ in range(800)]
-    print(f"a law that is 17 % colder: found in {np.mean(found):.0%} of calls")
+    probs_C = rng.dirichlet(np.ones(100))
+    cold_C = probs_C**1.2 / (probs_C**1.2).sum()
+    found = [joint(rng.multinomial(5000, cold_C).astype(float), probs_C) < 2e-4 for _ in range(800)]
+    print(f"a distribution that is 17 % colder: found in {np.mean(found):.0%} of calls")
     assert np.mean(found) > 0.8
 
 

@@ -20,14 +20,16 @@ from specbench.demo.conversations import (
     training_conversations,
 )
 from specbench.demo.corpus.grammar import Dice
+from specbench.training.optimizer import Schedule
 from tools.demo.architecture import draft_model, poor_model, target_model
 from tools.demo.documents import Batch, batches, encode
 from tools.demo.tokenizer import train_tokenizer
-from tools.demo.trainer import Loss, Schedule, answer_loss, train
+from tools.demo.trainer import Loss, answer_loss, train
 
 PARTS = ("target", "draft", "poor")
 TARGET_STEPS, DRAFT_STEPS, POOR_STEPS = 2100, 500, 140
 TOKENS_PER_PROCESS = 1408
+DECAY_PART = 0.5
 
 
 def main() -> None:
@@ -73,7 +75,7 @@ def _rendezvous(out: Path, part: str) -> Path:
 
 def _train_target(out: Path) -> None:
     """From a random start, over all registers alike."""
-    schedule = Schedule(steps=TARGET_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
+    schedule = Schedule(steps=TARGET_STEPS, muon_lr=5e-3, adamw_lr=5e-3, decay_part=DECAY_PART)
     rows = _batches(out, TARGET_START, DRAFT_START)
     _run("target", out, target_model(SEED), rows, answer_loss, schedule)
 
@@ -82,7 +84,7 @@ def _train_draft(out: Path) -> None:
     """Distil: the loss is the cross-entropy to the target's whole distribution."""
     target = LlamaForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
     model = draft_model(target, SEED + 1)
-    schedule = Schedule(steps=DRAFT_STEPS, muon_lr=4e-3, adamw_lr=2e-3)
+    schedule = Schedule(steps=DRAFT_STEPS, muon_lr=4e-3, adamw_lr=2e-3, decay_part=DECAY_PART)
     rows = _batches(out, DRAFT_START, END)
     _run("draft", out, model, rows, partial(distillation_loss, target), schedule)
 
@@ -90,7 +92,7 @@ def _train_draft(out: Path) -> None:
 def _train_poor(out: Path) -> None:
     """Hardly trained, and without the target."""
     model = poor_model(SEED + 2)
-    schedule = Schedule(steps=POOR_STEPS, muon_lr=5e-3, adamw_lr=5e-3)
+    schedule = Schedule(steps=POOR_STEPS, muon_lr=5e-3, adamw_lr=5e-3, decay_part=DECAY_PART)
     rows = _batches(out, TARGET_START, 2000)
     _run("poor", out, model, rows, answer_loss, schedule)
 

@@ -10,26 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from specbench.training.optimizer import MuonAdamW, Schedule
 from tools.demo.documents import Batch
-from tools.demo.optimizer import MuonAdamW
+from tools.demo.optimizer import together
 
 Loss = Callable[[LlamaForCausalLM, Batch], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Schedule:
-    """Linear warm-up, constant, then linear decay to 2 % over the last part."""
-
-    steps: int
-    muon_lr: float
-    adamw_lr: float
-    warm_up: int = 30
-    decay_part: float = 0.5
-
-    def factor(self, step: int) -> float:
-        decay_steps = self.steps * self.decay_part
-        left = (self.steps - step) / decay_steps
-        return min(1.0, (step + 1) / self.warm_up, 0.02 + 0.98 * left)
 
 
 @dataclass(kw_only=True)
@@ -50,7 +35,10 @@ def train(
 ) -> Progress:
     """Train in place inside a process group; goes on from the checkpoint if there is one."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    optimizer, progress, start = MuonAdamW(model), Progress(), 0
+    progress, start = Progress(), 0
+    optimizer = MuonAdamW(
+        dict(model.named_parameters()), model.config.vocab_size, orthogonalise=together
+    )
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=False)
         model.load_state_dict(saved["model"])

@@ -114,7 +114,7 @@ class DFlashHead:
 
 
 def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
-    """Of the layers, which are Qwen 3's whatever the target is."""
+    """The layers' config: Qwen 3's, whatever the target is."""
     return layer_config(
         replace(checkpoint, config={**checkpoint.config, "model_type": "qwen3"}), num_positions
     )

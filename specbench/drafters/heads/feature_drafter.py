@@ -19,10 +19,10 @@ from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_dynamic_sl
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.tree import Branches
 from specbench.round.drafter import (
-    BareForward,
     Chunk,
     Footprint,
     Outcome,
+    OwnForward,
     PlainDrafter,
     Proposal,
     RowBuffer,
@@ -104,7 +104,7 @@ class TreePlan:
     max_drafts: int = 59  # of a dynamic tree
 
     def num_drafts(self, k: int) -> int:
-        """Of a dynamic tree k levels deep."""
+        """Drafts in a dynamic tree k levels deep."""
         return num_dynamic_drafts(k, self.top_k, self.max_drafts)
 
     def spare_slots(self, k: int) -> int:
@@ -166,13 +166,13 @@ class FeatureDrafter(PlainDrafter):
             )
         }
 
-    def _forwards(self, k: int) -> tuple[BareForward, ...]:
+    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
         plan = self._plan
         widths: tuple[int, ...] = (plan.top_k if plan.kind == "dynamic" else 1,) * (k - 1)
         if plan.kind == "static":
             widths = self._trees[k].topology.inner_widths
-        drafts = (BareForward(width, 1, "draft") for width in widths)
-        return (BareForward(k + 1, 1, "observe"), *drafts)
+        drafts = (OwnForward(width, 1, "draft") for width in widths)
+        return (OwnForward(k + 1, 1, "observe"), *drafts)
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         self.head.layers.allocate(num_rows, max_len + self._spare_slots)
@@ -198,7 +198,7 @@ class FeatureDrafter(PlainDrafter):
         )
 
     def observe(self, state: State, outcome: Outcome) -> None:
-        """The tokens kept, once more and with the target's own states."""
+        """The accepted tokens, once more and with the target's own states."""
         states_BTF = self.head.step(
             outcome.following_BT,
             self.head.fuse(outcome.features),
@@ -206,14 +206,14 @@ class FeatureDrafter(PlainDrafter):
             outcome.span,
             first_row=state.first_row,
         )
-        outcome.keep_last(states_BTF, self._rows(state))
+        outcome.keep_last(states_BTF, state.rows_of(self._last_RF))
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         head, plan = self.head, self._plan
         if plan.kind == "dynamic":
             k = min(k, DEEPEST_BEAM)
             span += plan.spare_slots(k)
-        states_BWF = self._rows(state)[:, None]
+        states_BWF = state.rows_of(self._last_RF)[:, None]
         logits_BV = head.logits(states_BWF)[:, 0]
         depth = 0
 
@@ -247,9 +247,6 @@ class FeatureDrafter(PlainDrafter):
                 state, logits_BV, feed, depth=k, top_k=plan.top_k, num_drafts=plan.num_drafts(k)
             )
         return grow_chain(state, logits_BV, follow, k, sampler)
-
-    def _rows(self, state: State) -> Tensor:
-        return self._last_RF[state.first_row : state.first_row + state.num_rows]
 
 
 def blank_states(head: FeatureHead, *sizes: int) -> tuple[Tensor, ...]:

@@ -57,7 +57,7 @@ class MedusaHeads:
         return tuple(tensor[:num_heads] for tensor in self.weights)
 
     def logits(self, states_BF: Tensor, num_heads: int) -> Tensor:
-        """Of the first heads over their own vocabulary [H, B, V]."""
+        """The first heads', over their own vocabulary [H, B, V]."""
         x_HBF = states_BF.expand(num_heads, -1, -1)
         for weight_HFF, bias_H1F in self._layers:
             inner_HBF = torch.baddbmm(bias_H1F[:num_heads], x_HBF, weight_HFF[:num_heads])

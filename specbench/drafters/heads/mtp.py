@@ -193,7 +193,7 @@ def _decoder_fields(given: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 
 def layer_shapes(layers: nn.ModuleList, family: Family) -> dict[str, tuple[int, ...]]:
-    """Of every tensor that the layers must have; what they share is the first one's."""
+    """Shapes of all tensors that the layers must have; what they share is the first one's."""
     return {
         name: shape
         for name, shape in shapes_of(layers).items()

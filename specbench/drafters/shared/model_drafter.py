@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from specbench.drafting.topology import Topology
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches
-from specbench.round.drafter import BareForward, Footprint, PlainDrafter, Proposal, Traits
+from specbench.round.drafter import Footprint, OwnForward, PlainDrafter, Proposal, Traits
 from specbench.round.growth import Frontier, grow_chain, grow_static
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
@@ -41,9 +41,9 @@ class ModelDrafter(PlainDrafter):
         trees = self._trees if self._is_tree else None
         num_fed = self._num_fed
 
-        def forwards(k: int) -> tuple[BareForward, ...]:
+        def forwards(k: int) -> tuple[OwnForward, ...]:
             widths = (1,) * (k - 1) if trees is None else trees[k].topology.inner_widths
-            return (BareForward(num_fed, 1), *(BareForward(width, 1) for width in widths))
+            return (OwnForward(num_fed, 1), *(OwnForward(width, 1) for width in widths))
 
         return Footprint(runner=self.runner, forwards=forwards)
 

@@ -1,7 +1,6 @@
 """What one can have at once: speed-up for memory, and speed of one user for that of all."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from matplotlib.axes import Axes
 
@@ -55,7 +54,7 @@ def rows_pareto_charts(
     """All users against one user, a panel a workload, where several concurrencies ran."""
     groups: dict[Condition, dict[str, list[Section]]] = {}
     for section in every:
-        across = replace(section.condition, workload="", concurrency=1)
+        across = section.condition.apart_from("workload", "concurrency")
         groups.setdefault(across, {}).setdefault(section.condition.workload, []).append(section)
     for setting, by_workload in groups.items():
         found = {name: _curves(own) for name, own in by_workload.items()}
@@ -74,7 +73,7 @@ def rows_pareto_charts(
         panels.axes[0].set_ylabel("tokens/s of all users")
         panels.axes[0].set_ylim(bottom=0)
         panels.label_ends([_curve_labels(curves, styles) for curves in drawn.values()])
-        where = setting.label_without_requests
+        where = setting.label
         yield panels.chart("Speed of one user against all users", where, _ROWS)
 
 
@@ -113,7 +112,7 @@ def _draw_costs(
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (cost, gain) those that none other beats in both, by rising cost."""
+    """The (cost, gain) that no other beats in both, by rising cost."""
     front: list[tuple[float, float]] = []
     for cost, gain in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or gain > front[-1][1]:

@@ -1,7 +1,6 @@
 """Speed-up against concurrent requests or context, a line per K: where does it stop paying off?"""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import cycle
 
 from matplotlib.axes import Axes
@@ -36,11 +35,11 @@ def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload."""
     groups: dict[tuple[str, Condition], list[Curve]] = {}
     for curve in crossovers:
-        setting = replace(curve.key.condition, workload="", concurrency=1)
+        setting = curve.key.condition.apart_from("workload", "concurrency")
         groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
         panels = _panels(group, "concurrent requests")
-        where = f"{label}: {setting.label_without_requests}"
+        where = f"{label}: {setting.label}"
         if setting.request_rate is not None:
             where += f", {setting.request_rate:g} requests per second"
         yield panels.chart("Speed-up against concurrent requests", where, _ROWS + _BARS)
@@ -50,7 +49,7 @@ def context_charts(curves: Sequence[ContextCurve]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload."""
     groups: dict[tuple[str, Condition], list[Curve]] = {}
     for curve in curves:
-        setting = replace(curve.key.condition, workload="", context=None)
+        setting = curve.key.condition.apart_from("workload", "context")
         groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
         panels = _panels(group, "tokens of context")

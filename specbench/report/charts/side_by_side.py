@@ -1,13 +1,13 @@
 """Tokens a second of the built-in decoder beside other engines, a bar a cell."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from specbench.decide.peers import SideBySide
-from specbench.records import OWN_ENGINE, CellKey, CellSummary, Condition
+from specbench.records import CellKey, CellSummary, Condition
 from specbench.report.charts.canvas import INK, REST, SERIES, Chart, Label, Panels
 from specbench.report.comparisons import work_of
 from specbench.report.numbers import scalar
+from specbench.settings import BUILTIN
 
 _CAPTION = (
     "Output tokens after the first / decode seconds, over the same prompts in one interleaved "
@@ -24,7 +24,7 @@ def side_by_side_charts(
     groups: dict[Condition, dict[str, list[SideBySide]]] = {}
     for pair in pairs:
         setting = pair.own.condition
-        across = replace(setting, workload="", engine="")
+        across = setting.apart_from("workload", "engine")
         groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
     for setting, workloads in groups.items():
         bars = {name: bars_of(own, known) for name, own in workloads.items()}
@@ -71,7 +71,7 @@ def _chart(setting: Condition, bars: dict[str, tuple[CellSummary, ...]]) -> Char
                 Label(
                     -row,
                     _name(cell),
-                    _colour(cell) if cell.key.condition.engine == OWN_ENGINE else INK,
+                    _colour(cell) if cell.key.condition.engine == BUILTIN else INK,
                 )
                 for row, cell in enumerate(cells)
             ]
@@ -86,7 +86,7 @@ def _name(cell: CellSummary) -> str:
 
 
 def _colour(cell: CellSummary) -> str:
-    return SERIES[0] if cell.key.condition.engine == OWN_ENGINE else REST
+    return SERIES[0] if cell.key.condition.engine == BUILTIN else REST
 
 
 def _speed(cell: CellSummary) -> float:

@@ -1,7 +1,6 @@
 """Which K an adaptive cell took, over the time of its first pass."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from matplotlib.ticker import MaxNLocator
 
@@ -19,7 +18,7 @@ def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart
     groups: dict[tuple[str, Condition], dict[str, RoundTimeline]] = {}
     for key, record in time_lines.items():
         if len(record.rounds):
-            group = key.source, replace(key.condition, workload="")
+            group = key.source, key.condition.apart_from("workload")
             groups.setdefault(group, {})[key.condition.workload] = record.rounds
     for (label, setting), rounds in groups.items():
         panels = Panels(list(rounds), [])

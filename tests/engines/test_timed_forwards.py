@@ -28,17 +28,17 @@ def builtin(target) -> BuiltinEngine:
 
 @pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
 def test_every_round_is_followed_by_each_of_its_forwards(builtin, work):
-    floor = builtin.floor(REQUEST, work)
-    assert len(floor.round_s) == len(builtin.generate(REQUEST, work).rounds)
-    assert {forward: len(seconds) for forward, seconds in floor.forward_s.items()} == {
-        forward: forward.times * len(floor.round_s)
+    timed = builtin.time_forwards(REQUEST, work)
+    assert len(timed.round_s) == len(builtin.generate(REQUEST, work).rounds)
+    assert {forward: len(seconds) for forward, seconds in timed.forward_s.items()} == {
+        forward: forward.times * len(timed.round_s)
         for forward in builtin.forwards(work.drafter, work.k)
     }
 
 
 @pytest.mark.parametrize("work", [PLAIN, DRAFTED], ids=["plain", "drafted"])
 def test_rounds_decode_the_same_text_with_forwards_between_them(builtin, work):
-    assert builtin.floor(REQUEST, work).result.output_ids == (
+    assert builtin.time_forwards(REQUEST, work).result.output_ids == (
         builtin.generate(REQUEST, work).output_ids
     )
 
@@ -51,9 +51,9 @@ def test_a_text_checked_at_once_does_not_hide_where_the_row_stands(target):
     said = replace(REQUEST, prediction_ids=answer[:12])
     work = Work(drafter="said", method="previous_turn", k=3)
     assert engine.generate(said, work).answer_check
-    floor = engine.floor(said, work)
-    assert floor.result.output_ids == answer
-    assert floor.result.answer_check is None
+    timed = engine.time_forwards(said, work)
+    assert timed.result.output_ids == answer
+    assert timed.result.answer_check is None
 
 
 def test_a_pass_done_over_leaves_the_samples_of_its_last(builtin, monkeypatch):
@@ -65,9 +65,9 @@ def test_a_pass_done_over_leaves_the_samples_of_its_last(builtin, monkeypatch):
         return serve(requests, work, load, policy)
 
     monkeypatch.setattr(builtin, "_serve", twice)
-    floor = builtin.floor(REQUEST, PLAIN)
-    (seconds,) = floor.forward_s.values()
-    assert len(seconds) == len(floor.round_s) == REQUEST.max_new_tokens - 1
+    timed = builtin.time_forwards(REQUEST, PLAIN)
+    (seconds,) = timed.forward_s.values()
+    assert len(seconds) == len(timed.round_s) == REQUEST.max_new_tokens - 1
 
 
 def test_a_context_longer_than_the_rows_takes_their_last_slots(builtin):

@@ -14,7 +14,7 @@ from specbench.stats.intervals import speedup_interval
 OWN = "builtin"
 
 
-class Racer(NamedTuple):
+class Candidate(NamedTuple):
     """One engine at one piece of work."""
 
     name: str
@@ -23,8 +23,8 @@ class Racer(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Finish:
-    """What a racer did; seconds are from its first token to its last."""
+class Outcome:
+    """What a candidate did; seconds are from its first token to its last."""
 
     name: str
     graph: str | None  # how much of a round one graph holds, where the engine tells
@@ -33,7 +33,7 @@ class Finish:
     request_s: float  # median of whole requests
     acceptance_rate: float | None
     warm_up_s: float
-    equal_texts: float  # share of texts equal to those of the first racer
+    equal_texts: float  # share of texts equal to those of the first candidate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,39 +46,41 @@ class Ratio:
     end_to_end: Interval
 
 
-def race(racers: Sequence[Racer], requests: Sequence[EngineRequest], machine: Machine) -> Json:
-    """Every racer warm first, then request by request all of them, the first one turning.
+def compare_engines(
+    candidates: Sequence[Candidate], requests: Sequence[EngineRequest], machine: Machine
+) -> Json:
+    """Every candidate warms up first, then request by request all of them, the first one turning.
 
-    Who drafts is compared with who drafts, and who does not with who does not. A racer that
+    Who drafts is compared with who drafts, and who does not with who does not. A candidate that
     this machine refuses is left out with the reason, unless all are.
     """
     warm_up_s: dict[str, float] = {}
     refused: dict[str, str] = {}
-    for racer in racers:
+    for candidate in candidates:
         if warm_up_s and not machine.has_time():
             break
         began_s = time.perf_counter()
         try:
-            racer.engine.generate(requests[0], racer.work)
+            candidate.engine.generate(requests[0], candidate.work)
         except REFUSALS as error:
-            refused[racer.name] = f"{type(error).__name__}: {error}"[:600]
-            if len(refused) == len(racers):
+            refused[candidate.name] = f"{type(error).__name__}: {error}"[:600]
+            if len(refused) == len(candidates):
                 raise
             continue
-        warm_up_s[racer.name] = time.perf_counter() - began_s
-    runners = [racer for racer in racers if racer.name in warm_up_s]
-    results: dict[str, list[EngineResult]] = {racer.name: [] for racer in runners}
+        warm_up_s[candidate.name] = time.perf_counter() - began_s
+    runners = [candidate for candidate in candidates if candidate.name in warm_up_s]
+    results: dict[str, list[EngineResult]] = {candidate.name: [] for candidate in runners}
     for turn, request in enumerate(requests):
         if turn and not machine.has_time():
             break
         first = turn % len(runners)
-        for racer in (*runners[first:], *runners[:first]):
-            results[racer.name].append(racer.engine.generate(request, racer.work))
+        for candidate in (*runners[first:], *runners[:first]):
+            results[candidate.name].append(candidate.engine.generate(request, candidate.work))
     texts = [result.output_ids for result in results[runners[0].name]]
     return {
         "finishes": [
-            asdict(_finish(racer, results[racer.name], warm_up_s[racer.name], texts))
-            for racer in runners
+            asdict(_outcome(candidate, results[candidate.name], warm_up_s[candidate.name], texts))
+            for candidate in runners
         ],
         "ratios": [
             asdict(_ratio(own, peer, results))
@@ -88,22 +90,24 @@ def race(racers: Sequence[Racer], requests: Sequence[EngineRequest], machine: Ma
         ],
         "refused": refused,
         "left_out_for_time": [
-            racer.name for racer in racers if racer not in runners and racer.name not in refused
+            candidate.name
+            for candidate in candidates
+            if candidate not in runners and candidate.name not in refused
         ],
     }
 
 
-def _finish(
-    racer: Racer, results: Sequence[EngineResult], warm_up_s: float, texts: Sequence[object]
-) -> Finish:
+def _outcome(
+    candidate: Candidate, results: Sequence[EngineResult], warm_up_s: float, texts: Sequence[object]
+) -> Outcome:
     decode_s = sum(map(_decode_s, results))
     tokens = sum(len(result.output_ids) - 1 for result in results)
     logs = [result.rounds for result in results if result.rounds is not None]
     drafted = sum(sum(log.num_drafted) for log in logs)
     equal = sum(result.output_ids == text for result, text in zip(results, texts, strict=True))
-    return Finish(
-        name=racer.name,
-        graph=racer.engine.record.graph,
+    return Outcome(
+        name=candidate.name,
+        graph=candidate.engine.record.graph,
         num_requests=len(results),
         tokens_per_s=tokens / decode_s if decode_s else None,
         request_s=median(result.total_s for result in results),
@@ -113,7 +117,7 @@ def _finish(
     )
 
 
-def _ratio(own: Racer, peer: Racer, results: dict[str, list[EngineResult]]) -> Ratio:
+def _ratio(own: Candidate, peer: Candidate, results: dict[str, list[EngineResult]]) -> Ratio:
     ours, theirs = results[own.name], results[peer.name]
     decode = [[_decode_s(result) for result in side] for side in (theirs, ours)]
     return Ratio(

@@ -1,4 +1,4 @@
-"""The floor of a head: measured between requests, it leaves what is decoded as it is."""
+"""A head's forwards, timed between requests, leave what is decoded as it is."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def test_every_part_of_a_round_is_timed_and_has_its_bytes(engine: BuiltinEngine,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
-def test_measuring_a_floor_does_not_change_what_is_decoded_next(
+def test_timing_forwards_does_not_change_what_is_decoded_next(
     engine: BuiltinEngine, name: str
 ) -> None:
     """Neither the text of three rows nor how many drafts each of their rounds keeps."""
@@ -76,14 +76,14 @@ def test_measuring_a_floor_does_not_change_what_is_decoded_next(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
-def test_rounds_keep_the_same_drafts_with_a_floor_between_them(
+def test_rounds_keep_the_same_drafts_with_timed_forwards_between_them(
     engine: BuiltinEngine, name: str
 ) -> None:
     work, asked = Work(drafter=name, method=name, k=K), request(engine)
     alone = engine.generate(asked, work)
-    floor = engine.floor(asked, work)
-    assert floor is not None
+    timed = engine.time_forwards(asked, work)
+    assert timed is not None
     assert alone.rounds is not None
-    assert floor.result.rounds is not None
-    assert floor.result.output_ids == alone.output_ids
-    assert floor.result.rounds.num_accepted == alone.rounds.num_accepted
+    assert timed.result.rounds is not None
+    assert timed.result.output_ids == alone.output_ids
+    assert timed.result.rounds.num_accepted == alone.rounds.num_accepted

@@ -1,4 +1,4 @@
-"""What left the race, or is worst somewhere, decides nothing and is not chosen."""
+"""What was pruned, or is worst somewhere, decides nothing and is not chosen."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from tests.decide.test_objective_choice import cells
 from tests.decide.test_winner import Asked, found, measured  # noqa: F401
 
 
-def test_a_winner_picked_from_several_is_measured_again_though_the_others_left_the_race(summarised):
+def test_a_winner_picked_from_several_is_measured_again_though_the_others_were_pruned(summarised):
     won, left = summarised(4, 1.4, 1.5, 1.6), summarised(8, None, 1.2, None)
     assert choose([won, left]).to_confirm == won.key
     assert choose([won]).to_confirm is None
 
 
 @pytest.mark.parametrize("name", ["latency", "throughput", "cost"])
-def test_a_k_that_left_the_race_is_no_way_to_serve(name):
+def test_a_pruned_k_is_no_way_to_serve(name):
     price = {"price_per_hour": 1.0} if name == "cost" else {}
     found = cells(1, 100, 100, {4: (1.4, 1.5, 1.6), 8: (None, 3.0, None)})
     from specbench.decide.objective import pick

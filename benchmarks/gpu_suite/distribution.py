@@ -40,23 +40,25 @@ def tiny(device: torch.device, *, seed: int) -> Any:
 
 
 @torch.inference_mode()
-def exact_law(model: Any, temperature: float) -> Tensor:
+def exact_distribution(model: Any, temperature: float) -> Tensor:
     """Probability of the last three tokens [V, V, V] by the model's own forward, in float64."""
     prefixes = itertools.product(range(VOCAB_SIZE), repeat=NUM_TOKENS - 1)
     tokens_NT = torch.tensor([[*PROMPT, *prefix] for prefix in prefixes], device=model.device)
     logits_NTV = model(input_ids=tokens_NT, use_cache=False).logits[:, len(PROMPT) - 1 :].cpu()
-    law = torch.ones((), dtype=torch.float64)
+    probs = torch.ones((), dtype=torch.float64)
     for i in range(NUM_TOKENS):
         scores_NV = logits_NTV[:: VOCAB_SIZE ** (NUM_TOKENS - 1 - i), i].double() / temperature
-        law = law[..., None] * scores_NV.softmax(-1).view(*law.shape, VOCAB_SIZE)
-    return law.sum(dim=tuple(range(NUM_TOKENS - 3)))
+        probs = probs[..., None] * scores_NV.softmax(-1).view(*probs.shape, VOCAB_SIZE)
+    return probs.sum(dim=tuple(range(NUM_TOKENS - 3)))
 
 
-def p_value(texts_NT: Tensor, law: Tensor) -> float:
+def p_value(texts_NT: Tensor, probs: Tensor) -> float:
     """Chi-square p-value of the texts under the distribution; rare ones are counted together."""
     places_3 = torch.tensor([VOCAB_SIZE**2, VOCAB_SIZE, 1])
-    observed = torch.bincount((texts_NT[:, -3:] * places_3).sum(1), minlength=law.numel()).double()
-    expected = law.flatten() * len(texts_NT)
+    observed = torch.bincount(
+        (texts_NT[:, -3:] * places_3).sum(1), minlength=probs.numel()
+    ).double()
+    expected = probs.flatten() * len(texts_NT)
     is_rare = expected < _FEW
     if is_rare.any():
         observed, expected = (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.cli.pair_tables import close_race
+from specbench.cli.pair_tables import undecided_order
 from specbench.decide.rank import Gain, Ranked
 from specbench.records import Interval
 from tests.decide.conftest import summary
@@ -21,14 +21,16 @@ def ranked(drafter: str, *found: Bounds, basis: str = "measured") -> Ranked:
 
 
 def test_overlapping_intervals_are_said_not_to_be_told_apart_and_what_would():
-    assert close_race([ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]) == (
+    assert undecided_order(
+        [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]
+    ) == (
         "big and small cannot be told apart: 1.50x [1.40, 1.60] and 1.45x [1.30, 1.55]; use more "
         "--prompts."
     )
 
 
 def test_a_forecast_among_them_is_called_one():
-    said = close_race(
+    said = undecided_order(
         [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55), basis="forecast")]
     )
     assert "1.50x [1.40, 1.60] and 1.45x [1.30, 1.55] (forecast); " in said
@@ -42,11 +44,11 @@ def test_a_forecast_among_them_is_called_one():
     ],
 )
 def test_nothing_is_said_of_an_order_that_is_known_or_of_no_use(first, second):
-    assert close_race([ranked("big", first), ranked("small", second)]) == ""
+    assert undecided_order([ranked("big", first), ranked("small", second)]) == ""
 
 
 def test_a_figure_without_an_interval_is_told_from_nothing():
-    said = close_race([ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None))])
+    said = undecided_order([ranked("big", (1.4, 1.5, 1.6)), ranked("small", (None, 1.1, None))])
     assert said.startswith("big and small cannot be told apart: 1.50x [1.40, 1.60] and 1.10x; ")
 
 
@@ -54,21 +56,21 @@ def test_over_several_workloads_it_is_their_mean_that_counts():
     big = ranked("big", (1.9, 2.0, 2.1), (1.4, 1.5, 1.6))
     # Better on the one and worse on the other: sqrt(1.1 x 1.9) and sqrt(1.3 x 2.1), below
     # sqrt(1.9 x 1.4) = 1.63 or not.
-    assert close_race([big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1))]) == (
+    assert undecided_order([big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1))]) == (
         "big and small cannot be told apart: 1.73x [1.63, 1.83] and 1.55x [1.45, 1.65]; use more "
         "--prompts."
     )
-    assert close_race([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))]) == ""
+    assert undecided_order([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))]) == ""
 
 
 def test_one_drafter_has_no_rival():
-    assert close_race([ranked("big", (1.4, 1.5, 1.6))]) == ""
-    assert close_race([]) == ""
+    assert undecided_order([ranked("big", (1.4, 1.5, 1.6))]) == ""
+    assert undecided_order([]) == ""
 
 
 def test_forecasts_alone_are_not_compared():
     both = [ranked(name, (1.4, 1.5, 1.6), basis="forecast") for name in ("big", "small")]
-    assert close_race(both) == ""
+    assert undecided_order(both) == ""
 
 
 def test_the_sentence_is_printed_before_the_answer(capsys, monkeypatch):
@@ -78,7 +80,7 @@ def test_the_sentence_is_printed_before_the_answer(capsys, monkeypatch):
     both = [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]
     pair_tables.print_ranking(both, NothingFailed(), [])
     *_, note, verdict = capsys.readouterr().out.splitlines()
-    assert note == close_race(both)
+    assert note == undecided_order(both)
     assert verdict.startswith("Use big ")
 
 
