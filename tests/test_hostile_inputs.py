@@ -72,6 +72,7 @@ def read_damaged(
     return errors
 
 
+@pytest.mark.slow
 def test_a_damaged_pairings_file_is_read_or_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "pairings.yaml"
     errors = read_damaged(PAIRINGS, path, lambda: load_pairings(path), num_trials=200)

@@ -174,6 +174,7 @@ def test_what_the_decoder_and_the_records_take_from_statistics_is_light(tmp_path
     assert not modules_after(code, tmp_path) & HEAVY
 
 
+@pytest.mark.slow
 def test_evidence_is_judged_without_torch(tmp_path):
     loaded = modules_after("import specbench.verify.judge, specbench.verify.answer", tmp_path)
     assert not loaded & {"torch", "transformers"}
@@ -184,6 +185,7 @@ def test_the_protocol_of_an_engine_needs_no_torch_for_an_engine_may_be_a_server(
     assert not loaded & {"torch", "transformers"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

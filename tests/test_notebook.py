@@ -93,6 +93,7 @@ def test_columns_tell_units_without_a_run() -> None:
     assert specbench.Run.columns().set_index("name").loc["joules_per_token", "unit"] == "J/token"
 
 
+@pytest.mark.slow
 def test_reports_are_those_of_the_command(run: specbench.Run, root: Path) -> None:
     stored = load_run(run.id, root)
     document = build_document(stored)
@@ -135,6 +136,7 @@ def test_what_a_notebook_shows_is_escaped_and_says_what_is_missing(tmp_path: Pat
     assert "<li>interrupted or still running" in shown
 
 
+@pytest.mark.slow
 def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
     program = (
         "import sys, specbench\n"

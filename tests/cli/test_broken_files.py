@@ -26,6 +26,7 @@ def test_a_broken_pairings_file_is_a_message_and_exit_code_2(broken, dry, empty_
     check(specbench("run", *dry, cwd=empty_folder), broken, empty_folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry-run"])
 @pytest.mark.parametrize("broken", BROKEN_WORKLOADS, ids=lambda broken: broken.name)
 def test_a_broken_workload_is_a_message_and_exit_code_2(broken, dry, empty_folder):

@@ -249,6 +249,7 @@ def test_a_refusal_is_in_every_file_of_ci(
         assert "- K: 4 in the baseline, 5 in the candidate" in summary.read_text()
 
 
+@pytest.mark.slow
 def test_neither_command_imports_torch(made: Path, written: Ran) -> None:
     from tests.test_layering import modules_after
 

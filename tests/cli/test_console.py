@@ -66,6 +66,7 @@ def test_a_wide_terminal_is_used_as_wide_as_it_is(named):
     assert WIDTH < max(map(len, lines)) <= 200
 
 
+@pytest.mark.slow
 def test_in_a_narrow_terminal_no_figure_is_cut(named):
     assert table(on_a_terminal(40, *DRY, LONG, cwd=named)) == table(
         specbench(*DRY, LONG, cwd=named).out

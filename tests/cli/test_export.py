@@ -35,6 +35,7 @@ def test_the_newest_run_decides(tiny, finished):
         assert ("do not speculate" in ran.out) == (decision.draft.k == 0)
 
 
+@pytest.mark.slow
 def test_a_target_alone_means_its_best_drafter(tiny, finished):
     assert finished.code == 0
     ran = specbench("export", "tiny", "--engine", "vllm", "--json", cwd=tiny)

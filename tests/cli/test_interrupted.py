@@ -113,6 +113,7 @@ def test_a_bug_is_a_traceback_and_exit_code_70(tmp_path, monkeypatch):
     assert ran.err.endswith("this is a bug in specbench; please report the lines above\n")
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_not_a_bug(tmp_path):
     command = [sys.executable, "-m", "specbench", "list", "metrics"]
     with subprocess.Popen(

@@ -44,6 +44,7 @@ def test_a_dry_run_tells_refusals_warnings_and_memory(shelf):
     assert "22.5 GiB (vendor datasheet of L4)" in ran.out
 
 
+@pytest.mark.slow
 def test_a_dry_run_works_without_torch(shelf):
     arguments = ["pair", "tiny", "--drafts", "./draft", "--drafts", "ngram", "--dry-run"]
     code = (
@@ -246,6 +247,7 @@ def test_without_a_valid_measurement_nothing_is_advised(basis, has_speedup):
     )
 
 
+@pytest.mark.slow
 def test_too_few_rounds_write_no_file_and_give_no_advice(shelf):
     ran = specbench(
         *("pair", "./target", "--drafts", "ngram", "-k", "1", "--write", "none.yaml"),
@@ -266,6 +268,7 @@ def test_a_report_folder_that_cannot_be_one_is_named(shelf):
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.slow
 def test_requests_that_failed_exit_4(shelf, tmp_path):
     text = "x" * 400
     (shelf / "longer.jsonl").write_text(f'{{"prompt": "{text}"}}\n{{"prompt": "short"}}\n')

@@ -81,6 +81,7 @@ def test_report_of_chosen_formats_writes_those_only(finished, tiny):
     ]
 
 
+@pytest.mark.slow
 def test_several_runs_are_reported_together(finished, tiny):
     name = run_folder(finished, tiny).name
     ran = specbench("report", name, name, "--json", cwd=tiny)

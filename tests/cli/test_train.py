@@ -92,6 +92,7 @@ def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
     assert after["held_out"] == before["held_out"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -171,6 +171,7 @@ def sampled_alone(target: StockRunner, method: str, draft: StockRunner, k: int) 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "k"),
     [("none", 0), ("ngram", 1), ("ngram", 4), ("draft_model", 1), ("draft_model", 4)],

@@ -83,6 +83,7 @@ def test_the_forward_for_compilers_gives_the_same_states(name: str) -> None:
         torch.testing.assert_close(state.flatten(0, 1), other, **CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(FAMILIES))
 def test_the_text_is_that_of_generate(name: str) -> None:
     model = family(name)

@@ -82,6 +82,7 @@ def test_a_longer_text_moves_on_to_the_graph_of_a_longer_span() -> None:
     assert bench.graphs.num_captures == 2  # 256 slots, then the row's 320
 
 
+@pytest.mark.slow
 def test_graphs_end_when_another_decoder_lets_the_cache_grow() -> None:
     subject = Subject(*(StockRunner(exact_llama(seed=seed)) for seed in (0, 0, 1)))
     one, other = (Bench(subject, subject.drafter("draft_model")) for _ in range(2))

@@ -85,6 +85,7 @@ def test_purposes_are_independent(a: Purpose, b: Purpose) -> None:
     assert abs(correlation(of_a, of_b)) <= 5 / math.sqrt(N)
 
 
+@pytest.mark.slow
 def test_a_draft_tells_nothing_about_the_targets_draw_or_its_own_acceptance() -> None:
     V = 20
     draft_NV, target_NV = (

@@ -112,41 +112,31 @@ BUGS_BY_HAND: dict[str, Any] = {
         "kept_BN",
     ),
     "siblings share one chance": (
-        partial(
-            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4
-        ),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
         verifier._reject_tree,
         "Purpose.ACCEPT, turn=i)",
         "Purpose.ACCEPT)",
     ),
     "two siblings share a chance": (
-        partial(
-            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4
-        ),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
         verifier._reject_tree,
         "turn=i)",
         "turn=i // 2)",
     ),
     "siblings after the first share a chance": (
-        partial(
-            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4
-        ),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4),
         verifier._reject_tree,
         "turn=i)",
         "turn=min(i, 1))",
     ),
     "siblings are drawn with the target's noise": (
-        partial(
-            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 5
-        ),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 5),
         growth.grow_static,
         "Purpose.DRAFT",
         "Purpose.TARGET",
     ),
     "the draft's distribution keeps the token that was rejected": (
-        partial(
-            by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4
-        ),
+        partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4),
         verifier._reject_tree,
         "q_BV = torch.where(is_refused_B1, others_BV, q_BV)",
         "q_BV = q_BV",

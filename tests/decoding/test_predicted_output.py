@@ -136,6 +136,7 @@ def test_later_pieces_see_all_slots_before_them() -> None:
     assert result.answer_check == check_of(39 + 39 + 8, 39 + 39 + 8, 40 + 40 + 9)
 
 
+@pytest.mark.slow
 def test_pieces_are_small_enough_for_their_logits() -> None:
     runner = CountingRunner(vocab_size=2**23)  # four positions of it are as many as are allowed
     result = count(*COUNTED[:8], num_tokens=8, runner=runner)

@@ -108,6 +108,7 @@ def test_the_embedding_and_the_head_stay_as_they_are(saved):
     assert kinds == {"Int8Tensor"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ERRORS)
 def test_a_packed_target_decodes_to_its_own_greedy_text(saved, scheme):
     loaded = load(saved, scheme)
@@ -115,6 +116,7 @@ def test_a_packed_target_decodes_to_its_own_greedy_text(saved, scheme):
     assert_texts(decoded(loaded), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ERRORS)
 def test_a_packed_draft_never_changes_the_text(saved, scheme):
     target, draft = load(saved), load(saved, scheme)

@@ -77,6 +77,7 @@ def test_greedy_texts_do_not_depend_on_rows_or_k(
     assert_texts(served.results, texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 6])
 def test_greedy_texts_do_not_depend_on_a_controller_that_picks_k(
     runner: MakeRunner, texts: list[tuple[int, ...]], num_rows: int
@@ -107,6 +108,7 @@ def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
     assert_texts(served.results, [texts[i] for i in order])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "k"), [("none", 0), ("ngram", 3), ("draft_model", 4)])
 def test_a_sampled_text_is_the_same_in_one_row_and_in_eight(
     runner: MakeRunner, method: str, k: int
@@ -155,6 +157,7 @@ def assert_every_round_kept_the_deepest(results: Sequence[Result], ks: Sequence[
         assert left == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [(), (2,), (3, 2)], ids=str)
 @pytest.mark.parametrize("ks", [(4, *[0] * 20), (4, 0), (6, 2), (6, 1, 1, 0, 3)], ids=str)
 def test_rows_catch_up_after_rounds_with_fewer_drafts_or_none(
@@ -188,6 +191,7 @@ def test_a_conversation_goes_on_in_its_row_and_only_new_tokens_are_fed() -> None
     assert [p[0].tolist() for p in prefills] == [list(range(10)), list(range(13, 18))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_left_out", [0, 1, 2, 7])
 @pytest.mark.parametrize(("k", "tree"), [(0, ()), (3, ()), (3, (2,))])
 def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(

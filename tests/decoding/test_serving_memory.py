@@ -14,6 +14,7 @@ from tests.decoding.models import tiny_llama
 from tests.decoding.test_serving import serve
 
 
+@pytest.mark.slow
 def test_memory_is_flat_while_requests_pass_through() -> None:
     def peak(num_requests: int) -> int:
         requests = [

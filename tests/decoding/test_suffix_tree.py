@@ -90,6 +90,7 @@ def test_a_growing_text_is_counted_after_every_token() -> None:
                 assert node is known or node.children is None
 
 
+@pytest.mark.slow
 def test_texts_that_grow_side_by_side_in_one_tree_are_all_counted() -> None:
     for seed in SEEDS:
         rng = random.Random(seed)

@@ -156,6 +156,7 @@ def test_what_no_rounds_can_show_is_refused(values: tuple[float, ...]) -> None:
         SyntheticVerifier(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 @pytest.mark.parametrize("acceptance", [(0.7,), (0.8, 0.5)], ids=["alpha", "list"])
 def test_a_synthetic_round_neither_syncs_nor_copies(

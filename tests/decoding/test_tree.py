@@ -223,6 +223,7 @@ def assert_distribution(q_V: Tensor, p_V: Tensor, width: int) -> None:
     assert float(((got_V - p_V.double()) / error_V).abs().max()) < 5
 
 
+@pytest.mark.slow
 # Pairs of distributions differ in what they can show: those of seed 3 hide siblings that share a
 # chance.
 @pytest.mark.parametrize("seed", SIBLING_SEEDS)

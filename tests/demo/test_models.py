@@ -73,12 +73,14 @@ def test_text_survives_the_tokenizer(tokenizer) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
+@pytest.mark.slow
 def test_at_least_seven_of_ten_code_answers_are_valid_python(target, tokenizer) -> None:
     found = answers(target, prompts("code", tokenizer, 10), sampled=False)
     texts = [tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in found]
     assert sum(map(parses, texts)) >= 7
 
 
+@pytest.mark.slow
 def test_greedy_stories_do_not_run_in_circles(target, tokenizer) -> None:
     found = answers(target, prompts("creative", tokenizer, 10), sampled=False)
     assert sum(most_repeated(answer.ids) <= 3 for answer in found) >= 8

@@ -134,6 +134,7 @@ def assert_blocks(plain: PlainDFlash, seen: Sequence[Any], temperature: float = 
             torch.testing.assert_close(drafted.probs, probs_KV, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk", [4, 512])
 def test_every_block_is_that_of_the_plain_facts_after_any_number_of_drafts_was_kept(
     prefill_chunk: int,

@@ -97,6 +97,7 @@ def counts_no_draft_past_the_end(variant: Variant) -> None:
     assert num_drafts_at_end, "an end of text that was a draft"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_drafts_that_are_the_targets_own_are_kept_down_to_the_deepest(variant: Variant) -> None:
     keeps_the_deepest(variant)
@@ -124,6 +125,7 @@ def test_a_path_that_is_moved_one_slot_short_is_found(
         keeps_the_deepest(named(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["draft_model", "eagle, chain", *TREES])
 def test_drafts_that_are_counted_past_the_end_are_found(name: str, plant: Plant) -> None:
     whole_texts(name)

@@ -45,6 +45,7 @@ def requests() -> list[Request]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [pytest.param(1, marks=SLOW), 4, pytest.param(8, marks=SLOW)])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: int) -> None:
@@ -70,6 +71,7 @@ def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: 
         assert left == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_an_end_of_text_ends_every_drafters_text_at_the_same_token(variant: Variant) -> None:
     target, draft, texts = subject()

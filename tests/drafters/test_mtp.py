@@ -82,6 +82,7 @@ def test_the_layout_check_fails_for_another_order_or_another_state(
         check_layout(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROLLED_BACK)
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_familys_text_is_that_of_generate(name: str, k: int) -> None:
@@ -118,6 +119,7 @@ def subject(name: str, num_layers: int) -> Subject:
     return Subject(target, checkpoint, PlainMtp(layers, model), texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "num_layers", "ks"),
     [

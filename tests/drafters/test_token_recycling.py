@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -148,6 +149,7 @@ def test_the_unknown_token_has_unknown_successors_for_ever() -> None:
     assert int(table(drafter)[:UNKNOWN].max()) < UNKNOWN
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_after_rounds_the_table_holds_the_best_of_the_plain_logits() -> None:
     """Every node's logits from a plain forward over its own text, rejected nodes included."""

@@ -39,6 +39,7 @@ def request(engine: BuiltinEngine) -> EngineRequest:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_every_part_of_a_round_is_timed_and_has_its_bytes(engine: BuiltinEngine, name: str) -> None:
     engine.generate(request(engine), Work(drafter=name, method=name, k=K))

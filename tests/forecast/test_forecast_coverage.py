@@ -66,5 +66,6 @@ def test_forecasts_cover_the_truth(num_prompts: int) -> None:
     assert 0.92 <= share <= 0.98
 
 
+@pytest.mark.slow
 def test_without_the_costs_own_error_they_would_not() -> None:
     assert coverage(40, joins_costs=False) < 0.88

@@ -162,6 +162,7 @@ def same(row: dict[str, Any], document: dict[str, Any], besides: Sequence[str]) 
         assert row[name] == (tuple(told) if isinstance(told, list) else told), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", TABLES)
 def test_columns_and_types_are_the_documented_ones_in_every_run(table: str) -> None:
     told = describe(table)

@@ -41,6 +41,7 @@ def look_at(target: ModelFiles, folder: Path, method: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "name"),
     [

@@ -34,6 +34,7 @@ def texts(svg: str) -> list[str]:
     return ["".join(node.itertext()) for node in ElementTree.fromstring(svg).iter("text")]
 
 
+@pytest.mark.slow
 def test_a_run_gives_each_chart_for_each_setting(
     cpu_charts: tuple[Chart, ...], gpu_document: Document
 ) -> None:
@@ -54,6 +55,7 @@ def test_without_a_drafter_only_memory_is_drawn(baseline_document: Document) -> 
     assert charts(replace(baseline_document, memory=())) == ()
 
 
+@pytest.mark.slow
 def test_equal_documents_give_equal_bytes(
     cpu_document: Document, cpu_charts: tuple[Chart, ...]
 ) -> None:

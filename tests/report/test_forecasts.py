@@ -66,6 +66,7 @@ def test_a_row_a_k_with_what_was_measured_beside_it(here):
     assert [mark for mark in grid.marks if mark] == ["chosen"]
 
 
+@pytest.mark.slow
 def test_every_format_shows_it(here):
     for text in (to_markdown([here]), to_html([here]), printed(here)):
         assert "Forecast against measured" in text

@@ -56,6 +56,7 @@ def two_runs(cpu_document: Document, gpu_document: Document) -> str:
     return to_html([cpu_document, gpu_document])
 
 
+@pytest.mark.slow
 def test_the_answer_comes_before_any_chart_or_table(html: str, cpu_document: Document) -> None:
     page = Page(html)
     headline = answer_lines(cpu_document)[0].split(": ", 1)[1]
@@ -98,6 +99,7 @@ def test_the_chosen_rows_are_marked(html: str, cpu_document: Document) -> None:
     assert html.count('<tr class="chosen">') == chosen > 0
 
 
+@pytest.mark.slow
 def test_failures_and_invalid_cells_are_told(two_runs: str) -> None:
     assert "demo/broken: failed while loading: no such folder: models/broken" in two_runs
     assert two_runs.count('<tr class="invalid">') == 8
@@ -110,12 +112,14 @@ def test_an_interrupted_run_says_so(interrupted_document: Document) -> None:
     assert "led the first pass and was not measured again" in text
 
 
+@pytest.mark.slow
 def test_several_runs_share_one_page(two_runs: str) -> None:
     assert two_runs.count('<section class="run">') == 2
     assert two_runs.count("<h2>Formulas</h2>") == 1
     assert Page(two_runs).text.count("Does speculation pay off for demo?") == 3  # once in the title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "draft", "creative"])
 def test_hostile_names_are_shown_and_do_nothing(name: str) -> None:
     stored = renamed(stored_run(replace(SMALL, drafters=("draft",))), name, HOSTILE)

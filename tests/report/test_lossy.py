@@ -76,6 +76,7 @@ def plots(document: Document) -> str:
     return "\n".join(shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("show", [terminal, markdown, html, plots])
 def test_every_format_marks_it_wherever_it_is_named(show, marked: Document) -> None:
     text = show(marked)

@@ -40,6 +40,7 @@ def warned(cpu_document: Document) -> Document:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shown", SHOWN)
 def test_no_warning_is_shown_twice(shown: str, warned: Document) -> None:
     text = SHOWN[shown](warned)

@@ -103,6 +103,7 @@ def test_engines_are_part_of_the_provenance(served: Document) -> None:
     assert facts["engine transformers"] == "demo; draft: 20 tokens at first"
 
 
+@pytest.mark.slow
 def test_charts_of_rows_context_engines_and_the_time_line(
     served_charts: tuple[Chart, ...], lengths: Document
 ) -> None:
@@ -119,6 +120,7 @@ def test_charts_of_rows_context_engines_and_the_time_line(
     assert "Speed-up against context" in [chart.title for chart in charts(lengths)]
 
 
+@pytest.mark.slow
 def test_acceptance_is_drawn_for_the_fewest_rows_alone(served_charts: tuple[Chart, ...]) -> None:
     drawn = [c.setting for c in served_charts if c.title == "Acceptance per position"]
     assert len(drawn) == 2

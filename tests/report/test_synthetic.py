@@ -64,6 +64,7 @@ def test_how_models_match_is_only_said_of_what_was_decoded() -> None:
         assert said is not bool(settings)
 
 
+@pytest.mark.slow
 def test_every_format_is_marked(synthetic: Document) -> None:
     terminal = io.StringIO()
     Console(file=terminal, width=200).print(terminal_report(synthetic))
@@ -76,6 +77,7 @@ def test_every_format_is_marked(synthetic: Document) -> None:
     assert {row.split(",")[1] for row in rows} == {"true"}
 
 
+@pytest.mark.slow
 def test_a_real_run_has_no_mark(cpu_document: Document) -> None:
     text = "".join(
         (to_markdown([cpu_document]), to_html([cpu_document]), *answer_lines(cpu_document))

@@ -64,6 +64,7 @@ def test_a_refusing_disk_is_named_and_leaves_no_draft(stored: StoredRun, tmp_pat
         write_report([stored], ["csv"], tmp_path / "absent")
 
 
+@pytest.mark.slow
 def test_the_answer_is_printed_without_loading_matplotlib() -> None:
     program = (
         "import sys, specbench.report.answers, specbench.report.tables, specbench.report.document;"

@@ -57,6 +57,7 @@ def _coverage() -> float:
     return covered / RUNS
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_as_often_as_it_claims() -> None:
     """95 % is claimed; 93 to 97 is accepted: four deviations from what seeds have shown, 94."""
     share = _coverage()

@@ -38,6 +38,7 @@ def silent(done: int, total: int) -> None:
     """Hears nothing."""
 
 
+@pytest.mark.slow
 def test_corpus_prompts_are_none_of_the_embedded_workloads(tokenizer):
     asked = corpus_questions(tokenizer, 400, seed=0, end=9300)
     first_turns = {
@@ -57,6 +58,7 @@ def load(path: Path):
     return load_workload(path.stem, folder=path.parent).prompts
 
 
+@pytest.mark.slow
 def test_a_twentieth_is_held_out_by_the_prompt_alone(tokenizer):
     one, other = (corpus_questions(tokenizer, 400, seed, end=9300).questions for seed in (0, 1))
 

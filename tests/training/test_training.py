@@ -70,6 +70,7 @@ def test_gradients_reach_every_weight(method):
     assert not any(p.requires_grad for p in bench.target.model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_killed_training_goes_on_to_the_same_bits(method, tmp_path):
     at_once, in_two, told_before = lab().student(method), lab().student(method), killed_after(5)
