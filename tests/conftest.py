@@ -6,6 +6,9 @@ import sys
 import pytest
 
 
+gc.disable()  # until all is imported
+
+
 def pytest_collection_finish() -> None:
     """Nothing that was imported is garbage: a million objects that no collection looks at again.
 
@@ -13,6 +16,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)
