@@ -5,7 +5,6 @@ import sys
 
 import pytest
 
-
 gc.disable()  # until all is imported
 
 
