@@ -53,11 +53,12 @@ MAY_IMPORT = {
     "drafters": {*BASE, *FILES, "models", "forward", "round"},
     "engines": DRIVING,
     "probes": BASE,
+    "servers": {"errors", "json_text", "inputs"},
     "demo": set(),
     "verify": DRIVING,
     "tracing": DRIVING,
     "training": {*DRIVING, "probes", "demo"},
-    "bench": {*DRIVING, *ANALYSING, "probes", "verify", "tracing"} - {"gate", "export"},
+    "bench": {*DRIVING, *ANALYSING, "probes", "servers", "verify", "tracing"} - {"gate", "export"},
     "cli": {*DRIVING, *ANALYSING, "report", "probes", "verify", "training", "bench"},
     "__main__": {"cli"},
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from specbench.bench.hub import look_for_hub
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import block_seconds
 from specbench.bench.plan import TargetPlan, peers_of, plan_targets
+from specbench.bench.served_costs import time_servers
 from specbench.bench.target import TargetRun
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
@@ -25,7 +27,7 @@ from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
 from specbench.forecast.cost_curve import told
-from specbench.forecast.engine_costs import read_engine_costs
+from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.config import Pairing, Target
 from specbench.inputs.model_spec import ModelSpec
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
@@ -46,21 +48,24 @@ from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
 
 
 def engine_costs(settings: RunSettings, plans: Sequence[TargetPlan]) -> list[EngineCost]:
-    """What --costs says, a server asked with the run's own prompts; nothing without --costs.
+    """What --costs says, servers asked with the run's own prompts; nothing without --costs.
 
     UsageError where it cannot be read, or says nothing of a concurrency that is planned.
     """
     concurrencies = settings.load.concurrency
-    if not settings.forecasting.costs:
+    sources = settings.forecasting.costs
+    if not sources:
         return []
-    workload = plans[0].workloads[0]
-    prompts = [_question_text(prompt) for prompt in plans[0].prompts(workload)]
-    costs = read_engine_costs(
-        settings.forecasting.costs,
-        prompts,
-        concurrencies=concurrencies,
-        temperature=settings.sampling.temperatures[0],
-    )
+    costs = [cost for s in sources if not is_address(s) for cost in read_file(Path(s))]
+    if addresses := [source for source in sources if is_address(source)]:
+        every = (plan.prompts(workload) for plan in plans[:1] for workload in plan.workloads)
+        in_turns = (prompt for prompts in zip_longest(*every) for prompt in prompts if prompt)
+        costs += time_servers(
+            addresses,
+            [_question_text(prompt) for prompt in in_turns],
+            concurrencies=concurrencies,
+            temperature=settings.sampling.temperatures[0],
+        )
     for concurrency in concurrencies:
         told(costs, concurrency=concurrency, ks=())
     return costs

@@ -2,7 +2,8 @@
 
 Acceptance is a matter of the models and the text, costs are the engine's: together they give
 its best K. A source is a table (cost_tables), a result file of `vllm bench serve`
-(bench_results), or the address of a running server (served_costs).
+(bench_results), or the address of a running server, which the measuring half times
+(bench/served_costs.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from specbench.errors import UsageError
 from specbench.forecast.bench_results import read_results
 from specbench.forecast.cost_tables import read_table
-from specbench.forecast.served_costs import Server, time_server
+from specbench.inputs.address import Address
 from specbench.records import EngineCost
 from specbench.settings import AcceptanceRule
 
@@ -43,29 +44,9 @@ def check_sources(sources: Iterable[str]) -> None:
     """
     for source in sources:
         if is_address(source):
-            Server.at(source)
+            Address.at(source, "--costs")
         else:
             read_file(Path(source))
-
-
-def read_engine_costs(
-    sources: Sequence[str],
-    prompts: Sequence[str],
-    *,
-    concurrencies: Sequence[int] = (1,),
-    temperature: float = 0.0,
-) -> list[EngineCost]:
-    """The costs of all sources together; `prompts` are what a server is asked."""
-    costs: list[EngineCost] = []
-    for source in sources:
-        if is_address(source):
-            for concurrency in concurrencies:
-                costs += time_server(
-                    source, prompts, concurrency=concurrency, temperature=temperature
-                )
-        else:
-            costs += read_file(Path(source))
-    return costs
 
 
 def read_file(path: Path) -> list[EngineCost]:

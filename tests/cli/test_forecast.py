@@ -9,7 +9,7 @@ from specbench.report.document import build_document
 from specbench.runs import load_run
 from tests.cli.calls import Ran, specbench
 from tests.cli.conftest import SMALL
-from tests.forecast.serving import FakeServer, serving
+from tests.servers.fake_server import FakeServer, serving
 
 pytestmark = pytest.mark.slow  # whole runs
 
@@ -158,11 +158,16 @@ def test_it_goes_on_without_the_file(tiny, told):
 
 
 def test_the_costs_of_a_running_server(tiny):
-    with serving(FakeServer(k=0)) as without, serving(FakeServer(k=3)) as with_k:
-        sources = ("--costs", without, "--costs", with_k)
+    fake, other = FakeServer(k=0), tiny / "other.jsonl"
+    other.write_text(json.dumps({"id": "o", "turns": ["of another workload"]}) + "\n")
+    with serving(fake) as without, serving(FakeServer(k=3)) as with_k:
+        sources = ("--costs", without, "--costs", with_k, "-w", "other.jsonl")
         ran = specbench(*ASKED, "-k", "0..3", *sources, "--out", "served", cwd=tiny)
     assert ran.code == 0, ran.err
-    (made,) = load_run("latest", tiny / "served").forecasts
+    asked = [request["messages"][0]["content"] for request in fake.asked]
+    assert asked[:2] == [asked[0], asked[0]]  # one warms up
+    assert asked[2] == "of another workload"
+    made, _ = load_run("latest", tiny / "served").forecasts
     assert [p.num_speculative_tokens for p in made.points] == [0, 3]
     assert made.points[1].length_there == pytest.approx(2.0)
     assert made.points[1].cost_error is not None  # several batches show it

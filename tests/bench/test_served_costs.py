@@ -2,11 +2,10 @@
 
 import pytest
 
+from specbench.bench.served_costs import time_servers
 from specbench.errors import UsageError
-from specbench.forecast.engine_costs import check_sources, read_engine_costs
-from specbench.forecast.metrics_page import read_counters
-from specbench.forecast.served_costs import Server, time_server
-from tests.forecast.serving import POSITION, VLLM_PAGE, FakeServer, serving
+from specbench.forecast.engine_costs import check_sources
+from tests.servers.fake_server import POSITION, VLLM_PAGE, FakeServer, serving
 
 PROMPTS = ("Hello", "Name a colour")
 
@@ -15,7 +14,7 @@ def test_a_round_is_the_time_over_the_rounds_the_server_counted():
     """8 rounds of 4 ms after a prefill that is none of them."""
     fake = FakeServer()
     with serving(fake) as url:
-        costs = time_server(url, PROMPTS)
+        costs = time_servers([url], PROMPTS)
     assert {(c.num_speculative_tokens, c.concurrency) for c in costs} == {(3, 1)}
     assert {c.mean_acceptance_length for c in costs} == {2.0}
     assert {c.engine for c in costs} == {"vllm 0.32.0"}
@@ -27,7 +26,7 @@ def test_a_round_is_the_time_over_the_rounds_the_server_counted():
 
 def test_without_speculation_a_round_is_a_token():
     with serving(FakeServer(k=0)) as url:
-        costs = time_server(url, PROMPTS)
+        costs = time_servers([url], PROMPTS)
     assert {c.num_speculative_tokens for c in costs} == {0}
     assert {c.mean_acceptance_length for c in costs} == {None}
     assert [c.cost for c in costs] == pytest.approx([0.004] * len(costs))
@@ -38,37 +37,38 @@ def test_rounds_that_keep_more_cost_the_same():
     found = []
     for kept in (0, 3):
         with serving(FakeServer(kept=kept, round_s=0.01)) as url:
-            found += [c.cost for c in time_server(url, PROMPTS)]
+            found += [c.cost for c in time_servers([url], PROMPTS)]
     assert found == pytest.approx([0.01] * len(found))
 
 
 def test_several_requests_at_once_and_what_is_asked():
     fake = FakeServer()
     with serving(fake) as url:
-        costs = time_server(url, PROMPTS, concurrency=3, temperature=0.7, max_tokens=17)
+        costs = time_servers([url], PROMPTS, concurrencies=(3,), temperature=0.7, max_tokens=17)
     assert {c.concurrency for c in costs} == {3}
     assert {c.mean_acceptance_length for c in costs} == {2.0}
     assert len(fake.asked) == 3 * (len(costs) + 1)
     body = fake.asked[0]
     assert (body["temperature"], body["max_tokens"], body["model"]) == (0.7, 17, "tiny")
     assert body["stream_options"] == {"include_usage": True}
+    assert body["return_token_ids"]
     assert {a["messages"][0]["content"] for a in fake.asked} == set(PROMPTS)
 
 
 def test_a_model_without_a_chat_template_is_asked_for_a_completion():
     fake = FakeServer(has_chat=False)
     with serving(fake) as url:
-        assert time_server(f"{url}/v1", PROMPTS)
+        assert time_servers([f"{url}/v1"], PROMPTS)
     assert fake.asked[0]["prompt"] == "Hello"
 
 
 def test_a_server_that_counts_nothing_must_be_said_to_run_at_k_0():
     with serving(FakeServer(k=0, has_metrics=False)) as url:
         with pytest.raises(UsageError, match="#k=0"):
-            time_server(url, PROMPTS)
-        assert {c.num_speculative_tokens for c in time_server(f"{url}#k=0", PROMPTS)} == {0}
+            time_servers([url], PROMPTS)
+        assert {c.num_speculative_tokens for c in time_servers([f"{url}#k=0"], PROMPTS)} == {0}
         with pytest.raises(UsageError, match="does not count rounds"):
-            time_server(f"{url}#k=3", PROMPTS)
+            time_servers([f"{url}#k=3"], PROMPTS)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_server_that_counts_nothing_must_be_said_to_run_at_k_0():
 )
 def test_a_server_that_tells_too_little_is_named(fake, reason):
     with serving(fake) as url, pytest.raises(UsageError, match=reason) as wrong:
-        time_server(url, PROMPTS)
+        time_servers([url], PROMPTS)
     assert url in str(wrong.value)
 
 
@@ -99,8 +99,8 @@ class SglangServer(FakeServer):
 def test_a_server_that_speculates_is_not_timed_as_k_0():
     with serving(SglangServer()) as url:
         with pytest.raises(UsageError, match=r"does not report its K.*#k=4"):
-            time_server(url, PROMPTS)
-        costs = time_server(f"{url}#k=3", PROMPTS)
+            time_servers([url], PROMPTS)
+        costs = time_servers([f"{url}#k=3"], PROMPTS)
     assert {(c.num_speculative_tokens, c.mean_acceptance_length) for c in costs} == {(3, 2.0)}
 
 
@@ -108,73 +108,22 @@ def test_a_server_whose_rounds_stand_still_is_no_division_by_zero():
     fake = SglangServer()
     fake.tells = False
     with serving(fake) as url:
-        assert {c.num_speculative_tokens for c in time_server(url, PROMPTS)} == {0}
+        assert {c.num_speculative_tokens for c in time_servers([url], PROMPTS)} == {0}
         with pytest.raises(UsageError, match="runs at K = 3 and counted no round of"):
-            time_server(f"{url}#k=3", PROMPTS)
+            time_servers([f"{url}#k=3"], PROMPTS)
 
 
 def test_nobody_there():
     with serving(FakeServer()) as url:
         pass
     with pytest.raises(UsageError, match="cannot be reached"):
-        time_server(url, PROMPTS)
+        time_servers([url], PROMPTS)
 
 
 @pytest.mark.parametrize("url", ["ftp://a", "http://", "http://a:b", "http://a#fast", "x://y"])
 def test_what_is_no_address_is_refused_before_anything_is_asked(url):
     with pytest.raises(UsageError, match="--costs"):
         check_sources([url])
-
-
-def test_an_address_is_shown_without_its_password():
-    server = Server.at("http://me:secret@host:8000/v1/#k=5")
-    assert (server.shown, server.k) == ("http://host:8000", 5)
-    assert server.root == "http://me:secret@host:8000"
-
-
-def test_files_and_servers_are_taken_together(tmp_path):
-    (tmp_path / "step.csv").write_text("k,cost,unit\n0,12,ms\n")
-    with serving(FakeServer()) as url:
-        costs = read_engine_costs([str(tmp_path / "step.csv"), url], PROMPTS)
-    assert {c.num_speculative_tokens for c in costs} == {0, 3}
-    assert {c.source for c in costs} == {"step.csv", url}
-
-
-def test_pages_of_other_engines():
-    llama = read_counters(
-        "llamacpp:spec_decode_num_drafts_total 7\n"
-        "llamacpp:spec_decode_num_draft_tokens_total 21\n"
-        "llamacpp:spec_decode_num_accepted_tokens_total 9\n"
-        'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 1\n'
-    )
-    assert (llama.engine, llama.num_rounds, llama.num_accepted) == ("llamacpp", 7, 9)
-    assert llama.num_positions == 3
-    sglang = read_counters("sglang:spec_verify_calls_total 40\nsglang:spec_num_steps 4.0\n")
-    assert (sglang.num_rounds, sglang.num_positions) == (40, 4)
-    ranks = read_counters(
-        'sglang:spec_num_steps{dp_rank="0"} 3.0\nsglang:spec_num_steps{dp_rank="1"} 3.0\n'
-        'sglang:spec_verify_calls_total{dp_rank="0"} 2\n'
-        'sglang:spec_verify_calls_total{dp_rank="1"} 5\n'
-    )
-    assert (ranks.num_rounds, ranks.num_positions) == (7, 3)
-    unset = read_counters("sglang:spec_verify_calls_total 40\nsglang:spec_num_steps 0.0\n")
-    assert (unset.num_rounds, unset.num_positions) == (40, None)
-    two = read_counters(
-        'vllm:spec_decode_num_drafts_total{engine="0"} 1.5e3\n'
-        'vllm:spec_decode_num_drafts_total{engine="1"} 2\n'
-        "vllm:spec_decode_num_drafts_created 1.7e9\n"
-    )
-    assert two.num_rounds == 1502
-    assert read_counters("# nothing\nother:thing 3\n").engine is None
-
-
-def test_counters_are_told_apart_from_what_was_before():
-    before, after = (
-        read_counters(FakeServer().page()),
-        read_counters(FakeServer(total_rounds=1010).page()),
-    )
-    since = after.since(before)
-    assert (since.num_rounds, since.num_draft_tokens, since.num_accepted) == (10, 30, 10)
 
 
 class LookupServer(FakeServer):
@@ -193,5 +142,80 @@ def test_rounds_in_which_nothing_was_drafted_are_rounds(num_drafting):
     fake = LookupServer(kept=0)
     fake.num_drafting = num_drafting
     with serving(fake) as url:
-        costs = time_server(url, PROMPTS)
+        costs = time_servers([url], PROMPTS)
     assert {c.mean_acceptance_length for c in costs} == {1.0}
+
+
+def test_tokens_that_came_with_the_first_one_are_not_timed():
+    """A server merges chunks: three rounds came with the first token, five were timed."""
+    fake = FakeServer(num_merged=3)
+    with serving(fake) as url:
+        costs = time_servers([url], PROMPTS)
+    assert [c.cost for c in costs] == pytest.approx([fake.round_s] * len(costs))
+    assert {c.mean_acceptance_length for c in costs} == {2.0}
+
+
+def test_an_end_of_text_that_is_counted_is_timed():
+    fake = FakeServer(k=0, says_end=True)
+    with serving(fake) as url:
+        costs = time_servers([url], PROMPTS)
+    assert [c.cost for c in costs] == pytest.approx([fake.round_s] * len(costs))
+
+
+def test_a_server_that_serves_others_meanwhile_is_not_timed():
+    others = pytest.raises(UsageError, match="it served other clients in every batch")
+    with serving(FakeServer(num_foreign=40)) as url, others:
+        time_servers([url], PROMPTS)
+
+
+def test_a_server_that_restarts_meanwhile_is_not_timed():
+    class Restarting(FakeServer):
+        def page(self) -> str:
+            if len(self.asked) == 3:
+                self.total_tokens = self.total_rounds = 0
+            return super().page()
+
+    with serving(Restarting()) as url, pytest.raises(UsageError, match="restarted while"):
+        time_servers([url], PROMPTS)
+
+
+def test_servers_take_turns_batch_by_batch():
+    turns: list[str] = []
+
+    class Named(FakeServer):
+        name = ""
+
+        def events(self, is_chat):
+            turns.append(self.name)
+            return super().events(is_chat)
+
+    one, two = Named(), Named(k=0)
+    one.name, two.name = "one", "two"
+    with serving(one) as first, serving(two) as second:
+        costs = time_servers([first, second], PROMPTS)
+    assert turns[:6] == ["one", "two"] * 3
+    assert [c.num_speculative_tokens for c in costs] == [3] * 6 + [0] * 6
+    assert [c.cost for c in costs] == pytest.approx([0.004] * 12)
+
+
+def test_a_key_is_of_the_environment_and_shown_nowhere(monkeypatch):
+    with serving(FakeServer(key="s3cret")) as url:
+        with pytest.raises(UsageError, match=r"answered 401.*give its key as SPECBENCH_API_KEY"):
+            time_servers([url], PROMPTS)
+        monkeypatch.setenv("SPECBENCH_API_KEY", "wr0ng")
+        with pytest.raises(UsageError, match=r"answered 401: .*Bearer \*\*\*") as wrong:
+            time_servers([url], PROMPTS)
+        assert "wr0ng" not in str(wrong.value)
+        monkeypatch.setenv("SPECBENCH_API_KEY_127_0_0_1", "s3cret")
+        assert "s3cret" not in repr(time_servers([url], PROMPTS))
+
+
+def test_no_other_host_is_asked_whatever_the_server_says():
+    other = FakeServer()
+    with (
+        serving(other) as elsewhere,
+        serving(FakeServer(elsewhere=elsewhere)) as url,
+        pytest.raises(UsageError, match="it redirects elsewhere"),
+    ):
+        time_servers([url], PROMPTS)
+    assert not other.asked

@@ -9,11 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from specbench.forecast import served_costs
+from specbench.servers import client
 
 PATIENCE_S = 120.0  # with a client that does not look at its clock when it reads a chunk
 VLLM_PAGE = """\
@@ -82,38 +81,71 @@ class FakeServer:
     has_chat: bool = True
     models: tuple[str, ...] = ("tiny",)
     models_page: str = ""  # in place of them
+    key: str = ""  # without which it answers nothing
+    elsewhere: str = ""  # where it redirects all requests
+    num_merged: int = 0  # rounds whose tokens come with the first one
+    says_end: bool = False  # by an event without text, a round after the last
+    num_foreign: int = 0  # tokens of others that it counts beside each answer
     asked: list[dict[str, Any]] = field(default_factory=list)
     total_rounds: int = 1_000
+    total_tokens: int = 70_000
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def page(self) -> str:
+        emitted = f'vllm:generation_tokens_total{{engine="0"}} {self.total_tokens}.0\n'
         if not self.k:
-            return PLAIN_PAGE
+            return PLAIN_PAGE + emitted
         rounds = self.total_rounds
         counts = VLLM_PAGE.format(
             drafts=rounds, draft_tokens=rounds * self.k, accepted=rounds * self.kept
         )
-        return counts + "".join(POSITION.format(i) for i in range(self.k))
+        return counts + emitted + "".join(POSITION.format(i) for i in range(self.k))
 
     def events(self, is_chat: bool) -> Iterator[dict[str, Any]]:
         """A chunk a round; the last event has the usage and no choice."""
-        for i in range(self.num_rounds + 1):
-            number = CLOCK.go_on(self.round_s if i else 100 * self.round_s)
-            text = "a" * (self.kept + 1 if i and self.k else 1)
+        a_round = self.kept + 1 if self.k else 1
+        for i in range(self.num_merged, self.num_rounds + 1):
+            is_first = i == self.num_merged
+            number = CLOCK.go_on(100 * self.round_s if is_first else self.round_s)
+            text = "a" * (1 + i * a_round if is_first else a_round)
             choice = {"delta": {"content": text}} if is_chat else {"text": text}
-            yield {"choices": [choice]}
+            yield {"choices": [choice | {"token_ids": [7] * len(text)}]}
             CLOCK.wait_for_a_look(number)
+        if self.says_end:
+            number = CLOCK.go_on(self.round_s)
+            yield {"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]}
+            CLOCK.wait_for_a_look(number)
+        num_rounds = self.num_rounds + self.says_end
+        num_tokens = 1 + self.num_rounds * a_round + self.says_end
         with self.lock:
-            self.total_rounds += self.num_rounds
-        num_tokens = 1 + self.num_rounds * (self.kept + 1 if self.k else 1)
+            self.total_rounds += num_rounds
+            self.total_tokens += num_tokens + self.num_foreign
         yield {"choices": [], "usage": {"completion_tokens": num_tokens}} if self.has_usage else {}
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: "_Http"
 
+    def _is_let_in(self) -> bool:
+        """Whether it answers this request at all; else it says why not."""
+        fake = self.server.fake
+        if fake.elsewhere:
+            self.send_response(307)
+            self.send_header("Location", fake.elsewhere + self.path)
+            self.end_headers()
+        elif fake.key and self.headers["Authorization"] != f"Bearer {fake.key}":
+            self.send_response(401)
+            self.end_headers()
+            said = {"error": {"message": f"wrong key {self.headers['Authorization']}"}}
+            self.wfile.write(json.dumps(said).encode())
+        else:
+            return True
+        return False
+
     def do_GET(self) -> None:
         fake = self.server.fake
+        if not self._is_let_in():
+            return
         if self.path == "/v1/models":
             named = json.dumps({"data": [{"id": name} for name in fake.models]})
             self._send(fake.models_page or named)
@@ -127,6 +159,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         fake = self.server.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._is_let_in():
+            return
         is_chat = self.path == "/v1/chat/completions"
         if is_chat and not fake.has_chat:
             self.send_error(400, "no chat template")
@@ -163,7 +197,7 @@ def serving(fake: FakeServer) -> Iterator[str]:
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        with patch.object(served_costs, "time", SimpleNamespace(perf_counter=CLOCK.perf_counter)):
+        with patch.object(client, "perf_counter", CLOCK.perf_counter):
             yield f"http://127.0.0.1:{http.server_address[1]}"
     finally:
         http.shutdown()

@@ -1,0 +1,37 @@
+"""Addresses of servers, as they are typed and as they are shown."""
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.inputs.address import Address
+
+
+def test_an_address_says_where_and_perhaps_which_k():
+    address = Address.at("http://host:8000/v1/#k=5", "--costs")
+    assert (address.root, address.api, address.k) == ("http://host:8000", "http://host:8000/v1", 5)
+    assert Address.at("https://a.org/models/v1", "--costs").root == "https://a.org/models"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:secret@host:8000",
+        "http://secret@a#fast",
+        "ftp://me:secret@a",
+        "http://me:secret@a:b",
+    ],
+)
+def test_a_password_in_it_is_refused_and_not_repeated(url):
+    with pytest.raises(UsageError, match=r"--costs.*give a key as SPECBENCH_API_KEY") as wrong:
+        Address.at(url, "--costs")
+    assert "secret" not in str(wrong.value)
+
+
+def test_a_hosts_own_key_goes_before_the_general_one():
+    address = Address.at("https://api.my-host.org/v1", "--costs")
+    general = {"SPECBENCH_API_KEY": "general"}
+    assert address.key({}) is None
+    assert address.key(general) == "general"
+    own = {"SPECBENCH_API_KEY_API_MY_HOST_ORG": "own"}
+    assert address.key(general | own) == "own"
+    assert Address.at("https://other.org", "--costs").key(own) is None
