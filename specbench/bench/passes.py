@@ -74,8 +74,10 @@ class Extensions:
         return frozenset(self._taken[place])
 
 
-# A device's memory is as fast for every target of a process.
-_copy_bytes_per_s = cache(measure_copy_bandwidth)
+@cache
+def _copy_bytes_per_s(device: torch.device, num_threads: int) -> float:  # noqa: ARG001
+    """Measured once: on a host, by as many threads as torch has."""
+    return measure_copy_bandwidth(device)
 
 
 def _name(question: Cell | None) -> str:
@@ -153,7 +155,7 @@ class Passes:
         self._num_timed.update(cell.key for cell in few)
         for cost in measure_forwards(engine, few, lambda cell: session.request(block, cell)):
             self._ledger.append(cost)
-        speed = _copy_bytes_per_s(self._device)
+        speed = _copy_bytes_per_s(self._device, torch.get_num_threads())
         for limit in measure_limits(
             engine, cells, record, device=self._device, copy_bytes_per_s=speed
         ):

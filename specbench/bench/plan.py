@@ -23,7 +23,7 @@ from specbench.records import (
     Sampling,
     too_deep,
 )
-from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
+from specbench.settings import BUILTIN, RunSettings
 
 DEFAULT_K = 4
 DEFAULT_PROMPTS = 10
@@ -141,7 +141,7 @@ class TargetPlan:
             if engine == BUILTIN:
                 made += self._builtin_cells(condition)
             elif not condition.is_stream:
-                made += self._peer_cells(condition)
+                made += self._peer_cells(replace(condition, engine=engine))
         return tuple(made)
 
     def _builtin_cells(self, condition: Condition) -> Iterator[Cell]:
@@ -155,7 +155,6 @@ class TargetPlan:
                 yield self._cell(condition, _draft(pairing.drafter, length))
 
     def _peer_cells(self, condition: Condition) -> Iterator[Cell]:
-        condition = replace(condition, engine=TRANSFORMERS)
         for method in BASELINES:
             yield self._cell(condition, replace(Draft.none, method=method))
         for pairing in self.pairings:

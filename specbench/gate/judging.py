@@ -132,8 +132,9 @@ def judge(case: Case, p_value: float | None, *, num_tests: int) -> Judgement:
     REGRESSION where the interval of the loss excludes the tolerance; it can only do so where the
     loss exceeds it. PASS where it is otherwise and a loss of as much again would have been found
     in 80 % of such gates, or where the interval excludes any loss beyond the tolerance. Else
-    INCONCLUSIVE: noise could hide what is not tolerated. A speed-up may fall because K = 0 got
-    faster; where the cell got faster, too, that is an improvement, shown to fall or not.
+    INCONCLUSIVE: noise could hide what is not tolerated. A `decode_speedup` passes on the
+    same hardware whenever the cell itself got faster, even if the ratio fell or noise could hide
+    a fall: K = 0 got faster, too.
     """
     before, after = case.pair.baseline, case.pair.candidate
     assert after is not None, "cases are of measured cells"
@@ -244,7 +245,7 @@ def _verdict(
     if effect <= comparison.limit or bound < comparison.limit:
         return Verdict.PASS, ""
     if case.is_faster:
-        return Verdict.PASS, "this cell got faster; noise could hide that K = 0 did so by more"
+        return Verdict.PASS, "this cell got faster; K = 0 may have got faster by more, within noise"
     return Verdict.INCONCLUSIVE, "noise could hide a loss beyond the tolerance"
 
 

@@ -105,7 +105,8 @@ class ForecastRecord:
 
     @property
     def share_saved(self) -> float | None:
-        """Share of the sweep's time; tracing and measuring costs count as spent. None: unknown."""
+        """Share of the sweep's time that the forecast saves, tracing and measuring costs counted
+        as spent; None: unknown."""
         if self.sweep_s is None or self.measure_s is None:
             return None
         return 1 - (self.trace_s + self.costs_s + self.measure_s) / self.sweep_s

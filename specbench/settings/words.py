@@ -12,7 +12,8 @@ from specbench.errors import UsageError
 MAX_K = 64
 MAX_CONCURRENCY = 1024
 AUTO = "auto"
-BUILTIN, TRANSFORMERS = ENGINES = ("builtin", "transformers")
+BUILTIN, TRANSFORMERS = "builtin", "transformers"
+ENGINES = (BUILTIN, TRANSFORMERS)
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}

@@ -1,5 +1,5 @@
-"""The acceptance formulas, on counts and on rates, in the words of MEASURING.md; standard library
-only, because the decoder's controller uses them between rounds.
+"""The acceptance formulas, on counts and on rates; standard library only, because the decoder's
+controller uses them between rounds.
 
 Per round: d drafts, a of them accepted, e tokens emitted; N rounds, at most K accepted in each.
 Position i has the joint rate #(a >= i) / N, and the conditional rate #(a >= i) / #(a >= i - 1).

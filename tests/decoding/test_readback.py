@@ -61,9 +61,25 @@ def test_a_report_can_be_read_until_the_round_after_the_next_is_launched(
     assert third is first  # two buffers a shape, however many rounds
 
 
-@pytest.mark.parametrize(("launcher", "num_rounds"), [(EagerLauncher, 5), (GraphLauncher, 6)])
+LAGGING = [14, 18, 19, 20, 21, 22, 23, 24, 25, 25, 25, 25]  # K + 1 more than is known
+
+
+@pytest.mark.parametrize(
+    ("launcher", "k", "num_tokens", "spans"),
+    [
+        (EagerLauncher, 0, 6, [11, 12, 13, 14, 15]),
+        (GraphLauncher, 0, 6, [11, 12, 13, 14, 15, 16]),
+        (EagerLauncher, 3, 12, [14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]),
+        (GraphLauncher, 3, 12, LAGGING),
+    ],
+)
 def test_a_round_spans_what_it_may_fill_and_no_more(
-    llama: Subject, launcher: type[Launcher], num_rounds: int, monkeypatch: pytest.MonkeyPatch
+    llama: Subject,
+    launcher: type[Launcher],
+    k: int,
+    num_tokens: int,
+    spans: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where reports lag, the last round is over before the one that ended the text is known of."""
     asked: list[int] = []
@@ -76,8 +92,8 @@ def test_a_round_spans_what_it_may_fill_and_no_more(
     monkeypatch.setattr(launcher, "span_for", span)
     drafter = llama.drafter("ngram")
     if launcher is GraphLauncher:
-        Bench(llama, drafter).serve(one_request(6), FixedK(0))
+        Bench(llama, drafter).serve(one_request(num_tokens), FixedK(k))
     else:
-        eager_texts(llama, drafter, one_request(6), FixedK(0), 1)
+        eager_texts(llama, drafter, one_request(num_tokens), FixedK(k), 1)
 
-    assert asked == [11, 12, 13, 14, 15, 16][:num_rounds]
+    assert asked == spans
