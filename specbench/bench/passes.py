@@ -4,7 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import torch
 
@@ -20,7 +20,7 @@ from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
 from specbench.metrics.cell import gather_cells
 from specbench.metrics.summary import summarise
-from specbench.probes.bandwidth import measure_copy_bandwidth
+from specbench.probes.bandwidth import copy_bandwidth
 from specbench.records import (
     ALL_PROMPTS,
     NO_DRAFTER,
@@ -72,12 +72,6 @@ class Extensions:
             self._ledger.append(record)
             self._taken[place] = record.cell_ids
         return frozenset(self._taken[place])
-
-
-@cache
-def _copy_bytes_per_s(device: torch.device, num_threads: int) -> float:  # noqa: ARG001
-    """Measured once: on a host, by as many threads as torch has."""
-    return measure_copy_bandwidth(device)
 
 
 def _name(question: Cell | None) -> str:
@@ -155,7 +149,7 @@ class Passes:
         self._num_timed.update(cell.key for cell in few)
         for cost in measure_forwards(engine, few, lambda cell: session.request(block, cell)):
             self._ledger.append(cost)
-        speed = _copy_bytes_per_s(self._device, torch.get_num_threads())
+        speed = copy_bandwidth(self._device)
         for limit in measure_limits(
             engine, cells, record, device=self._device, copy_bytes_per_s=speed
         ):

@@ -1,6 +1,7 @@
 """How fast a device's memory really is: a large copy, timed on the spot."""
 
 import time
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -26,6 +27,16 @@ def measure_copy_bandwidth(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # else the run's own reserved memory would include them
     return 2 * size / seconds
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """As above; measured once in a process for each number of threads."""
+    return _measured(device, torch.get_num_threads())
+
+
+@cache
+def _measured(device: torch.device, _num_threads: int) -> float:
+    return measure_copy_bandwidth(device)
 
 
 def _host_copy_s(source: Tensor, destination: Tensor) -> float:
