@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from specbench.stats.change_points import SIGNIFICANCE, course
 
 LEVEL, NOISE = 1.5, 0.02  # of the level
-NOISES: Mapping[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
+NOISE_SHAPES: Mapping[str, Callable[[np.random.Generator, int], NDArray[np.float64]]] = {
     "normal": lambda rng, n: rng.normal(size=n),
     "student_t_3": lambda rng, n: rng.standard_t(3, size=n) / 3**0.5,
     "exponential": lambda rng, n: rng.exponential(size=n) - 1,
@@ -30,7 +30,7 @@ STEADY, STEPPED = 2000, 500  # series each
 def false_alarms(num_runs: int, shape: str) -> dict[str, Any]:
     """The share of series without a change said to step, and the share said to drift."""
     rng = np.random.default_rng(num_runs)
-    noise = (NOISES[shape](rng, num_runs) for _ in range(STEADY))
+    noise = (NOISE_SHAPES[shape](rng, num_runs) for _ in range(STEADY))
     found = [course(list(LEVEL * (1 + NOISE * one))) for one in noise]
     return {
         "num_runs": num_runs,
@@ -63,7 +63,7 @@ def main() -> None:
         "noise": NOISE,
         "num_steady_series": STEADY,
         "num_stepped_series": STEPPED,
-        "false_alarms": [false_alarms(n, shape) for n in (8, 12, 20, 50) for shape in NOISES],
+        "false_alarms": [false_alarms(n, shape) for n in (8, 12, 20, 50) for shape in NOISE_SHAPES],
         "power": [
             power(n, at, deviations)
             for n, at in ((12, 6), (20, 10), (20, 16), (40, 20))

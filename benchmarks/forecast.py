@@ -3,11 +3,11 @@
     python -m benchmarks.forecast [--wide] [--pairings P..] [--prompts N] [--repeats N] [--out FILE]
     python -m benchmarks.forecast --stored RUN --runs FOLDER    # with the forecast as it is now
 
-One exhaustive run of the product: traces, then every K measured with the visits that round costs
-are taken from in between, because the pace of a machine changes by more than the forecast's error
-from one minute to the next. What was forecast of every K is held against what was measured, on the
-same prompts; the forecast's choice against the fastest K; and the time of traces, costs and the few
-K that a forecast has measured against the time of all of them.
+One exhaustive run of the product: traces, then every K measured, and between the measurements the
+timing repetitions that give round costs, because the pace of a machine changes by more than the
+forecast's error from one minute to the next. What was forecast of every K is held against what was
+measured, on the same prompts; the forecast's choice against the fastest K; and the time of traces,
+costs and the few K that a forecast has measured against the time of all of them.
 """
 
 import argparse

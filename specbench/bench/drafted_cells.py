@@ -37,7 +37,7 @@ def sharing_costs(found: Iterable[DraftedCells]) -> list[list[DraftedCells]]:
     """Groups that differ in workload and drafter alone, and whose contexts are alike."""
     groups: dict[tuple[object, ...], list[DraftedCells]] = {}
     for drafted in found:
-        same = drafted.cells[0].key.condition.apart_from("workload")
+        same = drafted.cells[0].key.condition.without("workload")
         size = max(middle_context(drafted.traces), _ALIKE)
         groups.setdefault((same, (size - 1).bit_length()), []).append(drafted)
     return list(groups.values())

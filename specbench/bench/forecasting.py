@@ -108,7 +108,7 @@ class Forecasting:
         return usable - left_out
 
     def beside(self, block: Block, record: BlockRecord) -> None:
-        """After a block of an exhaustive run: a visit, where its share of the time has come.
+        """A timing repetition after a block of an exhaustive run, where its share of time has come.
 
         A machine's pace changes by the minute: only so do costs and sweep meet the same one.
         """

@@ -15,13 +15,14 @@ from specbench.records.forecasts import later_s
 from specbench.stats.paired import paired_log_ratio
 from specbench.tracing.text import Text
 
-# A visit is as many tokens at every K. After a prompt a machine takes some rounds to get to its
-# pace: the first half of a visit shows what that costs, the second half what rounds cost then.
+# A visit is one timing repetition: as many tokens at every K. After a prompt a machine takes some
+# rounds to get to its pace: the first half of a repetition shows what that costs, the second half
+# what rounds cost then.
 VISIT_TOKENS = 24
-FEWEST_ROUNDS = 4  # of a visit
+FEWEST_ROUNDS = 4  # of a repetition
 FEWEST_VISITS, MOST_VISITS = 6, 200  # an interval needs five
 ENOUGH_ERROR = 0.01  # standard error of a cost, relative to K = 0: on an idle machine soon there
-TIME_SHARE = 0.06  # of what decoding at every K would take: no more visits then
+TIME_SHARE = 0.06  # of what decoding at every K would take: no more repetitions then
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,15 +31,15 @@ class Costed:
 
     cell: Cell
     cell_ids: tuple[str, ...]
-    tokens_per_round: float  # expected, so that a visit has rounds enough
+    tokens_per_round: float  # expected, so that a repetition has rounds enough
     num_rounds: float  # that measuring all of them for real would take
 
 
 class RoundCosts:
-    """The costs of cells of equal rows and sampling, K = 0 among them, visit by visit.
+    """The costs of cells of equal rows and sampling, K = 0 among them, repetition by repetition.
 
-    A visit begins a text's answer, the turns before it in the cache as in a sweep; with several
-    rows each has a text of its own.
+    Each begins a text's answer, the turns before it in the cache as in a sweep; with several rows
+    each has a text of its own.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class RoundCosts:
         self.spent_s = 0.0
 
     def finish(self, may_go_on: Callable[[], bool] = lambda: True) -> list[RoundCost]:
-        """Visit until costs are known well enough or have taken their share of time; after the
-        first visit only while they `may_go_on`."""
+        """Repeat until costs are known well enough or have taken their share of time; after the
+        first repetition only while they `may_go_on`."""
         while not self.num_visits or not (
             self.is_known or self._has_taken_its_share() or not may_go_on()
         ):
@@ -148,7 +149,7 @@ class RoundCosts:
 
     @property
     def is_known(self) -> bool:
-        """Whether more visits would tell little; FEWEST_VISITS would not say it."""
+        """Whether more repetitions would tell little; FEWEST_VISITS would not say it."""
         if self.num_visits < FEWEST_VISITS:
             return False
         if self.num_visits >= MOST_VISITS:

@@ -76,7 +76,7 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
     drafters = {pairing.name: pairing.drafter for pairing in plan.pairings}
     cells = [
         cell
-        for condition in dict.fromkeys(c.apart_from("workload") for c in plan.conditions)
+        for condition in dict.fromkeys(c.without("workload") for c in plan.conditions)
         for cell in plan.cells(condition)
         if cell.key.draft.method not in BASELINES[1:]
     ]

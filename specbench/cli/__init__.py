@@ -48,7 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("run")(spread(run))
-app.command("sweep-k")(spread(sweep_k))
+app.command("sweep-k")(spread(sweep_k, draft="0..8"))
 app.command("pair")(spread(pair))
 app.command("verify")(spread(verify))
 app.command("train")(spread(train))

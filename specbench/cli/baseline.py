@@ -22,7 +22,10 @@ def baseline(
     allow_different: AllowDifferent = None,
     out: options.Out = Path("reports"),
 ) -> None:
-    """Pool runs of the same work into a baseline, with the variation between them."""
+    """Pool comparable runs into a baseline.
+
+    It keeps the variation between them.
+    """
     from specbench.cli.sides import parse_allowed, read_run
     from specbench.gate.baseline import left_out, pool
     from specbench.gate.baseline_file import write_baseline

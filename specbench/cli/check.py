@@ -46,7 +46,10 @@ def check(
     as_json: options.AsJson = False,
     out: options.Out = Path("reports"),
 ) -> None:
-    """Exit 1 if CANDIDATE is worse than BASELINE, beyond noise and tolerance; 3 if undecided."""
+    """Fail if CANDIDATE is worse than BASELINE.
+
+    Exit code 1 if worse beyond noise and tolerance, 3 if undecided.
+    """
     from specbench.report.gate_json import gate_json, refusal_json
     from specbench.report.gate_junit import gate_junit, refusal_junit
     from specbench.report.gate_markdown import gate_markdown, refusal_markdown

@@ -89,7 +89,10 @@ def export(
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
-    """Print a pairing's winner as a serving engine's command or config."""
+    """Print the winner as a serving engine's flags.
+
+    A config file comes first where the engine takes one.
+    """
     from specbench.export.deployment import Deployment, Tier
     from specbench.export.engines import find_exporter
     from specbench.export.winner import Asked

@@ -75,7 +75,7 @@ def _this_machine(place: "Place", device: str) -> Machine:
             )
             return Machine(name, placed, True, (_reserved(total, "NVML"),))
     placed = replace(place, device="cpu", memory_bytes=host_available_bytes())
-    note = "free host memory now; the program itself takes about 0.5 GiB of it"
+    note = "headroom is against host memory free now; specbench itself takes about 0.5 GiB of that"
     return Machine("CPU", placed, True, (note,))
 
 

@@ -50,7 +50,10 @@ def history(
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Show metrics across comparable runs, with trends and change points."""
+    """Show metrics across runs, with change points.
+
+    Shows trends as well; runs that are not comparable are left out.
+    """
     from specbench.cli.sides import parse_allowed
     from specbench.gate.history import WORDS
     from specbench.gate.history import history as history_of

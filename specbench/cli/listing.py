@@ -181,6 +181,8 @@ def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
 def _entry(row: dict[str, Any], key: str) -> str:
     if key == "parameters":
         return "\n".join(f"{p}={_text(v)} ({row['allowed'][p]})" for p, v in row[key].items())
+    if key == "model" and row[key] == "refused":
+        return "none"
     text = _text(row[key])
     return f"{text} (lossy)" if key == "method" and row.get("lossy") else text
 

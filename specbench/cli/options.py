@@ -35,10 +35,11 @@ class _Asked(NamedTuple):
     default: Any  # _NONE where there is none
 
 
-def spread(command: Callable[..., None]) -> Callable[..., None]:
+def spread(command: Callable[..., None], **shown: str) -> Callable[..., None]:
     """The command with an option for each field of its groups of settings; it gets the groups.
 
-    Typer reads options from a function's signature alone.
+    Typer reads options from a function's signature alone. `shown`, by field: defaults that its help
+    prints instead of the settings' own.
     """
     hints = get_type_hints(command, include_extras=True)
     asked = [
@@ -50,19 +51,20 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     def spread_out(**said: Any) -> None:
         command(**_values(asked, said))
 
-    parameters = list(_parameters(asked))
+    parameters = list(_parameters(asked, shown))
     spread_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread_out.__annotations__ = {one.name: one.annotation for one in parameters}
     return spread_out
 
 
-def _parameters(asked: list[_Asked]) -> Iterator[inspect.Parameter]:
+def _parameters(asked: list[_Asked], shown: Mapping[str, str]) -> Iterator[inspect.Parameter]:
     for name, hint, default in asked:
         if (option := option_of(hint)) is not None:
+            option = replace(option, shown=shown.get(name, option.shown))
             annotation, words = _as_typer(name, bare_type(hint), option, default)
             yield inspect.Parameter(name, _KEYWORD, default=words, annotation=annotation)
         elif is_group(hint):
-            yield from _parameters(_asked_of(hint, default))
+            yield from _parameters(_asked_of(hint, default), shown)
         elif hasattr(hint, "__metadata__"):  # typer's own; what has neither cannot be asked for
             yield inspect.Parameter(name, _KEYWORD, default=default, annotation=hint)
 

@@ -140,8 +140,8 @@ def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Mach
     if context == contexts[0]:
         return machine
     limit = (
-        f"context: {context:,} tokens instead of {contexts[0]:,}, the maximum in the target's "
-        "config.json (its positions)"
+        f"context: capped at {context:,} tokens, the maximum in the target's config.json, instead "
+        f"of {contexts[0]:,}"
     )
     return machine._replace(notes=(*machine.notes, limit))
 

@@ -84,7 +84,9 @@ class Paired:
     ] = DEFAULT_KS
     temperatures: Temperatures = (0.0,)
     max_new_tokens: MaxNewTokens = None
-    num_prompts: Annotated[int | None, PROMPTS] = None
+    num_prompts: Annotated[
+        int | None, replace(PROMPTS, shown="10; 3 per concurrent request; with --budget: all")
+    ] = None
     budget_s: BudgetS = None
     concurrency: _Rows = 1
     context: _Context = str(DEFAULT_CONTEXT)

@@ -203,7 +203,7 @@ def _source(drafter: Drafter) -> str | None:
 
 
 def undecided_order(ranked: Sequence[Ranked]) -> str:
-    """That the first two are not told apart, and what would; empty where they are.
+    """A note that the first two cannot be told apart, and how to decide; empty if they can.
 
     Where neither gains, their order decides nothing.
     """

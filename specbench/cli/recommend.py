@@ -50,7 +50,10 @@ def recommend(
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
 ) -> None:
-    """Recommend a configuration from a stored run: drafter, K and batch size, or no speculation."""
+    """Recommend a configuration from a stored run.
+
+    That is a drafter, K and batch size, or no speculation.
+    """
     from specbench.decide.objective import OBJECTIVES, Objective, parse_limits
 
     name = next((name for name in OBJECTIVES if name == objective), None)

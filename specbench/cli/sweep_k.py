@@ -17,7 +17,7 @@ def sweep_k(
     dry_run: options.DryRun = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure a range of K and say which is best per workload, if any."""
+    """Measure a range of K and report the best per workload."""
     draft = DEFAULT_KS if asked.draft == DraftSettings() else asked.draft
     settings = checked(replace(asked, command="sweep-k", draft=draft))
     measure(settings, out=out, resume=resume, dry_run=dry_run, as_json=as_json)

@@ -78,7 +78,10 @@ def train(
     as_json: options.AsJson = False,
     pairings_file: PairingsFile = None,
 ) -> None:
-    """Train a first draft head on the target's answers and measure it."""
+    """Train a first draft head for a target.
+
+    It is trained on the target's answers, then measured.
+    """
     one_of("METHOD", method, *METHODS)
     if machine.dtype is not None:
         one_of("--dtype", machine.dtype, *DTYPES)

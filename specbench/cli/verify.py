@@ -60,9 +60,9 @@ class Examined:
     """What `verify` lets a user say of what `run` does."""
 
     workload: WorkloadSettings
-    draft: Annotated[
-        DraftSettings, replace(K, help="K: 4, 1..8 or 1,2,4.", shown="the pairing's, else 4")
-    ] = field(default_factory=DraftSettings)
+    draft: Annotated[DraftSettings, replace(K, help="K: 4, 1..8 or 1,2,4.")] = field(
+        default_factory=DraftSettings
+    )
     sampling: SamplingSettings = _SAMPLING
     num_prompts: Annotated[int | None, replace(PROMPTS, shown="10")] = None
     engines: Engines = (BUILTIN,)
@@ -95,7 +95,10 @@ def verify(
     rows: _OldConcurrency = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Test that pairings reproduce the target's own output: exit 1 if not, 3 if undecided."""
+    """Test that output is the target's own.
+
+    Exit code 1 if a pairing's is not, 3 if undecided.
+    """
     settings = checked(asked.settings)
     if settings.draft.adaptive:
         raise UsageError(

@@ -46,7 +46,7 @@ def find_compromise(cells: Sequence[CellSummary]) -> Compromise | None:
 
 def across_workloads(key: CellKey) -> CellKey:
     """What a pairing's cells have in common over workloads and K."""
-    return key.apart_from("workload").at(Fixed(0))
+    return key.without("workload").at(Fixed(0))
 
 
 def losses_in_words(regret: Mapping[str, float]) -> list[str]:

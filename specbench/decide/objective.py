@@ -105,7 +105,7 @@ def pick(
     for cell in usable:
         rate = _rate(cell, objective)
         if cell.key.is_baseline and rate is not None:
-            across = cell.key.condition.apart_from("concurrency")
+            across = cell.key.condition.without("concurrency")
             candidates, ways = groups.setdefault(across, ([], []))
             plain = _candidate(cell, rate, rate, objective)
             beside = [c for c in usable if c.key.condition == cell.key.condition]

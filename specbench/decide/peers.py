@@ -48,7 +48,7 @@ def side_by_side(cells: Sequence[CellData]) -> tuple[SideBySide, ...]:
 def _do_the_same(own: CellKey, peer: CellKey) -> bool:
     if peer.condition.engine == BUILTIN or own.draft.drafter != peer.draft.drafter:
         return False
-    if own.condition.apart_from("engine") != peer.condition.apart_from("engine"):
+    if own.condition.without("engine") != peer.condition.without("engine"):
         return False
     return peer.draft.method == ASSISTED_DEFAULT or own.draft.length == peer.draft.length
 

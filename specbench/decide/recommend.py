@@ -132,7 +132,7 @@ def judge(speedup: Interval | None) -> Verdict:
 
 
 def lower_bound(of: CellSummary | Decision) -> float:
-    """That of its speed-up; 0, the worst a ratio can be, where too few prompts give none."""
+    """Lower bound of its speed-up; 0, the worst a ratio can be, where too few prompts give none."""
     return of.speedup.low or 0.0 if of.speedup else 0.0
 
 
@@ -147,7 +147,7 @@ def _leader(cells: Sequence[CellSummary]) -> CellSummary:
 
 
 def near_best(options: Collection[Option], value: Callable[[Option], float]) -> list[Option]:
-    """Those within 1 % of the highest value."""
+    """Options whose value is within `TIE` of the highest."""
     highest = max(map(value, options))
     return [option for option in options if value(option) * (1 + TIE) >= highest]
 

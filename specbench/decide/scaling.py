@@ -40,7 +40,7 @@ def crossovers(cells: Sequence[CellSummary]) -> tuple[Crossover, ...]:
     """One for each K > 0 that was measured at two concurrencies or more."""
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in _drafting(cells):
-        groups.setdefault(cell.key.apart_from("concurrency"), []).append(cell)
+        groups.setdefault(cell.key.without("concurrency"), []).append(cell)
     found = []
     for group in _of_two_or_more(groups):
         group.sort(key=lambda cell: cell.key.condition.order)
@@ -61,7 +61,7 @@ def context_curves(cells: Sequence[CellSummary]) -> tuple[ContextCurve, ...]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in _drafting(cells):
         if cell.key.condition.context is not None:
-            groups.setdefault(cell.key.apart_from("context"), []).append(cell)
+            groups.setdefault(cell.key.without("context"), []).append(cell)
     found = []
     for group in _of_two_or_more(groups):
         points = (_point(cell, cell.key.condition.context or 0) for cell in group)

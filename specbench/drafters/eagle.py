@@ -18,7 +18,7 @@ from specbench.models.checkpoint import Checkpoint
 
 @drafter("eagle", model="required", is_head=True, draws=True)
 class Eagle(FeatureDrafter):
-    """A head of one layer goes on from the target's last hidden state (arXiv:2401.15077).
+    """One-layer head that continues from the target's last hidden state (arXiv:2401.15077).
 
     `tree`: `dynamic` keeps the `max_drafts` likeliest of the paths that a beam of `top_k`
     finds (Li et al. 2024, EAGLE-2, arXiv:2406.16858), `static` drafts the published tree of

@@ -2,7 +2,7 @@
 
 Shape suffixes: B rows, R all rows, N = the n-gram's tokens, L = N - 1 levels, W columns of the
 window, G guesses, D tokens of a guess, K drafts, T tokens, V vocabulary. Of the pool: S buckets,
-G n-grams of a bucket, P = S * G + 1 places, M n-grams to add.
+E n-grams of a bucket, P = S * E + 1 places, M n-grams to add, X = M * E places.
 """
 
 from functools import partial
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.depth import lookahead_depth
+from specbench.footprint import NGRAM_BUCKETS
 from specbench.forward.tree import Tree
 from specbench.round.drafter import Chunk, Outcome, PlainDrafter, Proposal, Traits
 from specbench.round.sampling import Purpose, Sampler, uniform
@@ -20,13 +21,13 @@ from specbench.round.state import State
 from specbench.round.topology import ByDepth
 
 _ADDED_AT_ONCE = 128  # n-grams of a prompt; each is compared with each
-_NUM_BUCKETS = 1024  # of the pool
 _EMPTY = -1
 
 
 @drafter("lookahead")
 class Lookahead(PlainDrafter):
-    """Jacobi iterations beside the text yield n-grams to try (Fu et al. 2024, arXiv:2402.02057).
+    """Jacobi iterations run alongside decoding and collect n-grams to try (Fu et al. 2024,
+    arXiv:2402.02057).
 
     A round feeds ngram - 1 levels of `window` tokens, of which each level is what the target
     said after the one above it in the round before, and up to `guesses` n-grams that begin with
@@ -179,12 +180,12 @@ def round_shape(
 class NgramPool:
     """N-grams that each row has come across: the newest `size` of every bucket, on the device.
 
-    A bucket is of first tokens modulo 1024.
+    A bucket holds the n-grams whose first token is the same modulo the number of buckets.
     """
 
     def __init__(self, ngram: int, size: int, vocab_size: int, device: torch.device) -> None:
         self._size = size
-        self._num_buckets = min(_NUM_BUCKETS, vocab_size)
+        self._num_buckets = min(NGRAM_BUCKETS, vocab_size)
         # The last place of a row is for what is not to be kept.
         num_places = self._num_buckets * size + 1
         self._grams_RPN = torch.full((0, num_places, ngram), _EMPTY, device=device)
@@ -208,9 +209,9 @@ class NgramPool:
         self._num_added_RS[rows].masked_fill_(is_cleared_B1, 0)
 
     def find(self, first_row: int, tokens_B1: Tensor) -> tuple[Tensor, Tensor]:
-        """The n-grams [B, G, N] of each token's bucket, and which of them begin with it [B, G]."""
-        grams_BGN = self._held(first_row, tokens_B1)[:, 0]
-        return grams_BGN, grams_BGN[..., 0] == tokens_B1
+        """The n-grams [B, E, N] of each token's bucket, and which of them begin with it [B, E]."""
+        grams_BEN = self._held(first_row, tokens_B1)[:, 0]
+        return grams_BEN, grams_BEN[..., 0] == tokens_B1
 
     def add(self, first_row: int, grams_BMN: Tensor, is_added_BM: Tensor) -> None:
         """Add n-grams in their order, but for those that are there; the oldest make room."""
@@ -219,8 +220,8 @@ class NgramPool:
         is_earlier_MM = torch.ones(M, M, dtype=torch.bool, device=grams_BMN.device).tril(-1)
         is_equal_BMM = (grams_BMN[:, :, None] == grams_BMN[:, None]).all(-1)
         is_again_BM = (is_equal_BMM & is_added_BM[:, None] & is_earlier_MM).any(-1)
-        held_BMGN = self._held(first_row, grams_BMN[..., 0])
-        is_held_BM = (held_BMGN == grams_BMN[:, :, None]).all(-1).any(-1)
+        held_BMEN = self._held(first_row, grams_BMN[..., 0])
+        is_held_BM = (held_BMEN == grams_BMN[:, :, None]).all(-1).any(-1)
         is_new_BM = is_added_BM & ~is_held_BM & ~is_again_BM
 
         # [b, m, i]: n-gram i is new and goes to the bucket of m.
@@ -237,11 +238,11 @@ class NgramPool:
         num_added_BS.scatter_add_(1, bucket_BM, is_new_BM.long())
 
     def _held(self, first_row: int, tokens_BM: Tensor) -> Tensor:
-        """All that is in the tokens' buckets [B, M, G, N]."""
+        """All that is in the tokens' buckets [B, M, E, N]."""
         B, M = tokens_BM.shape
         N = self._grams_RPN.shape[2]
         first_BM1 = (tokens_BM % self._num_buckets * self._size)[..., None]
-        places_BL = (first_BM1 + torch.arange(self._size, device=tokens_BM.device)).flatten(1)
+        places_BX = (first_BM1 + torch.arange(self._size, device=tokens_BM.device)).flatten(1)
         grams_BPN = self._grams_RPN[first_row : first_row + B]
-        held_BLN = grams_BPN.gather(1, places_BL[..., None].expand(-1, -1, N))
-        return held_BLN.view(B, M, self._size, N)
+        held_BXN = grams_BPN.gather(1, places_BX[..., None].expand(-1, -1, N))
+        return held_BXN.view(B, M, self._size, N)

@@ -18,7 +18,8 @@ from specbench.round.state import State
 
 @drafter("previous_turn")
 class PreviousTurn(PlainDrafter):
-    """Copies the earlier answer, or the text to be edited, from where the new answer is in it.
+    """Copies from the previous answer, or from the text being edited, at the position the new
+    answer has reached.
 
     A place in the reference advances with the tokens that agree. Where one does not, it is
     looked for anew: what the last `max_ngram` tokens of the answer occur in, if not fewer, first

@@ -48,7 +48,10 @@ class ModelPool:
         return self._models[spec]
 
     def release(self, spec: ModelSpec) -> None:
-        """One holder less; the last one's memory is given back once he has dropped the model."""
+        """Drop one holder; after the last, free the model's memory.
+
+        Drop your own reference first.
+        """
         self._num_holders[spec] -= 1
         if self._num_holders[spec] == 0:
             del self._models[spec], self._num_holders[spec]
@@ -60,7 +63,7 @@ class ModelPool:
         self.give_back()
 
     def give_back(self) -> None:
-        """What is free to the device's other users."""
+        """Return freed memory to the device or the system."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         else:

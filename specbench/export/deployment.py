@@ -182,7 +182,7 @@ def exported(
     lost: Sequence[str],
     config: ConfigFile | None = None,
 ) -> Export:
-    """The deployment as an engine is told of it; `lost` is what the engine cannot be told."""
+    """The export of a deployment; `lost` lists what the engine cannot express."""
     return Export(
         engine=engine,
         written_for=written_for,
@@ -219,7 +219,7 @@ def model_name(spec: ModelSpec) -> str:
 
 
 def server_flags(deployment: Deployment) -> list[str]:
-    """What servers that read the hub's checkpoints are told alike."""
+    """Flags shared by the servers that load Hugging Face checkpoints."""
     target = deployment.target
     flags = ["--revision", target.revision] if target.revision else []
     if deployment.served_dtype:

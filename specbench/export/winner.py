@@ -142,7 +142,7 @@ def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[T
 
 
 def _across(decision: Decision) -> Condition:
-    return decision.condition.apart_from("workload", "concurrency")
+    return decision.condition.without("workload", "concurrency")
 
 
 def _merged(tiers: Sequence[Tier]) -> tuple[Tier, ...]:

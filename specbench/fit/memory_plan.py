@@ -15,7 +15,7 @@ from specbench.fit.weights import (
     sizes_of,
 )
 from specbench.fit.workspace import Layers, sampling_bytes, state_bytes
-from specbench.footprint import row_slots
+from specbench.footprint import NGRAM_BUCKETS, row_slots
 from specbench.inputs.config import Drafter
 from specbench.inputs.methods import find_method
 from specbench.model_files.model import ModelFiles, open_model
@@ -23,7 +23,6 @@ from specbench.model_files.model import ModelFiles, open_model
 Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
 CUBLAS_BYTES = 2**25  # its workspace on a Hopper GPU, less on older ones
 STEP = 64  # tokens of context: rows are made in steps of this many
-_NGRAM_BUCKETS = 1024  # of each row's pool, as drafters/lookahead.py has them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +225,7 @@ def _own_buffers(drafter: Drafter, rows: int, capacity: int, target: Layers) -> 
             return rows * target.sizes.hidden * target.size
         case "lookahead":
             ngram, window, guesses = (whole(asked.get(n)) for n in ("ngram", "window", "guesses"))
-            buckets = min(_NGRAM_BUCKETS, target.vocab_size)
+            buckets = min(NGRAM_BUCKETS, target.vocab_size)
             levels = (ngram - 1) * window + 1  # and how many of them are filled
             return rows * 8 * (levels + (buckets * guesses + 1) * ngram + buckets)
         case "previous_turn":

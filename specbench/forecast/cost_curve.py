@@ -15,8 +15,8 @@ from specbench.stats.paired import paired_log_ratio
 class CostCurve:
     """Costs of a round at every K; `source` says whose they are, None: measured on this machine.
 
-    Those measured here are of visits in turns, the i-th of every K at the same place. Those of
-    another engine belong to nothing.
+    Those measured here are of timing repetitions in turns, the i-th of every K at the same place.
+    Those of another engine belong to nothing.
     """
 
     visits: Mapping[int, tuple[float, ...]]
@@ -25,7 +25,7 @@ class CostCurve:
     lengths: Mapping[int, float] | None = None  # mean acceptance length counted there, by K
 
     def ratio(self, k: int, other: int) -> LogRatio:
-        """cost(k) / cost(other), visit by visit where they belong together; no spread of few."""
+        """cost(k) / cost(other), by repetition where they belong together; no spread of few."""
         if self.source is None:
             return paired_log_ratio(self.visits[k], self.visits[other])
         base = paired_log_ratio(self.visits[other], 1.0)
@@ -44,8 +44,8 @@ def measured_here(
     """The curve of costs that were measured together; None without K = 0.
 
     `num_rounds` are those of each answer, by K: the fewer, the more its first ones count. A K
-    whose visits are not those of K = 0 was cut short, and is left out; of a K that was measured
-    again the last one counts.
+    whose repetitions are not those of K = 0 was cut short, and is left out; of a K that was
+    measured again the last one counts.
     """
     newest = {
         cost.num_speculative_tokens: cost.of_answers(num_rounds[cost.num_speculative_tokens])

@@ -30,8 +30,8 @@ WORTH = 0.02  # a K that may beat the best one by more than this is measured, to
 # Standard error of tokens a round where replaying is an approximation: of token_recycling, whose
 # drafts hang on what its own rounds looked at, 5 to 14 % fewer were replayed than measured.
 INEXACT = 0.07
-# Standard error of the ratio of two K's costs beyond their visits': those are of all workloads, and
-# a workload's own are others (benchmarks/README.md).
+# Standard error of the ratio of two K's costs beyond their repetitions': those are of all
+# workloads, and a workload's own are others (benchmarks/README.md).
 _SHARED = 0.02
 
 _APPROXIMATION = LogRatio(

@@ -100,7 +100,7 @@ _DERIVED: tuple[Column[RequestRow], ...] = (
     Column(
         name="num_output_tokens",
         unit="tokens",
-        meaning="counted from ids; the first is prefill's",
+        meaning="counted from ids; the first comes from prefill",
         dtype="int64",
         value=attrgetter("request.num_output_tokens"),
     ),

@@ -62,7 +62,8 @@ class Parameter:
         if isinstance(self.allowed, range):
             return f"a whole number from {self.allowed.start} to {self.allowed.stop - 1}"
         if self.allowed is not None:
-            return " or ".join(self.allowed)
+            *others, last = self.allowed
+            return f"{', '.join(others)} or {last}" if others else last
         return _WORDS[self.type]
 
 

@@ -23,7 +23,7 @@ def best_of_s(cell: CellData) -> float | None:
 
 @metric(unit="s", better="lower")
 def scoring_s(cell: CellData) -> float | None:
-    """Median over turns of the seconds spent on the log-probabilities that the pick goes by."""
+    """Median seconds per turn spent scoring the samples to pick one."""
     seconds = [samples.record.scoring_s for samples in cell.samples]
     return median(seconds) if seconds else None
 
@@ -44,7 +44,7 @@ def picked_log_prob(cell: CellData) -> float | None:
 
 @metric(unit="nats/token", better="higher")
 def best_of_gain(cell: CellData) -> float | None:
-    """picked_log_prob - first_log_prob; never below 0, since this is what the pick goes by."""
+    """picked_log_prob - first_log_prob; never below 0, because the pick maximises it."""
     return _mean(by_prompt(cell, gain))
 
 

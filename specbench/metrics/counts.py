@@ -20,7 +20,7 @@ def num_passes(cell: CellData) -> int | None:
 
 @metric(unit="tokens", better=None)
 def num_output_tokens(cell: CellData) -> int | None:
-    """Output tokens of all finished requests, counted from ids; the first is prefill's."""
+    """Output tokens of all finished requests, counted from ids; the first comes from prefill."""
     return sum(request.num_output_tokens for request in cell.finished)
 
 
@@ -37,5 +37,5 @@ def num_checked_at_once(cell: CellData) -> float | None:
 
 @metric(unit="requests", better="lower")
 def num_failed(cell: CellData) -> int | None:
-    """Requests that failed; they are in no other metric."""
+    """Failed requests; excluded from every other metric."""
     return len(cell.requests) - len(cell.finished)

@@ -43,7 +43,7 @@ def bandwidth_utilisation(cell: CellData) -> float | None:
 
 @metric(unit="launches/round", better="lower")
 def launches_per_round(cell: CellData) -> float | None:
-    """Kernels and graphs that the host starts in a round, by the profiler; a graph is one."""
+    """Kernel and graph launches per round, from the profiler; a graph counts as one."""
     return median_of(limit.launches_per_round for limit in cell.limits)
 
 

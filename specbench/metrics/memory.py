@@ -37,7 +37,7 @@ def process_peak_bytes(cell: CellData) -> int | None:
 
 @metric(unit="bytes", better="lower")
 def device_peak_bytes(cell: CellData) -> int | None:
-    """Peak bytes in use on the device by everyone: NVML's on a GPU, host memory on a CPU."""
+    """Peak bytes in use on the device by all processes: NVML's on a GPU, host memory on a CPU."""
     return cell.memory.device_peak_bytes if cell.memory else None
 
 

@@ -73,7 +73,7 @@ def cpu_speedup(cell: CellData) -> float | None:
 
 
 def seconds_per_token(cell: CellData) -> list[float]:
-    """Of each request with two tokens or more: (last token - first token) / (n - 1)."""
+    """(last token - first token) / (n - 1) for each request with at least two tokens."""
     return [
         request.decode_s / (request.num_output_tokens - 1)
         for request in cell.finished

@@ -62,7 +62,7 @@ def open_probe(
     """
     kind, _, index = device.partition(":")
     if kind != "cuda":
-        return NoProbe(f"device {device}: NVML knows NVIDIA GPUs only")
+        return NoProbe("none (NVML supports NVIDIA GPUs only)")
     try:
         nvml.nvmlInit()
         gpu = find_gpu(int(index or 0), uuid, nvml, environment)

@@ -13,31 +13,31 @@ from specbench.stats.interval import Interval
 class RoundCost:
     """Seconds of real rounds at one K, measured in turns with those of every other K.
 
-    A visit is the first rounds of an answer. Visit i of every K of a group is of the same text,
-    so two K are compared visit by visit.
+    A timing repetition is the first rounds of an answer. Repetition i of every K of a group is of
+    the same text, so two K are compared repetition by repetition.
     """
 
     cell_ids: tuple[str, ...]  # whose rounds these are: cells that differ in the workload alone
     num_speculative_tokens: int
     num_rows: int
-    context: int  # tokens in the cache half-way through a visit, median of the visits
-    visits_s: tuple[tuple[float, ...], ...]  # by visit, each round from its start to the next one's
+    context: int  # tokens in the cache half-way through a repetition, median of all
+    visits_s: tuple[tuple[float, ...], ...]  # by repetition, each round until the next one starts
 
     @property
     def num_rounds(self) -> int:
-        """Rounds of all visits together."""
+        """Rounds of all repetitions together."""
         return sum(map(len, self.visits_s))
 
     @property
     def seconds(self) -> float:
-        """A round's, once the machine is at its pace: median over the visits."""
+        """A round's, once the machine is at its pace: median over the repetitions."""
         return median(map(later_s, self.visits_s))
 
     def of_answers(self, num_rounds: Sequence[float]) -> tuple[float, ...]:
-        """By visit, the mean seconds of a round of answers that have so many each, at least 1.
+        """By repetition, the mean seconds of a round of answers that have so many each, at least 1.
 
-        Rounds after a prompt are slower at first: an answer has as many of them as a visit has,
-        and those beyond a visit's last one take what its later ones do.
+        Rounds after a prompt are slower at first: an answer has as many of them as a repetition
+        has, and those beyond its last one take what its later ones do.
         """
         counts = [max(n, 1.0) for n in num_rounds]
         return tuple(
@@ -46,7 +46,7 @@ class RoundCost:
 
 
 def later_s(rounds_s: Sequence[float]) -> float:
-    """The mean of a visit's second half."""
+    """The mean of a repetition's second half."""
     return fmean(rounds_s[len(rounds_s) // 2 :])
 
 

@@ -19,7 +19,7 @@ ASSISTED_DEFAULT = "assisted_default"  # a peer's method whose K is its own busi
 # The methods of K = 0 that others are compared with, one an engine.
 BASELINE_METHODS = (NO_DRAFTER, "generate")
 _REQUESTS = ("concurrency", "request_rate", "num_samples")  # said in one breath
-# What stands in a condition apart from this axis.
+# The neutral value of an axis that `without` leaves out.
 _LEFT_OUT: Mapping[str, Any] = {
     "target": "",
     "workload": "",
@@ -145,7 +145,7 @@ class Condition:
         is_peer = self.engine != BUILTIN
         return is_peer, self.temperature, self.context or 0, self.concurrency
 
-    def apart_from(self, *axes: str) -> "Condition":
+    def without(self, *axes: str) -> "Condition":
         """The same without these axes: equal for conditions that differ in them alone."""
         return replace(self, **{name: _LEFT_OUT[name] for name in axes})
 
@@ -199,9 +199,9 @@ class CellKey:
         temperature = AXES["temperature"].told(at) if at.temperature else ""
         return ", ".join(filter(None, (name, requests, temperature, *at.unusual)))
 
-    def apart_from(self, *axes: str) -> "CellKey":
+    def without(self, *axes: str) -> "CellKey":
         """The same without these axes of its condition."""
-        return replace(self, condition=self.condition.apart_from(*axes))
+        return replace(self, condition=self.condition.without(*axes))
 
     def at(self, length: Length) -> "CellKey":
         """The same with another length of drafts."""

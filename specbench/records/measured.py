@@ -30,7 +30,7 @@ class RoundLog:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerCheck:
-    """A whole expected answer checked at once, between prefill and the first round.
+    """A predicted output checked at once, between prefill and the first round.
 
     It is no round. num_emitted counts the drafts accepted and, after the last of each forward, the
     target's own token; fewer where EOS cut it.

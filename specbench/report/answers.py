@@ -63,12 +63,12 @@ def compromise_lines(document: Document) -> list[str]:
     helping = {
         across_workloads(d.leader) for d in document.decisions if verdict_of(d) is Verdict.HELPS
     }
-    settings = {shared.key.condition.apart_from("target") for shared in document.compromises}
+    settings = {shared.key.condition.without("target") for shared in document.compromises}
     lines = []
     for shared in document.compromises:
         if across_workloads(shared.key) not in helping:
             continue
-        setting = shared.key.condition.apart_from("target")
+        setting = shared.key.condition.without("target")
         at = "".join(f", {part}" for part in setting.told_apart(settings))
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "do not speculate"

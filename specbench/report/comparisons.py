@@ -110,7 +110,7 @@ def crossover_grid(document: Document) -> Grid | None:
     found = document.crossovers
     if not found:
         return None
-    settings = [crossover.key.condition.apart_from("concurrency") for crossover in found]
+    settings = [crossover.key.condition.without("concurrency") for crossover in found]
     rows = _places([crossover.points for crossover in found])
     return Grid(
         title="Speed-up by concurrent requests, and where it is no longer shown",
@@ -142,7 +142,7 @@ def context_grid(document: Document) -> Grid | None:
     found = document.context_curves
     if not found:
         return None
-    settings = [curve.key.condition.apart_from("context") for curve in found]
+    settings = [curve.key.condition.without("context") for curve in found]
     lengths = _places([curve.points for curve in found])
     return Grid(
         title="Speed-up and KV cache by tokens of context",

@@ -67,7 +67,7 @@ def _charts(document: Document) -> Iterator[Chart | None]:
 def _fewest_rows(settings: Sequence[tuple[Section, ...]]) -> tuple[tuple[Section, ...], ...]:
     groups: dict[Condition, tuple[Section, ...]] = {}
     for group in sorted(settings, key=lambda group: group[0].condition.concurrency):
-        across = group[0].condition.apart_from("workload", "concurrency")
+        across = group[0].condition.without("workload", "concurrency")
         groups.setdefault(across, group)
     return tuple(group for group in settings if group in groups.values())
 

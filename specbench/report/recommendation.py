@@ -42,9 +42,9 @@ def pick_lines(
     for one in picks:
         lines.append(f"{title(one, picks)}: {headline(document, one, objective)}{document.mark}")
         lines += (f"  {reason}" for reason in reasons(document, one))
-    questions = [one.condition.apart_from("workload") for one in picks]
+    questions = [one.condition.without("workload") for one in picks]
     for shared in shared_picks(picks):
-        setting = shared.key.condition.apart_from("workload", "concurrency")
+        setting = shared.key.condition.without("workload", "concurrency")
         where = "".join(f", {part}" for part in setting.told_apart(questions))
         lines.append(
             f"one configuration for all workloads{where}: {_way(shared.key)}, giving up "
@@ -80,7 +80,7 @@ def shared_picks(picks: Sequence[Pick]) -> tuple[SharedPick, ...]:
     """One for every target and setting that was measured on several workloads."""
     groups: dict[object, list[Pick]] = {}
     for one in picks:
-        groups.setdefault(one.condition.apart_from("workload"), []).append(one)
+        groups.setdefault(one.condition.without("workload"), []).append(one)
     found = (shared_pick(group) for group in groups.values())
     return tuple(shared for shared in found if shared is not None)
 
@@ -211,7 +211,7 @@ def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:
     """Where more users make speculation stop paying, for the pairings at hand."""
     for found in crossovers:
         key = found.key
-        if key.condition.apart_from("concurrency") != one.condition:
+        if key.condition.without("concurrency") != one.condition:
             continue
         # A point without an interval does not say that it still paid there.
         known = [p.at for p in found.points if p.valid and p.speedup and p.speedup.low is not None]

@@ -108,7 +108,7 @@ def by_setting(all_sections: tuple[Section, ...]) -> tuple[tuple[Section, ...], 
     """Sections that differ in the workload alone, which share a figure."""
     groups: dict[Condition, list[Section]] = {}
     for section in all_sections:
-        groups.setdefault(section.condition.apart_from("workload"), []).append(section)
+        groups.setdefault(section.condition.without("workload"), []).append(section)
     return tuple(map(tuple, groups.values()))
 
 

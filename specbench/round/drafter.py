@@ -193,7 +193,7 @@ class Drafter(Protocol):
 
 
 @runtime_checkable
-class ExpectsAnswers(Protocol):
+class PredictsOutput(Protocol):
     """What a drafter may have besides: a predicted output, not only the next tokens."""
 
     def predicted_output(self, state: State, most: int) -> Proposal | None:

@@ -33,7 +33,7 @@ from specbench.records import (
 from specbench.runs.old_plans import LAST_SCHEMA, Depths, OldRunRecord
 
 # 1: first layout (2026-11). 2: passes over many rows, engines and limits. 3: the best of several
-# samples. 4: lossy options, whole answers checked at once, imported figures, traces, forecasts.
+# samples. 4: lossy options, predicted outputs checked at once, imported figures, traces, forecasts.
 # 5: a plan is final (old_plans.py). Earlier ones read as before.
 SCHEMA_VERSION = 5
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from specbench.footprint import PREFILL_LOGITS, rounded_up
-from specbench.round.drafter import ExpectsAnswers
+from specbench.round.drafter import PredictsOutput
 from specbench.round.round import Verifier, finish_round
 from specbench.round.rows import Rows
 from specbench.round.sampling import Sampler
@@ -35,7 +35,7 @@ def check_predicted_output(
     Waits for the device.
     """
     drafter = rows.drafter
-    assert isinstance(drafter, ExpectsAnswers), "only such a drafter is asked"
+    assert isinstance(drafter, PredictsOutput), "only such a drafter is asked"
     state = rows.state.rows(row, 1)
     length, left = torch.cat([state.length_B, state.budget_B]).tolist()
     at_once = min(rows.prefill_chunk, PREFILL_LOGITS // rows.target.vocab_size, FURTHEST)

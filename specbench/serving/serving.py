@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specbench.execution.clock import Clock, Mark
 from specbench.execution.launcher import Launch, Launcher
 from specbench.records import AnswerCheck, RoundLog, RoundTimeline
-from specbench.round.drafter import ExpectsAnswers
+from specbench.round.drafter import PredictsOutput
 from specbench.round.round import Verifier
 from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
@@ -92,7 +92,7 @@ class Serving:
         self._flights: deque[_Flight] = deque()
         self._rounds: list[_Round] = []
         self._behind = 0  # tokens a row may have that the drafter did not see
-        self._expects_answers = isinstance(rows.drafter, ExpectsAnswers)
+        self._predicts_output = isinstance(rows.drafter, PredictsOutput)
         self._eos_ids = frozenset(rows.state.eos_E.tolist())
 
     def run(self) -> Served:
@@ -121,11 +121,13 @@ class Serving:
             self._progress[request] = _Progress(began, first_token, [token])
             if is_done:
                 self._finish(request)
-        if self._policy.max_k and self._expects_answers:
-            self._check_answers([a for a in admitted if not self._progress[a.request].is_done])
+        if self._policy.max_k and self._predicts_output:
+            self._check_predicted_outputs(
+                [a for a in admitted if not self._progress[a.request].is_done]
+            )
 
-    def _check_answers(self, admitted: Sequence[Admission]) -> None:
-        """Let the target read what is expected of whole answers, row after row."""
+    def _check_predicted_outputs(self, admitted: Sequence[Admission]) -> None:
+        """Let the target check predicted outputs, row after row."""
         checks: dict[int, Checked] = {}
         for row, request in admitted:
             check = check_predicted_output(self._rows, row, self._sampler, self._verifier)

@@ -66,7 +66,7 @@ K = Option(
     names=("-k", "--num-speculative-tokens"),
     read=_draft,
     help="K: a number, a range or a list (4, 0..8 or 1,2,4), auto, or 0..8,auto.",
-    shown="run: the pairing's, else 4; sweep-k: 0..8",
+    shown="the pairing's, else 4",
 )
 Temperatures = Annotated[
     tuple[float, ...],

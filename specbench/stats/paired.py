@@ -1,4 +1,4 @@
-"""Ratios of costs that were measured in pairs, such as rounds at two K on the same visit."""
+"""Ratios of costs that were measured in pairs, such as rounds at two K in the same repetition."""
 
 import math
 

@@ -88,7 +88,7 @@ def test_costs_are_those_of_real_rounds_at_every_k_in_turns(whole):
     for cost in costs.values():
         assert cost.seconds == pytest.approx(1 + 0.1 * cost.num_speculative_tokens)
         assert len(cost.visits_s) == 6
-        assert cost.context == 15 + 12  # the prompt as the template has it, half of a visit
+        assert cost.context == 15 + 12  # the prompt as the template has it, half of a repetition
 
 
 def test_every_prompt_is_traced_once_for_each_drafter(whole):
@@ -167,9 +167,9 @@ def test_there_costs_are_measured_between_blocks_as_their_share_of_the_time_come
 def test_visits_lie_between_blocks_while_they_keep_to_their_share(
     tmp_path, monkeypatch, share, repeats, expected
 ):
-    """Blocks take seconds of the fake clock and visits none; what is missing the end makes up.
+    """Blocks take seconds of the fake clock, repetitions none; what is missing the end makes up.
 
-    Costs are known after six visits here, but a machine's pace may change later in the sweep.
+    Costs are known after six repetitions here, but a machine's pace may change later in the sweep.
     """
     visit, num_blocks = RoundCosts.visit, []
 

@@ -122,4 +122,4 @@ def test_drafters_are_listed_with_what_each_parameter_may_be(tmp_path):
     assert "max_ngram=3 (a" in text
     rows = json.loads(specbench("list", "drafters", "--json", cwd=tmp_path).out)
     medusa = next(row for row in rows if row["method"] == "medusa")
-    assert medusa["allowed"]["tree"] == "auto or chain or published or stage2 or fitted"
+    assert medusa["allowed"]["tree"] == "auto, chain, published, stage2 or fitted"

@@ -8,7 +8,7 @@ from torch import Tensor
 from specbench.execution.clock import Mark
 from specbench.forward.runner import Output
 from specbench.forward.tree import Branches
-from specbench.round.drafter import Drafter, ExpectsAnswers, PlainDrafter, Proposal
+from specbench.round.drafter import Drafter, PlainDrafter, PredictsOutput, Proposal
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 
@@ -123,7 +123,7 @@ class Wrapped:
         self.num_drafts = inner.num_drafts
         self.buffers = inner.buffers
         self.observe = inner.observe
-        if isinstance(inner, ExpectsAnswers):
+        if isinstance(inner, PredictsOutput):
             self.predicted_output = inner.predicted_output
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:

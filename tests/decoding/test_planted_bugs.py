@@ -124,12 +124,12 @@ def test_a_hole_in_the_draft_models_cache_costs_acceptance(plant: Plant) -> None
 
 
 def _shared_noise(seed_B: Tensor, positions_BK: Tensor, drafts_BK: Tensor) -> Tensor:
-    """A uniform number made from the very noise with which the draft won its race."""
+    """A uniform number made from the very noise with which the draft was drawn."""
     noise = exponential(seed_B, positions_BK, Purpose.DRAFT, 7)
     return 1 - torch.exp(-noise.gather(-1, drafts_BK[..., None])[..., 0])
 
 
-LAW_BUGS = {
+DISTRIBUTION_BUGS = {
     "no residual": (
         verifier._residual,
         "residual_BV = (p_BV - q_BV).clamp(min=0)",
@@ -166,12 +166,12 @@ LAW_BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", LAW_BUGS)
+@pytest.mark.parametrize("bug", DISTRIBUTION_BUGS)
 def test_the_distribution_check_fails_for(
     bug: str, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifier, "shared_noise", _shared_noise, raising=False)
-    plant(*LAW_BUGS[bug])
+    plant(*DISTRIBUTION_BUGS[bug])
 
     p_value = p_of_sampled()
 

@@ -56,7 +56,7 @@ def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
         greedy()
 
 
-LAW_BUGS = {
+DISTRIBUTION_BUGS = {
     "every sibling judged against the whole distribution": (
         verifier._reject_tree,
         "p_BV = torch.where(is_refused_B1, left_BV, p_BV)",
@@ -75,9 +75,9 @@ LAW_BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", LAW_BUGS)
+@pytest.mark.parametrize("bug", DISTRIBUTION_BUGS)
 def test_the_distribution_check_fails_for(bug: str, plant: Plant) -> None:
-    plant(*LAW_BUGS[bug])
+    plant(*DISTRIBUTION_BUGS[bug])
 
     p_value = p_of_sampled()
 

@@ -16,7 +16,6 @@ from tests.decoding.models import exact_llama, generated, ragged_prompts, random
 from tests.drafters.variants import VARIANTS, Variant
 
 BUDGETS = (24, 3, 17, 24)
-SLOW = pytest.mark.slow
 
 
 class Subject(NamedTuple):
@@ -46,7 +45,7 @@ def requests() -> list[Request]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [pytest.param(1, marks=SLOW), 4, pytest.param(8, marks=SLOW)])
+@pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: int) -> None:
     target, draft, texts = subject()

@@ -13,7 +13,7 @@ PROMPTS = "abcdef"
 
 
 def test_of_six_that_may_all_be_as_fast_three_are_measured():
-    """Costs of K + 1 steps, so that every K is as fast as K = 0; each K's visits differ."""
+    """Costs of K + 1 steps, so that every K is as fast as K = 0; each K's repetitions differ."""
     visits = {0: (1.0,) * 6}
     for k in range(1, 7):
         factors = [(0.7, 1.3, 0.9, 1.1, 0.8, 1.25)[(i + k) % 6] for i in range(6)]

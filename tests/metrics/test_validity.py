@@ -142,7 +142,7 @@ CHECK = AnswerCheck(num_drafted=9, num_accepted=3, num_emitted=4, seconds=0.5)
 
 
 def with_check(cell: CellData, check: AnswerCheck = CHECK, **changes: object) -> CellData:
-    """The cell with a whole answer's check before its first request's rounds."""
+    """The cell with a predicted output's check before its first request's rounds."""
     first = cell.requests[0]
     longer = {
         "output_ids": tuple(range(first.num_output_tokens + check.num_emitted)),
@@ -151,7 +151,7 @@ def with_check(cell: CellData, check: AnswerCheck = CHECK, **changes: object) ->
     return with_first(cell, answer_check=check, **(longer | changes))
 
 
-def test_a_whole_answers_check_adds_its_tokens_and_its_time(steady):
+def test_a_predicted_outputs_check_adds_its_tokens_and_its_time(steady):
     assert judge_cell(with_check(steady)) == ()
     too_few = with_check(steady, output_ids=steady.requests[0].output_ids)
     assert "output tokens are not" in only_reason(too_few)

@@ -32,7 +32,7 @@ class NoPermission(FakeNvml):
         ("cuda:0", NoPermission(), "NVML refuses: Insufficient Permissions"),
         ("cuda:0", FakeNvml(FakeGpu(mig=1)), "MIG is on"),
         ("cuda:7", FakeNvml(FakeGpu()), "cuda:7 is GPU 7, and NVML knows 1"),
-        ("cpu", FakeNvml(FakeGpu()), "device cpu: NVML knows NVIDIA GPUs only"),
+        ("cpu", FakeNvml(FakeGpu()), "none (NVML supports NVIDIA GPUs only)"),
     ],
 )
 def test_where_nothing_can_be_measured_the_probe_says_why_and_gives_no_zero(

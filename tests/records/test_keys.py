@@ -122,8 +122,8 @@ def test_each_part_has_one_order() -> None:
     assert sorted(reversed(conditions), key=lambda at: at.order) == conditions
 
 
-def test_conditions_apart_from_an_axis_are_equal_where_they_differ_in_it_alone() -> None:
+def test_conditions_without_an_axis_are_equal_where_they_differ_in_it_alone() -> None:
     one, many = KEY.condition, cell_key(concurrency=4).condition
-    assert one.apart_from("concurrency") == many.apart_from("concurrency")
-    assert one.apart_from("workload") != many.apart_from("workload")
-    assert many.apart_from("concurrency").label == "demo, temperature 0, float32, builtin engine"
+    assert one.without("concurrency") == many.without("concurrency")
+    assert one.without("workload") != many.without("workload")
+    assert many.without("concurrency").label == "demo, temperature 0, float32, builtin engine"

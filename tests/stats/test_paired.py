@@ -31,7 +31,7 @@ def test_of_few_pairs_no_spread_is_claimed() -> None:
 
 
 def test_one_busy_visit_is_left_out() -> None:
-    """A visit of three times the time: the mean would be off by a third."""
+    """A repetition of three times the time: the mean would be off by a third."""
     busy = paired_log_ratio([1.6, 1.6, 4.8, 1.6, 1.6, 1.6], [1.0] * 6)
     assert math.exp(busy.log) == pytest.approx(1.6)
     assert busy.num_prompts == 5
@@ -43,7 +43,7 @@ def test_what_is_as_far_off_as_all_others_stays() -> None:
 
 
 def _coverage() -> float:
-    """How often the interval covers the ratio of expected costs; some visits are all slow."""
+    """How often the interval covers the ratio of expected costs; some repetitions are all slow."""
     rng = np.random.default_rng(7)
     covered = 0
     for _ in range(RUNS):

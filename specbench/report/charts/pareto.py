@@ -54,7 +54,7 @@ def rows_pareto_charts(
     """All users against one user, a panel a workload, where several concurrencies ran."""
     groups: dict[Condition, dict[str, list[Section]]] = {}
     for section in every:
-        across = section.condition.apart_from("workload", "concurrency")
+        across = section.condition.without("workload", "concurrency")
         groups.setdefault(across, {}).setdefault(section.condition.workload, []).append(section)
     for setting, by_workload in groups.items():
         found = {name: _curves(own) for name, own in by_workload.items()}

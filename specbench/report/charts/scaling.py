@@ -35,7 +35,7 @@ def crossover_charts(crossovers: Sequence[Crossover]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload."""
     groups: dict[tuple[str, Condition], list[Curve]] = {}
     for curve in crossovers:
-        setting = curve.key.condition.apart_from("workload", "concurrency")
+        setting = curve.key.condition.without("workload", "concurrency")
         groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
         panels = _panels(group, "concurrent requests")
@@ -49,7 +49,7 @@ def context_charts(curves: Sequence[ContextCurve]) -> Iterator[Chart]:
     """A chart a pairing and setting, a panel a workload."""
     groups: dict[tuple[str, Condition], list[Curve]] = {}
     for curve in curves:
-        setting = curve.key.condition.apart_from("workload", "context")
+        setting = curve.key.condition.without("workload", "context")
         groups.setdefault((curve.key.source, setting), []).append(curve)
     for (label, setting), group in groups.items():
         panels = _panels(group, "tokens of context")

@@ -24,7 +24,7 @@ def side_by_side_charts(
     groups: dict[Condition, dict[str, list[SideBySide]]] = {}
     for pair in pairs:
         setting = pair.own.condition
-        across = setting.apart_from("workload", "engine")
+        across = setting.without("workload", "engine")
         groups.setdefault(across, {}).setdefault(setting.workload, []).append(pair)
     for setting, workloads in groups.items():
         bars = {name: bars_of(own, known) for name, own in workloads.items()}

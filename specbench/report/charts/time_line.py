@@ -18,7 +18,7 @@ def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart
     groups: dict[tuple[str, Condition], dict[str, RoundTimeline]] = {}
     for key, record in time_lines.items():
         if len(record.rounds):
-            group = key.source, key.condition.apart_from("workload")
+            group = key.source, key.condition.without("workload")
             groups.setdefault(group, {})[key.condition.workload] = record.rounds
     for (label, setting), rounds in groups.items():
         panels = Panels(list(rounds), [])
