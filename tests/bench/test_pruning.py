@@ -1,6 +1,10 @@
+import pytest
+
+from specbench.bench.passes import block_seconds
 from specbench.bench.pruning import hopeless, unaffordable
 from specbench.records import CellSummary, Interval
 from tests.cell_keys import cell_key
+from tests.made_records import made_block, made_request, steps
 
 
 def cell(pairing: str, k: int, speedup: float | None) -> CellSummary:
@@ -76,3 +80,9 @@ def test_what_the_budget_cannot_pay_for_leaves_slowest_first():
 
 def test_the_best_k_stays_even_when_nothing_can_be_paid_for():
     assert cells_out(0.0) == {1, 4}
+
+
+def test_what_a_prompt_took_is_that_of_all_its_turns():
+    turns = [made_request("k4", "p", steps(n), turn=i) for i, n in enumerate((2, 5))]
+    stored = made_block("p", *turns, made_request("k0", "p", steps(4)))
+    assert block_seconds(stored) == pytest.approx({"k4": 0.9, "k0": 0.5})

@@ -8,10 +8,13 @@ import torch
 import transformers
 from torch import Tensor
 
+from specbench.drafting.topology import Topology
 from specbench.errors import ModelError
 from specbench.forward.attention import additive_mask, visible
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
+from specbench.forward.tree import branches_of
+from specbench.round.topology import StaticTree
 from specbench.serving.request import Request
 from tests.decoding.lossless import assert_texts, decode, make_drafter
 from tests.decoding.models import (
@@ -77,6 +80,26 @@ def test_a_row_range_of_the_cache_is_used_alone(runner: Runner, expected_1TV: Te
     torch.testing.assert_close(both[:1], expected_1TV[:, 6:], **CLOSE)
     other_1TV = plain_logits(tiny_llama(), TOKENS_1T + 1)
     torch.testing.assert_close(both[1:], other_1TV[:, 6:], **CLOSE)
+
+
+@torch.no_grad()
+def test_the_slots_of_an_accepted_branch_move_within_their_own_row(
+    runner: Runner, expected_1TV: Tensor
+) -> None:
+    """It lies one slot further than it belongs, past a sibling that was refused."""
+    topology = Topology.of_paths([(0,), (1,), (1, 0)])
+    tree = StaticTree(topology, torch.device("cpu")).of_rows(1)
+    for row in range(3):
+        runner.forward(TOKENS_1T[:, :7] + (row != 1), positions(0, 7), 64, first_row=row)
+    positions_1N, branches = branches_of(tree, torch.tensor([[7]]))
+    (current, first, second), refused = TOKENS_1T[0, 7:10].tolist(), 0
+    nodes_1N = torch.tensor([[current, refused, first, second]])
+    runner.forward(nodes_1N, positions_1N, 64, first_row=1, branches=branches)
+
+    runner.move_slots(torch.tensor([[9, 10]]), torch.tensor([[8, 9]]), 1)
+
+    tail = runner.forward(TOKENS_1T[:, 10:], positions(10, 12), 64, first_row=1).logits
+    torch.testing.assert_close(tail, expected_1TV[:, 10:], **CLOSE)
 
 
 @torch.no_grad()

@@ -58,6 +58,17 @@ def test_the_next_turn_waits_for_the_answer_and_gets_its_row_before_others() -> 
     assert scheduler.arrived_s(2) == 2.0
 
 
+def test_a_next_turn_comes_in_with_the_answer_whatever_time_it_names() -> None:
+    turns = [Arrival(at_s=1.0, conversation="a"), Arrival(at_s=50.0, conversation="a")]
+    scheduler = Scheduler([*turns, Arrival(at_s=1.5)], num_rows=1)
+    assert scheduler.admit(1.0) == [(0, 0)]
+
+    scheduler.finish(0, 2.0)
+
+    assert scheduler.admit(2.0) == [(0, 1)]
+    assert scheduler.arrived_s(1) == 2.0
+
+
 def test_gaps_are_closed_from_the_end() -> None:
     scheduler = Scheduler(closed(4), num_rows=4)
     scheduler.admit(0.0)

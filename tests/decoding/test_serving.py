@@ -215,6 +215,31 @@ def test_a_kept_prefix_leaves_the_next_turns_text_as_it_was(
     assert_every_round_kept_the_deepest(served.results[:2], [k] * 12)
 
 
+def test_a_row_that_another_moved_into_keeps_nothing_of_the_text_before() -> None:
+    plain, prompt = exact_llama(seed=0), random_prompt(9, seed=1)
+    first, again = (
+        Request(
+            prompt_ids=prompt,
+            max_new_tokens=3,
+            arrival=Arrival(at_s=at_s, conversation=name),
+        )
+        for at_s, name in ((0.0, "a"), (12.0, "b"))
+    )
+    # Takes the first one's row when it ends; the third takes that one's, and the last waits.
+    moved, late = (
+        Request(prompt_ids=random_prompt(9, seed=2), max_new_tokens=20, arrival=Arrival(at_s=at_s))
+        for at_s in (0.0, 10.0)
+    )
+
+    served = serve(
+        FusedRunner(exact_llama(seed=0)), NoDrafter(), [first, moved, late, again], FixedK(0), 2
+    )
+
+    assert served.results[3].started_s > served.results[1].first_token_s
+    answer = generated(plain, prompt, 3)
+    assert_texts([served.results[0], served.results[3]], [answer, answer])
+
+
 def test_turns_that_start_together_each_keep_their_own_prefix(runner: MakeRunner) -> None:
     plain = exact_llama(seed=0)
     openings = [random_prompt(9, seed=1), random_prompt(3, seed=2)]

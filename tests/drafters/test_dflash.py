@@ -19,6 +19,7 @@ from specbench.errors import ModelError
 from specbench.forward.runner import StockRunner
 from specbench.models.checkpoint import Checkpoint
 from specbench.records import Sampling
+from specbench.round.round import run_round
 from specbench.round.sampling import Sampler
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
@@ -171,6 +172,19 @@ def test_a_row_that_moves_takes_its_context_along() -> None:
         watched.propose(rows.state.rows(0, 1), 5, SPAN, Sampler(Sampling()))
 
     assert watched.seen[0].text[:-1] == PROMPTS[2]
+    assert_blocks(case.plain, watched.seen)
+
+
+def test_a_row_that_does_not_begin_at_0_sees_its_own_context() -> None:
+    case = subject()
+    watched = Watched(case.drafter())
+    rows = prefilled(case.target, watched, PROMPTS)
+
+    state = rows.state.rows(2, 1)
+    with torch.no_grad():
+        for k in (5, 3, 5, 5):
+            run_round(case.target, watched, state, Sampler(Sampling()), k=k, span=SPAN)
+
     assert_blocks(case.plain, watched.seen)
 
 

@@ -195,3 +195,25 @@ def test_rows_that_do_not_begin_at_0_are_drafted_for_as_those_that_do(variant: V
         return watched.seen, text
 
     assert rounds([other, other, prompt], 2) == rounds([prompt, other, other], 0)
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
+@torch.inference_mode()
+def test_a_row_that_moves_is_drafted_for_as_one_that_stays(variant: Variant) -> None:
+    prompt, other = SAMPLED_PROMPT, tuple(reversed(SAMPLED_PROMPT[:-2]))
+
+    def rounds(*, moves: bool) -> tuple[list[Drafted], Path]:
+        watched, sampler = Watched(drafter_of(variant)), Sampler(GREEDY)
+        rows = filled(watched, [other, other, prompt], sampler)
+        state = rows.state.rows(2, 1)
+        for k in (4, 4):
+            run_round(models()[0], watched, state, sampler, k=deepest(watched, k), span=SPAN)
+        if moves:
+            rows.move_row(2, 0, int(state.length_B[0]) + 1)
+            state = rows.state.rows(0, 1)
+        for k in (2, 4, 3, 4):
+            run_round(models()[0], watched, state, sampler, k=deepest(watched, k), span=SPAN)
+        text = tuple(state.tokens_BC[0, : int(state.length_B[0]) + 1].tolist())
+        return watched.seen, text
+
+    assert rounds(moves=True) == rounds(moves=False)

@@ -153,6 +153,7 @@ def test_the_gravest_verdict_is_the_gates_and_counts_come_first():
 def test_a_share_of_zero_is_no_share():
     assert judged("num_failed", 0.0, 0.0).verdict is Verdict.PASS
     assert judged("num_failed", 0.0, 3.0).verdict is Verdict.REGRESSION
+    assert judged("acceptance_rate", 0.0, 0.5).verdict is Verdict.PASS
 
 
 def test_negative_values_are_compared_as_shares_of_the_baselines():
