@@ -27,7 +27,7 @@ def num_prompts_seen(cell):
 def added_file(tmp_path: Path) -> Iterator[None]:
     """A metric file beside the others, gone again after the test."""
     (tmp_path / "prompts_seen.py").write_text(NEW_FILE)
-    known = dict(registry._METRICS)
+    known = dict(all_metrics())  # of every module, whoever imported some before
     metrics.__path__.append(str(tmp_path))
     yield
     metrics.__path__.remove(str(tmp_path))
