@@ -6,6 +6,9 @@ RUN_STAMP := $(VENV)/.run-installed
 DEV_STAMP := $(VENV)/.dev-installed
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 
+# Where make test-engines keeps real engines.
+export ENGINES ?= $(HOME)/.cache/specbench-engines
+
 # Compiled files are kept, or every process of the tests compiles all of them again.
 export PYTHONDONTWRITEBYTECODE :=
 
@@ -19,7 +22,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run test test-fast test-margins check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run test test-fast test-long test-engines test-margins check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -34,7 +37,15 @@ test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
 	$(BIN)/python -m pytest $(SPREAD)
 
 test-fast: $(DEV_STAMP)  ## The tests that take no long measurement (below a minute)
-	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not gpu and not long and not engines"
+
+test-long: $(DEV_STAMP)  ## The proofs at full size that make test has samples of (minutes)
+	$(BIN)/python -m pytest -m long -s
+
+# Once, real engines are built, outside the tree: some GB, half an hour.
+test-engines: $(DEV_STAMP)  ## The proofs on real vLLM and llama.cpp; TABLE=1: with 40 prompts
+	$(BIN)/python tests/real_engines/environments.py
+	$(BIN)/python -m pytest -m engines -s tests/real_engines
 
 test-margins: $(DEV_STAMP)  ## How far the tests' figures are from their limits (an hour)
 	$(BIN)/python -m tests.margins $(TESTS)

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.run import name_of, provenance, run, write
 from specbench.adaptive_k.controller import default_ks
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive, pooled
-from specbench.metrics.cell import gather_run
+from specbench.metrics.gathering import gather_run
 from specbench.runs import StoredRun
 from specbench.settings import (
     DraftSettings,

@@ -14,6 +14,7 @@ from specbench.frames.cells import cells_frame
 from specbench.frames.decisions import decisions_frame
 from specbench.frames.requests import requests_frame
 from specbench.frames.rounds import rounds_frame
+from specbench.frames.servers import servers_frame
 from specbench.frames.tables import describe
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
@@ -91,6 +92,11 @@ class Run:
     def decisions(self) -> pd.DataFrame:
         """One row per drafter and setting: what to use, its speed-up, the sentence."""
         return decisions_frame([self._document])
+
+    @cached_property
+    def servers(self) -> pd.DataFrame:
+        """One row per session of a serving engine: its start, room, counters and settings."""
+        return servers_frame([self._stored])
 
     @staticmethod
     def columns(table: str = "cells") -> pd.DataFrame:

@@ -16,7 +16,7 @@ FILES = {"shipped", "inputs", "model_files", "drafting"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
 DECODING = {*BASE, *FILES, "models", "forward", "round", "execution", "serving", "adaptive_k"}
-DRIVING = {*DECODING, "drafters", "engines"}
+DRIVING = {*DECODING, "arrivals", "drafters", "engines"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).
 MAY_IMPORT = {
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "exit_code": set(),
     "whole_file": set(),
     "json_text": set(),
+    "arrivals": set(),
     "shipped": set(),
     "footprint": set(),
     "stats": {"errors"},  # only numbers enter
@@ -51,14 +52,14 @@ MAY_IMPORT = {
     "serving": {*BASE, "forward", "round", "execution"},
     "adaptive_k": {*BASE, "round", "serving"},
     "drafters": {*BASE, *FILES, "models", "forward", "round"},
-    "engines": DRIVING,
+    "engines": {*DRIVING, "servers"},
     "probes": BASE,
-    "servers": {"errors", "json_text", "inputs"},
+    "servers": {"errors", "json_text", "arrivals", "inputs"},
     "demo": set(),
     "verify": DRIVING,
     "tracing": DRIVING,
     "training": {*DRIVING, "probes", "demo"},
-    "bench": {*DRIVING, *ANALYSING, "probes", "servers", "verify", "tracing"} - {"gate", "export"},
+    "bench": {*DRIVING, *ANALYSING, "probes", "servers", "verify", "tracing"} - {"gate"},
     "cli": {*DRIVING, *ANALYSING, "report", "probes", "verify", "training", "bench"},
     "__main__": {"cli"},
 }

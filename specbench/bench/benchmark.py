@@ -1,44 +1,26 @@
 """A whole run: provenance first, then target after target, then the mark that it is complete."""
 
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
-import psutil
-import torch
-
-from specbench.bench.deadline import Deadline
 from specbench.bench.depth import any_shape
-from specbench.bench.hub import look_for_hub
-from specbench.bench.memory import MemoryMeter
-from specbench.bench.passes import block_seconds
-from specbench.bench.plan import TargetPlan, peers_of, plan_targets
+from specbench.bench.plan import TargetPlan, peers_of
+from specbench.bench.planning import plan_targets
+from specbench.bench.served.host import Launched, running_ks, running_servers
 from specbench.bench.served_costs import time_servers
-from specbench.bench.target import TargetRun
+from specbench.bench.spread import Cluster
 from specbench.bench.watch import Watch
-from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import Engine
-from specbench.engines.model_pool import ModelPool
-from specbench.engines.transformers import TransformersEngine
-from specbench.errors import ModelError, UsageError
+from specbench.bench.where import Here, OnNodes, Where
+from specbench.errors import UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import is_address, read_file
-from specbench.inputs.config import Pairing, Target
-from specbench.inputs.model_spec import ModelSpec
-from specbench.models.checkpoint import Checkpoint, read_checkpoint
-from specbench.models.loading import ModelSource, planned_dtype
-from specbench.probes.allocator import cuda_uuid
-from specbench.probes.environment import describe_environment
-from specbench.probes.nvml import open_probe
+from specbench.inputs.config import Pairing
 from specbench.records import EngineCost, Prompt, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
-    Ledger,
     StoredRun,
     create_run,
     new_run_id,
@@ -83,25 +65,33 @@ def run_benchmark(
     watch: Watch,
     *,
     resume: str | None = None,
+    cluster: Cluster | None = None,
 ) -> StoredRun:
     """Measure everything asked for, or the rest of it; each block is stored when it is done.
 
-    A target or drafter that cannot run is a stored failure. Raises UsageError, WorkloadError
-    and StoreError before anything is measured.
+    On the nodes of the cluster, or here where there is none. A target or drafter that cannot run is
+    a stored failure. Raises UsageError, WorkloadError and StoreError before anything is measured.
     """
     if any_shape(pairings):
         settings = replace(settings, decoder=replace(settings.decoder, dummy_weights=True))
-    device = find_device(settings.machine.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)  # events, streams and graphs are made on the current one
-    threads = settings.machine.threads or default_threads(pairings)
-    torch.set_num_threads(threads)
-    look_for_hub(pairings, watch.warn)
-    plans = plan_targets(
-        settings, pairings, lambda t: _dtype(t, settings.machine.dtype, device), read_shapes
+    where: Where = (
+        Here(settings, pairings, watch)
+        if cluster is None
+        else OnNodes(cluster, settings, pairings, watch)
     )
-    probe = open_probe(str(device), uuid=cuda_uuid(str(device)))
-    environment = describe_environment(str(device), threads, sys.argv, probe)
+    running = running_servers(settings)
+    plans = plan_targets(
+        settings,
+        pairings,
+        where.dtype_of,
+        where.read_head,
+        running_ks=running_ks(running),
+    )
+    if cluster is None and not running:  # nodes have programs of their own
+        for plan in plans:
+            for engine in plan.served:
+                Launched(plan, engine, root).require_program()
+    environment, *others = where.environments
     warnings = tuple(w for plan in plans for w in plan_warnings(plan))
     for warning in warnings:
         watch.warn(warning)
@@ -126,56 +116,16 @@ def run_benchmark(
     with ledger:
         if resume is not None:
             require_same_work(ledger.run, plans)
-            ledger.append(environment)
+            others.insert(0, environment)
             told = () if ledger.stored.engine_costs else engine_costs(settings, plans)
         watch.run_id(ledger.run.run_id)
+        for one in others:
+            ledger.append(one)
         for cost in told:
             ledger.append(cost)
-        asked_s = settings.effort.budget_s
-        budget_s = None if asked_s is None else asked_s / len(plans)
-        for plan in plans:
-            deadline = Deadline(budget_s, time.monotonic, spent_s=_spent_s(ledger, plan))
-            meter = MemoryMeter(plan.target.name, str(device), probe)
-            target_run = TargetRun(plan, ledger, probe, meter, watch, deadline)
-            target_run.measure(partial(open_engines, plan.target, device, settings))
+        where.measure(plans, running, ledger)
         ledger.finish()
         return ledger.stored
-
-
-def open_engines(
-    target: Target, device: torch.device, settings: RunSettings, pool: ModelPool | None = None
-) -> dict[str, Engine]:
-    """The engines of a run over one set of weights, those of `pool` if it is given; ModelError."""
-    decoder = settings.decoder
-    pool = pool or ModelPool(device, settings.machine.dtype, dummy=decoder.dummy_weights)
-    make: dict[str, Callable[[], Engine]] = {
-        BUILTIN: lambda: BuiltinEngine(target, pool, decoder),
-        TRANSFORMERS: lambda: TransformersEngine(target, pool),
-    }
-    # Ours first, whatever order they were named in: it decodes the references.
-    return {name: open_one() for name, open_one in make.items() if name in settings.load.engines}
-
-
-def find_device(name: str) -> torch.device:
-    """`auto` is the first GPU where there is one; UsageError for what is not there."""
-    if name == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or not (index or "0").isdigit():
-        raise UsageError(f"--device {name!r}: allowed are auto, cpu, cuda and cuda:N")
-    count = torch.cuda.device_count()
-    if int(index or 0) >= count:
-        raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
-    return torch.device("cuda", int(index or 0))
-
-
-def default_threads(pairings: Sequence[Pairing]) -> int:
-    """1 for the embedded pair, whose small matrices gain nothing from more; else all cores."""
-    if all(pairing.target.model.source.startswith("demo:") for pairing in pairings):
-        return 1
-    return psutil.cpu_count(logical=False) or 1
 
 
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:
@@ -202,25 +152,6 @@ def peer_warnings(plan: TargetPlan) -> tuple[str, ...]:
     return (f"the engine transformers has no such method for {', '.join(left_out)}: {rest}",)
 
 
-def _dtype(target: Target, dtype: str | None, device: torch.device) -> str:
-    spec = target.model
-    source = ModelSource(
-        location=spec.location,
-        revision=spec.revision,
-        dtype=dtype or spec.dtype,
-        trust_remote_code=spec.trust_remote_code,
-    )
-    try:
-        return planned_dtype(source, device)
-    except ModelError:
-        return "unknown"  # loading will fail likewise, and that failure is recorded
-
-
-def read_shapes(spec: ModelSpec) -> Checkpoint:
-    """A head's config and the shapes of its tensors, downloaded where they are not here yet."""
-    return read_checkpoint(spec.location, spec.revision, shapes_only=True)
-
-
 def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
     """UsageError where a resumed run would measure other things than those it has begun with."""
     now = {pairing.name: pairing.sha256 for plan in plans for pairing in plan.pairings}
@@ -243,14 +174,3 @@ def require_same_work(run: RunRecord, plans: Sequence[TargetPlan]) -> None:
             f"run {run.run_id} cannot be resumed: with this device and these pairings the plan "
             "would differ; start a new run"
         )
-
-
-def _spent_s(ledger: Ledger, plan: TargetPlan) -> float:
-    """Seconds that earlier sessions of this run spent on this target's requests."""
-    stored = ledger.stored
-    ids = {key.id for key in stored.run.keys if key.condition.target == plan.target.name}
-    spent = (seconds for block in stored.blocks for seconds in block_seconds(block).items())
-    traces = (trace for trace in stored.traces if trace.target == plan.target.name)
-    return sum(seconds for cell_id, seconds in spent if cell_id in ids) + sum(
-        trace.seconds or 0.0 for trace in traces
-    )

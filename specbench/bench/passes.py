@@ -14,15 +14,15 @@ from specbench.bench.limits import BLOCKS, measure_forwards, measure_limits
 from specbench.bench.plan import TargetPlan
 from specbench.bench.pruning import A_FEW, ENOUGH_PROMPTS, hopeless, unaffordable
 from specbench.bench.session import Session
+from specbench.bench.spent import block_seconds
 from specbench.bench.watch import Watch
 from specbench.decide.adaptive import best_fixed
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
-from specbench.metrics.cell import gather_cells
+from specbench.metrics.gathering import gather_cells
 from specbench.metrics.summary import summarise
 from specbench.probes.bandwidth import copy_bandwidth
 from specbench.records import (
-    ALL_PROMPTS,
     NO_DRAFTER,
     BlockRecord,
     CellKey,
@@ -268,19 +268,6 @@ def _confirmed(block: Block, chosen: frozenset[str]) -> tuple[Cell, ...]:
     engines = {cell.key.condition.engine for cell in cells}
     baselines = (cell for cell in block.baselines if cell.key.condition.engine in engines)
     return (*baselines, *cells) if cells else ()
-
-
-def block_seconds(block: BlockRecord) -> dict[str, float]:
-    """What each cell of a block took; of requests that overlap, their pass."""
-    seconds = dict.fromkeys(block.order, 0.0)
-    if block.prompt_id == ALL_PROMPTS:
-        return seconds | {one.cell_id: one.seconds for one in block.passes}
-    for samples in block.samples:
-        seconds[samples.served.cell_id] += samples.seconds
-    if not block.samples:
-        for request in block.requests:
-            seconds[request.cell_id] += request.total_s or 0.0
-    return seconds
 
 
 def _only(block: Block, ids: frozenset[str]) -> Block:

@@ -1,17 +1,16 @@
 """What will be measured: cells made of blocks, with K = 0 always among them. No tensors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from specbench.bench.blocks import Block, Cell
-from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
 from specbench.bench.pruning import ENOUGH_PROMPTS
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
-from specbench.errors import UsageError
 from specbench.inputs.config import Drafter, Pairing, Target
-from specbench.inputs.workloads import Workload, load_workloads
+from specbench.inputs.workloads import Workload
 from specbench.records import (
     ASSISTED_DEFAULT,
+    SESSIONS_A_CYCLE,
     Auto,
     CellKey,
     CellPlan,
@@ -23,7 +22,7 @@ from specbench.records import (
     Sampling,
     too_deep,
 )
-from specbench.settings import BUILTIN, RunSettings
+from specbench.settings import BUILTIN, SERVED, RunSettings
 
 DEFAULT_K = 4
 DEFAULT_PROMPTS = 10
@@ -31,6 +30,7 @@ SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed say
 ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it
 PASSES = 6  # of the prompt list above one row: an interval needs five
 WAITING_PER_ROW = 3  # requests a row in a pass, so that all rows are busy for most of it
+CYCLES = 4  # of sessions, at least: fewer give wide intervals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +43,9 @@ class TargetPlan:
     settings: RunSettings
     dtype: str
     depths: Mapping[str, int] = field(default_factory=dict)  # the deepest K of a drafter
+    # Of running servers, the K that they have; None: servers are started.
+    running_ks: tuple[int, ...] | None = None
+    refused: Mapping[tuple[str, str], str] = field(default_factory=dict)  # engine, drafter: why
 
     def prompts(self, workload: Workload) -> tuple[Prompt, ...]:
         """The prompts that may be used: under a budget or a precision, all of them."""
@@ -67,6 +70,20 @@ class TargetPlan:
         wanted = self.settings.effort.num_prompts or WAITING_PER_ROW * concurrency
         prompts = workload.take(min(wanted, len(workload.prompts)), self.settings.seed)
         return tuple(prompts[i % len(prompts)] for i in range(wanted))
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Its engines that run in processes of their own."""
+        return tuple(name for name in self.settings.load.engines if name in SERVED)
+
+    @property
+    def in_process(self) -> "TargetPlan | None":
+        """What the engines in this process measure; None where there is none."""
+        load = self.settings.load
+        engines = tuple(name for name in load.engines if name not in SERVED)
+        if not engines:
+            return None
+        return replace(self, settings=replace(self.settings, load=replace(load, engines=engines)))
 
     @property
     def conditions(self) -> tuple[Condition, ...]:
@@ -99,6 +116,11 @@ class TargetPlan:
         temperature = self.settings.sampling.temperatures.index(condition.temperature)
         return temperature, context, rows, condition.num_samples
 
+    @property
+    def cycles(self) -> int:
+        """Cycles of sessions in the first pass, at least."""
+        return self.settings.servers.cycles or CYCLES
+
     def repeats(self, condition: Condition) -> int:
         effort = self.settings.effort
         if effort.num_repeats is not None:
@@ -110,6 +132,8 @@ class TargetPlan:
     def ks(self, pairing: Pairing) -> tuple[int, ...]:
         """All K that were asked for; else those of the defaults that the drafter can draft."""
         drafter, asked = pairing.drafter, self.settings.draft.num_speculative_tokens
+        if self.running_ks is not None:
+            return self.running_ks
         if asked is None:
             own = drafter.num_speculative_tokens
             return (own or self.within_reach(drafter.name, DEFAULT_K),)
@@ -123,11 +147,12 @@ class TargetPlan:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """Which K of a default range are not in the plan, and why."""
-        for pairing in self.pairings:
+        """Which K of a default range and which drafters are not in the plan, and why."""
+        for pairing in self.pairings if self.running_ks is None else ():
             ks = set(self.settings.draft.num_speculative_tokens or ())
             if deeper := ks.difference(self.ks(pairing)):
                 yield too_deep(pairing.name, min(deeper))
+        yield from dict.fromkeys(self.refused.values())
 
     def largest_k(self, pairing: Pairing) -> int:
         """The most that any of its cells may draft; 0: only the baseline is measured."""
@@ -138,7 +163,9 @@ class TargetPlan:
         """K = 0 of every engine, then every K of every pairing, then the adaptive ones."""
         made: list[Cell] = []
         for engine in self.settings.load.engines:
-            if engine == BUILTIN:
+            if engine in SERVED:
+                made += self.served_cells(replace(condition, engine=engine))
+            elif engine == BUILTIN:
                 made += self._builtin_cells(condition)
             elif not condition.is_stream:
                 made += self._peer_cells(replace(condition, engine=engine))
@@ -153,6 +180,17 @@ class TargetPlan:
                 lengths.append(Auto(self.largest_k(pairing)))
             for length in lengths:
                 yield self._cell(condition, _draft(pairing.drafter, length))
+
+    def served_cells(self, condition: Condition) -> Iterator[Cell]:
+        """K = 0 and every K of every pairing, of one serving engine."""
+        if self.running_ks is None or 0 in self.running_ks:
+            yield self._cell(condition, Draft.none)
+        for pairing in self.pairings:
+            if (condition.engine, pairing.drafter.name) in self.refused:
+                continue
+            for k in self.ks(pairing):
+                if k > 0:
+                    yield self._cell(condition, _draft(pairing.drafter, Fixed(k)))
 
     def _peer_cells(self, condition: Condition) -> Iterator[Cell]:
         for method in BASELINES:
@@ -209,46 +247,13 @@ class TargetPlan:
                 CellPlan(
                     key=cell.key,
                     num_prompts=len({prompt.id for prompt in prompts}),
-                    num_repeats=self.repeats(condition),
+                    num_repeats=self.cycles * SESSIONS_A_CYCLE
+                    if cell.key.condition.engine in SERVED
+                    else self.repeats(condition),
                 )
                 for cell in self.cells(condition)
             ]
         return tuple(plans)
-
-
-def plan_targets(
-    settings: RunSettings,
-    pairings: Sequence[Pairing],
-    dtype_of: Callable[[Target], str],
-    read_head: ReadHead = headers_on_this_machine,
-) -> tuple[TargetPlan, ...]:
-    """One plan a target, in the order the pairings name them; nothing changes it afterwards.
-
-    Raises WorkloadError, and UsageError for two workloads of one name.
-    """
-    by_target: dict[str, list[Pairing]] = {}
-    for pairing in pairings:
-        by_target.setdefault(pairing.target.name, []).append(pairing)
-    load = settings.load
-    if BUILTIN not in load.engines and 1 not in load.concurrency:
-        raise UsageError(
-            f"--engine {', '.join(load.engines)} decodes one request at a time; "
-            "use --concurrency 1, or add the engine builtin"
-        )
-    _check_lossy(settings, pairings)
-    _check_peers(settings, pairings)
-    made_up = settings.decoder.dummy_weights or any_shape(pairings)
-    return tuple(
-        TargetPlan(
-            target=group[0].target,
-            pairings=tuple(group),
-            workloads=load_workloads(settings.workload.workloads, folder=group[0].target.workloads),
-            settings=settings,
-            dtype=dtype_of(group[0].target),
-            depths=depths(group, read_head, made_up=made_up),
-        )
-        for group in by_target.values()
-    )
 
 
 def _draft(drafter: Drafter, length: Length) -> Draft:
@@ -259,34 +264,3 @@ def _draft(drafter: Drafter, length: Length) -> Draft:
 def peers_of(drafter: Drafter) -> tuple[str, ...]:
     """What transformers has like it; nothing where a rule of ours judges the drafts."""
     return () if drafter.lossy else peer_methods(drafter.method)
-
-
-def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
-    """UsageError where a lossy rule could not do what it is named for."""
-    lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
-    if not lossy:
-        return
-    if settings.decoder.acceptance is not None:
-        raise UsageError(
-            f"--acceptance simulates acceptance, but {', '.join(lossy)} accepts drafts by its own "
-            "lossy rule; name other pairings or drop --acceptance"
-        )
-    if BUILTIN not in settings.load.engines:
-        raise UsageError(
-            f"{', '.join(lossy)} uses a lossy rule that only the built-in decoder has; add "
-            "--engine builtin or name other pairings"
-        )
-
-
-def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
-    """UsageError where no engine that was asked for drafts in the way of any pairing."""
-    engines = settings.load.engines
-    if BUILTIN in engines or settings.draft.num_speculative_tokens == (0,):
-        return
-    if not any(peers_of(p.drafter) for p in pairings):
-        methods = ", ".join(dict.fromkeys(p.drafter.method for p in pairings))
-        raise UsageError(
-            f"--engine {', '.join(engines)}: transformers has no method like {methods}, "
-            f"so {', '.join(p.name for p in pairings)} cannot be measured there; the engine "
-            "builtin has it"
-        )

@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
 from specbench.records import EngineCost
-from specbench.servers.client import Client, RefusedError, ServerError, Streamed
+from specbench.servers.client import Client, ServerError
 from specbench.servers.metrics_page import Counters
+from specbench.servers.streamed import Streamed
 
 MAX_TOKENS = 64  # of an answer
 NUM_BATCHES = 6  # each a cost of its own, so that their spread is seen
@@ -51,8 +52,8 @@ async def _time_in_turns(
     async with AsyncExitStack() as stack:
         servers = []
         for address in addresses:
-            client = Client(address, most_at_once=max(concurrencies))
-            servers.append(await _Timed.open(await stack.enter_async_context(client), asked))
+            client = await stack.enter_async_context(Client(address))
+            servers.append(await _Timed.open(client, asked))
         for concurrency in concurrencies:
             wanted = [prompts[i % len(prompts)] for i in range(concurrency * NUM_BATCHES)]
             found: list[list[EngineCost]] = [[] for _ in servers]
@@ -103,14 +104,8 @@ class _Timed:
         return await asyncio.gather(*map(self._answer, prompts))
 
     async def _answer(self, prompt: str) -> Streamed:
-        chat = {"messages": [{"role": "user", "content": prompt}]}
-        try:
-            answer = await self._client.stream("chat/completions", {**self._asked, **chat})
-        except RefusedError as error:
-            if error.status not in (400, 404):
-                raise
-            # A model without a chat template.
-            answer = await self._client.stream("completions", {**self._asked, "prompt": prompt})
+        messages = [{"role": "user", "content": prompt}]
+        answer = await self._client.chat(self._asked, {"messages": messages})
         if answer.text and not answer.num_tokens:
             self._client.fail(
                 "its stream has no usage, so tokens cannot be counted; pass a table instead"

@@ -19,6 +19,7 @@ from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import WorkloadError
 from specbench.inputs.lengthening import TextSource, lengthen
+from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.probes.probe import Probe
 from specbench.records import (
     BlockRecord,
@@ -34,7 +35,6 @@ from specbench.records import (
 from specbench.runs import Ledger
 from specbench.tracing.text import Text
 
-DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 GREEDY = Sampling()
 
 
@@ -96,6 +96,7 @@ class Session:
             requests=tuple(request for share in shares for request in share.requests),
             passes=tuple(one for share in shares for one in share.passes),
             samples=tuple(one for share in shares for one in share.samples),
+            node=self._ledger.node,
         )
         self._ledger.append(record)
         return record

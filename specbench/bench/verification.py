@@ -4,17 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from specbench.bench.benchmark import (
-    default_threads,
-    find_device,
-    open_engines,
-    peer_warnings,
-    read_shapes,
-)
+from specbench.bench.benchmark import peer_warnings
 from specbench.bench.blocks import work_of
 from specbench.bench.hub import look_for_hub
-from specbench.bench.plan import TargetPlan, plan_targets
-from specbench.bench.session import DEFAULT_MAX_NEW_TOKENS
+from specbench.bench.plan import TargetPlan
+from specbench.bench.planning import plan_targets
+from specbench.bench.this_process import default_threads, find_device, open_engines, read_shapes
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest
 from specbench.engines.model_pool import ModelPool
@@ -22,6 +17,7 @@ from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, WorkloadError, first_line
 from specbench.inputs.config import Pairing
+from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.records import Message, Sampling
 from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import Collector, Question

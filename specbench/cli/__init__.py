@@ -125,12 +125,16 @@ def _with_drafts(arguments: list[str]) -> list[str]:
 
 
 def _with_latest(arguments: list[str]) -> list[str]:
-    """`--resume` alone means the newest run; a training has a folder of its own."""
+    """`--resume` alone means the newest run, `--ray` the cluster that this machine is part of.
+
+    A training has a folder of its own.
+    """
     if arguments[:1] == ["train"]:
         return arguments
+    alone = {"--resume": "latest", "--ray": "auto"}
     completed = []
     for this, following in pairwise([*arguments, "-"]):
         completed.append(this)
-        if this == "--resume" and following.startswith("-"):
-            completed.append("latest")
+        if this in alone and following.startswith("-"):
+            completed.append(alone[this])
     return completed

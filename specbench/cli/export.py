@@ -95,10 +95,11 @@ def export(
     """
     from specbench.export.deployment import Deployment, Tier
     from specbench.export.engines import find_exporter
+    from specbench.export.measured_there import export_as_measured
     from specbench.export.winner import Asked
     from specbench.inputs.config import load_pairings
 
-    exporter = find_exporter(engine)
+    exporter, measured_version = find_exporter(engine), None
     chosen = load_pairings(pairings_file).select([pairing])
     if len({one.target.name for one in chosen}) != 1:
         raise UsageError(f"{pairing!r} names several targets; export one of them")
@@ -124,10 +125,13 @@ def export(
             basis=("K was set by hand, not measured",),
         )
     else:
-        asked = Asked(workload, temperature, concurrency)
-        deployment = _measured(chosen, asked, run, runs)
+        asked = Asked(workload, temperature, concurrency, engine)
+        deployment, measured_version = _measured(chosen, asked, run, runs)
     config_name = str(out) if out and exporter.CONFIG_NAME else exporter.CONFIG_NAME or ""
-    made = exporter.export(deployment, engine_version, config_name)
+    if engine_version is None:
+        made = export_as_measured(exporter, deployment, measured_version, config_name)
+    else:
+        made = exporter.export(deployment, engine_version, config_name)
     if out is not None:
         _write(out, made.config.text if made.config else _script(made))
     if as_json:
@@ -140,7 +144,9 @@ def export(
 
 def _measured(
     chosen: "tuple[Pairing, ...]", asked: "Asked", run: str | None, runs: Path
-) -> "Deployment":
+) -> "tuple[Deployment, str | None]":
+    """With the engine's version, where it was measured with the engine that is exported to."""
+    from specbench.export.measured_there import basis_there, version_there
     from specbench.export.winner import winner
     from specbench.report.document import build_document
 
@@ -153,7 +159,11 @@ def _measured(
         )
     deployment = winner(chosen, document.decisions, document.cells, asked)
     cut = "" if document.is_complete else ", interrupted: based on what it measured so far"
-    return replace(deployment, basis=(f"run {document.run.run_id}{cut}", *deployment.basis))
+    engine, servers = asked.engine or "", document.servers
+    arguments = document.run.settings.servers.engine_args
+    own = basis_there(deployment, engine, servers, arguments)
+    basis = (f"run {document.run.run_id}{cut}", *own, *deployment.basis)
+    return replace(deployment, basis=basis), version_there(deployment, engine, servers)
 
 
 def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":

@@ -1,107 +1,27 @@
 """What `run` and `sweep-k` share: settings, the plan, the run, the answer."""
 
 import json
-import math
 import shlex
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from specbench.cli.nodes import Nodes
 from specbench.cli.resuming import require_as_asked
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
-from specbench.settings import BUILTIN, RunSettings
-from specbench.settings.words import one_of, parse_names
+from specbench.settings import SERVED, RunSettings
+from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
     from specbench.inputs.config import Pairing
+    from specbench.records import ServerRecord
     from specbench.report.document import Document
     from specbench.runs import StoredRun
-
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-
-
-def checked(asked: RunSettings) -> RunSettings:
-    """The settings, where they go together; UsageError says which do not."""
-    draft, load, forecasting = asked.draft, asked.load, asked.forecasting
-    if asked.machine.dtype is not None:
-        one_of("--dtype", asked.machine.dtype, *DTYPES)
-    if load.request_rate == math.inf:
-        raise UsageError(
-            "--request-rate inf: expected requests per second; without the option each request "
-            "starts when one ends"
-        )
-    if asked.sampling.top_p == 0:
-        raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
-    if draft.adaptive and BUILTIN not in load.engines:
-        raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
-    if asked.decoder.acceptance is not None and load.engines != (BUILTIN,):
-        raise UsageError(
-            "--acceptance simulates acceptance in the built-in decoder only; leave out --engine "
-            "transformers"
-        )
-    if load.num_samples > 1:
-        _require_samples(asked)
-    if forecasting.forecast or forecasting.costs:
-        _require_forecast(asked)
-        forecasting = replace(forecasting, forecast=True)
-    elif forecasting.exhaustive:
-        raise UsageError("--exhaustive checks forecasts; add --forecast")
-    if forecasting.acceptance_rule is not None and not forecasting.costs:
-        raise UsageError("--acceptance-rule describes the engine of --costs; add --costs")
-    return replace(asked, forecasting=forecasting)
-
-
-def _require_samples(asked: RunSettings) -> None:
-    """UsageError where the best of several answers makes no sense."""
-    n, load = asked.load.num_samples, asked.load
-    if 0 in asked.sampling.temperatures:
-        raise UsageError(
-            f"--samples {n}: at temperature 0 all {n} answers are the same; use a temperature "
-            "above 0, such as 0.7"
-        )
-    if load.concurrency != (1,) or load.request_rate is not None:
-        raise UsageError(
-            f"--samples {n} decodes {n} answers to one prompt at a time; leave out --concurrency "
-            "and --request-rate"
-        )
-    if asked.draft.adaptive:
-        raise UsageError(f"--samples {n} needs a fixed K; drop auto from -k")
-    if load.engines != (BUILTIN,):
-        raise UsageError(
-            f"--samples {n} needs the built-in decoder; leave out --engine transformers"
-        )
-    if asked.decoder.acceptance is not None:
-        raise UsageError(
-            f"--samples {n} picks the likeliest text, but --acceptance makes texts up; use one "
-            "of them"
-        )
-
-
-def _require_forecast(asked: RunSettings) -> None:
-    """UsageError where nothing can be forecast, and for costs that cannot be read."""
-    from specbench.forecast.engine_costs import check_sources
-
-    costs, ks = asked.forecasting.costs, asked.draft.num_speculative_tokens
-    option = "--costs" if costs else "--forecast"
-    if asked.load.engines != (BUILTIN,):
-        raise UsageError(f"{option} needs the built-in decoder; leave out --engine transformers")
-    if asked.load.request_rate is not None:
-        raise UsageError(f"{option} assumes a full batch; drop --request-rate")
-    if asked.load.num_samples > 1:
-        raise UsageError(f"{option} assumes one answer per prompt; drop --samples")
-    if asked.decoder.acceptance is not None:
-        raise UsageError(f"{option} traces real acceptance; drop --acceptance")
-    if asked.forecasting.exhaustive and costs:
-        raise UsageError(
-            "--exhaustive measures here, but --costs describe another engine; use one of them"
-        )
-    check_sources(costs)
-    if costs and ks is not None and not any(ks):
-        raise UsageError("--costs forecasts fixed K above 0, such as -k 1..8")
 
 
 def read_methods(methods: str | None) -> tuple[str, ...]:
@@ -123,6 +43,7 @@ def measure(
     out: Path,
     resume: str | None,
     dry_run: bool,
+    nodes: Nodes | None,
     as_json: bool,
 ) -> None:
     """Plan, measure, report, answer. Exits 4 when something could not be measured."""
@@ -137,9 +58,15 @@ def measure(
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
     pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
     if dry_run:
-        _show_plan(settings, pairings, as_json=as_json)
+        _show_plan(settings, pairings, out, as_json=as_json)
         return
-    _run(of_pairings(settings, pairings), pairings, out, resume, as_json=as_json)
+    if nodes is not None and settings.servers.base_urls:
+        raise UsageError(
+            "--ray starts servers on its nodes, and --base-url measures those that run already; "
+            "leave one or the other out"
+        )
+    run = run_settings(of_pairings(settings, pairings), pairings, out, resume, nodes=nodes)
+    _tell(run, as_json=as_json)
 
 
 def of_pairings(settings: RunSettings, pairings: "Sequence[Pairing]") -> RunSettings:
@@ -154,6 +81,7 @@ def run_settings(
     out: Path,
     resume: str | None = None,
     again: Sequence[str] = (),
+    nodes: Nodes | None = None,
 ) -> "StoredRun":
     """The run, with its progress shown; exits 130 with how to go on when it is interrupted.
 
@@ -166,7 +94,8 @@ def run_settings(
         try:
             from specbench.bench.benchmark import run_benchmark
 
-            return run_benchmark(settings, pairings, out, watch, resume=resume)
+            with nullcontext() if nodes is None else nodes.connected(settings) as cluster:
+                return run_benchmark(settings, pairings, out, watch, resume=resume, cluster=cluster)
         except KeyboardInterrupt:
             watch.close()
             if watch.id is None:
@@ -181,15 +110,7 @@ def run_settings(
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
-def _run(
-    settings: RunSettings,
-    pairings: "Sequence[Pairing]",
-    out: Path,
-    resume: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    run = run_settings(settings, pairings, out, resume)
+def _tell(run: "StoredRun", *, as_json: bool) -> None:
     from specbench.cli.answer import print_answer, print_json
     from specbench.report.document import build_document
     from specbench.report.write import write_report
@@ -201,6 +122,7 @@ def _run(
     else:
         print_answer(document, paths, told=run.run.warnings)  # told when measuring began
     require_complete(document)
+    _require_decided(document)
 
 
 def require_complete(document: "Document") -> None:
@@ -210,12 +132,38 @@ def require_complete(document: "Document") -> None:
         raise typer.Exit(ExitCode.INCOMPLETE)
 
 
-def _show_plan(settings: RunSettings, pairings: "Sequence[Pairing]", *, as_json: bool) -> None:
-    from specbench.bench.plan import plan_targets
+def _require_decided(document: "Document") -> None:
+    """Exit 3 where the sessions of a server decide nothing: more of them may."""
+    from specbench.decide.recommend import Verdict, judge
+
+    of_servers = [d for d in document.decisions if d.condition.engine in SERVED]
+    if any(judge(decision.speedup) is Verdict.NOT_SHOWN for decision in of_servers):
+        raise typer.Exit(ExitCode.INCONCLUSIVE)
+
+
+def _show_plan(
+    settings: RunSettings, pairings: "Sequence[Pairing]", out: Path, *, as_json: bool
+) -> None:
+    from specbench.bench.planning import plan_targets
+    from specbench.bench.served.host import running_ks, running_servers
     from specbench.cli.plan_table import plan_document, print_plan
 
-    plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
+    plans = plan_targets(
+        settings,
+        pairings,
+        lambda t: settings.machine.dtype or t.model.dtype,
+        running_ks=running_ks(running_servers(settings)),
+    )
+    earlier = _earlier_sessions(out) if any(plan.served for plan in plans) else ()
     if as_json:
-        typer.echo(json.dumps(plan_document(plans), indent=2))
+        typer.echo(json.dumps(plan_document(plans, earlier), indent=2))
     else:
-        print_plan(plans)
+        print_plan(plans, earlier)
+
+
+def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":
+    """Of all runs there."""
+    from specbench.runs import list_runs, load_run
+
+    readable = [listing.run_id for listing in list_runs(out) if not listing.problem]
+    return tuple(server for run_id in readable for server in load_run(run_id, out).servers)

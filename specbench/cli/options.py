@@ -23,6 +23,23 @@ Resume = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without measuring.")]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[ADDRESS]",
+        help="Measure on the nodes of a Ray cluster: host:port, auto (the one this machine is "
+        "part of) or local (two workers here).",
+        show_default=False,
+    ),
+]
+GpusPerCell = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="With --ray: GPUs of a cell.  [default: 1 where there are any]",
+        show_default=False,
+    ),
+]
 
 _KEYWORD, _NONE = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
 

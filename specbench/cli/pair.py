@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbench.cli.measure import checked, of_pairings, require_complete, run_settings
+from specbench.cli.checks import checked
+from specbench.cli.measure import of_pairings, require_complete, run_settings
 from specbench.cli.pair_options import Paired
 from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
 from specbench.errors import CompatibilityError, UsageError

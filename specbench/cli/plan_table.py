@@ -6,8 +6,9 @@ from typing import Any
 from rich.table import Table
 
 from specbench.bench.plan import TargetPlan
+from specbench.bench.served.outlook import Outlook, outlooks
 from specbench.cli.console import open_console
-from specbench.records import Length
+from specbench.records import Length, ServerRecord
 from specbench.report.numbers import lengths
 
 # What a planned cell begins with, for machines; every other axis follows.
@@ -17,7 +18,9 @@ _FIRST = (
 )
 
 
-def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
+def plan_document(
+    plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
+) -> dict[str, Any]:
     """The cells that would be measured, and those that would not, for machines."""
     return {
         "cells": [
@@ -30,10 +33,23 @@ def plan_document(plans: Sequence[TargetPlan]) -> dict[str, Any]:
             for cell in plan.cell_plans()
         ],
         "warnings": [warning for plan in plans for warning in plan.left_out],
+        "sessions": [
+            {
+                "target": one.target,
+                "engine": one.engine,
+                "cycle": [session.draft.label for session in one.sessions],
+                "cycles": one.cycles,
+                "seconds": one.seconds,
+                "seconds_are_measured": one.is_measured,
+                "detectable_effect": one.detectable,
+            }
+            for plan in plans
+            for one in outlooks(plan, earlier)
+        ],
     }
 
 
-def print_plan(plans: Sequence[TargetPlan]) -> None:
+def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()) -> None:
     """One row per pairing and workload; nothing is loaded for it."""
     columns = ("pairing", "workload", "method", "T", "batch", "context", "K", "prompts", "repeats")
     table = Table(*columns, box=None)
@@ -61,6 +77,27 @@ def print_plan(plans: Sequence[TargetPlan]) -> None:
     console.print(table)
     for warning in (warning for plan in plans for warning in plan.left_out):
         console.print(warning)
+    for plan in plans:
+        for one in outlooks(plan, earlier):
+            console.print(_sessions_text(one))
     open_ended = any(plan.settings.effort.is_open_ended for plan in plans)
     limit = " at most; --budget or --precision may end it earlier" if open_ended else ""
     console.print(f"{num_cells} cells{limit}. Nothing was measured.")
+
+
+def _sessions_text(one: Outlook) -> str:
+    order = ", ".join(session.draft.label for session in one.sessions)
+    basis = "as earlier sessions took" if one.is_measured else "a guess: nothing was measured yet"
+    each = "a start of the server" if one.are_starts else "a visit to the running server"
+    lines = [
+        f"{one.target} on {one.engine}: {one.cycles} cycles of {len(one.sessions)} sessions, each "
+        f"{each}: {order}",
+        f"about {one.seconds / 60:,.0f} minutes ({basis}); what wins is measured again, with "
+        "K = 0 beside it",
+    ]
+    if one.detectable is not None:
+        lines.append(
+            f"such a sweep can show a speed-up of about {1 + one.detectable:.2f}x or more, if "
+            "sessions differ as much as on a busy CPU; --cycles N sets how many there are"
+        )
+    return "\n".join(lines)

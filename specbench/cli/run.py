@@ -3,7 +3,9 @@
 from pathlib import Path
 
 from specbench.cli import options
-from specbench.cli.measure import checked, measure
+from specbench.cli.checks import checked
+from specbench.cli.measure import measure
+from specbench.cli.nodes import Nodes
 from specbench.settings import RunSettings
 
 
@@ -12,7 +14,16 @@ def run(
     out: options.Out = Path("reports"),
     resume: options.Resume = None,
     dry_run: options.DryRun = False,
+    ray: options.Ray = None,
+    gpus_per_cell: options.GpusPerCell = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure pairings and say per workload whether to speculate."""
-    measure(checked(asked), out=out, resume=resume, dry_run=dry_run, as_json=as_json)
+    measure(
+        checked(asked),
+        out=out,
+        resume=resume,
+        dry_run=dry_run,
+        nodes=Nodes.asked(ray, gpus_per_cell),
+        as_json=as_json,
+    )

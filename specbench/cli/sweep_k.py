@@ -4,7 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from specbench.cli import options
-from specbench.cli.measure import checked, measure
+from specbench.cli.checks import checked
+from specbench.cli.measure import measure
+from specbench.cli.nodes import Nodes
 from specbench.settings import DraftSettings, RunSettings
 
 DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_range=True)
@@ -15,9 +17,18 @@ def sweep_k(
     out: options.Out = Path("reports"),
     resume: options.Resume = None,
     dry_run: options.DryRun = False,
+    ray: options.Ray = None,
+    gpus_per_cell: options.GpusPerCell = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a range of K and report the best per workload."""
     draft = DEFAULT_KS if asked.draft == DraftSettings() else asked.draft
     settings = checked(replace(asked, command="sweep-k", draft=draft))
-    measure(settings, out=out, resume=resume, dry_run=dry_run, as_json=as_json)
+    measure(
+        settings,
+        out=out,
+        resume=resume,
+        dry_run=dry_run,
+        nodes=Nodes.asked(ray, gpus_per_cell),
+        as_json=as_json,
+    )

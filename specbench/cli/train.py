@@ -95,7 +95,7 @@ def train(
         watch.stage("starting")
         import torch
 
-        from specbench.bench.benchmark import find_device
+        from specbench.bench.this_process import find_device
         from specbench.training.settings import TrainSettings
         from specbench.training.train_head import train_head
 

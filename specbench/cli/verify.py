@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli import options
-from specbench.cli.measure import checked, read_methods
+from specbench.cli.checks import checked
+from specbench.cli.measure import read_methods
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import (
     BUILTIN,
+    SERVED,
     DecoderSettings,
     DraftSettings,
     EffortSettings,
@@ -20,6 +22,7 @@ from specbench.settings import (
     MachineSettings,
     RunSettings,
     SamplingSettings,
+    ServerSettings,
     WorkloadSettings,
 )
 from specbench.settings.groups import (
@@ -35,12 +38,20 @@ from specbench.settings.groups import (
 from specbench.settings.words import MAX_CONCURRENCY
 
 if TYPE_CHECKING:
-    from specbench.verify.judge import Finding
+    from specbench.cli.progress import ProgressWatch
+    from specbench.verify.evidence import Evidence
+    from specbench.verify.finding import Finding
 
+ROWS, ROWS_OF_SERVERS = 16, 4  # at once; a server's context may be shared by its requests
 
 _Concurrency = Annotated[
-    int,
-    typer.Option(min=1, max=MAX_CONCURRENCY, help="Concurrent requests in the built-in decoder."),
+    int | None,
+    typer.Option(
+        min=1,
+        max=MAX_CONCURRENCY,
+        help="Concurrent requests.",
+        show_default=f"{ROWS} in the built-in decoder, {ROWS_OF_SERVERS} on a server",
+    ),
 ]
 _OldConcurrency = Annotated[
     int | None, typer.Option("--rows", min=1, max=MAX_CONCURRENCY, hidden=True)
@@ -66,6 +77,7 @@ class Examined:
     sampling: SamplingSettings = _SAMPLING
     num_prompts: Annotated[int | None, replace(PROMPTS, shown="10")] = None
     engines: Engines = (BUILTIN,)
+    servers: ServerSettings = field(default_factory=ServerSettings)
     forward: Forward = "auto"
     graph: Graph = "auto"
     compile: Compile = False
@@ -81,6 +93,7 @@ class Examined:
             sampling=self.sampling,
             effort=EffortSettings(num_prompts=self.num_prompts),
             load=LoadSettings(engines=self.engines),
+            servers=self.servers,
             decoder=DecoderSettings(forward=self.forward, graph=self.graph, compile=self.compile),
             machine=self.machine,
             seed=self.seed,
@@ -91,7 +104,7 @@ class Examined:
 def verify(
     asked: Examined,
     tokens: _Tokens = 16384,
-    concurrency: _Concurrency = 16,
+    concurrency: _Concurrency = None,
     rows: _OldConcurrency = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -106,19 +119,15 @@ def verify(
             "-k 1..8"
         )
 
-    from specbench.cli.progress import ProgressWatch
-    from specbench.inputs.config import load_pairings
+    if settings.servers.cycles is not None:
+        raise UsageError("--cycles: verify starts each K once and measures no time; drop it")
 
-    file = load_pairings(asked.pairings_file)
-    chosen = file.select(settings.workload.pairings, read_methods(settings.workload.methods))
+    from specbench.cli.progress import ProgressWatch
+
     with ProgressWatch() as watch:
         watch.stage("starting")
-        from specbench.bench.verification import collect_evidence
-
         try:
-            evidence = collect_evidence(
-                settings, chosen, watch, num_tokens=tokens, num_rows=rows or concurrency
-            )
+            evidence = _collect(settings, watch, tokens, rows or concurrency)
         except KeyboardInterrupt:
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
@@ -140,12 +149,43 @@ def verify(
     raise typer.Exit(exit_code(findings))
 
 
+def _collect(
+    settings: RunSettings, watch: "ProgressWatch", num_tokens: int, concurrency: int | None
+) -> "list[Evidence]":
+    """Of the engines in this process, then of servers, for which it needs no torch."""
+    from specbench.inputs.config import load_pairings
+
+    methods = read_methods(settings.workload.methods)
+    chosen = load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
+    here = tuple(name for name in settings.load.engines if name not in SERVED)
+    evidence: list[Evidence] = []
+    if here:
+        from specbench.bench.verification import collect_evidence
+
+        own = replace(settings, load=LoadSettings(engines=here), servers=ServerSettings())
+        evidence += collect_evidence(
+            own, chosen, watch, num_tokens=num_tokens, num_rows=concurrency or ROWS
+        )
+    if here != settings.load.engines:
+        from specbench.bench.served.verification import collect_served_evidence
+
+        evidence += collect_served_evidence(
+            settings,
+            chosen,
+            watch,
+            num_tokens=num_tokens,
+            concurrency=concurrency or ROWS_OF_SERVERS,
+        )
+    return evidence
+
+
 def _print(findings: "Sequence[Finding]") -> None:
     """A row a finding, then what they add up to."""
     from rich.table import Table
 
     from specbench.cli.console import WIDTH, open_console
     from specbench.verify.answer import false_alarm_note, sentences
+    from specbench.verify.answer_served import divergence_lines
 
     several = len({finding.subject.engine for finding in findings}) > 1
     table = Table(box=None, pad_edge=False)
@@ -170,6 +210,8 @@ def _print(findings: "Sequence[Finding]") -> None:
     console.print(table)
     if note := false_alarm_note(findings):
         console.print(note)
+    for line in divergence_lines([f for f in findings if f.subject.engine in SERVED]):
+        typer.echo(line)
     typer.echo("")
     for line in sentences(findings):
         typer.echo(line)

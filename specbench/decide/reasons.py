@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from specbench.decide.why import why
 from specbench.metrics.registry import number_of
@@ -10,22 +11,33 @@ from specbench.records import CellSummary, Interval
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Units:
-    """What was repeated to see how far a speed-up may be off: prompts, or passes over them."""
+    """What was repeated to see how far a speed-up may be off: prompts, passes over them, or of a
+    server cycles of sessions."""
 
     count: int
-    are_prompts: bool
+    name: Literal["prompt", "pass", "cycle"]
+
+    @property
+    def are_prompts(self) -> bool:
+        return self.name == "prompt"
+
+    @property
+    def are_cycles(self) -> bool:
+        return self.name == "cycle"
 
     def noun(self, count: int) -> str:
-        one, many = ("prompt", "prompts") if self.are_prompts else ("pass", "passes")
-        return one if count == 1 else many
+        return self.name if count == 1 else f"{self.name}{'es' if self.name == 'pass' else 's'}"
 
 
 def units_of(cell: CellSummary) -> Units:
     """The units of a cell's interval."""
+    cycles = number_of(cell.metrics, "num_cycles")
+    if cycles is not None:
+        return Units(count=round(cycles), name="cycle")
     if not cell.key.condition.is_stream:
-        return Units(count=cell.num_prompts, are_prompts=True)
+        return Units(count=cell.num_prompts, name="prompt")
     passes = number_of(cell.metrics, "num_passes") or 0
-    return Units(count=round(passes), are_prompts=False)
+    return Units(count=round(passes), name="pass")
 
 
 def k_text(cell: CellSummary) -> str:

@@ -10,8 +10,8 @@ from enum import Enum
 from typing import TypeVar
 
 from specbench.decide.reasons import k_text, reasons_for, speedup_text, units_of
+from specbench.decide.what_more import Limits, what_would_decide
 from specbench.records import NO_DRAFTER, CellKey, CellSummary, Decision, Fixed, Interval
-from specbench.stats.precision import prompts_to_decide
 
 TIE = 0.01  # lower bounds this close are equal, and the smaller K wins
 BEATS_BASELINE = 1 + TIE  # K = 0 takes part with a lower bound of exactly 1
@@ -167,29 +167,8 @@ def _answer(
     if speedup.low is None:
         units = units_of(cell)
         text += f" from {units.count} {units.noun(units.count)}"
-    return "; ".join(filter(None, (text, _would_decide(cell, speedup, workload_prompts))))
-
-
-def _would_decide(cell: CellSummary, speedup: Interval, workload_prompts: int | None) -> str:
-    """What to measure for a decision; empty where the run does not say what there is.
-
-    Passes over the prompts can be repeated without end; prompts only while there are more.
-    """
-    units = units_of(cell)
-    more = prompts_to_decide(
-        speedup, units.count, helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING
-    )
-    if units.are_prompts:
-        if workload_prompts is None:
-            return ""
-        left = max(0, workload_prompts - units.count)
-        if left < more:
-            few = f"only {left:,} more {units.noun(left)}" if left else "no more prompts"
-            return f"the workload has {few}: add some, or raise --repeats"
-    count = f"{float(f'{more:.2g}'):,.0f} more {units.noun(more)} needed"
-    if speedup.low is None:
-        return f"at least {count} for an interval"
-    return f"about {count} to decide"
+    limits = Limits(helps_above=BEATS_BASELINE, nothing_below=GAINS_NOTHING)
+    return "; ".join(filter(None, (text, what_would_decide(cell, limits, workload_prompts))))
 
 
 def _decision(

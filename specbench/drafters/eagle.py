@@ -37,10 +37,13 @@ class Eagle(FeatureDrafter):
         super().__init__(EagleHead(parts.checkpoint(), parts.target), plan)
 
     @staticmethod
-    def new_checkpoint(config: Any, seed: int, *, bias: bool = True) -> Checkpoint:
-        """A head that knows nothing yet, for a target of this config."""
-        fields = {**new_layer_fields(config, "LlamaForCausalLM"), "bias": bias}
+    def new_checkpoint(config: Any, seed: int) -> Checkpoint:
+        """A head that knows nothing yet, for a target of this config.
+
+        Its `fc` adds no bias: vLLM drops that one, and takes `bias: true` for attention's.
+        """
+        fields = {**new_layer_fields(config, "LlamaForCausalLM"), "bias": False}
         bare = Checkpoint(source="a new EAGLE head", config=fields, tensors={})
         with torch.device("meta"):
-            weights = EagleWeights(layer_config(bare), frozenset(), has_bias=bias)
+            weights = EagleWeights(layer_config(bare), frozenset(), has_bias=False)
         return replace(bare, tensors=drawn(weights, seed, fields["initializer_range"]))

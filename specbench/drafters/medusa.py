@@ -6,6 +6,7 @@ vocabulary, K drafts, W the likeliest tokens of a head.
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from specbench.drafters.heads.medusa import MedusaHeads
 from specbench.drafters.registry import Parts, drafter
 from specbench.drafting.medusa import NEW_HEADS, MedusaTree
+from specbench.model_files.medusa_layout import medusa_fields
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import (
     Footprint,
@@ -134,9 +136,6 @@ class Medusa(PlainDrafter):
                 tensors[f"{i}.{j}.linear.weight"] = draw(F, F)
                 tensors[f"{i}.{j}.linear.bias"] = draw(F)
             tensors[f"{i}.{num_layers}.weight"] = draw(V, F)
-        fields = {
-            "architectures": ["MedusaModel"],
-            "medusa_num_heads": num_heads,
-            "medusa_num_layers": num_layers,
-        }
-        return Checkpoint(source="new medusa heads", config=fields, tensors=tensors)
+        bare = Checkpoint(source="new medusa heads", config={}, tensors=tensors)
+        fields = {"architectures": ["MedusaModel"], **medusa_fields(bare)}
+        return replace(bare, config=fields)

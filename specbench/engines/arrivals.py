@@ -1,8 +1,8 @@
 """When requests come in."""
 
-import random
 from collections.abc import Sequence
 
+from specbench.arrivals import poisson_arrivals
 from specbench.engines.engine import EngineRequest, Load
 from specbench.serving.scheduler import Arrival
 
@@ -14,15 +14,13 @@ def arrivals(requests: Sequence[EngineRequest], load: Load) -> list[Arrival]:
     """
     if load.request_rate is None:
         return [Arrival(conversation=request.conversation) for request in requests]
-    draw, at_s = random.Random(load.seed), 0.0
+    times_s = poisson_arrivals(load.request_rate, load.seed)
     begun: set[str] = set()
     found = []
     for request in requests:
-        if request.conversation in begun:
-            found.append(Arrival(conversation=request.conversation))
-            continue
+        is_later_turn = request.conversation in begun
+        at_s = None if is_later_turn else next(times_s)
         found.append(Arrival(at_s=at_s, conversation=request.conversation))
-        at_s += draw.expovariate(load.request_rate)
         if request.conversation is not None:
             begun.add(request.conversation)
     return found

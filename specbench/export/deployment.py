@@ -33,6 +33,7 @@ class Deployment:
     temperature: float = 0.0
     dtype: str | None = None  # as it was measured; None: the checkpoint's
     basis: tuple[str, ...] = ()  # where K comes from, in sentences
+    measured_with: str | None = None  # the engine; None: K was set by hand
 
     @property
     def k(self) -> int:

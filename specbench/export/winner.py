@@ -21,6 +21,7 @@ class Asked(NamedTuple):
     workload: str | None = None
     temperature: float | None = None
     num_rows: int | None = None
+    engine: str | None = None  # that is exported to: its own decisions go first
 
 
 def winner(
@@ -32,7 +33,8 @@ def winner(
     """The best of `pairings` (those of one target) with its K, as the decisions have it.
 
     K is that of the decision; with several workloads the one whose worst regret is least, as
-    long as it helps somewhere. Of several temperatures the lowest, of several contexts the
+    long as it helps somewhere. Of several engines the one that is exported to goes first, then our
+    own. Of several temperatures the lowest, of several contexts the
     prompts unchanged, unless `asked` says. UsageError where nothing was measured.
     """
     decisions = tuple(decisions)
@@ -44,8 +46,12 @@ def winner(
             "`specbench sweep-k`, or give K by hand: -k 4"
         )
     name = _best(meant)
-    temperatures = {d.condition.temperature for d in decisions if d.leader.pairing == name}
     own = [d for d in meant if d.leader.pairing == name]
+    temperatures = {
+        d.condition.temperature
+        for d in decisions
+        if (d.leader.pairing, d.condition.engine) == (name, own[0].condition.engine)
+    }
     known = [cell for cell in cells if cell.key.pairing == name]
     found = [_at_rows(list(group), known) for _, group in groupby(own, _rows)]
     basis = tuple(sentence for _, sentences in found for sentence in sentences)
@@ -65,6 +71,7 @@ def winner(
         temperature=own[0].condition.temperature,
         dtype=own[0].condition.dtype,
         basis=basis,
+        measured_with=own[0].condition.engine,
     )
 
 
@@ -85,6 +92,7 @@ def _meant(decisions: list[Decision], asked: Asked) -> list[Decision]:
         left = [d for d in left if d.condition.concurrency == asked.num_rows]
     if not left:
         return []
+    left = [d for d in left if d.condition.engine == asked.engine] or left
     first = _across(min(left, key=lambda d: d.condition.order))
     alike = [d for d in left if _across(d) == first]
     return sorted(alike, key=_rows)

@@ -125,7 +125,8 @@ def _interval(name: str, doc: Doc, value: Callable[[Row], Any]) -> Iterable[Colu
         (
             "low",
             "_low",
-            f"lower end of the 95 % interval of `{name}`; absent below 5 prompts or passes",
+            f"lower end of the 95 % interval of `{name}`; absent below 5 prompts or passes, and "
+            "below 2 cycles of a server's sessions",
         ),
         ("high", "_high", "its upper end"),
     )

@@ -13,6 +13,7 @@ from specbench.records import (
     BlockRecord,
     CellKey,
     DeviceSample,
+    RequestCounts,
     RequestRecord,
     RunRecord,
 )
@@ -35,6 +36,19 @@ DOCS = {
     "arrived_s": Doc("since its pass began; `ttft_s` and `total_s` count from here", "s"),
     "queue_s": Doc("arrival to the start of its prefill", "s"),
     "sample": Doc("which of several answers to the same turn, from 0"),
+    "num_first": Doc("came with the first one: `decode_s` has none of them", "tokens"),
+    "text": Doc("as a server said it; absent where the engine gives ids alone", dtype=TEXT),
+}
+COUNT_DOCS = {
+    "num_rounds": Doc("rounds that a server counted, those without a draft included", "rounds"),
+    "num_drafted": Doc("drafted in them", "tokens"),
+    "num_accepted": Doc("of them accepted, up to the end of the answer", "tokens"),
+    "num_drafting": Doc("rounds that drafted anything", "rounds"),
+    "num_rejecting": Doc("rounds in which a draft was judged and not accepted", "rounds"),
+    "num_by_accepted": Doc("rounds that accepted 0, 1 .. K, a tuple", "rounds"),
+    "num_overshot": Doc(
+        "accepted past the end of the answer: in the engine's own figures, not in ours", "tokens"
+    ),
 }
 CHECK_DOCS = {
     "num_drafted": Doc("tokens of a predicted output checked before the first round", "tokens"),
@@ -78,9 +92,15 @@ def requests_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
     return frame_of(request_columns(), [row for run in runs for row in request_rows(run)])
 
 
+def _num_rounds(request: RequestRecord) -> int | None:
+    if request.rounds is not None:
+        return len(request.rounds)
+    return request.counts.num_rounds if request.counts else None
+
+
 def request_columns() -> tuple[Column[Any], ...]:
     """What a request took and gave, and what NVML saw meanwhile."""
-    return (RUN_ID, *KEY, PURPOSE, *OWN, *_DERIVED, *_CHECK, *_DEVICE, cell_id())
+    return (RUN_ID, *KEY, PURPOSE, *OWN, *_DERIVED, *_CHECK, *_DEVICE, *_COUNTS, *_OF, cell_id())
 
 
 PURPOSE: Column[RequestRow] = Column(
@@ -94,13 +114,16 @@ OWN: tuple[Column[RequestRow], ...] = record_columns(
     RequestRecord,
     DOCS,
     attrgetter("request"),
-    without=("cell_id", "output_ids", "rounds", "device", "answer_check"),
+    without=(
+        *("cell_id", "output_ids", "num_tokens"),
+        *("rounds", "counts", "device", "answer_check"),
+    ),
 )
 _DERIVED: tuple[Column[RequestRow], ...] = (
     Column(
         name="num_output_tokens",
         unit="tokens",
-        meaning="counted from ids; the first comes from prefill",
+        meaning="counted from ids, or by a server that gives none; the first comes from prefill",
         dtype="int64",
         value=attrgetter("request.num_output_tokens"),
     ),
@@ -109,7 +132,7 @@ _DERIVED: tuple[Column[RequestRow], ...] = (
         unit="rounds",
         meaning="absent where the engine does not tell",
         dtype="Int64",
-        value=lambda row: None if row.request.rounds is None else len(row.request.rounds),
+        value=lambda row: _num_rounds(row.request),
     ),
     Column(
         name="output_ids",
@@ -124,4 +147,23 @@ _CHECK: tuple[Column[RequestRow], ...] = record_columns(
 )
 _DEVICE: tuple[Column[RequestRow], ...] = record_columns(
     DeviceSample, DEVICE_DOCS, attrgetter("request.device"), prefix="device_"
+)
+_COUNTS: tuple[Column[RequestRow], ...] = record_columns(
+    RequestCounts, COUNT_DOCS, attrgetter("request.counts"), prefix="counted_"
+)
+_OF: tuple[Column[RequestRow], ...] = (
+    Column(
+        name="session",
+        unit="",
+        meaning="of the server that answered, as in `servers`; absent for an engine of our own",
+        dtype="category",
+        value=attrgetter("block.session"),
+    ),
+    Column(
+        name="cycle",
+        unit="",
+        meaning="of sessions, from 0",
+        dtype="Int64",
+        value=attrgetter("block.cycle"),
+    ),
 )

@@ -14,6 +14,7 @@ from specbench.frames.column import LIST, TEXT, Column
 from specbench.frames.decisions import decision_columns
 from specbench.frames.requests import request_columns
 from specbench.frames.rounds import round_columns
+from specbench.frames.servers import server_columns
 
 # Written as JSON writes them, from the first version of the file on; other flags as True, False.
 _JSON_FLAGS = ("synthetic", "valid")
@@ -53,6 +54,9 @@ TABLES: Mapping[str, Table] = {
     "requests": Table(row="one request, failed ones included", columns=request_columns),
     "rounds": Table(row="one round of a request that finished", columns=round_columns),
     "decisions": Table(row="the answer for one drafter and setting", columns=decision_columns),
+    "servers": Table(
+        row="one session of a server, failed attempts included", columns=server_columns
+    ),
 }
 
 

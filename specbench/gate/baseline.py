@@ -19,7 +19,7 @@ from specbench.gate.fingerprint import (
     fingerprint_of,
     other_decoders,
 )
-from specbench.metrics.cell import gather_run
+from specbench.metrics.gathering import gather_run
 from specbench.metrics.imported import summarise_imported
 from specbench.records import NO_DRAFTER, CellKey
 from specbench.runs import StoredRun
@@ -68,7 +68,7 @@ def snapshot(stored: StoredRun, names: Collection[str] | None = None) -> Snapsho
                 imported_sha256=tuple(record.file_sha256 for record in imported) or None,
             ),
         ),
-        fingerprint=fingerprint_of(run, stored.models, stored.engines, imported),
+        fingerprint=fingerprint_of(run, stored.models, stored.engines, imported, stored.servers),
         cells=tuple(figures),
         unmeasured=tuple(key for key in keys if key not in measured),
         is_complete=stored.is_complete,

@@ -182,7 +182,7 @@ def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[
         workload = before.key.condition.workload
         if after is None or after.problems or before.problems or workload in told:
             continue
-        ours, theirs = set(before.units), set(after.units)
+        ours, theirs = (set(cell.prompts or cell.units) for cell in (before, after))
         if ours != theirs and (is_complete or not theirs < ours):
             told.add(workload)
             yield Difference(
@@ -193,4 +193,4 @@ def _other_prompts(pairs: Sequence[CellPair], *, is_complete: bool) -> Iterator[
 def _prompts_text(cell: CellFigures, alone: set[str]) -> str:
     names = ", ".join(sorted(alone)[:3]) + (", ..." if len(alone) > 3 else "")
     only = f" ({names} only here)" if alone else ""
-    return f"{len(cell.units)} of {cell.key.condition.workload}{only}"
+    return f"{len(cell.prompts or cell.units)} of {cell.key.condition.workload}{only}"

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specbench.gate.figures import CellFigures
+from specbench.stats.crossed import MIN_CYCLES
 from specbench.stats.spread import Spread, combined, jackknife
 
 
@@ -101,10 +102,14 @@ def _shares_of(whole: float) -> Callable[[float], float]:
 def _over_units(
     baseline: CellFigures, candidate: CellFigures, name: str, scale: Callable[[float], float]
 ) -> Spread | None:
-    """Paired where both sides have the same units, else the two spreads added."""
+    """Paired where both sides have the same units, else the two spreads added: so too of cycles,
+    which are other starts of a server on either side."""
     before, after = (_left_out(cell, name, scale) for cell in (baseline, candidate))
     if before is None or after is None:
         return None
+    if baseline.has_cycles and candidate.has_cycles:
+        one, other = _of_cycles(before), _of_cycles(after)
+        return combined(one, other) if one and other else None
     shares = [np.array(cell.num_tokens) / sum(cell.num_tokens) for cell in (baseline, candidate)]
     if baseline.units == candidate.units:
         return _jackknife(after - before, (shares[0] + shares[1]) / 2)
@@ -126,6 +131,17 @@ def _jackknife(left_out: NDArray[np.float64], weights: NDArray[np.float64]) -> S
     if len(left_out) and np.ptp(left_out) == 0:
         return Spread(standard_error=0.0, degrees_of_freedom=math.inf)
     return jackknife(left_out, weights)
+
+
+def _of_cycles(left_out: NDArray[np.float64]) -> Spread | None:
+    """As `jackknife` of so few units as cycles are, which weigh alike."""
+    n = len(left_out)
+    if n < MIN_CYCLES:
+        return None
+    return Spread(
+        standard_error=(n - 1) * float(left_out.std(ddof=1)) / math.sqrt(n),
+        degrees_of_freedom=n - 1.0 if np.ptp(left_out) else math.inf,
+    )
 
 
 def _over_runs(deviations: tuple[float | None, float | None], floor: float, runs: Runs) -> Spread:

@@ -4,19 +4,17 @@ The leave-one-out values make a jackknife interval of any metric, present or fut
 ratio of two runs: no metric needs code of its own here.
 """
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from specbench.gate.texts import texts_of
 from specbench.metrics.cell import CellData, finished
 from specbench.metrics.registry import Value, all_metrics
 from specbench.metrics.validity import judge_cell
 from specbench.records import CellKey, CellSummary, RequestRecord
 
 _DIGITS = 7  # significant; far below noise, and the same on both sides of a comparison
-_TOKENS_PER_DIGEST = 16
-_DIGEST_LENGTH = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +29,8 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CellFigures:
-    """A cell boiled down. A unit is a prompt, or where requests overlap a pass.
+    """A cell boiled down. A unit is a prompt, or where requests overlap a pass; of a server a
+    cycle of its sessions, since its processes differ.
 
     There is none in what another tool measured: its figures are all that it gave.
     """
@@ -42,6 +41,12 @@ class CellFigures:
     figures: Mapping[str, Figure]
     texts: Mapping[str, str] = field(default_factory=dict)  # prompt -> digests of its output
     problems: tuple[str, ...] = ()  # why the cell is not valid
+    prompts: tuple[str, ...] = ()  # that every cycle asked, of a server
+
+    @property
+    def has_cycles(self) -> bool:
+        """Whether units are cycles of a server's sessions: no two of them belong together."""
+        return bool(self.prompts)
 
     def value(self, name: str) -> float | None:
         figure = self.figures.get(name)
@@ -83,8 +88,9 @@ def cell_figures(cell: CellData, names: Collection[str] | None = None) -> CellFi
         units=units,
         num_tokens=tuple(float(n) for n in _tokens(cell, units)),
         figures=figures,
-        texts=_texts(cell) if _repeats_exactly(cell.key) else {},
+        texts=texts_of(cell),
         problems=judge_cell(cell),
+        prompts=tuple(sorted({r.prompt_id for r in cell.finished})) if cell.servers else (),
     )
 
 
@@ -102,16 +108,9 @@ def imported_figures(summary: CellSummary) -> CellFigures:
     )
 
 
-def first_difference(one: str, other: str) -> range:
-    """The output tokens, counted from 1, among which two texts first differ."""
-    pairs = zip(one.split(), other.split(), strict=False)
-    same = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    start = min(len(one.split()), len(other.split())) if same is None else same
-    first = start * _TOKENS_PER_DIGEST + 1
-    return range(first, first + _TOKENS_PER_DIGEST)
-
-
 def _units(cell: CellData) -> tuple[str, ...]:
+    if cell.servers:
+        return tuple(_cycle_name(cycle) for cycle in sorted(set(cell.cycles.values())))
     if cell.key.condition.is_stream:
         served = (i for i, each in enumerate(cell.passes) if finished(each.requests))
         return tuple(f"pass {i}" for i in served)
@@ -131,7 +130,15 @@ class _Unit(NamedTuple):
     baseline: tuple[RequestRecord, ...]
 
 
+def _cycle_name(cycle: int) -> str:
+    return f"cycle {cycle}"
+
+
 def _of_unit(cell: CellData, unit: str) -> _Unit:
+    if cell.servers:
+        own = {repeat for repeat, cycle in cell.cycles.items() if _cycle_name(cycle) == unit}
+        both = (tuple(r for r in s if r.repeat in own) for s in (cell.requests, cell.baseline))
+        return _Unit(*both)
     if not cell.key.condition.is_stream:
         both = (tuple(r for r in s if r.prompt_id == unit) for s in (cell.requests, cell.baseline))
         return _Unit(*both)
@@ -158,6 +165,9 @@ def _without(cell: CellData, unit: str) -> CellData:
         baseline_passes=tuple(p for p in cell.baseline_passes if kept(p.requests, base_gone)),
         samples=tuple(s for s in cell.samples if kept(s.requests, gone)),
         baseline_samples=tuple(s for s in cell.baseline_samples if kept(s.requests, base_gone)),
+        servers=tuple(s for s in cell.servers if _cycle_name(s.cycle) != unit),
+        baseline_servers=tuple(s for s in cell.baseline_servers if _cycle_name(s.cycle) != unit),
+        cycles={r: cycle for r, cycle in cell.cycles.items() if _cycle_name(cycle) != unit},
     )
 
 
@@ -176,36 +186,3 @@ def _named(name: str, value: Value | None) -> dict[str, float]:
 def rounded(value: float) -> float:
     """To so many digits that noise is kept and both sides of a comparison round alike."""
     return float(f"{value:.{_DIGITS}g}")
-
-
-def _repeats_exactly(key: CellKey) -> bool:
-    """Whether the same machine emits the same tokens whatever is drafted: greedy, and no
-    choice that hangs on time."""
-    is_free = (
-        key.draft.is_adaptive
-        or key.condition.request_rate is not None
-        or key.draft.lossy is not None
-    )
-    return key.condition.temperature == 0 and not is_free
-
-
-def _texts(cell: CellData) -> dict[str, str]:
-    """Hashes of every prompt's output, turn by turn; repeats that agree count once."""
-    outputs: dict[str, list[int]] = {}
-    seen: set[tuple[str, int, tuple[int, ...]]] = set()
-    for request in sorted(cell.finished, key=lambda r: (r.prompt_id, r.turn, r.repeat, r.sample)):
-        output = (request.prompt_id, request.turn, request.output_ids)
-        if output not in seen:
-            seen.add(output)
-            outputs.setdefault(request.prompt_id, []).extend(request.output_ids)
-    return {prompt: _digests(ids) for prompt, ids in outputs.items()}
-
-
-def _digests(ids: list[int]) -> str:
-    """16 tokens a digest, so that the first difference is found without the text."""
-    pieces = (
-        ids[start : start + _TOKENS_PER_DIGEST] for start in range(0, len(ids), _TOKENS_PER_DIGEST)
-    )
-    return " ".join(
-        hashlib.sha256(repr(piece).encode()).hexdigest()[:_DIGEST_LENGTH] for piece in pieces
-    )

@@ -4,12 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from specbench.gate.served_facts import is_of_a_server, served_facts
 from specbench.records import (
     EngineRecord,
     Environment,
     ImportedRecord,
     ModelIdentity,
     RunRecord,
+    ServerRecord,
 )
 from specbench.settings import DecoderSettings
 
@@ -35,13 +37,14 @@ class Fingerprint:
     tokenizers: Mapping[str, str]  # target -> sha256
     workloads: Mapping[str, str]  # name -> sha256
     sampling: str
-    hardware: Mapping[str, str]  # device, GPU or CPU, cores, threads
+    hardware: Mapping[str, str]  # device, GPU or CPU, cores, threads; how a server spreads a model
     torch: str
     max_new_tokens: int | None = None  # None: the workload's own
     synthetic: str = ""  # what was made up; empty for a real run
     # Known and never refused: what may explain a change.
     drafters: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its draft
-    software: Mapping[str, str] = field(default_factory=dict)  # driver, packages, forward, graph
+    # driver, packages, forward, graph; a server's version, settings and arguments
+    software: Mapping[str, str] = field(default_factory=dict)
     entries: Mapping[str, str] = field(default_factory=dict)  # pairing -> sha256 of its entry
 
     @property
@@ -55,6 +58,7 @@ def fingerprint_of(
     models: Sequence[ModelIdentity],
     engines: Sequence[EngineRecord] = (),
     imported: Sequence[ImportedRecord] = (),
+    servers: Sequence[ServerRecord] = (),
 ) -> Fingerprint:
     """What the figures of a run belong to."""
     targets = {plan.key.condition.target for plan in run.cells}
@@ -63,6 +67,7 @@ def fingerprint_of(
     packed = {
         engine.target: f"{engine.quantization} of " for engine in engines if engine.quantization
     }
+    served = served_facts(servers)
     return Fingerprint(
         models={
             m.name: packed.get(m.name, "") + m.content_sha256 for m in models if m.name in targets
@@ -72,10 +77,10 @@ def fingerprint_of(
         sampling=f"top-k {asked.top_k or 'off'}, top-p {asked.top_p:g}",
         max_new_tokens=asked.max_new_tokens,
         synthetic=_synthetic(settings.decoder),
-        hardware=_hardware(environment),
+        hardware={**environment.hardware, **served.hardware},
         torch=environment.packages.get("torch", ""),
         drafters=dict(_drafters(models, targets)),
-        software=_software(environment, engines, imported),
+        software={**_software(environment, engines, imported), **served.software},
         entries=dict(run.pairing_sha256),
     )
 
@@ -130,8 +135,10 @@ def other_decoders(one: Fingerprint, other: Fingerprint) -> tuple[Difference, ..
 
 
 def have_same_arithmetic(one: Fingerprint, other: Fingerprint) -> bool:
-    """Whether greedy text must be the same: all but the drafts and the software around torch."""
-    return not differences(one, other) and one.torch == other.torch
+    """Whether greedy text must be the same: all but the drafts and the software around torch, or
+    around a serving engine."""
+    same_engines = not any(is_of_a_server(d.name) for d in _changed(one.software, other.software))
+    return not differences(one, other) and one.torch == other.torch and same_engines
 
 
 def _hashes(word: str, one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Difference]:
@@ -149,19 +156,6 @@ def _changed(one: Mapping[str, str], other: Mapping[str, str]) -> Iterator[Diffe
     for name in dict.fromkeys((*one, *other)):
         if one.get(name) != other.get(name):
             yield Difference(name, one.get(name, "absent"), other.get(name, "absent"))
-
-
-def _hardware(environment: Environment) -> dict[str, str]:
-    facts = {"device": environment.device.partition(":")[0]}
-    if environment.gpu:
-        facts["GPU"] = environment.gpu
-    if environment.power_limit_w:
-        facts["power limit"] = f"{environment.power_limit_w:g} W"
-    if environment.cpu:
-        facts["CPU"] = f"{environment.cpu}, {environment.num_cpu_cores} cores"
-    if environment.threads is not None:
-        facts["threads"] = str(environment.threads)
-    return facts
 
 
 def _software(

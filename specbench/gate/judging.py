@@ -6,10 +6,12 @@ from enum import StrEnum
 
 from specbench.gate.comparable import CellPair
 from specbench.gate.comparison import Comparison, Runs, compare
-from specbench.gate.figures import CellFigures, first_difference
+from specbench.gate.figures import CellFigures
 from specbench.gate.kinds import Kind, deviation_floor, kind_of
+from specbench.gate.texts import are_comparable, first_difference
 from specbench.metrics.registry import Metric
 from specbench.records import CellKey, Interval
+from specbench.stats.crossed import MIN_CYCLES
 from specbench.stats.spread import MIN_UNITS, UPPER
 
 FALSE_ALARM = 0.05  # of a whole gate, over all its comparisons
@@ -171,7 +173,7 @@ def judge_unusable(pair: CellPair, *, is_complete: bool) -> Judgement | None:
         reason = "not measured"
     elif after.problems:
         reason = f"not valid: {'; '.join(after.problems)}"
-    elif not is_complete and set(after.units) < set(before.units):
+    elif not is_complete and not after.has_cycles and set(after.units) < set(before.units):
         reason = f"{len(after.units)} of {len(before.units)} prompts were measured"
     else:
         return None
@@ -195,14 +197,20 @@ def judge_text(pair: CellPair, *, is_binding: bool) -> Judgement | None:
     if after is None or not before.texts or not after.texts:
         return None
     is_binding = is_binding and _arithmetic(before.key) == _arithmetic(after.key)
-    common = [prompt for prompt in before.texts if prompt in after.texts]
+    common = [
+        prompt
+        for prompt, text in before.texts.items()
+        if prompt in after.texts and are_comparable(text, after.texts[prompt])
+    ]
+    if not common:
+        return None
     other = [prompt for prompt in common if before.texts[prompt] != after.texts[prompt]]
     reason = ""
     if other:
         first = first_difference(before.texts[other[0]], after.texts[other[0]])
         reason = (
-            f"{len(other)} of {len(common)} texts differ, first {other[0]} in tokens "
-            f"{first.start} to {first.stop - 1}; `specbench verify` tells near-ties from faults"
+            f"{len(other)} of {len(common)} texts differ, first {other[0]} in {first}; "
+            "`specbench verify` tells near-ties from faults"
         )
         if not is_binding:
             reason += "; not a regression, because hardware, torch, dtype, engine or model differ"
@@ -262,6 +270,8 @@ def _against_zero(case: Case, candidate: float) -> tuple[Verdict, str]:
 def _why_no_spread(cell: CellFigures, name: str) -> str:
     if not cell.units:
         return "figures without prompts have no interval; pool several runs in a baseline"
+    if cell.has_cycles:
+        return f"{len(cell.units)} cycles; an interval needs {MIN_CYCLES}"
     if len(cell.units) < MIN_UNITS:
         return f"{len(cell.units)} prompts or passes; an interval needs {MIN_UNITS}"
     return f"{name} needs every prompt, so its spread is unknown"

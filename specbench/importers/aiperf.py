@@ -2,14 +2,14 @@
 
 Facts: docs/reference/json-export-schema.md and metrics-reference.md of aiperf. A metric states
 its unit, which alone says how to read its value. Its inter-token latency is our time per output
-token: (last - first) / (n - 1) of a request.
+token: (last - first) / (n - 1) of a request. Its acceptance sums up what vLLM says of each request.
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
 from math import inf
 
-from specbench.importers.imported_cell import Figures, Reading, Told, known
+from specbench.importers.imported_cell import PAST_THE_END, Figures, Reading, Told, known
 from specbench.importers.result_file import Result
 
 TOOL = "aiperf"
@@ -46,6 +46,7 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
     asked = _options(words)
     finished = _figure(result, "request_count", "avg", _COUNTS)
     failed = _figure(result, "error_request_count", "avg", _COUNTS)
+    figures = _figures(result)
     return Reading(
         engine="openai",
         model=asked.get("--model") or asked.get("-m"),
@@ -56,8 +57,11 @@ def read(result: Result, told: Told) -> Reading:  # noqa: ARG001
         measured_at=result.text("start_time"),
         num_requests=None if finished is None else int(finished + (failed or 0)),
         num_failed=None if failed is None else int(failed),
-        figures=_figures(result),
-        warnings=("the run was cancelled",) if result.values.get("was_cancelled") is True else (),
+        figures=figures,
+        warnings=(
+            *(["the run was cancelled"] if result.values.get("was_cancelled") is True else []),
+            *([PAST_THE_END] if "mean_acceptance_length" in figures else []),
+        ),
     )
 
 

@@ -14,6 +14,12 @@ Figures = Mapping[str, float | tuple[float, ...]]
 # Methods that draft in every round: a count of the rounds that drafted is one of all rounds.
 ALWAYS_DRAFTING = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "self_speculation")
 
+# The convention of vLLM's counters, and so of the tools that read them: metrics/acceptance.py.
+PAST_THE_END = (
+    "acceptance is as vLLM counts it, with drafts accepted past the end of an answer: at least "
+    "what specbench measures for the same texts"
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Told:

@@ -1,13 +1,15 @@
 """Result files of `vllm bench serve` (--save-result, --append-result, --save-detailed).
 
 Facts: vllm/benchmarks/serve.py of 0.30 to 0.33. Acceptance is the server's counters, before and
-after: rounds that drafted nothing are in none of them, and its rate is a percentage.
+after: rounds that drafted nothing are in none of them, drafts accepted past the end of an answer
+are in all of them, and its rate is a percentage.
 """
 
 import re
 
 from specbench.importers.imported_cell import (
     ALWAYS_DRAFTING,
+    PAST_THE_END,
     Figures,
     Reading,
     Told,
@@ -31,6 +33,7 @@ def read(result: Result, told: Told) -> Reading:
     """K is the number of positions that the counters have."""
     curve = result.numbers("spec_decode_per_position_acceptance_rates")
     completed, failed = result.whole("completed"), result.whole("failed")
+    acceptance = _acceptance(result, told)
     return Reading(
         engine="vllm",
         model=result.text("model_id"),
@@ -43,7 +46,8 @@ def read(result: Result, told: Told) -> Reading:
         measured_at=_iso(result.text("date")),
         num_requests=None if completed is None else completed + (failed or 0),
         num_failed=failed,
-        figures={**_speeds(result), **_acceptance(result, told)},
+        figures={**_speeds(result), **acceptance},
+        warnings=(PAST_THE_END,) if acceptance else (),
     )
 
 

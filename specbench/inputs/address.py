@@ -1,6 +1,7 @@
 """Where a server is, and the key it is asked with."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import SplitResult, parse_qs, urlsplit, urlunsplit
@@ -8,6 +9,10 @@ from urllib.parse import SplitResult, parse_qs, urlsplit, urlunsplit
 from specbench.errors import UsageError
 
 KEY = "SPECBENCH_API_KEY"  # its value is in no record, log, report or list of processes
+EXAMPLE = "http://localhost:8000"
+# Characters that a header may hold and no quotation escapes: else a key could be repeated in a
+# form in which it is not found.
+_SENDABLE = re.compile(r"""[!#-&(-\[\]-~]+""")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +29,10 @@ class Address:
     @classmethod
     def at(cls, url: str, option: str) -> "Address":
         """UsageError, which names the option, for what is no address of a server."""
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as error:  # not shown, for it may have a password in it
+            raise UsageError(f"{option}: {error}; expected an address such as {EXAMPLE}") from error
         try:
             has_place = bool(parts.hostname) and (parts.port or 1) > 0
         except ValueError:
@@ -37,18 +45,33 @@ class Address:
                 f"{option} {shown}: an address with a user or password in it would be stored; "
                 f"leave it out and give a key as {KEY} in the environment"
             )
+        if parts.query:
+            raise UsageError(
+                f"{option} {shown}: what follows the ? would be stored, and may be a key; leave it "
+                f"out and give a key as {KEY} in the environment"
+            )
         if parts.scheme not in ("http", "https") or not has_place:
-            raise UsageError(f"{option} {shown}: expected an address such as http://localhost:8000")
+            raise UsageError(f"{option} {shown}: expected an address such as {EXAMPLE}")
         said = parse_qs(parts.fragment).get("k", [""])[0]
-        if parts.fragment and not said.isdigit():
+        if parts.fragment and not said.isdecimal():
             raise UsageError(f"{option} {shown}: after # only the K it runs is read, such as #k=0")
         return cls(root=shown, k=int(said) if said else None)
 
     def key(self, environment: Mapping[str, str] = os.environ) -> str | None:
         """The API key for this server: that of its host where there is one, else the general.
 
-        `SPECBENCH_API_KEY_MY_HOST_ORG` is for my-host.org, at any port.
+        `SPECBENCH_API_KEY_MY_HOST_ORG` is for my-host.org, at any port. UsageError for a key that
+        cannot be sent.
         """
         host = urlsplit(self.root).hostname or ""
-        own = "".join(c if c.isalnum() else "_" for c in host).upper()
-        return environment.get(f"{KEY}_{own}") or environment.get(KEY) or None
+        own = f"{KEY}_" + "".join(c if c.isalnum() else "_" for c in host).upper()
+        for name in (own, KEY):
+            key = environment.get(name, "").strip()
+            if key and not _SENDABLE.fullmatch(key):
+                raise UsageError(
+                    f"{name} holds a character that no key has: a space, a quote, a backslash or "
+                    "one beyond ASCII; set it again"
+                )
+            if key:
+                return key
+        return None

@@ -31,6 +31,7 @@ from specbench.shipped import shipped
 
 MAX_LINE_BYTES = 2**24  # a prompt of a million tokens is a quarter of it
 MAX_NEW_TOKENS = 131_072
+DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 
 _CARD_KEYS = ("name", "description", "licence", "sha256", "max_new_tokens", "prompts")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -1,8 +1,18 @@
 """How much of what was drafted is accepted.
 
-Per round: d = num_drafted, a = num_accepted; N = number of rounds, also those in which
-nothing was drafted. Absent at K = 0.
+Per round: d = num_drafted, a = num_accepted, e = num_emitted; N = number of rounds, also those
+in which nothing was drafted. Absent at K = 0.
+
+There are two conventions. Here a stops at the end of the answer, and every round counts. vLLM's
+counters also have what the last round of an answer accepts past EOS or max_tokens, and only rounds
+that drafted: its 1 + accepted / drafts is never below ours. Where every round drafts, its
+(generation_tokens - requests) / num_drafts is sum(e) / N: our mean acceptance length of greedy
+text, to the digit. Above temperature 0 the built-in decoder may accept a draft that ends the
+answer: that round emits a tokens instead of a + 1.
 """
+
+from itertools import pairwise
+from statistics import fmean
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.registry import metric
@@ -13,7 +23,7 @@ from specbench.stats.acceptance import mean_length
 def mean_acceptance_length(cell: CellData) -> float | None:
     """1 + sum(a) / N, pooled over all rounds; range 1 .. K+1.
 
-    Also called tau; the number that vLLM, SGLang, llama.cpp and TensorRT-LLM print.
+    Also called tau. vLLM prints 1 + accepted / drafts, which counts past the end of answers.
     """
     return cell.acceptance.mean_acceptance_length if cell.acceptance else None
 
@@ -21,21 +31,26 @@ def mean_acceptance_length(cell: CellData) -> float | None:
 @metric(unit="tokens/round", better="higher")
 def mean_acceptance_length_per_request(cell: CellData) -> float | None:
     """Mean over requests of 1 + sum(a) / N of each request; never quoted alone."""
-    if cell.speculative_rounds is None:
+    if cell.acceptance is None:
         return None
-    logs = [request.rounds for request in cell.finished if request.rounds]
-    return sum(mean_length(sum(log.num_accepted), len(log)) for log in logs) / len(logs)
+    sums = [(sum(r.rounds.num_accepted), len(r.rounds)) for r in cell.finished if r.rounds]
+    sums += [(r.counts.num_accepted, r.counts.num_rounds) for r in cell.finished if r.counts]
+    lengths = [mean_length(accepted, rounds) for accepted, rounds in sums if rounds]
+    return fmean(lengths) if lengths else None
 
 
 @metric(unit="tokens/round", better="higher")
 def mean_acceptance_length_when_drafted(cell: CellData) -> float | None:
-    """1 + sum(a) / (rounds with d > 0): what vLLM's server counters give."""
+    """1 + sum(a) / (rounds with d > 0): over the rounds that vLLM's server counts.
+
+    Of a run that was imported from vLLM it is by vLLM's convention, past the end of answers.
+    """
     return cell.acceptance.mean_acceptance_length_when_drafted if cell.acceptance else None
 
 
 @metric(unit="fraction", better="higher")
 def acceptance_rate(cell: CellData) -> float | None:
-    """sum(a) / sum(d): vLLM's draft acceptance rate.
+    """sum(a) / sum(d): vLLM's draft acceptance rate, but for what it counts past answers' ends.
 
     Drafts after the first rejection count as drafted, so it is lower than alpha. Of a tree at
     most one node per level can be accepted: compare trees by mean_acceptance_length.
@@ -56,8 +71,8 @@ def num_draft_nodes(cell: CellData) -> int | None:
 
 @metric(unit="fraction", better="higher")
 def acceptance_rate_per_position(cell: CellData) -> tuple[float, ...] | None:
-    """#(a >= i) / N for i = 1 .. K: the joint rate, as vLLM gives it per position."""
-    return cell.acceptance.acceptance_rate_per_position if cell.acceptance else None
+    """#(a >= i) / N for i = 1 .. K: the joint rate; vLLM's is over the rounds that drafted."""
+    return (cell.acceptance.acceptance_rate_per_position or None) if cell.acceptance else None
 
 
 @metric(unit="fraction", better="higher")
@@ -68,16 +83,17 @@ def conditional_acceptance_rate(cell: CellData) -> tuple[float, ...] | None:
     """
     if cell.acceptance is None or cell.key.draft.is_adaptive:
         return None
-    return cell.acceptance.conditional_acceptance_rate
+    return cell.acceptance.conditional_acceptance_rate or None
 
 
 @metric(unit="rounds", better=None)
 def acceptance_histogram(cell: CellData) -> tuple[float, ...] | None:
     """Number of rounds with a = 0 .. K."""
-    rounds = cell.speculative_rounds
-    if rounds is None:
+    if (rounds := cell.speculative_rounds) is not None:
+        return tuple(rounds.num_accepted.count(accepted) for accepted in range(cell.k + 1))
+    if cell.acceptance is None or not cell.acceptance.reached:
         return None
-    return tuple(rounds.num_accepted.count(accepted) for accepted in range(cell.k + 1))
+    return tuple(here - more for here, more in pairwise((*cell.acceptance.reached, 0)))
 
 
 @metric(unit="fraction", better="higher")

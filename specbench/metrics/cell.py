@@ -1,14 +1,11 @@
 """A cell's stored records, gathered: what every metric is a function of."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from specbench.records import (
-    NO_DRAFTER,
-    BlockPurpose,
-    BlockRecord,
     CellKey,
     ForwardCost,
     LimitRecord,
@@ -16,9 +13,10 @@ from specbench.records import (
     PassRecord,
     RequestRecord,
     RoundLog,
+    RoundTimeline,
     SamplesRecord,
+    ServerRecord,
 )
-from specbench.runs import StoredRun
 from specbench.stats.acceptance import RoundCounts
 
 
@@ -32,7 +30,7 @@ class RequestPair(NamedTuple):
 class Pass(NamedTuple):
     """One pass of a cell over its prompts, with the requests that it served."""
 
-    block_id: str
+    block_id: str  # the same for every cell of the block, and of a server's cycle for one repeat
     record: PassRecord
     requests: tuple[RequestRecord, ...]
 
@@ -77,6 +75,11 @@ class CellData:
     memory_pair: MemoryRecord | None = None
     forwards: tuple[ForwardCost, ...] = ()
     limits: tuple[LimitRecord, ...] = ()
+    # Of a server: the sessions that answered, and the cycle of each repeat, where both sides have
+    # the whole of it.
+    servers: tuple[ServerRecord, ...] = ()
+    baseline_servers: tuple[ServerRecord, ...] = ()
+    cycles: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def k(self) -> int:
@@ -102,7 +105,7 @@ class CellData:
         """Counts of the rounds of a cell that speculates."""
         log = self.speculative_rounds
         if log is None:
-            return None
+            return pooled_counts(self.finished, self.k) if self.k else None
         return RoundCounts.of_rounds(log.num_drafted, log.num_accepted, log.num_emitted, self.k)
 
     @cached_property
@@ -133,6 +136,12 @@ class CellData:
         )
 
     @property
+    def time_lines(self) -> tuple[RoundTimeline, ...]:
+        """Rounds of the passes; a server does not tell them."""
+        known = (served.record.rounds for served in self.passes)
+        return tuple(rounds for rounds in known if rounds is not None)
+
+    @property
     def memory(self) -> MemoryRecord | None:
         """What this cell needs: the pair's memory, or the target's alone at K = 0."""
         return self.memory_pair if self.k > 0 else self.memory_target
@@ -145,6 +154,8 @@ def against(cell: CellData, other: CellData) -> CellData:
         baseline=other.requests,
         baseline_passes=other.passes,
         baseline_samples=other.samples,
+        baseline_servers=other.servers,
+        cycles={},  # nothing balances the sessions of two engines
     )
 
 
@@ -158,6 +169,13 @@ def paired_requests(
         for request in finished(spec)
         if _unit(request) in known
     )
+
+
+def have_same_text(one: RequestRecord, other: RequestRecord) -> bool:
+    """By token ids; by the text itself where a server gives none."""
+    if one.output_ids or other.output_ids:
+        return one.output_ids == other.output_ids
+    return one.text == other.text
 
 
 def finished(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
@@ -182,101 +200,33 @@ def pooled_rounds(requests: Iterable[RequestRecord]) -> RoundLog | None:
     )
 
 
-def gather_cells(
-    keys: Sequence[CellKey],
-    blocks: Sequence[BlockRecord],
-    *,
-    memories: Sequence[MemoryRecord] = (),
-    forwards: Sequence[ForwardCost] = (),
-    limits: Sequence[LimitRecord] = (),
-    purpose: BlockPurpose = "explore",
-) -> tuple[CellData, ...]:
-    """The cells, in the order of `keys`, from the blocks of one purpose.
-
-    A cell without a request in those blocks is left out: it was not measured.
-    """
-    chosen = [_by_cell(block) for block in blocks if block.purpose == purpose]
-    cells = (
-        _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits) for key in keys
-    )
-    return tuple(cell for cell in cells if cell.requests)
-
-
-def gather_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[CellData, ...]:
-    """The cells of a stored run, with all that was stored beside its blocks."""
-    return gather_cells(
-        [plan.key for plan in stored.run.cells],
-        stored.blocks,
-        memories=stored.memory,
-        forwards=stored.forwards,
-        limits=stored.limits,
-        purpose=purpose,
-    )
-
-
-class _Share(NamedTuple):
-    """What one block holds of one cell."""
-
-    requests: tuple[RequestRecord, ...]
-    served: Pass | None
-    samples: tuple[Samples, ...] = ()
-
-
-_NOTHING = _Share((), None)
-
-
-def _by_cell(block: BlockRecord) -> dict[str, _Share]:
-    requests: dict[str, list[RequestRecord]] = {}
-    for request in block.requests:
-        requests.setdefault(request.cell_id, []).append(request)
-    passes = {record.cell_id: record for record in block.passes}
-    samples: dict[str, list[Samples]] = {}
-    for found in block.samples:
-        cell_id = found.served.cell_id
-        own_turn = tuple(r for r in requests[cell_id] if turn_of(r) == turn_of(found))
-        samples.setdefault(cell_id, []).append(Samples(found, own_turn))
-    shares = {}
-    for cell_id, own in requests.items():
-        record = passes.get(cell_id)
-        served = Pass(block.block_id, record, tuple(own)) if record else None
-        shares[cell_id] = _Share(tuple(own), served, tuple(samples.get(cell_id, ())))
-    return shares
-
-
-def _gather(
-    key: CellKey,
-    baseline: CellKey | None,
-    blocks: Sequence[Mapping[str, _Share]],
-    memories: Sequence[MemoryRecord],
-    forwards: Sequence[ForwardCost],
-    limits: Sequence[LimitRecord],
-) -> CellData:
-    cell_id, baseline_id = key.id, baseline.id if baseline else ""
-    own = [block[cell_id] for block in blocks if cell_id in block]
-    base = [block.get(baseline_id, _NOTHING) for block in blocks if cell_id in block]
-    memory = {
-        record.drafter: record for record in memories if record.target == key.condition.target
-    }
-    return CellData(
-        key=key,
-        requests=tuple(request for share in own for request in share.requests),
-        baseline=tuple(request for share in base for request in share.requests),
-        passes=tuple(share.served for share in own if share.served),
-        baseline_passes=tuple(share.served for share in base if share.served),
-        samples=tuple(one for share in own for one in share.samples),
-        baseline_samples=tuple(one for share in base for one in share.samples),
-        memory_target=memory.get(NO_DRAFTER),
-        memory_pair=memory.get(key.draft.drafter) if key.draft.drafter != NO_DRAFTER else None,
-        forwards=tuple(cost for cost in forwards if cost.cell_id == cell_id),
-        limits=tuple(limit for limit in limits if limit.cell_id == cell_id),
-    )
-
-
-def _baseline_of(key: CellKey, keys: Sequence[CellKey]) -> CellKey | None:
-    """The baseline of the same setting; None for the baseline itself."""
-    if key.is_baseline:
+def pooled_counts(requests: Sequence[RequestRecord], k: int) -> RoundCounts | None:
+    """What a server counted of the requests' rounds; None where it does not of every one."""
+    known = [request.counts for request in requests if request.counts is not None]
+    if not known or len(known) < len(requests):
         return None
-    return next((k for k in keys if k.is_baseline and k.condition == key.condition), None)
+    histograms = [own.num_by_accepted for own in known if own.num_by_accepted is not None]
+    return RoundCounts.of_sums(
+        num_rounds=sum(own.num_rounds for own in known),
+        num_drafted=_sum_of_all(own.num_drafted for own in known),
+        num_accepted=sum(own.num_accepted for own in known),
+        num_emitted=sum(request.num_output_tokens - 1 for request in requests),
+        num_drafting=_sum_of_all(own.num_drafting for own in known),
+        num_rejecting=_sum_of_all(own.num_rejecting for own in known),
+        by_accepted=[sum(own[i] for own in histograms if i < len(own)) for i in range(k + 1)]
+        if len(histograms) == len(known)
+        else None,
+    )
+
+
+def _sum_of_all(values: Iterable[int | None]) -> int | None:
+    """None where one of them is not known."""
+    total = 0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 def turn_of(record: RequestRecord | SamplesRecord) -> tuple[str, int, int]:

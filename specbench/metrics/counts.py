@@ -9,7 +9,9 @@ from specbench.metrics.registry import metric
 @metric(unit="rounds", better=None)
 def num_rounds(cell: CellData) -> int | None:
     """Rounds of all finished requests; prefill is not a round."""
-    return None if cell.rounds is None else len(cell.rounds)
+    if cell.rounds is not None:
+        return len(cell.rounds)
+    return None if cell.acceptance is None else int(cell.acceptance.num_rounds)
 
 
 @metric(unit="passes", better=None)
@@ -20,7 +22,9 @@ def num_passes(cell: CellData) -> int | None:
 
 @metric(unit="tokens", better=None)
 def num_output_tokens(cell: CellData) -> int | None:
-    """Output tokens of all finished requests, counted from ids; the first comes from prefill."""
+    """Output tokens of all finished requests, counted from ids, or by a server that gives none;
+    the first comes from prefill.
+    """
     return sum(request.num_output_tokens for request in cell.finished)
 
 

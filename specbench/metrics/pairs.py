@@ -1,5 +1,6 @@
 """Seconds of the same work by a cell and by its baseline: what speed-ups are made of."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,10 +16,15 @@ from specbench.metrics.passes import (
     whole_span,
 )
 from specbench.records import RequestRecord
+from specbench.stats.crossed import crossed_speedup
 
 
 class PairedSeconds(NamedTuple):
-    """One entry per prompt, its turns and repeats summed; above one row one per pass."""
+    """One entry per prompt, its turns and repeats summed; above one row, one per pass.
+
+    For a server the arrays are [cycles, prompts], above one row [cycles, 1]; NaN where a request
+    failed.
+    """
 
     base_s: NDArray[np.float64]
     spec_s: NDArray[np.float64]
@@ -26,16 +32,23 @@ class PairedSeconds(NamedTuple):
     spec_tokens: NDArray[np.float64]
 
     @property
+    def has_cycles(self) -> bool:
+        return self.base_s.ndim > 1
+
+    @property
     def speedup(self) -> float:
-        """Baseline seconds per token / speculative seconds per token."""
-        base = self.base_s.sum() / self.base_tokens.sum()
-        return float(base / (self.spec_s.sum() / self.spec_tokens.sum()))
+        """Baseline seconds per token / speculative seconds per token; of cycles the mean."""
+        if self.has_cycles:
+            return math.exp(crossed_speedup(*self).log)
+        base_s, spec_s, base_tokens, spec_tokens = (column.sum() for column in self)
+        return float(base_s / base_tokens / (spec_s / spec_tokens))
 
 
 class _Row(NamedTuple):
     """What one request or pass adds to its unit."""
 
     unit: str
+    cycle: int | None  # of a server's sessions; None: in no whole cycle
     base: Span | None
     spec: Span | None
 
@@ -48,12 +61,11 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
     Of several samples: seconds until the last one has ended, with the tokens of all.
     """
     if cell.key.condition.num_samples > 1:
-        return _summed(_samples(cell, samples_decode_span))
+        return _summed(cell, _samples(cell, samples_decode_span))
     if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
-        return _summed(
-            _passes(cell, lambda served: busy_span(served, cell.key.condition.concurrency))
-        )
-    return _summed(_requests(cell, _decode_span))
+        rows = cell.key.condition.concurrency
+        return _summed(cell, _passes(cell, lambda served: busy_span(served, rows)))
+    return _summed(cell, _requests(cell, _decode_span))
 
 
 def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
@@ -63,17 +75,17 @@ def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     from arrival on. Of several samples: until one is picked.
     """
     if cell.key.condition.num_samples > 1:
-        return _summed(_samples(cell, samples_span))
+        return _summed(cell, _samples(cell, samples_span))
     if cell.key.condition.is_stream and cell.key.condition.request_rate is None:
-        return _summed(_passes(cell, whole_span))
-    return _summed(_requests(cell, lambda r: _span(r.total_s, r.num_output_tokens)))
+        return _summed(cell, _passes(cell, whole_span))
+    return _summed(cell, _requests(cell, lambda r: _span(r.total_s, r.num_output_tokens)))
 
 
 def paired_cpu(cell: CellData) -> PairedSeconds | None:
     """Process CPU seconds of whole requests; None where requests overlap."""
     if cell.key.condition.overlaps:
         return None
-    return _summed(_requests(cell, lambda r: _span(r.cpu_s, r.num_output_tokens)))
+    return _summed(cell, _requests(cell, lambda r: _span(r.cpu_s, r.num_output_tokens)))
 
 
 def _requests(cell: CellData, span: Callable[[RequestRecord], Span | None]) -> Iterator[_Row]:
@@ -81,40 +93,50 @@ def _requests(cell: CellData, span: Callable[[RequestRecord], Span | None]) -> I
     if cell.key.condition.is_stream:
         for passes in cell.pass_pairs:
             for base, spec in paired_requests(passes.base.requests, passes.spec.requests):
-                yield _Row(passes.spec.block_id, span(base), span(spec))
+                yield _Row(passes.spec.block_id, _cycle(cell, spec), span(base), span(spec))
     else:
         for base, spec in cell.pairs:
-            yield _Row(spec.prompt_id, span(base), span(spec))
+            yield _Row(spec.prompt_id, _cycle(cell, spec), span(base), span(spec))
 
 
 def _passes(cell: CellData, span: Callable[[Pass], Span | None]) -> Iterator[_Row]:
     for base, spec in cell.pass_pairs:
-        yield _Row(spec.block_id, span(base), span(spec))
+        yield _Row(spec.block_id, _cycle(cell, spec.requests[0]), span(base), span(spec))
 
 
 def _samples(cell: CellData, span: Callable[[Samples], Span]) -> Iterator[_Row]:
     for base, spec in cell.samples_pairs:
         spans = (span(base), span(spec))
-        yield _Row(spec.record.prompt_id, *(s if s.seconds and s.tokens else None for s in spans))
+        used = (s if s.seconds and s.tokens else None for s in spans)
+        yield _Row(spec.record.prompt_id, None, *used)
 
 
-def _summed(rows: Iterable[_Row]) -> PairedSeconds | None:
+def _cycle(cell: CellData, request: RequestRecord) -> int | None:
+    return cell.cycles.get(request.repeat)
+
+
+def _summed(cell: CellData, rows: Iterable[_Row]) -> PairedSeconds | None:
     """None where no row has both sides."""
-    units: dict[str, list[float]] = {}
-    for unit, base, spec in rows:
-        if base is None or spec is None:
+    units: dict[tuple[int, str], NDArray[np.float64]] = {}
+    for unit, cycle, base, spec in rows:
+        if base is None or spec is None or (cell.servers and cycle is None):
             continue
-        sums = units.setdefault(unit, [0.0] * len(PairedSeconds._fields))
-        values = (base.seconds, spec.seconds, base.tokens, spec.tokens)
-        for column, value in enumerate(values):
-            sums[column] += value
+        place = (cycle or 0), unit if cycle is None or not cell.key.condition.is_stream else ""
+        values = np.array([base.seconds, spec.seconds, base.tokens, spec.tokens], dtype=np.float64)
+        units[place] = units[place] + values if place in units else values
     if not units:
         return None
-    return PairedSeconds(*np.array(list(units.values())).T)
+    if not cell.servers:
+        return PairedSeconds(*np.array(list(units.values())).T)
+    cycles, names = ([*dict.fromkeys(part)] for part in zip(*units, strict=True))
+    table = np.full((len(PairedSeconds._fields), len(cycles), len(names)), np.nan)
+    for (cycle, unit), sums in units.items():
+        table[:, cycles.index(cycle), names.index(unit)] = sums
+    return PairedSeconds(*table)
 
 
 def _decode_span(request: RequestRecord) -> Span | None:
-    return _span(request.decode_s, request.num_output_tokens - 1)
+    return _span(request.decode_s, request.num_timed_tokens)
 
 
 def _span(seconds: float | None, tokens: int) -> Span | None:

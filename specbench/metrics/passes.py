@@ -10,7 +10,7 @@ class Span(NamedTuple):
     """Seconds of a pass and the output tokens emitted in them."""
 
     seconds: float
-    tokens: int
+    tokens: float
 
 
 def busy_span(served: Pass, num_rows: int) -> Span | None:
@@ -21,6 +21,8 @@ def busy_span(served: Pass, num_rows: int) -> Span | None:
     where a request does not say when it had its first token.
     """
     rounds = served.record.rounds
+    if rounds is None:
+        return _busy_of_requests(served, num_rows)
     full = [i for i, live in enumerate(rounds.num_live) if live == num_rows]
     requests = finished(served.requests)
     given = [(_first_token_s(r), 1 + r.num_checked_at_once) for r in requests]
@@ -31,6 +33,39 @@ def busy_span(served: Pass, num_rows: int) -> Span | None:
     emitted = sum(rounds.num_emitted[full[0] : full[-1] + 1])
     emitted += sum(tokens for at_s, tokens in known if began_s < at_s <= ended_s)
     return Span(ended_s - began_s, emitted)
+
+
+def _busy_of_requests(served: Pass, num_rows: int) -> Span | None:
+    """From the first to the last moment at which `num_rows` requests were under way.
+
+    For a server, which does not time its rounds. The tokens of an answer after the first are taken
+    as evenly spread until its last.
+    """
+    done = finished(served.requests)
+    spans = [(r.arrived_s or 0.0, (r.arrived_s or 0.0) + (r.total_s or 0.0)) for r in done]
+    changes = sorted([(began_s, 1) for began_s, _ in spans] + [(end_s, -1) for _, end_s in spans])
+    under_way, began_s, ended_s = 0, None, None
+    for at_s, change in changes:
+        if under_way == num_rows:
+            ended_s = at_s
+        under_way += change
+        if under_way == num_rows and began_s is None:
+            began_s = at_s
+    if began_s is None or ended_s is None or ended_s <= began_s:
+        return None
+    return Span(ended_s - began_s, sum(_tokens_within(r, began_s, ended_s) for r in done))
+
+
+def _tokens_within(request: RequestRecord, began_s: float, ended_s: float) -> float:
+    first_s = _first_token_s(request)
+    if first_s is None or request.decode_s is None:
+        return 0.0
+    within = request.num_first if began_s < first_s <= ended_s else 0
+    last_s = first_s + request.decode_s
+    both_s = min(last_s, ended_s) - max(first_s, began_s)
+    if both_s <= 0 or not request.decode_s:
+        return within
+    return within + request.num_timed_tokens * both_s / request.decode_s
 
 
 def whole_span(served: Pass) -> Span:

@@ -4,16 +4,22 @@ A baseline step is the mean round of K = 0 in the same blocks. With many concurr
 round counts once for each row that it serves, as everywhere else.
 """
 
+from collections.abc import Iterable
 from statistics import fmean, median
 
-from specbench.metrics.cell import CellData
+from specbench.metrics.cell import CellData, finished
 from specbench.metrics.registry import metric
+from specbench.records import RequestRecord
 from specbench.stats.percentiles import p95
 
 
 @metric(unit="s", better="lower")
 def round_s(cell: CellData) -> float | None:
-    """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step."""
+    """Mean seconds of a round: propose, verify, emit; at K = 0 one baseline step. Of a server:
+    decode seconds / the rounds that it counted in them.
+    """
+    if cell.servers:
+        return _served_round_s(cell.finished)
     return fmean(cell.rounds.round_s) if cell.rounds else None
 
 
@@ -74,10 +80,8 @@ def verify_cost_ratio(cell: CellData) -> float | None:
 @metric(unit="tokens/round", better="lower")
 def break_even_length(cell: CellData) -> float | None:
     """K c + v + h = round_s / baseline step: speculation pays above this acceptance length."""
-    step = _baseline_step_s(cell)
-    if step is None or not cell.speculative_rounds:
-        return None
-    return fmean(cell.speculative_rounds.round_s) / step
+    step, whole = _baseline_step_s(cell), round_s(cell)
+    return None if step is None or whole is None or cell.k == 0 else whole / step
 
 
 @metric(unit="x", better="lower")
@@ -107,4 +111,18 @@ def _model_forwards_s(cell: CellData) -> float:
 
 
 def _baseline_step_s(cell: CellData) -> float | None:
+    if cell.servers:
+        return _served_round_s(finished(cell.baseline))
     return fmean(cell.baseline_rounds.round_s) if cell.baseline_rounds else None
+
+
+def _served_round_s(requests: Iterable[RequestRecord]) -> float | None:
+    """A token is a round without speculation; rounds with the first token are not timed."""
+    seconds, rounds = 0.0, 0.0
+    for request in requests:
+        later = request.num_output_tokens - 1
+        if request.decode_s and later:
+            whole = request.counts.num_rounds if request.counts else later
+            seconds += request.decode_s
+            rounds += whole * request.num_timed_tokens / later
+    return seconds / rounds if rounds else None

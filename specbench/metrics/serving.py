@@ -34,7 +34,7 @@ def aggregate_tokens_per_s(cell: CellData) -> float | None:
 @metric(unit="tokens/s", better="higher")
 def user_tokens_per_s(cell: CellData) -> float | None:
     """Median over requests of (n - 1) / decode seconds: the speed that one user sees."""
-    return median_of((r.num_output_tokens - 1) / r.decode_s for r in cell.finished if r.decode_s)
+    return median_of(r.num_timed_tokens / r.decode_s for r in cell.finished if r.decode_s)
 
 
 @metric(unit="fraction", better="higher")
@@ -51,9 +51,7 @@ def busy_share(cell: CellData) -> float | None:
 @metric(unit="fraction", better="higher")
 def padding_efficiency(cell: CellData) -> float | None:
     """Sum of live rows / sum of computed rows, over rounds: 1 where no idle row is computed."""
-    rounds = (
-        [served.record.rounds for served in cell.passes] if cell.key.condition.is_stream else []
-    )
+    rounds = cell.time_lines if cell.key.condition.is_stream else ()
     computed = sum(sum(timeline.num_rows) for timeline in rounds)
     return sum(sum(timeline.num_live) for timeline in rounds) / computed if computed else None
 
@@ -73,7 +71,7 @@ def ttft_s_p95(cell: CellData) -> float | None:
 @metric(unit="s/token", better="lower")
 def tpot_s_p95(cell: CellData) -> float | None:
     """95th percentile over requests of tpot_s; absent below 20 requests."""
-    return p95(seconds_per_token(cell))
+    return p95(seconds_per_token(cell.finished))
 
 
 @metric(unit="tokens/round", better=None)
@@ -81,7 +79,7 @@ def mean_num_speculative_tokens(cell: CellData) -> float | None:
     """Mean over rounds of the K that an adaptive cell picked; absent for a fixed K."""
     if not cell.key.draft.is_adaptive:
         return None
-    ks = [k for served in cell.passes for k in served.record.rounds.num_speculative_tokens]
+    ks = [k for rounds in cell.time_lines for k in rounds.num_speculative_tokens]
     return fmean(ks) if ks else None
 
 

@@ -1,15 +1,18 @@
 """Seconds as a user feels them, and how many fewer there are with speculation."""
 
+from collections.abc import Iterable
+
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import paired_cpu, paired_decode, paired_end_to_end
 from specbench.metrics.registry import metric
+from specbench.records import RequestRecord
 from specbench.stats.percentiles import median_of
 
 
 @metric(unit="tokens/s", better="higher")
 def decode_tokens_per_s(cell: CellData) -> float | None:
     """Output tokens after the first / decode seconds, pooled over requests: speed of one."""
-    timed = [(r.num_output_tokens - 1, r.decode_s) for r in cell.finished if r.decode_s]
+    timed = [(r.num_timed_tokens, r.decode_s) for r in cell.finished if r.decode_s]
     return sum(n for n, _ in timed) / sum(s for _, s in timed) if timed else None
 
 
@@ -22,7 +25,7 @@ def ttft_s(cell: CellData) -> float | None:
 @metric(unit="s/token", better="lower")
 def tpot_s(cell: CellData) -> float | None:
     """Median over requests of (last token - first token) / (n - 1); absent below 2 tokens."""
-    return median_of(seconds_per_token(cell))
+    return median_of(seconds_per_token(cell.finished))
 
 
 @metric(unit="s", better="lower")
@@ -39,7 +42,8 @@ def decode_speedup(cell: CellData) -> float | None:
     busy_tokens_per_s / the baseline's; with open-loop arrivals, which fix the throughput, the
     baseline's mean seconds per output token after the first / the cell's.
 
-    A ratio of sums, not a mean of ratios: short prompts must not dominate.
+    A ratio of sums, not a mean of ratios: short prompts must not dominate. Of a server the
+    geometric mean of such ratios over cycles of sessions.
     """
     seconds = paired_decode(cell)
     return None if seconds is None else seconds.speedup
@@ -72,10 +76,10 @@ def cpu_speedup(cell: CellData) -> float | None:
     return None if seconds is None else seconds.speedup
 
 
-def seconds_per_token(cell: CellData) -> list[float]:
+def seconds_per_token(requests: Iterable[RequestRecord]) -> list[float]:
     """(last token - first token) / (n - 1) for each request with at least two tokens."""
     return [
-        request.decode_s / (request.num_output_tokens - 1)
-        for request in cell.finished
-        if request.decode_s is not None and request.num_output_tokens > 1
+        request.decode_s / request.num_timed_tokens
+        for request in requests
+        if request.decode_s is not None and request.num_timed_tokens > 0
     ]

@@ -1,12 +1,14 @@
 """A cell after analysis: metrics, validity, speed-up."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from specbench.metrics.cell import CellData
 from specbench.metrics.pairs import PairedSeconds, paired_decode, paired_end_to_end
 from specbench.metrics.registry import measure
 from specbench.metrics.validity import cell_warnings, judge_cell
 from specbench.records import CellSummary
+from specbench.stats.crossed import crossed_speedup
 from specbench.stats.intervals import LogRatio, interval, minimum_detectable_effect, speedup_ratio
 
 
@@ -17,8 +19,8 @@ def summarise(cells: Iterable[CellData]) -> tuple[CellSummary, ...]:
 
 def _summarise(cell: CellData) -> CellSummary:
     reasons = judge_cell(cell)
-    decode = _speedup(paired_decode(cell))
-    end_to_end = _speedup(paired_end_to_end(cell))
+    decode = _speedup(cell, paired_decode(cell))
+    end_to_end = _speedup(cell, paired_end_to_end(cell))
     return CellSummary(
         key=cell.key,
         valid=not reasons,
@@ -33,5 +35,11 @@ def _summarise(cell: CellData) -> CellSummary:
     )
 
 
-def _speedup(seconds: PairedSeconds | None) -> LogRatio | None:
-    return speedup_ratio(*seconds) if seconds else None
+def _speedup(cell: CellData, seconds: PairedSeconds | None) -> LogRatio | None:
+    if seconds is None:
+        return None
+    if not seconds.has_cycles:
+        return speedup_ratio(*seconds)
+    ratio = crossed_speedup(*seconds)
+    is_alone = ratio.num_prompts == 1 and not cell.key.condition.is_stream
+    return replace(ratio, spread=None) if is_alone else ratio  # one prompt says nothing of others

@@ -8,8 +8,18 @@ from specbench.metrics.acceptance import (
     acceptance_rate_per_position,
     mean_acceptance_length,
 )
-from specbench.metrics.cell import CellData, Pass, Samples, finished
-from specbench.records import DeviceSample, RequestRecord, RoundLog, RoundTimeline
+from specbench.metrics.cell import CellData, Pass, Samples, finished, have_same_text
+from specbench.metrics.counts import num_rounds
+from specbench.metrics.speed import seconds_per_token
+from specbench.records import (
+    ClientLoad,
+    DeviceSample,
+    RequestRecord,
+    RoundLog,
+    RoundTimeline,
+    ServerRecord,
+)
+from specbench.stats.percentiles import median_of
 
 MIN_ROUNDS = 30
 MIN_CLOCK_SHARE = 0.75  # of the default SM clock
@@ -17,6 +27,8 @@ MAX_TIME_GAP = 0.10  # rounds and decode seconds may differ by their bookkeeping
 SUSPICIOUS_ACCEPTANCE = 0.995  # at position 1: repetitive or random prompts
 MIN_SEEDS = 3  # per prompt at temperature > 0
 MAX_LENGTH_GAP = 0.10  # of mean output lengths at temperature > 0
+MAX_CLIENT_SHARE = 0.5  # of its core
+MAX_CLIENT_LAG = 0.05  # of the seconds per token
 
 
 class _Identity(NamedTuple):
@@ -95,6 +107,8 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
     return (
         *_failed(cell),
         *_too_few_rounds(cell),
+        *_client_bound(cell.servers, cell.finished),
+        *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
         *_broken_identities(cell.finished, cell.k),
         *_broken_passes(_all_passes(cell.passes, cell.samples), cell.k),
@@ -116,13 +130,48 @@ def _failed(cell: CellData) -> Iterator[str]:
 
 
 def _too_few_rounds(cell: CellData) -> Iterator[str]:
-    if any(request.rounds is not None for request in cell.finished):
-        num_rounds = len(cell.rounds) if cell.rounds else 0
+    known = num_rounds(cell)
+    if known is not None or any(request.rounds is not None for request in cell.finished):
+        known = known or 0
         # What a check gave would have taken so many rounds at least.
         spared = sum(-(-r.num_checked_at_once // (cell.k + 1)) for r in cell.finished)
-        if num_rounds + spared < MIN_ROUNDS:
+        if known + spared < MIN_ROUNDS:
             checks = f" and predicted-output checks replacing {spared}" if spared else ""
-            yield f"{num_rounds} rounds{checks}, fewer than {MIN_ROUNDS}"
+            yield f"{known} rounds{checks}, fewer than {MIN_ROUNDS}"
+
+
+def _client_bound(
+    servers: tuple[ServerRecord, ...], requests: tuple[RequestRecord, ...]
+) -> Iterator[str]:
+    """What a client that could not keep up measured is its own speed."""
+    tpot_s = median_of(seconds_per_token(requests)) or 0.0
+    cell_ids = {request.cell_id for request in requests}
+    for load in (load for server in servers for load in server.client):
+        if load.cell_id in cell_ids and (reason := why_bound(load, tpot_s)):
+            yield f"client-bound: {reason}"
+            return
+
+
+def _throttled_servers(cell: CellData) -> Iterator[str]:
+    servers = (*cell.servers, *cell.baseline_servers)
+    names = sorted({name for server in servers for name in server.throttle_reasons})
+    if names:
+        yield f"a GPU throttled: {', '.join(names)}"
+
+
+def why_bound(load: ClientLoad, tpot_s: float) -> str:
+    """Why the client, and not the server, set the pace; empty where it did not."""
+    if load.cpu_s > MAX_CLIENT_SHARE * load.seconds:
+        return (
+            f"the client used {load.cpu_s / load.seconds:.0%} of a core, more than "
+            f"{MAX_CLIENT_SHARE:.0%}"
+        )
+    if load.mean_lag_s > MAX_CLIENT_LAG * tpot_s:
+        return (
+            f"the client's event loop lagged by {load.mean_lag_s * 1e3:.1f} ms on average, more "
+            f"than {MAX_CLIENT_LAG:.0%} of the {tpot_s * 1e3:.1f} ms per output token"
+        )
+    return ""
 
 
 def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
@@ -163,10 +212,11 @@ def _all_passes(passes: tuple[Pass, ...], samples: tuple[Samples, ...]) -> tuple
 
 def _broken_passes(passes: tuple[Pass, ...], k: int) -> Iterator[str]:
     whole = [p for p in passes if len(finished(p.requests)) == len(p.requests)]
+    logged = [(p, p.record.rounds) for p in whole if p.record.rounds is not None]
     for text, holds in _PASS_IDENTITIES:
-        broken = sum(not holds(served, served.record.rounds, k) for served in whole)
+        broken = sum(not holds(served, rounds, k) for served, rounds in logged)
         if broken:
-            yield f"identity broken: {text} ({broken} of {len(whole)} passes)"
+            yield f"identity broken: {text} ({broken} of {len(logged)} passes)"
 
 
 def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> Iterator[str]:
@@ -182,19 +232,18 @@ def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> 
 
 
 def _broken_baseline(cell: CellData, base: tuple[RequestRecord, ...]) -> Iterator[str]:
+    yield from _client_bound(cell.baseline_servers, base)
     yield from _broken_identities(base, 0)
     yield from _broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0)
     yield from _broken_times(base, overlapping=cell.key.condition.overlaps)
 
 
 def _broken_totals(cell: CellData) -> Iterator[str]:
-    histogram = acceptance_histogram(cell)
-    if histogram is None or cell.rounds is None:
-        return
-    if sum(histogram) != len(cell.rounds):
-        yield (
-            f"identity broken: histogram sums to {sum(histogram):g}, not {len(cell.rounds)} rounds"
-        )
+    histogram, rounds = acceptance_histogram(cell), num_rounds(cell)
+    if histogram is not None and sum(histogram) != rounds:
+        yield f"identity broken: histogram sums to {sum(histogram):g}, not {rounds} rounds"
+    if histogram is not None and min(histogram) < 0:
+        yield "identity broken: more rounds accept drafts than there are"
     length = mean_acceptance_length(cell)
     if length is not None and length > cell.k + 1:
         yield f"identity broken: mean acceptance length {length:.2f} > K + 1"
@@ -214,7 +263,7 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
         return
     lossy = cell.key.draft.lossy
     if cell.key.condition.temperature == 0:
-        differing = sum(base.output_ids != spec.output_ids for base, spec in cell.pairs)
+        differing = sum(not have_same_text(base, spec) for base, spec in cell.pairs)
         if differing:
             text = f"{differing} of {len(cell.pairs)} outputs differ from K = 0 at temperature 0"
             yield text if lossy is None else f"{text}, as the rule {lossy} allows"

@@ -1,4 +1,7 @@
-"""A cell's counts under vLLM's own names, for tools that read those."""
+"""A cell's counts under vLLM's own names, for tools that read those.
+
+Names only: they are counted as in `acceptance.py`, which says how vLLM's counts differ.
+"""
 
 from dataclasses import dataclass
 

@@ -55,6 +55,30 @@ def count_tokens(files: HeadFiles[Any]) -> int | None:
     return map_shape[0] if map_shape else None
 
 
+def medusa_fields(files: HeadFiles[Shaped]) -> dict[str, object]:
+    """What servers have to find in the config of the heads in `medusa_tensors`.
+
+    Source: vLLM 0.32, models/medusa.py and transformers_utils/configs/medusa.py. What is absent
+    there means no biases, a matrix for each head, one layer and Vicuna's size.
+    """
+    tensors, names = files.tensors, _names(files)
+    num_layers = len({j for _, j in _numbers(files)})
+    shared = _SHARED in tensors
+    out = _SHARED if shared else names.out.format(i=0, num_layers=num_layers)
+    first = names.layer.format(i=0, j=0, kind="weight")
+    bias = names.layer.format(i=0, j=0, kind="bias")
+    rows = "truncated_vocab_size" if TOKEN_MAP in tensors else "vocab_size"
+    return {
+        "model_type": "medusa",
+        "hidden_size": files.shape(first)[-1],
+        rows: files.shape(out)[0],
+        "medusa_num_heads": count_heads(files),
+        "medusa_num_layers": num_layers,
+        **({"medusa_fc_bias": True} if bias in tensors else {}),
+        **({"original_lm_head": True} if shared else {}),
+    }
+
+
 def _numbers(files: HeadFiles[Any]) -> set[tuple[int, int]]:
     """Head and layer numbers in the names of tensors."""
     found = [_names(files).numbers.fullmatch(name) for name in files.tensors]

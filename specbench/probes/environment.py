@@ -37,7 +37,7 @@ _PACKAGES = (
 
 
 def describe_environment(
-    device: str, threads: int, command: Sequence[str], probe: Probe
+    device: str, threads: int | None, command: Sequence[str], probe: Probe
 ) -> Environment:
     """What must be known to repeat a run on `device`; `command` is sys.argv as it came.
 

@@ -31,6 +31,7 @@ from specbench.records.measured import (
     MemoryRecord,
     PassRecord,
     ReferenceRecord,
+    RequestCounts,
     RequestRecord,
     RoundLog,
     RoundTimeline,
@@ -44,6 +45,7 @@ from specbench.records.provenance import (
     RunRecord,
     too_deep,
 )
+from specbench.records.servers import SESSIONS_A_CYCLE, ClientLoad, ServerRecord
 from specbench.records.traces import TraceRecord
 from specbench.stats.interval import Interval
 
@@ -51,6 +53,7 @@ __all__ = [
     "ALL_PROMPTS",
     "ASSISTED_DEFAULT",
     "NO_DRAFTER",
+    "SESSIONS_A_CYCLE",
     "AnswerCheck",
     "Auto",
     "BlockPurpose",
@@ -58,6 +61,7 @@ __all__ = [
     "CellKey",
     "CellPlan",
     "CellSummary",
+    "ClientLoad",
     "Condition",
     "Decision",
     "DeviceSample",
@@ -82,6 +86,7 @@ __all__ = [
     "PassRecord",
     "Prompt",
     "ReferenceRecord",
+    "RequestCounts",
     "RequestRecord",
     "Role",
     "RoundCost",
@@ -91,6 +96,7 @@ __all__ = [
     "SamplesRecord",
     "Sampling",
     "Schedule",
+    "ServerRecord",
     "TraceRecord",
     "too_deep",
 ]

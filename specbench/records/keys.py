@@ -12,7 +12,7 @@ from pydantic_core import SchemaSerializer, core_schema
 
 from specbench.records.axes import AXES, LATER, REQUIRED
 from specbench.records.lengths import Auto, Fixed, Length, Schedule, length_of
-from specbench.settings import BUILTIN
+from specbench.settings import BUILTIN, TRANSFORMERS
 
 NO_DRAFTER = "none"  # drafter and method of the K = 0 baseline
 ASSISTED_DEFAULT = "assisted_default"  # a peer's method whose K is its own business
@@ -186,9 +186,9 @@ class CellKey:
 
     @property
     def source(self) -> str:
-        """The pairing, and in an engine that has several methods for it the method, too."""
+        """The pairing, and in the engine that has several methods for it the method, too."""
         name = self.draft.marked(self.pairing)
-        return name if self.condition.engine == BUILTIN else f"{name}, {self.draft.method}"
+        return f"{name}, {self.draft.method}" if self.condition.engine == TRANSFORMERS else name
 
     @property
     def label(self) -> str:

@@ -29,6 +29,23 @@ class RoundLog:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RequestCounts:
+    """What a server counted of one request's rounds; None where it does not tell.
+
+    As in a RoundLog, nothing past the end of the answer counts: num_rounds + num_accepted are its
+    tokens after the first.
+    """
+
+    num_rounds: int  # also those in which nothing was drafted
+    num_drafted: int | None
+    num_accepted: int
+    num_drafting: int | None = None  # rounds that drafted anything
+    num_rejecting: int | None = None  # rounds in which a draft was judged and not accepted
+    num_by_accepted: tuple[int, ...] | None = None  # rounds that accepted 0, 1 .. K
+    num_overshot: int = 0  # accepted past the end, or as it: the engine's own figures have them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerCheck:
     """A predicted output checked at once, between prefill and the first round.
 
@@ -82,10 +99,19 @@ class RequestRecord:
     queue_s: float | None = None  # arrival to the start of its prefill
     sample: int = 0  # which of several answers to the same turn
     answer_check: AnswerCheck | None = None  # None: no predicted output was checked
+    num_tokens: int | None = None  # where a server counts them and gives no ids
+    num_first: int = 1  # tokens that came with the first one: decode_s has none of them
+    text: str | None = None  # as a server said it
+    counts: RequestCounts | None = None  # where a server tells them, and not the rounds
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.output_ids)
+        return len(self.output_ids) if self.num_tokens is None else self.num_tokens
+
+    @property
+    def num_timed_tokens(self) -> int:
+        """Those that decode_s took."""
+        return self.num_output_tokens - self.num_first
 
     @property
     def num_checked_at_once(self) -> int:
@@ -117,7 +143,7 @@ class PassRecord:
 
     cell_id: str
     seconds: float  # first arrival to last token
-    rounds: RoundTimeline
+    rounds: RoundTimeline | None  # None: a server does not tell them
     calibration_s: float = 0.0  # spent on measuring round costs for an adaptive K, counted above
     kv_bytes: int | None = None  # allocated for the whole batch, target and drafter
 
@@ -163,6 +189,11 @@ class BlockRecord:
     requests: tuple[RequestRecord, ...]
     passes: tuple[PassRecord, ...] = ()
     samples: tuple[SamplesRecord, ...] = ()
+    # Of a server: a block is what one session answers under one condition. The blocks of a cycle
+    # together are what one block is otherwise: every K, and K = 0.
+    session: str | None = None  # a ServerRecord has it, too
+    cycle: int | None = None
+    node: str | None = None  # of a cluster, where it was measured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

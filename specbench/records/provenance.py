@@ -28,6 +28,21 @@ class Environment:
     power_limit_w: float | None = None
     sm_clock_default_mhz: int | None = None
     probe: str = ""  # which probe ran, or why none did
+    node: str | None = None  # of a cluster: a short id, never the name of a machine
+
+    @property
+    def hardware(self) -> dict[str, str]:
+        """What seconds depend on; they are compared where it is the same."""
+        facts = {"device": self.device.partition(":")[0]}
+        if self.gpu:
+            facts["GPU"] = self.gpu
+        if self.power_limit_w:
+            facts["power limit"] = f"{self.power_limit_w:g} W"
+        if self.cpu:
+            facts["CPU"] = f"{self.cpu}, {self.num_cpu_cores} cores"
+        if self.threads is not None:
+            facts["threads"] = str(self.threads)
+        return facts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

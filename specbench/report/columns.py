@@ -77,6 +77,14 @@ _LENGTH = Column(
     "mean acceptance length, tokens per round",
     metric("mean_acceptance_length", "{:.2f}".format),
 )
+_LENGTH_THERE = Column(
+    "engine's",
+    "the same as the engine counts it: over the rounds that drafted, past the ends of answers",
+    metric("mean_acceptance_length_of_engine", "{:.2f}".format),
+)
+_CYCLES = Column(
+    "cycles", "of sessions: in each every K was started twice", metric("num_cycles", "{:g}".format)
+)
 _RATE = Column(
     "rate", "acceptance rate, accepted / drafted tokens", metric("acceptance_rate", "{:.0%}".format)
 )
@@ -139,6 +147,7 @@ TERMINAL_COLUMNS = (
     _SPEEDUP,
     _DETECTABLE,
     _LENGTH,
+    _LENGTH_THERE,
     _AT_ONCE,
     _RATE,
     Column(
@@ -153,12 +162,14 @@ PAGE_COLUMNS = (
     Column(
         "prompts", "clearly slower K are pruned and get fewer", lambda cell: str(cell.num_prompts)
     ),
+    _CYCLES,
     _TOKENS_PER_S,
     *_IMPORTED,
     _SPEEDUP,
     _DETECTABLE,
     _WHOLE,
     _LENGTH,
+    _LENGTH_THERE,
     _AT_ONCE,
     _BREAK_EVEN,
     _RATE,
@@ -195,6 +206,7 @@ PAGE_COLUMNS = (
 PAGE_STREAM_COLUMNS = (
     _K,
     Column("passes", "over the prompt list", metric("num_passes", "{:g}".format)),
+    _CYCLES,
     _BUSY,
     _SPEEDUP,
     _DETECTABLE,
@@ -212,6 +224,7 @@ PAGE_STREAM_COLUMNS = (
         metric("padding_efficiency", "{:.0%}".format),
     ),
     _LENGTH,
+    _LENGTH_THERE,
     _AT_ONCE,
     _BREAK_EVEN,
     _RATE,

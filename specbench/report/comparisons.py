@@ -56,7 +56,7 @@ def side_by_side_grid(document: Document) -> Grid | None:
                 if several
                 else work_of(pair.peer),
                 speedup_text(pair.decode),
-                f"{pair.equal_text:.0%}",
+                value_text(pair.equal_text, "{:.0%}"),
                 interval_text(pair.end_to_end),
                 interval_text(pair.cpu),
                 str(pair.num_prompts),

@@ -14,8 +14,10 @@ from specbench.forecast.forecast_check import (
     check_forecasts,
     is_left_out,
 )
-from specbench.metrics.cell import CellData, gather_run
+from specbench.metrics.cell import CellData
+from specbench.metrics.gathering import gather_run
 from specbench.metrics.imported import summarise_imported
+from specbench.metrics.sessions import lost_sessions
 from specbench.metrics.summary import summarise
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
 from specbench.records import (
@@ -30,6 +32,7 @@ from specbench.records import (
     ModelIdentity,
     PassRecord,
     RunRecord,
+    ServerRecord,
 )
 from specbench.runs import StoredRun
 from specbench.settings import DecoderSettings
@@ -66,6 +69,7 @@ class Document:
     models: tuple[ModelIdentity, ...]
     memory: tuple[MemoryRecord, ...]
     longest_context: Mapping[str, int]  # per target, tokens of prompt and output together
+    servers: tuple[ServerRecord, ...]  # sessions, in the order they were held
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
     imported: tuple[ImportedRecord, ...]  # cells that another tool measured; no decision has them
@@ -118,7 +122,8 @@ def build_document(stored: StoredRun) -> Document:
             c.key: c.passes[0].record for c in explored if c.key.draft.is_adaptive and c.passes
         },
         engines=_newest_engines(stored.engines),
-        failures=stored.failures,
+        failures=(*stored.failures, *lost_sessions(stored.servers)),
+        servers=stored.servers,
         models=tuple(dict.fromkeys(stored.models)),  # each session of a run states them again
         memory=_newest(stored.memory),
         longest_context=_longest_context(explored),

@@ -42,6 +42,7 @@ def to_json(document: Document) -> dict[str, Any]:
         "best_of": to_jsonable_python(document.best_of),
         "forecasts": [forecast_json(checked) for checked in document.forecasts],
         "engines": to_jsonable_python(document.engines),
+        "servers": to_jsonable_python(document.servers),
         "failures": to_jsonable_python(document.failures, exclude={"__all__": {"cell_ids"}}),
         "imported": to_jsonable_python(document.imported),
         "warnings": run_warnings(document),

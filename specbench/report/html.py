@@ -34,6 +34,7 @@ from specbench.report.notes import notes
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import Fact, formulas, model_grid, provenance
 from specbench.report.sections import Section, by_setting, sections
+from specbench.report.sessions import sessions_grid, sessions_legend
 
 
 def charts(document: Document) -> tuple[Chart, ...]:
@@ -104,6 +105,8 @@ class _Run:
     comparisons: tuple[Grid, ...]
     results: tuple[Grid, ...]
     legend: str
+    sessions: Grid | None
+    sessions_legend: str
     positions: tuple[Grid, ...]
     memory: Grid | None
     metrics: tuple[Grid, ...]
@@ -137,6 +140,8 @@ def _run(document: Document) -> _Run:
         comparisons=comparison_grids(document),
         results=tuple(result_grid(section) for section in every if section.measured),
         legend=" ".join(filter(None, (result_legend(every), forecast_legend(document)))),
+        sessions=sessions_grid(document),
+        sessions_legend=sessions_legend(document),
         positions=tuple(grid for grid in map(position_grid, every) if grid),
         memory=memory_grid(document),
         metrics=tuple(grid for section in every for grid in metric_grids(section)),

@@ -19,6 +19,7 @@ from specbench.report.notes import notes
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import formulas, model_grid, provenance
 from specbench.report.sections import Section, sections
+from specbench.report.sessions import sessions_grid, sessions_legend
 
 _ESCAPES = str.maketrans(
     {
@@ -74,6 +75,11 @@ def _run(document: Document) -> Iterator[str]:
             yield from _table(grid)
         if document.forecasts:
             yield from (escape(forecast_legend(document)), "")
+    sessions = sessions_grid(document)
+    if sessions:
+        yield from ("## Sessions", "")
+        yield from _table(sessions, heading=False)
+        yield from (escape(sessions_legend(document)), "")
     positions = [grid for grid in map(position_grid, every) if grid]
     if positions:
         yield from ("## Acceptance per position", "")

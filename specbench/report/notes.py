@@ -11,6 +11,7 @@ from specbench.records import CellKey, CellSummary, Environment
 from specbench.report.document import Document
 from specbench.report.numbers import lengths
 from specbench.report.sections import sections
+from specbench.report.sessions import lost_line, session_warnings
 
 _STAGES = {"load": "loading", "warm_up": "warming up", "decode": "decoding"}
 
@@ -31,7 +32,7 @@ def failure_lines(document: Document) -> list[str]:
         f"{', '.join(filter(None, (failure.pairing, failure.workload)))}: "
         f"failed while {_STAGES[failure.stage]}: {failure.reason}"
         for failure in document.failures
-    ]
+    ] + [line for line in [lost_line(document)] if line]
 
 
 def invalid_lines(document: Document) -> list[str]:
@@ -61,6 +62,7 @@ def run_warnings(document: Document) -> list[str]:
         *document.run.warnings,
         *_unfinished(document),
         *_resumed(document),
+        *session_warnings(document),
     ]
 
 
@@ -122,13 +124,16 @@ def _resumed(document: Document) -> Iterator[str]:
     for session in document.sessions:
         changed = ", ".join(_changes(document.run.environment, session))
         if changed:
-            yield f"resumed {session.created_at} under different conditions: {changed}"
+            what = f"resumed {session.created_at}"
+            if session.node is not None:
+                what = f"measured on node {session.node}, too,"
+            yield f"{what} under different conditions: {changed}"
 
 
 def _changes(first: Environment, later: Environment) -> Iterator[str]:
     for field in fields(Environment):
         before, after = getattr(first, field.name), getattr(later, field.name)
-        if before == after or field.name in {"created_at", "command"}:
+        if before == after or field.name in {"created_at", "command", "node"}:
             continue
         if isinstance(before, Mapping):
             names = sorted(n for n in {*before, *after} if before.get(n) != after.get(n))

@@ -8,6 +8,7 @@ from specbench.records import EngineRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured, plural
+from specbench.report.sessions import deployment_facts
 from specbench.settings import SamplingSettings
 
 _SHOWN_DIGITS = 12  # of a hash; the machine document has them all
@@ -53,6 +54,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         ),
         ("probe", machine.probe),
         *((f"engine {record.engine}", engine_text(record)) for record in document.engines),
+        *deployment_facts(document),
         ("seed", str(settings.seed) if is_own else None),
         ("sampling", _sampling(settings.sampling) if is_own else None),
         *(

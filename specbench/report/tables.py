@@ -24,6 +24,7 @@ from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import Grid
 from specbench.report.notes import notes
 from specbench.report.sections import Section, sections
+from specbench.report.sessions import sessions_grid, sessions_legend
 
 _STYLES = {"chosen": "bold green", "invalid": "dim", "": ""}
 
@@ -42,6 +43,9 @@ def terminal_report(document: Document, told: Collection[str] = ()) -> Group:
         parts += [Text(legend(union(columns)), style="dim"), ""]
     for grid in comparison_grids(document):
         parts += [grid_table(grid), ""]
+    sessions = sessions_grid(document)
+    if sessions:
+        parts += [grid_table(sessions), Text(sessions_legend(document), style="dim"), ""]
     if document.forecasts:
         parts += [Text(forecast_legend(document), style="dim"), ""]
     for heading, lines in notes(document, told).items():

@@ -9,6 +9,7 @@ from specbench.frames.cells import cells_frame
 from specbench.frames.decisions import decisions_frame
 from specbench.frames.requests import requests_frame
 from specbench.frames.rounds import rounds_frame
+from specbench.frames.servers import servers_frame
 from specbench.frames.tables import cells_csv, to_parquet
 from specbench.report.document import Document, build_document
 from specbench.report.html import to_html
@@ -60,6 +61,7 @@ def _contents(
         yield "requests.parquet", to_parquet(requests_frame(runs))
         yield "rounds.parquet", to_parquet(rounds_frame(runs))
         yield "decisions.parquet", to_parquet(decisions_frame(documents))
+        yield "servers.parquet", to_parquet(servers_frame(runs))
     else:
         text = TEXTS[wanted]
         yield text.file, text.render(documents).encode()

@@ -28,14 +28,15 @@ from specbench.records import (
     ReferenceRecord,
     RoundCost,
     RunRecord,
+    ServerRecord,
     TraceRecord,
 )
 from specbench.runs.old_plans import LAST_SCHEMA, Depths, OldRunRecord
 
 # 1: first layout (2026-11). 2: passes over many rows, engines and limits. 3: the best of several
 # samples. 4: lossy options, predicted outputs checked at once, imported figures, traces, forecasts.
-# 5: a plan is final (old_plans.py). Earlier ones read as before.
-SCHEMA_VERSION = 5
+# 5: a plan is final (old_plans.py). 6: sessions of servers. Earlier ones read as before.
+SCHEMA_VERSION = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,7 @@ StoredRecord = (
     | EngineCost
     | ForecastRecord
     | ExtensionRecord
+    | ServerRecord
     | Environment
     | Done
 )
@@ -86,7 +88,8 @@ class StoredRun:
     engine_costs: tuple[EngineCost, ...] = ()
     forecasts: tuple[ForecastRecord, ...] = ()
     extensions: tuple[ExtensionRecord, ...] = ()  # decisions taken while it was measured
-    sessions: tuple[Environment, ...] = ()  # one for each resume
+    servers: tuple[ServerRecord, ...] = ()
+    sessions: tuple[Environment, ...] = ()  # one for each resume, and for each node of a cluster
 
 
 Tag = TypeVar("Tag")
@@ -114,6 +117,7 @@ _AnyLine = (
     | _Line[Literal["enginecost"], EngineCost]
     | _Line[Literal["forecast"], ForecastRecord]
     | _Line[Literal["extension"], ExtensionRecord]
+    | _Line[Literal["server"], ServerRecord]
     | _Line[Literal["session"], Environment]  # where the lines after a resume were measured
     | _Line[Literal["done"], Done]
 )

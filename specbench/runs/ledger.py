@@ -5,7 +5,7 @@ import fcntl
 import os
 import secrets
 import shlex
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from io import FileIO
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Self
 
 from specbench.errors import StoreError
-from specbench.records import BlockRecord, RunRecord
+from specbench.records import BlockRecord, Environment, RunRecord
 from specbench.runs.codec import (
     SCHEMA_VERSION,
     Done,
@@ -49,9 +49,15 @@ def new_run_id(now: datetime) -> str:
     return f"{now.astimezone(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def create_run(root: Path, run: RunRecord) -> "Ledger":
+Tell = Callable[[StoredRecord], None]
+
+
+def create_run(
+    root: Path, run: RunRecord, known: Sequence[StoredRecord] = (), tell: Tell | None = None
+) -> "Ledger":
     """Start the folder of a new run under `root`; its run.json is on disk on return.
 
+    Where it is a share of another run: `known` was stored there before, `tell` is told what is new.
     StoreError if the id is taken or no name for a folder, or if the disk refuses.
     """
     if not is_run_id(run.run_id):
@@ -68,7 +74,7 @@ def create_run(root: Path, run: RunRecord) -> "Ledger":
             raise StoreError(f"{folder}: this run exists; resume it or choose another id") from None
         lock = undo.enter_context(_lock(folder))
         _write_atomically(folder / RUN_FILE, text)
-        writer = Ledger(folder, run, Contents((), 0), lock)
+        writer = Ledger(folder, run, Contents(tuple(known), 0), lock, tell)
         undo.pop_all()
         return writer
 
@@ -95,10 +101,19 @@ class Ledger:
     Nothing reads the file again while it is written; a context manager.
     """
 
-    def __init__(self, folder: Path, run: RunRecord, contents: Contents, lock: FileIO) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        run: RunRecord,
+        contents: Contents,
+        lock: FileIO,
+        tell: Tell | None = None,
+    ) -> None:
         self.folder = folder
         self.run = run
-        self._lock = lock
+        places = (r for r in contents.records if isinstance(r, Environment))
+        self.node = (run.environment, *places)[-1].node  # of a cluster, where it is measured now
+        self._lock, self._tell = lock, tell
         self._records = list(contents.records)
         self._blocks = {r.block_id for r in contents.records if isinstance(r, BlockRecord)}
         self._stored: StoredRun | None = None
@@ -112,6 +127,11 @@ class Ledger:
         if self._stored is None:
             self._stored = gathered(self.folder, self.run, self._records)
         return self._stored
+
+    @property
+    def records(self) -> Sequence[StoredRecord]:
+        """The same in the order it was stored."""
+        return self._records
 
     @property
     def finished_blocks(self) -> Set[str]:
@@ -150,6 +170,10 @@ class Ledger:
         self._stored = None
         if isinstance(record, BlockRecord):
             self._blocks.add(record.block_id)
+        if isinstance(record, Environment):
+            self.node = record.node
+        if self._tell is not None:
+            self._tell(record)
 
     def finish(self) -> None:
         """Mark the run as complete, once all that was planned is stored."""

@@ -1,21 +1,22 @@
 """An asynchronous client of one server with an OpenAI-compatible API.
 
-Tokens are counted by usage and token ids, never by chunks: with speculation a chunk holds
-several, and servers merge chunks and hold back pieces of characters.
+Whatever a server does, from another protocol to silence, is an answer or a ServerError.
 """
 
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
-from time import perf_counter
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import httpx
+from pydantic import ValidationError
+from pydantic_core import from_json
 
 from specbench.errors import SpecbenchError
 from specbench.inputs.address import Address
 from specbench.json_text import parse_json
+from specbench.servers.connections import Connections
 from specbench.servers.metrics_page import Counters, read_counters
+from specbench.servers.streamed import EventData, Streamed
 
 CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
 LONGEST_REASON = 200  # characters of what a server says of a refusal
@@ -33,51 +34,21 @@ class RefusedError(ServerError):
         self.status = status
 
 
-@dataclass(kw_only=True, slots=True)
-class Streamed:
-    """One streamed answer. Times are of `perf_counter`, when what they name came in."""
-
-    first_s: float | None = None  # the first token, and those that came with it
-    last_s: float | None = None  # the last one; an end-of-text token is one
-    num_first: int | None = None  # tokens of the first event; None: the server does not tell
-    num_tokens: int | None = None  # of the whole answer
-    token_ids: list[int] = field(default_factory=list)  # empty where the server gives none
-    text: str = ""
-    finish_reason: str | None = None
-    metrics: Mapping[str, Any] | None = None  # what the server says of this request
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Take in what one event of the stream says."""
-        usage = event.get("usage") or {}
-        choice: Mapping[str, Any] = next(iter(event.get("choices") or ()), {})
-        ids, text = choice.get("token_ids") or (), _text(choice)
-        self.token_ids += ids
-        self.text += text
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        self.metrics = event.get("metrics") or self.metrics
-        self.num_tokens = usage.get("completion_tokens", self.num_tokens)
-        if ids or text or (choice.get("finish_reason") and self.first_s is not None):
-            self.last_s = perf_counter()
-            if self.first_s is None:
-                self.first_s = self.last_s
-                self.num_first = len(self.token_ids) or usage.get("completion_tokens")
-
-
 class Client:
     """Asks one server, and no other host whatever it answers: redirects are refused.
 
     Proxies and .netrc of the environment are not used. Certificates are verified.
     """
 
-    def __init__(self, address: Address, *, most_at_once: int) -> None:
+    def __init__(self, address: Address, *, silence_s: float = SILENCE_S) -> None:
         self.address = address
+        self.num_events = 0  # streamed to it so far
         self._key = address.key()
+        self._has_template = True  # until the server says that its model has none
         self._http = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
-            timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
-            limits=httpx.Limits(max_connections=most_at_once + 1),
+            transport=Connections(connect_s=CONNECT_S, silence_s=silence_s),  # and by no proxy
             follow_redirects=False,
-            trust_env=False,
         )
 
     async def __aenter__(self) -> Self:
@@ -92,64 +63,125 @@ class Client:
     ) -> None:
         await self._http.__aexit__(kind, error, at)
 
-    async def json(self, url: str) -> dict[str, Any]:
-        """The JSON object at a URL of the server; ServerError."""
+    async def json(self, url: str, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON object at a URL of the server, or its answer to what is posted; ServerError."""
         try:
-            found = parse_json(await self._page(url))
+            found = parse_json(await self._page(url, asked))
         except ValueError:
             self.fail(f"{_path(url)} is not JSON")
         return found if isinstance(found, dict) else {}
 
+    async def is_healthy(self, path: str) -> bool:
+        """Whether it answers a path, such as /health, with 200."""
+        try:
+            response = await self._http.get(f"{self.address.root}{path}")
+        except httpx.HTTPError:
+            return False
+        return response.status_code == 200
+
     async def model(self) -> str:
         """The first model it serves; ServerError where it names none."""
         models = (await self.json(f"{self.address.api}/models")).get("data")
-        if not isinstance(models, list) or not models or "id" not in models[0]:
+        first = models[0] if isinstance(models, list) and models else None
+        if not isinstance(first, dict) or "id" not in first:
             self.fail("its /v1/models names no model; is this an OpenAI-compatible server?")
-        return str(models[0]["id"])
+        return str(first["id"])
 
     async def version(self) -> str:
         """What it says of its version; empty where it says nothing."""
         try:
             return str((await self.json(f"{self.address.root}/version")).get("version", ""))
+        except ServerError:  # many have no such page, or one for browsers
+            return ""
+
+    async def page(self, path: str) -> str:
+        """The text at a path of the server; empty where it has none."""
+        try:
+            return (await self._page(f"{self.address.root}{path}")).decode("utf-8", "replace")
         except RefusedError:
             return ""
 
-    async def counters(self) -> Counters:
-        """What its metrics page says; of no engine where it has none."""
+    async def counters(self, path: str = "/metrics") -> Counters:
+        """What its metrics page says, of no engine where it has none; ServerError."""
+        page = await self.page(path)
         try:
-            page = await self._page(f"{self.address.root}/metrics")
-        except RefusedError:
-            return Counters(engine=None)
-        try:
-            return read_counters(page.decode("utf-8", "replace"))
+            return read_counters(page)
         except ValueError as error:
-            self.fail(f"/metrics is not a Prometheus page: {error}")
+            self.fail(f"{path} is not a page of counters: {self._said(str(error))}")
 
-    async def stream(self, path: str, asked: Mapping[str, Any]) -> Streamed:
-        """The answer to a request, which asks for a stream and its usage; ServerError."""
+    async def stream(
+        self, path: str, asked: Mapping[str, Any], answer: Streamed | None = None
+    ) -> Streamed:
+        """The answer to a request, which asks for a stream and its usage; ServerError.
+
+        A path from / is the server's own, any other is of its API. `answer` takes in the events of
+        an engine that says more in them than others do.
+        """
+        root = self.address.root if path.startswith("/") else f"{self.address.api}/"
         body = {"stream": True, "stream_options": {"include_usage": True}, **asked}
-        answer = Streamed()
-        async for event in self._events(f"{self.address.api}/{path}", body):
-            answer.add(event)
+        answer, data = answer or Streamed(), EventData()
+        try:
+            async with self._http.stream("POST", f"{root}{path}", json=body) as response:
+                await self._require_success(response)
+                async for piece in response.aiter_bytes():
+                    self._take(data.feed(piece), answer)
+                self._take(data.feed(b"\n"), answer)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._fail_by(error)
+        if answer.fault:
+            self.fail(answer.fault)
         return answer
 
-    async def _events(self, url: str, body: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """The server-sent events of a stream; what is not a JSON object is passed over."""
-        try:
-            async with self._http.stream("POST", url, json=body) as response:
-                await self._require_success(response)
-                async for line in response.aiter_lines():
-                    event = _event(line)
-                    if event is not None:
-                        yield event
-        except httpx.HTTPError as error:
-            self._fail_to_reach(error)
+    async def chat(
+        self,
+        asked: Mapping[str, Any],
+        conversation: Mapping[str, Any],
+        answer: Streamed | None = None,
+    ) -> Streamed:
+        """The answer to `messages` (with `tools` ..); ServerError.
 
-    async def _page(self, url: str) -> bytes:
+        A model without a chat template gets their text, with empty lines in between.
+        """
+        if self._has_template:
+            try:
+                return await self.stream("chat/completions", {**asked, **conversation}, answer)
+            except RefusedError as error:
+                self._has_template = not _has_no_chat(error)
+                if self._has_template:
+                    raise
+        text = "\n\n".join(message["content"] for message in conversation["messages"])
+        return await self.stream("completions", {**asked, "prompt": text}, answer)
+
+    def _take(self, events: list[bytes], answer: Streamed) -> None:
+        for data in events:
+            self.num_events += 1
+            if data == b"[DONE]":
+                answer.is_done = True
+            else:
+                self._take_one(data, answer)
+
+    def _take_one(self, data: bytes, answer: Streamed) -> None:
+        strange = "streams events that are not those of an OpenAI-compatible server"
         try:
-            response = await self._http.get(url)
-        except httpx.HTTPError as error:
-            self._fail_to_reach(error)
+            event = from_json(data)
+        except ValueError as error:
+            self.fail(f"{strange}: {error}")
+        if not isinstance(event, dict):
+            self.fail(f"{strange}: {self._said(str(event))}")
+        if event.get("error") is not None:
+            self.fail(f"failed while it answered: {self._said(_reason(event['error']))}")
+        try:
+            answer.add(event)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            self.fail(f"{strange}: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+
+    async def _page(self, url: str, asked: Mapping[str, Any] | None = None) -> bytes:
+        method = "GET" if asked is None else "POST"
+        try:
+            response = await self._http.request(method, url, json=asked)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._fail_by(error)
         await self._require_success(response)
         return response.content
 
@@ -158,8 +190,7 @@ class Client:
             return
         if response.has_redirect_location:
             self.fail("it redirects elsewhere, and only the given address is asked; give that one")
-        said = self._without_key(_reason(await response.aread()))
-        reason = said[:LONGEST_REASON] or response.reason_phrase
+        reason = self._said(_reason_of_page(await response.aread()) or response.reason_phrase)
         text = f"{_path(str(response.url))} answered {response.status_code}: {reason}"
         if response.status_code in (401, 403):
             text += "; give its key as SPECBENCH_API_KEY in the environment"
@@ -168,38 +199,36 @@ class Client:
     def fail(self, reason: str) -> NoReturn:
         raise ServerError(f"{self.address.root}: {reason}")
 
-    def _fail_to_reach(self, error: httpx.HTTPError) -> NoReturn:
-        said = self._without_key(str(error)) or type(error).__name__
-        raise ServerError(f"{self.address.root}: cannot be reached: {said}") from error
+    def _fail_by(self, error: httpx.HTTPError | httpx.InvalidURL) -> NoReturn:
+        said = self._said(str(error)) or type(error).__name__
+        if isinstance(error, httpx.ReadError | httpx.RemoteProtocolError):
+            said = f"broke off: {said}"
+        elif not isinstance(error, httpx.ReadTimeout):
+            said = f"cannot be reached: {said}"
+        raise ServerError(f"{self.address.root}: {said}") from error
 
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, "***") if self._key else text
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    if not line.startswith("data:"):
-        return None
-    try:
-        event = parse_json(line.removeprefix("data:"))
-    except ValueError:  # [DONE] among others
-        return None
-    return event if isinstance(event, dict) else None
+    def _said(self, text: str) -> str:
+        """What a server said, shortened and without our key."""
+        return (text.replace(self._key, "***") if self._key else text)[:LONGEST_REASON]
 
 
-def _text(choice: Mapping[str, Any]) -> str:
-    said = choice.get("delta") or {}
-    parts = (said.get(name) for name in ("reasoning_content", "reasoning", "content"))
-    return next((part for part in parts if part), "") or choice.get("text") or ""
+def _has_no_chat(error: RefusedError) -> bool:
+    is_about_template = error.status == 400 and "chat template" in str(error)
+    return is_about_template or error.status == 404
 
 
-def _reason(page: bytes) -> str:
-    """What the page of a refusal says, on one line; empty for a page that is made for browsers."""
+def _reason_of_page(page: bytes) -> str:
+    """What the page of a refusal says; empty for a page that is made for browsers."""
     try:
         found = parse_json(page)
     except ValueError:
         text = page.decode("utf-8", "replace")
         return "" if "<html" in text.lower() else " ".join(text.split())
-    error = found.get("error", found) if isinstance(found, dict) else found
+    return _reason(found.get("error", found) if isinstance(found, dict) else found)
+
+
+def _reason(error: object) -> str:
+    """What an error object says, on one line."""
     said = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(said).split())
 

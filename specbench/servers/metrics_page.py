@@ -1,15 +1,72 @@
-"""The counters of a serving engine's Prometheus page (/metrics)."""
+"""The counters of a serving engine's Prometheus page, whatever the engine calls them."""
 
+import math
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+
+class _Page(NamedTuple):
+    prefix: str
+    fields: Mapping[str, str]  # of Counters, by what the engine calls them
+
 
 # vLLM and llama.cpp count drafts, rounds in which something was drafted; SGLang counts all
-# rounds, and tells K by a gauge. Sources: vllm/v1/spec_decode/metrics.py, llama.cpp's server,
-# sglang/srt/metrics/collector.py.
-_ENGINES = ("vllm", "llamacpp", "sglang")
-_EMITTED = {"generation_tokens", "tokens_predicted"}
+# rounds, and tells K by a gauge. Sources: vllm/v1/metrics/loggers.py and spec_decode/metrics.py;
+# llama.cpp's tools/server/server-task.cpp; sglang/srt/observability/metrics_collector.py;
+# tensorrt_llm/metrics/collector.py.
+_DRAFTS = {
+    "spec_decode_num_draft_tokens": "num_draft_tokens",
+    "spec_decode_num_accepted_tokens": "num_accepted",
+}
+_PAGES = {
+    "vllm": _Page(
+        "vllm:",
+        {
+            **_DRAFTS,
+            "spec_decode_num_drafts": "num_rounds",
+            "generation_tokens": "num_tokens",
+            "num_preemptions": "num_preemptions",
+            "request_queue_time_seconds_sum": "queue_s",
+            "prefix_cache_hits": "num_cached_tokens",
+        },
+    ),
+    "llamacpp": _Page(
+        "llamacpp:",
+        {
+            **_DRAFTS,
+            "spec_decode_num_drafts": "num_rounds",
+            "tokens_predicted": "num_tokens",
+            "prompt_tokens_cached": "num_cached_tokens",
+        },
+    ),
+    "sglang": _Page(
+        "sglang:",
+        {
+            "spec_verify_calls": "num_rounds",
+            "generation_tokens": "num_tokens",
+            "num_retracted_requests": "num_preemptions",
+            "queue_time_seconds_sum": "queue_s",
+            "cached_tokens": "num_cached_tokens",
+        },
+    ),
+    "tensorrt_llm": _Page(
+        "trtllm_",
+        {
+            **_DRAFTS,
+            "generation_tokens": "num_tokens",
+            "request_queue_time_seconds_sum": "queue_s",
+            "prompt_cached_tokens": "num_cached_tokens",
+        },
+    ),
+}
+_PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
+MOST_POSITIONS = 1_000  # no server drafts so many tokens in a round
+_K_GAUGE = "spec_num_steps"  # set now and then, and 0 before
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,54 +74,84 @@ class Counters:
     """What a server has counted since it started, summed over labels; None: it does not say."""
 
     engine: str | None
-    num_rounds: float | None = None  # SGLang's; of the others with drafts only
+    num_rounds: float | None = None  # SGLang: all; others: those that drafted something
     num_draft_tokens: float | None = None
     num_accepted: float | None = None
     num_tokens: float | None = None  # emitted, for whatever client
+    num_preemptions: float | None = None  # requests put off for lack of room
+    queue_s: float | None = None  # summed over requests
+    num_cached_tokens: float | None = None  # of prompts, found in its prefix cache
     num_positions: int | None = None  # K, where each position is counted or a gauge tells it
 
     def since(self, before: "Counters") -> "Counters":
         """What was counted in between; a counter that began to exist in between began at 0."""
         counted: dict[str, float | None] = {}
-        for name in (f.name for f in fields(self) if f.name not in ("engine", "num_positions")):
+        for name in _counted():
             now = getattr(self, name)
             counted[name] = None if now is None else now - (getattr(before, name) or 0.0)
         return Counters(engine=self.engine, num_positions=self.num_positions, **counted)
 
+    def __add__(self, other: "Counters") -> "Counters":
+        """What two servers counted together; a counter that one of them lacks is not known."""
+        summed: dict[str, float | None] = {}
+        for name in _counted():
+            one, two = getattr(self, name), getattr(other, name)
+            summed[name] = None if one is None or two is None else one + two
+        return Counters(engine=self.engine, num_positions=self.num_positions, **summed)
+
     @property
     def is_of_a_restart(self) -> bool:
-        """Whether what was counted in between is less than nothing."""
-        counted = (self.num_rounds, self.num_draft_tokens, self.num_accepted, self.num_tokens)
-        return any(value is not None and value < 0 for value in counted)
+        """Whether a counter has fallen, which only a restart explains."""
+        return any((getattr(self, name) or 0.0) < 0 for name in _counted())
+
+
+def _counted() -> Iterator[str]:
+    """The names of the fields that are sums."""
+    others = ("engine", "num_positions")
+    return (field.name for field in fields(Counters) if field.name not in others)
 
 
 def read_counters(text: str) -> Counters:
-    """ValueError where it is no such page."""
+    """The counters of a page; of no engine where it has none. ValueError where it is not one."""
     sums: dict[str, float] = defaultdict(float)
-    gauge = 0.0  # of every rank the same K
-    positions: set[int] = set()
+    num_positions = 0
+    k_gauge = 0.0
     engine: str | None = None
+    for sample in _samples(text):
+        found = next((e for e, page in _PAGES.items() if sample.name.startswith(page.prefix)), None)
+        if found is None:
+            continue
+        engine, page = found, _PAGES[found]
+        name = sample.name.removeprefix(page.prefix).removesuffix("_total")
+        if name in page.fields:
+            sums[page.fields[name]] += sample.value
+        elif name == _PER_POSITION:
+            num_positions = max(num_positions, _position(sample) + 1)
+        elif name == _K_GAUGE:
+            k_gauge = max(k_gauge, sample.value)  # of every rank the same
+    return Counters(engine=engine, num_positions=num_positions or round(k_gauge) or None, **sums)
+
+
+def _position(sample: Sample) -> int:
+    position = int(sample.labels.get("position", ""))
+    if not 0 <= position < MOST_POSITIONS:
+        raise ValueError(
+            f"{sample.name} has position {position}; allowed are 0 to {MOST_POSITIONS - 1}"
+        )
+    return position
+
+
+def labels_of(text: str, name: str) -> list[dict[str, str]]:
+    """The labels of each series of a metric, such as one that only tells a configuration."""
+    return [sample.labels for sample in _samples(text) if sample.name == name]
+
+
+def gauge_of(text: str, name: str) -> float | None:
+    """The largest value of a gauge; None where there is none of that name."""
+    return max((sample.value for sample in _samples(text) if sample.name == name), default=None)
+
+
+def _samples(text: str) -> Iterator[Sample]:
+    """Those with a value."""
     for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            prefix, _, name = sample.name.removesuffix("_total").partition(":")
-            if prefix not in _ENGINES or sample.value != sample.value:
-                continue
-            engine = prefix
-            if name == "spec_decode_num_accepted_tokens_per_pos":
-                positions.add(int(sample.labels["position"]))
-            elif name == "spec_num_steps":
-                gauge = max(gauge, sample.value)
-            else:
-                sums["num_tokens" if name in _EMITTED else name] += sample.value
-    is_sglang = engine == "sglang"
-    rounds = "spec_verify_calls" if is_sglang else "spec_decode_num_drafts"
-    k = max(positions) + 1 if positions else None
-    return Counters(
-        engine=engine,
-        num_rounds=sums.get(rounds),
-        num_draft_tokens=sums.get("spec_decode_num_draft_tokens"),
-        num_accepted=sums.get("spec_decode_num_accepted_tokens"),
-        num_tokens=sums.get("num_tokens"),
-        # The gauge is set now and then, and 0 before: that says nothing.
-        num_positions=(round(gauge) or None) if is_sglang else k,
-    )
+        yield from (sample for sample in family.samples if math.isfinite(sample.value))

@@ -19,10 +19,12 @@ from specbench.settings.groups import (
     WorkloadSettings,
 )
 from specbench.settings.run_settings import RunSettings, StoredSettings
-from specbench.settings.words import BUILTIN, TRANSFORMERS
+from specbench.settings.servers import ServerSettings
+from specbench.settings.words import BUILTIN, SERVED, TRANSFORMERS
 
 __all__ = [
     "BUILTIN",
+    "SERVED",
     "TRANSFORMERS",
     "AcceptanceRule",
     "DecoderSettings",
@@ -33,6 +35,7 @@ __all__ = [
     "MachineSettings",
     "RunSettings",
     "SamplingSettings",
+    "ServerSettings",
     "StoredSettings",
     "WorkloadSettings",
 ]

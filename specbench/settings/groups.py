@@ -100,7 +100,8 @@ Engines = Annotated[
     Option(
         names=("--engine",),
         read=lambda text: parse_names("--engine", text, ENGINES),
-        help="builtin, transformers, or both: builtin,transformers.",
+        help="builtin, transformers, or a server: vllm, sglang, tensorrt_llm, llama_cpp, openai; "
+        "several: builtin,vllm.",
     ),
 ]
 Forward = Annotated[

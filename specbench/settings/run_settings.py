@@ -18,6 +18,7 @@ from specbench.settings.groups import (
     WorkloadSettings,
 )
 from specbench.settings.option import flat, grouped, leaves
+from specbench.settings.servers import ServerSettings
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -34,6 +35,7 @@ class RunSettings:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     effort: EffortSettings = field(default_factory=EffortSettings)
     load: LoadSettings = field(default_factory=LoadSettings)
+    servers: ServerSettings = field(default_factory=ServerSettings)
     forecasting: ForecastSettings = field(default_factory=ForecastSettings)
     decoder: DecoderSettings = field(default_factory=DecoderSettings)
     machine: MachineSettings = field(default_factory=MachineSettings)

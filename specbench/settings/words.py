@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
 from itertools import pairwise
@@ -13,7 +14,9 @@ MAX_K = 64
 MAX_CONCURRENCY = 1024
 AUTO = "auto"
 BUILTIN, TRANSFORMERS = "builtin", "transformers"
-ENGINES = (BUILTIN, TRANSFORMERS)
+# Engines that serve, each in a process of its own: a file of engines/served/ each.
+SERVED = ("llama_cpp", "openai", "sglang", "tensorrt_llm", "vllm")
+ENGINES = (BUILTIN, TRANSFORMERS, *SERVED)
 Choice = TypeVar("Choice", bound=str)
 MAX_CONTEXT = 1024 * 1024
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -129,6 +132,14 @@ def parse_contexts(text: str) -> tuple[int, ...]:
     if min(contexts) < 1 or max(contexts) > MAX_CONTEXT:
         raise UsageError(f"--context {text!r}: 1 to {MAX_CONTEXT // 1024}k tokens are allowed")
     return tuple(sorted(contexts))
+
+
+def parse_engine_args(items: list[str]) -> tuple[str, ...]:
+    """As a shell splits them."""
+    try:
+        return tuple(word for item in items for word in shlex.split(item))
+    except ValueError as error:
+        raise UsageError(f"--engine-args {' '.join(items)!r}: {error}") from error
 
 
 def parse_seconds(text: str) -> float:

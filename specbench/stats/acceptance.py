@@ -20,8 +20,9 @@ class RoundCounts:
     num_accepted: float
     num_emitted: float
     num_drafting: float  # rounds that drafted anything
-    num_rejecting: float  # rounds that accepted fewer than they drafted, and emitted one more
-    reached: tuple[float, ...]  # rounds that accepted at least 0, 1 .. K
+    # Rounds that accepted fewer than they drafted, and emitted one more; None: not told.
+    num_rejecting: float | None
+    reached: tuple[float, ...]  # rounds that accepted at least 0, 1 .. K; (): not told
 
     @classmethod
     def of_rounds(
@@ -43,6 +44,37 @@ class RoundCounts:
             reached=tuple(sum(a >= i for a in accepted) for i in range(k + 1)),
         )
 
+    @classmethod
+    def of_sums(
+        cls,
+        *,
+        num_rounds: int,
+        num_drafted: int | None,
+        num_accepted: int,
+        num_emitted: int,
+        num_drafting: int | None,
+        num_rejecting: int | None,
+        by_accepted: Sequence[int] | None,
+    ) -> "RoundCounts":
+        """From what a server counts of whole answers.
+
+        Without `num_drafting` all rounds drafted. Without `by_accepted`, rounds by how many drafts
+        they accepted, nothing is known by position; a round that is not in it drafted nothing.
+        """
+        reached: list[float] = []
+        if by_accepted is not None:
+            reached = [num_rounds, *accumulate(reversed(by_accepted[1:]))]
+            reached[1:] = reversed(reached[1:])
+        return cls(
+            num_rounds=num_rounds,
+            num_drafted=num_drafted or 0,
+            num_accepted=num_accepted,
+            num_emitted=num_emitted,
+            num_drafting=num_rounds if num_drafting is None else num_drafting,
+            num_rejecting=num_rejecting,
+            reached=tuple(reached),
+        )
+
     def __add__(self, other: "RoundCounts") -> "RoundCounts":
         """Both together; ValueError for two K."""
         if self.k != other.k:
@@ -53,7 +85,9 @@ class RoundCounts:
             num_accepted=self.num_accepted + other.num_accepted,
             num_emitted=self.num_emitted + other.num_emitted,
             num_drafting=self.num_drafting + other.num_drafting,
-            num_rejecting=self.num_rejecting + other.num_rejecting,
+            num_rejecting=None
+            if self.num_rejecting is None or other.num_rejecting is None
+            else self.num_rejecting + other.num_rejecting,
             reached=tuple(a + b for a, b in zip(self.reached, other.reached, strict=True)),
         )
 
@@ -80,8 +114,10 @@ class RoundCounts:
     @property
     def acceptance_rate_per_position(self) -> tuple[float, ...]:
         """Joint rates: #(a >= i) / N for i = 1 .. K."""
+        if not any(self.reached):
+            return ()
         rounds, *reached = self.reached
-        return tuple(n / rounds for n in reached) if rounds else ()
+        return tuple(n / rounds for n in reached)
 
     @property
     def conditional_acceptance_rate(self) -> tuple[float, ...]:
@@ -96,7 +132,7 @@ class RoundCounts:
         where drafting stops at the first rejection. None for what must be trees, whose rejected
         tokens may have siblings.
         """
-        if self.num_drafted > self.k * self.num_drafting:
+        if self.num_rejecting is None or self.num_drafted > self.k * self.num_drafting:
             return None
         judged = self.num_accepted + self.num_rejecting
         return self.num_accepted / judged if judged else None

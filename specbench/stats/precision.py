@@ -1,4 +1,4 @@
-"""How many prompts an answer needs."""
+"""How many prompts, or cycles of a server's sessions, an answer needs."""
 
 import math
 
@@ -19,9 +19,14 @@ def prompts_to_decide(
         return max(1, MIN_UNITS - num_prompts)
     quantile = student_t(num_prompts - 1, UPPER)
     spread = math.log(measured.high / measured.low) / 2 / quantile * math.sqrt(num_prompts)
-    log = math.log(measured.estimate)
-    margin = max(log - math.log(helps_above), math.log(nothing_below) - log)
+    margin = settling_margin(measured.estimate, helps_above, nothing_below)
     return max(1, _prompts_for(spread, margin) - num_prompts)
+
+
+def settling_margin(estimate: float, helps_above: float, nothing_below: float) -> float:
+    """The half width of an interval, of the log, that would settle it: see `prompts_to_decide`."""
+    log = math.log(estimate)
+    return max(log - math.log(helps_above), math.log(nothing_below) - log)
 
 
 def _prompts_for(spread: float, half_width: float) -> int:

@@ -1,11 +1,11 @@
 """How far off an estimate may be: its standard error, and how well that is known itself."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtr, stdtridf, stdtrit
 
 MIN_UNITS = 5  # prompts, or passes: fewer give no spread
 CONFIDENCE = 0.95
@@ -86,3 +86,19 @@ def combined(first: Spread, second: Spread) -> Spread:
         standard_error=math.sqrt(sum(variances)),
         degrees_of_freedom=sum(variances) ** 2 / weights if weights else first.degrees_of_freedom,
     )
+
+
+def cautiously_combined(first: Spread, second: Spread) -> Spread:
+    """`combined`, where one of the variances rests on so few units that it may be far too small.
+
+    Student's quantile is then the mean of both, weighted by variance. Source: Cochran and Cox 1957,
+    Experimental Designs, 4.14; the freedom is the one whose quantile that is.
+    """
+    spreads = (first, second)
+    both = combined(first, second)
+    if both.standard_error == 0:
+        return both
+    variances = [spread.standard_error**2 for spread in spreads]
+    quantiles = [student_t(spread.degrees_of_freedom, UPPER) for spread in spreads]
+    quantile = float(np.average(quantiles, weights=variances))
+    return replace(both, degrees_of_freedom=float(stdtridf(UPPER, quantile)))

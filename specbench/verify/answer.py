@@ -6,7 +6,10 @@ from dataclasses import asdict
 from typing import Any
 
 from specbench.exit_code import ExitCode
-from specbench.verify.judge import FALSE_ALARM, Finding
+from specbench.settings import SERVED
+from specbench.verify.answer_served import served_sentences
+from specbench.verify.finding import Finding
+from specbench.verify.judge import FALSE_ALARM
 
 SCHEMA_VERSION = 1
 
@@ -70,12 +73,19 @@ def result(finding: Finding) -> dict[str, Any]:
         "detectable_tail": None if power is None else power.tail,
         "num_prompts": finding.num_prompts,
         "num_tokens": finding.num_tokens,
+        "divergences": [asdict(each) for each in finding.divergences],
+        "distances": [asdict(each) for each in finding.distances],
+        "not_looked_at": finding.unseen or None,
+        "acceptance_rule": finding.rule,
     }
 
 
 def sentences(findings: Sequence[Finding]) -> list[str]:
-    """One a pairing, and one for K = 0 of its target where that is not sound."""
-    told = []
+    """One a pairing, and one for K = 0 of its target where that is not sound; of serving engines
+    one for each K."""
+    served = [finding for finding in findings if finding.subject.engine in SERVED]
+    findings = [finding for finding in findings if finding.subject.engine not in SERVED]
+    told = served_sentences(served)
     for pairing, group in itertools.groupby(findings, lambda f: f.subject.pairing):
         own = list(group)
         is_baseline = all(f.subject.num_speculative_tokens == 0 for f in own)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Answer = tuple[str, tuple[int, ...]]  # its prompt's name, and its tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,27 +31,34 @@ class Divergence:
 
     `gap` lies between the target's two best logits. `steps` lie between the best and the worse
     of the two tokens, counted in units in the last place of the logits' dtype at their
-    magnitude; `tie_steps` is what other shapes of the same sums may be off by.
+    magnitude; `tie_steps` is what other shapes of the same sums may be off by. None of them is
+    known where the target was not asked.
     """
 
     prompt_id: str
-    position: int  # in the output, from 0
-    expected: int | None
-    found: int | None
-    gap: float
+    position: int  # in the output, from 0; of an engine without token ids: in characters
+    expected: int | str | None  # a token, or text where there are no tokens
+    found: int | str | None
+    gap: float | None
     steps: float | None  # None where one text has ended
-    tie_steps: float
+    tie_steps: float | None
     below: float | None = None  # the same distance as `steps`, in logits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GreedyEvidence:
-    """Greedy texts beside the expected ones; at most one divergence a prompt, the first."""
+    """Greedy texts beside the expected ones; at most one divergence a prompt, the first.
+
+    Those of a server's K = 0 are what its others are held to, whatever the target says of them.
+    """
 
     subject: Subject
     num_prompts: int
     num_tokens: int
     divergences: tuple[Divergence, ...]
+    is_own: bool = False  # a server's K = 0
+    unseen: str = ""  # why the target's logits were not looked at
+    rule: str | None = None  # by which a serving engine accepts drafts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +94,48 @@ class SampledEvidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Distance:
+    """How far sampled tokens at one position are from what they should be, over all prompts.
+
+    `floor` is what tokens drawn as they should be give on the mean: a number of draws is not a
+    distribution.
+    """
+
+    position: int  # in the answer, from 0
+    total_variation: float
+    floor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Beside:
+    """Answers of a server beside those of its K = 0, each with its prompt's name.
+
+    `colder` are answers of K = 0 at a lower temperature, which must be told apart. A token is a
+    number, be it that of a character where the server tells no tokens.
+    """
+
+    own: Subject  # the server's K = 0
+    answers: tuple[Answer, ...]
+    own_answers: tuple[Answer, ...]
+    colder: tuple[Answer, ...]
+    distances: tuple[Distance, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedEvidence:
+    """Short sampled answers of a server: along the target, beside those of its K = 0, or both."""
+
+    subject: Subject
+    num_texts: int
+    num_tokens: int
+    along: SampledEvidence | None
+    beside: Beside | None  # None: it is K = 0
+    distances: tuple[Distance, ...] = ()  # from the target's distribution
+    unseen: str = ""  # why the target's logits were not looked at
+    rule: str | None = None  # by which a serving engine accepts drafts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Refused:
     """What could not be decoded, and why."""
 
@@ -93,4 +143,4 @@ class Refused:
     reason: str
 
 
-Evidence = GreedyEvidence | SampledEvidence | Refused
+Evidence = GreedyEvidence | SampledEvidence | ServedEvidence | Refused

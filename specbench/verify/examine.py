@@ -9,8 +9,9 @@ from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, first_line
 from specbench.inputs.config import Drafter
 from specbench.records import Sampling
-from specbench.verify.collect import Collector, Examined, Texts
+from specbench.verify.collect import Collector, Examined
 from specbench.verify.evidence import Evidence, Refused, Subject
+from specbench.verify.reader import Texts
 
 
 class Job(NamedTuple):

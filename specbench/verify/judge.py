@@ -5,8 +5,6 @@ The false alarm rate is that of a whole call: all its p-values are adjusted toge
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
 
 from specbench.stats.multiple_testing import holm
 from specbench.verify.evidence import (
@@ -15,10 +13,12 @@ from specbench.verify.evidence import (
     GreedyEvidence,
     Refused,
     SampledEvidence,
+    ServedEvidence,
     Subject,
 )
+from specbench.verify.finding import Finding, Verdict
+from specbench.verify.judge_served import beside_p_values, judge_served
 from specbench.verify.statistics import (
-    Detectable,
     detectable,
     joint_p_value,
     serial_p_value,
@@ -31,54 +31,51 @@ FALSE_ALARM = 1e-3
 EDGE_SHARE = 0.05  # of the tokens: with more where rounding decides on a cut, nothing is shown
 CONTROL = 0.8  # the same tokens are held to a temperature so much lower, and must fail
 
-Verdict = Literal["identical", "tie", "law", "bug", "lossy", "inconclusive", "failed"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """The verdict about one pairing at one K and temperature, and what it rests on.
-
-    `p_value` is adjusted for all tests of the call; `p_values` are as they came.
-    """
-
-    subject: Subject
-    verdict: Verdict
-    reason: str
-    num_tokens: int = 0
-    num_prompts: int | None = None
-    match_rate: float | None = None
-    first_divergence: Divergence | None = None
-    p_value: float | None = None
-    p_values: Mapping[str, float] = field(default_factory=dict)
-    control_p_value: float | None = None
-    detectable: Detectable | None = None
-
-    @property
-    def lossless(self) -> bool | None:
-        """None where nothing is shown."""
-        if self.verdict in ("inconclusive", "failed"):
-            return None
-        return self.verdict not in ("bug", "lossy")
-
 
 def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tuple[Finding, ...]:
     """One finding a piece of evidence, in its order."""
-    tests = [_p_values(each) if isinstance(each, SampledEvidence) else {} for each in evidence]
+    tests = [_tests(each) for each in evidence]
     pooled = [p for named in tests for p in named.values()]
     adjusted = iter(holm(pooled))
     level = false_alarm / max(len(pooled), 1)  # what the first rejection needs
-    findings = []
+    findings: list[Finding] = []
     for each, named in zip(evidence, tests, strict=True):
-        own = [next(adjusted) for _ in named]
+        own = {name: next(adjusted) for name in named}
         match each:
             case GreedyEvidence():
                 finding = _judge_greedy(each)
             case SampledEvidence():
-                finding = _judge_sampled(each, named, min(own), level, false_alarm)
+                finding = _judge_sampled(each, named, own, level, false_alarm)
+            case ServedEvidence():
+                finding = judge_served(
+                    each,
+                    _judge_sampled(each.along, named, own, level, false_alarm)
+                    if each.along
+                    else None,
+                    _of(each.beside.own, findings) if each.beside else None,
+                    named,
+                    own,
+                    level=level,
+                    false_alarm=false_alarm,
+                )
             case Refused():
                 finding = Finding(subject=each.subject, verdict="failed", reason=each.reason)
         findings.append(finding)
     return tuple(findings)
+
+
+def _of(subject: Subject, findings: Sequence[Finding]) -> Finding:
+    return next(finding for finding in findings if finding.subject == subject)
+
+
+def _tests(evidence: Evidence) -> dict[str, float]:
+    """p-values by test, as they come."""
+    if isinstance(evidence, SampledEvidence):
+        return _p_values(evidence)
+    if isinstance(evidence, ServedEvidence):
+        along = _p_values(evidence.along) if evidence.along else {}
+        return along | (beside_p_values(evidence.beside) if evidence.beside else {})
+    return {}
 
 
 def _p_values(evidence: SampledEvidence) -> dict[str, float]:
@@ -100,9 +97,16 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
     wrong = [d for d in evidence.divergences if not is_tie(d)]
     first = next(iter([*wrong, *evidence.divergences]), None)
     subject = evidence.subject
-    if first is None:
-        verdict: Verdict = "identical"
-        reason = "every token is the expected one"
+    verdict: Verdict
+    if evidence.is_own and (wrong or evidence.unseen):
+        verdict = "own"
+        reason = "without speculation it departs from the target's best tokens beyond rounding"
+        reason = f"not held to the target: {evidence.unseen}" if evidence.unseen else reason
+    elif first is None:
+        verdict, reason = "identical", "every token is the expected one"
+    elif evidence.unseen:
+        verdict = "inconclusive"
+        reason = f"{told(first)}; not looked at, because {evidence.unseen}"
     elif not wrong:
         verdict = "tie"
         worst = max(d.steps or 0.0 for d in evidence.divergences)
@@ -111,7 +115,7 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
             f"{worst:.0f} steps{_in_logits(evidence.divergences)} below the target's best"
         )
     else:
-        verdict, reason = "bug", _told(first)
+        verdict, reason = "bug", told(first)
     return Finding(
         subject=subject,
         verdict="lossy" if subject.lossy else verdict,
@@ -120,22 +124,29 @@ def _judge_greedy(evidence: GreedyEvidence) -> Finding:
         num_prompts=evidence.num_prompts,
         match_rate=1 - len(differing) / evidence.num_prompts,
         first_divergence=first,
+        divergences=evidence.divergences,
+        unseen=evidence.unseen,
+        rule=evidence.rule,
     )
 
 
 def is_tie(divergence: Divergence) -> bool:
     """True where rounding may have decided between the two tokens."""
-    return divergence.steps is not None and divergence.steps <= divergence.tie_steps
+    steps, most = divergence.steps, divergence.tie_steps
+    return steps is not None and most is not None and steps <= most
 
 
 def _judge_sampled(
     evidence: SampledEvidence,
-    named: Mapping[str, float],
-    p_value: float,
+    tests: Mapping[str, float],
+    adjusted: Mapping[str, float],
     level: float,
     false_alarm: float,
 ) -> Finding:
+    """`tests` may hold those of other evidence, too."""
     subject, n = evidence.subject, len(evidence.surprise_N)
+    named = {name: p for name, p in tests.items() if name in _SEEN_BY}
+    p_value = min(adjusted[name] for name in named)
     control = temperature_p_value(evidence.log_likelihoods, null=CONTROL)
     verdict: Verdict = "bug"
     if evidence.misshapen:
@@ -186,12 +197,17 @@ def _in_logits(divergences: Sequence[Divergence]) -> str:
     return "" if below is None else f" ({below:.2g} in logits)"
 
 
-def _told(divergence: Divergence) -> str:
-    place = f"{divergence.prompt_id}, token {divergence.position}"
+def told(divergence: Divergence) -> str:
+    """Where it is, and how far the tokens are from the target's best."""
+    is_text = isinstance(divergence.expected, str)
+    unit = "character" if is_text else "token"
+    place = f"{divergence.prompt_id}, {unit} {divergence.position}"
     if divergence.expected is None:
         return f"{place}: the text runs past its end"
     if divergence.found is None:
         return f"{place}: the text stops early"
+    if divergence.steps is None:
+        return f"{place}: {divergence.found!r} instead of {divergence.expected!r}"
     return (
         f"{place}: {divergence.found} instead of {divergence.expected}, the worse of them "
         f"{_distance(divergence)} below the target's best"

@@ -34,6 +34,7 @@ class Teacher:
 
     def __init__(self, model: Any) -> None:
         self._runner, _ = make_checked_runner(model, "stock")
+        self._fed: tuple[int, ...] = ()  # the prompt that the cache holds but for its last token
         self.vocab_size = self._runner.vocab_size
         self.device = self._runner.device
 
@@ -41,20 +42,25 @@ class Teacher:
     def logits(self, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Iterator[Tensor]:
         """Logits [<= 512, V] from which each token of the output was to be drawn, in order.
 
-        ModelError where the text is longer than the target's context, or a logit is NaN.
+        Outputs of one prompt, one after the other, cost its forward once. ModelError where the
+        text is longer than the target's context, or a logit is NaN.
         """
         fed = [*prompt_ids, *output_ids[:-1]]
         check_context(self._runner.max_position, len(fed))
+        cache = self._runner.cache
         self._runner.allocate(1, len(fed))
         tokens_1T = torch.tensor([fed], device=self.device)
         first = len(prompt_ids) - 1
+        is_fed = self._fed == tuple(prompt_ids) and self._runner.cache is cache
+        self._fed = ()
         # The prompt and the output share no chunk: of the prompt no logits are needed.
-        begins = [*range(0, first, _CHUNK), *range(first, len(fed), _CHUNK)]
+        begins = [*range(first if is_fed else 0, first, _CHUNK), *range(first, len(fed), _CHUNK)]
         for begin, end in itertools.pairwise([*begins, len(fed)]):
             positions_1T = torch.arange(begin, end, device=self.device)[None]
             last_1 = None if begin >= first else torch.zeros_like(positions_1T[0, :1])
             out = self._runner.forward(tokens_1T[:, begin:end], positions_1T, end, last_B=last_1)
             if begin >= first:
+                self._fed = tuple(prompt_ids)
                 if bool(out.logits.isnan().any()):
                     raise ModelError("the target's logits are not numbers (NaN); try another dtype")
                 yield out.logits[0]
@@ -118,6 +124,7 @@ class Teacher:
     ) -> Tensor:
         tokens_RT = torch.tensor([[*prompt_ids, *prefix] for prefix in prefixes])
         R, T = tokens_RT.shape
+        self._fed = ()
         self._runner.allocate(R, T)
         positions_RT = torch.arange(T, device=self.device).expand(R, -1)
         out = self._runner.forward(tokens_RT.to(self.device), positions_RT, T)

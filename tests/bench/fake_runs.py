@@ -10,7 +10,8 @@ from typing import Any
 from specbench.bench.benchmark import plan_warnings
 from specbench.bench.deadline import Deadline
 from specbench.bench.memory import MemoryMeter
-from specbench.bench.plan import TargetPlan, plan_targets
+from specbench.bench.plan import TargetPlan
+from specbench.bench.planning import plan_targets
 from specbench.bench.target import TargetRun
 from specbench.bench.traces import Trace
 from specbench.inputs.config import Pairing, load_pairings

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from specbench.bench.benchmark import plan_warnings
-from specbench.bench.plan import TargetPlan, plan_targets
+from specbench.bench.plan import TargetPlan
+from specbench.bench.planning import plan_targets
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from tests.settings.flat_settings import settings_of

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench import passes
-from specbench.bench.benchmark import _spent_s
+from specbench.bench.spent import spent_s
 from specbench.errors import ModelError
 from specbench.runs import load_run, resume_run
 from tests.bench.fake_runs import (
@@ -148,8 +148,8 @@ def test_the_seconds_spent_are_those_of_this_targets_stored_requests(tmp_path):
     seconds = sum(r.total_s for block in run.blocks for r in block.requests)
     other = replace(plan, target=replace(plan.target, name="other"), pairings=())
     with resume_run(tmp_path, RUN_ID) as writer:
-        assert _spent_s(writer, plan) == pytest.approx(seconds)
-        assert _spent_s(writer, other) == 0.0
+        assert spent_s(writer.stored, plan) == pytest.approx(seconds)
+        assert spent_s(writer.stored, other) == 0.0
 
 
 def test_what_was_dropped_stays_dropped_whatever_the_rule_says_later(tmp_path, monkeypatch):

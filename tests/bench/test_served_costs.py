@@ -155,8 +155,9 @@ def test_tokens_that_came_with_the_first_one_are_not_timed():
     assert {c.mean_acceptance_length for c in costs} == {2.0}
 
 
-def test_an_end_of_text_that_is_counted_is_timed():
-    fake = FakeServer(k=0, says_end=True)
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_an_end_of_text_that_is_counted_is_timed(has_ids):
+    fake = FakeServer(k=0, says_end=True, has_ids=has_ids)
     with serving(fake) as url:
         costs = time_servers([url], PROMPTS)
     assert [c.cost for c in costs] == pytest.approx([fake.round_s] * len(costs))
@@ -219,3 +220,51 @@ def test_no_other_host_is_asked_whatever_the_server_says():
     ):
         time_servers([url], PROMPTS)
     assert not other.asked
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"choices": ["text"]},
+        {"choices": 5},
+        {"choices": [{"delta": "text"}]},
+        {"choices": [{"delta": {"content": 5}}]},
+        {"choices": [{"token_ids": 7}]},
+        {"choices": [], "usage": "many"},
+        {"choices": [], "usage": {"completion_tokens": "9"}},
+    ],
+    ids=str,
+)
+def test_events_of_another_shape_are_a_message(nonsense):
+    with (
+        serving(FakeServer(nonsense=nonsense)) as url,
+        pytest.raises(UsageError, match="streams events that are not those of an OpenAI"),
+    ):
+        time_servers([url], PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "<html>",
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total 1",
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="x"} 1',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="-1"} 1',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="999999999"} 1',
+    ],
+)
+def test_a_damaged_page_of_counters_is_a_message(page):
+    with (
+        serving(FakeServer(counters=page + "\n")) as url,
+        pytest.raises(UsageError, match="/metrics is not a page of counters"),
+    ):
+        time_servers([url], PROMPTS)
+
+
+@pytest.mark.parametrize("page", ['{"data": [5]}', '{"data": {"id": "x"}}', "[]"])
+def test_a_list_of_models_of_another_shape_is_a_message(page):
+    with (
+        serving(FakeServer(models_page=page)) as url,
+        pytest.raises(UsageError, match="names no model"),
+    ):
+        time_servers([url], PROMPTS)

@@ -6,7 +6,8 @@ import shutil
 import pytest
 from transformers import Mamba2Config, Mamba2ForCausalLM
 
-from specbench.bench.benchmark import find_device, run_benchmark
+from specbench.bench.benchmark import run_benchmark
+from specbench.bench.this_process import find_device
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.report.document import build_document

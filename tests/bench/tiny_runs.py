@@ -31,6 +31,8 @@ def settings_for(folder: Path, **changes) -> RunSettings:
     return changed(base, **changes)
 
 
-def run_on(folder: Path, settings: RunSettings, root: Path, watch=None, resume=None):
+def run_on(folder: Path, settings: RunSettings, root: Path, watch=None, resume=None, cluster=None):
     pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
-    return run_benchmark(settings, pairings, root, watch or RecordingWatch(), resume=resume)
+    return run_benchmark(
+        settings, pairings, root, watch or RecordingWatch(), resume=resume, cluster=cluster
+    )

@@ -188,7 +188,7 @@ def test_the_costs_of_a_running_server(tiny):
         (("--costs", "gopher://x"), "expected an address"),
         (("--forecast", "--acceptance-rule", "exact"), "add --costs"),
         (("--costs", "rows.csv", "--acceptance-rule", "lossy"), "exact, greedy_draft"),
-        (("--forecast", "--engine", "builtin,transformers"), "leave out --engine transformers"),
+        (("--forecast", "--engine", "builtin,transformers"), "leave out --engine"),
         (("--forecast", "--request-rate", "2"), "drop --request-rate"),
         (("--forecast", "--samples", "2", "--temperature", "1"), "drop --samples"),
         (("--forecast", "--acceptance", "0.7"), "drop --acceptance"),

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from specbench.bench.plan import plan_targets
+from specbench.bench.planning import plan_targets
 from specbench.inputs.config import load_pairings
 from specbench.runs import load_run
 from tests.bench.fake_runs import write_prompts

@@ -88,3 +88,4 @@ class NothingFailed:
     """All that the ranking asks of a document."""
 
     failures = ()
+    servers = ()

@@ -35,3 +35,20 @@ def test_a_hosts_own_key_goes_before_the_general_one():
     own = {"SPECBENCH_API_KEY_API_MY_HOST_ORG": "own"}
     assert address.key(general | own) == "own"
     assert Address.at("https://other.org", "--costs").key(own) is None
+
+
+def test_what_is_no_address_at_all_is_refused_without_repeating_it():
+    with pytest.raises(UsageError, match=r"--costs: .*such as http://localhost:8000") as wrong:
+        Address.at("http://me:secret@[::1", "--costs")
+    assert "secret" not in str(wrong.value)
+    with pytest.raises(UsageError, match="only the K it runs is read"):
+        Address.at("http://a#k=\u00b2", "--costs")
+
+
+def test_a_key_that_no_header_can_hold_is_refused_and_not_repeated():
+    address = Address.at("http://a", "--costs")
+    assert address.key({"SPECBENCH_API_KEY": " sk-1|a:b=\r\n"}) == "sk-1|a:b="
+    for key in ("two words", 'quo"ted', "back\\slash", "it's", "na\u00efve", "s3cret\x01"):
+        with pytest.raises(UsageError, match="SPECBENCH_API_KEY_A holds a character") as wrong:
+            address.key({"SPECBENCH_API_KEY_A": key})
+        assert key not in str(wrong.value)

@@ -23,6 +23,7 @@ from specbench.round.state import State
 from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
+from tests.drafters.changed_heads import with_config, with_tensors
 from tests.drafters.plain_heads import PlainEagle, PlainEagle3, PlainHead
 
 VOCAB_SIZE = 11
@@ -231,5 +232,8 @@ def subject(method: str) -> Subject:
     more: dict[str, Any] = {"target_ids": (0, 2, 4, 6, 8, 10), "layer_ids": (0, 1, 2)}
     options = more if method == "eagle3" else {}
     checkpoint = drafter_class(method).new_checkpoint(model.config, 1, **options)
+    if method == "eagle":  # published heads have a bias, and a new one has none
+        bias_F = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+        checkpoint = with_config(with_tensors(checkpoint, fc__bias=0.1 * bias_F), bias=True)
     target = StockRunner(tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3))
     return Subject(method, target, checkpoint, PLAIN[method](model, checkpoint), texts)

@@ -30,8 +30,13 @@ def target() -> StockRunner:
     return StockRunner(tiny_llama())
 
 
-def new(*, bias: bool = True) -> Checkpoint:
-    return Eagle.new_checkpoint(target().model.config, 1, bias=bias)
+def new() -> Checkpoint:
+    return Eagle.new_checkpoint(target().model.config, 1)
+
+
+def biased(value: float = 1.0) -> Checkpoint:
+    """As SafeAILab's heads are."""
+    return with_config(with_tensors(new(), fc__bias=torch.full((32,), value)), bias=True)
 
 
 @torch.no_grad()
@@ -44,12 +49,11 @@ def spoken(checkpoint: Checkpoint) -> Tensor:
     return head.logits(after)[0, -1]
 
 
-def test_the_tensors_are_those_of_the_published_checkpoints() -> None:
+def test_the_tensors_are_those_of_the_published_checkpoints_but_for_a_bias() -> None:
     shapes = {name: tuple(tensor.shape) for name, tensor in new().tensors.items()}
 
     assert shapes == {
         "fc.weight": (32, 64),
-        "fc.bias": (32,),
         "layers.0.self_attn.q_proj.weight": (32, 32),
         "layers.0.self_attn.k_proj.weight": (16, 32),
         "layers.0.self_attn.v_proj.weight": (16, 32),
@@ -67,7 +71,7 @@ def test_every_layout_of_names_is_the_same_head(prefixes: Mapping[str, str]) -> 
 
 
 def test_a_config_of_speculators_is_read() -> None:
-    plain = new(bias=False)
+    plain = new()
     config = {
         "speculators_model_type": "eagle",
         "transformer_layer_config": plain.config,
@@ -79,10 +83,20 @@ def test_a_config_of_speculators_is_read() -> None:
     torch.testing.assert_close(spoken(theirs), spoken(plain))
 
 
-def test_a_config_that_is_silent_about_a_bias_means_that_there_is_one() -> None:
-    config = {name: value for name, value in new().config.items() if name != "bias"}
+def test_a_new_head_adds_no_bias_and_says_so_for_servers_drop_it() -> None:
+    assert new().config["bias"] is False
+    assert not any(name.endswith(".bias") for name in new().tensors)
 
-    torch.testing.assert_close(spoken(replace(new(), config=config)), spoken(new()))
+
+def test_a_bias_that_the_files_have_is_added() -> None:
+    assert not torch.allclose(spoken(biased()), spoken(new()))
+    torch.testing.assert_close(spoken(biased(0.0)), spoken(new()))
+
+
+def test_a_config_that_is_silent_about_a_bias_means_that_there_is_one() -> None:
+    config = {name: value for name, value in biased().config.items() if name != "bias"}
+
+    torch.testing.assert_close(spoken(replace(biased(), config=config)), spoken(biased()))
 
 
 def test_rotary_frequencies_that_old_files_have_are_left_out() -> None:
@@ -140,7 +154,7 @@ def test_the_head_may_look_as_far_as_its_target() -> None:
 CONFIGS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "hidden size": ({"hidden_size": 64}, "hidden_size is 64, the target's is 32"),
     "vocabulary": ({"vocab_size": 99}, "vocab_size is 99, the target's is 97"),
-    "bias": ({"bias": False}, "not known: fc.bias"),
+    "bias": ({"bias": True}, "missing: fc.bias"),
     "layers": ({"num_hidden_layers": 2}, "missing: layers.1.input_layernorm.weight"),
     "norms": ({"layernorms": True}, "layernorms"),
     "heads": ({"num_attention_heads": None}, "lacks num_attention_heads"),
@@ -159,6 +173,7 @@ def test_a_config_that_does_not_fit_is_refused_by_name(case: str) -> None:
     ("changes", "message"),
     [
         ({"fc__weight": None}, "missing: fc.weight"),
+        ({"fc__bias": torch.ones(32)}, "not known: fc.bias"),
         ({"layers__0__input_layernorm__weight": torch.ones(32)}, "not known: layers.0.input"),
         ({"embed_tokens__weight": torch.ones(96, 32)}, r"\(96, 32\), not \(97, 32\)"),
     ],

@@ -214,7 +214,7 @@ def test_a_parts_bytes_are_those_of_its_sizes() -> None:
     _, eagle = subject(CASES["eagle, chain"])
     for part in eagle.footprint.head_parts.values():
         run_bare(part, 1)
-        joined = 2 * F * F + F
+        joined = 2 * F * F
         assert part.weights_bytes == 4 * (joined + attention + F + mlp + F * V)
         assert part.kv_bytes_per_token == 4 * 2 * F // 2
     _, medusa = subject(CASES["medusa, chain"])

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from specbench.demo import MODELS
 from specbench.errors import UsageError
 from specbench.export.deployment import GREEDY, MATCHED, REJECTION, Tier
 from specbench.export.engines import engines, find_exporter
@@ -132,22 +131,6 @@ def test_tensorrt_llm_1_2_is_told_that_one_model_drafters_may_sample():
     assert "allow_advanced" not in exported("tensorrt_llm", warm, "1.3").config.text
     greedy = deployment("eagle3", tree="chain")
     assert "allow_advanced" not in exported("tensorrt_llm", greedy).config.text
-
-
-@pytest.mark.parametrize("name", ["eagle", "eagle3"])
-def test_a_head_of_our_own_has_the_name_that_vllm_asks_for(name):
-    folder = MODELS / name
-    made = with_draft(deployment(name, tree="chain"), source=str(folder), folder=folder)
-    assert "names no class" not in lost(exported("vllm", made))
-
-
-def test_of_a_head_without_the_name_that_vllm_asks_for_it_is_told(tmp_path):
-    head = tmp_path / "head"
-    head.mkdir()
-    for config, is_named in (({}, False), ({"architectures": ["LlamaForCausalLM"]}, True)):
-        (head / "config.json").write_text(json.dumps(config))
-        made = with_draft(deployment("eagle3", tree="chain"), source=str(head), folder=head)
-        assert ("names no class" not in lost(exported("vllm", made))) == is_named
 
 
 def test_llama_cpp_never_gives_a_draft_up_for_being_unlikely():

@@ -55,7 +55,7 @@ def test_drafting_reads_what_its_forwards_read(tiny, method, parameters):
 
 
 def test_eagle_reads_its_layer_and_the_targets_head_in_every_forward(tiny):
-    joined = 4 * (2 * WIDTH * WIDTH + WIDTH)  # with a bias
+    joined = 4 * 2 * WIDTH * WIDTH
     norm = 4 * WIDTH  # of EAGLE's layer, which has none before its attention
     once = joined + LAYER + norm + HEAD + ROWS * CONTEXT * KV
     assert drafting_bytes(tiny, tiny.drafter("eagle", tree="chain")) == K * once

@@ -13,6 +13,7 @@ from specbench.frames.column import Doc, record_columns
 from specbench.frames.decisions import decisions_frame
 from specbench.frames.requests import requests_frame
 from specbench.frames.rounds import rounds_frame
+from specbench.frames.servers import servers_frame
 from specbench.frames.tables import TABLES, describe
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
@@ -53,6 +54,7 @@ def frames_of(stored: StoredRun) -> dict[str, pd.DataFrame]:
         "requests": requests_frame([stored]),
         "rounds": rounds_frame([stored]),
         "decisions": decisions_frame([document]),
+        "servers": servers_frame([stored]),
     }
 
 

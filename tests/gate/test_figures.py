@@ -5,10 +5,11 @@ import pytest
 
 from specbench.gate.check import Tolerance, check
 from specbench.gate.comparison import Runs, compare
-from specbench.gate.figures import cell_figures, first_difference
+from specbench.gate.figures import cell_figures
 from specbench.gate.kinds import Kind, deviation_floor, kind_of
+from specbench.gate.texts import first_difference
 from specbench.metrics import registry
-from specbench.metrics.cell import gather_cells
+from specbench.metrics.gathering import gather_cells
 from specbench.metrics.registry import all_metrics, metric
 from specbench.stats.intervals import log_ratio
 from tests.cell_keys import with_axes
@@ -139,7 +140,7 @@ def test_text_is_hashed_in_pieces_so_that_the_first_difference_is_found(steady):
     )
     one, other = (cell_figures(c, set()).texts for c in (same, changed))
     assert {p for p in one if one[p] != other[p]} == {"p1"}
-    assert first_difference(one["p1"], other["p1"]) == range(33, 49)
+    assert first_difference(one["p1"], other["p1"]) == "tokens 33 to 48"
 
 
 def test_repeats_that_agree_are_hashed_once(steady):

@@ -27,6 +27,13 @@ def test_vllm_counters_are_those_of_rounds_that_drafted():
     assert not absent & set(figures)
 
 
+def test_whose_count_of_acceptance_it_is_is_said_where_there_is_one():
+    for name in ("vllm_spec.json", "aiperf.json"):
+        record = cell(name, Told(temperature=0.0, num_speculative_tokens=3)).record
+        assert any("as vLLM counts it" in warning for warning in record.warnings)
+    assert not cell("vllm_base.json").record.warnings
+
+
 def test_a_drafter_that_never_misses_drafts_in_every_round():
     told = Told(temperature=0.0, pairing="llama/head", method="eagle3")
     figures = cell("vllm_spec.json", told).record.figures

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.cell import CellData, against, gather_cells
+from specbench.metrics.cell import CellData, against
+from specbench.metrics.gathering import gather_cells
 from specbench.records import (
     ForwardCost,
     MemoryRecord,

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.cell import gather_cells
+from specbench.metrics.gathering import gather_cells
 from specbench.metrics.registry import measure
 from specbench.records import LimitRecord
 from tests.made_records import made_block

@@ -7,6 +7,7 @@ import pytest
 from specbench.report.document import Document, build_document
 from tests.report.served_runs import context_run, served_run
 from tests.report.stored_runs import BROKEN, SMALL, Wish, stored_run, with_failure
+from tests.served_sessions import Sweep, served_sweep
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +39,12 @@ def baseline_document() -> Document:
 def served() -> Document:
     """One to four rows, K = auto and another engine."""
     return build_document(served_run())
+
+
+@pytest.fixture(scope="session")
+def sessions() -> Document:
+    """A serving engine in sessions, one of which was lost."""
+    return build_document(served_sweep(Sweep(lost=((4, 3, 1),))))
 
 
 @pytest.fixture(scope="session")

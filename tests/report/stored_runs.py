@@ -93,6 +93,8 @@ def keep(root: Path, run_id: str, stored: StoredRun) -> Path:
     with create_run(root, run) as writer:
         for record in (*stored.models, *stored.memory, *stored.forwards, *stored.blocks):
             writer.append(record)
+        for server in stored.servers:
+            writer.append(server)
         if stored.is_complete:
             writer.finish()
     return root / run_id

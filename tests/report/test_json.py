@@ -22,7 +22,8 @@ VALIDATOR = Draft202012Validator(SCHEMA)
 
 
 @pytest.mark.parametrize(
-    "name", ["cpu_document", "gpu_document", "interrupted_document", "baseline_document"]
+    "name",
+    ["cpu_document", "gpu_document", "interrupted_document", "baseline_document", "sessions"],
 )
 def test_documents_keep_the_schema(name: str, request: pytest.FixtureRequest) -> None:
     text = json.dumps(to_json(request.getfixturevalue(name)), allow_nan=False)
@@ -99,6 +100,16 @@ def test_warnings_and_failures_are_in_it(cpu_document: Document) -> None:
     assert found["warnings"] == ["few prompts"]
     assert found["failures"][0]["stage"] == "load"
     assert found["complete"] is True
+
+
+def test_sessions_are_in_it_with_what_was_lost(sessions: Document) -> None:
+    found = to_json(sessions)
+    lost = [server for server in found["servers"] if server["problems"]]
+    assert [(s["num_speculative_tokens"], s["cycle"]) for s in lost] == [(4, 3)]
+    assert "cycle 4: another client" in found["failures"][0]["reason"]
+    load = found["servers"][0]["client"][0]
+    assert load["cell_id"] == sessions.cells[0].key.id
+    assert len(found["servers"]) == 4 * 2 * (3 + 2)  # cycles, both ways, first pass and second
 
 
 def properties(schema: dict[str, Any]) -> Iterator[str]:

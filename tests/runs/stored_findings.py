@@ -1,6 +1,7 @@
 """A fully filled example of each record that lies beside the blocks: limits, forecasts, costs."""
 
 from specbench.records import (
+    ClientLoad,
     EngineCost,
     EngineRecord,
     ExtensionRecord,
@@ -10,6 +11,7 @@ from specbench.records import (
     Interval,
     LimitRecord,
     RoundCost,
+    ServerRecord,
 )
 from specbench.runs.codec import StoredRecord
 from tests.runs.stored_examples import BLOCK, EVERY_RECORD, run
@@ -91,6 +93,40 @@ FORECAST = ForecastRecord(
 EXTENSION = ExtensionRecord(
     kind="drop", drafters=("draft", "none"), question=_CELL, num_prompts=1, cell_ids=(_CELL,)
 )
+SERVER = ServerRecord(
+    session="demo|vllm|draft|4|t0|explore|c1.0#2",
+    place="demo|vllm|draft|4|t0|explore|c1.0",
+    target="demo",
+    engine="vllm",
+    drafter="draft",
+    method="draft_model",
+    num_speculative_tokens=4,
+    cycle=1,
+    version="0.32.1",
+    model="models/target",
+    addresses=("http://localhost:8000",),
+    command=("vllm", "serve", "models/target"),
+    settings={"dtype": "float32"},
+    prefix_cache="off",
+    acceptance_rule="greedy",
+    num_gpus=2,
+    kv_tokens=20_000,
+    start_s=21.5,
+    seconds=60.25,
+    counters={"num_tokens": 1234.0},
+    num_preemptions=1,
+    queue_s=0.5,
+    power_w=612.5,
+    memory_bytes=2**35,
+    throttle_reasons=("sw_power_cap",),
+    client=(
+        ClientLoad(cell_id=_CELL, seconds=60.25, cpu_s=1.5, num_events=1200, mean_lag_s=0.0001),
+    ),
+    sees_others=True,
+    problems=("the server restarted: its counters began anew",),
+    warnings=("requests accepted 9 drafts by their own counts, 10 by the server's",),
+    log="servers/1.log",
+)
 EVERY_KIND: tuple[StoredRecord, ...] = (
     *EVERY_RECORD,
     ENGINE,
@@ -100,4 +136,5 @@ EVERY_KIND: tuple[StoredRecord, ...] = (
     ENGINE_COST,
     FORECAST,
     EXTENSION,
+    SERVER,
 )

@@ -17,6 +17,7 @@ from specbench.runs.codec import (
 )
 from tests.runs.stored_examples import BLOCK, MEMORY, REQUEST, block, run
 from tests.runs.stored_findings import EVERY_KIND
+from tests.served_sessions import served_sweep
 from tests.settings.flat_settings import changed
 
 
@@ -66,6 +67,7 @@ def test_a_line_says_its_type_without_being_read():
         "enginecost",
         "forecast",
         "extension",
+        "server",
     ]
     assert line_type(encode_line(MEMORY)[:-5]) is None
     assert line_type(b"{}\n") is None
@@ -152,3 +154,13 @@ def test_a_long_block_survives_digit_by_digit():
     long = block("b", num_rounds=500)
 
     assert decode_line(encode_line(long)) == long
+
+
+def test_what_a_server_answered_comes_back_equal():
+    """A block of a session, with the text and the counts of each request."""
+    answered = next(b for b in served_sweep().blocks if b.passes and b.requests[0].counts)
+    loaded = decode_line(encode_line(answered))
+
+    assert loaded == answered
+    assert loaded.requests[0].counts.num_by_accepted == (4, 4, 4)
+    assert loaded.passes[0].rounds is None

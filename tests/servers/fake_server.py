@@ -5,14 +5,14 @@ Its time is the client's, and goes on by rounds alone: how fast this machine is 
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from unittest.mock import patch
 
-from specbench.servers import client
+from specbench.servers import streamed
 
 PATIENCE_S = 120.0  # with a client that does not look at its clock when it reads a chunk
 VLLM_PAGE = """\
@@ -78,20 +78,28 @@ class FakeServer:
     num_rounds: int = 8
     has_metrics: bool = True
     has_usage: bool = True
+    has_ids: bool = True
     has_chat: bool = True
+    refusal: str = ""  # of every chat
+    num_refused: int = 0
     models: tuple[str, ...] = ("tiny",)
     models_page: str = ""  # in place of them
     key: str = ""  # without which it answers nothing
     elsewhere: str = ""  # where it redirects all requests
     num_merged: int = 0  # rounds whose tokens come with the first one
     says_end: bool = False  # by an event without text, a round after the last
+    nonsense: dict[str, Any] | None = None  # the only event of each stream
+    counters: str = ""  # in place of its own page
     num_foreign: int = 0  # tokens of others that it counts beside each answer
+    pages: Mapping[str, str] = field(default_factory=dict)  # by path: what a real one answered
     asked: list[dict[str, Any]] = field(default_factory=list)
     total_rounds: int = 1_000
     total_tokens: int = 70_000
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def page(self) -> str:
+        if self.counters:
+            return self.counters
         emitted = f'vllm:generation_tokens_total{{engine="0"}} {self.total_tokens}.0\n'
         if not self.k:
             return PLAIN_PAGE + emitted
@@ -103,17 +111,21 @@ class FakeServer:
 
     def events(self, is_chat: bool) -> Iterator[dict[str, Any]]:
         """A chunk a round; the last event has the usage and no choice."""
+        if self.nonsense is not None:
+            yield self.nonsense
+            return
         a_round = self.kept + 1 if self.k else 1
         for i in range(self.num_merged, self.num_rounds + 1):
             is_first = i == self.num_merged
             number = CLOCK.go_on(100 * self.round_s if is_first else self.round_s)
             text = "a" * (1 + i * a_round if is_first else a_round)
             choice = {"delta": {"content": text}} if is_chat else {"text": text}
-            yield {"choices": [choice | {"token_ids": [7] * len(text)}]}
+            yield {"choices": [choice | self._ids(len(text))]}
             CLOCK.wait_for_a_look(number)
         if self.says_end:
             number = CLOCK.go_on(self.round_s)
-            yield {"choices": [{"delta": {"content": ""}, "finish_reason": "stop"}]}
+            end = {"delta": {"content": ""}, "finish_reason": "stop"}
+            yield {"choices": [end | self._ids(1)]}
             CLOCK.wait_for_a_look(number)
         num_rounds = self.num_rounds + self.says_end
         num_tokens = 1 + self.num_rounds * a_round + self.says_end
@@ -121,6 +133,9 @@ class FakeServer:
             self.total_rounds += num_rounds
             self.total_tokens += num_tokens + self.num_foreign
         yield {"choices": [], "usage": {"completion_tokens": num_tokens}} if self.has_usage else {}
+
+    def _ids(self, num_tokens: int) -> dict[str, list[int]]:
+        return {"token_ids": [7] * num_tokens} if self.has_ids else {}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -146,7 +161,9 @@ class _Handler(BaseHTTPRequestHandler):
         fake = self.server.fake
         if not self._is_let_in():
             return
-        if self.path == "/v1/models":
+        if self.path in fake.pages:
+            self._send(fake.pages[self.path])
+        elif self.path == "/v1/models":
             named = json.dumps({"data": [{"id": name} for name in fake.models]})
             self._send(fake.models_page or named)
         elif self.path == "/version":
@@ -162,11 +179,15 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._is_let_in():
             return
         is_chat = self.path == "/v1/chat/completions"
-        if is_chat and not fake.has_chat:
-            self.send_error(400, "no chat template")
+        if is_chat and (fake.refusal or not fake.has_chat):
+            fake.num_refused += 1
+            self.send_error(400, fake.refusal or "no chat template")
             return
         with fake.lock:
             fake.asked.append(body)
+        if self.path in fake.pages:
+            self._send(fake.pages[self.path])
+            return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
@@ -197,7 +218,7 @@ def serving(fake: FakeServer) -> Iterator[str]:
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        with patch.object(client, "perf_counter", CLOCK.perf_counter):
+        with patch.object(streamed, "perf_counter", CLOCK.perf_counter):
             yield f"http://127.0.0.1:{http.server_address[1]}"
     finally:
         http.shutdown()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from specbench.servers.metrics_page import read_counters
+from specbench.servers.metrics_page import gauge_of, labels_of, read_counters
+from tests.engines.served.replay import recorded
 from tests.servers.fake_server import FakeServer
 
 
@@ -59,3 +60,38 @@ def test_a_server_that_counts_from_nothing_again_was_restarted():
 def test_what_is_no_page_of_counters_is_an_error():
     with pytest.raises(ValueError, match="invalid metric name"):
         read_counters("<html> not found\n")
+
+
+def test_more_that_servers_count():
+    vllm = read_counters(
+        'vllm:num_preemptions_total{engine="0"} 2\nvllm:num_preemptions_total{engine="1"} 3\n'
+        "vllm:request_queue_time_seconds_sum 0.5\nvllm:request_queue_time_seconds_count 9\n"
+        "vllm:prefix_cache_hits_total 16\nvllm:external_prefix_cache_hits_total 7\n"
+    )
+    assert (vllm.num_preemptions, vllm.queue_s, vllm.num_cached_tokens) == (5, 0.5, 16)
+    llama = read_counters("llamacpp:prompt_tokens_cached_total 8\n")
+    assert (llama.num_cached_tokens, llama.queue_s, llama.num_preemptions) == (8, None, None)
+
+
+def test_pages_that_were_written_from_sources():
+    sglang = read_counters(recorded("sglang_metrics.txt"))
+    assert (sglang.engine, sglang.num_rounds, sglang.num_positions) == ("sglang", 2, 3)
+    assert (sglang.num_preemptions, sglang.queue_s, sglang.num_cached_tokens) == (1, 0.25, 5)
+    trtllm = read_counters(recorded("tensorrt_llm_metrics.txt"))
+    assert (trtllm.engine, trtllm.num_tokens, trtllm.queue_s) == ("tensorrt_llm", 7, 0.125)
+    assert (trtllm.num_draft_tokens, trtllm.num_accepted, trtllm.num_rounds) == (6, 5, None)
+
+
+def test_a_counter_that_began_to_exist_in_between_began_at_0():
+    after = read_counters(recorded("llama_cpp_metrics.txt"))
+    assert (after.num_accepted, after.num_positions) == (9, 4)
+    assert after.since(after).num_accepted == 0
+    none_yet = read_counters("llamacpp:tokens_predicted_total 0\n")
+    assert after.since(none_yet).num_accepted == 9
+
+
+def test_labels_and_gauges_of_a_page():
+    page = 'a:info{x="1"} 1\na:info{x="2"} 1\na:size 3\na:size{rank="1"} 5\n'
+    assert [labels["x"] for labels in labels_of(page, "a:info")] == ["1", "2"]
+    assert labels_of(page, "b:info") == []
+    assert (gauge_of(page, "a:size"), gauge_of(page, "b:size")) == (5, None)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp, ttest_ind
 
-from specbench.stats.spread import MIN_UNITS, Spread, combined, jackknife, of_mean
+from specbench.stats.spread import (
+    MIN_UNITS,
+    Spread,
+    cautiously_combined,
+    combined,
+    jackknife,
+    of_mean,
+)
 
 SEEDS = range(200)
 
@@ -44,6 +51,24 @@ def test_what_is_known_exactly_adds_nothing():
     assert combined(spread(0.0, math.inf), spread(0.3, 7.0)) == known
     assert combined(spread(0.0, 8.0), spread(0.0, 5.0)) == spread(0.0, 8.0)
     assert combined(spread(3.0, math.inf), spread(4.0, math.inf)) == spread(5.0, math.inf)
+
+
+def test_a_cautious_spread_has_the_mean_quantile_weighted_by_variance():
+    first, second = spread(3.0, 1.0), spread(4.0, 39.0)
+    both = cautiously_combined(first, second)
+    assert both.standard_error == pytest.approx(5.0)
+    # Variances 9 and 16; t(1) and t(39) at 0.975.
+    assert both.margin() == pytest.approx(5 * (9 * 12.7062 + 16 * 2.0227) / 25, rel=1e-4)
+    assert both.margin() > combined(first, second).margin()
+
+
+def test_caution_changes_nothing_where_one_error_is_all_or_both_are_known_alike():
+    exact, known = spread(0.0, math.inf), spread(0.3, 1.0)
+    for both in (cautiously_combined(known, exact), cautiously_combined(exact, known)):
+        assert both.standard_error == pytest.approx(0.3)
+        assert both.degrees_of_freedom == pytest.approx(1.0)
+    assert cautiously_combined(known, known).degrees_of_freedom == pytest.approx(1.0)
+    assert cautiously_combined(exact, exact) == exact
 
 
 def test_the_jackknife_of_a_mean_is_the_spread_of_the_mean():

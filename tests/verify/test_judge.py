@@ -10,7 +10,8 @@ from specbench.verify.evidence import (
     SampledEvidence,
     Subject,
 )
-from specbench.verify.judge import FALSE_ALARM, Finding, judge
+from specbench.verify.finding import Finding
+from specbench.verify.judge import FALSE_ALARM, judge
 from specbench.verify.statistics import detectable
 
 SOUND = {0.7: -1090.0, 0.8: -1060.0, 1.0: -1000.0, 1.25: -1030.0}

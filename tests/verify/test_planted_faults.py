@@ -20,7 +20,8 @@ from specbench.round.sampling import Purpose, Sampler, uniform
 from specbench.serving.request import Request
 from specbench.verify.collect import Collector, Examined, Question
 from specbench.verify.evidence import Evidence
-from specbench.verify.judge import Finding, judge
+from specbench.verify.finding import Finding
+from specbench.verify.judge import judge
 from specbench.verify.teacher import Teacher
 from tests.decoding.lossless import decode, make_drafter, sampled_model
 from tests.tiny_pair import make_pair, write_pair

@@ -16,8 +16,7 @@ from specbench.export.deployment import (
     settings_lost,
 )
 from specbench.export.engine_version import dotted, read_release, told_apart
-from specbench.inputs.model_spec import ModelSpec
-from specbench.json_text import parse_json
+from specbench.export.vllm_heads import head_lost
 
 CONFIG_NAME = None
 
@@ -86,18 +85,6 @@ def _schedule(deployment: Deployment) -> list[list[int]]:
     return ranges
 
 
-def _names_architecture(head: ModelSpec) -> bool:
-    """Whether a head's config says of which class it is; True of one that is not on this disk."""
-    file = head.folder / "config.json" if head.folder else None
-    if file is None or not file.is_file():
-        return True
-    try:
-        config = parse_json(file.read_bytes())
-    except ValueError:
-        return True  # whoever loads it says what is wrong
-    return isinstance(config, dict) and bool(config.get("architectures"))
-
-
 def _lost(deployment: Deployment) -> list[str]:
     lost = []
     if deployment.tree:
@@ -111,11 +98,8 @@ def _lost(deployment: Deployment) -> list[str]:
             f"beyond {last.num_rows} requests at once nothing was measured; vLLM keeps "
             f"K={last.num_speculative_tokens} there"
         )
-    if deployment.method in ("eagle", "eagle3") and not _names_architecture(deployment.head):
-        lost.append(
-            f"{deployment.head.source}/config.json names no class, which vLLM asks for: add "
-            '"architectures": ["LlamaForCausalLM"] to it'
-        )
+    if deployment.drafter is not None:
+        lost += head_lost(deployment.method, deployment.drafter)
     if deployment.method == "suffix":
         lost.append("suffix needs the package arctic-inference beside vLLM")
     return lost

@@ -4,20 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from specbench.decide.reasons import units_of
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle, draw_speedup
 from specbench.report.numbers import scalar
 from specbench.report.sections import Section, drafter_of
 
-_OF_REQUESTS = (
-    "Decode seconds at K=0 / decode seconds at K, over the same prompts. Bars: 95% intervals "
-    "over prompts. "
-)
-_OF_PASSES = "Tokens per second at K / at K=0 with a full batch. Bars: 95% intervals over passes. "
-_OF_ARRIVALS = (
-    "Seconds per token of each request at K=0 / at K, with the same arrival times. Bars: 95% "
-    "intervals over passes. "
-)
+_OF_REQUESTS = "Decode seconds at K=0 / decode seconds at K, over the same prompts."
+_OF_PASSES = "Tokens per second at K / at K=0 with a full batch."
+_OF_ARRIVALS = "Seconds per token of each request at K=0 / at K, with the same arrival times."
 _MARKS = (
     "Dashed: no speculation. The large point is the chosen K; hollow points are invalid and not "
     "used. A star is an adaptive K, at its mean. All points are from the first pass."
@@ -47,9 +42,13 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
 
 def _caption(drawn: Sequence[Section]) -> str:
     question = drawn[0].condition
+    what = _OF_PASSES if question.concurrency > 1 else _OF_REQUESTS
     if question.request_rate is not None:
-        return _OF_ARRIVALS + _MARKS
-    return (_OF_PASSES if question.concurrency > 1 else _OF_REQUESTS) + _MARKS
+        what = _OF_ARRIVALS
+    over = "passes" if question.is_stream else "prompts"
+    if any(units_of(cell).are_cycles for section in drawn for cell in section.cells):
+        over = "cycles of sessions" if question.is_stream else "prompts and cycles of sessions"
+    return f"{what} Bars: 95% intervals over {over}. {_MARKS}"
 
 
 def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift: float) -> None:

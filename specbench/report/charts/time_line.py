@@ -17,7 +17,7 @@ def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart
     """A chart a pairing and setting, a panel a workload; none without a round."""
     groups: dict[tuple[str, Condition], dict[str, RoundTimeline]] = {}
     for key, record in time_lines.items():
-        if len(record.rounds):
+        if record.rounds:
             group = key.source, key.condition.without("workload")
             groups.setdefault(group, {})[key.condition.workload] = record.rounds
     for (label, setting), rounds in groups.items():

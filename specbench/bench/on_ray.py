@@ -1,0 +1,142 @@
+"""A Ray cluster: the one file that knows Ray."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from specbench.bench.spread import Ended, Event, Lost
+from specbench.bench.worker import Message, Tell
+from specbench.errors import UsageError, first_line
+from specbench.settings import MachineSettings
+
+AUTO, LOCAL = "auto", "local"
+LOCAL_CPUS = 2
+LOCAL_STORE_BYTES = 100 * 2**20  # what passes through it is small
+NUM_ID = 8  # of the digits of a node's id
+THREADS = "OMP_NUM_THREADS"  # Ray sets it for its workers; a server must start as it would here
+
+
+@contextmanager
+def ray_cluster(
+    address: str, gpus_per_cell: int | None, machine: MachineSettings
+) -> Iterator["RayCluster"]:
+    """The cluster at an address; `local` is made of this machine. UsageError where there is none.
+
+    What still runs there is ended when the block is left.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody but the cluster is contacted
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    try:
+        if address == LOCAL:
+            size = {"num_cpus": LOCAL_CPUS, "object_store_memory": LOCAL_STORE_BYTES}
+            ray.init(address=LOCAL, include_dashboard=False, **size, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UsageError(
+            f"--ray {address}: {first_line(error)}; start a cluster with `ray start --head`, or "
+            f"use --ray {LOCAL}"
+        ) from error
+    try:
+        cluster = RayCluster(address == LOCAL, gpus_per_cell, machine)
+        try:
+            yield cluster
+        finally:
+            cluster.cancel()
+    finally:
+        ray.shutdown()
+
+
+class RayCluster:
+    """A cell has so many GPUs of a node, or `--threads` of its cores, or the node to itself."""
+
+    def __init__(self, is_local: bool, gpus_per_cell: int | None, machine: MachineSettings) -> None:
+        self._is_local, self._threads = is_local, machine.threads
+        most = max(_size(node, "GPU") for node in ray.nodes())
+        self._num_gpus = (
+            min(most, machine.device != "cpu") if gpus_per_cell is None else gpus_per_cell
+        )
+        if self._num_gpus > most:
+            raise UsageError(
+                f"--gpus-per-cell {gpus_per_cell}: no node of the cluster has more than {most} GPUs"
+            )
+        self._remote = ray.remote(num_returns="streaming", max_retries=0)(_messages)
+        self._numbers = count()
+        self._tasks: dict[Any, int] = {}  # stream -> number
+
+    def slots(self) -> Mapping[str, int]:
+        """By node, without those that have too few GPUs."""
+        found = {}
+        for short, node in self._alive().items():
+            size = (
+                _size(node, "GPU") // self._num_gpus if self._num_gpus else self._num_by_cpu(node)
+            )
+            if size:
+                found[short] = size
+        return found
+
+    def start(self, node: str, task: Callable[[Tell], None]) -> int:
+        whole = self._alive()[node]
+        stream = self._remote.options(
+            num_gpus=self._num_gpus,
+            num_cpus=1 if self._num_gpus else _size(whole, "CPU") // self._num_by_cpu(whole),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(whole["NodeID"], soft=False),
+        ).remote(task, Path.cwd(), os.environ.get(THREADS))
+        self._tasks[stream] = next(self._numbers)
+        return self._tasks[stream]
+
+    def next_event(self) -> Event:
+        (stream, *_), _ = ray.wait([*self._tasks], num_returns=1)
+        number = self._tasks[stream]
+        try:
+            return Event(number, ray.get(next(stream)))
+        except RayTaskError:
+            raise  # a bug, with its traceback
+        except (StopIteration, RayError) as error:
+            del self._tasks[stream]
+            is_over = isinstance(error, StopIteration)
+            return Event(number, Ended() if is_over else Lost(first_line(error)))
+
+    def cancel(self) -> None:
+        """End all tasks; supervisors end the servers of a worker that is killed."""
+        for stream in self._tasks:
+            with suppress(RayError):
+                ray.cancel(stream, force=True)
+
+    def _alive(self) -> dict[str, Any]:
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        return {LOCAL if self._is_local else node["NodeID"][:NUM_ID]: node for node in nodes}
+
+    def _num_by_cpu(self, node: Any) -> int:
+        return _size(node, "CPU") // self._threads if self._threads else 1
+
+
+def _size(node: Any, resource: str) -> int:
+    return int(node["Resources"].get(resource, 0))
+
+
+def _messages(
+    task: Callable[[Tell], None], folder: Path, num_threads: str | None
+) -> Iterator[Message]:
+    """On the node: what the task tells, as it tells it."""
+    with suppress(OSError):  # paths that were typed mean the same, where the disk is shared
+        os.chdir(folder)
+    os.environ.pop(THREADS, None)
+    if num_threads is not None:
+        os.environ[THREADS] = num_threads
+    told: SimpleQueue[Message | None] = SimpleQueue()
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(task, told.put)
+        done.add_done_callback(lambda _: told.put(None))
+        while (message := told.get()) is not None:
+            yield message
+        done.result()

@@ -1,0 +1,128 @@
+"""Makes the plans of a run, and refuses what no engine could measure. No tensors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_machine
+from specbench.bench.plan import TargetPlan, peers_of
+from specbench.bench.served.deployments import refusals
+from specbench.errors import UsageError
+from specbench.inputs.config import Pairing, Target
+from specbench.inputs.workloads import load_workloads
+from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
+
+SERVED_KS = (0, 1, 3, 5)  # the default range where every K costs a start of a server
+
+
+def plan_targets(
+    settings: RunSettings,
+    pairings: Sequence[Pairing],
+    dtype_of: Callable[[Target], str],
+    read_head: ReadHead = headers_on_this_machine,
+    running_ks: tuple[int, ...] | None = None,
+) -> tuple[TargetPlan, ...]:
+    """One plan per target, in the order the pairings name them; nothing changes it afterwards.
+
+    `running_ks`: the K of servers that run already; None where servers are started. Raises
+    WorkloadError, and UsageError for two workloads of one name, engines that cannot draft so, and
+    a K at which no server runs.
+    """
+    by_target: dict[str, list[Pairing]] = {}
+    for pairing in pairings:
+        by_target.setdefault(pairing.target.name, []).append(pairing)
+    load = settings.load
+    if load.engines == (TRANSFORMERS,) and 1 not in load.concurrency:
+        raise UsageError(
+            f"--engine {', '.join(load.engines)} decodes one request at a time; "
+            "use --concurrency 1, or add the engine builtin"
+        )
+    if settings.draft.is_default_range and set(load.engines) & set(SERVED):
+        few = replace(settings.draft, num_speculative_tokens=SERVED_KS)
+        settings = replace(settings, draft=few)
+    _check_lossy(settings, pairings)
+    _check_peers(settings, pairings)
+    if running_ks is not None:
+        _check_running(settings, pairings, running_ks)
+    refused = _refused(settings, pairings) if running_ks is None else {}
+    made_up = settings.decoder.dummy_weights or any_shape(pairings)
+    return tuple(
+        TargetPlan(
+            target=group[0].target,
+            pairings=tuple(group),
+            workloads=load_workloads(settings.workload.workloads, folder=group[0].target.workloads),
+            settings=settings,
+            dtype=dtype_of(group[0].target),
+            depths=depths(group, read_head, made_up=made_up),
+            running_ks=running_ks,
+            refused=refused,
+        )
+        for group in by_target.values()
+    )
+
+
+def _check_lossy(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
+    """UsageError where a lossy rule could not do what it is named for."""
+    lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
+    if not lossy:
+        return
+    if settings.decoder.acceptance is not None:
+        raise UsageError(
+            f"--acceptance simulates acceptance, but {', '.join(lossy)} accepts drafts by its own "
+            "lossy rule; name other pairings or drop --acceptance"
+        )
+    if BUILTIN not in settings.load.engines:
+        raise UsageError(
+            f"{', '.join(lossy)} uses a lossy rule that only the built-in decoder has; add "
+            "--engine builtin or name other pairings"
+        )
+
+
+def _check_peers(settings: RunSettings, pairings: Sequence[Pairing]) -> None:
+    """UsageError where transformers is the only engine and has the method of no pairing."""
+    engines = settings.load.engines
+    if engines != (TRANSFORMERS,) or settings.draft.num_speculative_tokens == (0,):
+        return
+    if not any(peers_of(p.drafter) for p in pairings):
+        methods = ", ".join(dict.fromkeys(p.drafter.method for p in pairings))
+        raise UsageError(
+            f"--engine {', '.join(engines)}: transformers has no method like {methods}, "
+            f"so {', '.join(p.name for p in pairings)} cannot be measured there; the engine "
+            "builtin has it"
+        )
+
+
+def _check_running(
+    settings: RunSettings, pairings: Sequence[Pairing], running_ks: Sequence[int]
+) -> None:
+    """UsageError for several pairings, each of which would be given the same servers' figures, and
+    for a K that was asked for by its number and at which no server runs."""
+    if len(pairings) > 1:
+        raise UsageError(
+            f"--base-url measures one pairing, not {', '.join(p.name for p in pairings)}; name "
+            "the one that runs there"
+        )
+    asked = settings.draft.num_speculative_tokens or ()
+    missing = sorted(set(asked).difference(running_ks))
+    if missing and not settings.draft.is_default_range:
+        raise UsageError(
+            f"-k asks for K = {', '.join(map(str, missing))}, and the servers of --base-url run at "
+            f"K = {', '.join(map(str, sorted(running_ks)))}; leave -k out, or add the address of "
+            f"one that runs at it, such as --base-url http://localhost:8001#k={missing[0]}"
+        )
+
+
+def _refused(settings: RunSettings, pairings: Sequence[Pairing]) -> Mapping[tuple[str, str], str]:
+    """Why, by engine and drafter, an engine cannot draft so; UsageError where none can."""
+    served = [name for name in settings.load.engines if name in SERVED]
+    found = {
+        (engine, pairing.drafter.name): why
+        for engine in served
+        for pairing, why in refusals(engine, pairings, settings)
+    }
+    if (
+        found
+        and len(found) == len(served) * len(pairings)
+        and len(served) == len(settings.load.engines)
+    ):
+        raise UsageError("; ".join(dict.fromkeys(found.values())))
+    return found

@@ -1,0 +1,131 @@
+"""One cycle of sessions, held on one machine; each is stored when it ends."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.host import Host
+from specbench.bench.served.questions import Answers
+from specbench.bench.served.recording import unusable
+from specbench.bench.served.session_run import SessionRun
+from specbench.bench.served.sessions import Session, served_cells
+from specbench.bench.watch import Watch
+from specbench.errors import ModelError, SpecbenchError
+from specbench.metrics.sessions import usable_sessions
+from specbench.probes.gpus import Gpus
+from specbench.records import BlockPurpose, ServerRecord
+from specbench.runs import Ledger, StoredRun
+from specbench.servers.page_cache import read_once
+
+LONGEST_REASON = 1_000  # characters of what is stored of a failure
+TRIES = 2  # consecutive failed starts before a K is given up
+
+
+class CycleRun:
+    """Holds the sessions of a cycle that are not stored yet."""
+
+    def __init__(
+        self,
+        plan: TargetPlan,
+        engine: str,
+        host: Host,
+        ledger: Ledger,
+        watch: Watch,
+        deadline: Deadline,
+        failures: Mapping[str, int],
+    ) -> None:
+        self._plan, self._engine, self._host = plan, engine, host
+        self._ledger, self._watch, self._deadline = ledger, watch, deadline
+        self._failures = Counter(failures)  # consecutive ones, by draft
+        answers = Answers()
+        by_id = {cell.key.id: cell for cell in served_cells(plan, engine)}
+        for block in ledger.stored.blocks:
+            cell = by_id.get(block.order[0])
+            if cell is not None and cell.key.draft.k == 0:
+                answers.learn(cell, block.requests)
+        self._run = SessionRun(plan, ledger, answers, Gpus())
+
+    def hold(self, sessions: Sequence[Session], purpose: BlockPurpose) -> None:
+        """Those of a cycle that are not stored yet, until the deadline."""
+        if self._plan.running_ks is None:
+            self._read_models()
+        left = sessions_left(sessions, self._ledger.stored.servers, self._ledger.node)
+        for done, session in enumerate(left):
+            if self._deadline.is_over(purpose):
+                return
+            if self._failures[session.draft.label] < TRIES:
+                self._watch.stage(f"{session.target}: {session.label}")
+                self._hold_one(session)
+            self._watch.advance(done + 1, len(left), self._deadline.seconds_left(purpose))
+
+    def _read_models(self) -> None:
+        """Into the page cache, so that the first start is like the later ones."""
+        models = [self._plan.target.model, *(p.drafter.model for p in self._plan.pairings)]
+        for folder in dict.fromkeys(m.folder for m in models if m is not None and m.folder):
+            with suppress(ModelError):  # the engine will say what is wrong with it
+                _read(folder)
+
+    def _hold_one(self, session: Session) -> None:
+        name = next_name(session, self._ledger.stored)
+        try:
+            record = asyncio.run(self._measure(session, name))
+        except (SpecbenchError, OSError) as error:
+            record = unusable(session, name, (_on_one_line(error),))
+        self._ledger.append(replace(record, node=self._ledger.node))
+        for text in (*record.problems, *record.warnings):
+            self._watch.warn(f"{session.label}: {text}")
+        self._failures[session.draft.label] += 1
+        if has_started(record):
+            self._failures[session.draft.label] = 0
+
+    async def _measure(self, session: Session, name: str) -> ServerRecord:
+        async with self._host.open(session) as running:
+            return await self._run.measure(session, name, running)
+
+
+def sessions_left(
+    sessions: Sequence[Session], servers: Sequence[ServerRecord], node: str | None
+) -> list[Session]:
+    """Those of a cycle not held yet; all of them where some were held on another node."""
+    held = {server.place: server.node for server in usable_sessions(servers).values()}
+    left = [session for session in sessions if session.place not in held]
+    is_elsewhere = any(held.get(session.place, node) != node for session in sessions)
+    return list(sessions) if left and is_elsewhere else left
+
+
+def next_name(session: Session, stored: StoredRun) -> str:
+    """A name that no earlier attempt has, not even one that was killed."""
+    names = {b.session for b in stored.blocks} | {s.session for s in stored.servers}
+    attempt = 1
+    while (name := f"{session.place}#{attempt}") in names:
+        attempt += 1
+    return name
+
+
+def has_started(server: ServerRecord) -> bool:
+    """Whether the session's server came up, whatever happened then."""
+    return bool(server.version) or not server.problems
+
+
+def mean_session_s(servers: Sequence[ServerRecord]) -> float | None:
+    """Mean seconds of a session, start of its server included; None where none was held."""
+    took_s = [(server.start_s or 0.0) + server.seconds for server in servers if server.seconds]
+    return fmean(took_s) if took_s else None
+
+
+@cache  # once a process
+def _read(folder: Path) -> None:
+    read_once(folder)
+
+
+def _on_one_line(error: Exception) -> str:
+    """With the end of a server's log, which says why."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return " ".join(filter(None, lines))[:LONGEST_REASON] or type(error).__name__

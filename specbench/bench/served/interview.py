@@ -1,0 +1,219 @@
+"""Asks a target's servers for texts to verify: the same of each K, K = 0 first. No torch."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+from specbench.bench.blocks import Cell, request_seed
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.host import Host, Running
+from specbench.bench.served.questions import Answers, Asked, question
+from specbench.bench.served.sessions import UP, Session, served_cells
+from specbench.bench.watch import Watch
+from specbench.engines.served import Question, find_served
+from specbench.errors import SpecbenchError, first_line
+from specbench.records import Draft, Prompt
+from specbench.servers.client import Client, ServerError
+from specbench.servers.streamed import Streamed
+from specbench.servers.traffic import Answered, ServerRequest, closed_loop
+from specbench.verify.judge import CONTROL
+from specbench.verify.served_text import ServedText
+
+NUM_SAMPLED = 4  # prompts whose answers are sampled: few, so that each has many
+# Tokens of a sampled answer beyond the largest K: the prefill's, a round that accepts all drafts
+# and adds one, and some of the next.
+BEYOND_K = 4
+
+
+class Heard(NamedTuple):
+    """What one server answered at one temperature, or why it did not."""
+
+    draft: Draft
+    temperature: float
+    texts: tuple[ServedText, ...] = ()
+    colder: tuple[ServedText, ...] = ()  # of K = 0, at a lower temperature
+    rule: str | None = None  # of acceptance
+    error: str = ""
+
+
+class _Place(NamedTuple):
+    """A turn of a prompt, by the cell whose condition it is asked under."""
+
+    cell: Cell
+    prompt: Prompt
+    turn: int
+
+    @property
+    def id(self) -> str:
+        name = f"{self.cell.key.condition.workload}/{self.prompt.id}"
+        return f"{name}, turn {self.turn + 1}" if self.turn else name
+
+
+@dataclass
+class Interview:
+    """Of one engine that serves one target; `num_tokens` are sampled at each K."""
+
+    plan: TargetPlan
+    engine: str
+    host: Host
+    watch: Watch
+    num_tokens: int
+    concurrency: int
+    asked: dict[str, Question] = field(default_factory=dict)  # by the id of the place
+    heard: list[Heard] = field(default_factory=list)
+    _said: dict[str, str] = field(default_factory=dict)  # by K = 0 at temperature 0
+
+    def hold(self) -> list[Heard]:
+        """Server after server, every temperature of each; a server that fails is heard, too."""
+        for session in self._sessions():
+            temperatures = [*dict.fromkeys(c.key.condition.temperature for c in session.cells)]
+            own = [one.temperature for one in self.heard if not (one.draft.k or one.error)]
+            error = ""
+            if session.draft.k and not {*temperatures} <= {*own}:
+                error = "K = 0 gave no answers, so there is nothing to compare with"
+            else:
+                try:
+                    asyncio.run(self._visit(session, temperatures))
+                except (SpecbenchError, OSError) as failure:
+                    error = first_line(failure)
+                    self.watch.warn(f"{session.draft.label}: {failure}")  # with the end of its log
+            done = [one.temperature for one in self.heard if one.draft == session.draft]
+            left = [t for t in temperatures if t not in done]
+            self.heard += [Heard(session.draft, t, error=error) for t in left]
+        return self.heard
+
+    @property
+    def most_tokens(self) -> int:
+        """Of a sampled answer: the same at every K."""
+        return BEYOND_K + max(c.key.draft.k for c in served_cells(self.plan, self.engine))
+
+    def _sessions(self) -> Iterator[Session]:
+        """K = 0 once for all temperatures; a drafter may be told otherwise at each."""
+        cells = served_cells(self.plan, self.engine)
+        drafts = dict.fromkeys(cell.key.draft for cell in cells)
+        for draft in sorted(drafts, key=lambda draft: draft.k > 0):
+            own = [cell for cell in cells if cell.key.draft == draft]
+            each = dict.fromkeys(cell.key.condition.temperature for cell in own)
+            for together in [(t,) for t in each] if draft.k else [tuple(each)]:
+                yield Session(
+                    engine=self.engine,
+                    target=self.plan.target.name,
+                    draft=draft,
+                    temperature=together[0],
+                    purpose="explore",
+                    cycle=0,
+                    leg=UP,
+                    cells=tuple(c for c in own if c.key.condition.temperature in together),
+                )
+
+    async def _visit(self, session: Session, temperatures: Sequence[float]) -> None:
+        label = f"{session.target}: {self.engine}, {session.draft.label}"
+        self.watch.stage(f"{label}: starting")
+        async with self.host.open(session) as running:
+            for temperature in temperatures:
+                self.watch.stage(f"{label}: T={temperature:g}")
+                cells = [c for c in session.cells if c.key.condition.temperature == temperature]
+                texts = await (self._sampled if temperature else self._greedy)(running, cells)
+                is_control = temperature > 0 and session.draft.k == 0
+                colder = await self._sampled(running, cells, CONTROL) if is_control else ()
+                rule = running.acceptance_rule
+                self.heard.append(Heard(session.draft, temperature, texts, colder, rule))
+
+    async def _greedy(self, running: Running, cells: Sequence[Cell]) -> tuple[ServedText, ...]:
+        """Turn after turn of all prompts; those before it were answered by K = 0.
+
+        A later turn that the server cannot take is left out at every K.
+        """
+        is_own = cells[0].key.draft.k == 0
+        left = [
+            _Place(cell, prompt, turn)
+            for cell in cells
+            for prompt in self._prompts(cell)
+            for turn in range(len(prompt.turns))
+        ]
+        found: list[ServedText] = []
+        for turn in range(max(place.turn for place in left) + 1):
+            places = [p for p in left if p.turn == turn and (is_own or p.id in self._said)]
+            questions = [self._question(place) for place in places]
+            done = await self._ask_all(running, questions)
+            for place, asked, answered in zip(places, questions, done, strict=True):
+                if answered.streamed is None and turn and is_own:
+                    self.watch.warn(f"{place.id} and after are left out: {answered.error}")
+                    left = [p for p in left if p.prompt is not place.prompt]
+                    continue
+                found.append(_text(running, place, answered))
+                if is_own:
+                    self.asked[place.id] = asked
+                    self._said[place.id] = found[-1].text
+        return tuple(found)
+
+    async def _sampled(
+        self, running: Running, cells: Sequence[Cell], colder: float = 1.0
+    ) -> tuple[ServedText, ...]:
+        """Short answers, the prompts in turn, until they have enough tokens together.
+
+        The temperature is `colder` times the cells'.
+        """
+        in_turns = zip_longest(*([_Place(c, p, 0) for p in self._prompts(c)] for c in cells))
+        places = [place for turn in in_turns for place in turn if place][:NUM_SAMPLED]
+        found: list[ServedText] = []
+        while (missing := self.num_tokens - sum(one.num_tokens for one in found)) > 0:
+            first, num = len(found), -(-missing // self.most_tokens)
+            batch = [places[i % len(places)] for i in range(first, first + num)]
+            questions = []
+            for i, place in enumerate(batch, first):
+                asked = self._question(place, repeat=i)
+                self.asked.setdefault(place.id, asked)
+                temperature = asked.sampling.temperature * colder
+                sampling = replace(asked.sampling, temperature=temperature)
+                questions.append(replace(asked, sampling=sampling, max_tokens=self.most_tokens))
+            done = await self._ask_all(running, questions)
+            found += [_text(running, *one) for one in zip(batch, done, strict=True)]
+        return tuple(found)
+
+    def _prompts(self, cell: Cell) -> tuple[Prompt, ...]:
+        workload = next(w for w in self.plan.workloads if w.name == cell.key.condition.workload)
+        return self.plan.prompts(workload)
+
+    def _question(self, place: _Place, repeat: int = 0) -> Question:
+        """With the turns before it as K = 0 answered them; each K and repeat has its own seed."""
+        own = f"{place.cell.key.draft.label}|{place.prompt.id}"
+        asked = Asked(
+            prompt=place.prompt,
+            turn=place.turn,
+            repeat=repeat,
+            seed=request_seed(self.plan.settings.seed, own, repeat, place.turn),
+        )
+        said = [self._said[place._replace(turn=turn).id] for turn in range(place.turn)]
+        messages = Answers().history(place.cell, asked, said)
+        return question(self.plan, place.cell, asked, messages)
+
+    async def _ask_all(self, running: Running, questions: Sequence[Question]) -> Sequence[Answered]:
+        engine = find_served(self.engine)
+
+        def request(own: Question) -> ServerRequest:
+            async def ask(client: Client, _: Sequence[Streamed]) -> Streamed:
+                return await engine.answer(client, running.facts.model, own)
+
+            return ServerRequest(ask=ask)
+
+        requests = [request(one) for one in questions]
+        done = await closed_loop(requests, running.clients, concurrency=self.concurrency)
+        return done.answers
+
+
+def _text(running: Running, place: _Place, answered: Answered) -> ServedText:
+    """ServerError where there is none; a server that has ended says why."""
+    said = answered.streamed
+    if said is None:
+        running.require()
+        raise ServerError(f"{place.id} was not answered: {answered.error}")
+    return ServedText(
+        prompt=place.id,
+        ids=tuple(said.token_ids),
+        text=said.text,
+        num_prompt_tokens=said.num_prompt_tokens,
+        is_ended=said.finish_reason == "stop",
+    )

@@ -1,0 +1,68 @@
+"""How long sessions will take, and which speed-up they could show, before any is held."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.questions import asked_in, most_tokens
+from specbench.bench.served.sessions import Session, cycle_of, served_cells
+from specbench.records import ServerRecord
+from specbench.stats.crossed import expected_noise
+
+# Guesses, where this engine has not served this target yet.
+START_S = 90.0
+TOKENS_PER_S = 50.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """The forecast for one target on one engine."""
+
+    target: str
+    engine: str
+    sessions: tuple[Session, ...]  # of one cycle
+    are_starts: bool  # of servers; else visits to those that run
+    cycles: int
+    session_s: float
+    is_measured: bool  # whether `session_s` comes from earlier sessions; else it is a guess
+    detectable: float | None  # relative effect that 80 % of such sweeps would show
+
+    @property
+    def seconds(self) -> float:
+        """The first pass alone; winners are measured again, with as many cycles."""
+        return self.cycles * len(self.sessions) * self.session_s
+
+
+def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outlook]:
+    """One per engine; `earlier` sessions tell how long they take here."""
+    for engine in plan.served:
+        sessions = tuple(cycle_of(served_cells(plan, engine), 0))
+        took_s = [
+            server.start_s + server.seconds
+            for server in earlier
+            if (server.engine, server.target) == (engine, plan.target.name)
+            and server.start_s is not None
+        ]
+        num_prompts = min(len(plan.measured(workload)) for workload in plan.workloads)
+        noise = expected_noise(num_prompts)
+        yield Outlook(
+            target=plan.target.name,
+            engine=engine,
+            sessions=sessions,
+            are_starts=plan.running_ks is None,
+            cycles=plan.cycles,
+            session_s=fmean(took_s) if took_s else _guessed_s(plan, sessions[0]),
+            is_measured=bool(took_s),
+            detectable=noise.detectable_effect(plan.cycles) if noise else None,
+        )
+
+
+def _guessed_s(plan: TargetPlan, session: Session) -> float:
+    tokens = sum(
+        most_tokens(plan, cell)
+        * len(asked_in(plan, session, cell))
+        / cell.key.condition.concurrency
+        for cell in session.cells
+    )
+    return START_S * (plan.running_ks is None) + tokens / TOKENS_PER_S

@@ -1,0 +1,136 @@
+"""What is asked in a session: the requests of one condition, in the same order at every K."""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specbench.bench.blocks import Cell, request_seed
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.sessions import Session
+from specbench.engines.served import Question
+from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
+from specbench.records import Message, Prompt, RequestRecord
+
+FEWEST_BYTES_PER_TOKEN = 2  # on average, with any usual tokenizer
+TEMPLATE_TOKENS = 256  # that a chat template adds around the messages
+# Asked before anything is measured; no workload has it.
+WARM_UP = "Count from {first} to {last} in words, and say nothing else."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """One request of a condition."""
+
+    prompt: Prompt
+    turn: int
+    repeat: int
+    seed: int
+
+    @property
+    def conversation(self) -> str | None:
+        """The id of its conversation, whose turns follow one another; None for a single turn."""
+        is_one = len(self.prompt.turns) > 1
+        return f"{self.prompt.id}|{self.repeat}" if is_one else None
+
+
+class Answers:
+    """What the server first answered without speculation: later turns follow it at every K."""
+
+    def __init__(self) -> None:
+        self._texts: dict[tuple[str, float, str, int], str] = {}
+
+    def learn(self, cell: Cell, requests: Sequence[RequestRecord]) -> None:
+        """From a session without speculation."""
+        for request in requests:
+            if request.text is not None and request.finish_reason != "failed":
+                self._texts.setdefault(
+                    (*_place(cell), request.prompt_id, request.turn), request.text
+                )
+
+    def history(self, cell: Cell, asked: Asked, said: Sequence[str]) -> tuple[Message, ...]:
+        """All messages up to a turn, with earlier answers in between.
+
+        `said`: the answers of this session, used where none is known yet.
+        """
+        messages: list[Message] = []
+        for turn, own in zip(range(asked.turn), said, strict=True):
+            text = self._texts.get((*_place(cell), asked.prompt.id, turn), own)
+            messages += (*asked.prompt.turns[turn], Message(role="assistant", content=text))
+        return (*messages, *asked.prompt.turns[asked.turn])
+
+
+def _place(cell: Cell) -> tuple[str, float]:
+    return cell.key.condition.workload, cell.key.condition.temperature
+
+
+def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[Asked]:
+    """The condition's requests, prompts shuffled alike at every K, turns of a prompt in order."""
+    condition = cell.key.condition
+    workload = next(w for w in plan.workloads if w.name == condition.workload)
+    prompts = list(plan.measured(workload))
+    if condition.is_stream:
+        prompts = list(plan.pass_prompts(workload, condition.concurrency))
+    times = -(-len(prompts) // len({prompt.id for prompt in prompts}))
+    random.Random(f"{plan.settings.seed}|{session.repeat}|{condition.workload}").shuffle(prompts)
+    seen: dict[str, int] = {}
+    found: list[Asked] = []
+    for prompt in prompts:
+        repeat = session.repeat * times + seen.get(prompt.id, 0)
+        seen[prompt.id] = seen.get(prompt.id, 0) + 1
+        for turn in range(len(prompt.turns)):
+            found.append(
+                Asked(
+                    prompt=prompt,
+                    turn=turn,
+                    repeat=repeat,
+                    seed=request_seed(plan.settings.seed, prompt.id, repeat, turn),
+                )
+            )
+    return found
+
+
+def question(plan: TargetPlan, cell: Cell, asked: Asked, messages: tuple[Message, ...]) -> Question:
+    """The request as an engine is asked it."""
+    return Question(
+        messages=messages,
+        max_tokens=most_tokens(plan, cell),
+        sampling=cell.sampling,
+        seed=asked.seed,
+        tools=asked.prompt.tools,
+        template_args=asked.prompt.template_args,
+        keeps_prefixes=plan.settings.servers.prefix_cache,
+    )
+
+
+def most_tokens(plan: TargetPlan, cell: Cell) -> int:
+    """How many tokens an answer may have."""
+    workload = next(w for w in plan.workloads if w.name == cell.key.condition.workload)
+    own = plan.settings.sampling.max_new_tokens or workload.max_new_tokens
+    return own or DEFAULT_MAX_NEW_TOKENS
+
+
+def context_needed(plan: TargetPlan, cells: Sequence[Cell]) -> int:
+    """An upper estimate of the tokens of the longest conversation, all its answers included."""
+    needed = 0
+    for cell in cells:
+        workload = next(w for w in plan.workloads if w.name == cell.key.condition.workload)
+        for prompt in workload.prompts:
+            said = sum(len(m.content.encode()) for turn in prompt.turns for m in turn)
+            said += sum(len(json.dumps(dict(tool))) for tool in prompt.tools)
+            answers = len(prompt.turns) * most_tokens(plan, cell)
+            needed = max(needed, said // FEWEST_BYTES_PER_TOKEN + answers + TEMPLATE_TOKENS)
+    return needed
+
+
+def warm_up_questions(cell: Cell, num: int, *, max_tokens: int) -> list[Question]:
+    """Different questions that no workload has."""
+    return [
+        Question(
+            messages=(Message(role="user", content=WARM_UP.format(first=i, last=i + 40)),),
+            max_tokens=max_tokens,
+            sampling=cell.sampling,
+            seed=i,
+        )
+        for i in range(num)
+    ]

@@ -1,0 +1,195 @@
+"""One target on one serving engine: how many cycles of sessions, then the winners again."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from specbench.bench.blocks import Cell
+from specbench.bench.deadline import Deadline
+from specbench.bench.place import Place
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.cycle_run import (
+    TRIES,
+    CycleRun,
+    has_started,
+    mean_session_s,
+    next_name,
+    sessions_left,
+)
+from specbench.bench.served.host import host_of
+from specbench.bench.served.recording import unusable
+from specbench.bench.served.sessions import Session, cycle_of, served_cells
+from specbench.bench.watch import Watch
+from specbench.decide.recommend import by_question, choose
+from specbench.inputs.address import Address
+from specbench.metrics.cell import CellData
+from specbench.metrics.gathering import gather_cells
+from specbench.metrics.pairs import paired_decode
+from specbench.metrics.summary import summarise
+from specbench.records import BlockPurpose, BlockRecord, ServerRecord
+from specbench.runs import Ledger, StoredRecord, StoredRun
+from specbench.stats.crossed import (
+    FEWEST_PLANNED,
+    MIN_CYCLES,
+    MOST_PLANNED,
+    SessionNoise,
+    cycles_needed,
+    session_noise,
+)
+
+EFFECT = 0.05  # minimum detectable speed-up of a sweep whose length nobody set
+FIRST_CONFIRMING = 100  # cycle number past all of the first pass, so that repeats are fresh
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cycle:
+    """A unit of work: all sessions of a cycle, for K = 0 and every K need the same machine."""
+
+    plan: TargetPlan
+    engine: str
+    running: tuple[Address, ...]  # (): servers are started
+    cells: tuple[Cell, ...]
+    number: int
+    purpose: BlockPurpose
+    failures: Mapping[str, int]  # consecutive failed starts, by draft
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        return tuple(cycle_of(self.cells, self.number, self.purpose))
+
+    @property
+    def label(self) -> str:
+        return f"{self.plan.target.name}: {self.engine}, cycle {self.number + 1}"
+
+    def measure(self, place: Place, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:  # noqa: ARG002
+        host = host_of(self.plan, self.engine, self.running, ledger.folder)
+        run = CycleRun(self.plan, self.engine, host, ledger, watch, deadline, self.failures)
+        run.hold(self.sessions, self.purpose)
+
+    def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
+        """All sessions, the blocks of this cycle, and the answers at K = 0."""
+        own = {cell.key.id: cell.key.draft.k for cell in served_cells(self.plan, self.engine)}
+        for record in records:
+            if isinstance(record, ServerRecord) or (
+                isinstance(record, BlockRecord)
+                and record.order[0] in own
+                and (record.cycle == self.number or own[record.order[0]] == 0)
+            ):
+                yield record
+
+    def lost(self, stored: StoredRun, reason: str) -> Iterator[StoredRecord]:
+        for session in sessions_left(self.sessions, stored.servers, None):
+            yield unusable(session, next_name(session, stored), (reason,))
+
+
+class ServedRun:
+    """The job of one engine; cycles that are stored are not held again."""
+
+    def __init__(
+        self,
+        plan: TargetPlan,
+        engine: str,
+        running: Sequence[Address],
+        ledger: Ledger,
+        deadline: Deadline,
+    ) -> None:
+        self.plan, self.deadline = plan, deadline
+        self._engine, self._running, self._ledger = engine, tuple(running), ledger
+        self._cells = served_cells(plan, engine)
+        self._first = len(ledger.stored.servers)  # of earlier runs: what failed is tried again
+        self._num_begun: Counter[BlockPurpose] = Counter()
+        self._winners: tuple[Cell, ...] | None = None  # None: still to be found
+
+    def next_unit(self, num_running: int) -> Cycle | None:
+        """Cycles of the first pass; once all of it is stored, its winners again."""
+        if self._winners is None:
+            found = self._next_cycle("explore", self._cells, self._num_cycles(), num_running)
+            if found is not None or num_running:
+                return found
+            self._winners = self._find_winners()
+        as_often = self._num_begun["explore"] if self._winners else 0
+        return self._next_cycle("confirm", self._winners, as_often, num_running)
+
+    def _next_cycle(
+        self, purpose: BlockPurpose, cells: Sequence[Cell], num_cycles: int, num_running: int
+    ) -> Cycle | None:
+        """The next cycle with sessions left; None where there is none, or no time for it."""
+        while self._num_begun[purpose] < num_cycles:
+            first = FIRST_CONFIRMING if purpose == "confirm" else 0
+            cycle = Cycle(
+                plan=self.plan,
+                engine=self._engine,
+                running=self._running,
+                cells=tuple(cells),
+                number=first + self._num_begun[purpose],
+                purpose=purpose,
+                failures=self._failures(),
+            )
+            left = sessions_left(cycle.sessions, self._ledger.stored.servers, self._ledger.node)
+            is_due = any(cycle.failures.get(session.draft.label, 0) < TRIES for session in left)
+            if is_due and not self._has_time(len(left), len(cycle.sessions) * num_running, purpose):
+                return None
+            self._num_begun[purpose] += 1
+            if is_due:
+                return cycle
+        return None
+
+    def _has_time(self, num_sessions: int, num_running: int, purpose: BlockPurpose) -> bool:
+        """Whether so many sessions end in time, beside those that run."""
+        left_s = self.deadline.seconds_left(purpose)
+        own = [s for s in self._ledger.stored.servers if self._is_own(s)]
+        session_s = mean_session_s(own) or 0.0
+        return left_s is None or (left_s > 0 and left_s >= session_s * (num_sessions + num_running))
+
+    def _failures(self) -> dict[str, int]:
+        """Consecutive failed starts of this run, by draft."""
+        drafts = {
+            (cell.key.draft.drafter, cell.key.draft.k): cell.key.draft.label for cell in self._cells
+        }
+        failures = dict.fromkeys(drafts.values(), 0)
+        for server in self._ledger.stored.servers[self._first :]:
+            if self._is_own(server):
+                draft = drafts[server.drafter, server.num_speculative_tokens]
+                failures[draft] = 0 if has_started(server) else failures[draft] + 1
+        return failures
+
+    def _is_own(self, server: ServerRecord) -> bool:
+        return (server.target, server.engine) == (self.plan.target.name, self._engine)
+
+    def _num_cycles(self) -> int:
+        """Cycles of the first pass: as asked, else by the noise so far.
+
+        The noise says nothing about which K is best, so stopping by it favours none.
+        """
+        if self.plan.settings.servers.cycles is not None:
+            return self.plan.settings.servers.cycles
+        if self.plan.settings.effort.budget_s is not None:
+            return MOST_PLANNED
+        noises = list(self._noises())
+        if not noises:
+            return FEWEST_PLANNED
+        return cycles_needed(noises, EFFECT) or MOST_PLANNED
+
+    def _noises(self) -> Iterator[SessionNoise]:
+        for cell in self._gathered():
+            seconds = paired_decode(cell)
+            if seconds is not None and len(seconds.base_s) >= MIN_CYCLES:
+                noise = session_noise(*seconds)
+                if noise is not None:
+                    yield noise
+
+    def _find_winners(self) -> tuple[Cell, ...]:
+        """The cells to measure again, with K = 0 beside them; empty where none was picked."""
+        groups = by_question(summarise(self._gathered()))
+        chosen = {choose(group).to_confirm for group in groups} - {None}
+        asked = {key.condition for key in chosen if key is not None}
+        return tuple(
+            cell
+            for cell in self._cells
+            if cell.key in chosen or (cell.key.is_baseline and cell.key.condition in asked)
+        )
+
+    def _gathered(self) -> tuple[CellData, ...]:
+        stored = self._ledger.stored
+        keys = [cell.key for cell in self._cells]
+        return gather_cells(keys, stored.blocks, servers=stored.servers)

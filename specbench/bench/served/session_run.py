@@ -1,0 +1,153 @@
+"""One session: warm up, ask, count and record."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import reduce
+from operator import add
+
+from specbench.bench.blocks import Cell, request_seed
+from specbench.bench.plan import TargetPlan
+from specbench.bench.served.crosscheck import checked
+from specbench.bench.served.host import Running
+from specbench.bench.served.questions import (
+    Answers,
+    Asked,
+    asked_in,
+    question,
+    warm_up_questions,
+)
+from specbench.bench.served.recording import Served, request_records, server_record
+from specbench.bench.served.sessions import Session
+from specbench.engines.served import Question, find_served
+from specbench.probes.gpus import Gpus
+from specbench.records import (
+    ALL_PROMPTS,
+    BlockRecord,
+    ClientLoad,
+    PassRecord,
+    ServerRecord,
+)
+from specbench.runs import Ledger
+from specbench.servers.client import Client, ServerError
+from specbench.servers.metrics_page import Counters
+from specbench.servers.streamed import Streamed
+from specbench.servers.traffic import ServerRequest, Traffic, closed_loop, open_loop
+
+WARM_UP_TOKENS = 32
+WARM_UPS = 2  # batches of as many requests as there will be at once
+
+
+class SessionRun:
+    """Asks a running server everything that a session asks it."""
+
+    def __init__(self, plan: TargetPlan, ledger: Ledger, answers: Answers, gpus: Gpus) -> None:
+        self._plan, self._ledger, self._answers = plan, ledger, answers
+        self._gpus = gpus
+
+    async def measure(self, session: Session, name: str, running: Running) -> ServerRecord:
+        """The record of the session called `name`; its blocks are stored by then. ServerError."""
+        self._gpus.start()
+        try:
+            await self._warm_up(session, running)
+            served = [await self._serve(session, name, cell, running) for cell in session.cells]
+        except ServerError:
+            running.require()  # says more where the server has ended
+            raise
+        finally:
+            used = self._gpus.stop()
+        return server_record(session, name, running, served, used)
+
+    async def _warm_up(self, session: Session, running: Running) -> None:
+        """As many requests at once as there will be, with texts that are never measured."""
+        for most in sorted({cell.key.condition.concurrency for cell in session.cells}):
+            num = most * len(running.clients)
+            asked = warm_up_questions(session.cells[0], num, max_tokens=WARM_UP_TOKENS)
+            for _ in range(WARM_UPS):
+                done = await self._ask_all(session, running, asked)
+                errors = [one.error for one in done.answers if one.error]
+                if len(errors) == num:
+                    raise ServerError(f"no request of the warm-up was answered: {errors[0]}")
+
+    async def _ask_all(
+        self, session: Session, running: Running, asked: Sequence[Question]
+    ) -> Traffic:
+        """Ask all of them at once."""
+
+        def request(own: Question) -> ServerRequest:
+            async def ask(client: Client, _: Sequence[Streamed]) -> Streamed:
+                return await engine.answer(client, running.facts.model, own)
+
+            return ServerRequest(ask=ask)
+
+        engine = find_served(session.engine)
+        return await closed_loop(
+            [request(one) for one in asked], running.clients, concurrency=len(asked)
+        )
+
+    async def _serve(self, session: Session, name: str, cell: Cell, running: Running) -> Served:
+        """Ask what one condition asks; its block is stored before this returns."""
+        started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        asked = asked_in(self._plan, session, cell)
+        path = find_served(session.engine).COUNTERS
+        before = await _counters(running.clients, path)
+        done = await self._send(session, cell, asked, running)
+        counted = (await _counters(running.clients, path)).since(before)
+        if any(one.error for one in done.answers):
+            running.require()
+        requests = request_records(session, cell, asked, done.answers)
+        if session.draft.k == 0:
+            self._answers.learn(cell, requests)
+        whole = PassRecord(cell_id=cell.key.id, seconds=done.load.wall_s, rounds=None)
+        block = BlockRecord(
+            block_id=f"{name}|{cell.key.id}",
+            workload=cell.key.condition.workload,
+            prompt_id=ALL_PROMPTS,
+            repeat=session.repeat,
+            purpose=session.purpose,
+            order=(cell.key.id,),
+            started_at=started_at,
+            requests=requests,
+            passes=(whole,) if cell.key.condition.is_stream else (),
+            session=name,
+            cycle=session.cycle,
+            node=self._ledger.node,
+        )
+        self._ledger.append(block)
+        load = ClientLoad(
+            cell_id=cell.key.id,
+            seconds=done.load.wall_s,
+            cpu_s=done.load.cpu_s,
+            num_events=done.load.num_events,
+            mean_lag_s=done.load.mean_lag_s,
+        )
+        return Served(counted, load, *checked(requests, counted, session.draft.k))
+
+    async def _send(
+        self, session: Session, cell: Cell, asked: Sequence[Asked], running: Running
+    ) -> Traffic:
+        engine, condition = find_served(session.engine), cell.key.condition
+
+        def request(own: Asked) -> ServerRequest:
+            async def ask(client: Client, earlier: Sequence[Streamed]) -> Streamed:
+                messages = self._answers.history(cell, own, [one.text for one in earlier])
+                asking = question(self._plan, cell, own, messages)
+                return await engine.answer(client, running.facts.model, asking)
+
+            return ServerRequest(ask=ask, conversation=own.conversation)
+
+        requests = [request(one) for one in asked]
+        if condition.request_rate is None:
+            rows = condition.concurrency
+            return await closed_loop(requests, running.clients, concurrency=rows)
+        seed = request_seed(self._plan.settings.seed, ALL_PROMPTS, session.repeat, 0)
+        return await open_loop(
+            requests, running.clients, request_rate=condition.request_rate, seed=seed
+        )
+
+
+async def _counters(clients: Sequence[Client], path: str | None) -> Counters:
+    """What all replicas count together."""
+    if path is None:
+        return Counters(engine=None)
+    found = [await client.counters(path) for client in clients]
+    return reduce(add, found)

@@ -1,0 +1,72 @@
+"""Which sessions there are, in an order that makes drift slow every K alike."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specbench.bench.blocks import Cell
+from specbench.bench.plan import TargetPlan
+from specbench.records import SESSIONS_A_CYCLE, BlockPurpose, Draft
+
+UP, DOWN = range(SESSIONS_A_CYCLE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """One start of a server, or one visit: everything that is asked at one K and temperature."""
+
+    engine: str
+    target: str
+    draft: Draft
+    temperature: float
+    purpose: BlockPurpose
+    cycle: int  # from 0; the second pass has numbers of its own
+    leg: int  # UP or DOWN
+    cells: tuple[Cell, ...]  # one per condition
+
+    @property
+    def place(self) -> str:
+        """What identifies it, alike for every attempt at it."""
+        at = f"{self.target}|{self.engine}|{self.draft.drafter}|{self.draft.length.id}"
+        return f"{at}|t{self.temperature:g}|{self.purpose}|c{self.cycle}.{self.leg}"
+
+    @property
+    def repeat(self) -> int:
+        """Its number among the sessions of its K: repeats of its requests begin at a multiple."""
+        return self.cycle * SESSIONS_A_CYCLE + self.leg
+
+    @property
+    def label(self) -> str:
+        """Such as `vllm, draft K=4, cycle 2, on the way back`."""
+        back = ", on the way back" if self.leg == DOWN else ""
+        return f"{self.engine}, {self.draft.label}, cycle {self.cycle + 1}{back}"
+
+
+def served_cells(plan: TargetPlan, engine: str) -> tuple[Cell, ...]:
+    """The plan's cells of one serving engine."""
+    return tuple(cell for cell in plan.all_cells if cell.key.condition.engine == engine)
+
+
+def cycle_of(
+    cells: Sequence[Cell], cycle: int, purpose: BlockPurpose = "explore"
+) -> Iterator[Session]:
+    """The sessions of a cycle: K = 0, every K, then the same in reverse.
+
+    A drift that is steady within a cycle slows all of them alike.
+    """
+    starts: dict[tuple[Draft, float], list[Cell]] = {}
+    for cell in cells:
+        starts.setdefault((cell.key.draft, cell.key.condition.temperature), []).append(cell)
+    way = sorted(starts.items(), key=lambda start: start[0][0].k > 0)  # K = 0 at both ends
+    for leg, order in ((UP, way), (DOWN, way[::-1])):
+        for (draft, temperature), own in order:
+            at = own[0].key.condition
+            yield Session(
+                engine=at.engine,
+                target=at.target,
+                draft=draft,
+                temperature=temperature,
+                purpose=purpose,
+                cycle=cycle,
+                leg=leg,
+                cells=tuple(own),
+            )

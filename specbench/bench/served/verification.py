@@ -1,0 +1,208 @@
+"""Evidence about serving engines: their servers are asked, then the target looks at the answers.
+
+No torch is imported before the last server has stopped, and none where the target is not here.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from specbench.bench.place import Elsewhere
+from specbench.bench.planning import plan_targets
+from specbench.bench.served.host import Launched, host_of, running_ks, running_servers
+from specbench.bench.served.interview import Heard, Interview
+from specbench.bench.watch import Watch
+from specbench.errors import UsageError, first_line
+from specbench.inputs.config import Pairing
+from specbench.records import Sampling
+from specbench.settings import BUILTIN, SERVED, RunSettings
+from specbench.verify.evidence import (
+    Beside,
+    Distance,
+    Evidence,
+    GreedyEvidence,
+    Refused,
+    ServedEvidence,
+    Subject,
+)
+from specbench.verify.judge import is_tie
+from specbench.verify.served_text import as_answers, first_divergence, have_ids
+from specbench.verify.tally import between
+
+if TYPE_CHECKING:
+    from specbench.bench.served.along_target import AlongTarget
+
+
+def collect_served_evidence(
+    settings: RunSettings,
+    pairings: Sequence[Pairing],
+    watch: Watch,
+    *,
+    num_tokens: int,
+    concurrency: int,
+) -> list[Evidence]:
+    """Every pairing at every K and temperature of each serving engine, K = 0 before it.
+
+    Raises UsageError and WorkloadError before anything is started; a server that fails is evidence.
+    """
+    load = settings.load
+    own = tuple(engine for engine in load.engines if engine in SERVED)
+    lossy = [pairing.name for pairing in pairings if pairing.drafter.lossy]
+    if lossy and BUILTIN in load.engines:
+        watch.warn(f"{', '.join(lossy)}: the lossy rule is one of the built-in decoder's alone")
+        pairings = [pairing for pairing in pairings if not pairing.drafter.lossy]
+    settings = replace(settings, load=replace(load, engines=own, concurrency=(concurrency,)))
+    running = running_servers(settings)
+    if running and not any(one.k == 0 for one in running):
+        raise UsageError(
+            "verify holds a server to one without speculation: add its --base-url, such as "
+            "http://localhost:8000#k=0"
+        )
+    plans = plan_targets(
+        settings, pairings, Elsewhere(settings).dtype_of, running_ks=running_ks(running)
+    )
+    for plan in () if running else plans:
+        for engine in plan.served:
+            Launched(plan, engine, Path()).require_program()
+    evidence: list[Evidence] = []
+    for plan in plans:
+        for text in plan.left_out:
+            watch.warn(text)
+        for engine in plan.served:
+            with TemporaryDirectory(prefix="specbench-") as folder:
+                host = host_of(plan, engine, running, Path(folder))
+                interview = Interview(plan, engine, host, watch, num_tokens, concurrency)
+                heard = interview.hold()
+            evidence += _Weighing(interview, heard).evidence()
+    return evidence
+
+
+class _Weighing:
+    """What servers said as evidence: with the target's logits, or why without them."""
+
+    def __init__(self, interview: Interview, heard: Sequence[Heard]) -> None:
+        self._interview, self._plan, self._heard = interview, interview.plan, heard
+        self._own = {one.temperature: one for one in heard if not (one.draft.k or one.error)}
+        self._unseen = ""
+        self._target: AlongTarget | None = None
+
+    def evidence(self) -> list[Evidence]:
+        """In the order in which it was heard."""
+        spec = self._plan.target.model
+        if spec.folder is None:
+            self._unseen = f"{spec.source} is not a folder on this disk"
+            return list(self._each())
+        self._interview.watch.stage(f"{self._plan.target.name}: looking at its logits")
+        # Here alone, so that servers are asked without torch.
+        from specbench.bench.served.along_target import AlongTarget  # noqa: PLC0415
+        from specbench.engines.refusals import REFUSALS  # noqa: PLC0415
+
+        asked, most_tokens = self._interview.asked, self._interview.most_tokens
+        try:
+            self._target = AlongTarget(self._plan, asked, most_tokens)
+            return list(self._each())
+        except REFUSALS as error:
+            self._target, self._unseen = None, first_line(error)
+            return list(self._each())
+
+    def _unseen_at(self, temperature: float) -> str:
+        """Why the target's logits say nothing of the answers at a temperature."""
+        texts = [
+            text for one in self._heard if one.temperature == temperature for text in one.texts
+        ]
+        if not self._unseen and not have_ids(texts):
+            return "the server does not tell the ids of all tokens"
+        return self._unseen
+
+    def _each(self) -> Iterator[Evidence]:
+        for one in self._heard:
+            if one.error:
+                yield Refused(subject=self._subject(one), reason=one.error)
+            elif one.temperature > 0:
+                yield self._sampled(one)
+            else:
+                yield self._greedy(one)
+
+    @cached_property
+    def _own_greedy(self) -> GreedyEvidence:
+        """Texts of K = 0 beside the target's best tokens."""
+        assert self._target is not None
+        own = self._own[0.0]
+        found = self._target.greedy(self._subject(own), own.texts, None)
+        return replace(found, is_own=True)
+
+    def _greedy(self, one: Heard) -> Evidence:
+        subject, own = self._subject(one), self._own[0.0]
+        is_own = one is own
+        unseen = self._unseen_at(0.0)
+        if self._target is not None and not unseen:
+            if is_own:
+                return self._own_greedy
+            beyond = [d for d in self._own_greedy.divergences if not is_tie(d)]
+            if not beyond:
+                found = self._target.greedy(subject, one.texts, own.texts)
+                return replace(found, rule=one.rule)
+            unseen = (
+                f"K = 0 itself departs from the target here beyond rounding, first at "
+                f"{beyond[0].prompt_id}, token {beyond[0].position}"
+            )
+        pairs = zip(own.texts, one.texts, strict=True)
+        differing = (first_divergence(*pair) for pair in pairs)
+        return GreedyEvidence(
+            subject=subject,
+            num_prompts=len(one.texts),
+            num_tokens=sum(text.num_tokens for text in one.texts),
+            divergences=tuple(d for d in differing if d is not None),
+            is_own=is_own,
+            unseen=unseen,
+            rule=one.rule,
+        )
+
+    def _sampled(self, one: Heard) -> Evidence:
+        subject, own = self._subject(one), self._own[one.temperature]
+        along = None
+        distances: tuple[Distance, ...] = ()
+        unseen = self._unseen_at(one.temperature)
+        if self._target is not None and not unseen:
+            asked = self._plan.settings.sampling
+            sampling = Sampling(temperature=one.temperature, top_k=asked.top_k, top_p=asked.top_p)
+            num = self._interview.num_tokens
+            along, tally = self._target.sampled(subject, sampling, one.texts, num)
+            distances = tally.distances()
+        return ServedEvidence(
+            subject=subject,
+            num_texts=len(one.texts),
+            num_tokens=sum(text.num_tokens for text in one.texts),
+            along=along,
+            beside=None if one is own else self._beside(one, own),
+            distances=distances,
+            unseen=unseen,
+            rule=one.rule,
+        )
+
+    def _beside(self, one: Heard, own: Heard) -> Beside:
+        has_ids = have_ids(one.texts, own.texts, own.colder)
+        answers, own_answers, colder = (
+            as_answers(texts, has_ids=has_ids) for texts in (one.texts, own.texts, own.colder)
+        )
+        return Beside(
+            own=self._subject(own),
+            answers=answers,
+            own_answers=own_answers,
+            colder=colder,
+            distances=between(answers, own_answers),
+        )
+
+    def _subject(self, one: Heard) -> Subject:
+        target, drafter = self._plan.target.name, one.draft.drafter
+        return Subject(
+            pairing=f"{target}/{drafter}" if one.draft.k else target,
+            engine=self._interview.engine,
+            method=one.draft.method,
+            num_speculative_tokens=one.draft.k,
+            temperature=one.temperature,
+            lossy=one.draft.lossy,
+        )

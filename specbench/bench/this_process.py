@@ -1,0 +1,109 @@
+"""A run in this process: its device, its threads, and engines over one set of weights."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import psutil
+import torch
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.hub import look_for_hub
+from specbench.bench.memory import MemoryMeter
+from specbench.bench.plan import TargetPlan
+from specbench.bench.target import TargetRun
+from specbench.bench.watch import Watch
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import Engine
+from specbench.engines.model_pool import ModelPool
+from specbench.engines.transformers import TransformersEngine
+from specbench.errors import ModelError, UsageError
+from specbench.inputs.config import Pairing, Target
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.checkpoint import Checkpoint, read_checkpoint
+from specbench.models.loading import ModelSource, planned_dtype
+from specbench.probes.allocator import cuda_uuid
+from specbench.probes.environment import describe_environment
+from specbench.probes.nvml import open_probe
+from specbench.records import Environment
+from specbench.runs import Ledger
+from specbench.settings import BUILTIN, TRANSFORMERS, RunSettings
+
+
+def read_shapes(spec: ModelSpec) -> Checkpoint:
+    """A head's config and the shapes of its tensors, downloaded where they are not here yet."""
+    return read_checkpoint(spec.location, spec.revision, shapes_only=True)
+
+
+class ThisProcess:
+    """Decodes on a device of this machine. UsageError where that is not there."""
+
+    def __init__(self, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> None:
+        self._settings = settings
+        self._device = find_device(settings.machine.device)
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # events, streams and graphs are made on it
+        self._threads = settings.machine.threads or default_threads(pairings)
+        torch.set_num_threads(self._threads)
+        look_for_hub(pairings, watch.warn)
+        self._probe = open_probe(str(self._device), uuid=cuda_uuid(str(self._device)))
+
+    def dtype_of(self, target: Target) -> str:
+        spec = target.model
+        source = ModelSource(
+            location=spec.location,
+            revision=spec.revision,
+            dtype=self._settings.machine.dtype or spec.dtype,
+            trust_remote_code=spec.trust_remote_code,
+        )
+        try:
+            return planned_dtype(source, self._device)
+        except ModelError:
+            return "unknown"  # loading will fail likewise, and that failure is recorded
+
+    def read_head(self, spec: ModelSpec) -> Checkpoint:
+        return read_shapes(spec)
+
+    def environment(self, command: Sequence[str]) -> Environment:
+        return describe_environment(str(self._device), self._threads, command, self._probe)
+
+    def measure(self, plan: TargetPlan, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
+        """Load the target, and measure all its pairings."""
+        meter = MemoryMeter(plan.target.name, str(self._device), self._probe)
+        target_run = TargetRun(plan, ledger, self._probe, meter, watch, deadline)
+        target_run.measure(partial(open_engines, plan.target, self._device, plan.settings))
+
+
+def open_engines(
+    target: Target, device: torch.device, settings: RunSettings, pool: ModelPool | None = None
+) -> dict[str, Engine]:
+    """The engines of a run over one set of weights, those of `pool` if it is given; ModelError."""
+    decoder = settings.decoder
+    pool = pool or ModelPool(device, settings.machine.dtype, dummy=decoder.dummy_weights)
+    make: dict[str, Callable[[], Engine]] = {
+        BUILTIN: lambda: BuiltinEngine(target, pool, decoder),
+        TRANSFORMERS: lambda: TransformersEngine(target, pool),
+    }
+    # Ours first, whatever order they were named in: it decodes the references.
+    return {name: open_one() for name, open_one in make.items() if name in settings.load.engines}
+
+
+def find_device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one; UsageError for what is not there."""
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or not (index or "0").isdigit():
+        raise UsageError(f"--device {name!r}: allowed are auto, cpu, cuda and cuda:N")
+    count = torch.cuda.device_count()
+    if int(index or 0) >= count:
+        raise UsageError(f"--device {name}: this machine has {count} CUDA devices; try cpu")
+    return torch.device("cuda", int(index or 0))
+
+
+def default_threads(pairings: Sequence[Pairing]) -> int:
+    """1 for the embedded pair, whose small matrices gain nothing from more; else all cores."""
+    if all(pairing.target.model.source.startswith("demo:") for pairing in pairings):
+        return 1
+    return psutil.cpu_count(logical=False) or 1

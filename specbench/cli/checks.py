@@ -1,0 +1,130 @@
+"""Which settings go together, checked before anything is loaded."""
+
+import math
+from dataclasses import replace
+
+from specbench.errors import UsageError
+from specbench.inputs.address import KEY, Address
+from specbench.settings import BUILTIN, SERVED, RunSettings, ServerSettings
+from specbench.settings.words import one_of
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+OPENAI = "openai"
+
+
+def checked(asked: RunSettings) -> RunSettings:
+    """The settings, where they go together; UsageError says which do not."""
+    draft, load, forecasting = asked.draft, asked.load, asked.forecasting
+    if asked.machine.dtype is not None:
+        one_of("--dtype", asked.machine.dtype, *DTYPES)
+    if load.request_rate == math.inf:
+        raise UsageError(
+            "--request-rate inf: expected requests per second; without the option each request "
+            "starts when one ends"
+        )
+    if asked.sampling.top_p == 0:
+        raise UsageError("--top-p 0 leaves no token; allowed: above 0, at most 1")
+    if draft.adaptive and BUILTIN not in load.engines:
+        raise UsageError("-k auto needs the built-in decoder; add --engine builtin")
+    if asked.decoder.acceptance is not None and load.engines != (BUILTIN,):
+        raise UsageError(
+            "--acceptance simulates acceptance in the built-in decoder only; leave out --engine"
+        )
+    if load.num_samples > 1:
+        _require_samples(asked)
+    _require_servers(asked)
+    if forecasting.forecast or forecasting.costs:
+        _require_forecast(asked)
+        forecasting = replace(forecasting, forecast=True)
+    elif forecasting.exhaustive:
+        raise UsageError("--exhaustive checks forecasts; add --forecast")
+    if forecasting.acceptance_rule is not None and not forecasting.costs:
+        raise UsageError("--acceptance-rule describes the engine of --costs; add --costs")
+    return replace(asked, forecasting=forecasting)
+
+
+def _require_samples(asked: RunSettings) -> None:
+    """UsageError where the best of several answers makes no sense."""
+    n, load = asked.load.num_samples, asked.load
+    if 0 in asked.sampling.temperatures:
+        raise UsageError(
+            f"--samples {n}: at temperature 0 all {n} answers are the same; use a temperature "
+            "above 0, such as 0.7"
+        )
+    if load.concurrency != (1,) or load.request_rate is not None:
+        raise UsageError(
+            f"--samples {n} decodes {n} answers to one prompt at a time; leave out --concurrency "
+            "and --request-rate"
+        )
+    if asked.draft.adaptive:
+        raise UsageError(f"--samples {n} needs a fixed K; drop auto from -k")
+    if load.engines != (BUILTIN,):
+        raise UsageError(f"--samples {n} needs the built-in decoder; leave out --engine")
+    if asked.decoder.acceptance is not None:
+        raise UsageError(
+            f"--samples {n} picks the likeliest text, but --acceptance makes texts up; use one "
+            "of them"
+        )
+
+
+def _require_forecast(asked: RunSettings) -> None:
+    """UsageError where nothing can be forecast, and for costs that cannot be read."""
+    from specbench.forecast.engine_costs import check_sources
+
+    costs, ks = asked.forecasting.costs, asked.draft.num_speculative_tokens
+    option = "--costs" if costs else "--forecast"
+    if asked.load.engines != (BUILTIN,):
+        raise UsageError(f"{option} needs the built-in decoder; leave out --engine")
+    if asked.load.request_rate is not None:
+        raise UsageError(f"{option} assumes a full batch; drop --request-rate")
+    if asked.load.num_samples > 1:
+        raise UsageError(f"{option} assumes one answer per prompt; drop --samples")
+    if asked.decoder.acceptance is not None:
+        raise UsageError(f"{option} traces real acceptance; drop --acceptance")
+    if asked.forecasting.exhaustive and costs:
+        raise UsageError(
+            "--exhaustive measures here, but --costs describe another engine; use one of them"
+        )
+    check_sources(costs)
+    if costs and ks is not None and not any(ks):
+        raise UsageError("--costs forecasts fixed K above 0, such as -k 1..8")
+
+
+def _require_servers(asked: RunSettings) -> None:
+    """UsageError for server options without a server, and for what no server can do."""
+    served = [engine for engine in asked.load.engines if engine in SERVED]
+    if not served:
+        if asked.servers != ServerSettings():
+            raise UsageError(
+                "options of servers, such as --base-url, --launch and --cycles, need a serving "
+                f"engine; add --engine with one of {', '.join(SERVED)}"
+            )
+        return
+    names = ", ".join(served)
+    if asked.load.contexts:
+        raise UsageError(f"--context needs the built-in decoder; drop it, or drop --engine {names}")
+    if asked.effort.precision is not None:
+        raise UsageError(f"--precision needs the built-in decoder; for {names} use --cycles")
+    if any(word.startswith("--api-key") for word in asked.servers.engine_args):
+        raise UsageError(
+            "--engine-args with --api-key would be stored, and seen in the list of processes; set "
+            "the key in the environment: the engine's own (VLLM_API_KEY, LLAMA_API_KEY), and "
+            f"{KEY} for asking it"
+        )
+    urls, is_told = asked.servers.base_urls, asked.servers.launch or asked.servers.engine_python
+    if urls and len(served) > 1:
+        raise UsageError(
+            f"--base-url needs a single engine, but --engine names {names}; make one run for each"
+        )
+    if urls and (is_told or asked.servers.engine_args):
+        raise UsageError(
+            "--base-url measures what runs already, so --launch, --engine-python and --engine-args "
+            "have nothing to start; use one or the other"
+        )
+    if OPENAI in served and not urls:
+        raise UsageError(
+            "--engine openai measures a running server: add its --base-url, such as "
+            "http://localhost:8000"
+        )
+    for url in urls:
+        Address.at(url, "--base-url")

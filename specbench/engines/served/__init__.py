@@ -1,0 +1,30 @@
+"""Serving engines, driven as they are: one file per engine, found by its name. No torch.
+
+Open `served_engine.py` first: the protocol.
+"""
+
+from importlib import import_module
+from typing import cast
+
+from specbench.engines.served.served_engine import (
+    Launch,
+    Question,
+    ServedEngine,
+    ServerFacts,
+    Start,
+)
+
+
+def find_served(name: str) -> ServedEngine:
+    """The engine of that name, which is one of `settings.SERVED`."""
+    return cast(ServedEngine, import_module(f"{__name__}.{name}"))
+
+
+__all__ = [
+    "Launch",
+    "Question",
+    "ServedEngine",
+    "ServerFacts",
+    "Start",
+    "find_served",
+]

@@ -1,0 +1,162 @@
+"""llama.cpp: `llama-server`, which reads GGUF files.
+
+Facts: tools/server/ of llama.cpp, 2026-10. Its chat endpoint gives no token ids, its own completion
+does: the server makes a prompt of the conversation first, then tokens, then answers these.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple
+
+from specbench.engines.served.asking import conversation
+from specbench.engines.served.counting import Round, of_rounds, of_sums
+from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.errors import UsageError
+from specbench.json_text import parse_json
+from specbench.records import RequestCounts
+from specbench.servers.client import Client
+from specbench.servers.streamed import Streamed
+
+HEALTH = "/health"
+COUNTERS = "/metrics"
+
+_MODEL_FLAGS = ("--model", "--model-draft")
+_REASONS = {"eos": "stop", "word": "stop", "limit": "length"}
+
+
+def launch(start: Start) -> Launch:
+    """`exported` is `llama-server --model NAME.gguf ...`; the files are looked for."""
+    command = list(start.exported)
+    for i, word in enumerate(command):
+        if word in _MODEL_FLAGS and word not in start.arguments:
+            command[i + 1] = str(_gguf(command[i + 1], word, start.models))
+    if start.python is not None:
+        command[0] = str(start.python)
+    command += ["--host", start.host, "--port", str(start.port), "--seed", str(start.seed)]
+    command += ["--metrics", "--parallel", str(start.most_at_once)]
+    if start.context is not None:  # slots share it evenly
+        command += ["--ctx-size", str(start.context * start.most_at_once)]
+    if not start.keeps_prefixes:
+        command += ["--cache-ram", "0", "--no-cache-prompt"]
+    return Launch(command=(*command, *start.arguments))
+
+
+def _gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
+    """The file as it is named, or beside its model's folder, or in it: of that name, or alone."""
+    own = [folder for folder in folders if folder.name == Path(name).stem]
+    places = [Path(name)]
+    for folder in own:
+        inside = sorted(folder.glob("*.gguf"))
+        places += [folder.parent / Path(name).name, folder / Path(name).name]
+        places += inside if len(inside) == 1 else []
+    for place in places:
+        if place.is_file():
+            return place
+    beside = "".join(f", nor beside or in {folder}" for folder in own)
+    raise UsageError(
+        f"llama.cpp reads GGUF files, and there is no {name} in {Path.cwd()}{beside}: make it with "
+        f"llama.cpp's convert_hf_to_gguf.py MODEL --outfile {name}, or name one that you have: "
+        f"--engine-args '{flag} FILE'"
+    )
+
+
+async def facts(client: Client) -> ServerFacts:
+    """It tells whether it speculates, and K by its counters, after the first draft."""
+    root = client.address.root
+    props = await client.json(f"{root}/props")
+    slots = parse_json(await client.page("/slots") or "[]")  # empty where switched off
+    counters = await client.counters(COUNTERS)
+    speculates = [bool(slot.get("speculative")) for slot in slots]
+    settings = {name: str(props.get(name)) for name in ("model_path", "model_ftype", "total_slots")}
+    default = props.get("default_generation_settings") or {}
+    return ServerFacts(
+        version=str(props.get("build_info", "")),
+        model=await client.model(),
+        k=counters.num_positions if any(speculates) else 0 if speculates else None,
+        settings={**settings, "n_ctx": str(default.get("n_ctx"))},  # of a slot
+        prefix_cache="by request",
+    )
+
+
+class _Step(NamedTuple):
+    """What is known with a token: how many there are, and the drafts of all rounds so far."""
+
+    num_tokens: int
+    num_drafted: int
+    num_accepted: int
+
+
+@dataclass(kw_only=True, slots=True)
+class _Answer(Streamed):
+    """Its own events, each of one token."""
+
+    tells_all_ids: ClassVar[bool] = False
+
+    steps: list[_Step] = field(default_factory=list)
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        metrics = {**event.get("timings", {}), "steps": self.steps}
+        Streamed.add(self, {**_in_common_words(event), "metrics": metrics})
+        if event.get("tokens"):
+            drafts = event["timings"].get("draft_n", 0), event["timings"].get("draft_n_accepted", 0)
+            self.steps.append(_Step(event["tokens_predicted"], *drafts))
+
+
+def _in_common_words(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An event as an OpenAI-compatible server would say it."""
+    reason = _REASONS.get(event.get("stop_type", ""))
+    usage = {
+        "completion_tokens": event.get("tokens_predicted"),
+        "prompt_tokens": event.get("tokens_evaluated"),
+    }
+    choice = {"text": event.get("content"), "token_ids": event.get("tokens")}
+    return {"choices": [{**choice, "finish_reason": reason}], "usage": usage}
+
+
+async def answer(client: Client, model: str, question: Question) -> Streamed:
+    """With token ids, unless a token ended within a character: such ids are not told."""
+    root, sampling = client.address.root, question.sampling
+    prompt = (await client.json(f"{root}/apply-template", conversation(question)))["prompt"]
+    text = {"content": prompt, "add_special": True, "parse_special": True}
+    prompt_ids = (await client.json(f"{root}/tokenize", text))["tokens"]
+    body = {
+        "model": model,
+        "prompt": prompt_ids,
+        "n_predict": question.max_tokens,
+        "temperature": sampling.temperature,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": 0.0,
+        "seed": question.seed,
+        "cache_prompt": question.keeps_prefixes,
+        "timings_per_token": True,
+    }
+    found = _Answer(asked_s=perf_counter())
+    await client.stream("/completion", body, found)
+    if len(found.token_ids) != found.num_tokens:
+        del found.token_ids[:]
+    return found
+
+
+def counts(answer: Streamed, k: int) -> RequestCounts | None:
+    """Its totals; where every token was told, also the rounds, and what went past the end."""
+    told = answer.metrics
+    if not told or not k:
+        return None
+    steps = told["steps"]
+    if len(steps) != answer.num_tokens:
+        accepted, drafted = told.get("draft_n_accepted", 0), told.get("draft_n", 0)
+        return of_sums(answer, num_accepted=accepted, num_drafted=drafted)
+    drafting = [(old, new) for old, new in pairwise(steps) if new.num_drafted > old.num_drafted]
+    rounds = [
+        Round(new.num_drafted - old.num_drafted, new.num_accepted - old.num_accepted)
+        for old, new in drafting
+    ]
+    num_overshot = 0
+    if drafting:
+        num_emitted = len(steps) + 1 - drafting[-1][1].num_tokens  # since the last one began
+        num_overshot = max(rounds[-1].num_accepted + 1 - num_emitted, 0)
+    return of_rounds(answer, rounds, k, num_overshot=num_overshot)

@@ -1,0 +1,37 @@
+"""Any server with an OpenAI-compatible API: what the client's own clock and its usage tell."""
+
+from specbench.engines.served.asking import asked, conversation
+from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.errors import UsageError
+from specbench.records import RequestCounts
+from specbench.servers.client import Client
+from specbench.servers.streamed import Streamed
+
+HEALTH = "/v1/models"
+COUNTERS = None
+
+
+def launch(start: Start) -> Launch:  # noqa: ARG001
+    """UsageError: only a running one is asked."""
+    raise UsageError(
+        "--engine openai measures a server that runs already: give its address as --base-url; to "
+        "start one, use --engine vllm, sglang, tensorrt_llm or llama_cpp"
+    )
+
+
+async def facts(client: Client) -> ServerFacts:
+    """K is what its address says after #k=."""
+    return ServerFacts(
+        version=await client.version(), model=await client.model(), k=client.address.k
+    )
+
+
+async def answer(client: Client, model: str, question: Question) -> Streamed:
+    """Only with fields that the API has, and the top-k if one was asked for."""
+    top_k = {"top_k": question.sampling.top_k} if question.sampling.top_k else {}
+    return await client.chat({**asked(model, question), **top_k}, conversation(question))
+
+
+def counts(answer: Streamed, k: int) -> RequestCounts | None:  # noqa: ARG001
+    """None: the API has no word for it."""
+    return None

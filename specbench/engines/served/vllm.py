@@ -1,0 +1,90 @@
+"""vLLM: `vllm serve`, or its module with the Python of its environment.
+
+Facts: vllm/entrypoints/ and vllm/v1/metrics/ of 0.32. Counts per request came with 0.29.
+"""
+
+from specbench.engines.served.asking import asked, conversation, own_prefix, plain_sampling
+from specbench.engines.served.counting import Round, of_rounds, of_sums
+from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
+from specbench.records import RequestCounts
+from specbench.servers.client import Client
+from specbench.servers.metrics_page import labels_of, read_counters
+from specbench.servers.streamed import Streamed
+
+HEALTH = "/health"
+COUNTERS = "/metrics"
+
+_DEFAULT_AT_ONCE = 128  # concurrent requests that it takes unasked, on any device
+_SPECULATION = "--speculative-config"
+_SETTINGS = ("block_size", "cache_dtype", "enable_prefix_caching", "gpu_memory_utilization")
+_QUIET = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+
+
+def launch(start: Start) -> Launch:
+    """`exported` is `vllm serve MODEL ...`."""
+    command, num_program = list(start.exported), len(("vllm", "serve"))
+    if start.python is not None:
+        # Not every build has the command; its module says at each start that it is deprecated.
+        module = ["-W", "ignore::DeprecationWarning", "-m", "vllm.entrypoints.openai.api_server"]
+        command = [str(start.python), *module, "--model", *command[num_program:]]
+        num_program = len((start.python, *module))
+    command += ["--host", start.host, "--port", str(start.port), "--seed", str(start.seed)]
+    command += [f"--{'' if start.keeps_prefixes else 'no-'}enable-prefix-caching"]
+    if start.most_at_once > _DEFAULT_AT_ONCE:
+        command += ["--max-num-seqs", str(start.most_at_once)]
+    if _SPECULATION in command:  # the flag is refused without it
+        command += ["--per-request-spec-decode-metrics", "detailed"]
+    command += start.arguments
+    return Launch(command=tuple(command), num_program=num_program, environment=_QUIET)
+
+
+async def facts(client: Client) -> ServerFacts:
+    """It tells K by its counters: there is one per drafted position."""
+    model = await client.model()
+    card = (await client.json(f"{client.address.api}/models"))["data"][0]
+    page = await client.page(COUNTERS)
+    counters = read_counters(page)
+    caches = labels_of(page, "vllm:cache_config_info")  # one of each data-parallel rank
+    cache = caches[0] if caches else {}
+    settings = {name: cache[name] for name in _SETTINGS if name in cache}
+    reuses = cache.get("enable_prefix_caching", "")
+    return ServerFacts(
+        version=await client.version(),
+        model=model,
+        k=(counters.num_positions or 0) if counters.engine else None,
+        kv_tokens=sum(map(_kv_tokens, caches)) or None,
+        settings={**settings, "max_model_len": str(card.get("max_model_len"))},
+        prefix_cache={"True": "on", "False": "off"}.get(reuses, "unknown"),
+    )
+
+
+def _kv_tokens(cache: dict[str, str]) -> int:
+    """Older releases tell blocks alone."""
+    size = cache.get("kv_cache_size_tokens")
+    if size is not None and size.isdigit():
+        return int(size)
+    blocks, tokens = cache.get("num_gpu_blocks", ""), cache.get("block_size", "")
+    return int(blocks) * int(tokens) if blocks.isdigit() and tokens.isdigit() else 0
+
+
+async def answer(client: Client, model: str, question: Question) -> Streamed:
+    """With token ids; a salt keeps a running server's prefix cache out of it."""
+    body = {**asked(model, question), **plain_sampling(question), **own_prefix(question)}
+    return await client.chat({**body, "return_token_ids": True}, conversation(question))
+
+
+def counts(answer: Streamed, k: int) -> RequestCounts | None:
+    """A server that was started with "detailed" tells round by round, with "summary" in sums."""
+    told = (answer.metrics or {}).get("speculative_decoding")
+    if not told or not k:
+        return None
+    accepted = told.get("per_step_accepted") or ()
+    if len(accepted) < told["num_spec_steps"]:
+        return of_sums(
+            answer,
+            num_accepted=told["num_accepted_draft_tokens"],
+            num_drafted=told["num_draft_tokens"],
+            num_drafting=told["num_spec_steps"],
+        )
+    drafted = told.get("per_step_drafted") or ()
+    return of_rounds(answer, [Round(*step) for step in zip(drafted, accepted, strict=True)], k)

@@ -1,0 +1,175 @@
+"""From the records of a run to its cells."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from specbench.metrics.cell import CellData, Pass, Samples, turn_of
+from specbench.metrics.sessions import usable_sessions
+from specbench.records import (
+    NO_DRAFTER,
+    SESSIONS_A_CYCLE,
+    BlockPurpose,
+    BlockRecord,
+    CellKey,
+    ForwardCost,
+    LimitRecord,
+    MemoryRecord,
+    RequestRecord,
+    ServerRecord,
+)
+from specbench.runs import StoredRun
+
+
+def gather_cells(
+    keys: Sequence[CellKey],
+    blocks: Sequence[BlockRecord],
+    *,
+    memories: Sequence[MemoryRecord] = (),
+    forwards: Sequence[ForwardCost] = (),
+    limits: Sequence[LimitRecord] = (),
+    servers: Sequence[ServerRecord] = (),
+    purpose: BlockPurpose = "explore",
+) -> tuple[CellData, ...]:
+    """The cells, in the order of `keys`, from the blocks of one purpose.
+
+    A cell without a request in those blocks is left out: it was not measured. Sessions of a server
+    that were not finished, that have a problem, or that were held again are left out as well.
+    """
+    sessions = usable_sessions(servers)
+    chosen = [
+        _merged([_by_cell(block, sessions.get(block.session or "")) for block in group])
+        for group in _together([block for block in blocks if block.purpose == purpose], sessions)
+    ]
+    cells = (
+        _gather(key, _baseline_of(key, keys), chosen, memories, forwards, limits) for key in keys
+    )
+    return tuple(cell for cell in cells if cell.requests)
+
+
+def gather_run(stored: StoredRun, purpose: BlockPurpose = "explore") -> tuple[CellData, ...]:
+    """The cells of a stored run, with all that was stored beside its blocks."""
+    return gather_cells(
+        [plan.key for plan in stored.run.cells],
+        stored.blocks,
+        memories=stored.memory,
+        forwards=stored.forwards,
+        limits=stored.limits,
+        servers=stored.servers,
+        purpose=purpose,
+    )
+
+
+class _Share(NamedTuple):
+    """What one block holds of one cell; or the blocks of a server's cycle together."""
+
+    requests: tuple[RequestRecord, ...] = ()
+    passes: tuple[Pass, ...] = ()
+    samples: tuple[Samples, ...] = ()
+    servers: tuple[ServerRecord, ...] = ()
+    cycle: int | None = None
+
+    def __add__(self, other: "_Share") -> "_Share":  # type: ignore[override]
+        return _Share(
+            self.requests + other.requests,
+            self.passes + other.passes,
+            self.samples + other.samples,
+            self.servers + other.servers,
+            other.cycle,
+        )
+
+
+_NOTHING = _Share()
+_Shares = Mapping[str, _Share]  # by cell
+
+
+def _together(
+    blocks: Iterable[BlockRecord], sessions: Mapping[str, ServerRecord]
+) -> Iterator[list[BlockRecord]]:
+    """What is paired: a block by itself, the blocks of a server's cycle together."""
+    cycles: dict[int, list[BlockRecord]] = {}
+    for block in blocks:
+        if block.session is None:
+            yield [block]
+        elif block.session in sessions:
+            assert block.cycle is not None, "a session has a cycle"
+            cycles.setdefault(block.cycle, []).append(block)
+    yield from cycles.values()
+
+
+def _merged(blocks: Sequence[_Shares]) -> _Shares:
+    merged: dict[str, _Share] = {}
+    for block in blocks:
+        for cell_id, share in block.items():
+            merged[cell_id] = merged[cell_id] + share if cell_id in merged else share
+    return merged
+
+
+def _by_cell(block: BlockRecord, server: ServerRecord | None) -> _Shares:
+    requests: dict[str, list[RequestRecord]] = {}
+    for request in block.requests:
+        requests.setdefault(request.cell_id, []).append(request)
+    passes = {record.cell_id: record for record in block.passes}
+    samples: dict[str, list[Samples]] = {}
+    for found in block.samples:
+        cell_id = found.served.cell_id
+        own_turn = tuple(r for r in requests[cell_id] if turn_of(r) == turn_of(found))
+        samples.setdefault(cell_id, []).append(Samples(found, own_turn))
+    shares = {}
+    for cell_id, own in requests.items():
+        record = passes.get(cell_id)
+        # The sessions of a cycle that ask with the same repeat are each other's.
+        unit = block.block_id if server is None else f"repeat {own[0].repeat}"
+        shares[cell_id] = _Share(
+            requests=tuple(own),
+            passes=(Pass(unit, record, tuple(own)),) if record else (),
+            samples=tuple(samples.get(cell_id, ())),
+            servers=(server,) if server else (),
+            cycle=block.cycle,
+        )
+    return shares
+
+
+def _gather(
+    key: CellKey,
+    baseline: CellKey | None,
+    blocks: Sequence[_Shares],
+    memories: Sequence[MemoryRecord],
+    forwards: Sequence[ForwardCost],
+    limits: Sequence[LimitRecord],
+) -> CellData:
+    cell_id, baseline_id = key.id, baseline.id if baseline else ""
+    own = [block[cell_id] for block in blocks if cell_id in block]
+    base = [block.get(baseline_id, _NOTHING) for block in blocks if cell_id in block]
+    memory = {
+        record.drafter: record for record in memories if record.target == key.condition.target
+    }
+    return CellData(
+        key=key,
+        requests=tuple(request for share in own for request in share.requests),
+        baseline=tuple(request for share in base for request in share.requests),
+        passes=tuple(one for share in own for one in share.passes),
+        baseline_passes=tuple(one for share in base for one in share.passes),
+        samples=tuple(one for share in own for one in share.samples),
+        baseline_samples=tuple(one for share in base for one in share.samples),
+        memory_target=memory.get(NO_DRAFTER),
+        memory_pair=memory.get(key.draft.drafter) if key.draft.drafter != NO_DRAFTER else None,
+        forwards=tuple(cost for cost in forwards if cost.cell_id == cell_id),
+        limits=tuple(limit for limit in limits if limit.cell_id == cell_id),
+        servers=tuple(server for share in own for server in share.servers),
+        baseline_servers=tuple(server for share in base for server in share.servers),
+        cycles=dict(_whole_cycles(own, base if baseline else own)),
+    )
+
+
+def _whole_cycles(own: Sequence[_Share], base: Sequence[_Share]) -> Iterator[tuple[int, int]]:
+    """Repeat and cycle number, of the cycles in which both sides had all their sessions."""
+    for one, other in zip(own, base, strict=True):
+        if one.cycle is not None and len(one.servers) == len(other.servers) == SESSIONS_A_CYCLE:
+            yield from ((request.repeat, one.cycle) for request in one.requests)
+
+
+def _baseline_of(key: CellKey, keys: Sequence[CellKey]) -> CellKey | None:
+    """The baseline of the same setting; None for the baseline itself."""
+    if key.is_baseline:
+        return None
+    return next((k for k in keys if k.is_baseline and k.condition == key.condition), None)

@@ -1,0 +1,117 @@
+"""What a serving engine counts itself: room for context, preemptions, acceptance past the end."""
+
+from collections.abc import Iterable
+
+from specbench.metrics.cell import CellData
+from specbench.metrics.pairs import paired_decode
+from specbench.metrics.registry import metric
+from specbench.records import RequestRecord, ServerRecord
+from specbench.stats.acceptance import mean_length
+from specbench.stats.crossed import SessionNoise, session_noise
+
+
+@metric(unit="cycles", better=None)
+def num_cycles(cell: CellData) -> int | None:
+    """Whole cycles of a server's sessions: twice without speculation and twice at this K."""
+    return len(set(cell.cycles.values())) if cell.servers else None
+
+
+@metric(unit="fraction", better=None)
+def cycle_deviation(cell: CellData) -> float | None:
+    """Standard deviation of the log of a cycle's decode_speedup: how far apart starts of a server
+    are. Divided by the root of num_cycles it is their part of the standard error.
+    """
+    noise = _noise(cell)
+    return None if noise is None else noise.cycle_sd
+
+
+@metric(unit="fraction", better=None)
+def prompt_error(cell: CellData) -> float | None:
+    """Standard error of the log of a server's decode_speedup that prompts cause, which no cycle
+    more takes away; 0 where requests are served together.
+    """
+    noise = _noise(cell)
+    return None if noise is None else noise.prompts.standard_error
+
+
+@metric(unit="tokens", better="higher")
+def kv_capacity_tokens(cell: CellData) -> int | None:
+    """Tokens that the server's KV cache has room for, the least of its sessions."""
+    return _least(server.kv_tokens for server in cell.servers)
+
+
+@metric(unit="tokens", better="lower")
+def kv_capacity_lost_tokens(cell: CellData) -> int | None:
+    """kv_capacity_tokens without speculation - with it: context given up for it."""
+    plain, own = _least(s.kv_tokens for s in cell.baseline_servers), kv_capacity_tokens(cell)
+    return None if plain is None or own is None or cell.k == 0 else plain - own
+
+
+@metric(unit="requests", better="lower")
+def num_preemptions(cell: CellData) -> int | None:
+    """Requests that the server put off for lack of room, in all sessions of this K."""
+    found = [server.num_preemptions for server in cell.servers]
+    known = [value for value in found if value is not None]
+    return sum(known) if known and len(known) == len(found) else None
+
+
+@metric(unit="tokens", better=None)
+def num_overshot(cell: CellData) -> int | None:
+    """Drafts accepted past the ends of answers: the engine's own figures include them, ours do
+    not.
+    """
+    counts = [request.counts for request in cell.finished if request.counts]
+    return sum(one.num_overshot for one in counts) if counts else None
+
+
+@metric(unit="tokens/round", better=None)
+def mean_acceptance_length_of_engine(cell: CellData) -> float | None:
+    """1 + accepted / rounds that drafted, as the server counts: the engine's convention, which has
+    what is accepted past the ends of answers.
+    """
+    if not cell.k:
+        return None
+    return _length_by_requests(cell.finished) or _length_by_sessions(cell)
+
+
+@metric(unit="s/event", better="lower")
+def client_cpu_s_per_event(cell: CellData) -> float | None:
+    """CPU seconds of the client / events that were streamed to it."""
+    own = [load for server in cell.servers for load in server.client if load.cell_id == cell.key.id]
+    events = sum(load.num_events for load in own)
+    return sum(load.cpu_s for load in own) / events if events else None
+
+
+def _noise(cell: CellData) -> SessionNoise | None:
+    seconds = paired_decode(cell) if cell.servers else None
+    return session_noise(*seconds) if seconds is not None and seconds.has_cycles else None
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _length_by_requests(requests: tuple[RequestRecord, ...]) -> float | None:
+    """None where a request does not tell what its last round accepted past the end."""
+    accepted, rounds = 0, 0
+    for request in requests:
+        if request.counts is None or request.counts.num_drafting is None:
+            return None
+        accepted += request.counts.num_accepted + request.counts.num_overshot
+        rounds += request.counts.num_drafting
+    return mean_length(accepted, rounds) if rounds else None
+
+
+def _length_by_sessions(cell: CellData) -> float | None:
+    """None where a session also served other cells: its counters have all of them together."""
+    if any({load.cell_id for load in server.client} != {cell.key.id} for server in cell.servers):
+        return None
+    rounds, accepted = _total(cell.servers, "num_rounds"), _total(cell.servers, "num_accepted")
+    return mean_length(accepted, rounds) if rounds and accepted is not None else None
+
+
+def _total(servers: tuple[ServerRecord, ...], name: str) -> float | None:
+    """A counter summed over sessions; None where one of them lacks it."""
+    found = [server.counters.get(name) for server in servers]
+    known = [value for value in found if value is not None]
+    return sum(known) if known and len(known) == len(found) else None

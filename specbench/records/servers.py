@@ -1,0 +1,57 @@
+"""One session of a server: a start of it at one K, or a visit to a running one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SESSIONS_A_CYCLE = 2  # of each K: on the way up, and on the way down
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientLoad:
+    """What asking took of the client while one condition was served."""
+
+    cell_id: str
+    seconds: float
+    cpu_s: float
+    num_events: int
+    mean_lag_s: float  # how late the client's own timers came
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerRecord:
+    """One session; a figure that the server does not tell is None or absent.
+
+    `counters` are differences over the measured requests, by the names of `servers.Counters`.
+    """
+
+    session: str
+    place: str  # the same for every attempt at this session; the last one counts
+    target: str
+    engine: str
+    drafter: str  # NO_DRAFTER without speculation
+    method: str
+    num_speculative_tokens: int
+    cycle: int
+    version: str
+    model: str  # as the server calls it
+    addresses: tuple[str, ...]
+    command: tuple[str, ...] = ()  # what started it; (): it was running
+    settings: Mapping[str, str] = field(default_factory=dict)  # effective, as the server tells
+    prefix_cache: str = "unknown"  # off, on, unknown
+    acceptance_rule: str | None = None
+    num_gpus: int | None = None
+    kv_tokens: int | None = None  # tokens that its KV cache has room for
+    start_s: float | None = None  # until it was healthy
+    seconds: float = 0.0  # of the measured requests
+    counters: Mapping[str, float] = field(default_factory=dict)
+    num_preemptions: int | None = None
+    queue_s: float | None = None  # summed over requests
+    power_w: float | None = None  # mean over the measured requests, of all its GPUs
+    memory_bytes: int | None = None  # peak, of all its GPUs
+    throttle_reasons: tuple[str, ...] = ()  # of any of them
+    client: tuple[ClientLoad, ...] = ()
+    sees_others: bool = False  # whether another client's requests would have been noticed
+    problems: tuple[str, ...] = ()  # why none of its figures may be used
+    warnings: tuple[str, ...] = ()
+    log: str | None = None  # the file of its output, in the run's folder
+    node: str | None = None  # of a cluster, where it was held

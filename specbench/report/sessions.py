@@ -1,0 +1,203 @@
+"""Sessions of serving engines: what they started with, took and counted, and by which rule."""
+
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from statistics import fmean
+
+from specbench.export.deployment import GREEDY, MATCHED, REJECTION
+from specbench.inputs.methods import all_methods
+from specbench.records import NO_DRAFTER, CellKey, ServerRecord
+from specbench.report.document import Document
+from specbench.report.grids import Grid
+from specbench.report.numbers import ABSENT, measured, plural, significant
+
+_LEGEND = (
+    "starts: sessions that count, of those that were held; start s: mean time until healthy; KV "
+    "tokens: room for context, and how much of it speculation takes; preempted: requests put off "
+    "for lack of room; queue s: waited inside the server, summed; power, memory: of all its GPUs, "
+    "mean and peak; prefixes: whether the cache kept those of earlier prompts; sees others: "
+    "whether another client's requests would have been noticed."
+)
+
+
+def sessions_grid(document: Document) -> Grid | None:
+    """A row an engine and K; None where nothing was served."""
+    groups = _by_deployment(document.servers)
+    if not groups:
+        return None
+    return Grid(
+        title="Sessions",
+        headers=(
+            *("engine", "drafter", "K", "starts", "start s", "KV tokens", "taken by K"),
+            *("preempted", "queue s", "power", "memory", "GPUs", "prefixes", "sees others"),
+        ),
+        rows=tuple(_row(group, _plain(group, groups)) for group in groups),
+        num_names=2,
+        num_brief=9,
+    )
+
+
+def sessions_legend(document: Document) -> str:
+    """What the headers mean, and by which rule each engine accepts drafts."""
+    rules = (f"{name}: {rule}." for name, rule in acceptance_rules(document))
+    return " ".join((_LEGEND, *rules))
+
+
+def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
+    """What each engine was, how it was started, what it told of itself, and which rule it has."""
+    for group in _by_deployment(document.servers):
+        first = _first_sound(group)
+        if first is None:
+            continue
+        if not first.num_speculative_tokens:
+            versions = dict.fromkeys(server.version for server in group if server.version)
+            yield f"{_engine(first)}, version", ", ".join(versions)
+            told = (f"{name} {value}" for name, value in first.settings.items())
+            yield f"{_engine(first)}, settings", ", ".join(told)
+        chosen = _is_best(document, first)
+        if not first.num_speculative_tokens or chosen:
+            best = ", the best" if chosen else ""
+            where = shlex.join(first.command) or f"was running at {', '.join(first.addresses)}"
+            yield f"{_engine(first)}, K={first.num_speculative_tokens}{best}", where
+    yield from acceptance_rules(document)
+
+
+def acceptance_rules(document: Document) -> Iterator[tuple[str, str]]:
+    """When each engine that drafted accepts a draft; where no server ran it goes without saying."""
+    if not document.servers:
+        return
+    rules: dict[str, dict[str, None]] = {}
+    for server in document.servers:
+        if server.num_speculative_tokens:
+            known = server.acceptance_rule or "not known"
+            rules.setdefault(server.engine, {})[known] = None
+    for cell in document.cells:
+        engine = cell.key.condition.engine
+        if cell.key.draft.k and not any(s.engine == engine for s in document.servers):
+            rules.setdefault(engine, {})[_own_rule(cell.key)] = None
+    for engine, own in rules.items():
+        yield f"acceptance rule of {engine}", "; ".join(own)
+
+
+def session_warnings(document: Document) -> Iterator[str]:
+    """What a reader should know about the sessions, each once an engine."""
+    sound = [server for server in document.servers if not server.problems]
+    for engine in dict.fromkeys(server.engine for server in sound):
+        own = [server for server in sound if server.engine == engine]
+        if not all(server.sees_others for server in own):
+            yield (
+                f"{engine} does not count the tokens of all clients: traffic of others cannot be "
+                "seen, and would have slowed what was measured"
+            )
+        if not all(server.command for server in own):
+            yield (
+                f"{engine} was running and was not restarted: the noise between its processes is "
+                "not in the intervals"
+            )
+        if any(server.prefix_cache == "on" for server in own):
+            yield f"{engine} kept prefixes of earlier prompts: prompts that share one start faster"
+    warned: dict[str, list[ServerRecord]] = {}
+    for server in sound:
+        for text in server.warnings:
+            warned.setdefault(text, []).append(server)
+    for text, servers in warned.items():
+        more = f", and {plural(len(servers) - 1, 'more session')}" if len(servers) > 1 else ""
+        yield f"{servers[0].engine}, K={servers[0].num_speculative_tokens}{more}: {text}"
+
+
+def lost_line(document: Document) -> str | None:
+    """What to do about sessions that cannot be used; None where there are none."""
+    last = {server.place: server for server in document.servers}
+    num_lost = sum(bool(server.problems) for server in last.values())
+    if not num_lost:
+        return None
+    return (
+        f"{plural(num_lost, 'session')} lost: --resume {document.run.run_id} holds "
+        f"{'it' if num_lost == 1 else 'them'} again, and nothing else"
+    )
+
+
+def _by_deployment(servers: Iterable[ServerRecord]) -> list[list[ServerRecord]]:
+    """Sessions of one target, engine, drafter and K, in the order they were first held."""
+    groups: dict[tuple[object, ...], list[ServerRecord]] = {}
+    for server in servers:
+        at = (server.target, server.engine, server.drafter, server.num_speculative_tokens)
+        groups.setdefault(at, []).append(server)
+    return list(groups.values())
+
+
+def _plain(
+    group: Sequence[ServerRecord], groups: Iterable[list[ServerRecord]]
+) -> list[ServerRecord]:
+    """The sessions without speculation beside those of a group."""
+    at = (group[0].target, group[0].engine)
+    return next(
+        (g for g in groups if (g[0].target, g[0].engine) == at and not g[0].num_speculative_tokens),
+        [],
+    )
+
+
+def _row(group: list[ServerRecord], plain: list[ServerRecord]) -> tuple[str, ...]:
+    first, sound = group[0], [server for server in group if not server.problems]
+    room, room_without = _least_room(sound), _least_room(plain)
+    k = first.num_speculative_tokens
+    taken = room_without - room if k and room is not None and room_without is not None else None
+    return (
+        _engine(first),
+        "" if first.drafter == NO_DRAFTER else first.drafter,
+        str(k),
+        str(len(group)) if len(sound) == len(group) else f"{len(sound)} of {len(group)}",
+        _text([s.start_s for s in sound], fmean, significant),
+        ABSENT if room is None else f"{room:,}",
+        ABSENT if taken is None else f"{taken:,}",
+        _text([s.num_preemptions for s in sound], sum, "{:,.0f}".format),
+        _text([s.queue_s for s in sound], sum, significant),
+        _text([s.power_w for s in sound], fmean, "{:,.0f} W".format),
+        _text([s.memory_bytes for s in sound], max, lambda value: measured(value, "bytes")),
+        _text([s.num_gpus for s in sound], max, "{:.0f}".format),
+        ", ".join(dict.fromkeys(s.prefix_cache for s in sound)) or ABSENT,
+        "yes" if sound and all(s.sees_others for s in sound) else "no",
+    )
+
+
+def _text(
+    values: Sequence[float | None],
+    pooled: Callable[[list[float]], float],
+    form: Callable[[float], str],
+) -> str:
+    known = [value for value in values if value is not None]
+    return form(pooled(known)) if known else ABSENT
+
+
+def _least_room(servers: Iterable[ServerRecord]) -> int | None:
+    known = (s.kv_tokens for s in servers if not s.problems and s.kv_tokens is not None)
+    return min(known, default=None)
+
+
+def _engine(server: ServerRecord) -> str:
+    return f"{server.engine} of {server.target}"
+
+
+def _first_sound(group: Sequence[ServerRecord]) -> ServerRecord | None:
+    return next((server for server in group if not server.problems), None)
+
+
+def _is_best(document: Document, server: ServerRecord) -> bool:
+    """Whether a decision recommends this drafter and K on this engine."""
+    wanted = (server.target, server.engine, server.drafter, server.num_speculative_tokens)
+    return any(
+        (d.condition.target, d.condition.engine, d.leader.draft.drafter, d.draft.k) == wanted
+        for d in document.decisions
+        if d.draft.k
+    )
+
+
+def _own_rule(key: CellKey) -> str:
+    """Of an engine that runs in our process: as its drafts are made."""
+    if key.draft.lossy is not None:
+        return f"the lossy rule {key.draft.lossy}: the text is not the target's"
+    if key.condition.temperature == 0:
+        return GREEDY
+    # A peer's methods, which pairings.yaml does not know, draw their drafts.
+    draws = {method.name: method.draws for method in all_methods()}
+    return REJECTION if draws.get(key.draft.method, True) else MATCHED

@@ -1,0 +1,44 @@
+"""The command line that starts a server: the engine's own, or a user's template."""
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from specbench.errors import UsageError
+
+ARGS, PORT = "{args}", "{port}"
+_PLACEHOLDER = re.compile(r"\{\w+\}")  # the braces of JSON have quotes within
+
+
+def command_line(
+    template: str | None, default: Sequence[str], args: Sequence[str], *, port: int
+) -> list[str]:
+    """The default with the flags at its end, or a template with them in the place of {args}.
+
+    `docker run --network host image {args}`, split as a shell would, is such a template.
+    UsageError for one that cannot be read.
+    """
+    if template is None:
+        return [*default, *args]
+    words = _words(template)
+    command: list[str] = []
+    for word in words if ARGS in words else [*words, ARGS]:
+        command += args if word == ARGS else [word.replace(PORT, str(port))]
+    return command
+
+
+def _words(template: str) -> list[str]:
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise UsageError(f"--launch {template}: {error}") from None
+    if not words:
+        raise UsageError("--launch is empty; expected a command that starts a server")
+    for word in words:
+        found = set(_PLACEHOLDER.findall(word)) - {PORT}
+        if found and word != ARGS:
+            raise UsageError(
+                f"--launch {template}: {min(found)} in {word!r} is not known there; {PORT} may "
+                f"stand anywhere, and {ARGS} for all flags as a word of its own"
+            )
+    return words

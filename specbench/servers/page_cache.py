@@ -1,0 +1,26 @@
+"""A model's weights in the system's page cache, so that the first start is like the later ones."""
+
+from pathlib import Path
+
+from specbench.errors import ModelError
+
+WEIGHTS = (".safetensors", ".gguf", ".bin")
+CHUNK_BYTES = 2**24
+
+
+def read_once(model: Path) -> int:
+    """Read the weights of a folder, or one file; returns how many bytes that were. ModelError."""
+    chunk = bytearray(CHUNK_BYTES)
+    num_bytes = 0
+    try:
+        for path in _weights(model) if model.is_dir() else [model]:
+            with path.open("rb", buffering=0) as stream:
+                while num_read := stream.readinto(chunk):
+                    num_bytes += num_read
+    except OSError as error:
+        raise ModelError(f"{model} cannot be read: {error}") from error
+    return num_bytes
+
+
+def _weights(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.suffix in WEIGHTS and path.is_file()]

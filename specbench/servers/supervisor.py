@@ -1,0 +1,121 @@
+"""Runs a command, and ends it with all its descendants when its own standard input ends.
+
+Run as a file of its own by our Python, on the standard library alone:
+`supervisor.py GRACE_S COMMAND...`. Standard input is a pipe whose other end only specbench holds,
+and the system closes that however specbench ends. It ends as the command did: with its exit
+status, or as a shell tells a signal, 128 more than its number.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from select import select
+
+POLL_S = 0.02  # while the tree is being ended; before, nothing is polled
+LEFTOVER_S = 10.0  # to end, for the rest of a tree whose root has ended by itself
+NOT_STARTED = 127  # a shell's exit status for a command that it cannot find
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+IS_LINUX = sys.platform == "linux"
+
+
+class Tree:
+    """The processes of a command. On Linux none gets out: orphans become our own children."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self.status: int | None = None  # the root's exit status, once it has ended
+
+    def reap(self) -> bool:
+        """Take leave of those that have ended; whether any is left."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if not pid:
+                return True
+            if pid == self._root:
+                code = os.waitstatus_to_exitcode(status)
+                self.status = code if code >= 0 else 128 - code
+
+    def end(self, grace_s: float) -> None:
+        """Ask all of them to end, kill those that have not after a while, until none is left."""
+        self._signal(signal.SIGTERM)
+        kill_at = time.monotonic() + grace_s
+        while self.reap():
+            if time.monotonic() >= kill_at:
+                self._signal(signal.SIGKILL)
+            time.sleep(POLL_S)
+
+    def _signal(self, number: int) -> None:
+        for pid in _descendants() or [-self._root]:  # elsewhere than on Linux, its group
+            with suppress(OSError):
+                os.kill(pid, number)
+
+
+def main(grace_s: float, command: list[str]) -> int:
+    """The exit status of the command, when no process of it is left."""
+    if IS_LINUX:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    signals = _signals()
+    try:
+        # Held while it runs: an object that is let go of would take the exit status.
+        root = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # engines kill their own group now and then
+            preexec_fn=_die_with_supervisor if IS_LINUX else None,
+        )
+    except OSError as error:
+        print(f"cannot start {command[0]}: {error.strerror}", file=sys.stderr)
+        return NOT_STARTED
+    tree = Tree(root.pid)
+    is_asked = False
+    while tree.reap() and tree.status is None and not is_asked:
+        ready, _, _ = select([0, signals], [], [])
+        is_asked = 0 in ready or bool(set(os.read(signals, 512)) - {signal.SIGCHLD})
+    tree.end(grace_s if is_asked else LEFTOVER_S)
+    return tree.status or 0
+
+
+def _signals() -> int:
+    """A pipe with a byte for each signal that comes: that a child ended, or a wish that we end."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return reading
+
+
+def _descendants() -> list[int]:
+    """All processes below this one; none where there is no /proc."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            after_name = path.read_bytes().rpartition(b")")[2]  # " STATE PARENT ..."
+            parents[int(path.parent.name)] = int(after_name.split()[1])
+    found: list[int] = []
+    level = {os.getpid()}
+    while level:
+        level = {pid for pid, parent in parents.items() if parent in level}
+        found += level
+    return found
+
+
+def _die_with_supervisor() -> None:
+    """Of all descendants the root alone can be told so; it is for a kill of the supervisor."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,132 @@
+"""Requests sent to servers as users send them; each is answered or failed, none is lost.
+
+A conversation is a user: its requests follow one another, each with the answers before, and all
+go to the same server, which may have kept their prefix.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from specbench.arrivals import poisson_arrivals
+from specbench.errors import SpecbenchError
+from specbench.servers.client import Client
+from specbench.servers.client_load import ProcessLoad, load_of
+from specbench.servers.streamed import Streamed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerRequest:
+    """What is asked, given the answers to the earlier requests of its conversation."""
+
+    ask: Callable[[Client, Sequence[Streamed]], Awaitable[Streamed]]
+    conversation: str | None = None  # None: one by itself
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """What became of a request: its answer, or why there is none."""
+
+    sent_s: float  # by perf_counter, as the times of the answer are
+    streamed: Streamed | None = None
+    error: str | None = None
+
+
+class Traffic(NamedTuple):
+    """The outcome of all requests, in their order, and the load of this process meanwhile."""
+
+    answers: list[Answered]
+    load: ProcessLoad
+
+
+async def closed_loop(
+    requests: Sequence[ServerRequest], clients: Sequence[Client], *, concurrency: int
+) -> Traffic:
+    """`concurrency` users at once; each begins a new conversation when the last one is answered."""
+    if concurrency < 1:
+        raise ValueError(f"{concurrency} users cannot ask anything")
+    users = _Users(requests, clients)
+    waiting = iter(users.conversations)
+
+    async def seat() -> None:
+        for conversation in waiting:
+            await users.converse(conversation)
+
+    async def all_of_them() -> None:
+        async with asyncio.TaskGroup() as seats:
+            for _ in range(concurrency):
+                seats.create_task(seat())
+
+    return await users.traffic(all_of_them())
+
+
+async def open_loop(
+    requests: Sequence[ServerRequest],
+    clients: Sequence[Client],
+    *,
+    request_rate: float,
+    seed: int = 0,
+) -> Traffic:
+    """`request_rate` conversations per second begin at Poisson times, answered or not."""
+    users = _Users(requests, clients)
+
+    async def all_of_them() -> None:
+        start_s = perf_counter()
+        times_s = poisson_arrivals(request_rate, seed)
+        async with asyncio.TaskGroup() as arrived:
+            for conversation, at_s in zip(users.conversations, times_s, strict=False):
+                await asyncio.sleep(start_s + at_s - perf_counter())
+                arrived.create_task(users.converse(conversation))
+
+    return await users.traffic(all_of_them())
+
+
+class _Users:
+    """Those who ask, and the answers so far."""
+
+    def __init__(self, requests: Sequence[ServerRequest], clients: Sequence[Client]) -> None:
+        self._requests = requests
+        self._clients = clients
+        self._answered: dict[int, Answered] = {}
+        self._num_begun = 0
+        found: dict[str | int, list[int]] = {}
+        for i, request in enumerate(requests):
+            own = i if request.conversation is None else request.conversation
+            found.setdefault(own, []).append(i)
+        self.conversations = list(found.values())
+
+    async def converse(self, conversation: Sequence[int]) -> None:
+        """Send the requests of a conversation one after the other, to the next server in turn."""
+        client = self._clients[self._num_begun % len(self._clients)]
+        self._num_begun += 1
+        answers: list[Streamed] = []
+        for i in conversation:
+            answered = await _ask(self._requests[i], client, answers)
+            self._answered[i] = answered
+            if answered.streamed is None:
+                self._give_up(conversation, i)
+                return
+            answers.append(answered.streamed)
+
+    def _give_up(self, conversation: Sequence[int], failed: int) -> None:
+        for i in conversation[conversation.index(failed) + 1 :]:
+            self._answered[i] = Answered(
+                sent_s=perf_counter(),
+                error=f"not sent: request {failed} of its conversation failed",
+            )
+
+    async def traffic(self, work: Coroutine[Any, Any, None]) -> Traffic:
+        load = await load_of(work, self._clients)
+        return Traffic([self._answered[i] for i in range(len(self._requests))], load)
+
+
+async def _ask(request: ServerRequest, client: Client, answers: Sequence[Streamed]) -> Answered:
+    sent_s = perf_counter()
+    try:
+        streamed = await request.ask(client, answers)
+    except SpecbenchError as error:
+        return Answered(sent_s=sent_s, error=str(error))
+    asked_s = sent_s if streamed.asked_s is None else streamed.asked_s
+    return Answered(sent_s=asked_s, streamed=streamed)

@@ -1,0 +1,73 @@
+"""Settings of a run that measures serving engines."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from specbench.settings.option import Option
+from specbench.settings.words import parse_engine_args
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerSettings:
+    """How a serving engine is started, or where one runs."""
+
+    base_urls: Annotated[  # (): the engine is started
+        tuple[str, ...],
+        Option(
+            names=("--base-url",),
+            is_repeated=True,
+            read=tuple,
+            help="Measure a running server, such as http://localhost:8000 (#k=4: at that K); "
+            "repeat it for other K and for replicas. Without it the engine is started.",
+            shown=False,
+        ),
+    ] = ()
+    launch: Annotated[
+        str | None,
+        Option(
+            help="Command that starts the engine, with {args} and {port}, such as "
+            "'docker run -p {port}:{port} IMAGE {args}'.",
+            shown="the engine's own",
+        ),
+    ] = None
+    engine_python: Annotated[
+        Path | None,
+        Option(help="Python of the engine's environment.", shown="the engine on the PATH"),
+    ] = None
+    engine_args: Annotated[
+        tuple[str, ...],
+        Option(
+            is_repeated=True,
+            read=parse_engine_args,
+            help="Arguments for the engine, such as '--tensor-parallel-size 2'.",
+            shown=False,
+        ),
+    ] = ()
+    engine_version: Annotated[
+        str | None,
+        Option(
+            help="Version of the engine, whose flags differ between releases.",
+            shown="asked of --engine-python, else the newest known",
+        ),
+    ] = None
+    cycles: Annotated[
+        int | None,
+        Option(
+            min=2,
+            max=100,
+            help="Cycles of sessions; each starts every K twice.",
+            shown="4 or more, by the noise measured",
+        ),
+    ] = None
+    prefix_cache: Annotated[
+        bool, Option(help="Let the server keep prefixes of earlier prompts.")
+    ] = False
+    start_timeout_s: Annotated[
+        float,
+        Option(
+            names=("--start-timeout",),
+            min=1,
+            help="Seconds until a started server must be healthy.",
+        ),
+    ] = 900.0

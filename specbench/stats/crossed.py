@@ -1,0 +1,180 @@
+"""Speed-ups of servers: prompts crossed with cycles of sessions.
+
+A server is started anew for every K, and every start is faster or slower than the next by
+something of its own. So sessions run in balanced reversal: a cycle (0, K1 .. Kn, Kn .. K1, 0) has
+two of each K, in which a steady drift of the machine cancels, and all serve the same prompts.
+
+An interval has to hold for other prompts and for other starts, so the variance over cycles and that
+over prompts add up. The noise of single requests is in both. Cameron, Gelbach and Miller (2011)
+subtract it once; in simulated sweeps their intervals covered 92 to 95 % and these 93 to 96 %.
+Cycles count alike, in the geometric mean: in a ratio of sums those that ran while the machine was
+slow would count for more, and their deviations with them.
+
+Where requests are served side by side, a cycle has one figure for all prompts together. The
+interval is then over cycles alone: it holds for other starts, and for these prompts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from specbench.stats.intervals import LogRatio
+from specbench.stats.spread import MIN_UNITS, Spread, cautiously_combined, combined, jackknife
+
+Floats = NDArray[np.float64]
+
+MIN_CYCLES = 2  # fewer give no spread
+FEWEST_PLANNED = 4  # from here on a variance over cycles is known well enough to be relied on
+MOST_PLANNED = 12
+MOST_MORE = 1_000  # cycles or prompts that anybody is told to add
+CYCLE_SD = 0.14  # vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14)
+NO_PROMPTS = Spread(standard_error=0.0, degrees_of_freedom=math.inf)  # they are taken together
+PROMPT_SD = 0.2  # prompts of one workload: 0.04 to 0.22 in tests/gate/gate_noise.json
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionNoise:
+    """What puts the log of a measured speed-up off the true one."""
+
+    cycle_sd: float  # standard deviation of one cycle's log ratio
+    prompts: Spread  # the part that more cycles do not reduce
+
+    def spread(self, num_cycles: int) -> Spread:
+        """Spread of the log ratio of so many cycles, at least MIN_CYCLES."""
+        cycles = Spread(
+            standard_error=self.cycle_sd / math.sqrt(num_cycles),
+            degrees_of_freedom=num_cycles - 1.0,
+        )
+        if num_cycles < FEWEST_PLANNED:
+            return cautiously_combined(cycles, self.prompts)
+        return combined(cycles, self.prompts)
+
+    def is_of_prompts(self, num_cycles: int) -> bool:
+        """Whether prompts, and not cycles, have the larger share in it."""
+        return self.prompts.standard_error > self.cycle_sd / math.sqrt(num_cycles)
+
+    def detectable_effect(self, num_cycles: int) -> float:
+        """The relative effect (0.03: 3 %) that 80 % of sweeps of so many cycles would show."""
+        return math.expm1(self.spread(num_cycles).detectable())
+
+
+def crossed_speedup(
+    base_s: ArrayLike, spec_s: ArrayLike, base_tokens: ArrayLike, spec_tokens: ArrayLike
+) -> LogRatio:
+    """Baseline seconds per token / speculative seconds per token: geometric mean over cycles.
+
+    Arrays are [cycles, prompts], the two sessions of a cycle summed. NaN on either side says that
+    a request failed: its prompt then counts on neither in this cycle, and a cycle with fewer than
+    half as many prompts as the fullest one does not count at all. No spread below MIN_CYCLES cycles
+    or MIN_UNITS prompts, unless it is one column: all prompts together. Raises
+    ValueError for other entries that are not finite and positive, and where nothing was served on
+    both sides.
+    """
+    cells = _served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens)
+    noise = _noise(cells)
+    _, num_cycles, num_prompts = cells.shape
+    return LogRatio(
+        log=float(_log_ratios(cells.sum(axis=2)).mean()),
+        spread=noise.spread(num_cycles) if noise else None,
+        num_prompts=num_prompts,
+    )
+
+
+def session_noise(
+    base_s: ArrayLike, spec_s: ArrayLike, base_tokens: ArrayLike, spec_tokens: ArrayLike
+) -> SessionNoise | None:
+    """The noise in what `crossed_speedup` takes; None where that has no spread."""
+    return _noise(_served_on_both_sides(base_s, spec_s, base_tokens, spec_tokens))
+
+
+def expected_noise(
+    num_prompts: int, *, cycle_sd: float = CYCLE_SD, prompt_sd: float = PROMPT_SD
+) -> SessionNoise | None:
+    """The noise to plan with before anything is measured; None below MIN_UNITS prompts.
+
+    `cycle_sd` is also the standard deviation of one session's log speed, because a cycle compares
+    the mean of two sessions with the mean of two others.
+    """
+    if num_prompts < MIN_UNITS:
+        return None
+    prompts = Spread(
+        standard_error=prompt_sd / math.sqrt(num_prompts), degrees_of_freedom=num_prompts - 1.0
+    )
+    return SessionNoise(cycle_sd=cycle_sd, prompts=prompts)
+
+
+def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
+    """The least number of cycles in all that shows a relative effect (0.03: 3 %) in 80 % of sweeps.
+
+    From FEWEST_PLANNED to MOST_PLANNED; None where those do not suffice. `noises` has that of every
+    K of the sweep, for a single K whose noise happens to look small would end the sweep too early.
+    The effect may be the one seen so far: intervals then still cover the truth. What must not end a
+    sweep is an interval that excludes 1 (tests/stats/test_crossed.py has the rates of both).
+    """
+    pooled = SessionNoise(
+        cycle_sd=math.sqrt(np.mean([noise.cycle_sd**2 for noise in noises])),
+        prompts=max((noise.prompts for noise in noises), key=lambda p: p.standard_error),
+    )
+    planned = range(FEWEST_PLANNED, MOST_PLANNED + 1)
+    return next((n for n in planned if pooled.detectable_effect(n) <= effect), None)
+
+
+def more_cycles_for(noise: SessionNoise, num_cycles: int, margin: float) -> int | None:
+    """How many more cycles bring the interval of the log ratio to +- `margin`; None: no number
+    of them, since prompts differ too much, or more than MOST_MORE."""
+    more = range(1, MOST_MORE + 1)
+    return next((n for n in more if noise.spread(num_cycles + n).margin() <= margin), None)
+
+
+def more_prompts_for(
+    noise: SessionNoise, num_cycles: int, num_prompts: int, margin: float
+) -> int | None:
+    """The same of prompts, in as many cycles as now."""
+    for more in range(1, MOST_MORE + 1):
+        num = num_prompts + more
+        error = noise.prompts.standard_error * math.sqrt(num_prompts / num)
+        prompts = Spread(standard_error=error, degrees_of_freedom=num - 1.0)
+        if replace(noise, prompts=prompts).spread(num_cycles).margin() <= margin:
+            return more
+    return None
+
+
+def _served_on_both_sides(*columns: ArrayLike) -> Floats:
+    """[columns, cycles, prompts]: failed requests are 0; cycles that mostly failed are left out."""
+    cells = np.array(columns, dtype=np.float64)
+    if cells.ndim != 3:
+        raise ValueError("every column needs the same cycles and prompts")
+    is_served = np.logical_not(np.isnan(cells).any(axis=0))
+    if not is_served.any():
+        raise ValueError("no request was served on both sides of a cycle")
+    if not (np.isfinite(cells) & (cells > 0))[:, is_served].all():
+        raise ValueError("every entry of a request that did not fail must be finite and above 0")
+    num_served = is_served.sum(axis=1)
+    is_full = 2 * num_served >= num_served.max()
+    cells[:, ~is_served] = 0.0
+    return cells[:, is_full][:, :, is_served[is_full].any(axis=0)]
+
+
+def _noise(cells: Floats) -> SessionNoise | None:
+    _, num_cycles, num_prompts = cells.shape
+    if num_cycles < MIN_CYCLES or 1 < num_prompts < MIN_UNITS:
+        return None
+    sums = cells.sum(axis=2, keepdims=True)
+    prompts: Spread | None = NO_PROMPTS
+    if num_prompts > 1:
+        prompts = jackknife(
+            _log_ratios(sums - cells).mean(axis=0),
+            weights=(cells / sums).mean(axis=(0, 1)),
+        )
+    assert prompts is not None, "there are MIN_UNITS prompts"
+    of_cycles = _log_ratios(sums[:, :, 0])
+    return SessionNoise(cycle_sd=float(of_cycles.std(ddof=1)), prompts=prompts)
+
+
+def _log_ratios(columns: Floats) -> Floats:
+    base_s, spec_s, base_tokens, spec_tokens = np.log(columns)
+    ratios: Floats = base_s - base_tokens - spec_s + spec_tokens
+    return ratios

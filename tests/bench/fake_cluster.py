@@ -1,0 +1,91 @@
+"""A cluster of threads, some of whose workers die."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import count
+from queue import SimpleQueue
+from threading import Lock, Thread
+
+from specbench.bench.spread import Ended, Event, Lost
+from specbench.bench.worker import Message, Survey, Tell
+
+# Transformers loads models under patches of torch that threads would leave in place for good.
+_LOADING = Lock()
+
+
+class Killed(BaseException):
+    """What a worker meets that is killed: nothing catches it."""
+
+
+class FakeCluster:
+    """Nodes with their slots; `cpus` is what they have instead of this machine's.
+
+    `deaths` has one entry for each worker that dies, in the order in which tasks after the surveys
+    begin: after how many messages; None lives. A node of `leaves` goes with its first worker.
+    """
+
+    def __init__(
+        self,
+        nodes: Mapping[str, int],
+        *,
+        deaths: tuple[int | None, ...] = (),
+        leaves: tuple[str, ...] = (),
+        cpus: Mapping[str, str] | None = None,
+    ) -> None:
+        self._slots, self._leaves, self._cpus = dict(nodes), leaves, cpus or {}
+        self._deaths = [None] * len(nodes) + list(deaths)
+        self._numbers = count()
+        self._events: SimpleQueue[Event | BaseException] = SimpleQueue()
+        self._lock = Lock()
+        self._busy = dict.fromkeys(nodes, 0)
+        self.most_busy = dict.fromkeys(nodes, 0)
+        self.begun: list[str] = []  # node of every task, the surveys' first
+        self.told: list[Message] = []
+
+    def slots(self) -> Mapping[str, int]:
+        return dict(self._slots)
+
+    def start(self, node: str, task: Callable[[Tell], None]) -> int:
+        number = next(self._numbers)
+        self.begun.append(node)
+        self._count(node, 1)
+        Thread(target=self._run, args=(number, node, task), daemon=True).start()
+        return number
+
+    def next_event(self) -> Event:
+        event = self._events.get(timeout=60)
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def _run(self, number: int, node: str, task: Callable[[Tell], None]) -> None:
+        left = self._deaths[number] if number < len(self._deaths) else None
+
+        def tell(message: Message) -> None:
+            nonlocal left
+            if left == 0:
+                raise Killed
+            left = None if left is None else left - 1
+            if isinstance(message, Survey) and node in self._cpus:
+                own = replace(message.environment, cpu=self._cpus[node])
+                message = Survey(own, message.dtypes)
+            self.told.append(message)
+            self._events.put(Event(number, message))
+
+        what: Event | BaseException = Event(number, Ended())
+        try:
+            with _LOADING:
+                task(tell)
+        except Killed:
+            if node in self._leaves:
+                self._slots.pop(node, None)
+            what = Event(number, Lost("killed by the test"))
+        except BaseException as error:
+            what = error
+        self._count(node, -1)
+        self._events.put(what)
+
+    def _count(self, node: str, more: int) -> None:
+        with self._lock:
+            self._busy[node] += more
+            self.most_busy[node] = max(self.most_busy[node], self._busy[node])

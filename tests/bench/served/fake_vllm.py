@@ -1,0 +1,181 @@
+"""A program that takes vLLM's arguments and serves: made-up answers, counted as vLLM counts.
+
+Run as `python fake_vllm.py MODEL --port N --speculative-config JSON`. FAKE_VLLM in its environment
+is JSON: "state", a file that counts the starts; "faults", by start (from 1), each one of FAULTS.
+"""
+
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+FAULTS = {
+    "memory": "prints that memory ran out and ends",
+    "deaf": "is never healthy",
+    "dies": "ends in the middle of the second measured answer",
+    "restarts": "counts from nothing after the second answer",
+    "foreign": "serves another client's 500 tokens beside the second answer",
+    "hides": "counts fewer accepted drafts on its page than in its answers",
+}
+ROUND_S, DRAFT_S = 0.001, 0.00005
+WARM_UP = "Count from"
+
+
+class Engine:
+    """K, the start's fault, what it was asked, and what it has counted."""
+
+    def __init__(self, k: int, fault: str = "") -> None:
+        self.k, self.fault = k, fault
+        self.version = "0.32.0"
+        self.num_to_refuse = 0  # requests, the next ones
+        self.word = "w"  # every token of its answers, with a number
+        self.asked: list[dict[str, Any]] = []
+        self.lock = threading.Lock()
+        self.num_measured = 0
+        self.num_tokens = self.num_drafts = self.num_accepted = 0
+
+    def rounds(self, prompt: str, most: int) -> list[int]:
+        """Accepted drafts of each round, the same for a prompt whatever asks; the last may pass
+        the end, which is after 9 to 40 tokens."""
+        digest = hashlib.sha256(prompt.encode()).digest()
+        num_later = min(8 + digest[0] % 32, most - 1)
+        accepted: list[int] = []
+        while sum(accepted) + len(accepted) < num_later:
+            accepted.append(min(digest[len(accepted) % 32] % 6, self.k))
+        return accepted
+
+    def answer(self, prompt: str, most: int) -> Iterator[dict[str, Any]]:
+        digest = hashlib.sha256(prompt.encode()).digest()
+        ids = [digest[i % 32] for i in range(min(9 + digest[0] % 32, most))]
+        accepted = self.rounds(prompt, most)
+        yield {"choices": [{"delta": {"content": f"{self.word}0 "}, "token_ids": ids[:1]}]}
+        done = 1
+        for one in accepted:
+            time.sleep(ROUND_S + self.k * DRAFT_S)
+            new = ids[done : done + one + 1]
+            text = "".join(f"{self.word}{done + i} " for i in range(len(new)))
+            yield {"choices": [{"delta": {"content": text}, "token_ids": new}]}
+            done += len(new)
+        with self.lock:
+            self.num_tokens += len(ids)
+            if self.k:
+                self.num_drafts += len(accepted)
+                self.num_accepted += sum(accepted) - (self.fault == "hides")
+        finish = "length" if len(ids) == most else "stop"
+        yield {"choices": [{"delta": {}, "finish_reason": finish}]}
+        usage = {"completion_tokens": len(ids), "prompt_tokens": len(prompt.split())}
+        counts = {
+            "per_step_accepted": accepted,
+            "per_step_drafted": [self.k] * len(accepted),
+            "num_spec_steps": len(accepted),
+            "num_draft_tokens": self.k * len(accepted),
+            "num_accepted_draft_tokens": sum(accepted),
+        }
+        metrics = {"speculative_decoding": counts} if self.k else None
+        yield {"choices": [], "usage": usage, "metrics": metrics}
+
+    def go_wrong(self, prompt: str) -> None:
+        """At the second measured answer."""
+        with self.lock:
+            self.num_measured += WARM_UP not in prompt
+            if self.num_measured != 2 or WARM_UP in prompt:
+                return
+            if self.fault == "dies":
+                os._exit(9)
+            if self.fault == "restarts":
+                self.num_tokens = -1_000
+            if self.fault == "foreign":
+                self.num_tokens += 500
+
+    def page(self) -> str:
+        lines = [f"vllm:generation_tokens_total {1_000 + self.num_tokens}.0"]
+        if self.k:
+            lines += [
+                f"vllm:spec_decode_num_drafts_total {self.num_drafts}.0",
+                f"vllm:spec_decode_num_draft_tokens_total {self.k * self.num_drafts}.0",
+                f"vllm:spec_decode_num_accepted_tokens_total {self.num_accepted}.0",
+                *(
+                    f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{i}"}} 1.0'
+                    for i in range(self.k)
+                ),
+            ]
+        blocks = 1_000 - 100 * bool(self.k)
+        lines.append(f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1.0')
+        return "\n".join(lines) + "\n"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """What specbench asks of vLLM."""
+
+    protocol_version = "HTTP/1.1"
+    engine: Engine
+
+    def do_GET(self) -> None:
+        pages = {
+            "/v1/models": json.dumps({"data": [{"id": "tiny", "max_model_len": 1024}]}),
+            "/version": json.dumps({"version": self.engine.version}),
+            "/metrics": self.engine.page(),
+            "/health": "",
+        }
+        is_deaf = self.engine.fault == "deaf" and self.path == "/health"
+        self._send(503 if is_deaf else 200, pages.get(self.path, ""))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.engine.asked.append(body)
+        if self.engine.num_to_refuse:
+            self.engine.num_to_refuse -= 1
+            self._send(400, "not this one")
+            return
+        prompt = "\n".join(message["content"] for message in body["messages"])
+        self.engine.go_wrong(prompt)
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.send_header("Connection", "close")
+        self.end_headers()
+        for event in self.engine.answer(prompt, body["max_tokens"]):
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+            self.wfile.flush()
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _send(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def option(name: str) -> str:
+    words = sys.argv[1:]
+    return words[words.index(name) + 1] if name in words else ""
+
+
+def main() -> None:
+    told = json.loads(os.environ.get("FAKE_VLLM", "{}"))
+    start = 1
+    if "state" in told:
+        with Path(told["state"]).open("a+") as file:
+            file.write("x")
+            file.flush()
+            start = file.tell()
+    fault = told.get("faults", {}).get(str(start), "")
+    if fault == "memory":
+        sys.exit("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.")
+    config = option("--speculative-config")
+    Handler.engine = Engine(json.loads(config)["num_speculative_tokens"] if config else 0, fault)
+    http = ThreadingHTTPServer((option("--host"), int(option("--port"))), Handler)
+    http.daemon_threads = True
+    http.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""A server that answers from the tiny target itself, rightly or with a fault, in vLLM's words."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+
+import torch
+
+EOS = 0
+Law = Callable[[torch.Tensor, int], torch.Tensor]  # logits [N, V] at a position -> probabilities
+
+
+class Said(NamedTuple):
+    """One answer."""
+
+    ids: list[int]
+    is_ended: bool
+
+
+def sampled(model: Any, prompt_ids: Sequence[int], num: int, length: int, law: Law, seed: int):
+    """So many answers of up to `length` tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.tensor([list(prompt_ids)] * num)
+    for at in range(length):
+        with torch.inference_mode():
+            logits = model(rows).logits[:, -1]
+        rows = torch.cat([rows, law(logits, at).multinomial(1, generator=generator)], 1)
+    return [_said(row, length) for row in rows[:, len(prompt_ids) :].tolist()]
+
+
+def greedy(model: Any, prompt_ids: Sequence[int], length: int, swaps: dict[int, int]) -> Said:
+    """The model's best tokens; `swaps` has the token to take where another is the best one."""
+    row = list(prompt_ids)
+    for _ in range(length):
+        with torch.inference_mode():
+            best = int(model(torch.tensor([row])).logits[0, -1].argmax())
+        row.append(swaps.get(best, best))
+    return _said(row[len(prompt_ids) :], length)
+
+
+def _said(ids: list[int], length: int) -> Said:
+    end = ids.index(EOS) + 1 if EOS in ids else length
+    return Said(ids[:end], is_ended=EOS in ids)
+
+
+class Lawful:
+    """Serves what `answer` gives for a body; with ids and text, or with text alone."""
+
+    is_broken = False  # it refuses every request
+
+    def __init__(self, answer: Callable[[dict[str, Any]], Said], *, has_ids: bool = True) -> None:
+        self._answer, self._has_ids = answer, has_ids
+        self._lock = threading.Lock()
+        self.num_prompt_tokens: Callable[[dict[str, Any]], int] = lambda _: 0
+
+    def events(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with self._lock:
+            said = self._answer(body)
+        text = "".join(chr(0x4E00 + i) for i in said.ids if i != EOS)
+        ids = {"token_ids": said.ids} if self._has_ids else {}
+        finish = "stop" if said.is_ended else "length"
+        yield {"choices": [{"delta": {"content": text}, "finish_reason": finish, **ids}]}
+        prompt = self.num_prompt_tokens(body)
+        usage = {"completion_tokens": len(said.ids), "prompt_tokens": prompt}
+        yield {"choices": [], "usage": usage}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: "_Http"
+
+    def do_GET(self) -> None:
+        pages = {"/v1/models": '{"data": [{"id": "tiny"}]}', "/version": '{"version": "0.32.0"}'}
+        self.send_response(200 if self.path in pages else 404)
+        self.end_headers()
+        self.wfile.write(pages.get(self.path, "").encode())
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.lawful.is_broken:
+            self.send_error(500)
+            return
+        self.send_response(200)
+        self.end_headers()
+        for event in self.server.lawful.events(body):
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class _Http(ThreadingHTTPServer):
+    lawful: Lawful
+
+
+@contextmanager
+def serving(lawful: Lawful) -> Iterator[str]:
+    """The address of the running server."""
+    http = _Http(("127.0.0.1", 0), _Handler)
+    http.lawful = lawful
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}"
+    finally:
+        http.shutdown()
+        thread.join()
+        http.server_close()

@@ -1,0 +1,94 @@
+"""Runs whose servers are started: fake_vllm.py in vLLM's place."""
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from specbench.bench.benchmark import run_benchmark
+from specbench.bench.plan import TargetPlan
+from specbench.bench.planning import plan_targets
+from specbench.bench.spread import Cluster
+from specbench.inputs.config import load_pairings
+from specbench.runs import StoredRun
+from specbench.settings import RunSettings
+from tests.bench.fake_runs import write_prompts
+from tests.bench.fakes import RecordingWatch
+from tests.settings.flat_settings import changed, settings_of
+
+FAKE = Path(__file__).with_name("fake_vllm.py")
+PAIRINGS = """\
+targets:
+  big:
+    model: owner/big
+    drafters:
+      lookup: {method: ngram}
+      small: {method: draft_model, model: owner/small}
+      turn: {method: previous_turn}
+"""
+SIX = [f"prompt {i}" for i in range(5)] + [["Say hello", "And again"]]
+
+
+def settings_for(folder: Path, **changes: Any) -> RunSettings:
+    (folder / "pairings.yaml").write_text(PAIRINGS)
+    settings = settings_of(
+        command="sweep-k",
+        pairings=("big/lookup",),
+        workloads=(write_prompts(folder / "talk.jsonl", SIX),),
+        num_speculative_tokens=(0, 2, 4),
+        max_new_tokens=32,
+        engines=("vllm",),
+        cycles=2,
+        launch=shlex.join([sys.executable, str(FAKE), "{args}"]),
+        start_timeout_s=60.0,
+    )
+    return changed(settings, **changes)
+
+
+def plan_of(folder: Path, running_ks: tuple[int, ...] | None = None, **changes: Any) -> TargetPlan:
+    """The plan of the target `big`, of one pairing unless several are named."""
+    settings = settings_for(folder, **changes)
+    pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
+    (plan,) = plan_targets(settings, pairings, lambda _: "float32", running_ks=running_ks)
+    return plan
+
+
+def measured(
+    folder: Path,
+    settings: RunSettings,
+    watch: RecordingWatch | None = None,
+    resume: str | None = None,
+    cluster: Cluster | None = None,
+) -> StoredRun:
+    pairings = load_pairings(folder / "pairings.yaml").select(settings.workload.pairings)
+    return run_benchmark(
+        settings,
+        pairings,
+        folder / "runs",
+        watch or RecordingWatch(),
+        resume=resume,
+        cluster=cluster,
+    )
+
+
+def fake(monkeypatch: Any, folder: Path, faults: dict[int, str] | None = None) -> None:
+    """What the started servers do; `faults` by start, from 1."""
+    told = {
+        "state": str(folder / "starts"),
+        "faults": {str(n): f for n, f in (faults or {}).items()},
+    }
+    monkeypatch.setenv("FAKE_VLLM", json.dumps(told))
+
+
+def servers_left(folder: Path) -> list[int]:
+    """Processes of the fake that a run in this folder has started, and that still run."""
+    found = []
+    for process in psutil.process_iter(["pid", "environ"]):
+        told = (process.info["environ"] or {}).get("FAKE_VLLM", "")
+        if str(folder) in told and process.pid != os.getpid():
+            found.append(process.pid)
+    return found

@@ -1,0 +1,232 @@
+"""Which session is next, from what is stored: no server is asked."""
+
+import math
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.served.cycle_run import TRIES, CycleRun, has_started, mean_session_s, next_name
+from specbench.bench.served.recording import unusable
+from specbench.bench.served.served_run import ServedRun
+from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.records import BlockRecord, RequestRecord, RunRecord
+from specbench.runs import SCHEMA_VERSION, create_run
+from specbench.servers.client import ServerError
+from specbench.stats.crossed import FEWEST_PLANNED, MOST_PLANNED
+from tests.bench.fake_runs import ENVIRONMENT, RUN_ID
+from tests.bench.fakes import FakeClock, RecordingWatch
+from tests.bench.served.served_runs import plan_of
+from tests.made_records import made_request
+
+SESSION_S = 10.0
+
+
+class Stored:
+    """A plan of K = 0, 2 and 4, its run, and what stands for sessions that were held."""
+
+    def __init__(self, folder, budget_s=None, **changes):
+        self.plan = plan_of(folder, budget_s=budget_s, **changes)
+        self.ledger = create_run(
+            folder / "runs",
+            RunRecord(
+                schema_version=SCHEMA_VERSION,
+                run_id=RUN_ID,
+                environment=ENVIRONMENT,
+                settings=self.plan.settings,
+                workload_sha256={},
+                cells=self.plan.cell_plans(),
+            ),
+        )
+        self.clock = FakeClock()
+        self.deadline = Deadline(budget_s, self.clock)
+        self.run = ServedRun(self.plan, "vllm", (), self.ledger, self.deadline)
+
+    def hold(self, session, problems=(), wobble=0.0):
+        """Store the session as one that took SESSION_S; K + 1 times as fast as K = 0."""
+        name = next_name(session, self.ledger.stored)
+        server = unusable(session, name, problems)
+        if not problems:
+            server = replace(server, version="1", start_s=4.0, seconds=SESSION_S - 4.0)
+            self.ledger.append(_block(session, name, wobble))
+        self.ledger.append(server)
+        self.clock.now_s += SESSION_S
+
+    def hold_cycle(self, wobble=0.0):
+        unit = self.run.next_unit(0)
+        for session in unit.sessions:
+            self.hold(session, wobble=wobble * (-1) ** unit.number * (session.draft.k > 0))
+        return unit
+
+
+def _block(session, name, wobble):
+    (cell,) = session.cells
+    requests: list[RequestRecord] = [
+        made_request(
+            cell.key.id,
+            f"p{i}",
+            None,
+            repeat=session.repeat,
+            output_ids=tuple(range(21)),
+            prefill_s=None,
+            ttft_s=0.1,
+            decode_s=2.0 / (session.draft.k + 1) * math.exp(wobble),
+        )
+        for i in range(6)
+    ]
+    return BlockRecord(
+        block_id=f"{name}|{cell.key.id}",
+        workload=cell.key.condition.workload,
+        prompt_id="*",
+        repeat=session.repeat,
+        purpose=session.purpose,
+        order=(cell.key.id,),
+        started_at="2026-11-22T01:02:04+00:00",
+        requests=tuple(requests),
+        session=name,
+        cycle=session.cycle,
+    )
+
+
+@pytest.fixture
+def stored(tmp_path):
+    with_two = Stored(tmp_path)
+    with with_two.ledger:
+        yield with_two
+
+
+def test_a_cycle_goes_from_k_0_up_and_back(stored):
+    sessions = list(cycle_of(served_cells(stored.plan, "vllm")[::-1], 3))
+    assert [s.draft.k for s in sessions] == [0, 4, 2, 2, 4, 0]
+    assert [s.repeat for s in sessions] == [6, 6, 6, 7, 7, 7]
+    assert len({s.place for s in sessions}) == 6
+
+
+def test_every_attempt_at_a_session_has_a_name_of_its_own(stored):
+    first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
+    assert next_name(first, stored.ledger.stored).endswith("explore|c0.0#1")
+    # Killed before its record: a block of it is stored all the same.
+    stored.ledger.append(_block(first, next_name(first, stored.ledger.stored), 0.0))
+    assert next_name(first, stored.ledger.stored).endswith("c0.0#2")
+    stored.hold(first, problems=("it did not start",))
+    assert next_name(first, stored.ledger.stored).endswith("c0.0#3")
+
+
+class Broken:
+    """No server comes up at this K."""
+
+    def __init__(self, k):
+        self._k, self.opened = k, []
+
+    @asynccontextmanager
+    async def open(self, session):
+        self.opened.append(session.draft.k)
+        raise ServerError("it did not come up" if session.draft.k == self._k else "nor this one")
+        yield
+
+
+def test_a_k_is_given_up_after_two_starts_that_failed_one_after_the_other(stored):
+    host = Broken(4)
+    unit = stored.run.next_unit(0)
+    run = CycleRun(stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline, {})
+    run.hold(unit.sessions, "explore")
+    assert host.opened == [0, 2, 4, 4, 2, 0]
+    # All have failed twice by now, so there is nothing left to try, and nothing to confirm.
+    assert TRIES == 2
+    assert stored.run.next_unit(0) is None
+    # A run that is resumed tries them again.
+    again = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline)
+    assert again.next_unit(0).number == 0
+
+
+def test_a_start_between_two_failures_is_another_chance(stored):
+    up, down = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
+    (later, _) = (s for s in stored.run.next_unit(0).sessions if s.draft.k == 4)
+    label = up.draft.label
+    stored.hold(up, problems=("it did not start",))
+    assert stored.run._failures()[label] == 1
+    stored.hold(down)
+    assert stored.run._failures()[label] == 0
+    stored.hold(later, problems=("it did not start",))
+    assert stored.run._failures()[label] == 1
+
+
+def test_one_that_served_and_cannot_be_used_has_started(stored):
+    first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
+    server = unusable(first, "one", ("another client was served meanwhile",))
+    assert not has_started(server)
+    assert has_started(replace(server, version="0.32"))
+
+
+def test_a_session_takes_its_start_and_its_requests(stored):
+    first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
+    server = unusable(first, "one", ())
+    held = replace(server, start_s=4.0, seconds=6.0)
+    running = replace(server, seconds=2.0)
+    assert mean_session_s([held, running, server]) == 6.0  # one of no seconds was not held
+    assert mean_session_s([server]) is None
+
+
+def test_as_many_cycles_as_asked_and_the_winner_as_often_again(stored):
+    assert [stored.hold_cycle().number for _ in range(2)] == [0, 1]
+    again = stored.run.next_unit(0)
+    assert (again.number, again.purpose) == (100, "confirm")
+    assert {s.draft.k for s in again.sessions} == {0, 4}
+    assert [stored.hold_cycle().number for _ in range(1)] == [101]
+    assert stored.run.next_unit(0) is None
+
+
+def test_a_stored_cycle_is_not_held_again(stored):
+    stored.hold_cycle()
+    resumed = ServedRun(stored.plan, "vllm", (), stored.ledger, stored.deadline)
+    assert resumed.next_unit(0).number == 1
+
+
+@pytest.mark.parametrize(("wobble", "cycles"), [(0.001, FEWEST_PLANNED), (0.3, MOST_PLANNED)])
+def test_without_a_number_there_are_as_many_cycles_as_the_noise_asks_for(tmp_path, wobble, cycles):
+    noisy = Stored(tmp_path, cycles=None)
+    with noisy.ledger:
+        held = 0
+        while noisy.hold_cycle(wobble=wobble).purpose == "explore":
+            held += 1
+    assert held == cycles
+
+
+def test_a_budget_begins_no_cycle_that_would_not_end_in_time(tmp_path):
+    """80 % of it explore: 160 s, cycles of six sessions of 10 s."""
+    budget = Stored(tmp_path, budget_s=200.0, cycles=None)
+    with budget.ledger:
+        assert [budget.hold_cycle().number for _ in range(2)] == [0, 1]
+        # 40 s are left to explore in, 80 s in all: enough for one cycle of K = 0 and the winner.
+        again = budget.hold_cycle()
+        assert (again.number, again.purpose) == (100, "confirm")
+        budget.clock.now_s += 1.0
+        assert budget.run.next_unit(0) is None
+
+
+def test_a_budget_counts_the_cycles_that_run_beside_it(tmp_path):
+    """160 s to explore in, of which 60 are spent: one cycle more, not two at once."""
+    budget = Stored(tmp_path, budget_s=200.0, cycles=None)
+    with budget.ledger:
+        budget.hold_cycle()
+        assert budget.run.next_unit(1) is None
+        assert budget.run.next_unit(0).number == 1
+
+
+def test_a_k_that_was_given_up_is_not_started_again_in_a_later_cycle(stored):
+    host, unit = Broken(4), stored.run.next_unit(0)
+    label = next(s.draft.label for s in unit.sessions if s.draft.k == 4)
+    of_run = (stored.plan, "vllm", host, stored.ledger, RecordingWatch(), stored.deadline)
+    CycleRun(*of_run, {label: TRIES}).hold(unit.sessions, "explore")
+    assert host.opened == [0, 2, 2, 0]
+
+
+def test_a_cycle_ends_with_its_budget(tmp_path):
+    late = Stored(tmp_path, budget_s=100.0)
+    with late.ledger:
+        host, unit = Broken(4), late.run.next_unit(0)
+        late.clock.now_s = 80.0
+        of_run = (late.plan, "vllm", host, late.ledger, RecordingWatch(), late.deadline)
+        CycleRun(*of_run, {}).hold(unit.sessions, "explore")
+    assert host.opened == []

@@ -1,0 +1,122 @@
+"""What a plan of sessions says before any is held: its length, what is asked, what is missing."""
+
+import stat
+from dataclasses import replace
+
+import pytest
+
+from specbench.bench.served.deployments import exported
+from specbench.bench.served.host import Launched
+from specbench.bench.served.outlook import START_S, TOKENS_PER_S, outlooks
+from specbench.bench.served.questions import TEMPLATE_TOKENS, asked_in, context_needed
+from specbench.bench.served.recording import unusable
+from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.errors import UsageError
+from specbench.records import Message, Prompt
+from specbench.stats.crossed import expected_noise
+from tests.bench.served.served_runs import SIX, plan_of
+from tests.settings.flat_settings import changed
+
+
+def test_a_sweep_takes_its_sessions_starts_and_tokens_where_none_was_held(tmp_path):
+    (one,) = outlooks(plan_of(tmp_path, concurrency=(1, 3)), [])
+    # Seven requests one after the other, and three at once those of nine prompts.
+    plan = plan_of(tmp_path, concurrency=(1, 3))
+    (_, three) = one.sessions[0].cells
+    num_three = len(asked_in(plan, one.sessions[0], three))
+    assert len(one.sessions) == 6
+    assert one.session_s == pytest.approx(START_S + 32 * (7 + num_three / 3) / TOKENS_PER_S)
+    assert not one.is_measured
+    assert one.seconds == pytest.approx(2 * 6 * one.session_s)
+    assert one.detectable == expected_noise(6).detectable_effect(2)
+    (running,) = outlooks(plan_of(tmp_path, running_ks=(0, 2, 4)), [])
+    assert running.session_s == pytest.approx(32 * 7 / TOKENS_PER_S)
+
+
+def test_a_sweep_takes_what_sessions_of_this_target_and_engine_took_before(tmp_path):
+    plan = plan_of(tmp_path)
+    session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
+    held = replace(unusable(session, "one", ()), start_s=30.0, seconds=10.0)
+    others = [
+        replace(held, engine="sglang", start_s=900.0),
+        replace(held, target="small", start_s=900.0),
+        unusable(session, "two", ("it did not start",)),
+    ]
+    (one,) = outlooks(plan, [held, replace(held, seconds=30.0), *others])
+    assert (one.session_s, one.is_measured) == (50.0, True)
+
+
+def test_few_prompts_show_nothing(tmp_path):
+    (one,) = outlooks(plan_of(tmp_path, num_prompts=4), [])
+    assert one.detectable is None
+
+
+def test_repeats_of_a_prompt_in_one_pass_are_asked_with_seeds_of_their_own(tmp_path):
+    plan = plan_of(tmp_path, concurrency=(4,))  # twelve prompts of six
+    sessions = list(cycle_of(served_cells(plan, "vllm"), 1))
+    for session in sessions:
+        asked = asked_in(plan, session, session.cells[0])
+        assert {one.repeat for one in asked} == {2 * session.repeat, 2 * session.repeat + 1}
+        assert len({(one.prompt.id, one.turn, one.repeat) for one in asked}) == len(asked) == 14
+        assert len({one.seed for one in asked}) == len(asked)
+        assert len({one.conversation for one in asked} - {None}) == 2
+
+
+def test_the_context_has_room_for_every_turn_its_answers_and_tools(tmp_path):
+    plan = plan_of(tmp_path)
+    cells = served_cells(plan, "vllm")
+    longest = sum(len(text) for text in SIX[5]) // 2 + 2 * 32 + TEMPLATE_TOKENS
+    assert context_needed(plan, cells) == longest
+    (workload,) = plan.workloads
+    tool = {"type": "function", "function": {"name": "look", "description": "x" * 2_000}}
+    asking = Prompt(id="p", turns=((Message(role="user", content="Hi"),),), tools=(tool,))
+    with_tools = replace(plan, workloads=(replace(workload, prompts=(asking,)),))
+    assert context_needed(with_tools, cells) > 1_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"launch": "no-such-program {args}"}, "no-such-program"),
+        ({"launch": None, "engine_python": "/nowhere/python"}, "/nowhere/python"),
+    ],
+)
+def test_a_program_that_is_not_here_is_refused_with_what_to_name(tmp_path, changes, named):
+    plan = plan_of(tmp_path, **changes)
+    with pytest.raises(UsageError, match=f"there is no program {named} here") as refused:
+        Launched(plan, "vllm", tmp_path).require_program()
+    assert all(o in str(refused.value) for o in ("--engine-python", "--launch", "--base-url"))
+
+
+def test_a_program_on_the_path_will_do(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, launch=None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="there is no program vllm here"):
+        Launched(plan, "vllm", tmp_path).require_program()
+    _program(tmp_path / "vllm", "exit 1")
+    Launched(plan, "vllm", tmp_path).require_program()
+
+
+def test_the_engine_is_exported_for_the_version_that_its_own_python_tells(tmp_path):
+    python, silent = tmp_path / "python", tmp_path / "silent"
+    _program(python, "echo 0.31.2")
+    _program(silent, "exit 1")
+    plan = plan_of(tmp_path, engine_python=python)
+
+    def written_for(**changes):
+        return exported("vllm", plan.pairings[0], 2, changed(plan.settings, **changes)).written_for
+
+    assert written_for() == "0.31.2"
+    assert written_for(engine_version="0.32.0") == "0.32.0"
+    assert written_for(engine_python=None) == written_for(engine_python=silent) == "0.33"
+
+
+def _program(path, script):
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_servers_that_run_are_of_one_pairing(tmp_path):
+    """Nothing tells which drafter a server has: two would be given the same figures."""
+    with pytest.raises(UsageError, match="--base-url measures one pairing, not big/lookup, big/sm"):
+        plan_of(tmp_path, running_ks=(0, 2), pairings=("big/lookup", "big/small"))

@@ -1,0 +1,52 @@
+"""What is said before a later turn, whatever K it is asked at."""
+
+from dataclasses import replace
+
+from specbench.bench.served.questions import Answers, Asked
+from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.records import Message, Prompt
+from tests.bench.served.served_runs import plan_of
+from tests.made_records import made_request
+
+FIRST, SECOND = (
+    (Message(role="user", content="Say hello"),),
+    (Message(role="user", content="And again"),),
+)
+LATER = Asked(prompt=Prompt(id="p", turns=(FIRST, SECOND)), turn=1, repeat=3, seed=1)
+
+
+def said(answers, cell, own):
+    """What stands between both turns."""
+    first, answer, second = answers.history(cell, LATER, [own])
+    assert ((first,), (second,)) == (FIRST, SECOND)
+    return answer.content
+
+
+def test_a_later_turn_follows_the_first_answer_without_speculation(tmp_path):
+    plain, drafting, *_ = served_cells(plan_of(tmp_path), "vllm")
+    answers = Answers()
+    assert said(answers, drafting, "its own") == "its own"  # nothing is known yet
+    answer = made_request(plain.key.id, "p", None, text="Hello")
+    answers.learn(plain, [replace(answer, finish_reason="failed", text="Hel"), answer])
+    answers.learn(plain, [replace(answer, text="Hi")])
+    assert said(answers, drafting, "its own") == said(answers, plain, "its own") == "Hello"
+
+
+def test_an_answer_is_of_its_temperature(tmp_path):
+    plan = plan_of(tmp_path, temperatures=(0.0, 0.7))
+    cells = served_cells(plan, "vllm")
+    cold, warm = (
+        [cell for cell in cells if cell.key.condition.temperature == t] for t in (0.0, 0.7)
+    )
+    answers = Answers()
+    answers.learn(cold[0], [made_request(cold[0].key.id, "p", None, text="Hello")])
+    assert said(answers, cold[1], "its own") == "Hello"
+    assert said(answers, warm[1], "its own") == "its own"
+
+
+def test_every_temperature_has_starts_of_its_own(tmp_path):
+    """An engine may be told the temperature when it starts."""
+    plan = plan_of(tmp_path, temperatures=(0.0, 0.7), num_speculative_tokens=(0, 2))
+    up = list(cycle_of(served_cells(plan, "vllm"), 0))[:4]
+    assert [(s.draft.k, s.temperature) for s in up] == [(0, 0.0), (0, 0.7), (2, 0.0), (2, 0.7)]
+    assert all(c.key.condition.temperature == s.temperature for s in up for c in s.cells)

@@ -1,0 +1,272 @@
+"""A run over servers that run already; its figures worked out again, by hand."""
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from dataclasses import replace
+from itertools import pairwise
+from statistics import fmean, median
+
+import pytest
+
+from specbench.bench.served.host import Attached, told_apart
+from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.errors import UsageError
+from specbench.inputs.address import Address
+from specbench.report.document import build_document
+from specbench.servers.client import ServerError
+from tests.bench.served.running import is_warm_up, running
+from tests.bench.served.served_runs import SIX, measured, plan_of, settings_for
+
+ROWS = 3
+MAX_TOKENS = 24
+
+
+class Visited:
+    """Two replicas at K = 0 and one server at K = 2, at concurrency 1 and 3."""
+
+    def __init__(self, folder):
+        with running(0, 0, 2) as servers:
+            servers[-1].engine.word = "other"  # as near-ties make texts differ by K
+            settings = settings_for(
+                folder,
+                launch=None,
+                num_speculative_tokens=None,
+                base_urls=tuple(server.url for server in servers),
+                concurrency=(1, ROWS),
+                max_new_tokens=MAX_TOKENS,
+            )
+            self.stored = measured(folder, settings)
+        self.servers = servers
+        cells = build_document(self.stored).cells
+        self.cells = {(c.key.draft.k, c.key.condition.concurrency): c for c in cells}
+
+    @property
+    def answer(self):
+        """To the first turn of the last prompt, without speculation."""
+        plain = [r for rows in (1, ROWS) for b in self.blocks(0, rows) for r in b.requests]
+        (text,) = {r.text for r in plain if (r.prompt_id, r.turn) == ("p5", 0)}
+        return text
+
+    def blocks(self, k, rows, purpose="explore"):
+        cell_id = self.cells[k, rows].key.id
+        return [b for b in self.stored.blocks if b.order == (cell_id,) and b.purpose == purpose]
+
+
+@pytest.fixture(scope="module")
+def attached(tmp_path_factory):
+    return Visited(tmp_path_factory.mktemp("attached"))
+
+
+def test_replicas_share_the_requests_and_their_counters_are_summed(attached):
+    one, other, _ = (len(server.measured) for server in attached.servers)
+    assert one + other == sum(
+        len(b.requests) for b in attached.stored.blocks if "|none|" in b.session
+    )
+    assert 0.8 < one / other < 1.25  # conversations take turns
+    for server in attached.stored.servers:
+        own = [b for b in attached.stored.blocks if b.session == server.session]
+        asked = sum(r.num_output_tokens for b in own for r in b.requests)
+        assert server.counters["num_tokens"] == asked
+        assert server.seconds == pytest.approx(sum(load.seconds for load in server.client))
+        assert [load.cell_id for load in server.client] == [b.order[0] for b in own]
+        assert server.problems == server.warnings == ()
+        assert len(server.addresses) == (1 if server.num_speculative_tokens else 2)
+        assert (server.start_s, server.num_gpus, server.command) == (None, None, ())
+
+
+def test_a_session_is_warmed_up_twice_as_many_at_once_as_it_will_have(attached):
+    *plain, drafting = attached.servers
+    sessions = Counter(server.num_speculative_tokens for server in attached.stored.servers)
+    for k, servers in ((0, plain), (2, [drafting])):
+        warm_ups = sum(is_warm_up(body) for server in servers for body in server.engine.asked)
+        assert warm_ups == sessions[k] * 2 * (1 + ROWS) * len(servers)
+    texts = {b["messages"][0]["content"] for b in drafting.engine.asked if is_warm_up(b)}
+    assert len(texts) == ROWS  # else a prefix cache would serve all but the first
+
+
+def test_every_k_is_asked_the_same_in_the_same_order_and_every_session_anew(attached):
+    for rows in (1, ROWS):
+        asked = {k: [_asked(b) for b in attached.blocks(k, rows)] for k in (0, 2)}
+        by_leg = {k: {b.repeat: _asked(b) for b in attached.blocks(k, rows)} for k in (0, 2)}
+        assert by_leg[0] == by_leg[2]
+        assert sorted(by_leg[0]) == [0, 1, 2, 3]  # two cycles of two
+        prompts = {tuple(prompt for prompt, *_ in one) for one in asked[0]}
+        assert len(prompts) > 1  # the order is drawn for each session
+        seeds = [seed for one in asked[0] for *_, seed in one]
+        assert len(set(seeds)) == len(seeds)
+        repeats = [(p, turn, repeat) for one in asked[0] for p, turn, repeat, _ in one]
+        assert len(set(repeats)) == len(repeats)
+
+
+def _asked(block):
+    return [(r.prompt_id, r.turn, r.repeat, r.seed) for r in block.requests]
+
+
+def test_a_later_turn_has_the_answer_without_speculation_before_it(attached):
+    first, second = SIX[5]
+    for server in attached.servers:
+        later = [body["messages"] for body in server.measured if len(body["messages"]) > 1]
+        assert later
+        for messages in later:
+            assert [(m["role"], m["content"]) for m in messages] == [
+                ("user", first),
+                ("assistant", attached.answer),
+                ("user", second),
+            ]
+
+
+def test_the_speedup_is_what_the_stored_seconds_make_it(attached):
+    """Of a cycle: seconds a token of both its sessions at K = 0, over those at K = 2."""
+    logs = []
+    for cycle in (0, 1):
+        pace = {}
+        for k in (0, 2):
+            own = [r for b in attached.blocks(k, 1) if b.cycle == cycle for r in b.requests]
+            pace[k] = sum(r.decode_s for r in own) / sum(r.num_output_tokens - 1 for r in own)
+        logs.append(math.log(pace[0] / pace[2]))
+    cell = attached.cells[2, 1]
+    assert cell.metrics["decode_speedup"] == pytest.approx(math.exp(fmean(logs)))
+    assert cell.speedup.estimate == pytest.approx(math.exp(fmean(logs)))
+    assert cell.speedup.low < cell.speedup.estimate < cell.speedup.high
+
+
+def test_the_acceptance_is_what_the_engine_drew_cut_at_the_end_of_each_answer(attached):
+    engine = attached.servers[-1].engine
+    first, second = SIX[5]
+    prompts = {(f"p{i}", 0): text for i, text in enumerate(SIX[:5])}
+    prompts |= {("p5", 0): first, ("p5", 1): "\n".join((first, attached.answer, second))}
+    for rows in (1, ROWS):
+        accepted = rounds = 0
+        for request in (r for b in attached.blocks(2, rows) for r in b.requests):
+            drawn = engine.rounds(prompts[request.prompt_id, request.turn], MAX_TOKENS)
+            left = request.num_output_tokens - 1
+            for one in drawn:
+                accepted += min(one, left - 1)  # the last token is the round's own, also an end
+                left -= one + 1
+            rounds += len(drawn)
+            assert left <= 0
+        found = attached.cells[2, rows].metrics["mean_acceptance_length"]
+        assert found == pytest.approx(1 + accepted / rounds)
+
+
+def test_the_rates_of_many_at_once_are_what_the_stored_times_make_them(attached):
+    for k in (0, 2):
+        tokens = seconds = busy_tokens = busy_s = 0.0
+        for block in attached.blocks(k, ROWS):
+            tokens += sum(r.num_output_tokens for r in block.requests)
+            seconds += block.passes[0].seconds
+            more_s, more = _busy(block.requests)
+            busy_s, busy_tokens = busy_s + more_s, busy_tokens + more
+        metrics = attached.cells[k, ROWS].metrics
+        assert metrics["aggregate_tokens_per_s"] == pytest.approx(tokens / seconds)
+        assert metrics["busy_tokens_per_s"] == pytest.approx(busy_tokens / busy_s)
+        own = [r for b in attached.blocks(k, ROWS) for r in b.requests]
+        assert metrics["ttft_s"] == pytest.approx(median(r.ttft_s for r in own))
+
+
+def _busy(requests):
+    """Seconds from when all rows were under way first until last, and the tokens of them."""
+    ends = sorted({t for r in requests for t in (r.arrived_s, r.arrived_s + r.total_s)})
+    full = [
+        (a, b)
+        for a, b in pairwise(ends)
+        if sum(r.arrived_s <= a and b <= r.arrived_s + r.total_s for r in requests) == ROWS
+    ]
+    began_s, ended_s = full[0][0], full[-1][1]
+    tokens = 0.0
+    for r in requests:
+        first_s = r.arrived_s + r.ttft_s
+        tokens += began_s < first_s <= ended_s
+        share = (min(ended_s, first_s + r.decode_s) - max(began_s, first_s)) / r.decode_s
+        tokens += (r.num_output_tokens - 1) * max(share, 0.0)
+    return ended_s - began_s, tokens
+
+
+def test_the_cycles_of_speedups_at_many_at_once_are_of_busy_seconds(attached):
+    logs = []
+    for cycle in (0, 1):
+        pace = {}
+        for k in (0, 2):
+            spans = [_busy(b.requests) for b in attached.blocks(k, ROWS) if b.cycle == cycle]
+            pace[k] = sum(s for s, _ in spans) / sum(tokens for _, tokens in spans)
+        logs.append(math.log(pace[0] / pace[2]))
+    found = attached.cells[2, ROWS].metrics["decode_speedup"]
+    assert found == pytest.approx(math.exp(fmean(logs)))
+
+
+def test_the_round_of_a_server_is_its_decode_seconds_over_its_rounds(attached):
+    for k in (0, 2):
+        own = [r for b in attached.blocks(k, 1) for r in b.requests]
+        rounds = sum(r.counts.num_rounds if k else r.num_output_tokens - 1 for r in own)
+        found = attached.cells[k, 1].metrics["round_s"]
+        assert found == pytest.approx(sum(r.decode_s for r in own) / rounds)
+
+
+def test_the_winner_is_measured_again_in_cycles_of_its_own(attached):
+    by_purpose = defaultdict(set)
+    for block in attached.stored.blocks:
+        by_purpose[block.purpose].add(block.cycle)
+    assert by_purpose["explore"] == {0, 1}
+    assert by_purpose["confirm"] <= {100, 101}
+
+
+def test_k_is_what_the_address_says_or_else_the_server():
+    with running(0, 2) as (plain, drafting):
+        found = asyncio.run(told_apart("vllm", [drafting.url, f"{plain.url}#k=0", plain.url]))
+        assert [(a.root, a.k) for a in found] == [
+            (drafting.url, 2),
+            (plain.url, 0),
+            (plain.url, 0),
+        ]
+        with pytest.raises(UsageError, match="the server runs at K = 2; correct #k"):
+            asyncio.run(told_apart("vllm", [f"{drafting.url}#k=4"]))
+        with pytest.raises(UsageError, match="the server runs at K = 0; correct #k"):
+            asyncio.run(told_apart("vllm", [f"{plain.url}#k=4"]))
+
+
+def test_an_address_without_a_server_is_refused_before_anything_is_measured(tmp_path):
+    with running(0) as (gone,):
+        pass
+    with pytest.raises(UsageError, match="--base-url"):
+        measured(
+            tmp_path,
+            settings_for(tmp_path, launch=None, num_speculative_tokens=None, base_urls=(gone.url,)),
+        )
+    assert not (tmp_path / "runs").exists()
+    with pytest.raises(ServerError):
+        asyncio.run(told_apart("vllm", [gone.url]))
+
+
+async def visit(session, *addresses):
+    async with Attached("vllm", addresses).open(session):
+        pass
+
+
+def test_a_server_that_has_become_another_one_is_not_measured(tmp_path):
+    plain, drafting, *_ = cycle_of(served_cells(plan_of(tmp_path), "vllm"), 0)
+    with running(0, 0) as servers:
+        one, two = (Address(root=server.url, k=0) for server in servers)
+        asyncio.run(visit(plain, one, two))
+        with pytest.raises(ServerError, match="it runs at K = 0, but K = 2 is expected"):
+            asyncio.run(visit(drafting, replace(one, k=2)))
+        servers[1].engine.version = "0.33.0"
+        with pytest.raises(ServerError, match="replicas must be alike"):
+            asyncio.run(visit(plain, one, two))
+
+
+@pytest.mark.parametrize(("num_refused", "problem"), [(1, ""), (2, "no request of the warm-up")])
+def test_a_server_that_answers_no_warm_up_is_not_measured(tmp_path, num_refused, problem):
+    with running(0) as (server,):
+        server.engine.num_to_refuse = num_refused
+        settings = settings_for(
+            tmp_path,
+            launch=None,
+            num_speculative_tokens=None,
+            base_urls=(server.url,),
+            concurrency=(2,),
+            num_prompts=2,
+        )
+        first, *others = measured(tmp_path, settings).servers
+    assert first.problems == () if not problem else problem in first.problems[0]
+    assert [told.problems for told in others] == [()] * 3

@@ -1,0 +1,129 @@
+"""Whole runs over started servers: order, records, faults, resuming."""
+
+import re
+from collections import Counter
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.report.document import build_document
+from specbench.stats.crossed import MIN_CYCLES
+from tests.bench.fakes import RecordingWatch
+from tests.bench.served.served_runs import fake, measured, servers_left, settings_for
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path):
+    yield
+    assert servers_left(tmp_path) == []
+
+
+def test_sessions_go_up_and_down_and_all_of_it_is_recorded(tmp_path, monkeypatch):
+    fake(monkeypatch, tmp_path)
+    watch = RecordingWatch()
+    stored = measured(tmp_path, settings_for(tmp_path), watch)
+    told = [text for text in watch.stages if "cycle" in text]
+    assert len(set(told)) == len(told) == len(stored.servers)
+    ks = [server.num_speculative_tokens for server in stored.servers if "explore" in server.place]
+    assert ks == [0, 2, 4, 4, 2, 0] * 2
+    assert stored.is_complete
+    assert not any(server.problems or server.warnings for server in stored.servers)
+    assert {server.version for server in stored.servers} == {"0.32.0"}
+    assert all("--port" in server.command and server.start_s > 0 for server in stored.servers)
+    assert all((stored.folder / server.log).is_file() for server in stored.servers)
+    cells = {cell.key.draft.k: cell for cell in build_document(stored).cells}
+    for k, cell in cells.items():
+        assert cell.num_requests == 7 * 4  # a prompt has two turns
+        assert cell.metrics["num_cycles"] == MIN_CYCLES
+        assert cell.metrics["kv_capacity_tokens"] == (14_400 if k else 16_000)
+    assert cells[4].metrics["kv_capacity_lost_tokens"] == 1_600
+    assert cells[2].speedup.low is not None
+
+
+def test_acceptance_is_cut_at_the_end_and_the_engines_own_is_named_beside_it(tmp_path, monkeypatch):
+    fake(monkeypatch, tmp_path)
+    stored = measured(tmp_path, settings_for(tmp_path))
+    for cell in build_document(stored).cells:
+        k = cell.key.draft.k
+        own = [r for b in stored.blocks for r in b.requests if r.cell_id == cell.key.id]
+        if k == 0:
+            assert all(r.counts is None for r in own)
+            continue
+        rounds = sum(r.counts.num_rounds for r in own)
+        # vLLM's tokens and drafts, as anyone can count them: one token of an answer is prefill's.
+        later = sum(r.num_output_tokens - 1 for r in own)
+        assert cell.metrics["mean_acceptance_length"] == pytest.approx(later / rounds)
+        overshot = cell.metrics["num_overshot"]
+        assert overshot > 0
+        assert cell.metrics["mean_acceptance_length_of_engine"] == pytest.approx(
+            (later + overshot) / rounds
+        )
+
+
+def test_the_second_turn_follows_what_was_said_without_speculation(tmp_path, monkeypatch):
+    fake(monkeypatch, tmp_path)
+    stored = measured(tmp_path, settings_for(tmp_path))
+    texts = {(r.turn, r.text) for b in stored.blocks for r in b.requests if r.prompt_id == "p5"}
+    assert Counter(turn for turn, _ in texts) == {0: 1, 1: 1}  # the same at every K
+
+
+def test_what_an_engine_does_not_have_is_left_out_and_named(tmp_path, monkeypatch):
+    fake(monkeypatch, tmp_path)
+    watch = RecordingWatch()
+    settings = settings_for(tmp_path, pairings=("big/lookup", "big/turn"))
+    stored = measured(tmp_path, settings, watch)
+    assert {key.draft.method for key in stored.run.keys} == {"none", "ngram"}
+    assert any("vllm has no method previous_turn" in text for text in watch.warnings)
+    with pytest.raises(UsageError, match="vllm has no method previous_turn"):
+        measured(tmp_path, settings_for(tmp_path, pairings=("big/turn",)))
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("memory", "memory"),
+        ("dies", "ended"),
+        ("restarts", "the server restarted"),
+        ("foreign", "another client was served meanwhile"),
+        ("deaf", "was not healthy"),
+    ],
+)
+def test_a_session_that_fails_is_recorded_the_rest_goes_on_and_resuming_completes(
+    tmp_path, monkeypatch, fault, said
+):
+    fake(monkeypatch, tmp_path, {3: fault})
+    settings = settings_for(tmp_path, start_timeout_s=2.0 if fault == "deaf" else 60.0)
+    stored = measured(tmp_path, settings)
+    (lost,) = [server for server in stored.servers if server.problems]
+    assert said in " ".join(lost.problems)
+    assert (lost.num_speculative_tokens, lost.cycle) == (4, 0)
+    document = build_document(stored)
+    (failure,) = document.failures
+    assert re.search("vllm, K=4, cycle 1", failure.reason)
+    cells = {cell.key.draft.k: cell for cell in document.cells}
+    assert [cells[k].metrics["num_cycles"] for k in (2, 4)] == [2, 1]
+    fake(monkeypatch, tmp_path)
+    again = measured(tmp_path, settings, resume=stored.run.run_id)
+    assert build_document(again).failures == ()
+    assert len(again.servers) == len(stored.servers) + 1
+    cells = {cell.key.draft.k: cell for cell in build_document(again).cells}
+    assert cells[4].metrics["num_cycles"] == 2
+
+
+def test_counts_that_differ_are_a_warning(tmp_path, monkeypatch):
+    fake(monkeypatch, tmp_path, {2: "hides"})
+    stored = measured(tmp_path, settings_for(tmp_path))
+    (told,) = [server for server in stored.servers if server.warnings]
+    assert "by the server's" in " ".join(told.warnings)
+
+
+def test_many_at_once_are_served_in_the_same_start(tmp_path, monkeypatch):
+    fake(monkeypatch, tmp_path)
+    settings = settings_for(tmp_path, concurrency=(1, 3), num_speculative_tokens=(0, 2))
+    stored = measured(tmp_path, settings)
+    explored = [server for server in stored.servers if "explore" in server.place]
+    assert len(explored) == 8
+    cells = [c for c in build_document(stored).cells if c.key.condition.concurrency == 3]
+    assert [cell.key.draft.k for cell in cells] == [0, 2]
+    assert all(cell.metrics["aggregate_tokens_per_s"] > 0 for cell in cells)
+    assert cells[1].speedup.low is not None

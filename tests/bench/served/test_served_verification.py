@@ -1,0 +1,285 @@
+"""Servers that answer rightly, and wrongly in known ways, each called what it is.
+
+All noise is seeded. A call in which everything is sound reports a fault with a probability of
+0.001 at most (docs/verify.md); `test_a_sound_server_passes` is the negative control.
+"""
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from specbench.bench.served.verification import collect_served_evidence
+from specbench.errors import UsageError
+from specbench.inputs.config import load_pairings
+from specbench.verify.answer import document, exit_code, sentences
+from specbench.verify.answer_served import divergence_lines
+from specbench.verify.finding import Finding
+from specbench.verify.judge import judge
+from tests.bench.fakes import RecordingWatch
+from tests.bench.served.lawful_server import Law, Lawful, Said, greedy, sampled, serving
+from tests.cli.calls import specbench
+from tests.settings.flat_settings import settings_of
+from tests.tiny_pair import make_tokenizer, write_pair
+
+pytestmark = pytest.mark.slow  # thousands of tokens
+
+K, LENGTH, NUM_TOKENS = 2, 6, 900
+NUM_DRAWN = 100
+TEMPERATURE = 0.3  # a random model is flat when warm
+PROMPTS = [f"prompt number {i}" for i in range(3)]
+
+
+class Tiny:
+    """The tiny target in a folder, and what servers answer for it."""
+
+    def __init__(self, folder: Path) -> None:
+        write_pair(folder, num_prompts=len(PROMPTS))
+        self.folder = folder
+        self.model = LlamaForCausalLM.from_pretrained(folder / "target").eval()
+        best = greedy(self.model, self.ids(PROMPTS[0]), LENGTH, {}).ids[2]
+        # The best of two equal ones is the first.
+        self.tied, self.other = sorted((best, best + 1))
+        self.model.lm_head.weight.data[self.other] = self.model.lm_head.weight.data[best]
+        self.model.lm_head.weight.data[self.tied] = self.model.lm_head.weight.data[best]
+        self.model.save_pretrained(folder / "target")
+
+    def ids(self, prompt: str) -> list[int]:
+        chat = [{"role": "user", "content": prompt}]
+        asked = make_tokenizer().apply_chat_template(chat, add_generation_prompt=True)
+        return list(asked["input_ids"])
+
+    def server(
+        self, law: Law, seed: int, swaps: dict[int, int] | None = None, *, has_ids: bool = True
+    ) -> Lawful:
+        """Answers are drawn beforehand, some for each prompt and temperature."""
+        pools: dict[tuple[str, float], list[Said]] = {}
+
+        def answer(body: dict[str, Any]) -> Said:
+            prompt, temperature = body["messages"][-1]["content"], body["temperature"]
+            if not temperature:
+                return greedy(self.model, self.ids(prompt), body["max_tokens"], swaps or {})
+            if (prompt, temperature) not in pools:
+                drawn = self._drawn(law, seed, prompt, temperature, body["max_tokens"])
+                pools[prompt, temperature] = list(drawn)
+            return pools[prompt, temperature].pop()
+
+        made = Lawful(answer, has_ids=has_ids)
+        made.num_prompt_tokens = lambda body: len(self.ids(body["messages"][-1]["content"]))
+        return made
+
+    @cache  # noqa: B019 - as long as the tests
+    def _drawn(
+        self, law: Law, seed: int, prompt: str, temperature: float, length: int
+    ) -> tuple[Said, ...]:
+        at = lambda logits, place: law(logits / temperature, place)  # noqa: E731
+        return tuple(sampled(self.model, self.ids(prompt), NUM_DRAWN, length, at, seed))
+
+
+def right(logits: torch.Tensor, at: int) -> torch.Tensor:  # noqa: ARG001
+    return logits.softmax(-1)
+
+
+def wrong_later(logits: torch.Tensor, at: int) -> torch.Tensor:
+    """Three tenths of all tokens but the first come from nowhere."""
+    flat = torch.full_like(logits, 1 / logits.shape[-1])
+    return right(logits, at) if at == 0 else 0.7 * right(logits, at) + 0.3 * flat
+
+
+def warmer(logits: torch.Tensor, at: int) -> torch.Tensor:
+    """Another temperature than was asked for."""
+    return right(logits / 2, at)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return Tiny(tmp_path_factory.mktemp("lawful"))
+
+
+def findings_of(
+    tiny: Tiny, without: Lawful, with_drafts: Lawful, temperatures: tuple[float, ...], **changes
+) -> tuple[Finding, ...]:
+    watch = RecordingWatch()
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(one)) for one in (without, with_drafts)]
+        settings = settings_of(
+            pairings=("tiny/ngram",),
+            workloads=(str(tiny.folder / "prompts.jsonl"),),
+            num_prompts=len(PROMPTS),
+            max_new_tokens=24,
+            temperatures=temperatures,
+            engines=("vllm",),
+            base_urls=(f"{urls[0]}#k=0", f"{urls[1]}#k={K}"),
+            threads=1,
+            device="cpu",
+            **changes,
+        )
+        file = tiny.folder / changes.pop("pairings_file", "pairings.yaml")
+        pairings = load_pairings(file).select(("tiny/ngram",))
+        return judge(
+            collect_served_evidence(settings, pairings, watch, num_tokens=NUM_TOKENS, concurrency=4)
+        )
+
+
+def test_a_sound_server_passes(tiny: Tiny) -> None:
+    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2), (0.0, TEMPERATURE))
+    assert [finding.verdict for finding in found] == ["identical", "law", "identical", "law"]
+    assert exit_code(found) == 0
+    of_own, of_drafts = sentences(found)
+    assert of_own.startswith("tiny on vllm at K = 0: sound: greedy text is the target's best in 3")
+    assert of_drafts.startswith("tiny/ngram on vllm at K = 2: lossless: greedy text is that of K =")
+    assert all(d.total_variation < 1.5 * d.floor for f in found for d in f.distances)
+    assert [d.position for d in found[1].distances] == list(range(LENGTH))
+
+
+def test_sampling_that_is_wrong_at_later_positions_is_found_there(tiny: Tiny) -> None:
+    found = findings_of(tiny, tiny.server(right, 1), tiny.server(wrong_later, 2), (TEMPERATURE,))
+    assert [finding.verdict for finding in found] == ["law", "bug"]
+    assert exit_code(found) == 1
+    first, *later = found[1].distances
+    assert first.total_variation < 1.2 * first.floor
+    assert all(one.total_variation > 1.2 * one.floor for one in later)
+    assert found[1].farthest in later
+    sentence = sentences(found)[1]
+    assert "NOT lossless: at T=0.3 the tokens do not follow the target's distribution" in sentence
+    assert "K = 0 of the same server follows it" in sentence
+    assert "by chance alone" in sentence
+
+
+def test_what_k_0_does_wrong_is_not_blamed_on_speculation(tiny: Tiny) -> None:
+    found = findings_of(tiny, tiny.server(warmer, 1), tiny.server(warmer, 2), (TEMPERATURE,))
+    assert [finding.verdict for finding in found] == ["bug", "own"]
+    assert exit_code(found) == 1
+    of_own, of_drafts = sentences(found)
+    assert "speculation has no part in it" in of_own
+    assert "top-k" in of_own
+    assert "tiny/ngram on vllm at K = 2: lossless: " in of_drafts
+    assert "with or without speculation" in of_drafts
+
+
+def test_a_fault_of_speculation_is_found_beside_a_wrong_k_0(tiny: Tiny) -> None:
+    found = findings_of(tiny, tiny.server(warmer, 1), tiny.server(right, 2), (TEMPERATURE,))
+    assert [finding.verdict for finding in found] == ["bug", "bug"]
+    assert "in its answers at K = 0" in found[1].reason
+
+
+@pytest.mark.parametrize("has_ids", [True, False])
+def test_a_target_that_is_not_here_leaves_k_0_to_compare_with(tiny: Tiny, has_ids: bool) -> None:
+    text = (tiny.folder / "pairings.yaml").read_text().replace("./target", "owner/far")
+    (tiny.folder / "far.yaml").write_text(text)
+    for law, verdict in ((right, "own"), (wrong_later, "bug")):
+        own, other = (tiny.server(one, i, has_ids=has_ids) for i, one in enumerate((right, law)))
+        found = findings_of(tiny, own, other, (0.0, TEMPERATURE), pairings_file="far.yaml")
+        assert [finding.verdict for finding in found] == ["own", "own", "identical", verdict]
+        assert exit_code(found) == (verdict == "bug")
+        assert found[3].unseen == "owner/far is not a folder on this disk"
+
+
+def test_a_near_tie_is_no_fault(tiny: Tiny) -> None:
+    swaps = {tiny.tied: tiny.other}
+    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
+    assert [finding.verdict for finding in found] == ["identical", "tie"]
+    assert exit_code(found) == 0
+    (first, *_) = divergence_lines(found)
+    assert first.startswith("tiny/ngram on vllm at K = 2: prompts.jsonl/p")
+    assert first.endswith(": a near-tie")
+    assert found[1].first_divergence.found == tiny.other
+
+
+def test_a_greedy_divergence_that_rounding_does_not_explain_is_a_fault(tiny: Tiny) -> None:
+    swaps = {tiny.tied: 150}
+    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
+    assert [finding.verdict for finding in found] == ["identical", "bug"]
+    assert exit_code(found) == 1
+    first = divergence_lines(found)[0]
+    assert f": 150 instead of {tiny.tied}, the worse of them" in first
+    assert first.endswith("rounding does not explain it")
+    assert "NOT lossless: greedy text is that of K = 0 in " in sentences(found)[1]
+
+
+def test_without_its_logits_a_divergence_is_told_and_not_judged(tiny: Tiny) -> None:
+    """K = 0 itself is not the target that is here: its logits would prove nothing."""
+    own = tiny.server(right, 1, {tiny.tied: 150})
+    found = findings_of(tiny, own, tiny.server(right, 2), (0.0,))
+    assert [finding.verdict for finding in found] == ["own", "inconclusive"]
+    assert exit_code(found) == 3
+    assert (
+        "not looked at, because K = 0 itself departs from the target" in divergence_lines(found)[0]
+    )
+
+
+def test_the_prompts_of_another_template_are_not_looked_at(tiny: Tiny) -> None:
+    servers = [tiny.server(right, i) for i in (1, 2)]
+    for server in servers:
+        server.num_prompt_tokens = lambda _: 7
+    found = findings_of(tiny, *servers, (0.0, TEMPERATURE))
+    assert "the server makes 7 tokens of the prompt" in found[0].unseen
+    assert [finding.verdict for finding in found] == ["own", "own", "identical", "own"]
+
+
+def test_the_command_says_it_and_exits_as_it_says(tiny: Tiny) -> None:
+    servers = [tiny.server(right, 1), tiny.server(wrong_later, 2)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(one)) for one in servers]
+        words = ["verify", "tiny/ngram", "--engine", "vllm", "--prompts", "3", "--tokens", "500"]
+        words += ["-w", "prompts.jsonl", "--temperature", "0,0.3", "--max-new-tokens", "24"]
+        words += ["--base-url", f"{urls[0]}#k=0", "--base-url", f"{urls[1]}#k=2"]
+        words += ["--device", "cpu", "--threads", "1"]
+        ran = specbench(*words, cwd=tiny.folder)
+    assert ran.code == 1
+    *_, of_own, of_drafts = ran.out.splitlines()
+    assert of_own.startswith("tiny on vllm at K = 0: sound: ")
+    assert of_drafts.startswith("tiny/ngram on vllm at K = 2: NOT lossless: at T=0.3 ")
+
+
+def test_a_server_without_speculation_must_be_among_them(tiny: Tiny) -> None:
+    with serving(tiny.server(right, 1)) as url:
+        settings = settings_of(
+            pairings=("tiny/ngram",),
+            workloads=(str(tiny.folder / "prompts.jsonl"),),
+            engines=("vllm",),
+            base_urls=(f"{url}#k=4",),
+        )
+        pairings = load_pairings(tiny.folder / "pairings.yaml").select(("tiny/ngram",))
+        with pytest.raises(UsageError, match="one without speculation"):
+            collect_served_evidence(
+                settings, pairings, RecordingWatch(), num_tokens=100, concurrency=1
+            )
+
+
+def test_a_server_that_refuses_is_not_verified_and_the_rest_is(tiny: Tiny) -> None:
+    broken = tiny.server(right, 2)
+    broken.is_broken = True
+    found = findings_of(tiny, tiny.server(right, 1), broken, (0.0,))
+    assert [finding.verdict for finding in found] == ["identical", "failed"]
+    assert "prompts.jsonl/p0 was not answered: " in found[1].reason
+    assert exit_code(found) == 4
+    found = findings_of(tiny, broken, tiny.server(right, 1), (0.0,))
+    assert "K = 0 gave no answers" in found[1].reason
+
+
+def test_cycles_have_no_meaning_here(tmp_path: Path) -> None:
+    ran = specbench("verify", "demo/draft", "--engine", "vllm", "--cycles", "4", cwd=tmp_path)
+    assert ran.code == 2
+    assert "verify starts each K once and measures no time" in ran.err
+
+
+def test_a_document_has_all_of_it(tiny: Tiny) -> None:
+    swaps = {tiny.tied: tiny.other}
+    found = findings_of(tiny, tiny.server(right, 1), tiny.server(right, 2, swaps), (0.0,))
+    own, drafts = document(found)["results"]
+    assert own["divergences"] == []
+    assert drafts["divergences"][0]["prompt_id"].startswith("prompts.jsonl/p")
+    assert drafts["not_looked_at"] is None
+
+
+def test_no_torch_is_needed_to_ask_servers() -> None:
+    code = "import sys, specbench.bench.served.verification; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

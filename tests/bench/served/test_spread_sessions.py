@@ -1,0 +1,107 @@
+"""Cycles of sessions over the nodes of a cluster, whose workers may die."""
+
+from collections import defaultdict
+
+import pytest
+
+from specbench.bench.planning import plan_targets
+from specbench.bench.served.cycle_run import sessions_left
+from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.bench.worker import Log
+from specbench.inputs.config import load_pairings
+from specbench.metrics.sessions import usable_sessions
+from specbench.report.document import build_document
+from tests.bench.fake_cluster import FakeCluster
+from tests.bench.fakes import RecordingWatch
+from tests.bench.served.served_runs import measured, settings_for
+from tests.stored_work import work_of
+
+pytestmark = pytest.mark.slow
+
+
+class Folder:
+    """Where runs are, their settings, and one that was measured here."""
+
+    def __init__(self, path):
+        self.path = path
+        self.settings = settings_for(path, num_speculative_tokens=(0, 2))
+        self.here = measured(path, self.settings)
+
+    def measured(self, watch=None, resume=None, cluster=None):
+        return measured(self.path, self.settings, watch, resume, cluster)
+
+    def explored_as_here(self, stored):
+        return work_of(stored, purpose="explore") == work_of(self.here, purpose="explore")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return Folder(tmp_path_factory.mktemp("spread"))
+
+
+def nodes_by_cycle(stored):
+    found = defaultdict(set)
+    for server in usable_sessions(stored.servers).values():
+        found[server.cycle].add(server.node)
+    return found
+
+
+def test_a_store_of_two_nodes_is_that_of_one_machine(folder):
+    cluster = FakeCluster({"a": 1, "b": 1})
+    there = folder.measured(cluster=cluster)
+    assert folder.explored_as_here(there)
+    assert there.is_complete
+    found = nodes_by_cycle(there)
+    assert found[0] | found[1] == {"a", "b"}
+    assert all(len(nodes) == 1 for nodes in found.values())
+    assert {block.node for block in there.blocks} == {"a", "b"}
+    assert [one.node for one in (there.run.environment, *there.sessions)] == ["a", "b"]
+    logs = sorted(server.log for server in there.servers)
+    assert sorted(one.name for one in cluster.told if isinstance(one, Log)) == logs
+    assert all((there.folder / log).is_file() for log in logs)
+    assert {server.node for server in folder.here.servers} == {None}
+
+
+def test_a_worker_that_dies_in_mid_cycle_loses_nothing(folder):
+    watch = RecordingWatch()
+    # A session is four messages: its stage, a block, the log, the record.
+    cluster = FakeCluster({"a": 1, "b": 1}, deaths=(6,), leaves=("a",))
+    there = folder.measured(watch, cluster=cluster)
+    assert folder.explored_as_here(there)
+    assert all(nodes == {"b"} for nodes in nodes_by_cycle(there).values())
+    assert any("begins again" in text for text in watch.warnings)
+    first = [server.node for server in there.servers if server.place.endswith("explore|c0.0")]
+    assert sorted(first) == ["a", "b", "b"]  # K = 0 on both: its K = 2 is on the second
+    for cell in build_document(there).cells:
+        assert cell.metrics["num_cycles"] == 2
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C as the test presses it."""
+
+
+def stop(_):
+    raise Stopped
+
+
+def test_an_interrupted_run_keeps_what_is_stored_and_is_completed_without_a_cluster(folder):
+    watch = RecordingWatch(stop)  # told of a unit that is done
+    with pytest.raises(Stopped):
+        folder.measured(watch, cluster=FakeCluster({"a": 1}))
+    whole = folder.measured(resume=watch.ids[0])
+    assert folder.explored_as_here(whole)
+    assert whole.is_complete
+    found = nodes_by_cycle(whole)
+    assert (found[0], found[1]) == ({"a"}, {None})
+    explored = [server for server in whole.servers if "explore" in server.place]
+    assert len(explored) == 8  # those of the first cycle were not held again
+
+
+def test_a_cycle_that_was_begun_on_another_node_is_held_again_as_a_whole(folder):
+    pairings = load_pairings(folder.path / "pairings.yaml").select(("big/lookup",))
+    (plan,) = plan_targets(folder.settings, pairings, lambda target: target.model.dtype)
+    sessions = list(cycle_of(served_cells(plan, "vllm"), 0))
+    held = [server for server in folder.here.servers if server.cycle == 0]
+    assert sessions_left(sessions, held, "b") == []  # all of them were held
+    assert sessions_left(sessions, held[:3], None) == sessions[3:]
+    assert sessions_left(sessions, held[:3], "b") == sessions

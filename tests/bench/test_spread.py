@@ -1,0 +1,174 @@
+"""Units of work over the nodes of a cluster that is made of threads."""
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+
+import pytest
+
+from specbench.bench.deadline import Deadline
+from specbench.bench.spread import MOST_TRIES, Spread, surveyed
+from specbench.bench.worker import RunInputs, Survey
+from specbench.errors import SpecbenchError, UsageError
+from specbench.records import FailureRecord, RunRecord
+from specbench.runs import SCHEMA_VERSION, create_run
+from tests.bench.fake_cluster import FakeCluster
+from tests.bench.fake_runs import ENVIRONMENT, RUN_ID
+from tests.bench.fakes import RecordingWatch
+from tests.settings.flat_settings import settings_of
+
+
+def said(text):
+    return FailureRecord(pairing=text, workload="", stage="decode", reason=text)
+
+
+@dataclass(frozen=True)
+class Words:
+    """A unit that says words, each a record; those that are known already are not said again."""
+
+    label: str
+    words: tuple[str, ...]
+    plan: object = field(default_factory=lambda: SimpleNamespace(target=SimpleNamespace(name="")))
+
+    def measure(self, place, ledger, watch, deadline):  # noqa: ARG002
+        stored = {one.reason for one in ledger.stored.failures}
+        watch.stage(f"{self.label} at {ledger.node}")
+        for word in self.words:
+            if word not in stored:
+                ledger.append(said(word))
+
+    def known(self, records):
+        return [r for r in records if isinstance(r, FailureRecord) and r.reason in self.words]
+
+    def lost(self, stored, reason):  # noqa: ARG002
+        yield said(f"{self.label}: {reason}")
+
+
+class InTwoPasses:
+    """A job whose second pass begins when all of the first is done."""
+
+    plan = None
+    deadline = Deadline(None, lambda: 0.0)
+
+    def __init__(self, first, second):
+        self.passes = [list(first), list(second)]
+        self.stored_at_second = None
+        self.ledger = None
+
+    def next_unit(self, num_running):
+        if self.passes[0]:
+            return self.passes[0].pop(0)
+        if num_running and self.stored_at_second is None:
+            return None
+        if self.stored_at_second is None:
+            self.stored_at_second = len(self.ledger.records)
+        return self.passes[1].pop(0) if self.passes[1] else None
+
+
+def spread_over(cluster, tmp_path, jobs):
+    """Reasons that were stored, and the watch."""
+    watch = RecordingWatch()
+    settings = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
+    asked = RunInputs(settings=settings, pairings=(), command=("specbench",))
+    nodes = {node: Survey(replace(ENVIRONMENT, node=node), {}) for node in sorted(cluster.slots())}
+    for node in nodes:  # in place of the surveys
+        cluster.start(node, lambda _: None)
+        cluster.next_event()
+    run = RunRecord(
+        schema_version=SCHEMA_VERSION,
+        run_id=RUN_ID,
+        environment=nodes[min(nodes)].environment,
+        settings=settings,
+        workload_sha256={},
+        cells=(),
+    )
+    with create_run(tmp_path, run) as ledger:
+        for job in jobs:
+            job.ledger = ledger
+        Spread(cluster, nodes, asked, None, ledger, watch).measure(jobs)
+        return [one.reason for one in ledger.records], watch
+
+
+def units(num, size=3):
+    return [Words(f"u{i}", tuple(f"u{i}.{j}" for j in range(size))) for i in range(num)]
+
+
+def words_of(*parts):
+    return Counter(word for part in parts for unit in part for word in unit.words)
+
+
+def test_every_record_of_every_unit_is_stored_once_and_no_node_has_more_than_its_slots(tmp_path):
+    cluster = FakeCluster({"a": 2, "b": 1})
+    job = InTwoPasses(units(8), [])
+    stored, watch = spread_over(cluster, tmp_path, [job])
+    assert Counter(stored) == words_of(units(8))
+    assert cluster.most_busy["a"] <= 2
+    assert cluster.most_busy["b"] == 1
+    assert set(cluster.begun[2:]) == {"a", "b"}
+    assert watch.advances[-1][:2] == (8, 8)
+    assert any("(node b)" in stage for stage in watch.stages)
+
+
+def test_what_comes_next_is_asked_when_all_of_the_first_pass_is_stored(tmp_path):
+    first, second = units(4), [Words("again", ("again.0",))]
+    job = InTwoPasses(first, second)
+    stored, _ = spread_over(FakeCluster({"a": 1, "b": 1}), tmp_path, [job])
+    assert job.stored_at_second == 12
+    assert Counter(stored) == words_of(first, second)
+
+
+def test_a_lost_worker_loses_nothing_and_repeats_nothing(tmp_path):
+    # The second worker says its stage and one word before it dies.
+    cluster = FakeCluster({"a": 1, "b": 1}, deaths=(None, 3))
+    stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(4), [])])
+    assert Counter(stored) == words_of(units(4))
+    (told,) = watch.warnings
+    assert "was lost (killed by the test); it begins again" in told
+
+
+def test_a_node_that_leaves_gets_no_work_any_more(tmp_path):
+    cluster = FakeCluster({"a": 1, "b": 1}, deaths=(0,), leaves=("a",))
+    stored, _ = spread_over(cluster, tmp_path, [InTwoPasses(units(4), [])])
+    assert Counter(stored) == words_of(units(4))
+    assert cluster.begun[2:].count("a") == 1
+
+
+def test_a_unit_that_kills_every_worker_is_given_up_and_the_rest_goes_on(tmp_path):
+    cluster = FakeCluster({"a": 1}, deaths=(0,) * MOST_TRIES)
+    stored, watch = spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])
+    assert "u0: given up after 3 tries" in stored[0]
+    assert Counter(stored[1:]) == words_of(units(2)[1:])
+    assert len(watch.warnings) == MOST_TRIES
+
+
+def test_without_a_node_the_run_ends_and_says_how_to_go_on(tmp_path):
+    cluster = FakeCluster({"a": 1}, deaths=(2,), leaves=("a",))
+    with pytest.raises(SpecbenchError, match=r"no node .* is left; .* --resume a-run"):
+        spread_over(cluster, tmp_path, [InTwoPasses(units(2), [])])
+
+
+def asked_of_servers():
+    settings = settings_of(pairings=("big/good",), workloads=(), engines=("vllm",))
+    return RunInputs(settings=settings, pairings=(), command=("/bin/specbench", "run"))
+
+
+def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named():
+    watch = RecordingWatch()
+    cpus = {"a": "an old one", "b": "fast", "c": "an old one"}
+    nodes = surveyed(FakeCluster({"a": 1, "b": 3, "c": 1}, cpus=cpus), asked_of_servers(), watch)
+    assert list(nodes) == ["b"]
+    assert (nodes["b"].environment.node, nodes["b"].environment.cpu) == ("b", "fast")
+    (told,) = watch.warnings
+    assert "node a, c is left out" in told
+    assert "CPU an old one" in told
+    assert "most have device" in told
+
+
+def test_a_node_that_cannot_is_left_out_and_none_is_an_error():
+    watch = RecordingWatch()
+    settings = settings_of(pairings=("big/good",), workloads=(), device="cuda:99")
+    asked = RunInputs(settings=settings, pairings=(), command=("specbench",))
+    with pytest.raises(UsageError, match=r"--ray: node a is left out: --device cuda:99"):
+        surveyed(FakeCluster({"a": 1}), asked, watch)
+    with pytest.raises(UsageError, match="no node of the cluster has the GPUs or cores"):
+        surveyed(FakeCluster({}), asked, watch)

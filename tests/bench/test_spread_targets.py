@@ -1,0 +1,45 @@
+"""Targets in one process each, over the nodes of a cluster."""
+
+from tests.bench.fake_cluster import FakeCluster
+from tests.bench.fakes import RecordingWatch
+from tests.bench.tiny_runs import run_on, settings_for, write_tiny
+from tests.stored_work import work_of
+
+TWIN = """\
+  twin:
+    model: ./target
+    drafters:
+      ngram: {method: ngram}
+"""
+
+
+def two_targets(folder):
+    """Settings of a run of both."""
+    write_tiny(folder)
+    with (folder / "pairings.yaml").open("a") as file:
+        file.write(TWIN)
+    pairings = ("tiny/draft", "twin/ngram")
+    return settings_for(folder, pairings=pairings, num_speculative_tokens=(2,))
+
+
+def blocks_of(stored):
+    return [line for line in work_of(stored, purpose="explore") if '"type": "block"' in line]
+
+
+def test_a_store_of_two_nodes_is_that_of_one_machine_whose_worker_dies_or_not(tmp_path):
+    settings = two_targets(tmp_path)
+    here = run_on(tmp_path, settings, tmp_path / "runs")
+    there = run_on(tmp_path, settings, tmp_path / "runs", cluster=FakeCluster({"a": 1, "b": 1}))
+    assert work_of(there, purpose="explore") == work_of(here, purpose="explore")
+    assert there.is_complete
+    by_target = {
+        target: {b.node for b in there.blocks if target in b.order[0]}
+        for target in ("tiny", "twin")
+    }
+    assert by_target == {"tiny": {"a"}, "twin": {"b"}}
+    watch = RecordingWatch()
+    cluster = FakeCluster({"a": 1, "b": 1}, deaths=(12,))
+    again = run_on(tmp_path, settings, tmp_path / "runs", watch, cluster=cluster)
+    assert any("begins again" in text for text in watch.warnings)
+    # What is said once of a load is said again; no block is decoded twice.
+    assert blocks_of(again) == blocks_of(here)

@@ -1,0 +1,51 @@
+"""`--ray` and `--gpus-per-cell`, without Ray."""
+
+import sys
+
+import pytest
+
+from specbench.cli import _with_latest
+from specbench.cli.nodes import Nodes
+from specbench.errors import UsageError
+from tests.cli.calls import specbench
+from tests.settings.flat_settings import settings_of
+
+
+def test_without_ray_it_says_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "specbench.bench.on_ray", raising=False)
+    nodes = Nodes.asked("auto", None)
+    with pytest.raises(UsageError, match=r"pip install 'specbench\[ray\]'"):
+        nodes.connected(settings_of(pairings=(), workloads=()))
+
+
+def test_alone_it_means_the_cluster_that_this_machine_is_part_of():
+    assert _with_latest(["run", "--ray"]) == ["run", "--ray", "auto"]
+    assert _with_latest(["run", "--ray", "--resume"]) == [
+        *("run", "--ray", "auto", "--resume", "latest"),
+    ]
+    assert _with_latest(["run", "--ray", "local"]) == ["run", "--ray", "local"]
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "head:6379", "10.0.0.1:6379", "[::1]:6379"])
+def test_addresses(address):
+    assert Nodes.asked(address, 2) == Nodes(address, 2)
+
+
+@pytest.mark.parametrize(
+    ("ray", "gpus", "said"),
+    [
+        ("demo/draft", None, r"--ray 'demo/draft': allowed are auto, local and host:port"),
+        (None, 2, r"--gpus-per-cell .*: add --ray"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(ray, gpus, said):
+    with pytest.raises(UsageError, match=said):
+        Nodes.asked(ray, gpus)
+
+
+def test_running_servers_are_not_spread(tmp_path):
+    words = ("--engine", "vllm", "--base-url", "http://localhost:1", "--ray")
+    done = specbench("run", "demo/draft", *words, cwd=tmp_path)
+    assert done.code == 2
+    assert "--ray starts servers on its nodes" in done.err

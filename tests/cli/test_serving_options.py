@@ -1,0 +1,96 @@
+"""Options of servers: which go together, and with which code a command ends."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from specbench.bench.served.outlook import TOKENS_PER_S
+from specbench.cli.checks import checked
+from specbench.cli.measure import _require_decided, _show_plan, require_complete
+from specbench.errors import UsageError
+from specbench.exit_code import ExitCode
+from specbench.inputs.config import load_pairings
+from specbench.report.document import build_document
+from tests.bench.served.running import running
+from tests.bench.served.served_runs import settings_for
+from tests.served_sessions import Sweep, served_sweep
+from tests.settings.flat_settings import changed, settings_of
+
+URL = "http://localhost:8000"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"base_urls": (URL,)}, "need a serving engine"),
+        ({"cycles": 3}, "need a serving engine"),
+        ({"engines": ("vllm",), "contexts": (128,)}, "--context needs the built-in decoder"),
+        ({"engines": ("vllm",), "precision": 0.02}, "--precision needs the built-in decoder"),
+        ({"engines": ("vllm", "sglang"), "base_urls": (URL,)}, "--base-url needs a single engine"),
+        ({"engines": ("vllm",), "base_urls": (URL,), "launch": "vllm"}, "nothing"),
+        ({"engines": ("vllm",), "base_urls": (URL,), "engine_python": "python"}, "nothing"),
+        ({"engines": ("vllm",), "base_urls": (URL,), "engine_args": ("-x",)}, "nothing"),
+        ({"engines": ("openai",)}, "--engine openai measures a running server"),
+        ({"engines": ("vllm",), "base_urls": (f"{URL}#k=x",)}, "only the K it runs is read"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(asked, said):
+    with pytest.raises(UsageError, match=said):
+        checked(settings_of(pairings=("a/b",), workloads=(), **asked))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"engines": ("vllm",), "launch": "vllm", "cycles": 3},
+        {"engines": ("builtin", "vllm"), "base_urls": (f"{URL}#k=0", "http://gpu2:8000#k=4")},
+        {"engines": ("vllm", "sglang")},
+        {"engines": ("openai",), "base_urls": (URL,)},
+    ],
+)
+def test_options_that_go_together_are_taken(asked):
+    settings = settings_of(pairings=("a/b",), workloads=(), **asked)
+    assert checked(settings) == settings
+
+
+def code_of(check, document):
+    try:
+        check(document)
+    except typer.Exit as left:
+        return left.exit_code
+    return 0
+
+
+def test_sessions_that_decide_nothing_end_with_code_3():
+    decided = build_document(served_sweep(Sweep(rows=(1,))))
+    noisy = build_document(served_sweep(Sweep(rows=(1,), wobble=1.0)))
+    assert code_of(_require_decided, decided) == 0
+    assert code_of(_require_decided, noisy) == ExitCode.INCONCLUSIVE == 3
+    elsewhere = served_sweep(Sweep(rows=(1,), wobble=1.0, engine="builtin"))
+    assert code_of(_require_decided, build_document(elsewhere)) == 0
+
+
+def test_a_session_that_was_lost_ends_with_code_4():
+    whole = build_document(served_sweep())
+    lost = build_document(served_sweep(Sweep(lost=((4, 3, 1),))))
+    assert code_of(require_complete, whole) == 0
+    assert code_of(require_complete, lost) == ExitCode.INCOMPLETE == 4
+    cell = SimpleNamespace(metrics={"num_failed": 1})
+    failed = SimpleNamespace(cells=[cell], failures=(), missing=())
+    assert code_of(require_complete, failed) == ExitCode.INCOMPLETE
+
+
+def test_a_dry_run_plans_the_k_that_running_servers_have(tmp_path, capsys):
+    settings = settings_for(tmp_path, launch=None, cycles=3, num_speculative_tokens=None)
+    pairings = load_pairings(tmp_path / "pairings.yaml").select(("big/lookup",))
+    with running(0, 3) as servers:
+        urls = tuple(server.url for server in servers)
+        _show_plan(changed(settings, base_urls=urls), pairings, tmp_path, as_json=True)
+        assert not any(server.engine.asked for server in servers)
+    plan = json.loads(capsys.readouterr().out)
+    assert [cell["num_speculative_tokens"] for cell in plan["cells"]] == [0, 3]
+    (sessions,) = plan["sessions"]
+    assert sessions["cycle"] == ["K=0", "lookup K=3", "lookup K=3", "K=0"]
+    assert sessions["seconds"] == pytest.approx(3 * 4 * 32 * 7 / TOKENS_PER_S)

@@ -1,0 +1,141 @@
+"""Decisions over cycles of a server's sessions: what they count, and what more they ask for."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from specbench.decide.peers import side_by_side
+from specbench.decide.recommend import choose, decide
+from specbench.metrics.gathering import gather_run
+from specbench.metrics.summary import summarise
+from specbench.records import CellSummary
+from specbench.report.document import build_document
+from tests.cell_keys import with_axes
+from tests.decide import cells
+from tests.decide.conftest import Summarised
+from tests.served_sessions import Sweep, key_of, served_sweep
+
+CYCLES_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.08, "prompt_error": 0.005}
+PROMPTS_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.01, "prompt_error": 0.04}
+BOTH_DIFFER = {"num_cycles": 4, "cycle_deviation": 0.2, "prompt_error": 0.1}
+
+
+def undecided(
+    summarised: Summarised, metrics: Mapping[str, float], estimate: float = 1.08
+) -> CellSummary:
+    cell = summarised(4, estimate - 0.1, estimate, estimate + 0.1, num_prompts=20, metrics=metrics)
+    return replace(cell, key=with_axes(cell.key, engine="vllm"))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "workload_prompts", "more"),
+    [
+        # Half width 6.7 % wanted. 0.08 / sqrt(8) with t(7) = 2.36 is 6.7 %, and prompts add 1 %.
+        (CYCLES_DIFFER, 200, "about 5 more cycles needed to decide"),
+        (CYCLES_DIFFER, 20, "about 5 more cycles needed to decide"),
+        # 0.04 sqrt(20 / 31) with t(30) = 2.04 is 6.6 %, and cycles add 0.1 %.
+        (PROMPTS_DIFFER, 200, "about 11 more prompts needed to decide"),
+        (PROMPTS_DIFFER, 22, "the workload has only 2 more prompts: add some"),
+        (PROMPTS_DIFFER, 20, "the workload has no more prompts: add some"),
+        (BOTH_DIFFER, 200, "more cycles of more prompts needed to decide"),
+    ],
+)
+def test_more_of_what_makes_the_interval_wide_is_asked_for(
+    summarised, metrics, workload_prompts, more
+):
+    choice = choose([undecided(summarised, metrics)])
+    decision = decide(choice, workload_prompts=workload_prompts)
+    assert decision.sentence == f"code: undecided: K=4 measured 1.08x [0.98, 1.18]; {more}"
+
+
+def test_where_the_workload_has_no_more_prompts_cycles_are_asked_for_if_they_would_do(summarised):
+    metrics = {"num_cycles": 4, "cycle_deviation": 0.03, "prompt_error": 0.029}
+    cell = undecided(summarised, metrics)
+    assert "1 more prompt needed" in decide(choose([cell]), workload_prompts=200).sentence
+    assert "1 more cycle needed" in decide(choose([cell]), workload_prompts=20).sentence
+
+
+def test_requests_served_together_ask_for_cycles_alone(summarised):
+    metrics = {"num_cycles": 4, "num_passes": 8, "cycle_deviation": 0.08, "prompt_error": 0.0}
+    cell = undecided(summarised, metrics)
+    cell = replace(cell, key=with_axes(cell.key, concurrency=4))
+    assert "about 4 more cycles" in decide(choose([cell]), workload_prompts=20).sentence
+
+
+@pytest.mark.parametrize(
+    ("cycles", "prompts", "found"),
+    [
+        (1, 6, "from 1 cycle; at least 1 more cycle needed for an interval"),
+        (4, 3, "from 4 cycles; at least 2 more prompts needed for an interval"),
+        (4, 1, "from 4 cycles; at least 4 more prompts needed for an interval"),
+    ],
+)
+def test_what_is_missing_for_an_interval_is_told(cycles, prompts, found):
+    sweep = Sweep(ks=(4,), cycles=cycles, num_prompts=prompts, rows=(1,), confirmed=None)
+    (decision,) = build_document(served_sweep(sweep)).decisions
+    assert decision.sentence.endswith(found)
+    assert "undecided" in decision.sentence
+
+
+def test_a_winner_is_quoted_over_the_cycles_of_its_second_measurement():
+    first, many = build_document(served_sweep()).decisions
+    assert first.sentence.startswith("code: K=4, 2.0")
+    assert any(reason.endswith("over 4 cycles") for reason in first.reasons)
+    assert many.draft.k == 4
+
+
+BUILTIN = (cells.BASE, cells.draft(4))
+
+
+def own_cells(engine_s: float) -> list:
+    """Of the prompts that the server was asked, at 12 tokens each."""
+    found = []
+    for key, seconds in zip(BUILTIN, (0.24, engine_s), strict=True):
+        cell = cells.cell(key, [seconds] * 6)
+        named = (replace(r, prompt_id=f"code-{i}") for i, r in enumerate(cell.requests))
+        found.append(replace(cell, requests=tuple(named)))
+    return found
+
+
+def test_beside_a_server_there_are_estimates_alone():
+    served = gather_run(served_sweep(Sweep(wobble=0.0, differing=0.0)))
+    base, four = side_by_side([*own_cells(engine_s=0.06), *served])
+    assert (base.peer, four.peer) == (key_of(0), key_of(4))
+    # 12 tokens in 0.24 s against 24 in 0.48 s; then 12 in 0.06 s against 24 in 0.24 s.
+    assert base.decode.estimate == pytest.approx(1.0)
+    assert four.decode.estimate == pytest.approx(2.0)
+    assert {pair.decode.low for pair in (base, four)} == {None}
+    assert four.end_to_end.low is None
+    assert (four.cpu, four.num_prompts) == (None, 6)
+
+
+def test_only_prompts_that_both_served_are_compared():
+    served = gather_run(served_sweep(Sweep(wobble=0.0)))
+    ours = [replace(cell, requests=cell.requests[:2]) for cell in own_cells(engine_s=0.06)]
+    (pair,) = [p for p in side_by_side([*ours, *served]) if p.own.draft.k]
+    theirs = next(c for c in served if c.key == key_of(4))
+    both = [r.decode_s for r in theirs.requests if r.prompt_id in ("code-0", "code-1")]
+    assert pair.num_prompts == 2
+    assert pair.decode.estimate == pytest.approx(sum(both) / len(both) / 24 / (0.06 / 12))
+
+
+def test_texts_are_not_called_different_where_one_side_tells_no_tokens():
+    served = gather_run(served_sweep())
+    told, *_ = side_by_side([*own_cells(0.06), *served])
+    assert told.equal_text == 0.0  # 13 tokens are not 25
+    mute = [
+        replace(c, requests=tuple(replace(r, output_ids=(), num_tokens=25) for r in c.requests))
+        for c in served
+    ]
+    untold, *_ = side_by_side([*own_cells(0.06), *mute])
+    assert untold.equal_text is None
+
+
+def test_a_cell_without_a_whole_cycle_decides_nothing():
+    stored = served_sweep(Sweep(ks=(4,), cycles=1, rows=(1,), confirmed=None, lost=((4, 0, 1),)))
+    (_, four) = summarise(gather_run(stored))
+    assert four.speedup is None
+    assert four.metrics["num_cycles"] == 0
+    (decision,) = build_document(stored).decisions
+    assert decision.sentence == "code: undecided: no valid measurement"

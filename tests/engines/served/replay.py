@@ -1,0 +1,53 @@
+"""Engines asked of a fake server that answers what real ones did."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from specbench.engines.served import Question, ServerFacts, Start, find_served
+from specbench.inputs.address import Address
+from specbench.records import Message, Sampling
+from specbench.servers.client import Client, Streamed
+from tests.servers.fake_server import FakeServer, serving
+
+QUESTION = Question(
+    messages=(Message(role="user", content="Hello"),),
+    max_tokens=20,
+    sampling=Sampling(temperature=0.5, top_p=0.9),
+    seed=7,
+)
+
+
+def recorded(name: str) -> str:
+    return (Path(__file__).parent / "recorded" / name).read_text(encoding="utf-8")
+
+
+def facts(engine: str, pages: Mapping[str, str], address: str = "") -> ServerFacts:
+    """What an engine's file reads from these pages; `address` comes after the server's own."""
+
+    async def read(url: str) -> ServerFacts:
+        async with Client(Address.at(url, "--base-url")) as client:
+            return await find_served(engine).facts(client)
+
+    with serving(FakeServer(pages=pages, has_metrics=False)) as url:
+        return asyncio.run(read(url + address))
+
+
+class Replayed(NamedTuple):
+    answer: Streamed
+    asked: list[dict[str, Any]]  # of the server, in order
+
+
+def answer(engine: str, pages: Mapping[str, str], question: Question = QUESTION) -> Replayed:
+    async def ask(url: str) -> Streamed:
+        async with Client(Address.at(url, "--base-url")) as client:
+            return await find_served(engine).answer(client, "tiny", question)
+
+    fake = FakeServer(pages=pages)
+    with serving(fake) as url:
+        return Replayed(asyncio.run(ask(url)), fake.asked)
+
+
+def start(folder: Path, *exported: str, **changed: Any) -> Start:
+    return Start(exported=exported, folder=folder, port=8000, most_at_once=8, **changed)

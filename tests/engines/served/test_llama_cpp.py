@@ -1,0 +1,144 @@
+"""llama.cpp's server, by what a real one answered."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.engines.served import find_served
+from specbench.errors import UsageError
+from specbench.servers.client import Streamed
+from tests.engines.served.replay import QUESTION, answer, facts, recorded, start
+
+LLAMA = find_served("llama_cpp")
+SERVER = {
+    "/props": recorded("llama_cpp_props.json"),
+    "/slots": recorded("llama_cpp_slots.json"),
+    "/v1/models": recorded("llama_cpp_models.json"),
+    "/metrics": recorded("llama_cpp_metrics.txt"),
+}
+ANSWERS = {
+    "/apply-template": recorded("llama_cpp_template.json"),
+    "/tokenize": recorded("llama_cpp_tokens.json"),
+    "/completion": recorded("llama_cpp_completion.sse"),
+}
+DRAFTED = ("llama-server", "--model", "t.gguf", "--model-draft", "d.gguf")
+
+
+def with_model(folder: Path, *files: str) -> Path:
+    for file in files:
+        (folder / file).parent.mkdir(exist_ok=True, parents=True)
+        (folder / file).touch()
+    return folder
+
+
+def test_every_slot_has_the_context_of_one_request(tmp_path, monkeypatch):
+    monkeypatch.chdir(with_model(tmp_path, "t.gguf", "d.gguf"))
+    command = LLAMA.launch(start(tmp_path, *DRAFTED, context=512)).command
+    assert command[:5] == DRAFTED
+    assert command[command.index("--parallel") + 1] == "8"
+    assert command[command.index("--ctx-size") + 1] == "4096"
+    assert "--metrics" in command
+    assert "--no-cache-prompt" in command
+
+
+def test_prefixes_are_kept_where_they_are_to_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(with_model(tmp_path, "t.gguf", "d.gguf"))
+    command = LLAMA.launch(start(tmp_path, *DRAFTED, keeps_prefixes=True)).command
+    assert not {"--no-cache-prompt", "--cache-ram", "--ctx-size"} & {*command}
+
+
+def test_the_program_may_be_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(with_model(tmp_path, "t.gguf", "d.gguf"))
+    command = LLAMA.launch(start(tmp_path, *DRAFTED, python=Path("/opt/llama-server"))).command
+    assert command[0] == "/opt/llama-server"
+
+
+@pytest.mark.parametrize("file", ["models/t.gguf", "models/t/t.gguf", "models/t/any-q8.gguf"])
+def test_a_gguf_file_is_found_beside_its_model_or_in_it(tmp_path, file):
+    with_model(tmp_path, file)
+    model = tmp_path / "models" / "t"
+    command = LLAMA.launch(start(tmp_path, *DRAFTED[:3], models=(model,))).command
+    assert command[2] == str(tmp_path / file)
+
+
+def test_of_several_in_a_folder_that_of_its_name_is_taken(tmp_path):
+    with_model(tmp_path, "t/t.gguf", "t/a.gguf")
+    command = LLAMA.launch(start(tmp_path, *DRAFTED[:3], models=(tmp_path / "t",))).command
+    assert command[2] == str(tmp_path / "t" / "t.gguf")
+
+
+def test_a_missing_gguf_file_is_a_message_that_says_how_to_make_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(with_model(tmp_path, "t/a.gguf", "t/b.gguf"))
+    with pytest.raises(UsageError, match=r"no t\.gguf in") as error:
+        LLAMA.launch(start(tmp_path, *DRAFTED, models=(tmp_path / "t",)))
+    assert f"nor beside or in {tmp_path / 't'}" in str(error.value)
+    assert "convert_hf_to_gguf.py MODEL --outfile t.gguf" in str(error.value)
+    assert "--engine-args '--model FILE'" in str(error.value)
+
+
+def test_a_file_that_the_user_names_is_not_looked_for(tmp_path, monkeypatch):
+    monkeypatch.chdir(with_model(tmp_path, "d.gguf"))
+    own = ("--model", "/mine.gguf")
+    assert LLAMA.launch(start(tmp_path, *DRAFTED, arguments=own)).command[-2:] == own
+
+
+def test_what_a_server_says_of_itself():
+    found = facts("llama_cpp", SERVER)
+    assert (found.version, found.model, found.k) == ("b1-0c1e570", "target.gguf", 4)
+    assert (found.settings["n_ctx"], found.settings["total_slots"]) == ("1024", "2")
+    assert found.prefix_cache == "by request"
+
+
+def test_k_is_told_by_slots_that_do_not_speculate_and_by_counters_after_a_draft():
+    off = SERVER["/slots"].replace("true", "false")
+    page = "llamacpp:tokens_predicted_total 0\n"
+    assert facts("llama_cpp", SERVER | {"/slots": off, "/metrics": page}).k == 0
+    found = facts("llama_cpp", SERVER | {"/metrics": page})
+    assert found.k is None
+    assert facts("llama_cpp", SERVER | {"/slots": "", "/metrics": page}).k is None
+
+
+def test_a_real_answer():
+    """Its last draft is the end of text: the token that follows it is never sent."""
+    said = answer("llama_cpp", ANSWERS).answer
+    assert (said.num_tokens, len(said.token_ids), said.num_first) == (15, 15, 1)
+    assert (said.finish_reason, said.token_ids[-1]) == ("stop", 2)
+    assert said.num_prompt_tokens == 24
+    assert said.metrics["draft_n_accepted"] == 9
+    counts = LLAMA.counts(said, 4)
+    assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (6, 8, 1)
+    assert (counts.num_drafted, counts.num_drafting, counts.num_rejecting) == (24, 6, 5)
+    assert counts.num_by_accepted == (2, 1, 2, 1, 0)
+    assert LLAMA.counts(said, 0) is None
+
+
+def test_the_ids_of_the_conversation_are_what_is_answered():
+    template, text, asked = answer("llama_cpp", ANSWERS).asked
+    assert template["messages"] == [{"role": "user", "content": "Hello"}]
+    assert text["content"].startswith("<|im_start|>user")
+    assert asked["prompt"] == json.loads(ANSWERS["/tokenize"])["tokens"]
+    assert (asked["n_predict"], asked["seed"], asked["cache_prompt"]) == (20, 7, False)
+    assert (asked["temperature"], asked["top_k"], asked["min_p"]) == (0.5, 0, 0)  # off, not its own
+    kept = replace(QUESTION, keeps_prefixes=True)
+    assert answer("llama_cpp", ANSWERS, kept).asked[-1]["cache_prompt"]
+
+
+def test_a_token_that_ends_no_character_is_not_told_and_so_no_ids_are():
+    """Sums remain, in which rounds that drafted nothing hide what went past the end."""
+    events = ANSWERS["/completion"].split("\n\n")
+    said = answer("llama_cpp", ANSWERS | {"/completion": "\n\n".join(events[:3] + events[4:])})
+    assert (said.answer.num_tokens, list(said.answer.token_ids)) == (15, [])
+    counts = LLAMA.counts(said.answer, 4)
+    assert (counts.num_rounds, counts.num_accepted) == (5, 9)
+    assert counts.num_by_accepted is counts.num_drafting is None
+
+
+def test_drafts_are_told_apart_from_rounds_without_any():
+    """One token from prefill, two plain rounds, then a round of 3 drafts of which 1 is accepted."""
+    steps = [(1, 0, 0), (2, 0, 0), (3, 0, 0), (4, 3, 1), (5, 3, 1)]
+    told = [LLAMA._Step(*step) for step in steps]
+    metrics = {"draft_n": 3, "draft_n_accepted": 1, "steps": told}
+    counts = LLAMA.counts(Streamed(num_tokens=5, metrics=metrics), 4)
+    assert (counts.num_rounds, counts.num_drafting, counts.num_accepted) == (3, 1, 1)

@@ -1,0 +1,26 @@
+"""Any compatible server: only what the API itself has is asked and read."""
+
+from dataclasses import replace
+
+from specbench.engines.served import find_served
+from specbench.records import Sampling
+from tests.engines.served.replay import QUESTION, answer, facts
+
+
+def test_k_is_what_the_address_says():
+    assert facts("openai", {}, "#k=3").k == 3
+    found = facts("openai", {})
+    assert (found.k, found.model, found.prefix_cache) == (None, "tiny", "unknown")
+
+
+def test_an_answer_by_its_usage_and_no_counts():
+    replayed = answer("openai", {})
+    assert replayed.answer.num_tokens == 17
+    assert find_served("openai").counts(replayed.answer, 3) is None
+    common = {"model", "max_tokens", "temperature", "top_p", "seed", "messages"}
+    assert {*replayed.asked[0]} == common | {"stream", "stream_options"}
+
+
+def test_a_top_k_that_is_wanted_is_asked_for():
+    wanted = replace(QUESTION, sampling=Sampling(temperature=1.0, top_k=40))
+    assert answer("openai", {}, wanted).asked[0]["top_k"] == 40

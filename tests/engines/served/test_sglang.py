@@ -1,0 +1,80 @@
+"""SGLang, by answers that were written from its sources: never met a real one."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.engines.served import find_served
+from tests.engines.served.replay import QUESTION, answer, facts, recorded, start
+
+SGLANG = find_served("sglang")
+INFO = json.loads(recorded("sglang_server_info.json"))
+ANSWERS = {"/v1/chat/completions": recorded("sglang_chat.sse")}
+
+
+def says(info: dict[str, object]) -> dict[str, str]:
+    return {"/server_info": json.dumps(INFO | info)}
+
+
+def test_as_many_requests_at_once_with_speculation_as_without(tmp_path):
+    plain = start(tmp_path, "python", "-m", "sglang.launch_server", "--model-path", "m")
+    command = SGLANG.launch(plain).command
+    assert command[:5] == plain.exported
+    assert command[command.index("--max-running-requests") + 1] == "8"
+    assert {"--enable-metrics", "--disable-radix-cache"} <= {*command}
+    kept = SGLANG.launch(replace(plain, keeps_prefixes=True, python=Path("/env/python"))).command
+    assert kept[0] == "/env/python"
+    assert "--disable-radix-cache" not in kept
+
+
+def test_what_a_server_says_of_itself():
+    found = facts("sglang", says({}))
+    assert (found.version, found.model) == ("0.5.23", "tiny")
+    assert (found.k, found.kv_tokens, found.prefix_cache) == (3, 120_000, "off")
+    assert found.settings["tp_size"] == "2"
+    assert "quantization" not in found.settings
+    assert "a-key-of-its-own" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("info", "k"),
+    [
+        ({"speculative_algorithm": None}, 0),
+        ({"speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 9}, 8),
+        ({"speculative_algorithm": "DFLASH", "speculative_num_draft_tokens": 16}, 15),
+        ({"speculative_num_steps": None, "speculative_num_draft_tokens": None}, None),
+    ],
+    ids=str,
+)
+def test_k_of_each_way_of_drafting(info, k):
+    assert facts("sglang", says(info)).k == k
+
+
+def test_ranks_have_a_cache_each_and_older_releases_another_page():
+    old = {"/get_server_info": json.dumps(INFO | {"dp_size": 4, "disable_radix_cache": False})}
+    found = facts("sglang", old)
+    assert (found.kv_tokens, found.prefix_cache) == (480_000, "on")
+
+
+def test_an_answer_with_ids_and_counts_that_come_after_it():
+    """2 rounds that accept 5 drafts would emit 7 tokens after the first, and there are 6."""
+    said = answer("sglang", ANSWERS).answer
+    assert (said.text, said.num_tokens, said.num_first) == ("The answer is 12.", 7, 1)
+    assert list(said.token_ids) == [403, 552, 600, 311, 436, 16, 2]
+    counts = SGLANG.counts(said, 3)
+    assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (2, 4, 1)
+    assert (counts.num_drafted, counts.num_drafting) == (6, 2)
+    assert SGLANG.counts(said, 0) is None
+
+
+def test_what_is_asked():
+    [asked] = answer("sglang", ANSWERS).asked
+    assert asked["return_spec_tokens_details"]
+    assert asked["return_output_ids_in_sglext"]
+    assert asked["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert (asked["top_k"], asked["repetition_penalty"]) == (-1, 1)
+    assert "cache_salt" in asked
+    kept = replace(QUESTION, keeps_prefixes=True)
+    assert "cache_salt" not in answer("sglang", ANSWERS, kept).asked[0]

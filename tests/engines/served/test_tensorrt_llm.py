@@ -1,0 +1,80 @@
+"""TensorRT-LLM, by answers that were written from its sources: never met a real one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specbench.engines.served import find_served
+from specbench.servers.client import ServerError, Streamed
+from tests.engines.served.replay import answer, facts, recorded, start
+
+TRTLLM = find_served("tensorrt_llm")
+PAGE = recorded("tensorrt_llm_metrics.txt")
+ANSWERS = {"/v1/chat/completions": recorded("tensorrt_llm_chat.sse")}
+
+
+def test_the_config_file_also_turns_counters_on_and_prefixes_off(tmp_path):
+    own = tmp_path / "speculative.yaml"
+    own.write_text("speculative_config:\n  decoding_type: Eagle3\n", encoding="utf-8")
+    drafted = start(tmp_path, "trtllm-serve", "m", "--config", str(own), config=own)
+    command = TRTLLM.launch(drafted).command
+    config = Path(command[command.index("--config") + 1])
+    assert yaml.safe_load(config.read_text(encoding="utf-8")) == {
+        "speculative_config": {"decoding_type": "Eagle3"},
+        "kv_cache_config": {"enable_block_reuse": False},
+        "enable_iter_perf_stats": True,
+        "return_perf_metrics": True,
+    }
+    assert "reuse" not in own.read_text(encoding="utf-8")
+    TRTLLM.launch(replace(drafted, keeps_prefixes=True))
+    assert "enable_block_reuse: true" in config.read_text(encoding="utf-8")
+
+
+def test_without_a_config_file_there_is_one_with_counters(tmp_path):
+    plain = start(tmp_path, "trtllm-serve", "m", python=Path("/env/bin/python"))
+    launch = TRTLLM.launch(plain)
+    assert launch.command[:3] == ("/env/bin/trtllm-serve", "m", "--config")
+    assert Path(launch.command[3]).is_file()
+    assert launch.environment["TRTLLM_NO_USAGE_STATS"] == "1"
+
+
+def test_what_a_server_says_of_itself():
+    found = facts("tensorrt_llm", {"/prometheus/metrics": PAGE})
+    assert (found.k, found.kv_tokens) == (3, 16_000)
+    assert (found.version, found.prefix_cache) == ("0.32.0", "off")
+    assert found.settings["spec_draft_model"] == "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("page", "k"),
+    [(PAGE.replace('spec_enabled="true"', 'spec_enabled="false"'), 0), ("", None)],
+    ids=["not speculating", "no counters"],
+)
+def test_k_where_there_is_none_or_nothing_tells_it(page, k):
+    assert facts("tensorrt_llm", {"/prometheus/metrics": page}).k == k
+
+
+def test_an_answer_whose_rounds_follow_from_its_mean():
+    """7 tokens at 2.33 an iteration are 3: prefill and 2 rounds, which accepted 4 drafts."""
+    said = answer("tensorrt_llm", ANSWERS).answer
+    assert (said.text, said.num_tokens, said.num_first) == ("The answer is 12.", 7, 1)
+    assert (list(said.token_ids), said.finish_reason) == ([], "stop")
+    counts = TRTLLM.counts(said, 3)
+    assert (counts.num_rounds, counts.num_accepted, counts.num_drafted) == (2, 4, None)
+    assert TRTLLM.counts(said, 0) is None
+    assert TRTLLM.counts(Streamed(num_tokens=7), 3) is None
+
+
+def test_a_mean_below_one_token_an_iteration_cannot_be():
+    said = Streamed(num_tokens=7, metrics={"avg_decoded_tokens_per_iter": 0.5})
+    with pytest.raises(ServerError, match="cannot be"):
+        TRTLLM.counts(said, 3)
+
+
+def test_no_field_is_sent_that_it_would_refuse():
+    [asked] = answer("tensorrt_llm", ANSWERS).asked
+    own = {"top_k", "stream_options", "stream"}
+    common = {"model", "max_tokens", "temperature", "top_p", "seed", "messages"}
+    assert {*asked} == own | common

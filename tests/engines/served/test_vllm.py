@@ -1,0 +1,130 @@
+"""vLLM, by what a real one answered."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.engines.served import find_served
+from specbench.records import Message
+from specbench.servers.client import Streamed
+from tests.engines.served.replay import QUESTION, answer, facts, recorded, start
+
+VLLM = find_served("vllm")
+SPECULATIVE = ("vllm", "serve", "m", "--speculative-config", "{}")
+ANSWERS = {"/v1/chat/completions": recorded("vllm_chat.sse")}
+SERVER = {
+    "/version": recorded("vllm_version.json"),
+    "/v1/models": recorded("vllm_models.json"),
+    "/metrics": recorded("vllm_metrics.txt"),
+}
+
+
+def test_a_server_is_started_by_its_command_or_by_the_python_of_its_environment(tmp_path):
+    own = VLLM.launch(start(tmp_path, "vllm", "serve", "m", "--dtype", "float32"))
+    assert own.command[:5] == ("vllm", "serve", "m", "--dtype", "float32")
+    assert own.environment["VLLM_NO_USAGE_STATS"] == "1"
+    python = VLLM.launch(start(tmp_path, "vllm", "serve", "m", python=Path("/env/bin/python")))
+    module = ("-m", "vllm.entrypoints.openai.api_server", "--model", "m")
+    assert python.command[0] == "/env/bin/python"
+    assert python.command[3:7] == module
+
+
+def test_counts_per_request_are_asked_for_where_they_are_not_refused(tmp_path):
+    flags = ("--per-request-spec-decode-metrics", "detailed")
+    assert VLLM.launch(start(tmp_path, *SPECULATIVE)).command[-2:] == flags
+    assert flags[0] not in VLLM.launch(start(tmp_path, "vllm", "serve", "m")).command
+
+
+def test_prefixes_are_not_kept_unless_they_are_to_be(tmp_path):
+    assert "--no-enable-prefix-caching" in VLLM.launch(start(tmp_path, *SPECULATIVE)).command
+    kept = VLLM.launch(start(tmp_path, *SPECULATIVE, keeps_prefixes=True)).command
+    assert "--enable-prefix-caching" in kept
+    assert "--no-enable-prefix-caching" not in kept
+
+
+def test_only_more_requests_than_it_takes_by_itself_are_said(tmp_path):
+    few = start(tmp_path, *SPECULATIVE)
+    assert "--max-num-seqs" not in VLLM.launch(few).command
+    command = VLLM.launch(replace(few, most_at_once=200)).command
+    assert command[command.index("--max-num-seqs") + 1] == "200"
+
+
+def test_what_a_server_says_of_itself():
+    found = facts("vllm", SERVER)
+    assert (found.version, found.model, found.k) == ("0.32.0", "demo/target", 4)
+    assert (found.kv_tokens, found.prefix_cache) == (58240, "off")
+    assert found.settings["block_size"] == "128"
+    assert found.settings["max_model_len"] == "1024"
+
+
+def test_a_server_without_counters_of_drafts_does_not_speculate():
+    assert facts("vllm", SERVER | {"/metrics": "vllm:generation_tokens_total 3\n"}).k == 0
+    assert facts("vllm", SERVER | {"/metrics": ""}).k is None
+
+
+def test_an_older_server_tells_its_blocks():
+    page = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
+    found = facts("vllm", SERVER | {"/metrics": page + page.replace("1\n", "1.0\n")})
+    assert found.kv_tokens == 2 * 1600  # two ranks
+    assert found.prefix_cache == "unknown"
+
+
+def test_a_real_answer():
+    """Rounds of 4, 4, 4, 0 and 4 accepted drafts; the limit leaves 2 of the last 5 tokens out."""
+    said = answer("vllm", ANSWERS).answer
+    assert (said.num_tokens, len(said.token_ids), said.num_first) == (20, 20, 1)
+    assert (said.num_prompt_tokens, said.finish_reason) == (40, "length")
+    counts = VLLM.counts(said, 4)
+    assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (5, 14, 2)
+    assert (counts.num_drafted, counts.num_drafting, counts.num_rejecting) == (20, 5, 1)
+    assert counts.num_by_accepted == (1, 0, 1, 0, 3)
+    assert VLLM.counts(said, 0) is None
+
+
+def test_a_summary_is_sums():
+    told = answer("vllm", ANSWERS).answer.metrics["speculative_decoding"]
+    summary = {name: value for name, value in told.items() if not name.startswith("per_step")}
+    said = Streamed(num_tokens=20, metrics={"speculative_decoding": summary})
+    counts = VLLM.counts(said, 4)
+    assert (counts.num_rounds, counts.num_accepted, counts.num_overshot) == (5, 14, 2)
+    assert counts.num_by_accepted is None
+    assert VLLM.counts(Streamed(num_tokens=20, metrics={}), 4) is None
+
+
+def test_an_answer_without_any_draft_has_a_round_for_each_token():
+    empty = {"num_spec_steps": 0, "num_accepted_draft_tokens": 0, "num_draft_tokens": 0}
+    counts = VLLM.counts(Streamed(num_tokens=5, metrics={"speculative_decoding": empty}), 2)
+    assert (counts.num_rounds, counts.num_by_accepted) == (4, (4, 0, 0))
+
+
+def test_what_is_asked():
+    tool = {"type": "function", "function": {"name": "add"}}
+    question = replace(
+        QUESTION,
+        messages=(Message(role="user", content="Hello", extra={"name": "Ada"}),),
+        tools=(tool,),
+        template_args={"enable_thinking": False},
+    )
+    [asked] = answer("vllm", ANSWERS, question).asked
+    assert asked["messages"] == [{"role": "user", "content": "Hello", "name": "Ada"}]
+    assert asked["tools"] == [tool]
+    assert asked["chat_template_kwargs"] == {"enable_thinking": False}
+    assert (asked["temperature"], asked["top_p"], asked["seed"]) == (0.5, 0.9, 7)
+    assert (asked["max_tokens"], asked["model"]) == (20, "tiny")
+    # Whatever the model's generation_config.json says.
+    assert (asked["top_k"], asked["min_p"], asked["repetition_penalty"]) == (-1, 0, 1)
+    assert asked["return_token_ids"]
+
+
+def test_a_prefix_is_found_again_only_where_it_may_be():
+    salts = [answer("vllm", ANSWERS).asked[0]["cache_salt"] for _ in range(2)]
+    assert salts[0] != salts[1]
+    kept = replace(QUESTION, keeps_prefixes=True)
+    assert "cache_salt" not in answer("vllm", ANSWERS, kept).asked[0]
+
+
+@pytest.mark.parametrize("name", ["tools", "chat_template_kwargs"])
+def test_what_is_empty_is_not_sent(name):
+    assert name not in json.dumps(answer("vllm", ANSWERS).asked)

@@ -1,0 +1,119 @@
+"""`specbench export` of a run that measured the very engine: its own flags, release and figures."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.report.document import build_document
+from specbench.runs import StoredRun
+from tests.cli.calls import specbench
+from tests.made_records import made_block
+from tests.report.stored_runs import keep
+from tests.served_sessions import Sweep, key_of, served_sweep
+from tests.settings.flat_settings import changed
+
+ONE_ROW = Sweep(rows=(1,))
+
+
+def exported(
+    stored: StoredRun, tmp_path: Path, *options: str, engine: str = "vllm"
+) -> dict[str, object]:
+    keep(tmp_path / "reports", "run", stored)
+    asked = ("export", "demo/draft", "--engine", engine, "--run", "run", "--json", *options)
+    ran = specbench(*asked, cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    found: dict[str, object] = json.loads(ran.out)
+    return found
+
+
+def test_what_was_measured_there_is_exported_as_it_was_started(tmp_path):
+    stored = served_sweep(ONE_ROW)
+    found = exported(stored, tmp_path)
+    assert found["written_for"] == "0.32.1"
+    assert '"num_speculative_tokens": 4' in found["command_line"]
+    run, itself, sentence, *_ = found["basis"]
+    assert run == "run run"
+    assert itself == "measured with vllm 0.32.1 itself, started with these flags"
+    assert sentence == build_document(stored).decisions[0].sentence
+
+
+def test_arguments_of_the_user_are_part_of_what_was_measured(tmp_path):
+    stored = served_sweep(ONE_ROW)
+    settings = changed(stored.run.settings, engine_args=("--max-num-seqs", "64"))
+    found = exported(replace(stored, run=replace(stored.run, settings=settings)), tmp_path)
+    assert "it was also told: --max-num-seqs 64" in found["basis"]
+
+
+def test_flags_of_a_running_server_are_not_known(tmp_path):
+    found = exported(served_sweep(replace(ONE_ROW, is_attached=True)), tmp_path)
+    assert (
+        found["basis"][1] == "measured with vllm 0.32.1 itself, which was running: flags not known"
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "written_for"),
+    [
+        ("0.12.0", (), "0.33"),  # older than the exporter knows
+        ("0.32.1", ("--engine-version", "0.31"), "0.31"),
+    ],
+)
+def test_the_release_is_the_measured_one_unless_it_is_unknown_or_another_is_asked_for(
+    tmp_path, version, options, written_for
+):
+    found = exported(served_sweep(replace(ONE_ROW, version=version)), tmp_path, *options)
+    assert found["written_for"] == written_for
+
+
+def test_a_build_of_llama_cpp_is_read_without_its_commit(tmp_path):
+    stored = served_sweep(replace(ONE_ROW, engine="llama_cpp", version="b9235-1a2b3c4"))
+    found = exported(stored, tmp_path, engine="llama_cpp")
+    assert "b9235" in found["written_for"]
+    assert found["basis"][1].startswith("measured with llama_cpp b9235-1a2b3c4 itself")
+
+
+def both_engines() -> StoredRun:
+    """vLLM, whose best K is 4, and our own, whose best is 2."""
+    there = served_sweep(replace(ONE_ROW, confirmed=None, ks=(4,)))
+    ours = {k: key_of(k, engine="builtin") for k in (0, 2)}
+    sessions = served_sweep(replace(ONE_ROW, confirmed=None, ks=(2,))).blocks[:2]
+    blocks = []
+    for base, drafted in zip(*(session.requests for session in sessions), strict=True):
+        own = (
+            replace(base, cell_id=ours[0].id),
+            replace(drafted, cell_id=ours[2].id, decode_s=drafted.decode_s / 3),
+        )
+        blocks.append(made_block(base.prompt_id, *own, block_id=f"own {base.prompt_id}"))
+    plans = tuple(replace(there.run.cells[0], key=key) for key in ours.values())
+    run = replace(there.run, cells=(*plans, *there.run.cells))
+    return replace(there, run=run, blocks=(*blocks, *there.blocks))
+
+
+def test_of_several_engines_the_exported_one_decides(tmp_path):
+    stored = both_engines()
+    ks = {d.condition.engine: d.draft.k for d in build_document(stored).decisions}
+    assert ks == {"builtin": 2, "vllm": 4}
+    there = exported(stored, tmp_path)
+    assert '"num_speculative_tokens": 4' in there["command_line"]
+    elsewhere = exported(stored, tmp_path / "other", engine="sglang")
+    assert not any("itself" in line for line in elsewhere["basis"])
+    assert "2" in elsewhere["command"][elsewhere["command"].index("--speculative-num-steps") + 1]
+
+
+@pytest.mark.parametrize(
+    "objective", [("latency",), ("throughput",), ("cost", "--price-per-hour", "2")]
+)
+def test_a_recommendation_is_made_of_a_serving_engines_cells(tmp_path, objective):
+    keep(tmp_path / "reports", "run", served_sweep())
+    asked = ("recommend", "run", "--objective", *objective, "--json")
+    ran = specbench(*asked, cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    (pick,) = json.loads(ran.out)["picks"]
+    best = pick["best"]
+    assert (pick["engine"], best["num_speculative_tokens"]) == ("vllm", 4)
+    rows = [c["concurrency"] for c in pick["candidates"]]
+    assert set(rows) == {1, 4}
+    # 4 users at once are given more in all, and each of them less.
+    assert best["concurrency"] == (1 if objective[0] == "latency" else 4)

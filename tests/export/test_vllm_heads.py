@@ -1,0 +1,111 @@
+"""What is said of a head whose files vLLM does not take as they are."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig
+
+from specbench.demo import MODELS
+from specbench.drafters.registry import drafter_class
+from specbench.training.train_head import write_head
+from tests.export.deployments import deployment, exported, with_draft
+
+HEADS = ("eagle", "eagle3", "medusa")
+
+
+def lost(method: str, head: Path) -> tuple[str, ...]:
+    made = with_draft(deployment(method, tree="chain"), source=str(head), folder=head)
+    return exported("vllm", made, "0.32").not_expressed
+
+
+def written(path: Path, config: dict[str, Any], *tensors: str, size: int = 4) -> Path:
+    """A head's folder, every tensor of which is size x size, or has size biases."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    shapes = {name: (size,) if name.endswith(".bias") else (size, size) for name in tensors}
+    if tensors:
+        held = {name: torch.zeros(shape) for name, shape in shapes.items()}
+        save_file(held, path / "model.safetensors")
+    return path
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_the_embedded_heads_and_new_ones_lose_nothing(method: str, tmp_path: Path) -> None:
+    target = AutoConfig.from_pretrained(MODELS / "target")
+    write_head(tmp_path, drafter_class(method).new_checkpoint(target, 0))
+
+    assert lost(method, MODELS / method) == lost(method, tmp_path) == ()
+
+
+def test_a_head_that_names_no_class_is_refused_there_and_that_is_said(tmp_path: Path) -> None:
+    (of_none,) = lost("eagle3", written(tmp_path / "none", {}))
+    assert "names no class" in of_none
+
+    assert not lost("eagle3", written(tmp_path / "named", {"architectures": ["LlamaForCausalLM"]}))
+
+
+def test_a_bias_that_the_config_tells_of_is_taken_for_another(tmp_path: Path) -> None:
+    config = json.loads((MODELS / "eagle" / "config.json").read_text())
+
+    (told,) = lost("eagle", written(tmp_path / "told", {**config, "bias": True}))
+    assert '"bias": true' in told
+    assert "next to nothing is accepted" in told
+
+    del config["bias"]  # which means that there is one
+    (silent,) = lost("eagle", written(tmp_path / "silent", config))
+    assert silent.startswith("fc.bias of ")
+    assert "drops it" in silent
+
+
+def test_a_bias_of_eagle3_is_dropped(tmp_path: Path) -> None:
+    config = {"architectures": ["LlamaForCausalLMEagle3"]}
+    (said,) = lost("eagle3", written(tmp_path / "head", config, "fc.weight", "fc.bias"))
+    assert "fc.bias" in said
+
+
+def test_what_a_config_of_medusa_lacks_is_named_with_its_value(tmp_path: Path) -> None:
+    shutil.copytree(MODELS / "medusa", tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    gone = ("model_type", "hidden_size", "vocab_size", "medusa_fc_bias")
+    (tmp_path / "config.json").write_text(
+        json.dumps({name: value for name, value in config.items() if name not in gone})
+    )
+
+    (said,) = lost("medusa", tmp_path)
+
+    assert said.endswith(
+        'add "model_type": "medusa", "hidden_size": 128, "vocab_size": 2048, "medusa_fc_bias": true'
+    )
+
+
+def test_sizes_of_another_model_are_named_like_missing_ones(tmp_path: Path) -> None:
+    config = {"model_type": "medusa", "hidden_size": 4096, "vocab_size": 4}
+    counts = {"num_heads": 1, "num_hidden_layers": 1}  # vLLM's own names
+    head = written(
+        tmp_path / "head", {**config, **counts}, "blocks.0.layers.0.weight", "lm_heads.0.weight"
+    )
+
+    (said,) = lost("medusa", head)
+
+    assert said.endswith('add "hidden_size": 4')
+
+
+def test_one_matrix_for_all_heads_and_few_tokens_have_fields_of_their_own(tmp_path: Path) -> None:
+    tensors = ("0.0.linear.weight", "0.0.linear.bias", "lm_head.weight", "token_map")
+    (said,) = lost("medusa", written(tmp_path / "head", {"model_type": "medusa"}, *tensors))
+
+    assert '"truncated_vocab_size": 4' in said
+    assert '"vocab_size"' not in said
+    assert '"original_lm_head": true' in said
+
+
+def test_of_files_that_are_not_here_or_cannot_be_read_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    for method in HEADS:
+        assert lost(method, tmp_path) == ()
+        assert exported("vllm", deployment(method, tree="chain"), "0.32").not_expressed == ()

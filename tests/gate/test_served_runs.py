@@ -1,0 +1,252 @@
+"""Two runs of a serving engine in the gate: a cycle of sessions is the unit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specbench.errors import UsageError
+from specbench.gate.baseline import pool, snapshot
+from specbench.gate.baseline_file import read_baseline, write_baseline
+from specbench.gate.check import Gate, Tolerance, check
+from specbench.gate.figures import cell_figures
+from specbench.gate.fingerprint import changes, differences, have_same_arithmetic
+from specbench.gate.judging import OUTPUT_TOKENS, Verdict
+from specbench.gate.served_facts import served_facts
+from specbench.metrics.gathering import gather_run
+from specbench.runs import StoredRun
+from tests.cli.calls import specbench
+from tests.report.stored_runs import keep
+from tests.served_sessions import Sweep, key_of, served_sweep
+
+SPEEDUP = [Tolerance(metric="decode_speedup", share=0.4)]
+ONE_ROW = Sweep(rows=(1,), confirmed=None)
+
+
+def cell_of(stored: StoredRun, k: int, rows: int = 1):
+    return next(c for c in gather_run(stored) if c.key == key_of(k, rows))
+
+
+def gate(baseline: StoredRun, candidate: StoredRun, tolerances=None, allowed=()) -> Gate:
+    return check(snapshot(baseline), snapshot(candidate), tolerances, allowed)
+
+
+def told(stored: StoredRun, **changed: object) -> StoredRun:
+    """The run of a server that tells other facts."""
+    return replace(stored, servers=tuple(replace(s, **changed) for s in stored.servers))
+
+
+def fingerprint(stored: StoredRun):
+    return snapshot(stored, names=()).fingerprint
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_unit_is_a_cycle_and_what_is_left_out_is_all_of_it(rows):
+    cell = cell_of(served_sweep(Sweep(wobble=0.1)), 4, rows)
+    found = cell_figures(cell, {"decode_speedup", "mean_acceptance_length", "num_preemptions"})
+    assert found.units == ("cycle 0", "cycle 1", "cycle 2", "cycle 3")
+    assert found.num_tokens == (2 * 6 * (1 if rows == 1 else 2) * 25.0,) * 4
+    three = cell_of(served_sweep(Sweep(wobble=0.1, cycles=3)), 4, rows)
+    without_last = cell_figures(three, {"decode_speedup"}).figures["decode_speedup"].value
+    assert found.figures["decode_speedup"].without[3] == without_last
+    assert found.figures["mean_acceptance_length"].without == ()  # it repeats
+    assert found.figures["num_preemptions"].without == (3, 3, 3, 3)
+
+
+def test_a_cell_of_our_own_engine_has_no_cycles(steady):
+    assert not cell_figures(steady, set()).has_cycles
+
+
+def test_the_interval_has_the_noise_between_processes():
+    """Two runs of 4 cycles: variances of both, 3 degrees of freedom each."""
+    runs = [served_sweep(replace(ONE_ROW, wobble=0.3, differing=d)) for d in (0.05, 0.051)]
+    (found,) = (j for j in gate(*runs, SPEEDUP).judgements if j.cell == key_of(4) and j.unit == "x")
+    logs = []
+    for run in runs:
+        cell = cell_of(run, 4)
+        speeds = []
+        for cycle in range(4):
+            own = {repeat for repeat, c in cell.cycles.items() if c == cycle}
+            seconds = (
+                sum(r.decode_s for r in side if r.repeat in own)
+                for side in (cell.baseline, cell.requests)
+            )
+            base_s, spec_s = seconds
+            speeds.append(np.log(base_s / spec_s))
+        logs.append(np.array(speeds))
+    error = np.sqrt(sum(own.var(ddof=1) / 4 for own in logs))
+    width = np.log((1 + found.change.high) / (1 + found.change.low)) / 2
+    assert error > 0.05
+    assert width == pytest.approx(2.447 * error, rel=0.01)  # Student's t of 6
+
+
+def test_more_cycles_are_no_other_prompts():
+    more = replace(ONE_ROW, cycles=6)
+    found = gate(served_sweep(ONE_ROW), served_sweep(more), SPEEDUP)
+    assert found.verdict is Verdict.PASS
+    assert found.allowed == ()
+    with pytest.raises(UsageError, match="prompts: 6 of code"):
+        gate(served_sweep(ONE_ROW), served_sweep(replace(ONE_ROW, num_prompts=8)), SPEEDUP)
+
+
+def test_a_slower_engine_is_a_regression_and_the_same_one_is_not():
+    slow = served_sweep(replace(ONE_ROW, slower={4: 2.5}))
+    found = gate(served_sweep(ONE_ROW), slow, SPEEDUP)
+    assert found.verdict is Verdict.REGRESSION
+    (judgement,) = (j for j in found.judgements if j.verdict is Verdict.REGRESSION)
+    assert judgement.cell == key_of(4)
+    assert gate(served_sweep(ONE_ROW), served_sweep(ONE_ROW)).verdict is Verdict.PASS
+
+
+def test_one_cycle_is_too_few_for_an_interval():
+    one = served_sweep(replace(ONE_ROW, cycles=1))
+    found = gate(one, one, SPEEDUP)
+    assert {j.reason for j in found.judgements if j.metric == "decode_speedup"} == {
+        "1 cycles; an interval needs 2"
+    }
+
+
+def test_an_interrupted_candidate_is_judged_by_the_cycles_it_has():
+    short = replace(served_sweep(replace(ONE_ROW, cycles=3)), is_complete=False)
+    found = gate(served_sweep(ONE_ROW), short, SPEEDUP)
+    assert found.verdict is Verdict.PASS
+
+
+def without_ids(stored: StoredRun, words: str = "", repeat: int | None = None) -> StoredRun:
+    """A server that tells text alone; `words` end the answers, or those of one repeat."""
+
+    def mute(request):
+        more = words if repeat in (None, request.repeat) else ""
+        text = " ".join(f"w{i}" for i in range(20)) + more
+        return replace(request, output_ids=(), num_tokens=25, text=text)
+
+    blocks = (replace(b, requests=tuple(map(mute, b.requests))) for b in stored.blocks)
+    return replace(stored, blocks=tuple(blocks))
+
+
+def text_of(found: Gate):
+    return next(j for j in found.judgements if j.metric == OUTPUT_TOKENS and j.cell == key_of(4))
+
+
+def test_texts_are_held_to_by_their_words_where_there_are_no_tokens():
+    before = without_ids(served_sweep(ONE_ROW))
+    assert text_of(gate(before, before)).verdict is Verdict.PASS
+    found = text_of(gate(before, without_ids(served_sweep(ONE_ROW), " other")))
+    assert found.verdict is Verdict.REGRESSION
+    assert found.reason.startswith("6 of 6 texts differ, first code-0 in words 17 to 32")
+
+
+def test_words_are_not_compared_with_tokens():
+    found = gate(served_sweep(ONE_ROW), without_ids(served_sweep(ONE_ROW)))
+    assert not [j for j in found.judgements if j.metric == OUTPUT_TOKENS]
+
+
+def test_text_that_does_not_repeat_from_cycle_to_cycle_is_not_held_to():
+    other = without_ids(served_sweep(ONE_ROW), " other", repeat=3)
+    assert cell_figures(cell_of(other, 4), set()).texts == {}
+    assert cell_figures(cell_of(without_ids(served_sweep(ONE_ROW)), 4), set()).texts
+    # What a server computes together hangs on time.
+    assert cell_figures(cell_of(served_sweep(), 4, rows=4), set()).texts == {}
+
+
+def test_another_version_is_reported_and_no_repeat_and_its_text_may_differ():
+    before, after = served_sweep(ONE_ROW), served_sweep(replace(ONE_ROW, version="0.33.0"))
+    one, other = fingerprint(before), fingerprint(after)
+    assert differences(one, other) == ()
+    assert changes(one, other) == (("server vllm of demo, version", "0.32.1", "0.33.0"),)
+    assert not have_same_arithmetic(one, other)
+    assert gate(before, after, SPEEDUP).changes == changes(one, other)
+    renamed = replace(snapshot(after), origins=(replace(snapshot(after).origins[0], run_id="b"),))
+    with pytest.raises(UsageError, match="not repeats of each other: server vllm of demo, version"):
+        pool([snapshot(before), renamed])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_gpus": 2},
+        {"settings": {"dtype": "float16", "block_size": "16"}},
+        {"command": ("vllm", "serve", "m", "--tensor-parallel-size", "2")},
+        {"command": ("vllm", "serve", "m", "--quantization=fp8")},
+        {"command": ("llama-server", "-ngl", "99")},
+    ],
+)
+def test_how_a_server_holds_and_spreads_a_model_is_like_hardware(changed):
+    before, after = served_sweep(ONE_ROW), told(served_sweep(ONE_ROW), **changed)
+    assert "hardware" in {d.name for d in differences(fingerprint(before), fingerprint(after))}
+    assert gate(before, after, SPEEDUP).verdict is Verdict.PASS  # ratios hold
+    with pytest.raises(UsageError, match="hardware: server vllm of demo"):
+        gate(before, after, [Tolerance(metric="decode_tokens_per_s", share=0.4)])
+
+
+def test_other_arguments_and_settings_are_reported():
+    before = served_sweep(ONE_ROW)
+    after = told(
+        before,
+        command=("vllm", "serve", "m", "--max-num-seqs", "256", "--enforce-eager"),
+        settings={"dtype": "float32", "block_size": "32"},
+        prefix_cache="on",
+    )
+    found = changes(fingerprint(before), fingerprint(after))
+    assert [(d.name.partition(", ")[2], d.baseline, d.candidate) for d in found] == [
+        ("prefix cache", "off", "on"),
+        ("block_size", "16", "32"),
+        ("--max-num-seqs", "absent", "256"),
+        ("--enforce-eager", "absent", "given"),
+    ]
+
+
+def test_places_ports_drafts_and_what_was_found_out_are_no_facts():
+    server = served_sweep(ONE_ROW).servers[0]
+    here = replace(
+        server,
+        command=(
+            *("/env/bin/python", "-m", "vllm", "--model", "/models/target", "--port", "41207"),
+            *("--host", "127.0.0.1", "--speculative-config", '{"k": 4}', "--api-key", "secret"),
+            *("--chat-template", "/here/chat.jinja", "--rope-scale", "-1", "--eager"),
+        ),
+        settings={"num_gpu_blocks": "9000", "model_path": "/m", "chat_template": "/x/chat.jinja"},
+    )
+    found = served_facts([here])
+    assert dict(found.software) == {
+        "server vllm of demo, version": "0.32.1",
+        "server vllm of demo, prefix cache": "off",
+        "server vllm of demo, chat_template": "chat.jinja",
+        "server vllm of demo, --chat-template": "chat.jinja",
+        "server vllm of demo, --rope-scale": "-1",
+        "server vllm of demo, --eager": "given",
+    }
+    assert dict(found.hardware) == {"server vllm of demo, GPUs": "1"}
+
+
+def test_facts_are_of_sessions_without_speculation_where_there_are_any():
+    plain, drafting = served_sweep(ONE_ROW).servers[:2]
+    fewer = replace(drafting, command=("vllm", "serve", "m", "--max-num-seqs", "8"))
+    assert "server vllm of demo, --max-num-seqs" not in served_facts([plain, fewer]).software
+    assert served_facts([fewer]).software["server vllm of demo, --max-num-seqs"] == "8"
+
+
+def test_sessions_that_differ_have_all_of_their_values_and_lost_ones_none():
+    servers = served_sweep(ONE_ROW).servers
+    updated = replace(servers[0], version="0.33.0")
+    lost = replace(servers[0], version="0.1", problems=("gone",))
+    found = served_facts([*servers, updated, lost]).software
+    assert found["server vllm of demo, version"] == "0.32.1 | 0.33.0"
+
+
+def test_the_command_line_compares_two_stored_runs(tmp_path):
+    keep(tmp_path / "reports", "before", served_sweep(ONE_ROW))
+    keep(tmp_path / "reports", "after", served_sweep(replace(ONE_ROW, version="0.33.0")))
+    ran = specbench("check", "reports/before", "reports/after", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    assert "0.32.1" in ran.out
+    assert "0.33.0" in ran.out
+
+
+def test_a_baseline_of_cycles_can_be_kept_in_a_file(tmp_path):
+    whole = snapshot(served_sweep(ONE_ROW))
+    write_baseline(whole, tmp_path / "baseline.json")
+    read = read_baseline(tmp_path / "baseline.json")
+    assert read.fingerprint == whole.fingerprint
+    assert [c.prompts for c in read.cells] == [c.prompts for c in whole.cells]
+    assert read.cells[0].has_cycles

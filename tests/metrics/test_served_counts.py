@@ -1,0 +1,205 @@
+"""What a server counted and told: acceptance by both conventions, rounds, room, the client."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics import acceptance, counts, servers
+from specbench.metrics.cell import CellData
+from specbench.metrics.rounds import break_even_length, round_s
+from specbench.metrics.speed import decode_tokens_per_s
+from specbench.metrics.summary import summarise
+from specbench.metrics.validity import judge_cell, why_bound
+from specbench.metrics.vllm_names import vllm_counts
+from specbench.records import ClientLoad, RequestCounts, ServerRecord
+from tests.metrics.test_sessions import cell_of
+from tests.served_sessions import Sweep, served_sweep
+
+# 24 tokens after the first in 8 rounds that accept 2, 2, 1, 1 and 2 times 0, 1, 2, 3 and 4 drafts.
+NUM_REQUESTS = 8 * 6
+
+
+@pytest.fixture(scope="module")
+def cell() -> CellData:
+    return cell_of(served_sweep(), 4)
+
+
+def counted(cell: CellData, change: Callable[[RequestCounts], RequestCounts]) -> CellData:
+    """The cell with other counts."""
+    return replace(cell, requests=tuple(replace(r, counts=change(r.counts)) for r in cell.requests))
+
+
+def with_sessions(cell: CellData, **changed: object) -> CellData:
+    return replace(cell, servers=tuple(replace(s, **changed) for s in cell.servers))
+
+
+def test_acceptance_is_that_of_the_requests_own_counts(cell):
+    assert acceptance.mean_acceptance_length(cell) == 1 + 15 / 8
+    assert acceptance.mean_acceptance_length_per_request(cell) == 1 + 15 / 8
+    assert acceptance.acceptance_rate(cell) == 15 / 32
+    assert acceptance.acceptance_histogram(cell) == tuple(NUM_REQUESTS * n for n in (2, 2, 1, 1, 2))
+    assert acceptance.acceptance_rate_per_position(cell) == (6 / 8, 4 / 8, 3 / 8, 2 / 8)
+    assert counts.num_rounds(cell) == NUM_REQUESTS * 8
+    found = vllm_counts(cell)
+    assert (found.num_spec_steps, found.num_spec_tokens) == (NUM_REQUESTS * 8, 4)
+
+
+def test_rounds_that_drafted_nothing_count_though_an_engine_s_histogram_lacks_them(cell):
+    """Two rounds more than the histogram has, as of a lookup that found nothing."""
+    other = counted(cell, lambda own: replace(own, num_rounds=10))
+    assert acceptance.mean_acceptance_length(other) == 1 + 15 / 10
+    assert acceptance.mean_acceptance_length_when_drafted(other) == 1 + 15 / 8
+    assert acceptance.acceptance_rate_per_position(other)[0] == 6 / 10
+    assert acceptance.acceptance_histogram(other)[0] == NUM_REQUESTS * 4
+    assert not judge_cell(other)
+
+
+def test_without_a_histogram_nothing_is_known_by_position(cell):
+    other = counted(cell, lambda own: replace(own, num_by_accepted=None))
+    assert acceptance.mean_acceptance_length(other) == 1 + 15 / 8
+    assert acceptance.acceptance_rate_per_position(other) is None
+    assert acceptance.conditional_acceptance_rate(other) is None
+    assert acceptance.acceptance_histogram(other) is None
+    assert acceptance.alpha(other) is None
+    assert vllm_counts(other) is None
+
+
+def test_a_request_without_counts_leaves_the_cell_without_acceptance(cell):
+    first, *rest = cell.requests
+    other = replace(cell, requests=(replace(first, counts=None), *rest))
+    assert acceptance.mean_acceptance_length(other) is None
+    assert counts.num_rounds(other) is None
+    assert not judge_cell(other)
+
+
+def test_the_engines_own_figure_counts_past_the_ends_of_answers(cell):
+    """Every other prompt accepts one draft past its end: 15.5 a request instead of 15."""
+    assert servers.mean_acceptance_length_of_engine(cell) == pytest.approx(1 + 15.5 / 8)
+    assert servers.num_overshot(cell) == NUM_REQUESTS / 2
+    assert acceptance.mean_acceptance_length(cell) == 1 + 15 / 8
+
+
+def test_where_requests_do_not_tell_it_the_servers_counters_do_if_they_are_of_this_cell_alone():
+    stored = served_sweep(Sweep(rows=(1,)))
+    cell = counted(cell_of(stored, 4), lambda own: replace(own, num_drafting=None))
+    assert servers.mean_acceptance_length_of_engine(cell) == pytest.approx(1 + 15.5 / 8)
+    one, *rest = cell.servers
+    untold = replace(cell, servers=(replace(one, counters={}), *rest))
+    assert servers.mean_acceptance_length_of_engine(untold) is None
+    both = counted(cell_of(served_sweep(), 4), lambda own: replace(own, num_drafting=None))
+    assert servers.mean_acceptance_length_of_engine(both) is None
+
+
+def test_a_round_takes_decode_seconds_by_the_rounds_in_them():
+    cell = cell_of(served_sweep(Sweep(wobble=0.0, differing=0.0)), 4)
+    assert round_s(cell) == pytest.approx(0.24 / 8)  # 24 tokens in 8 rounds
+    # A step of K = 0 is 0.48 s / 24 tokens.
+    assert break_even_length(cell) == pytest.approx(0.24 / 8 / (0.48 / 24))
+    base = cell_of(served_sweep(Sweep(wobble=0.0)), 0)
+    assert round_s(base) == pytest.approx(0.02)
+    assert break_even_length(base) is None
+
+
+def test_tokens_that_came_with_the_first_one_took_no_decode_seconds():
+    cell = cell_of(served_sweep(Sweep(wobble=0.0, differing=0.0)), 4)
+    early = replace(cell, requests=tuple(replace(r, num_first=4) for r in cell.requests))
+    assert decode_tokens_per_s(early) == pytest.approx(21 / 0.24)
+    # 21 of 24 tokens are timed, and so are as many of the 8 rounds.
+    assert round_s(early) == pytest.approx(0.24 / (8 * 21 / 24))
+
+
+def test_speculation_takes_room_in_the_kv_cache(cell):
+    assert servers.kv_capacity_tokens(cell) == 18_000
+    assert servers.kv_capacity_lost_tokens(cell) == 2_000
+    assert servers.kv_capacity_lost_tokens(cell_of(served_sweep(), 0)) is None
+    assert servers.kv_capacity_lost_tokens(with_sessions(cell, kv_tokens=None)) is None
+
+
+def test_preemptions_are_summed_over_sessions(cell):
+    assert servers.num_preemptions(cell) == 4
+    one, *rest = cell.servers
+    assert (
+        servers.num_preemptions(replace(cell, servers=(replace(one, num_preemptions=None), *rest)))
+        is None
+    )
+
+
+def test_an_engine_of_ours_has_no_figures_of_a_server(steady):
+    (summary,) = summarise([steady])
+    assert not {"num_cycles", "num_preemptions", "kv_capacity_tokens"} & set(summary.metrics)
+
+
+def load(cell: CellData, **changed: float) -> ClientLoad:
+    usual = {"seconds": 10.0, "cpu_s": 0.5, "num_events": 500, "mean_lag_s": 0.0}
+    return ClientLoad(cell_id=cell.key.id, **{**usual, **changed})
+
+
+def bound(server: ServerRecord, cell: CellData, **changed: float) -> ServerRecord:
+    others = tuple(own for own in server.client if own.cell_id != cell.key.id)
+    return replace(server, client=(*others, load(cell, **changed)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_bound"),
+    [
+        ({"cpu_s": 5.0}, False),  # half of its core
+        ({"cpu_s": 5.01}, True),
+        ({"mean_lag_s": 0.05 * 0.0100}, False),  # a token takes 10 ms
+        ({"mean_lag_s": 0.05 * 0.0102}, True),
+    ],
+)
+def test_a_client_that_cannot_keep_up_makes_the_cell_invalid(changed, is_bound):
+    cell = cell_of(served_sweep(Sweep(wobble=0.0, differing=0.0)), 4)
+    first, *rest = cell.servers
+    reasons = judge_cell(replace(cell, servers=(bound(first, cell, **changed), *rest)))
+    assert [reason.startswith("client-bound") for reason in reasons] == [True] * is_bound
+
+
+def test_a_client_bound_baseline_makes_every_speedup_over_it_invalid(cell):
+    base = cell_of(served_sweep(), 0)
+    slow = tuple(bound(server, base, cpu_s=9.0) for server in cell.baseline_servers)
+    (reason,) = judge_cell(replace(cell, baseline_servers=slow))
+    assert reason == "baseline: client-bound: the client used 90% of a core, more than 50%"
+    (own,) = judge_cell(replace(base, servers=slow))
+    assert f"baseline: {own}" == reason
+
+
+def test_a_gpu_that_throttled_under_either_side_makes_a_cell_invalid(cell):
+    hot = {"throttle_reasons": ("sw_power_cap",)}
+    assert judge_cell(with_sessions(cell, **hot)) == ("a GPU throttled: sw_power_cap",)
+    base = tuple(replace(server, **hot) for server in cell.baseline_servers)
+    assert judge_cell(replace(cell, baseline_servers=base)) == ("a GPU throttled: sw_power_cap",)
+
+
+def test_another_cells_load_is_not_held_against_this_one(cell):
+    other = cell_of(served_sweep(), 4, rows=4)
+    slow = tuple(bound(server, other, cpu_s=9.0) for server in cell.servers)
+    assert not judge_cell(replace(cell, servers=slow))
+
+
+def test_why_a_client_is_bound_says_how_far():
+    idle = ClientLoad(cell_id="", seconds=0.0, cpu_s=0.0, num_events=0, mean_lag_s=0.0)
+    assert why_bound(idle, 0.01) == ""
+    late = ClientLoad(cell_id="", seconds=1.0, cpu_s=0.1, num_events=9, mean_lag_s=0.002)
+    told = why_bound(late, 0.01)
+    assert all(words in told for words in ("2.0 ms", "5%", "10.0 ms per output token"))
+
+
+def test_few_counted_rounds_and_counts_that_cannot_be_make_a_cell_invalid(cell):
+    few = replace(cell, requests=cell.requests[:3])
+    assert "24 rounds, fewer than 30" in judge_cell(few)
+    wrong = counted(cell, lambda own: replace(own, num_accepted=40))
+    assert any("mean acceptance length" in reason for reason in judge_cell(wrong))
+    torn = counted(cell, lambda own: replace(own, num_rounds=5))
+    assert any("more rounds accept drafts" in reason for reason in judge_cell(torn))
+
+
+def test_texts_are_compared_where_a_server_gives_no_ids(cell):
+    def untold(requests):
+        return tuple(replace(r, output_ids=(), num_tokens=25) for r in requests)
+
+    same = replace(cell, requests=untold(cell.requests), baseline=untold(cell.baseline))
+    assert summarise([same])[0].warnings == ()
+    other = replace(same, requests=(replace(same.requests[0], text="else"), *same.requests[1:]))
+    assert summarise([other])[0].warnings == ("1 of 48 outputs differ from K = 0 at temperature 0",)

@@ -1,0 +1,185 @@
+"""Cells of a serving engine: which sessions make them, and what they are paired by."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specbench.metrics.cell import CellData
+from specbench.metrics.gathering import gather_run
+from specbench.metrics.pairs import paired_decode, paired_end_to_end
+from specbench.metrics.serving import busy_tokens_per_s
+from specbench.metrics.sessions import lost_sessions, usable_sessions
+from specbench.metrics.summary import summarise
+from specbench.runs import StoredRun
+from tests.served_sessions import TTFT_S, Sweep, key_of, served_sweep
+
+LOST = (4, 3, 1)  # K, cycle, leg
+
+
+def cell_of(stored: StoredRun, k: int, rows: int = 1) -> CellData:
+    key = key_of(k, rows)
+    return next(cell for cell in gather_run(stored) if cell.key == key)
+
+
+def test_the_sessions_of_a_cycle_are_paired_prompt_by_prompt():
+    stored = served_sweep()
+    found = paired_decode(cell_of(stored, 4))
+    assert found.base_s.shape == (4, 6)  # cycles, prompts
+    requests = [r for b in stored.blocks if b.purpose == "explore" for r in b.requests]
+
+    def seconds(k: int) -> float:
+        """Of the first prompt in the second cycle, whose sessions have repeats 2 and 3."""
+        own = [r for r in requests if r.cell_id == key_of(k).id and r.repeat in (2, 3)]
+        return sum(r.decode_s for r in own if r.prompt_id == "code-0")
+
+    names = [*dict.fromkeys(r.prompt_id for r in requests)]
+    place = 1, names.index("code-0")
+    assert found.base_s[place] == pytest.approx(seconds(0))
+    assert found.spec_s[place] == pytest.approx(seconds(4))
+    assert (found.base_tokens == 2 * 24).all()
+
+
+def test_the_speedup_and_its_metric_are_the_geometric_mean_over_cycles():
+    stored = served_sweep(Sweep(wobble=0.3))
+    cell = cell_of(stored, 4)
+    pairs = paired_decode(cell)
+    of_cycles = np.log(pairs.base_s.sum(axis=1) / pairs.spec_s.sum(axis=1))
+    (summary,) = summarise([cell])
+    assert summary.speedup.estimate == pytest.approx(math.exp(of_cycles.mean()))
+    assert summary.metrics["decode_speedup"] == pytest.approx(summary.speedup.estimate)
+    assert summary.metrics["num_cycles"] == 4
+
+
+def test_the_noise_between_sessions_widens_the_interval():
+    quiet, noisy = (
+        summarise([cell_of(served_sweep(Sweep(wobble=w)), 4)])[0].speedup for w in (0.0, 0.2)
+    )
+    assert noisy.high / noisy.low > 1.3 * quiet.high / quiet.low
+
+
+def test_requests_served_together_are_one_figure_a_cycle_with_an_interval():
+    cell = cell_of(served_sweep(), 4, rows=4)
+    assert [column.shape for column in paired_decode(cell)] == [(4, 1)] * 4
+    (summary,) = summarise([cell])
+    assert summary.speedup.low is not None
+    assert summary.speedup_end_to_end.low is not None
+    assert paired_end_to_end(cell).base_tokens.sum() == 4 * 2 * 12 * 25
+
+
+def test_one_prompt_alone_has_no_interval_however_many_cycles():
+    (summary,) = summarise([cell_of(served_sweep(Sweep(num_prompts=1, cycles=6)), 4)])
+    assert summary.speedup.low is None
+    assert summary.speedup_end_to_end.low is None
+
+
+def test_a_session_with_a_problem_is_left_out_and_its_cycle_of_speedups_too():
+    whole, short = served_sweep(), served_sweep(Sweep(lost=(LOST,)))
+    before, after = cell_of(whole, 4), cell_of(short, 4)
+    assert len(before.requests) - len(after.requests) == 6
+    assert len(after.servers) == 7
+    assert set(after.cycles.values()) == {0, 1, 2}
+    # Of its cycle's other session nothing goes into the speed-up of another cycle.
+    for left, all_of_them in zip(paired_decode(after), paired_decode(before), strict=True):
+        assert left.tolist() == all_of_them[:3].tolist()
+    # What its cycle's other session accepted counts all the same.
+    assert after.acceptance.num_rounds == 7 * 6 * 8
+    # The other K has all of its own.
+    assert (
+        paired_decode(cell_of(short, 2)).base_s.tolist()
+        == paired_decode(cell_of(whole, 2)).base_s.tolist()
+    )
+
+
+def test_a_lost_baseline_takes_its_cycle_from_every_k():
+    stored = served_sweep(Sweep(lost=((0, 1, 0),)))
+    for k in (2, 4):
+        assert set(cell_of(stored, k).cycles.values()) == {0, 2, 3}
+
+
+def test_half_a_cycle_on_both_sides_is_no_whole_one():
+    """A drift would not cancel in it."""
+    stored = served_sweep(Sweep(lost=((0, 1, 0), (4, 1, 0))))
+    assert set(cell_of(stored, 4).cycles.values()) == {0, 2, 3}
+
+
+def test_a_second_attempt_counts_and_the_first_one_does_not():
+    again = served_sweep(Sweep(again=(LOST,)))
+    cell = cell_of(again, 4)
+    assert len(cell.requests) == 8 * 6
+    assert set(cell.cycles.values()) == {0, 1, 2, 3}
+    assert {s.session[-2:] for s in cell.servers if s.place.endswith("K4|explore|c3.1")} == {"#2"}
+    assert summarise([cell]) == summarise([cell_of(served_sweep(), 4)])
+
+
+def test_a_session_that_was_cut_off_counts_nothing():
+    """A kill leaves its blocks without its record."""
+    stored = served_sweep()
+    killed = stored.servers[1].session
+    cut = replace(stored, servers=tuple(s for s in stored.servers if s.session != killed))
+    assert killed in {block.session for block in cut.blocks}
+    assert len(cell_of(cut, 2).requests) == 7 * 6
+    assert set(cell_of(cut, 2).cycles.values()) == {1, 2, 3}
+
+
+def test_sessions_are_lost_whose_last_attempt_has_a_problem():
+    lost = served_sweep(Sweep(lost=(LOST,), again=((2, 0, 0),))).servers
+    (failure,) = lost_sessions(lost)
+    assert (failure.pairing, failure.stage) == ("demo/draft", "decode")
+    assert failure.reason.startswith("vllm, K=4, cycle 4: another client was served meanwhile")
+    never_up = replace(lost[0], version="", problems=("port 41207 is taken",), place="other")
+    (_, other) = lost_sessions((*lost, never_up))
+    assert (other.pairing, other.stage) == ("demo", "load")
+
+
+def test_second_measurements_are_cells_of_their_own():
+    stored = served_sweep()
+    confirmed = gather_run(stored, "confirm")
+    assert {cell.key.draft.k for cell in confirmed} == {0, 4}
+    assert set(confirmed[1].cycles.values()) == {100, 101, 102, 103}
+
+
+def test_a_pass_is_busy_from_when_all_are_under_way_until_one_is_missing():
+    """Two at once: requests of 1.05 s at 0 and 0.25, the third from 1.05 until 2.1."""
+    stored = served_sweep(Sweep(rows=(2,), num_prompts=1, cycles=1, ks=()))
+    cell = cell_of(stored, 0, rows=2)
+    served = cell.passes[0]
+    base = replace(served.requests[0], decode_s=1.0, total_s=1.0 + TTFT_S)
+    at = (0.0, 0.25, 1.05)
+    requests = tuple(replace(base, arrived_s=s, repeat=i) for i, s in enumerate(at))
+    passes = (served._replace(requests=requests),)
+    # All of the time from 0.25 to 1.3 two are under way. The first has 24 tokens from 0.05 to
+    # 1.05, the second 1 + 24 from 0.3 to 1.3, the third its first at 1.1 and 0.2 s of 24.
+    tokens = 24 * 0.8 + (1 + 24) + (1 + 24 * 0.2)
+    found = busy_tokens_per_s(replace(cell, requests=requests, passes=passes))
+    assert found == pytest.approx(tokens / (1.3 - 0.25))
+
+
+def test_a_pass_that_never_was_full_has_no_busy_time():
+    stored = served_sweep(Sweep(rows=(16,), cycles=1, ks=()))
+    assert busy_tokens_per_s(cell_of(stored, 0, rows=16)) is None
+
+
+def test_a_cycle_counts_on_the_last_node_alone_that_held_it():
+    own = [server for server in served_sweep().servers if server.cycle == 0]
+    on_a = [replace(server, node="a") for server in own]
+    on_b = [replace(server, node="b", session=f"{server.session} again") for server in own]
+    assert usable_sessions(on_a).keys() == {server.session for server in own}
+    assert usable_sessions(on_a + on_b[:2]).keys() == {server.session for server in on_b[:2]}
+    assert usable_sessions(on_a + on_b).keys() == {server.session for server in on_b}
+
+
+def test_of_two_attempts_at_a_session_the_last_one_makes_the_figures():
+    stored = served_sweep()
+    first = stored.servers[0]
+    again = replace(first, session=f"{first.session} again")
+    requests = len(cell_of(stored, 0).requests)
+    blocks = [
+        replace(b, block_id=f"{b.block_id} again", session=again.session)
+        for b in stored.blocks
+        if b.session == first.session
+    ]
+    twice = replace(stored, servers=(*stored.servers, again), blocks=(*stored.blocks, *blocks))
+    assert len(cell_of(twice, 0).requests) == requests
+    assert sorted(cell_of(twice, 0).cycles.values()) == sorted(cell_of(stored, 0).cycles.values())

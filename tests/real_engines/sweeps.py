@@ -1,0 +1,142 @@
+"""What a user types, and what came of it: `specbench` as a process of its own, and its stores."""
+
+import csv
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import psutil
+
+from specbench.records import RequestRecord
+from specbench.runs import StoredRun, load_run
+
+K = 4
+UNDECIDED = 3  # exit code: more measuring would decide
+# A table for readers has as many prompts as the workloads' figures, the proof fewer.
+PROMPTS = 20 if os.environ.get("TABLE") else 5
+WORKLOADS = ("code", "chat")
+ASKED = ("-w", ",".join(WORKLOADS), "--prompts", str(PROMPTS))
+_MARK = "SPECBENCH_PROOF"
+
+
+class Ran(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def specbench(*arguments: str | Path, cwd: Path, **environment: str) -> Ran:
+    """Run to its end; no process that it started is left then, whoever its parent is by now."""
+    mark = uuid4().hex
+    done = subprocess.run(
+        [sys.executable, "-m", "specbench", *map(str, arguments)],
+        cwd=cwd,
+        env={**os.environ, **environment, _MARK: mark},
+        capture_output=True,
+        text=True,
+    )
+    left = list(_marked(mark))
+    assert not left, f"left behind: {left}"
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def _marked(mark: str) -> Iterator[str]:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                yield f"{process.pid} {' '.join(process.cmdline())}"
+
+
+class Sweep(NamedTuple):
+    """A stored run with the figures that it reports, by drafter (none: K = 0), workload and K."""
+
+    ran: Ran
+    run: StoredRun
+    cells: dict[tuple[str, str, int], dict[str, str]]
+
+    def requests(self, drafter: str, workload: str, k: int) -> list[RequestRecord]:
+        """All of one cell, of every session."""
+        own = self.cells[drafter, workload, k]["cell_id"]
+        return [r for block in self.run.blocks for r in block.requests if r.cell_id == own]
+
+
+def sweep(*arguments: str | Path, cwd: Path, out: Path, **environment: str) -> Sweep:
+    """`specbench ARGUMENTS --out OUT`, which ends with a decision or says that it has none."""
+    ran = specbench(*arguments, "--out", out, cwd=cwd, **environment)
+    assert ran.code in (0, UNDECIDED), ran.out + ran.err
+    run = load_run("latest", out)
+    with (run.folder / "cells.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    cells = {(r["drafter"], r["workload"], int(r["num_speculative_tokens"])): r for r in rows}
+    return Sweep(ran, run, cells)
+
+
+class Same(NamedTuple):
+    """An engine's requests beside our decoder's, where both say the same text."""
+
+    num_texts: int  # of all its sessions
+    num_equal: int
+    rounds: int  # the engine's, over the equal ones
+    accepted: int
+    own_rounds: int  # ours, over the same ones
+    own_accepted: int
+
+
+def beside_builtin(engine: Sweep, builtin: Sweep, drafter: str, workload: str, k: int) -> Same:
+    """An engine's counts and ours, summed over answers of the same ids."""
+    ours = {(r.prompt_id, r.turn): r for r in builtin.requests(drafter, workload, k)}
+    answers = engine.requests(drafter, workload, k)
+    equal = [r for r in answers if r.output_ids == ours[r.prompt_id, r.turn].output_ids]
+    own = [ours[r.prompt_id, r.turn].rounds for r in equal]
+    return Same(
+        num_texts=len(answers),
+        num_equal=len(equal),
+        rounds=sum(r.counts.num_rounds for r in equal if r.counts),
+        accepted=sum(r.counts.num_accepted for r in equal if r.counts),
+        own_rounds=sum(len(log) for log in own if log),
+        own_accepted=sum(sum(log.num_accepted) for log in own if log),
+    )
+
+
+def texts_other_than_without_speculation(engine: Sweep, drafter: str, k: int) -> list[str]:
+    """The requests whose ids are not those of K = 0."""
+    found = []
+    for workload in WORKLOADS:
+        plain: dict[tuple[str, int], tuple[int, ...]] = {}
+        for r in engine.requests("none", workload, 0):
+            plain.setdefault((r.prompt_id, r.turn), r.output_ids)
+        found += [
+            f"{drafter} K={k} {r.prompt_id} turn {r.turn}"
+            for r in (
+                *engine.requests("none", workload, 0),
+                *engine.requests(drafter, workload, k),
+            )
+            if not r.output_ids or r.output_ids != plain[r.prompt_id, r.turn]
+        ]
+    return found
+
+
+def print_table(engine: Sweep, builtin: Sweep, name: str, drafters: tuple[str, ...]) -> None:
+    """What the two say, side by side: the whole cells' figures, and where texts are equal."""
+    print(f"\n{name}, K={K}: rounds, mean acceptance length and equal texts, of all sessions")
+    line = "{:8} {:6} {:>7} {:>9} {:>9} {:>9} {:>9}"
+    print(line.format("drafter", "on", "rounds", "ours", "engine's", "builtin", "texts"))
+    for drafter in drafters:
+        for workload in WORKLOADS:
+            own, ours = engine.cells[drafter, workload, K], builtin.cells[drafter, workload, K]
+            same = beside_builtin(engine, builtin, drafter, workload, K)
+            lengths = [
+                own["mean_acceptance_length"],
+                own["mean_acceptance_length_of_engine"],
+                ours["mean_acceptance_length"],
+            ]
+            texts = f"{same.num_equal}/{same.num_texts}"
+            shown = [f"{float(length):.4f}" for length in lengths]
+            print(line.format(drafter, workload, own["num_rounds"], *shown, texts))

@@ -1,0 +1,133 @@
+"""llama.cpp's own server, beside our decoder on the same prompts."""
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from specbench.servers.process import LOOPBACK, free_port
+from tests.real_engines.environments import GGUF, LLAMA_SERVER
+from tests.real_engines.sweeps import (
+    ASKED,
+    UNDECIDED,
+    WORKLOADS,
+    K,
+    Sweep,
+    beside_builtin,
+    print_table,
+    specbench,
+    sweep,
+    texts_other_than_without_speculation,
+)
+
+pytestmark = pytest.mark.engines
+
+DRAFTERS = ("draft", "eagle3", "ngram")
+# One thread, and the same numbers whatever is drafted: other kernels and caches round otherwise.
+EXACT = ("--threads", "1", "--flash-attn", "off", "--cache-type-k", "f32", "--cache-type-v", "f32")
+STARTED = ("--engine", "llama_cpp", "--engine-python", LLAMA_SERVER)
+DRAFTING = ("--model-draft", "draft.gguf", "--spec-type", "draft-simple", "--spec-draft-p-min", "0")
+
+
+@pytest.fixture(scope="module")
+def builtin(tmp_path_factory) -> Sweep:
+    pairings = [f"demo/{drafter}" for drafter in DRAFTERS]
+    out = tmp_path_factory.mktemp("builtin")
+    return sweep("run", *pairings, "-k", str(K), "--dtype", "float32", *ASKED, cwd=out, out=out)
+
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory) -> Sweep:
+    """K = 0, 2 and 4 with the draft model."""
+    asked = ("-k", f"0,2,{K}", "--cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
+    out = tmp_path_factory.mktemp("drafting")
+    return sweep("sweep-k", "demo/draft", *STARTED, *asked, cwd=GGUF, out=out)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory) -> Sweep:
+    """The EAGLE-3 head, and llama.cpp's own lookup."""
+    asked = ("-k", f"0,{K}", "--cycles", "2", "--engine-args", " ".join(EXACT), *ASKED)
+    out = tmp_path_factory.mktemp("others")
+    return sweep("sweep-k", "demo/eagle3", "demo/ngram", *STARTED, *asked, cwd=GGUF, out=out)
+
+
+def test_every_session_counts_and_its_two_counts_agree(drafting, others):
+    """A request's `timings` and the metrics page; where they differ there is a warning."""
+    for one in (drafting, others):
+        assert one.run.is_complete
+        assert one.run.servers
+        assert [(s.place, s.problems, s.warnings) for s in one.run.servers] == [
+            (s.place, (), ()) for s in one.run.servers
+        ]
+    drafted = [s.counters["num_accepted"] for s in drafting.run.servers if s.drafter == "draft"]
+    assert min(drafted) > 0
+
+
+def test_no_text_is_other_than_without_speculation(drafting, others):
+    assert not texts_other_than_without_speculation(drafting, "draft", 2)
+    assert not texts_other_than_without_speculation(drafting, "draft", K)
+    assert not texts_other_than_without_speculation(others, "eagle3", K)
+    assert not texts_other_than_without_speculation(others, "ngram", K)
+
+
+def test_a_sweep_answers_for_each_workload(drafting):
+    for workload in WORKLOADS:
+        assert f"\n{workload}: " in drafting.ran.out
+    assert ("undecided" in drafting.ran.out) == (drafting.ran.code == UNDECIDED)
+
+
+def test_as_much_is_accepted_as_by_our_decoder(drafting, others, builtin):
+    print_table(drafting, builtin, "llama.cpp", ("draft",))
+    print_table(others, builtin, "llama.cpp", ("eagle3", "ngram"))
+    for engine, drafter in ((drafting, "draft"), (others, "eagle3")):
+        for workload in WORKLOADS:
+            same = beside_builtin(engine, builtin, drafter, workload, K)
+            assert same.num_equal > same.num_texts / 2
+            assert (same.rounds, same.accepted) == (same.own_rounds, same.own_accepted)
+            engines = engine.cells[drafter, workload, K]["mean_acceptance_length_of_engine"]
+            ours = engine.cells[drafter, workload, K]["mean_acceptance_length"]
+            assert float(engines) >= float(ours)
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "medusa"])
+def test_a_method_that_it_lacks_is_refused_by_name(tmp_path, drafter):
+    ran = specbench("run", f"demo/{drafter}", *STARTED, "--out", tmp_path, cwd=GGUF)
+    assert ran.code == 2
+    assert f"llama_cpp has no method {drafter}" in ran.err
+    assert "Traceback" not in ran.err
+
+
+def test_servers_that_run_already_are_measured(tmp_path):
+    drafting = (*DRAFTING, "--spec-draft-n-max", str(K), "--spec-draft-n-min", "0")
+    with _server(tmp_path / "0.log") as plain, _server(tmp_path / "4.log", *drafting) as own:
+        addresses = ("--base-url", f"{plain}#k=0", "--base-url", f"{own}#k={K}")
+        asked = ("demo/draft", "--engine", "llama_cpp", *addresses, "-k", f"0,{K}", *ASKED)
+        found = sweep("sweep-k", *asked, "--cycles", "2", cwd=GGUF, out=tmp_path / "runs")
+    assert {s.num_speculative_tokens for s in found.run.servers} == {0, K}
+    assert not [s.problems for s in found.run.servers if s.problems]
+    assert {s.addresses for s in found.run.servers} == {(plain,), (own,)}
+    assert float(found.cells["draft", "code", K]["mean_acceptance_length"]) > 1
+    assert not texts_other_than_without_speculation(found, "draft", K)
+
+
+@contextmanager
+def _server(log: Path, *arguments: str) -> Iterator[str]:
+    """Started as one does by hand; whether it answers yet is for specbench to wait for or tell."""
+    port = free_port()
+    own = ("--model", "target.gguf", "--metrics", "--ctx-size", "1024", "--parallel", "1")
+    listening = ("--host", LOOPBACK, "--port", str(port))
+    with log.open("wb") as stream:
+        server = subprocess.Popen(
+            [LLAMA_SERVER, *own, *listening, *EXACT, *arguments],
+            cwd=GGUF,
+            stdout=stream,
+            stderr=stream,
+        )
+    try:
+        yield f"http://{LOOPBACK}:{port}"
+    finally:
+        server.terminate()
+        server.wait()

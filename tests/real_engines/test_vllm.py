@@ -1,0 +1,81 @@
+"""vLLM itself, in its build for CPUs, beside our decoder on the same prompts.
+
+A start takes a minute: all drafters are in one sweep and share K = 0.
+"""
+
+import pytest
+
+from tests.real_engines.environments import VLLM
+from tests.real_engines.sweeps import (
+    ASKED,
+    WORKLOADS,
+    K,
+    Sweep,
+    beside_builtin,
+    print_table,
+    sweep,
+    texts_other_than_without_speculation,
+)
+
+pytestmark = pytest.mark.engines
+
+MODELS = ("draft", "eagle", "eagle3", "medusa")  # the lookups of n-grams are not the same
+DRAFTERS = (*MODELS, "ngram")
+PAIRINGS = [f"demo/{drafter}" for drafter in DRAFTERS]
+ASKED_OF_BOTH = ("--dtype", "float32", *ASKED)
+EAGER = "--enforce-eager --max-model-len 1024 --max-num-seqs 8"
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def builtin(tmp_path_factory) -> Sweep:
+    out = tmp_path_factory.mktemp("builtin")
+    return sweep("run", *PAIRINGS, "-k", str(K), *ASKED_OF_BOTH, cwd=out, out=out)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory) -> Sweep:
+    out = tmp_path_factory.mktemp("vllm")
+    started = ("--engine", "vllm", "--engine-python", VLLM, "--engine-args", EAGER)
+    asked = ("-k", f"0,{K}", "--cycles", "2", *started, *ASKED_OF_BOTH)
+    return sweep("sweep-k", *PAIRINGS, *asked, cwd=out, out=out, **ENVIRONMENT)
+
+
+def test_every_session_counts(served):
+    assert served.run.is_complete
+    assert {server.drafter for server in served.run.servers} == {"none", *DRAFTERS}
+    assert not [(s.place, s.problems) for s in served.run.servers if s.problems]
+
+
+def test_as_much_is_accepted_as_by_our_decoder(served, builtin):
+    """Of ngram the texts alone: vLLM looks for other n-grams, and where ours have none, too."""
+    print_table(served, builtin, "vLLM", DRAFTERS)
+    for drafter in MODELS:
+        for workload in WORKLOADS:
+            same = beside_builtin(served, builtin, drafter, workload, K)
+            assert same.num_equal > same.num_texts / 2
+            assert (same.rounds, same.accepted) == (same.own_rounds, same.own_accepted)
+
+
+def test_no_text_is_other_than_without_speculation(served):
+    for drafter in DRAFTERS:
+        assert not texts_other_than_without_speculation(served, drafter, K)
+
+
+def test_its_own_figure_is_never_below_ours(served):
+    """It counts past the ends of answers, and only rounds that drafted."""
+    for drafter in DRAFTERS:
+        for workload in WORKLOADS:
+            cell = served.cells[drafter, workload, K]
+            engines = float(cell["mean_acceptance_length_of_engine"])
+            assert engines >= float(cell["mean_acceptance_length"])
+
+
+def test_a_draft_model_takes_room_for_context(served):
+    for workload in WORKLOADS:
+        assert int(served.cells["draft", workload, K]["kv_capacity_lost_tokens"]) > 0

@@ -1,0 +1,164 @@
+"""Sessions of serving engines in every report: a table, warnings, provenance, charts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from specbench.report.document import Document, build_document
+from specbench.report.html import charts, to_html
+from specbench.report.markdown import to_markdown
+from specbench.report.notes import notes
+from specbench.report.provenance import provenance
+from specbench.report.sessions import session_warnings, sessions_grid
+from tests.decide.test_cycles import own_cells
+from tests.made_records import made_block
+from tests.report.test_tables import printed
+from tests.served_sessions import Sweep, served_sweep
+
+SHOWN: dict[str, Callable[[Document], str]] = {
+    "terminal": printed,
+    "markdown": lambda document: to_markdown([document]),
+    "html": lambda document: to_html([document]),
+}
+
+
+@pytest.fixture(scope="module")
+def plain() -> Document:
+    return build_document(served_sweep())
+
+
+@pytest.fixture(scope="module")
+def attached() -> Document:
+    return build_document(served_sweep(Sweep(is_attached=True)))
+
+
+def facts(document: Document) -> dict[str, str]:
+    return {fact.name: fact.value for fact in provenance(document)}
+
+
+def test_a_row_is_an_engine_at_one_k(sessions: Document) -> None:
+    grid = sessions_grid(sessions)
+    rows = [dict(zip(grid.headers, row, strict=True)) for row in grid.rows]
+    assert [row["K"] for row in rows] == ["0", "2", "4"]
+    # Two passes of 4 cycles, 2 sessions each, of which one at K = 4 was lost; K = 2 had one pass.
+    assert [row["starts"] for row in rows] == ["16", "8", "15 of 16"]
+    assert [row["KV tokens"] for row in rows] == ["20,000", "19,000", "18,000"]
+    assert [row["taken by K"] for row in rows] == ["-", "1,000", "2,000"]
+    assert [row["start s"] for row in rows] == ["20.0", "22.0", "24.0"]
+    # One preemption in each session on the way down.
+    assert [row["preempted"] for row in rows] == ["8", "4", "7"]
+    assert rows[2]["queue s"] == "7.50"
+    assert (rows[0]["power"], rows[0]["memory"]) == ("300 W", "16.0 GiB")
+    assert (rows[0]["prefixes"], rows[0]["sees others"]) == ("off", "yes")
+
+
+def test_what_a_server_does_not_tell_is_absent_and_not_zero() -> None:
+    unknown = {"kv_tokens": None, "num_preemptions": None, "queue_s": None, "power_w": None}
+    stored = served_sweep()
+    mute = replace(stored, servers=tuple(replace(s, **unknown) for s in stored.servers))
+    row = dict(
+        zip(
+            (grid := sessions_grid(build_document(mute))).headers,
+            grid.rows[1],
+            strict=True,
+        )
+    )
+    assert {row[n] for n in ("KV tokens", "taken by K", "preempted", "queue s", "power")} == {"-"}
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_every_report_has_the_table_the_loss_and_the_rule(shown: str, sessions: Document) -> None:
+    text = " ".join(SHOWN[shown](sessions).split())
+    assert "15 of 16" in text
+    assert "1 session lost: --resume 20261122-010203-5e55 holds it again" in text
+    assert "another client was served meanwhile" in text
+    assert "acceptance rule of vllm: greedy: a draft is accepted if" in text
+    assert "over the rounds that drafted, past the ends of answers" in text  # whose figure it is
+
+
+@pytest.mark.parametrize("shown", SHOWN)
+def test_a_run_without_servers_has_no_such_table(shown: str, baseline_document: Document) -> None:
+    text = SHOWN[shown](baseline_document)
+    assert "starts" not in text
+    assert "acceptance rule of" not in text
+
+
+def test_the_command_of_the_best_k_is_told_with_version_and_settings(plain: Document) -> None:
+    found = facts(plain)
+    assert found["vllm of demo, version"] == "0.32.1"
+    assert found["vllm of demo, settings"] == "dtype float32, block_size 16"
+    assert found["vllm of demo, K=0"] == "vllm serve models/target --port 41207"
+    assert '"num_speculative_tokens": 4' in found["vllm of demo, K=4, the best"]
+    assert not any("K=2" in name for name in found)
+
+
+def test_engines_of_our_own_in_the_same_run_have_their_rule_named(plain: Document) -> None:
+    own = replace(plain.cells[1], key=own_cells(0.1)[1].key)
+    sampled = replace(
+        own,
+        key=replace(own.key, condition=replace(own.key.condition, temperature=1.0)),
+    )
+    both = facts(replace(plain, cells=(*plain.cells, own, sampled)))
+    assert both["acceptance rule of builtin"] == (
+        "greedy: a draft is accepted if it is the target's argmax; "
+        "min(1, p/q) with a residual (Leviathan et al. 2023, Alg. 1)"
+    )
+
+
+def test_a_running_server_that_was_not_restarted_and_may_have_served_others(
+    plain: Document, attached: Document
+) -> None:
+    assert list(session_warnings(plain)) == []
+    others, restarted = session_warnings(attached)
+    assert others.startswith("vllm does not count the tokens of all clients: traffic of others")
+    assert restarted.startswith("vllm was running and was not restarted: the noise between its")
+    assert {others, restarted} <= set(notes(attached)["Warnings"])
+    assert facts(attached)["vllm of demo, K=0"] == "was running at http://localhost:8000"
+
+
+def test_a_kept_prefix_cache_and_warnings_of_sessions_are_told_once() -> None:
+    stored = served_sweep()
+    warned = tuple(
+        replace(s, prefix_cache="on", warnings=("counts differ",) if i < 3 else ())
+        for i, s in enumerate(stored.servers)
+    )
+    prefixes, counts = session_warnings(build_document(replace(stored, servers=warned)))
+    assert prefixes.startswith("vllm kept prefixes of earlier prompts")
+    assert counts == "vllm, K=0, and 2 more sessions: counts differ"
+
+
+def test_a_drafter_of_a_server_is_called_by_its_pairing(plain: Document) -> None:
+    assert {cell.key.source for cell in plain.cells} == {"demo", "demo/draft"}
+
+
+def test_charts_are_drawn_and_say_what_their_intervals_are_over(plain: Document) -> None:
+    found = charts(plain)
+    titles = [chart.title for chart in found]
+    assert titles.count("Speed-up against K") == 2
+    assert "Speed-up against concurrent requests" in titles
+    assert "Where the round time goes" in titles
+    one, many = (c.caption for c in found if c.title == "Speed-up against K")
+    assert "95% intervals over prompts and cycles of sessions." in one
+    assert "95% intervals over cycles of sessions." in many
+
+
+def test_the_built_in_decoder_stands_beside_the_engine_without_an_interval() -> None:
+    stored = served_sweep()
+    own = own_cells(0.06)
+    blocks = tuple(
+        made_block(f"code-{i}", *(cell.requests[i] for cell in own), block_id=f"own {i}")
+        for i in range(6)
+    )
+    plans = tuple(replace(stored.run.cells[0], key=cell.key) for cell in own)
+    both = build_document(
+        replace(
+            stored,
+            run=replace(stored.run, cells=(*plans, *stored.run.cells)),
+            blocks=(*blocks, *stored.blocks),
+        )
+    )
+    assert [(p.own.draft.k, p.decode.low) for p in both.side_by_side] == [(0, None), (4, None)]
+    assert "Side by side: speed relative to vllm" in to_markdown([both])
+    titles = {chart.title for chart in charts(both)}
+    assert titles > {chart.title for chart in charts(build_document(stored))}

@@ -1,0 +1,259 @@
+"""A small stored run of a serving engine, in sessions: same call, same numbers."""
+
+import heapq
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from specbench.records import (
+    ALL_PROMPTS,
+    NO_DRAFTER,
+    SESSIONS_A_CYCLE,
+    BlockPurpose,
+    BlockRecord,
+    CellKey,
+    CellPlan,
+    ClientLoad,
+    PassRecord,
+    RequestCounts,
+    RequestRecord,
+    RunRecord,
+    ServerRecord,
+)
+from specbench.runs import StoredRun
+from tests.cell_keys import BASE_KEY, KEY, with_axes
+from tests.made_records import made_request
+from tests.report.made_up_records import environment, model
+from tests.settings.flat_settings import settings_of
+
+NUM_TOKENS = 25  # the first comes with the prompt
+TTFT_S = 0.05
+# Rounds that accept 0, 1 .. K: with each round's own token they make 24.
+ACCEPTED = {2: (4, 4, 4), 4: (2, 2, 1, 1, 2)}
+SECONDS = {0: 0.48, 2: 0.36, 4: 0.24}  # of 24 tokens of one request
+MOST_KV_TOKENS = 20_000
+KV_TOKENS_LOST = 500  # by each drafted token
+FIRST_CONFIRMING = 100  # cycle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """What the made-up run should contain."""
+
+    engine: str = "vllm"
+    version: str = "0.32.1"
+    ks: tuple[int, ...] = (2, 4)
+    cycles: int = 4
+    num_prompts: int = 6
+    rows: tuple[int, ...] = (1, 4)
+    wobble: float = 0.02  # of the log speed of a session
+    differing: float = 0.05  # from prompt to prompt, of the log speed-up
+    confirmed: int | None = 4  # the K that was measured again
+    lost: tuple[tuple[int, int, int], ...] = ()  # K, cycle and leg that were never held whole
+    again: tuple[tuple[int, int, int], ...] = ()  # those that a second attempt held
+    is_attached: bool = False  # to a server that was running
+    slower: dict[int, float] = field(default_factory=dict)  # K -> what its seconds are times
+
+
+SMALL = Sweep()
+
+
+def served_sweep(sweep: Sweep = SMALL) -> StoredRun:
+    """K = 0 and every K on `code`, in cycles; the winner again."""
+    blocks: list[BlockRecord] = []
+    servers: list[ServerRecord] = []
+    for purpose, ks, cycles in _passes(sweep):
+        for cycle in cycles:
+            for k, leg in [*((k, 0) for k in ks), *((k, 1) for k in reversed(ks))]:
+                found, own = _session(sweep, purpose, k, cycle, leg)
+                servers += found
+                blocks += own
+    return StoredRun(
+        folder=Path("reports/20261122-010203-5e55"),
+        run=RunRecord(
+            schema_version=1,
+            run_id="20261122-010203-5e55",
+            environment=environment(is_gpu=False),
+            settings=settings_of(
+                command="sweep-k",
+                pairings=("demo/draft",),
+                workloads=("code",),
+                num_speculative_tokens=(0, *sweep.ks),
+                concurrency=sweep.rows,
+                engines=(sweep.engine,),
+                base_urls=("http://localhost:8000",) if sweep.is_attached else (),
+            ),
+            workload_sha256={"code": "ef" * 32},
+            workload_prompts={"code": 40},
+            cells=tuple(
+                CellPlan(key=key, num_prompts=sweep.num_prompts, num_repeats=1)
+                for key in keys(sweep)
+            ),
+        ),
+        is_complete=True,
+        blocks=tuple(blocks),
+        servers=tuple(servers),
+        models=(model("demo"), model("draft")),
+    )
+
+
+def keys(sweep: Sweep = SMALL) -> Iterator[CellKey]:
+    """By concurrency, then by K."""
+    for rows in sweep.rows:
+        for k in (0, *sweep.ks):
+            yield key_of(k, rows, sweep.engine)
+
+
+def key_of(k: int, rows: int = 1, engine: str = "vllm") -> CellKey:
+    key = with_axes(KEY, num_speculative_tokens=k) if k else BASE_KEY
+    return with_axes(key, engine=engine, concurrency=rows)
+
+
+def _passes(sweep: Sweep) -> Iterator[tuple[BlockPurpose, tuple[int, ...], range]]:
+    yield "explore", (0, *sweep.ks), range(sweep.cycles)
+    if sweep.confirmed is not None:
+        cycles = range(FIRST_CONFIRMING, FIRST_CONFIRMING + sweep.cycles)
+        yield "confirm", (0, sweep.confirmed), cycles
+
+
+def _session(
+    sweep: Sweep, purpose: BlockPurpose, k: int, cycle: int, leg: int
+) -> tuple[list[ServerRecord], list[BlockRecord]]:
+    """Its attempts, of which only the last can be whole, and what they stored."""
+    place = f"demo|{sweep.engine}|K{k}|{purpose}|c{cycle}.{leg}"
+    whole = _held(sweep, purpose, k, cycle, leg, f"{place}#1", place)
+    if (k, cycle, leg) not in (*sweep.lost, *sweep.again):
+        return [whole[0]], whole[1]
+    problem = "another client was served meanwhile: the server counted 900 tokens"
+    attempts, blocks = [replace(whole[0], problems=(problem,))], whole[1]
+    if (k, cycle, leg) in sweep.again:
+        server, more = _held(sweep, purpose, k, cycle, leg, f"{place}#2", place)
+        attempts, blocks = [*attempts, server], [*blocks, *more]
+    return attempts, blocks
+
+
+def _held(
+    sweep: Sweep, purpose: BlockPurpose, k: int, cycle: int, leg: int, name: str, place: str
+) -> tuple[ServerRecord, list[BlockRecord]]:
+    blocks = [
+        _block(sweep, purpose, key_of(k, rows, sweep.engine), cycle, leg, name)
+        for rows in sweep.rows
+    ]
+    requests = [request for block in blocks for request in block.requests]
+    speculation = f'--speculative-config={{"num_speculative_tokens": {k}}}'
+    command = ("vllm", "serve", "models/target", *((speculation,) if k else ()), "--port", "41207")
+    counts = [request.counts for request in requests if request.counts]
+    counted = {
+        "num_rounds": float(sum(own.num_rounds for own in counts)),
+        "num_draft_tokens": float(sum(own.num_drafted for own in counts)),
+        "num_accepted": float(sum(own.num_accepted + own.num_overshot for own in counts)),
+    }
+    tokens = float(sum(request.num_output_tokens for request in requests))
+    server = ServerRecord(
+        session=name,
+        place=place,
+        target="demo",
+        engine=sweep.engine,
+        drafter="draft" if k else NO_DRAFTER,
+        method="draft_model" if k else NO_DRAFTER,
+        num_speculative_tokens=k,
+        cycle=cycle,
+        version=sweep.version,
+        model="models/target",
+        addresses=("http://localhost:8000",) if sweep.is_attached else (),
+        command=() if sweep.is_attached else command,
+        settings={"dtype": "float32", "block_size": "16"},
+        prefix_cache="off",
+        acceptance_rule="greedy: a draft is accepted if it is the target's argmax" if k else None,
+        num_gpus=1,
+        kv_tokens=MOST_KV_TOKENS - KV_TOKENS_LOST * k,
+        start_s=20.0 + k,
+        seconds=10.0 * len(blocks),
+        counters={"num_tokens": tokens, **(counted if k else {})},
+        num_preemptions=leg,
+        queue_s=0.5,
+        power_w=300.0,
+        memory_bytes=2**34,
+        client=tuple(
+            ClientLoad(
+                cell_id=block.order[0],
+                seconds=10.0,
+                cpu_s=0.5,
+                num_events=500,
+                mean_lag_s=0.0001,
+            )
+            for block in blocks
+        ),
+        sees_others=not sweep.is_attached,
+        log=None if sweep.is_attached else f"servers/{cycle}-{k}-{leg}.log",
+    )
+    return server, blocks
+
+
+def _block(
+    sweep: Sweep, purpose: BlockPurpose, key: CellKey, cycle: int, leg: int, name: str
+) -> BlockRecord:
+    rows, repeat = key.condition.concurrency, cycle * SESSIONS_A_CYCLE + leg
+    pace = random.Random(f"{purpose}|{key.draft.k}|{cycle}|{leg}").gauss(0, sweep.wobble)
+    free = [0.0] * rows
+    requests = []
+    for i in range(sweep.num_prompts * (1 if rows == 1 else 2)):
+        asked = _request(sweep, key, i % sweep.num_prompts, pace)
+        began_s = heapq.heappop(free)
+        heapq.heappush(free, began_s + asked.total_s)
+        times = 1 if rows == 1 else 2
+        requests.append(
+            replace(
+                asked,
+                repeat=repeat * times + i // sweep.num_prompts,
+                arrived_s=None if rows == 1 else began_s,
+            )
+        )
+    whole = PassRecord(cell_id=key.id, seconds=max(free), rounds=None)
+    return BlockRecord(
+        block_id=f"{name}|{key.id}",
+        workload="code",
+        prompt_id=ALL_PROMPTS,
+        repeat=repeat,
+        purpose=purpose,
+        order=(key.id,),
+        started_at="2026-11-22T01:02:04+00:00",
+        requests=tuple(requests),
+        passes=() if rows == 1 else (whole,),
+        session=name,
+        cycle=cycle,
+    )
+
+
+def _request(sweep: Sweep, key: CellKey, prompt: int, pace: float) -> RequestRecord:
+    """Of 25 tokens; the last round of odd prompts accepts one draft past the end."""
+    k, rows = key.draft.k, key.condition.concurrency
+    easier = sweep.differing * (prompt - (sweep.num_prompts - 1) / 2) if k else 0.0
+    shared = 1 + 0.1 * (rows - 1) * (k + 1) / 2  # speculation pays less the more there are
+    decode_s = SECONDS[k] * sweep.slower.get(k, 1.0) * shared * math.exp(pace - easier)
+    return made_request(
+        key.id,
+        f"code-{prompt}",
+        None,
+        output_ids=tuple(range(prompt, prompt + NUM_TOKENS)),
+        num_prompt_tokens=40,
+        prefill_s=None,
+        ttft_s=TTFT_S,
+        decode_s=decode_s,
+        text=f"answer {prompt}",
+        counts=_counts(k, num_overshot=prompt % 2) if k else None,
+    )
+
+
+def _counts(k: int, num_overshot: int) -> RequestCounts:
+    accepted = ACCEPTED[k]
+    return RequestCounts(
+        num_rounds=sum(accepted),
+        num_drafted=k * sum(accepted),
+        num_accepted=sum(i * n for i, n in enumerate(accepted)),
+        num_drafting=sum(accepted),
+        num_by_accepted=accepted,
+        num_overshot=num_overshot,
+    )

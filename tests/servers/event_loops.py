@@ -1,0 +1,69 @@
+"""Event loops whose time a test controls, so that waiting takes none."""
+
+import asyncio
+import selectors
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from specbench.servers import client_load, traffic
+from tests.servers.crowd_server import CrowdServer
+
+Found = TypeVar("Found")
+
+
+class _Jump(selectors.DefaultSelector):
+    """Instead of waiting it has waited."""
+
+    now_s = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("nothing is left to wait for")
+        self.now_s += max(timeout, 0.0)
+        return super().select(0)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its time goes on when there is nothing else to do; nothing comes from outside."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now_s
+
+    def stand_still(self, seconds: float) -> None:
+        """As if something that is called took so long."""
+        self._jump.now_s += seconds
+
+
+class SkippingLoop(asyncio.SelectorEventLoop):
+    """Its time stands still, but for what is skipped: nothing times out on a slow machine."""
+
+    skipped_s = 0.0
+
+    def time(self) -> float:
+        return self.skipped_s
+
+    async def skip_silence(self, server: CrowdServer, num_requests: int) -> None:
+        """Wait for none of those that hang, once they are all that is left of so many requests."""
+        await server.until(
+            lambda: len(server.asked) == num_requests and server.num_active == server.num_hanging
+        )
+        while server.num_hanging:
+            self.skipped_s += 1
+            await asyncio.sleep(0)
+
+
+def in_loop(loop: type[asyncio.SelectorEventLoop], work: Coroutine[Any, Any, Found]) -> Found:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(work)
+
+
+def in_virtual_time(work: Coroutine[Any, Any, Found]) -> Found:
+    """What measures the traffic has the loop's time, too."""
+    now = lambda: asyncio.get_running_loop().time()  # noqa: E731
+    with patch.object(traffic, "perf_counter", now), patch.object(client_load, "perf_counter", now):
+        return in_loop(VirtualLoop, work)

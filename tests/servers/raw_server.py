@@ -1,0 +1,67 @@
+"""A server that answers any request with the same bytes, and the client's word for them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from specbench.inputs.address import Address
+from specbench.servers.client import Client, ServerError
+from specbench.servers.streamed import Streamed
+from specbench.servers.traffic import ServerRequest
+
+
+def client_of(url: str, **more: Any) -> Client:
+    return Client(Address.at(url, "--base-url"), **more)
+
+
+def stream_of(*lines: bytes) -> bytes:
+    return b"HTTP/1.1 200 OK\r\n\r\n" + b"".join(line + b"\n\n" for line in lines)
+
+
+@asynccontextmanager
+async def raw_server(reply: Callable[[bytes], bytes]) -> AsyncIterator[str]:
+    """`reply` makes the answer's bytes of a request's head."""
+    left = asyncio.Event()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(reply(await reader.readuntil(b"\r\n\r\n")))
+        writer.close()
+        await writer.wait_closed()
+        left.set()
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        await left.wait()
+
+
+def failure_of(
+    reply: Callable[[bytes], bytes],
+    call: Callable[[Client], Awaitable[Any]] = lambda client: client.stream("completions", {}),
+) -> str:
+    """What a call of the client fails with; it names the server."""
+
+    async def ask() -> str:
+        async with raw_server(reply) as url, client_of(url) as client:
+            with pytest.raises(ServerError) as wrong:
+                await call(client)
+            assert str(wrong.value).startswith(f"{url}: ")
+            return str(wrong.value)
+
+    return asyncio.run(ask())
+
+
+def posted(
+    path: str,
+    body: Callable[[Sequence[Streamed]], Mapping[str, Any]],
+    conversation: str | None = None,
+) -> ServerRequest:
+    """A request of the API, whose body may follow from the answers before."""
+
+    async def ask(client: Client, earlier: Sequence[Streamed]) -> Streamed:
+        return await client.stream(path, body(earlier))
+
+    return ServerRequest(ask=ask, conversation=conversation)

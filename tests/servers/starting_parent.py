@@ -1,0 +1,20 @@
+"""A process that starts a fake engine and stays: `python starting_parent.py FACTS LOG GRACE_S`."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+from specbench.servers.process import started
+from tests.servers.fake_engine import __file__ as engine
+
+
+async def stay(facts: str, log: Path, grace_s: float) -> None:
+    with started([sys.executable, engine, facts], environment={}, log=log, grace_s=grace_s):
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    # Of a job in the background of a script, which is what CI may be, SIGINT is ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    asyncio.run(stay(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])))

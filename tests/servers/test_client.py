@@ -1,0 +1,185 @@
+"""Whatever a server does is an answer or a message that says what is wrong."""
+
+import asyncio
+import json
+
+import pytest
+
+from specbench.servers.client import RefusedError, ServerError
+from tests.servers.crowd_server import FAULTS, IDS, CrowdServer, reset
+from tests.servers.event_loops import SkippingLoop, in_loop
+from tests.servers.raw_server import client_of, failure_of, raw_server, stream_of
+
+
+def asked(server, *prompts, **more):
+    """The client's answers to the prompts, one after the other."""
+
+    async def ask():
+        async with server.serving() as url, client_of(url, **more) as client:
+            return [await client.stream("completions", {"prompt": prompt}) for prompt in prompts]
+
+    return asyncio.run(ask())
+
+
+def test_an_answer_is_streamed():
+    server = CrowdServer()
+    (answer,) = asked(server, "a")
+    assert list(answer.token_ids) == IDS * server.num_events
+    assert answer.num_events == server.num_events
+    assert answer.num_prompt_tokens == 5
+
+
+def connections_of(prompts, idle_s, close=None):
+    """How many connections a server has had when each of the prompts was answered."""
+    server = CrowdServer()
+    found = []
+
+    async def ask():
+        async with server.serving() as url, client_of(url) as client:
+            for prompt in prompts:
+                answer = await client.stream("completions", {"prompt": prompt})
+                assert list(answer.token_ids) == IDS * server.num_events
+                found.append(server.num_connections)
+                if close:
+                    close(*server.writers)
+                    await server.until(lambda: not server.writers)
+                asyncio.get_running_loop().skipped_s += idle_s
+
+    in_loop(SkippingLoop, ask())
+    return found
+
+
+def abort(writer):
+    writer.transport.abort()
+
+
+def test_a_connection_is_used_again_once_it_is_known_to_stay_open():
+    """Not at once, when the server may be about to close it, nor after a long time."""
+    assert connections_of("aaa", idle_s=0.5) == [1, 1, 1]
+    assert connections_of("aaa", idle_s=0.0) == [1, 2, 3]
+    assert connections_of("aaa", idle_s=3.0) == [1, 2, 3]
+
+
+def test_what_comes_after_an_answer_is_not_the_next_one():
+    assert connections_of(["more", "a"], idle_s=0.5) == [1, 2]
+
+
+@pytest.mark.parametrize("close", [abort, reset])
+def test_a_connection_that_the_server_closed_is_not_used_again(close):
+    assert connections_of("aa", idle_s=0.5, close=close) == [1, 2]
+
+
+@pytest.mark.parametrize("prompt", FAULTS)
+def test_what_goes_wrong_with_an_answer_is_named_and_the_next_one_is_right(prompt):
+    server = CrowdServer()
+
+    async def ask():
+        async with server.serving() as url, client_of(url) as client:
+            loop = asyncio.get_running_loop()
+            skipping = loop.create_task(loop.skip_silence(server, num_requests=1))
+            with pytest.raises(ServerError) as wrong:
+                await client.stream("completions", {"prompt": prompt})
+            answer = await client.stream("completions", {"prompt": "a"})
+            assert list(answer.token_ids) == IDS * server.num_events
+            await skipping
+        assert str(wrong.value).startswith(f"{url}: ")
+        return wrong
+
+    wrong = in_loop(SkippingLoop, ask())
+    assert FAULTS[prompt] in str(wrong.value)
+    assert isinstance(wrong.value, RefusedError) == (prompt == "500")
+
+
+def test_the_limit_of_silence_is_said():
+    with pytest.raises(ServerError, match=r"said nothing for 0\.1 s"):
+        asked(CrowdServer(), "hang", silence_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"),
+    [
+        (b"", "broke off: it closed the connection without an answer"),
+        (b"HTTP/1.1 100 Go on\r\n\r\nHTTP/1.1 500 Oh\r\n\r\n", "answered 500: Oh"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", "broke off: illegal status line"),
+        (b"HTTP/1.1 200 OK\r\n\r\n<html>", "broke off: its stream ended after 0 events"),
+        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\nplain", "cannot be reached: Error -3"),
+        (stream_of(b"data: {"), "streams events that are not those of an OpenAI"),
+        (stream_of(b"data: \xff\xfe"), "streams events that are not those of an OpenAI"),
+        (stream_of(b"data: " + b"[" * 100_000), "streams events that are not those of an OpenAI"),
+        (stream_of(b"data: 5"), "streams events that are not those of an OpenAI"),
+        (b"HTTP/1.1 302 Found\r\nlocation: http://[\r\n\r\n", "redirects elsewhere"),
+        (b"HTTP/1.1 503 Busy\r\n\r\n<html>", "/v1/completions answered 503: Busy"),
+    ],
+)
+def test_what_is_no_answer_of_such_a_server_is_a_message(reply, reason):
+    assert reason in failure_of(lambda _: reply)
+
+
+def test_a_last_line_without_an_end_is_read():
+    reply = stream_of(b'data: {"choices": [{"text": "a"}]}') + b"data: [DONE]"
+
+    async def ask():
+        async with raw_server(lambda _: reply) as url, client_of(url) as client:
+            return await client.stream("completions", {})
+
+    answer = asyncio.run(ask())
+    assert (answer.text, answer.is_done) == ("a", True)
+
+
+@pytest.mark.parametrize("host", ["a b", "\u2028", "x" * 300, "xn--\u00e9"])
+def test_an_address_that_no_request_can_be_sent_to_is_a_message(host):
+    async def ask():
+        async with client_of(f"http://{host}:1") as client:
+            await client.model()
+
+    with pytest.raises(ServerError, match="cannot be reached"):
+        asyncio.run(ask())
+
+
+def test_a_version_page_for_browsers_says_nothing():
+    async def ask(reply):
+        async with raw_server(lambda _: reply) as url, client_of(url) as client:
+            return await client.version()
+
+    assert asyncio.run(ask(b"HTTP/1.1 200 OK\r\n\r\n<html>")) == ""
+    assert asyncio.run(ask(b'HTTP/1.1 200 OK\r\n\r\n{"version": "1.2"}')) == "1.2"
+
+
+def test_requests_at_once_have_a_connection_each_and_none_waits():
+    server = CrowdServer()
+
+    async def ask():
+        async with server.serving() as url, client_of(url) as client:
+            hung = [
+                asyncio.create_task(client.stream("completions", {"prompt": "hang"}))
+                for _ in range(30)
+            ]
+            await server.until(lambda: server.num_hanging == 30)
+            for task in hung:
+                task.cancel()
+            await asyncio.gather(*hung, return_exceptions=True)
+            await client.stream("completions", {"prompt": "a"})
+
+    asyncio.run(ask())
+    assert server.most_active == 30
+    assert server.num_connections in (30, 31)
+
+
+def test_what_is_asked_goes_to_the_server_as_it_is():
+    heads = []
+
+    async def ask():
+        noting = raw_server(lambda head: heads.append(head) or b"")
+        async with noting as url, client_of(url) as client:
+            with pytest.raises(ServerError):
+                await client.stream("chat/completions", {"messages": [], "stream": True})
+
+    asyncio.run(ask())
+    assert heads[0].startswith(b"POST /v1/chat/completions HTTP/1.1\r\n")
+    assert b"authorization" not in heads[0].lower()
+
+
+def test_streamed_errors_are_json_of_any_shape():
+    for error in ("text", 5, ["a"], {"code": 3}):
+        line = b"data: " + json.dumps({"error": error}).encode()
+        assert "failed while it answered" in failure_of(lambda _, line=line: stream_of(line))

@@ -1,0 +1,43 @@
+import pytest
+
+from specbench.errors import UsageError
+from specbench.servers.command import command_line
+
+DEFAULT = ["python", "-m", "engine"]
+ARGS = ["--model", "my model", "--port", "8123"]
+
+
+def line(template: str | None) -> list[str]:
+    return command_line(template, DEFAULT, ARGS, port=8123)
+
+
+def test_without_a_template_the_flags_follow_the_engines_own_command():
+    assert line(None) == [*DEFAULT, *ARGS]
+
+
+def test_the_flags_stand_where_the_template_says_or_at_its_end():
+    assert line("run '{args}' --last") == ["run", *ARGS, "--last"]
+    assert line("run 'two words'") == ["run", "two words", *ARGS]
+
+
+def test_the_port_is_filled_in_anywhere_and_json_is_left_alone():
+    assert line("""run -p{port}:{port} '{"k": 3}' {args}""") == [
+        "run",
+        "-p8123:8123",
+        '{"k": 3}',
+        *ARGS,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("run {model} {args}", r"--launch run \{model\} \{args\}: \{model\} .*\{port\} may"),
+        ("sh -c 'run {args}'", r"\{args\} in 'run \{args\}' .*as a word of its own"),
+        ("run 'half", "No closing quotation"),
+        (" ", "--launch is empty"),
+    ],
+)
+def test_a_template_that_cannot_be_read_is_refused(template, said):
+    with pytest.raises(UsageError, match=said):
+        line(template)

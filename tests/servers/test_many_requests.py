@@ -1,0 +1,194 @@
+"""Many requests at once to a server with faults: every one is accounted for, and nothing grows."""
+
+import asyncio
+import gc
+import logging
+import random
+import signal
+import tracemalloc
+from collections import Counter
+from contextlib import contextmanager
+
+import h11
+import httpx
+import pytest
+
+from specbench.servers.traffic import closed_loop, open_loop
+from tests.servers.crowd_server import FAULTS, IDS, CrowdServer
+from tests.servers.event_loops import SkippingLoop, in_loop
+from tests.servers.raw_server import client_of, posted
+
+KEY = "s3cret-key"
+SHARE_OF_FAULTS = 0.05
+MOST_HANGS = 30  # fewer than there are at once, so that they hold up nobody
+KEPT_BYTES = 2_000  # of an answer: its tokens, marks and text
+
+
+def asks(prompt):
+    return posted("completions", lambda _: {"prompt": prompt})
+
+
+def planned(num_requests, seed=0):
+    """Prompts, of which a share asks for faults of all kinds."""
+    draw = random.Random(seed)
+    kinds = [*FAULTS]
+    prompts = [
+        draw.choice(kinds) if draw.random() < SHARE_OF_FAULTS else f"prompt {i}"
+        for i in range(num_requests)
+    ]
+    hangs = [i for i, prompt in enumerate(prompts) if prompt == "hang"]
+    for i in hangs[MOST_HANGS:]:
+        prompts[i] = "cut"
+    return prompts
+
+
+@contextmanager
+def all_logged_to(path):
+    """Everything that anything logs meanwhile goes there, and nowhere into memory."""
+    handler = logging.FileHandler(path)
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    root.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        handler.close()
+
+
+def served(num_requests, tmp_path, on_request=lambda _: None):
+    """What became of so many planned requests, 64 at once; each is counted when it is made.
+
+    All are accounted for, and no file that was written meanwhile has the key.
+    """
+    server = CrowdServer(key=KEY)
+    prompts = planned(num_requests)
+    numbers = iter(range(num_requests))
+
+    def asks_and_tells(prompt):
+        def body(_):
+            on_request(next(numbers))
+            return {"prompt": prompt}
+
+        return posted("completions", body)
+
+    async def ask():
+        loop = asyncio.get_running_loop()
+        async with server.serving() as url, client_of(url) as client:
+            skipping = loop.create_task(loop.skip_silence(server, num_requests))
+            requests = [asks_and_tells(prompt) for prompt in prompts]
+            traffic = await closed_loop(requests, [client], concurrency=64)
+            await skipping
+            return traffic
+
+    with all_logged_to(tmp_path / "everything.log"):
+        traffic = in_loop(SkippingLoop, ask())
+    assert_accounted_for(prompts, traffic.answers)
+    assert Counter(server.asked) == Counter(prompts)
+    assert server.most_active <= 64
+
+    (tmp_path / "answers.txt").write_text(repr(traffic))
+    assert "HTTP Request: POST" in (tmp_path / "everything.log").read_text()
+    assert not [path for path in tmp_path.rglob("*") if KEY in path.read_text()]
+
+
+def assert_accounted_for(prompts, answers):
+    assert set(FAULTS) <= set(prompts)
+    for prompt, answered in zip(prompts, answers, strict=True):
+        if prompt in FAULTS:
+            assert answered.streamed is None
+            assert FAULTS[prompt] in answered.error
+        else:
+            assert answered.error is None
+            assert len(answered.streamed.token_ids) == 3 * len(IDS)
+
+
+def test_every_request_is_accounted_for_and_nothing_of_it_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_API_KEY", KEY)
+    served(400, tmp_path)
+    gc.collect()
+    left = [
+        found for found in gc.get_objects() if isinstance(found, (httpx.Response, h11.Connection))
+    ]
+    assert not left
+
+
+@pytest.mark.long
+def test_ten_thousand_requests_are_accounted_for_and_memory_is_flat(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_API_KEY", KEY)
+    used = []
+
+    def measure(number):
+        if number in (2_000, 9_900):
+            gc.collect()
+            used.append(tracemalloc.get_traced_memory()[0])
+
+    tracemalloc.start()
+    try:
+        served(10_000, tmp_path, on_request=measure)
+    finally:
+        tracemalloc.stop()
+    growth_bytes = (used[1] - used[0]) / 7_900
+    print(f"\n10,000 requests: {growth_bytes:.0f} bytes stay of each, which are its answer")
+    assert growth_bytes < KEPT_BYTES
+
+
+def test_after_a_restart_requests_are_answered_again():
+    """The restart ends the answers under way, and its counters begin anew."""
+    server = CrowdServer()
+
+    async def ask():
+        async with server.serving() as url, client_of(url) as client:
+            before = await client.counters()
+            restarting = asyncio.create_task(server.restart_when(2))
+            requests = [asks(prompt) for prompt in ("hang", "hang", "a", "b")]
+            answers, _ = await closed_loop(requests, [client], concurrency=2)
+            await restarting
+            return answers, (await client.counters()).since(before)
+
+    answers, counted = asyncio.run(ask())
+    assert ["broke off" in (a.error or "") for a in answers] == [True, True, False, False]
+    assert [bool(a.streamed) for a in answers] == [False, False, True, True]
+    assert counted.is_of_a_restart
+
+
+def test_what_a_server_counts_for_others_is_seen_beside_the_answers():
+    server = CrowdServer()
+
+    def others(_):
+        server.num_tokens += 40
+        return {"prompt": "a"}
+
+    async def ask():
+        async with server.serving() as url, client_of(url) as client:
+            before = await client.counters()
+            requests = [asks("a"), posted("completions", others), asks("a")]
+            answers, _ = await open_loop(requests, [client], request_rate=1e6)
+            return answers, (await client.counters()).since(before)
+
+    answers, counted = asyncio.run(ask())
+    assert counted.num_tokens - sum(answered.streamed.num_tokens for answered in answers) == 40
+
+
+def test_ctrl_c_closes_every_connection():
+    server = CrowdServer()
+
+    async def interrupt():
+        await server.until(lambda: server.num_hanging == 8)
+        signal.raise_signal(signal.SIGINT)
+
+    async def ask():
+        async with server.serving() as url, client_of(url) as client:
+            interrupting = asyncio.create_task(interrupt())
+            try:
+                await closed_loop([asks("hang")] * 20, [client], concurrency=8)
+            finally:
+                async with asyncio.timeout(60):
+                    await server.until(lambda: not server.writers)
+                await interrupting
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(ask())
+    assert server.asked == ["hang"] * 8

@@ -1,0 +1,287 @@
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specbench.inputs.address import Address
+from specbench.servers import process as process_module
+from specbench.servers.client import Client, ServerError
+from specbench.servers.process import LOOPBACK, free_port, started
+from tests.servers import fake_engine, starting_parent
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 60.0  # far more than anything here takes
+
+
+@pytest.fixture
+def family(tmp_path):
+    """The file of an engine's processes; what a failed test leaves of them is killed."""
+    file = tmp_path / "family"
+    yield file
+    for pid in file.read_text().split() if file.exists() else ():
+        if psutil.pid_exists(int(pid)):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def command(**facts) -> list[str]:
+    return [sys.executable, fake_engine.__file__, json.dumps(facts)]
+
+
+@contextmanager
+def engine(tmp_path: Path, *, grace_s: float = 0.1, **facts):
+    log = tmp_path / "server.log"
+    with started(command(**facts), environment={}, log=log, grace_s=grace_s) as process:
+        yield process
+
+
+def processes_of(family: Path) -> list[psutil.Process]:
+    """Those of an engine, once it has them all."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not family.exists():
+        assert time.monotonic() < give_up_at, "the engine has not started"
+        time.sleep(0.01)
+    return [psutil.Process(int(pid)) for pid in family.read_text().split()]
+
+
+def left_of(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Zombies too."""
+    return [process for process in processes if process.is_running()]
+
+
+def is_dead(process: psutil.Process) -> bool:
+    """Or a zombie: it depends on the machine how soon an orphan is taken leave of."""
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def wait_until_dead(process: psutil.Process) -> None:
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not is_dead(process):
+        assert time.monotonic() < give_up_at, "the process is left behind"
+        time.sleep(0.01)
+
+
+def wait_until_healthy(process, port: int, path="/health", timeout_s=PATIENCE_S) -> None:
+    async def wait() -> None:
+        address = Address.at(f"http://{LOOPBACK}:{port}", "--base-url")
+        async with Client(address) as client:
+            await process.wait_until_healthy(client, path, timeout_s)
+
+    asyncio.run(wait())
+
+
+def asked(port: int, path: str) -> dict:
+    async def ask() -> dict:
+        address = Address.at(f"http://{LOOPBACK}:{port}", "--base-url")
+        async with Client(address) as client:
+            return await client.json(address.root + path)
+
+    return asyncio.run(ask())
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["asked", "killed"])
+def test_a_server_serves_and_is_stopped_with_all_its_children(tmp_path, family, deaf):
+    port = free_port()
+    facts = {"port": port, "family": str(family), "deaf": deaf}
+    with engine(tmp_path, grace_s=0.1 if deaf else PATIENCE_S, **facts) as process:
+        wait_until_healthy(process, port)
+        processes = processes_of(family)
+        supervisor = processes[0].parent()
+        assert len({p.pid for p in left_of(processes)}) == 4
+        assert len({os.getsid(p.pid) for p in processes}) == 3
+        # A Ctrl-C is for us alone, and an engine that kills its own group spares the supervisor.
+        assert len({os.getpgid(p.pid) for p in (supervisor, psutil.Process())}) == 2
+        assert os.getpgid(processes[0].pid) == processes[0].pid
+
+    assert not left_of([supervisor, *processes])
+    assert (tmp_path / "server.log").read_text().split() == 4 * ["no" if deaf else "goodbye"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_stops_it_and_goes_on(tmp_path, family, error):
+    processes = []
+
+    def fail() -> None:
+        with engine(tmp_path, family=str(family)):
+            processes.extend(processes_of(family))
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert len(processes) == 4
+    assert not left_of(processes)
+
+
+@contextmanager
+def parent_of_a_deaf_engine(tmp_path, family, grace_s=0.1):
+    facts = json.dumps({"family": str(family), "deaf": True})
+    arguments = [facts, str(tmp_path / "server.log"), str(grace_s)]
+    with subprocess.Popen(
+        [sys.executable, "-m", starting_parent.__name__, *arguments],
+        stderr=subprocess.DEVNULL,  # the traceback of a Ctrl-C
+        cwd=Path(__file__).parents[2],
+    ) as parent:
+        yield parent
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_we_are_ended_no_process_is_left_behind(tmp_path, family, number):
+    with parent_of_a_deaf_engine(tmp_path, family) as parent:
+        processes = processes_of(family)
+        supervisor = processes[0].parent()
+        parent.send_signal(number)
+        assert parent.wait(PATIENCE_S) == -number
+
+    _, left = psutil.wait_procs(processes, PATIENCE_S)
+    assert not left
+    wait_until_dead(supervisor)
+
+
+def test_a_second_ctrl_c_leaves_the_end_to_the_supervisor(tmp_path, family):
+    with parent_of_a_deaf_engine(tmp_path, family, grace_s=1.0) as parent:
+        processes = processes_of(family)
+        parent.send_signal(signal.SIGINT)
+        while "no" not in (tmp_path / "server.log").read_text():
+            assert parent.poll() is None
+            time.sleep(0.01)
+        parent.send_signal(signal.SIGINT)
+        assert parent.wait(PATIENCE_S) == -signal.SIGINT
+
+    _, left = psutil.wait_procs(processes, PATIENCE_S)
+    assert not left
+
+
+def test_a_supervisor_that_is_killed_takes_the_engine_with_it(tmp_path, family):
+    with engine(tmp_path, family=str(family)) as process:
+        root = processes_of(family)[0]
+        os.kill(root.ppid(), signal.SIGKILL)
+        with pytest.raises(ServerError, match="the started server ended by SIGKILL"):
+            process.require_running(PATIENCE_S)
+
+        wait_until_dead(root)
+
+
+def test_what_wants_to_end_the_supervisor_ends_the_engine(tmp_path, family):
+    with engine(tmp_path, family=str(family)) as process:
+        processes = processes_of(family)
+        os.kill(processes[0].ppid(), signal.SIGTERM)
+        with pytest.raises(ServerError, match="ended with exit status 0; if its command"):
+            process.require_running(PATIENCE_S)
+
+        assert not left_of(processes)
+
+
+def test_a_server_killed_in_mid_session_is_reported_and_its_children_end(tmp_path, family):
+    port = free_port()
+    with engine(tmp_path, port=port, family=str(family), says="all is well") as process:
+        wait_until_healthy(process, port)
+        process.require_running(0.0)
+        processes = processes_of(family)
+        processes[0].kill()
+        with pytest.raises(ServerError) as ended:
+            process.require_running(PATIENCE_S)
+
+        assert not left_of(processes)
+
+    said = str(ended.value)
+    assert said.startswith("the started server ended by SIGKILL; if nobody killed it, the system")
+    assert "--engine-args" in said
+    assert "server.log:\n  all is well\n" in said
+
+
+def test_processes_that_do_not_end_are_named(tmp_path, family, monkeypatch):
+    with engine(tmp_path, family=str(family)) as server:
+        processes = processes_of(family)
+        supervisor = processes[0].parent()
+        supervisor.suspend()  # as if the system did not do as told
+        monkeypatch.setattr(process_module, "KILL_S", 0.0)
+        with pytest.raises(ServerError, match="do not end") as stopped:
+            server.stop()
+        assert all(str(process.pid) in str(stopped.value) for process in processes)
+        supervisor.resume()
+        monkeypatch.undo()
+    assert not left_of(processes)
+
+
+def test_a_port_that_is_taken_is_said_after_the_start(tmp_path):
+    with (
+        socket.create_server((LOOPBACK, 0)) as other,
+        engine(tmp_path, port=other.getsockname()[1]) as process,
+        pytest.raises(ServerError, match=r"`OSError: .*`; its port is taken: put {port} in"),
+    ):
+        process.require_running(PATIENCE_S)
+
+
+def test_another_server_that_answers_is_not_taken_for_ours(tmp_path):
+    port = free_port()
+    with (
+        engine(tmp_path, port=port) as other,
+        started(command(status=1), environment={}, log=tmp_path / "ours.log") as ours,
+    ):
+        wait_until_healthy(other, port)
+        with pytest.raises(ServerError, match="exit status 1"):
+            ours.require_running(PATIENCE_S)
+        with pytest.raises(ServerError, match="exit status 1"):
+            wait_until_healthy(ours, port)
+
+
+def test_health_that_is_never_green_names_the_log_and_its_end(tmp_path):
+    port = free_port()
+    expected = r"not healthy \(/health\) after 0\.2 s.*server\.log:\n  loading"
+    with engine(tmp_path, port=port, health=503, says="loading") as process:
+        wait_until_healthy(process, port, "/environment")
+        with pytest.raises(ServerError, match=expected):
+            wait_until_healthy(process, port, timeout_s=0.2)
+
+
+def test_a_server_that_ends_while_it_is_waited_for_is_not_waited_for_longer(tmp_path):
+    with (
+        engine(tmp_path, says="RuntimeError: CUDA error: out of memory", status=1) as process,
+        pytest.raises(ServerError, match=r"exit status 1; it printed `RuntimeError.*more memory"),
+    ):
+        wait_until_healthy(process, free_port(), timeout_s=10 * PATIENCE_S)
+
+
+def test_a_command_that_cannot_be_found_says_which_options_name_another(tmp_path):
+    with (
+        started(["no-such-engine"], environment={}, log=tmp_path / "server.log") as process,
+        pytest.raises(ServerError, match=r"127; .*--engine-python.*--launch") as ended,
+    ):
+        process.require_running(PATIENCE_S)
+    assert str(ended.value).endswith("cannot start no-such-engine: No such file or directory")
+
+
+def test_the_environment_is_ours_and_more_without_our_keys(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_API_KEY", "s3cret")
+    monkeypatch.setenv("SPECBENCH_API_KEY_127_0_0_1", "s3cret")
+    monkeypatch.setenv("OURS", "ours")
+    port = free_port()
+    more = {"MORE": "more", "PYTHONHOME": "/nowhere"}  # no supervisor may stumble over the latter
+    line = ["env", "-u", "PYTHONHOME", *command(port=port)]
+    with started(line, environment=more, log=tmp_path / "folder" / "server.log") as process:
+        wait_until_healthy(process, port)
+        seen = asked(port, "/environment")
+    assert (seen["OURS"], seen["MORE"]) == ("ours", "more")
+    assert "s3cret" not in seen.values()
+
+
+def test_a_log_that_exists_is_continued_and_only_the_new_part_is_told(tmp_path):
+    log = tmp_path / "server.log"
+    log.write_text("address already in use\n")
+    with (
+        engine(tmp_path, says="a riddle", status=3) as process,
+        pytest.raises(ServerError, match="exit status 3; the end of its log") as ended,
+    ):
+        process.require_running(PATIENCE_S)
+    assert str(ended.value).endswith("server.log:\n  a riddle")
+    assert log.read_text() == "address already in use\na riddle\n"

@@ -1,0 +1,115 @@
+"""What is read out of the events of a stream."""
+
+import json
+
+import pytest
+
+from specbench.servers import streamed
+from specbench.servers.streamed import EventData, Streamed
+
+
+def taken(monkeypatch, *timed):
+    """An answer of events and the seconds when they came."""
+    answer = Streamed()
+    for at_s, event in timed:
+        monkeypatch.setattr(streamed, "perf_counter", lambda at_s=at_s: at_s)
+        answer.add(event)
+    return answer
+
+
+def ids(*token_ids):
+    return {"choices": [{"delta": {"content": "a" * len(token_ids)}, "token_ids": [*token_ids]}]}
+
+
+ROLE = {"choices": [{"delta": {"role": "assistant", "content": ""}}]}
+USAGE = {
+    "choices": [],
+    "usage": {
+        "completion_tokens": 8,
+        "prompt_tokens": 30,
+    },
+    "metrics": {"speculative_decoding": {"num_drafts": 3}},
+}
+
+
+def test_an_answer_knows_when_its_tokens_came_and_how_many_with_the_first_event(monkeypatch):
+    answer = taken(
+        monkeypatch,
+        (1.0, ROLE),
+        (2.0, ids(7, 8)),
+        (3.0, ids(9)),
+        (5.0, ids(10, 11, 12, 13, 14)),
+        (6.0, USAGE),
+    )
+    assert (answer.first_s, answer.last_s, answer.num_first) == (2.0, 5.0, 2)
+    assert answer.num_events == 3
+    assert list(answer.token_ids) == [7, 8, 9, 10, 11, 12, 13, 14]
+    assert (answer.num_tokens, answer.num_prompt_tokens) == (8, 30)
+    assert answer.metrics == {"speculative_decoding": {"num_drafts": 3}}
+    assert answer.text == "a" * 8
+
+
+def test_where_a_server_gives_no_ids_its_first_event_has_an_unknown_number(monkeypatch):
+    def word(text):
+        return {"choices": [{"delta": {"content": text}}]}
+
+    end = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+    answer = taken(
+        monkeypatch, (1.0, word("a")), (2.0, word("b")), (3.0, word("c")), (4.0, end), (5.0, USAGE)
+    )
+    assert (answer.first_s, answer.last_s, answer.num_first) == (1.0, 4.0, None)
+    assert answer.fault is None
+
+
+def test_usage_with_every_event_counts_them_as_ids_do(monkeypatch):
+    def so_far(number):
+        return {"choices": [{"text": "a"}], "usage": {"completion_tokens": number}}
+
+    answer = taken(monkeypatch, (1.0, so_far(2)), (2.0, so_far(7)))
+    assert (answer.num_first, answer.num_tokens) == (2, 7)
+
+
+def test_an_answer_without_tokens_has_come_at_no_time():
+    assert (Streamed().first_s, Streamed().last_s, Streamed().num_first) == (None, None, None)
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "content"])
+def test_what_is_thought_aloud_is_text(monkeypatch, name):
+    event = {"choices": [{"delta": {"role": "assistant", name: "well", "tool_calls": []}}]}
+    assert taken(monkeypatch, (1.0, event)).text == "well"
+
+
+def test_events_come_in_whatever_pieces():
+    """A separator of lines that JSON allows within a text ends none; comments are passed over."""
+    events = [{"text": "one\u2028two\x85three"}, {"text": "four"}]
+    raw = ": keep-alive\r\n\r\n" + "".join(
+        f"event: message\r\ndata:{json.dumps(e, ensure_ascii=False)}\r\n\r\n" for e in events
+    )
+    raw = (raw + "data:\n\ndata: [DONE]\n\n").encode()
+    for size in (1, 7, len(raw)):
+        data = EventData()
+        found = [one for i in range(0, len(raw), size) for one in data.feed(raw[i : i + size])]
+        assert [json.loads(one) for one in found[:-1]] == events
+        assert found[-1] == b"[DONE]"
+
+
+def test_an_answer_that_ended_says_what_is_wrong_with_it(monkeypatch):
+    answer = taken(monkeypatch, (1.0, ids(7, 8)), (2.0, USAGE))
+    assert answer.fault is not None
+    assert answer.fault.startswith("broke off: its stream ended after 1 events")
+    answer.is_done = True
+    assert answer.fault == (
+        "counts differ: its usage says 8 completion tokens, and 2 token ids came"
+    )
+    answer.num_tokens = 2
+    assert answer.fault is None
+    answer.num_tokens = None  # no usage
+    assert answer.fault is None
+    answer.is_done, answer.finish_reason = False, "length"
+    assert answer.fault is None
+
+
+@pytest.mark.parametrize("token_id", [-1, 2**31, 1.5, "7", None])
+def test_a_token_id_is_a_small_whole_number(token_id):
+    with pytest.raises(ValueError, match=r"token_ids\.0"):
+        Streamed().add({"choices": [{"token_ids": [token_id]}]})

@@ -1,0 +1,214 @@
+"""Who is asked what and when, in virtual time; no server is needed for that."""
+
+import asyncio
+from dataclasses import dataclass, field
+from time import process_time
+
+import pytest
+
+from specbench.arrivals import poisson_arrivals
+from specbench.engines.arrivals import arrivals
+from specbench.engines.engine import EngineRequest, Load
+from specbench.errors import WorkloadError
+from specbench.metrics.validity import why_bound
+from specbench.records import ClientLoad, Sampling
+from specbench.servers.client import ServerError
+from specbench.servers.streamed import Streamed
+from specbench.servers.traffic import closed_loop, open_loop
+from tests.servers.event_loops import in_virtual_time
+from tests.servers.raw_server import posted
+
+
+@dataclass
+class PacedClient:
+    """Answers a request after the seconds it names, with its number as the text."""
+
+    num_events: int = 0
+    served: list[int] = field(default_factory=list)
+    num_active: int = 0
+    most_active: int = 0
+
+    async def stream(self, path, asked):
+        self.served.append(asked["number"])
+        self.num_active += 1
+        self.most_active = max(self.most_active, self.num_active)
+        await asyncio.sleep(asked["seconds"])
+        self.num_active -= 1
+        if asked["seconds"] == 13:
+            raise ServerError("unlucky")
+        self.num_events += 1
+        return Streamed(text=f"{path} {asked['number']}")
+
+
+def request(number, seconds=1.0, conversation=None):
+    def body(_):
+        return {"number": number, "seconds": seconds}
+
+    return posted(path="completions", body=body, conversation=conversation)
+
+
+def test_in_closed_loop_the_next_one_starts_when_one_ends():
+    client = PacedClient()
+    seconds = [4, 1, 1, 3]
+    requests = [request(i, s) for i, s in enumerate(seconds)]
+    answers, load = in_virtual_time(closed_loop(requests, [client], concurrency=2))
+    assert [a.sent_s for a in answers] == pytest.approx([0, 0, 1, 2])
+    assert [a.streamed.text for a in answers] == [f"completions {i}" for i in range(4)]
+    assert client.most_active == 2
+    more = in_virtual_time(closed_loop(requests[:1], [client], concurrency=2)).load
+    assert (more.num_events, more.wall_s) == (1, pytest.approx(4))
+    assert (load.num_events, load.wall_s) == (4, pytest.approx(5))
+
+
+def test_in_open_loop_they_come_at_their_times_whatever_is_unanswered():
+    client = PacedClient()
+    requests = [request(i, 100.0) for i in range(20)]
+    answers, _ = in_virtual_time(open_loop(requests, [client], request_rate=4.0, seed=7))
+    times_s = poisson_arrivals(4.0, 7)
+    assert [a.sent_s for a in answers] == pytest.approx([next(times_s) for _ in answers])
+    assert client.most_active == 20
+
+
+def test_arrivals_are_those_of_an_engine_in_this_process():
+    sampling = Sampling(temperature=0.0)
+    asked = [
+        EngineRequest(
+            prompt_ids=(1,), max_new_tokens=1, sampling=sampling, seed=0, conversation=conversation
+        )
+        for conversation in ("a", "a", None, None, "b")
+    ]
+    times_s = poisson_arrivals(4.0, 7)
+    expected = [next(times_s), None, next(times_s), next(times_s), next(times_s)]
+    assert [a.at_s for a in arrivals(asked, Load(request_rate=4.0, seed=7))] == expected
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_later_turn_waits_for_the_answer_before_and_is_made_of_it(is_open):
+    seen = []
+
+    def turn(number):
+        def body(answers):
+            seen.append([a.text for a in answers])
+            return {"number": number, "seconds": 5.0}
+
+        return posted(path="chat", body=body, conversation="talk")
+
+    requests = [turn(0), turn(1), request(2, 1.0), turn(3)]
+    client = PacedClient()
+    work = (
+        open_loop(requests, [client], request_rate=1e6)
+        if is_open
+        else closed_loop(requests, [client], concurrency=4)
+    )
+    answers, _ = in_virtual_time(work)
+    assert [a.sent_s for a in answers] == pytest.approx([0, 5, 0, 10], abs=1e-3)
+    assert seen == [[], ["chat 0"], ["chat 0", "chat 1"]]
+
+
+def test_servers_take_turns_and_a_conversation_stays_with_its_own():
+    clients = [PacedClient(), PacedClient()]
+    requests = [request(0, conversation="a"), request(1), request(2), request(3, conversation="a")]
+    in_virtual_time(closed_loop(requests, clients, concurrency=1))
+    assert [client.served for client in clients] == [[0, 3, 2], [1]]
+
+
+def test_a_failure_is_accounted_for_and_ends_only_its_own_conversation():
+    def refuse(_):
+        raise WorkloadError("the template refuses")
+
+    requests = [
+        request(0, conversation="a"),
+        request(1, 13, conversation="a"),
+        request(2, conversation="a"),
+        request(3, 13),
+        posted(path="chat", body=refuse),
+        request(5),
+    ]
+    answers, load = in_virtual_time(closed_loop(requests, [PacedClient()], concurrency=2))
+    assert [a.error for a in answers] == [
+        None,
+        "unlucky",
+        "not sent: request 1 of its conversation failed",
+        "unlucky",
+        "the template refuses",
+        None,
+    ]
+    assert [i for i, a in enumerate(answers) if a.streamed] == [0, 5]
+    assert load.num_events == 2
+
+
+def test_nobody_asks_nothing():
+    with pytest.raises(ValueError, match="0 users"):
+        asyncio.run(closed_loop([request(0)], [PacedClient()], concurrency=0))
+
+
+class StallingClient(PacedClient):
+    """Stands still for a while after each answer, as a client that is too slow does."""
+
+    stall_s = 0.1
+
+    async def stream(self, path, asked):
+        answer = await super().stream(path, asked)
+        asyncio.get_running_loop().stand_still(self.stall_s)
+        return answer
+
+
+def why(load, tpot_s):
+    """Why the cell is marked that was measured with this load."""
+    stored = ClientLoad(
+        cell_id="",
+        seconds=load.wall_s,
+        cpu_s=load.cpu_s,
+        num_events=load.num_events,
+        mean_lag_s=load.mean_lag_s,
+    )
+    return why_bound(stored, tpot_s)
+
+
+def test_a_loop_that_stands_still_marks_the_client_as_the_one_that_was_measured():
+    """A second an answer, and a tenth standing still: what comes in then waits 50 ms on average."""
+    requests = [request(i) for i in range(20)]
+    loads = [
+        in_virtual_time(closed_loop(requests, [client], concurrency=1)).load
+        for client in (StallingClient(), PacedClient())
+    ]
+    assert loads[0].mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
+    assert "event loop lagged" in why(loads[0], tpot_s=0.02)
+    assert why(loads[0], tpot_s=0.2) == ""
+    assert why(loads[1], tpot_s=0.02) == ""
+    assert loads[1].mean_lag_s == pytest.approx(0, abs=1e-9)
+
+
+def test_a_pause_at_the_very_end_is_seen():
+    load = in_virtual_time(closed_loop([request(0)], [StallingClient()], concurrency=1)).load
+    assert load.mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
+
+
+def test_what_timers_are_late_by_on_an_idle_machine_is_no_lag():
+    client = StallingClient()
+    client.stall_s = 0.0009
+    load = in_virtual_time(
+        closed_loop([request(i) for i in range(9)], [client], concurrency=1)
+    ).load
+    assert load.mean_lag_s == 0
+
+
+def test_nothing_runs_on_when_all_is_answered():
+    async def ask():
+        await closed_loop([request(0)], [PacedClient()], concurrency=2)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert not in_virtual_time(ask())
+
+
+def test_the_seconds_of_the_core_are_this_processes():
+    def busy(_):
+        end_s = process_time() + 0.02
+        while process_time() < end_s:
+            pass
+        return {"number": 0, "seconds": 0.5}
+
+    requests = [posted(path="chat", body=busy)]
+    load = in_virtual_time(closed_loop(requests, [PacedClient()], concurrency=1)).load
+    assert load.cpu_s >= 0.02
+    assert load.wall_s == pytest.approx(0.5)

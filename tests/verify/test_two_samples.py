@@ -1,0 +1,118 @@
+"""Two sets of answers against each other: false alarms as seldom as stated, faults found."""
+
+import numpy as np
+import pytest
+
+from specbench.verify.tally import Tally, between
+from specbench.verify.two_samples import frequency_p_value, rarity_p_value
+
+TESTS = {"rarity": rarity_p_value, "frequency": frequency_p_value}
+
+
+class Source:
+    """Draws answers whose tokens depend on the one before; a share of them from another law."""
+
+    def __init__(
+        self, num_tokens: int, spread: float, num_prompts: int = 3, length: int = 5
+    ) -> None:
+        rng = np.random.default_rng(0)
+        shape = (num_prompts, length, 2)  # by prompt, position and whether the last id was even
+        self.law = rng.dirichlet(np.full(num_tokens, spread), size=shape)
+
+    def draw(self, num: int, seed: int, *, wrong: float = 0.0, heat: float = 1.0):
+        rng = np.random.default_rng(seed)
+        law = self.law ** (1 / heat)
+        cumulated = (law / law.sum(-1, keepdims=True)).cumsum(-1)
+        answers = []
+        for i in range(num):
+            tokens: list[int] = []
+            for at in range(self.law.shape[1]):
+                row = cumulated[i % len(self.law), at, sum(tokens[-1:]) % 2]
+                token = int(np.searchsorted(row, rng.random() * row[-1]))
+                if at and rng.random() < wrong:
+                    token = int(rng.integers(len(row)))
+                tokens.append(token)
+                if token == 3:  # which ends a text
+                    break
+            answers.append((f"p{i % len(self.law)}", tuple(tokens)))
+        return answers
+
+
+@pytest.mark.parametrize(
+    "source",
+    [Source(2, 5.0, num_prompts=1, length=1), Source(8, 1.0), Source(200, 0.05)],
+    ids=["one coin", "few", "many"],
+)
+@pytest.mark.parametrize("test", TESTS.values(), ids=TESTS)
+def test_false_alarms_are_as_seldom_as_stated(test, source):
+    """A seeded simulation: 600 pairs of sound sets; at a share of 0.05 up to 0.085 are within
+    four standard deviations."""
+    found = []
+    for trial in range(600):
+        answers = source.draw(90, seed=trial)
+        order = np.random.default_rng(trial).permutation(len(answers))
+        sides = [[answers[i] for i in side] for side in (order[:45], order[45:])]
+        found.append(test(*sides))
+    p = np.array(found)
+    for share in (0.05, 0.01, 0.002):
+        most = share + 4 * (share * (1 - share) / len(p)) ** 0.5
+        assert (p < share).mean() <= most, share
+
+
+@pytest.mark.parametrize(
+    ("fault", "seen_by"), [({"wrong": 0.3}, "frequency"), ({"heat": 0.7}, "rarity")], ids=str
+)
+def test_faults_are_found_and_their_absence_is_not(fault, seen_by):
+    source = Source(8, 0.5)
+    own, sound = source.draw(1500, seed=1), source.draw(1500, seed=2)
+    broken = source.draw(1500, seed=3, **fault)
+    assert TESTS[seen_by](broken, own) < 1e-6
+    assert all(test(sound, own) > 0.01 for test in TESTS.values())
+
+
+def test_a_token_that_depends_on_the_one_before_in_another_way_is_found():
+    """Every token comes as often as it should, at every position."""
+    rng = np.random.default_rng(0)
+    first = rng.integers(2, size=(2, 400))
+    follows = [("p", (int(a), int(a))) for a in first[0]]
+    differs = [("p", (int(a), 1 - int(a))) for a in first[1]]
+    assert frequency_p_value(follows, differs) < 1e-6
+
+
+def test_answers_alone_or_all_alike_say_nothing():
+    for test in TESTS.values():
+        assert test([], []) == 1.0
+        assert test([("p", (1, 2))] * 9, [("p", (1, 2))] * 9) == 1.0
+        assert test([("p", (1, 2))] * 9, [("q", (5, 6))] * 9) == 1.0  # no prompt in common
+
+
+def test_the_floor_is_what_exact_draws_give_on_the_mean():
+    rng = np.random.default_rng(0)
+    law = rng.dirichlet(np.full(60, 0.2))
+    apart, floors, pairs, pair_floors = [], [], [], []
+    for _ in range(200):
+        tally, sides = Tally(), []
+        drawn = rng.choice(60, size=(2, 80), p=law)
+        for token in drawn[0]:
+            tally.add("p", 1, law[None], np.array([token]))
+        (found,) = tally.distances()
+        apart.append(found.total_variation)
+        floors.append(found.floor)
+        sides = [[("p", (int(token),)) for token in side] for side in drawn]
+        two = between(*sides)[0]
+        pairs.append(two.total_variation)
+        pair_floors.append(two.floor)
+    assert found.position == 1
+    assert np.mean(apart) == pytest.approx(np.mean(floors), rel=0.03)
+    assert np.mean(pairs) == pytest.approx(np.mean(pair_floors), rel=0.15)
+
+
+def test_the_distance_is_of_the_position_that_is_wrong():
+    law = np.array([[0.5, 0.5, 0.0]])
+    tally = Tally()
+    for token in (0, 1) * 50:
+        tally.add("p", 0, law, np.array([token]))
+        tally.add("p", 1, law, np.array([2]))
+    right, wrong = tally.distances()
+    assert (right.total_variation, wrong.total_variation) == (0.0, 1.0)
+    assert wrong.floor == pytest.approx((2 / np.pi * 25) ** 0.5 / 100, rel=0.05)
