@@ -4,6 +4,7 @@ Shape suffixes: B rows, K drafts, V vocabulary.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -223,6 +224,24 @@ class Subject(NamedTuple):
         return watched.seen
 
 
+def biased(checkpoint: Checkpoint) -> Checkpoint:
+    """As published EAGLE heads are; a new one is not."""
+    bias_F = torch.randn(
+        checkpoint.config["hidden_size"], generator=torch.Generator().manual_seed(1)
+    )
+    return with_config(with_tensors(checkpoint, fc__bias=0.1 * bias_F), bias=True)
+
+
+def attentive(checkpoint: Checkpoint) -> Checkpoint:
+    """A drawn head attends to all tokens nearly alike; of this one, a wrong mask changes words."""
+    sharp = ("q_proj.weight", "k_proj.weight", "o_proj.weight")
+    tensors = {n: 10 * t if n.endswith(sharp) else t for n, t in checkpoint.tensors.items()}
+    return replace(checkpoint, tensors=tensors)
+
+
+CHANGED = {"eagle": biased, "eagle3": attentive}
+
+
 @cache
 def subject(method: str) -> Subject:
     model = tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3)
@@ -231,9 +250,7 @@ def subject(method: str) -> Subject:
     # they could be mistaken for ids.
     more: dict[str, Any] = {"target_ids": (0, 2, 4, 6, 8, 10), "layer_ids": (0, 1, 2)}
     options = more if method == "eagle3" else {}
-    checkpoint = drafter_class(method).new_checkpoint(model.config, 1, **options)
-    if method == "eagle":  # published heads have a bias, and a new one has none
-        bias_F = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(1))
-        checkpoint = with_config(with_tensors(checkpoint, fc__bias=0.1 * bias_F), bias=True)
+    drawn = drafter_class(method).new_checkpoint(model.config, 1, **options)
+    checkpoint = CHANGED[method](drawn)
     target = StockRunner(tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3))
     return Subject(method, target, checkpoint, PLAIN[method](model, checkpoint), texts)

@@ -157,7 +157,7 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
     ),
     "a node of a beam sees the ancestors of another": (
         dynamic_trees,
-        "eagle",
+        "eagle3",
         growth.grow_dynamic,
         "seen_BWM.gather(1, parents_BW[..., None].expand(-1, -1, num_seen))",
         "seen_BWM",
