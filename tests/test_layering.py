@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "importers": {*BASE, "metrics"},
     "decide": {*BASE, "metrics"},
     "fit": {*BASE, *FILES},
-    "forecast": {*DECIDING},
+    "forecast": {*DECIDING, "runs"},
     "export": {*DECIDING},
     "frames": {*BASE, "runs", "metrics", "decide"},
     "report": {*ANALYSING, "frames"},

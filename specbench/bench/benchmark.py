@@ -9,7 +9,13 @@ from pathlib import Path
 from specbench.bench.depth import any_shape
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.planning import plan_targets
-from specbench.bench.served.host import Launched, running_ks, running_servers
+from specbench.bench.served.host import require_startable
+from specbench.bench.served.running import (
+    addresses_of,
+    running_ks,
+    running_servers,
+    server_warnings,
+)
 from specbench.bench.served_costs import time_servers
 from specbench.bench.spread import Cluster
 from specbench.bench.watch import Watch
@@ -88,11 +94,12 @@ def run_benchmark(
         running_ks=running_ks(running),
     )
     if cluster is None and not running:  # nodes have programs of their own
-        for plan in plans:
-            for engine in plan.served:
-                Launched(plan, engine, root).require_program()
+        require_startable(plans)
     environment, *others = where.environments
-    warnings = tuple(w for plan in plans for w in plan_warnings(plan))
+    warnings = (
+        *(w for plan in plans for w in plan_warnings(plan)),
+        *server_warnings(running, plans[0].target),
+    )
     for warning in warnings:
         watch.warn(warning)
     told: Sequence[EngineCost] = ()
@@ -123,7 +130,7 @@ def run_benchmark(
             ledger.append(one)
         for cost in told:
             ledger.append(cost)
-        where.measure(plans, running, ledger)
+        where.measure(plans, addresses_of(running), ledger)
         ledger.finish()
         return ledger.stored
 

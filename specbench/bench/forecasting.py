@@ -20,7 +20,7 @@ from specbench.bench.watch import Watch
 from specbench.decide.rank import shortlist
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import first_line
-from specbench.forecast.cost_curve import CostCurve, left_out, measured_here, told
+from specbench.forecast.cost_curve import CostCurve, describe, left_out, measured_here, told
 from specbench.forecast.engine_costs import acceptance_rule
 from specbench.forecast.forecast import forecast, replayed
 from specbench.records import NO_DRAFTER, BlockRecord, CellKey, Condition, ForecastRecord
@@ -181,15 +181,22 @@ class Forecasting:
                 self._watch.warn(f"{name}: not forecast, {first_line(error)}")
 
     def _told_curves(self, group: Sequence[DraftedCells]) -> dict[CellKey, CostCurve]:
-        for rows in dict.fromkeys(drafted.condition.concurrency for drafted in group):
-            ks = {k for q in group if q.condition.concurrency == rows for k in q.ks}
-            text = left_out(self._told, concurrency=rows, ks=ks)
-            if text and text not in self._warned:  # several groups may have the same K
+        found = {}
+        for drafted in group:
+            at, ks = drafted.condition, drafted.ks
+            own = [c for c in self._told if c.is_of(at.workload, drafted.pairing.drafter.name)]
+            if not own:
+                self._watch.warn(
+                    f"{drafted.pairing.name} on {at.workload}: not forecast, the costs of "
+                    f"{describe(self._told)} say nothing of it"
+                )
+                continue
+            text = left_out(own, concurrency=at.concurrency, ks=ks)
+            if text and text not in self._warned:  # others may have the same K
                 self._warned.add(text)
                 self._watch.warn(text)
-        return {
-            q.key: told(self._told, concurrency=q.condition.concurrency, ks=q.ks) for q in group
-        }
+            found[drafted.key] = told(own, concurrency=at.concurrency, ks=ks)
+        return found
 
     def _costs(self, group: Sequence[DraftedCells]) -> RoundCosts:
         settings = dict.fromkeys(drafted.condition for drafted in group)

@@ -58,7 +58,7 @@ def measure(
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
     pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
     if dry_run:
-        _show_plan(settings, pairings, out, as_json=as_json)
+        _show_plan(settings, pairings, out, is_here=nodes is None, as_json=as_json)
         return
     if nodes is not None and settings.servers.base_urls:
         raise UsageError(
@@ -142,23 +142,36 @@ def _require_decided(document: "Document") -> None:
 
 
 def _show_plan(
-    settings: RunSettings, pairings: "Sequence[Pairing]", out: Path, *, as_json: bool
+    settings: RunSettings,
+    pairings: "Sequence[Pairing]",
+    out: Path,
+    *,
+    is_here: bool,
+    as_json: bool,
 ) -> None:
+    """And what on this machine (`is_here`) would keep its servers from being started."""
     from specbench.bench.planning import plan_targets
-    from specbench.bench.served.host import running_ks, running_servers
+    from specbench.bench.served.host import require_startable
+    from specbench.bench.served.running import running_ks, running_servers
     from specbench.cli.plan_table import plan_document, print_plan
 
+    running = running_servers(settings)
     plans = plan_targets(
         settings,
         pairings,
         lambda t: settings.machine.dtype or t.model.dtype,
-        running_ks=running_ks(running_servers(settings)),
+        running_ks=running_ks(running),
     )
     earlier = _earlier_sessions(out) if any(plan.served for plan in plans) else ()
     if as_json:
         typer.echo(json.dumps(plan_document(plans, earlier), indent=2))
     else:
         print_plan(plans, earlier)
+    if is_here and not running:
+        try:
+            require_startable(plans)
+        except UsageError as error:
+            typer.echo(f"Warning: this plan cannot be measured here: {error}", err=True)
 
 
 def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":

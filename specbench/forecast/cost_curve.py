@@ -22,7 +22,9 @@ class CostCurve:
     visits: Mapping[int, tuple[float, ...]]
     source: str | None = None
     is_relative: bool = False  # True: in steps of K = 0, else in seconds
-    lengths: Mapping[int, float] | None = None  # mean acceptance length counted there, by K
+    # What was measured there, by K.
+    lengths: Mapping[int, float] | None = None  # mean acceptance length
+    speedups: Mapping[int, float] | None = None
 
     def ratio(self, k: int, other: int) -> LogRatio:
         """cost(k) / cost(other), by repetition where they belong together; no spread of few."""
@@ -92,7 +94,8 @@ def told(costs: Sequence[EngineCost], *, concurrency: int, ks: Iterable[int]) ->
         visits=found,
         source=source,
         is_relative=units == {True},
-        lengths=_lengths(at),
+        lengths=_means((c.num_speculative_tokens, c.mean_acceptance_length) for c in at),
+        speedups=_means((c.num_speculative_tokens, c.speedup) for c in at),
     )
 
 
@@ -137,9 +140,10 @@ def _between(costs: Mapping[int, tuple[float, ...]], k: int) -> tuple[float, ...
     return (less + share * (more - less),)
 
 
-def _lengths(costs: Sequence[EngineCost]) -> dict[int, float]:
-    lengths: dict[int, list[float]] = {}
-    for cost in costs:
-        if cost.mean_acceptance_length is not None:
-            lengths.setdefault(cost.num_speculative_tokens, []).append(cost.mean_acceptance_length)
-    return {k: fmean(values) for k, values in lengths.items()}
+def _means(found: Iterable[tuple[int, float | None]]) -> dict[int, float]:
+    """By K, of those that are known."""
+    by_k: dict[int, list[float]] = {}
+    for k, value in found:
+        if value is not None:
+            by_k.setdefault(k, []).append(value)
+    return {k: fmean(values) for k, values in by_k.items()}

@@ -2,8 +2,8 @@
 
 Acceptance is a matter of the models and the text, costs are the engine's: together they give
 its best K. A source is a table (cost_tables), a result file of `vllm bench serve`
-(bench_results), or the address of a running server, which the measuring half times
-(bench/served_costs.py).
+(bench_results), the folder of a run that measured an engine (run_costs), or the address of a
+running server, which the measuring half times (bench/served_costs.py).
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,6 +12,7 @@ from pathlib import Path
 from specbench.errors import UsageError
 from specbench.forecast.bench_results import read_results
 from specbench.forecast.cost_tables import read_table
+from specbench.forecast.run_costs import read_run
 from specbench.inputs.address import Address
 from specbench.records import EngineCost
 from specbench.settings import AcceptanceRule
@@ -50,7 +51,9 @@ def check_sources(sources: Iterable[str]) -> None:
 
 
 def read_file(path: Path) -> list[EngineCost]:
-    """A table or a benchmark's results; UsageError names the line that is wrong."""
+    """A table, a benchmark's results or a run; UsageError says what is wrong, and in which line."""
+    if path.is_dir():
+        return read_run(path)
     if path.suffix.lower() in (".json", ".jsonl"):
         try:
             text = path.read_text(encoding="utf-8")

@@ -177,6 +177,7 @@ def _point(k: int, rounds: Rounds, curve: CostCurve, *, is_exact: bool) -> Forec
         round_s=curve.round_s(k),
         speedup=interval(speedup) if k else None,
         length_there=(curve.lengths or {}).get(k),
+        speedup_there=(curve.speedups or {}).get(k),
     )
 
 

@@ -80,6 +80,7 @@ class CellData:
     servers: tuple[ServerRecord, ...] = ()
     baseline_servers: tuple[ServerRecord, ...] = ()
     cycles: Mapping[int, int] = field(default_factory=dict)
+    num_bound_cycles: int = 0  # left out: the client could not keep up on one of the sides
 
     @property
     def k(self) -> int:

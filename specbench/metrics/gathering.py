@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from specbench.metrics.cell import CellData, Pass, Samples, turn_of
+from specbench.metrics.cell import CellData, Pass, Samples, finished, turn_of
+from specbench.metrics.client_bound import why_client_bound
 from specbench.metrics.sessions import usable_sessions
 from specbench.records import (
     NO_DRAFTER,
@@ -18,6 +19,7 @@ from specbench.records import (
     ServerRecord,
 )
 from specbench.runs import StoredRun
+from specbench.stats.crossed import MIN_CYCLES
 
 
 def gather_cells(
@@ -78,7 +80,14 @@ class _Share(NamedTuple):
         )
 
 
-_NOTHING = _Share()
+class _Sides(NamedTuple):
+    """What is compared: a cell's share of a block, or of a cycle, and the baseline's."""
+
+    own: _Share
+    base: _Share
+
+
+_NO_SHARE = _Share()
 _Shares = Mapping[str, _Share]  # by cell
 
 
@@ -138,8 +147,13 @@ def _gather(
     limits: Sequence[LimitRecord],
 ) -> CellData:
     cell_id, baseline_id = key.id, baseline.id if baseline else ""
-    own = [block[cell_id] for block in blocks if cell_id in block]
-    base = [block.get(baseline_id, _NOTHING) for block in blocks if cell_id in block]
+    sides = [
+        _Sides(block[cell_id], block.get(baseline_id, _NO_SHARE))
+        for block in blocks
+        if cell_id in block
+    ]
+    kept = _without_bound_cycles(sides)
+    own, base = [one.own for one in kept], [one.base for one in kept]
     memory = {
         record.drafter: record for record in memories if record.target == key.condition.target
     }
@@ -158,7 +172,19 @@ def _gather(
         servers=tuple(server for share in own for server in share.servers),
         baseline_servers=tuple(server for share in base for server in share.servers),
         cycles=dict(_whole_cycles(own, base if baseline else own)),
+        num_bound_cycles=len(sides) - len(kept),
     )
+
+
+def _without_bound_cycles(sides: Sequence[_Sides]) -> Sequence[_Sides]:
+    """Without the cycles in which the client was too slow for a while, unless that is the rule:
+    all of them then, for the cell to be called client-bound."""
+    kept = [one for one in sides if not any(map(_is_bound, one))]
+    return kept if len(kept) >= MIN_CYCLES else sides
+
+
+def _is_bound(share: _Share) -> bool:
+    return bool(why_client_bound(share.servers, finished(share.requests)))
 
 
 def _whole_cycles(own: Sequence[_Share], base: Sequence[_Share]) -> Iterator[tuple[int, int]]:

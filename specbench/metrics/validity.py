@@ -9,17 +9,16 @@ from specbench.metrics.acceptance import (
     mean_acceptance_length,
 )
 from specbench.metrics.cell import CellData, Pass, Samples, finished, have_same_text
+from specbench.metrics.client_bound import why_client_bound
 from specbench.metrics.counts import num_rounds
-from specbench.metrics.speed import seconds_per_token
+from specbench.metrics.saturation import saturation
 from specbench.records import (
-    ClientLoad,
     DeviceSample,
     RequestRecord,
     RoundLog,
     RoundTimeline,
     ServerRecord,
 )
-from specbench.stats.percentiles import median_of
 
 MIN_ROUNDS = 30
 MIN_CLOCK_SHARE = 0.75  # of the default SM clock
@@ -27,8 +26,6 @@ MAX_TIME_GAP = 0.10  # rounds and decode seconds may differ by their bookkeeping
 SUSPICIOUS_ACCEPTANCE = 0.995  # at position 1: repetitive or random prompts
 MIN_SEEDS = 3  # per prompt at temperature > 0
 MAX_LENGTH_GAP = 0.10  # of mean output lengths at temperature > 0
-MAX_CLIENT_SHARE = 0.5  # of its core
-MAX_CLIENT_LAG = 0.05  # of the seconds per token
 
 
 class _Identity(NamedTuple):
@@ -120,7 +117,13 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
 
 def cell_warnings(cell: CellData) -> tuple[str, ...]:
     """What a reader should know about a cell that is valid all the same."""
-    return (*_suspicious_acceptance(cell), *_differing_outputs(cell), *_few_seeds(cell))
+    return (
+        *_suspicious_acceptance(cell),
+        *_differing_outputs(cell),
+        *_few_seeds(cell),
+        *_cycles_left_out(cell),
+        *filter(None, [saturation(cell)]),
+    )
 
 
 def _failed(cell: CellData) -> Iterator[str]:
@@ -144,12 +147,8 @@ def _client_bound(
     servers: tuple[ServerRecord, ...], requests: tuple[RequestRecord, ...]
 ) -> Iterator[str]:
     """What a client that could not keep up measured is its own speed."""
-    tpot_s = median_of(seconds_per_token(requests)) or 0.0
-    cell_ids = {request.cell_id for request in requests}
-    for load in (load for server in servers for load in server.client):
-        if load.cell_id in cell_ids and (reason := why_bound(load, tpot_s)):
-            yield f"client-bound: {reason}"
-            return
+    if reason := why_client_bound(servers, requests):
+        yield f"client-bound: {reason}"
 
 
 def _throttled_servers(cell: CellData) -> Iterator[str]:
@@ -157,21 +156,6 @@ def _throttled_servers(cell: CellData) -> Iterator[str]:
     names = sorted({name for server in servers for name in server.throttle_reasons})
     if names:
         yield f"a GPU throttled: {', '.join(names)}"
-
-
-def why_bound(load: ClientLoad, tpot_s: float) -> str:
-    """Why the client, and not the server, set the pace; empty where it did not."""
-    if load.cpu_s > MAX_CLIENT_SHARE * load.seconds:
-        return (
-            f"the client used {load.cpu_s / load.seconds:.0%} of a core, more than "
-            f"{MAX_CLIENT_SHARE:.0%}"
-        )
-    if load.mean_lag_s > MAX_CLIENT_LAG * tpot_s:
-        return (
-            f"the client's event loop lagged by {load.mean_lag_s * 1e3:.1f} ms on average, more "
-            f"than {MAX_CLIENT_LAG:.0%} of the {tpot_s * 1e3:.1f} ms per output token"
-        )
-    return ""
 
 
 def _device_reasons(requests: tuple[RequestRecord, ...]) -> Iterator[str]:
@@ -285,3 +269,12 @@ def _few_seeds(cell: CellData) -> Iterator[str]:
     if fewest < MIN_SEEDS:
         temperature = f"temperature {cell.key.condition.temperature:g}"
         yield f"{MIN_SEEDS} seeds per prompt needed at {temperature}, some have {fewest}"
+
+
+def _cycles_left_out(cell: CellData) -> Iterator[str]:
+    if cell.num_bound_cycles:
+        kept = len(set(cell.cycles.values()))
+        yield (
+            f"{cell.num_bound_cycles} of {cell.num_bound_cycles + kept} cycles are left out: "
+            "client-bound; keep a core free for the client"
+        )

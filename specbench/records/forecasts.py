@@ -67,6 +67,13 @@ class EngineCost:
     cost: float  # of a round: seconds, or steps of that engine without speculation
     is_relative: bool  # True: in steps
     mean_acceptance_length: float | None = None  # as that engine counted it there
+    speedup: float | None = None  # over K = 0, as it was measured there
+    workload: str | None = None  # that it was measured on; None: holds for any
+    drafter: str | None = None  # whose rounds these are; None: anybody's
+
+    def is_of(self, workload: str, drafter: str) -> bool:
+        """Whether it says what a round of this drafter costs on this workload."""
+        return self.workload in (None, workload) and self.drafter in (None, drafter)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,9 +87,9 @@ class ForecastPoint:
     cost_error: float | None  # standard error, relative; None where it is not known
     round_s: float | None  # None where costs are told in steps
     speedup: Interval | None  # over prompts, the costs' own error joined in; None at K = 0
-    length_there: float | None = (
-        None  # mean_acceptance_length as the engine of the costs counted it
-    )
+    # What the engine of the costs came to, where it was measured.
+    length_there: float | None = None  # mean_acceptance_length, as it counted it
+    speedup_there: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

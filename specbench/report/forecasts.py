@@ -25,7 +25,7 @@ def forecast_grid(document: Document) -> Grid | None:
         for point in one.forecast.points
         if point.num_speculative_tokens
     ]
-    has_there = any(point.length_there is not None for _, point, _ in rows)
+    there = _there([point for _, point, _ in rows])
     costs = [text for one in found if (text := whose_costs(one.forecast))]
     whose = f", with the costs of {'; '.join(dict.fromkeys(costs))}" if costs else ""
     return Grid(
@@ -41,13 +41,13 @@ def forecast_grid(document: Document) -> Grid | None:
             "AL off",
             "speed-up off",
             "round costs",
-            *(["AL there"] if has_there else []),
+            *there,
             "",
         ),
         rows=tuple(
             (
                 *cells,
-                *([value_text(point.length_there, "{:.2f}")] if has_there else []),
+                *(value_text(getattr(point, name), text) for name, text in there.values()),
                 _remark(one.forecast, point),
             )
             for one, point, cells in rows
@@ -58,6 +58,19 @@ def forecast_grid(document: Document) -> Grid | None:
     )
 
 
+def _there(points: Sequence[ForecastPoint]) -> dict[str, tuple[str, str]]:
+    """Field and format by header, of what the engine of the costs came to itself."""
+    fields = {
+        "AL there": ("length_there", "{:.2f}"),
+        "speed-up there": ("speedup_there", "{:.2f}x"),
+    }
+    return {
+        header: field
+        for header, field in fields.items()
+        if any(getattr(point, field[0]) is not None for point in points)
+    }
+
+
 def forecast_legend(document: Document) -> str:
     """What the columns of `forecast_grid` mean; empty without a forecast."""
     if not document.forecasts:
@@ -66,7 +79,7 @@ def forecast_legend(document: Document) -> str:
         "Forecast: made before any K was measured, from traces of all prompts and round costs. "
         "Measured: the first pass. AL: mean acceptance length. Brackets: 95% intervals over "
         "prompts. Off: forecast / measured - 1, over the same prompts. Round costs: in steps "
-        "at K=0."
+        "at K=0. There: in the engine whose costs these are."
     )
 
 

@@ -1,15 +1,19 @@
 """How busy this process was while it asked servers: a busy client measures itself."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event, Thread
 from time import perf_counter, process_time
 from typing import Any
 
 from specbench.servers.client import Client
 
 TICK_S = 0.01
-TIMER_S = 0.001  # the event loop's timers are late by up to this on an idle machine, events not
+TIMER_S = 0.001  # a thread's timer is late by less than this where it is not kept from running
+
+See = Callable[[float], None]  # is told when a tick was sent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,13 +30,10 @@ async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) ->
     """Do the work of these clients, and measure this process meanwhile; raises what it raises."""
     num_events = sum(client.num_events for client in clients)
     start_s, cpu_start_s = perf_counter(), process_time()
-    lag = _Lag(start_s)
-    ticking = asyncio.create_task(lag.tick())
-    try:
+    lag = _Lag()
+    with ticking(lag.see):
         await work
-    finally:
-        ticking.cancel()
-        await asyncio.wait([ticking])
+    await asyncio.sleep(0)  # what was sent during a pause at the end is seen, too
     return ProcessLoad(
         wall_s=perf_counter() - start_s,
         cpu_s=process_time() - cpu_start_s,
@@ -41,23 +42,40 @@ async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) ->
     )
 
 
-class _Lag:
-    """How late ticks are looked at that are due at fixed times, as events of a server are.
+@contextmanager
+def ticking(see: See) -> Iterator[None]:
+    """Ticks reach the loop from outside, as a server's events do: its own timers are a millisecond
+    late on an idle machine, and events are not.
 
-    Ticks that become due while the loop stands still are all late, each by its own time: a long
+    All ticks that become due while the loop stands still are late, each by its own time: a long
     pause counts for as much as comes in during it.
     """
+    loop, ended = asyncio.get_running_loop(), Event()
 
-    def __init__(self, start_s: float) -> None:
-        self._due_s = start_s + TICK_S
+    def send() -> None:
+        due_s = perf_counter() + TICK_S
+        while not ended.wait(due_s - perf_counter()):
+            now_s = perf_counter()
+            # Whatever kept this thread from running keeps events from being read as well.
+            loop.call_soon_threadsafe(see, due_s if now_s - due_s > TIMER_S else now_s)
+            due_s += TICK_S
+
+    thread = Thread(target=send, name="ticks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+class _Lag:
+    """How late ticks are seen, all together."""
+
+    def __init__(self) -> None:
         self.num_ticks = 0
         self.sum_s = 0.0
 
-    async def tick(self) -> None:
-        while True:
-            await asyncio.sleep(self._due_s - perf_counter())
-            now_s = perf_counter()
-            while self._due_s <= now_s:
-                self.num_ticks += 1
-                self.sum_s += max(now_s - self._due_s - TIMER_S, 0.0)
-                self._due_s += TICK_S
+    def see(self, sent_s: float) -> None:
+        self.num_ticks += 1
+        self.sum_s += perf_counter() - sent_s

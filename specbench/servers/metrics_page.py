@@ -35,7 +35,7 @@ _PAGES = {
             "prefix_cache_hits": "num_cached_tokens",
         },
     ),
-    "llamacpp": _Page(
+    "llama_cpp": _Page(
         "llamacpp:",
         {
             **_DRAFTS,

@@ -44,7 +44,7 @@ CAUSES = tuple(
         (
             r"FileNotFoundError|failed to open GGUF|is not a local folder|Repository Not Found"
             r"|HFValidationError: Repo id|Invalid repository ID or local directory"
-            r"|does not appear to have a file named",
+            r"|does not appear to have a file named|LocalEntryNotFoundError",
             FILE,
         ),
         (r"No module named", f"this Python lacks the engine or a part of it: {COMMAND}"),
@@ -87,9 +87,11 @@ def how_it_ended(status: int) -> str:
 
 
 def _cause(lines: Sequence[str], status: int | None) -> list[str]:
-    """What was printed of a known cause, if anything was, and advice; empty for others."""
+    """What was printed of a known cause, and advice; of others what was printed last."""
     for cause in CAUSES:
         for line in reversed(lines):
             if cause.printed.search(line):
                 return [f"it printed `{line.strip()}`", cause.advice]
-    return [ADVICE_BY_STATUS[status]] if status in ADVICE_BY_STATUS else []
+    if status in ADVICE_BY_STATUS:
+        return [ADVICE_BY_STATUS[status]]
+    return [f"the last that it printed is `{lines[-1].strip()}`"] if lines else []

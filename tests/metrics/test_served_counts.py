@@ -1,4 +1,4 @@
-"""What a server counted and told: acceptance by both conventions, rounds, room, the client."""
+"""What a server counted and told: acceptance by both conventions, rounds and room."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +10,9 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.rounds import break_even_length, round_s
 from specbench.metrics.speed import decode_tokens_per_s
 from specbench.metrics.summary import summarise
-from specbench.metrics.validity import judge_cell, why_bound
+from specbench.metrics.validity import judge_cell
 from specbench.metrics.vllm_names import vllm_counts
-from specbench.records import ClientLoad, RequestCounts, ServerRecord
+from specbench.records import RequestCounts
 from tests.metrics.test_sessions import cell_of
 from tests.served_sessions import Sweep, served_sweep
 
@@ -130,60 +130,11 @@ def test_an_engine_of_ours_has_no_figures_of_a_server(steady):
     assert not {"num_cycles", "num_preemptions", "kv_capacity_tokens"} & set(summary.metrics)
 
 
-def load(cell: CellData, **changed: float) -> ClientLoad:
-    usual = {"seconds": 10.0, "cpu_s": 0.5, "num_events": 500, "mean_lag_s": 0.0}
-    return ClientLoad(cell_id=cell.key.id, **{**usual, **changed})
-
-
-def bound(server: ServerRecord, cell: CellData, **changed: float) -> ServerRecord:
-    others = tuple(own for own in server.client if own.cell_id != cell.key.id)
-    return replace(server, client=(*others, load(cell, **changed)))
-
-
-@pytest.mark.parametrize(
-    ("changed", "is_bound"),
-    [
-        ({"cpu_s": 5.0}, False),  # half of its core
-        ({"cpu_s": 5.01}, True),
-        ({"mean_lag_s": 0.05 * 0.0100}, False),  # a token takes 10 ms
-        ({"mean_lag_s": 0.05 * 0.0102}, True),
-    ],
-)
-def test_a_client_that_cannot_keep_up_makes_the_cell_invalid(changed, is_bound):
-    cell = cell_of(served_sweep(Sweep(wobble=0.0, differing=0.0)), 4)
-    first, *rest = cell.servers
-    reasons = judge_cell(replace(cell, servers=(bound(first, cell, **changed), *rest)))
-    assert [reason.startswith("client-bound") for reason in reasons] == [True] * is_bound
-
-
-def test_a_client_bound_baseline_makes_every_speedup_over_it_invalid(cell):
-    base = cell_of(served_sweep(), 0)
-    slow = tuple(bound(server, base, cpu_s=9.0) for server in cell.baseline_servers)
-    (reason,) = judge_cell(replace(cell, baseline_servers=slow))
-    assert reason == "baseline: client-bound: the client used 90% of a core, more than 50%"
-    (own,) = judge_cell(replace(base, servers=slow))
-    assert f"baseline: {own}" == reason
-
-
 def test_a_gpu_that_throttled_under_either_side_makes_a_cell_invalid(cell):
     hot = {"throttle_reasons": ("sw_power_cap",)}
     assert judge_cell(with_sessions(cell, **hot)) == ("a GPU throttled: sw_power_cap",)
     base = tuple(replace(server, **hot) for server in cell.baseline_servers)
     assert judge_cell(replace(cell, baseline_servers=base)) == ("a GPU throttled: sw_power_cap",)
-
-
-def test_another_cells_load_is_not_held_against_this_one(cell):
-    other = cell_of(served_sweep(), 4, rows=4)
-    slow = tuple(bound(server, other, cpu_s=9.0) for server in cell.servers)
-    assert not judge_cell(replace(cell, servers=slow))
-
-
-def test_why_a_client_is_bound_says_how_far():
-    idle = ClientLoad(cell_id="", seconds=0.0, cpu_s=0.0, num_events=0, mean_lag_s=0.0)
-    assert why_bound(idle, 0.01) == ""
-    late = ClientLoad(cell_id="", seconds=1.0, cpu_s=0.1, num_events=9, mean_lag_s=0.002)
-    told = why_bound(late, 0.01)
-    assert all(words in told for words in ("2.0 ms", "5%", "10.0 ms per output token"))
 
 
 def test_few_counted_rounds_and_counts_that_cannot_be_make_a_cell_invalid(cell):

@@ -29,6 +29,7 @@ VLLM = [
         cost=seconds,
         is_relative=False,
         mean_acceptance_length=2.9 if k else None,
+        speedup=2.4 if k else None,
     )
     for k, seconds in ((0, 1.0), (2, 1.1))
 ]
@@ -110,7 +111,8 @@ def test_figures_of_another_engine_say_whose_costs_they_are(there):
     grid = forecast_grid(there)
     assert grid is not None
     assert whose in grid.title
-    assert "AL there" in grid.headers
+    came = dict(zip(grid.headers, grid.rows[0], strict=True))
+    assert (came["AL there"], came["speed-up there"]) == ("2.90", "2.40x")
     assert "2.90" in grid.rows[0]
     assert whose in to_markdown([there])
     assert whose in to_html([there])

@@ -2,7 +2,8 @@
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -65,5 +66,30 @@ def in_loop(loop: type[asyncio.SelectorEventLoop], work: Coroutine[Any, Any, Fou
 def in_virtual_time(work: Coroutine[Any, Any, Found]) -> Found:
     """What measures the traffic has the loop's time, too."""
     now = lambda: asyncio.get_running_loop().time()  # noqa: E731
-    with patch.object(traffic, "perf_counter", now), patch.object(client_load, "perf_counter", now):
+    with (
+        patch.object(traffic, "perf_counter", now),
+        patch.object(client_load, "perf_counter", now),
+        patch.object(client_load, "ticking", _ticking),
+    ):
         return in_loop(VirtualLoop, work)
+
+
+@contextmanager
+def _ticking(see: client_load.See) -> Iterator[None]:
+    """No thread knows this time: the loop's own timers, which are exact here."""
+    loop = asyncio.get_running_loop()
+    due_s = loop.time()
+
+    def send() -> None:
+        nonlocal due_s, timer
+        while due_s <= loop.time():
+            loop.call_soon(see, due_s)
+            due_s += client_load.TICK_S
+        timer = loop.call_at(due_s, send)
+
+    timer = loop.call_at(due_s, send)
+    try:
+        yield
+    finally:
+        send()
+        timer.cancel()

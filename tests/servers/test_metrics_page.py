@@ -14,7 +14,7 @@ def test_pages_of_other_engines():
         "llamacpp:spec_decode_num_accepted_tokens_total 9\n"
         'llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 1\n'
     )
-    assert (llama.engine, llama.num_rounds, llama.num_accepted) == ("llamacpp", 7, 9)
+    assert (llama.engine, llama.num_rounds, llama.num_accepted) == ("llama_cpp", 7, 9)
     assert llama.num_positions == 3
     sglang = read_counters("sglang:spec_verify_calls_total 40\nsglang:spec_num_steps 4.0\n")
     assert (sglang.num_rounds, sglang.num_positions) == (40, 4)

@@ -1,6 +1,8 @@
 """Who is asked what and when, in virtual time; no server is needed for that."""
 
 import asyncio
+import threading
+import time
 from dataclasses import dataclass, field
 from time import process_time
 
@@ -10,7 +12,7 @@ from specbench.arrivals import poisson_arrivals
 from specbench.engines.arrivals import arrivals
 from specbench.engines.engine import EngineRequest, Load
 from specbench.errors import WorkloadError
-from specbench.metrics.validity import why_bound
+from specbench.metrics.client_bound import why_bound
 from specbench.records import ClientLoad, Sampling
 from specbench.servers.client import ServerError
 from specbench.servers.streamed import Streamed
@@ -184,13 +186,21 @@ def test_a_pause_at_the_very_end_is_seen():
     assert load.mean_lag_s == pytest.approx(0.1 * 0.05 / 1.1, rel=0.15)
 
 
-def test_what_timers_are_late_by_on_an_idle_machine_is_no_lag():
-    client = StallingClient()
-    client.stall_s = 0.0009
-    load = in_virtual_time(
-        closed_loop([request(i) for i in range(9)], [client], concurrency=1)
-    ).load
-    assert load.mean_lag_s == 0
+class SleepyClient(PacedClient):
+    """Keeps its whole process waiting, half of the time."""
+
+    async def stream(self, *_):
+        await asyncio.sleep(0.1)
+        time.sleep(0.1)
+        return Streamed()
+
+
+def test_a_thread_sees_what_a_real_loop_is_late_by():
+    """What comes in during each pause waits for half of it: a quarter of the time on average."""
+    asked = [request(i) for i in range(5)]
+    load = asyncio.run(closed_loop(asked, [SleepyClient()], concurrency=1)).load
+    assert load.mean_lag_s > 0.8 * 0.1 / 4
+    assert not [thread for thread in threading.enumerate() if thread.name == "ticks"]
 
 
 def test_nothing_runs_on_when_all_is_answered():

@@ -1,47 +1,26 @@
 """Where a session's server is: started for it, or running already."""
 
-import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Protocol
 
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.deployments import exported
 from specbench.bench.served.questions import context_needed
-from specbench.bench.served.sessions import Session
-from specbench.engines.served import ServerFacts, Start, find_served
+from specbench.bench.served.running import Attached, Running
+from specbench.bench.served.sessions import Session, cycle_of, served_cells
+from specbench.engines.served import Start, find_served
 from specbench.errors import UsageError
 from specbench.export.deployment import Export
 from specbench.inputs.address import Address
 from specbench.inputs.config import Pairing
-from specbench.servers.client import Client, ServerError
+from specbench.servers.client import Client
 from specbench.servers.command import command_line
-from specbench.servers.process import LOOPBACK, ServerProcess, free_port, started
-from specbench.settings import SERVED, RunSettings
-
-OPTION = "--base-url"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Running:
-    """A session's healthy server, or its replicas: one client per address."""
-
-    clients: tuple[Client, ...]
-    facts: ServerFacts
-    command: tuple[str, ...] = ()
-    acceptance_rule: str | None = None
-    start_s: float | None = None
-    log: str | None = None
-    process: ServerProcess | None = None
-
-    def require(self) -> None:
-        """Raises ServerError, which says why, where a started server has ended."""
-        if self.process is not None:
-            self.process.require_running()
+from specbench.servers.process import LOOPBACK, free_port, started
 
 
 class Host(Protocol):
@@ -53,60 +32,41 @@ class Host(Protocol):
 class Launched:
     """Starts a server for every session, on this machine's loopback."""
 
-    def __init__(self, plan: TargetPlan, engine: str, folder: Path) -> None:
+    def __init__(self, plan: TargetPlan, engine: str, folder: Path = Path()) -> None:
         self._plan, self._name, self._engine = plan, engine, find_served(engine)
         self._folder = folder / "servers"
         self._asked = plan.settings.servers
 
-    def require_program(self) -> None:
-        """UsageError where the program to start is not here: no session could be held."""
-        asked = self._asked
-        if asked.launch is not None:
-            option, (name, *_) = "--launch", command_line(asked.launch, (), (), port=0)
-        elif asked.engine_python is not None:
-            option, name = "--engine-python", str(asked.engine_python)
-        else:
-            option = f"--engine {self._name}"
-            name = self._exported_at(self._plan.pairings[0], 0).command[0]
-        if shutil.which(name) is None:
-            raise UsageError(
-                f"{option}: there is no program {name} here; give the Python of the engine's "
-                "environment, or llama.cpp's llama-server (--engine-python), a command that "
-                "starts it (--launch), or the address of a running server (--base-url)"
-            )
+    def require_startable(self) -> None:
+        """UsageError where a session could not be held: its program is not here, or a file that
+        its engine reads is not, or the command's template cannot be read."""
+        with TemporaryDirectory(prefix="specbench-") as folder:
+            for session in cycle_of(served_cells(self._plan, self._name), 0):
+                _, _, (program, *_) = self._start_of(session, Path(folder), port=0)
+                if shutil.which(program) is None:
+                    raise UsageError(
+                        f"{self._option()}: there is no program {program} here; give the Python of "
+                        "the engine's environment, or llama.cpp's llama-server "
+                        "(--engine-python), a command that starts it (--launch), or the address "
+                        "of a running server (--base-url)"
+                    )
+
+    def _option(self) -> str:
+        """That names the program."""
+        if self._asked.launch is not None:
+            return "--launch"
+        return f"--engine {self._name}" if self._asked.engine_python is None else "--engine-python"
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[Running]:
         """UsageError if the engine cannot be started so, ServerError if it does not come up."""
         port = free_port()
-        made = self._exported(session)
         self._folder.mkdir(parents=True, exist_ok=True)
-        config = self._folder / made.config.name if made.config else None
-        if config is not None and made.config is not None:
-            config.write_text(made.config.text)
-        load = self._plan.settings.load
-        launch = self._engine.launch(
-            Start(
-                exported=made.command,
-                config=config,
-                folder=self._folder,
-                models=_folders(self._pairing(session), session.draft.k),
-                python=self._asked.engine_python,
-                host=LOOPBACK,
-                port=port,
-                most_at_once=max(load.concurrency),
-                context=context_needed(self._plan, session.cells),
-                keeps_prefixes=self._asked.prefix_cache,
-                seed=self._plan.settings.seed,
-                arguments=self._asked.engine_args,
-            )
-        )
-        program, args = launch.command[: launch.num_program], launch.command[launch.num_program :]
-        command = command_line(self._asked.launch, program, args, port=port)
+        made, environment, command = self._start_of(session, self._folder, port)
         log = self._folder / f"{session.place.replace('|', '-')}.log"
         began_s = time.monotonic()
         address = Address(root=f"http://{LOOPBACK}:{port}")
-        with started(command, environment=launch.environment, log=log) as process:
+        with started(command, environment=environment, log=log) as process:
             async with Client(address) as client:
                 await process.wait_until_healthy(
                     client, self._engine.HEALTH, self._asked.start_timeout_s
@@ -121,17 +81,42 @@ class Launched:
                     process=process,
                 )
 
-    def _exported(self, session: Session) -> Export:
-        pairing, k = self._pairing(session), session.draft.k
-        return self._exported_at(pairing, k, temperature=session.temperature)
+    def _start_of(
+        self, session: Session, folder: Path, port: int
+    ) -> tuple[Export, Mapping[str, str], list[str]]:
+        """What the exporter says, what is added to our environment, and the command; what that
+        refers to is written into the folder."""
+        made = self._exported(session)
+        config = folder / made.config.name if made.config else None
+        if config is not None and made.config is not None:
+            config.write_text(made.config.text)
+        launch = self._engine.launch(
+            Start(
+                exported=made.command,
+                config=config,
+                folder=folder,
+                models=_folders(self._pairing(session), session.draft.k),
+                python=self._asked.engine_python,
+                host=LOOPBACK,
+                port=port,
+                most_at_once=max(self._plan.settings.load.concurrency),
+                context=context_needed(self._plan, session.cells),
+                keeps_prefixes=self._asked.prefix_cache,
+                seed=self._plan.settings.seed,
+                arguments=self._asked.engine_args,
+            )
+        )
+        program, args = launch.command[: launch.num_program], launch.command[launch.num_program :]
+        command = command_line(self._asked.launch, program, args, port=port)
+        return made, launch.environment, command
 
-    def _exported_at(self, pairing: Pairing, k: int, *, temperature: float = 0.0) -> Export:
+    def _exported(self, session: Session) -> Export:
         return exported(
             self._name,
-            pairing,
-            k,
+            self._pairing(session),
+            session.draft.k,
             self._plan.settings,
-            temperature=temperature,
+            temperature=session.temperature,
             dtype=self._plan.settings.machine.dtype,
         )
 
@@ -147,31 +132,6 @@ def _folders(pairing: Pairing, k: int) -> tuple[Path, ...]:
     return tuple(model.folder for model in models if model is not None and model.folder)
 
 
-class Attached:
-    """Servers that run already, those of the same K as replicas; none is started or stopped."""
-
-    def __init__(self, engine: str, addresses: Sequence[Address]) -> None:
-        self._engine = find_served(engine)
-        self._addresses = addresses
-
-    @asynccontextmanager
-    async def open(self, session: Session) -> AsyncIterator[Running]:
-        """ServerError for a server that does not answer, or runs another K, model or version."""
-        addresses = [a for a in self._addresses if a.k == session.draft.k]
-        async with AsyncExitStack() as stack:
-            clients = [await stack.enter_async_context(Client(address)) for address in addresses]
-            facts = [await self._engine.facts(client) for client in clients]
-            for client, found in zip(clients, facts, strict=True):
-                if found.k not in (None, session.draft.k):
-                    client.fail(f"it runs at K = {found.k}, but K = {session.draft.k} is expected")
-                if found.model != facts[0].model or found.version != facts[0].version:
-                    client.fail(
-                        f"it serves {found.model} {found.version}, but another replica at this K "
-                        f"serves {facts[0].model} {facts[0].version}; replicas must be alike"
-                    )
-            yield Running(clients=tuple(clients), facts=facts[0])
-
-
 def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: Path) -> Host:
     """Where servers run already, these; else they are started, with their logs in the folder."""
     if running:
@@ -179,38 +139,8 @@ def host_of(plan: TargetPlan, engine: str, running: Sequence[Address], folder: P
     return Launched(plan, engine, folder)
 
 
-def running_servers(settings: RunSettings) -> tuple[Address, ...]:
-    """The servers that were named, each with its K; UsageError for one that does not answer."""
-    urls = settings.servers.base_urls
-    if not urls:
-        return ()
-    engine = next(name for name in settings.load.engines if name in SERVED)
-    try:
-        return asyncio.run(told_apart(engine, urls))
-    except ServerError as error:
-        raise UsageError(f"{OPTION} {error}") from error
-
-
-def running_ks(running: Sequence[Address]) -> tuple[int, ...] | None:
-    """The K that they have; None where servers are started."""
-    return tuple(dict.fromkeys(one.k or 0 for one in running)) or None
-
-
-async def told_apart(engine: str, urls: Sequence[str]) -> tuple[Address, ...]:
-    """The addresses, each with its K: what `#k=4` says, else what its server tells.
-
-    A server that tells no K is taken to run without speculation. ServerError if one does not
-    answer; UsageError if it tells another K than its address.
-    """
-    found = []
-    for url in urls:
-        address = Address.at(url, OPTION)
-        async with Client(address) as client:
-            facts = await find_served(engine).facts(client)
-        if address.k is not None and facts.k not in (None, address.k):
-            raise UsageError(
-                f"{OPTION} {url}: the server runs at K = {facts.k}; correct #k, or leave it out"
-            )
-        known = address.k if address.k is not None else facts.k
-        found.append(replace(address, k=known or 0))
-    return tuple(found)
+def require_startable(plans: Iterable[TargetPlan]) -> None:
+    """UsageError where a server of these plans could not be started on this machine."""
+    for plan in plans:
+        for engine in plan.served:
+            Launched(plan, engine).require_startable()

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
-from specbench.bench.served.host import Host, Running
+from specbench.bench.served.host import Host
 from specbench.bench.served.questions import Answers, Asked, question
+from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import UP, Session, served_cells
 from specbench.bench.watch import Watch
 from specbench.engines.served import Question, find_served

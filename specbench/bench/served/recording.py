@@ -5,8 +5,8 @@ from dataclasses import fields, replace
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
-from specbench.bench.served.host import Running
 from specbench.bench.served.questions import Asked
+from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import find_served
 from specbench.probes.gpus import GpuUse

@@ -165,18 +165,12 @@ class ServedRun:
             return self.plan.settings.servers.cycles
         if self.plan.settings.effort.budget_s is not None:
             return MOST_PLANNED
-        noises = list(self._noises())
+        cells = self._gathered()
+        noises = list(_noises(cells))
         if not noises:
             return FEWEST_PLANNED
-        return cycles_needed(noises, EFFECT) or MOST_PLANNED
-
-    def _noises(self) -> Iterator[SessionNoise]:
-        for cell in self._gathered():
-            seconds = paired_decode(cell)
-            if seconds is not None and len(seconds.base_s) >= MIN_CYCLES:
-                noise = session_noise(*seconds)
-                if noise is not None:
-                    yield noise
+        left_out = max(cell.num_bound_cycles for cell in cells)
+        return min((cycles_needed(noises, EFFECT) or MOST_PLANNED) + left_out, MOST_PLANNED)
 
     def _find_winners(self) -> tuple[Cell, ...]:
         """The cells to measure again, with K = 0 beside them; empty where none was picked."""
@@ -193,3 +187,12 @@ class ServedRun:
         stored = self._ledger.stored
         keys = [cell.key for cell in self._cells]
         return gather_cells(keys, stored.blocks, servers=stored.servers)
+
+
+def _noises(cells: Sequence[CellData]) -> Iterator[SessionNoise]:
+    for cell in cells:
+        seconds = paired_decode(cell)
+        if seconds is not None and len(seconds.base_s) >= MIN_CYCLES:
+            noise = session_noise(*seconds)
+            if noise is not None:
+                yield noise

@@ -8,7 +8,6 @@ from operator import add
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.crosscheck import checked
-from specbench.bench.served.host import Running
 from specbench.bench.served.questions import (
     Answers,
     Asked,
@@ -17,6 +16,7 @@ from specbench.bench.served.questions import (
     warm_up_questions,
 )
 from specbench.bench.served.recording import Served, request_records, server_record
+from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import Question, find_served
 from specbench.probes.gpus import Gpus

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING
 
 from specbench.bench.place import Elsewhere
 from specbench.bench.planning import plan_targets
-from specbench.bench.served.host import Launched, host_of, running_ks, running_servers
+from specbench.bench.served.host import host_of, require_startable
 from specbench.bench.served.interview import Heard, Interview
+from specbench.bench.served.running import (
+    addresses_of,
+    running_ks,
+    running_servers,
+    server_warnings,
+)
 from specbench.bench.watch import Watch
 from specbench.errors import UsageError, first_line
 from specbench.inputs.config import Pairing
@@ -56,7 +62,7 @@ def collect_served_evidence(
         pairings = [pairing for pairing in pairings if not pairing.drafter.lossy]
     settings = replace(settings, load=replace(load, engines=own, concurrency=(concurrency,)))
     running = running_servers(settings)
-    if running and not any(one.k == 0 for one in running):
+    if running and 0 not in (running_ks(running) or ()):
         raise UsageError(
             "verify holds a server to one without speculation: add its --base-url, such as "
             "http://localhost:8000#k=0"
@@ -64,16 +70,17 @@ def collect_served_evidence(
     plans = plan_targets(
         settings, pairings, Elsewhere(settings).dtype_of, running_ks=running_ks(running)
     )
-    for plan in () if running else plans:
-        for engine in plan.served:
-            Launched(plan, engine, Path()).require_program()
+    if not running:
+        require_startable(plans)
+    for text in server_warnings(running, plans[0].target):
+        watch.warn(text)
     evidence: list[Evidence] = []
     for plan in plans:
         for text in plan.left_out:
             watch.warn(text)
         for engine in plan.served:
             with TemporaryDirectory(prefix="specbench-") as folder:
-                host = host_of(plan, engine, running, Path(folder))
+                host = host_of(plan, engine, addresses_of(running), Path(folder))
                 interview = Interview(plan, engine, host, watch, num_tokens, concurrency)
                 heard = interview.hold()
             evidence += _Weighing(interview, heard).evidence()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench.served.deployments import exported
-from specbench.bench.served.host import Launched
+from specbench.bench.served.host import require_startable
 from specbench.bench.served.outlook import START_S, TOKENS_PER_S, outlooks
 from specbench.bench.served.questions import TEMPLATE_TOKENS, asked_in, context_needed
 from specbench.bench.served.recording import unusable
@@ -84,7 +84,7 @@ def test_the_context_has_room_for_every_turn_its_answers_and_tools(tmp_path):
 def test_a_program_that_is_not_here_is_refused_with_what_to_name(tmp_path, changes, named):
     plan = plan_of(tmp_path, **changes)
     with pytest.raises(UsageError, match=f"there is no program {named} here") as refused:
-        Launched(plan, "vllm", tmp_path).require_program()
+        require_startable([plan])
     assert all(o in str(refused.value) for o in ("--engine-python", "--launch", "--base-url"))
 
 
@@ -92,9 +92,9 @@ def test_a_program_on_the_path_will_do(tmp_path, monkeypatch):
     plan = plan_of(tmp_path, launch=None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="there is no program vllm here"):
-        Launched(plan, "vllm", tmp_path).require_program()
+        require_startable([plan])
     _program(tmp_path / "vllm", "exit 1")
-    Launched(plan, "vllm", tmp_path).require_program()
+    require_startable([plan])
 
 
 def test_the_engine_is_exported_for_the_version_that_its_own_python_tells(tmp_path):

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.bench.served.host import Running
 from specbench.bench.served.questions import asked_in
 from specbench.bench.served.recording import request_records, server_record
+from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.engines.served import ServerFacts
 from specbench.probes.gpus import GpuUse

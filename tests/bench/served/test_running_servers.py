@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 import pytest
 
-from specbench.bench.served.host import Attached, told_apart
+from specbench.bench.served.running import Attached, looked_at
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
@@ -211,20 +211,6 @@ def test_the_winner_is_measured_again_in_cycles_of_its_own(attached):
     assert by_purpose["confirm"] <= {100, 101}
 
 
-def test_k_is_what_the_address_says_or_else_the_server():
-    with running(0, 2) as (plain, drafting):
-        found = asyncio.run(told_apart("vllm", [drafting.url, f"{plain.url}#k=0", plain.url]))
-        assert [(a.root, a.k) for a in found] == [
-            (drafting.url, 2),
-            (plain.url, 0),
-            (plain.url, 0),
-        ]
-        with pytest.raises(UsageError, match="the server runs at K = 2; correct #k"):
-            asyncio.run(told_apart("vllm", [f"{drafting.url}#k=4"]))
-        with pytest.raises(UsageError, match="the server runs at K = 0; correct #k"):
-            asyncio.run(told_apart("vllm", [f"{plain.url}#k=4"]))
-
-
 def test_an_address_without_a_server_is_refused_before_anything_is_measured(tmp_path):
     with running(0) as (gone,):
         pass
@@ -235,7 +221,7 @@ def test_an_address_without_a_server_is_refused_before_anything_is_measured(tmp_
         )
     assert not (tmp_path / "runs").exists()
     with pytest.raises(ServerError):
-        asyncio.run(told_apart("vllm", [gone.url]))
+        asyncio.run(looked_at("vllm", [gone.url]))
 
 
 async def visit(session, *addresses):

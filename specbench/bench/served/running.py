@@ -1,0 +1,149 @@
+"""Servers that run already: which there are, and what a session asks."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from specbench.bench.served.sessions import Session
+from specbench.engines.served import ServerFacts, find_served
+from specbench.errors import UsageError
+from specbench.inputs.address import Address
+from specbench.inputs.config import Target
+from specbench.servers.client import Client, ServerError
+from specbench.servers.process import ServerProcess
+from specbench.settings import SERVED, RunSettings
+
+OPTION = "--base-url"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Running:
+    """A session's healthy server, or its replicas: one client per address."""
+
+    clients: tuple[Client, ...]
+    facts: ServerFacts
+    command: tuple[str, ...] = ()
+    acceptance_rule: str | None = None
+    start_s: float | None = None
+    log: str | None = None
+    process: ServerProcess | None = None
+
+    def require(self) -> None:
+        """Raises ServerError, which says why, where a started server has ended."""
+        if self.process is not None:
+            self.process.require_running()
+
+
+class Attached:
+    """Servers that run already, those of the same K as replicas; none is started or stopped."""
+
+    def __init__(self, engine: str, addresses: Sequence[Address]) -> None:
+        self._engine = find_served(engine)
+        self._addresses = addresses
+
+    @asynccontextmanager
+    async def open(self, session: Session) -> AsyncIterator[Running]:
+        """ServerError for a server that does not answer, or runs another K, model or version."""
+        addresses = [a for a in self._addresses if a.k == session.draft.k]
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(Client(address)) for address in addresses]
+            facts = [await self._engine.facts(client) for client in clients]
+            for client, found in zip(clients, facts, strict=True):
+                if found.k not in (None, session.draft.k):
+                    client.fail(f"it runs at K = {found.k}, but K = {session.draft.k} is expected")
+                if found.model != facts[0].model or found.version != facts[0].version:
+                    client.fail(
+                        f"it serves {found.model} {found.version}, but another replica at this K "
+                        f"serves {facts[0].model} {facts[0].version}; replicas must be alike"
+                    )
+            yield Running(clients=tuple(clients), facts=facts[0])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunningServer:
+    """What a server that was named says of itself."""
+
+    address: Address  # with its K
+    model: str
+    is_k_told: bool  # by its address or by itself
+
+
+def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
+    """The servers that were named; UsageError for one that does not answer."""
+    urls = settings.servers.base_urls
+    if not urls:
+        return ()
+    engine = next(name for name in settings.load.engines if name in SERVED)
+    try:
+        return asyncio.run(looked_at(engine, urls))
+    except ServerError as error:
+        raise UsageError(f"{OPTION} {error}") from error
+
+
+def addresses_of(running: Sequence[RunningServer]) -> tuple[Address, ...]:
+    return tuple(one.address for one in running)
+
+
+def running_ks(running: Sequence[RunningServer]) -> tuple[int, ...] | None:
+    """The K that they have; None where servers are started."""
+    return tuple(dict.fromkeys(one.address.k or 0 for one in running)) or None
+
+
+def server_warnings(running: Sequence[RunningServer], target: Target) -> Iterator[str]:
+    """What is believed of the servers and was not told by them."""
+    for one in running:
+        at = f"{OPTION} {one.address.root}"
+        if not _may_be(one.model, target):
+            yield (
+                f"{at} serves {one.model}, and the target {target.name} is "
+                f"{target.model.source}: check that they are the same model"
+            )
+        if not one.is_k_told:
+            yield f"{at} does not tell its K and is taken for K = 0; if it drafts, add #k=4 to it"
+    replicas = Counter(one.address.k for one in running)
+    for k, num in replicas.items():
+        if num > 1:
+            yield f"{num} servers run at K = {k}: as replicas of one, they share its requests"
+
+
+def _may_be(served: str, target: Target) -> bool:
+    """Whether a server's name of its model has the target's in it: of its id, or of its folder."""
+    names = {target.name, target.model.source.removeprefix("demo:"), target.model.location}
+    name = PurePath(served).name.removesuffix(".gguf").lower()
+    return name in {PurePath(own).name.lower() for own in names}
+
+
+async def looked_at(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ...]:
+    """Each with its K: what `#k=4` says, else what its server tells, else 0.
+
+    ServerError if one does not answer; UsageError if it tells another K than its address, or is
+    another engine.
+    """
+    found = []
+    for url in urls:
+        address, own = Address.at(url, OPTION), find_served(engine)
+        async with Client(address) as client:
+            if own.COUNTERS is not None:
+                counted = (await client.counters(own.COUNTERS)).engine
+                if counted not in (None, engine):
+                    raise UsageError(
+                        f"{OPTION} {url}: its counters are those of {counted}; measure it with "
+                        f"--engine {counted}"
+                    )
+            facts = await own.facts(client)
+        if address.k is not None and facts.k not in (None, address.k):
+            raise UsageError(
+                f"{OPTION} {url}: the server runs at K = {facts.k}; correct #k, or leave it out"
+            )
+        told = address.k if address.k is not None else facts.k
+        found.append(
+            RunningServer(
+                address=replace(address, k=told or 0),
+                model=facts.model,
+                is_k_told=told is not None,
+            )
+        )
+    return tuple(found)

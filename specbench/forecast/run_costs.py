@@ -1,0 +1,48 @@
+"""What rounds cost in an engine that a stored run has measured, and what they came to there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from specbench.errors import UsageError
+from specbench.metrics.gathering import gather_run
+from specbench.metrics.summary import summarise
+from specbench.records import CellSummary, EngineCost
+from specbench.runs import StoredRun, load_run
+from specbench.settings import SERVED
+
+
+def read_run(folder: Path) -> list[EngineCost]:
+    """Of its first pass; StoreError for a folder that is no run, UsageError for a run of ours."""
+    stored = load_run(folder.name, folder.parent)
+    found = list(_costs(stored))
+    if not found:
+        raise UsageError(
+            f"--costs {folder}: this run measured no serving engine; give one of `sweep-k --engine "
+            "vllm` or the like, or a table of costs (docs/costs.md)"
+        )
+    return found
+
+
+def _costs(stored: StoredRun) -> Iterator[EngineCost]:
+    versions = {server.engine: server.version for server in stored.servers if server.version}
+    for cell in summarise(gather_run(stored)):
+        at, draft = cell.key.condition, cell.key.draft
+        cost = _number(cell, "round_s")
+        if at.engine in SERVED and at.request_rate is None and cost is not None:
+            yield EngineCost(
+                source=stored.run.run_id,
+                engine=f"{at.engine} {versions.get(at.engine, '')}".strip(),
+                num_speculative_tokens=draft.k,
+                concurrency=at.concurrency,
+                cost=cost,
+                is_relative=False,
+                mean_acceptance_length=_number(cell, "mean_acceptance_length"),
+                speedup=cell.speedup.estimate if cell.speedup else None,
+                workload=at.workload,
+                drafter=draft.drafter if draft.k else None,
+            )
+
+
+def _number(cell: CellSummary, name: str) -> float | None:
+    value = cell.metrics.get(name)
+    return None if value is None or isinstance(value, tuple) else float(value)

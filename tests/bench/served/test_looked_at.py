@@ -1,0 +1,55 @@
+"""What servers that run already say of themselves, and what is only believed of them."""
+
+import asyncio
+
+import pytest
+
+from specbench.bench.served.running import RunningServer, looked_at, server_warnings
+from specbench.errors import UsageError
+from specbench.inputs.address import Address
+from specbench.inputs.config import Target
+from specbench.inputs.model_spec import ModelSpec
+from tests.bench.served.running import running
+
+
+def looked(*urls: str, engine: str = "vllm"):
+    return asyncio.run(looked_at(engine, urls))
+
+
+def test_k_is_what_the_address_says_or_else_the_server():
+    with running(0, 2) as (plain, drafting):
+        found = looked(drafting.url, f"{plain.url}#k=0", plain.url)
+        assert [(one.address.root, one.address.k, one.is_k_told) for one in found] == [
+            (drafting.url, 2, True),
+            (plain.url, 0, True),
+            (plain.url, 0, True),
+        ]
+        with pytest.raises(UsageError, match="the server runs at K = 2; correct #k"):
+            looked(f"{drafting.url}#k=4")
+        with pytest.raises(UsageError, match="the server runs at K = 0; correct #k"):
+            looked(f"{plain.url}#k=4")
+
+
+def test_a_server_of_another_engine_is_refused_by_its_counters():
+    with running(0) as (server,), pytest.raises(UsageError, match="--engine vllm"):
+        looked(server.url, engine="sglang")
+
+
+def test_what_is_believed_of_a_server_and_not_told_by_it_is_said():
+    target = Target(name="big", model=ModelSpec(source="org/Llama-3-8B"), drafters=())
+
+    def said(model, *, is_k_told=True, ks=(0, 4)):
+        servers = [
+            RunningServer(address=Address(root="http://a", k=k), model=model, is_k_told=is_k_told)
+            for k in ks
+        ]
+        return list(server_warnings(servers, target))
+
+    for model in ("org/Llama-3-8B", "llama-3-8b", "/models/Llama-3-8B", "big", "llama-3-8b.gguf"):
+        assert not said(model)
+    one, _ = said("org/Llama-3-70B")
+    assert "serves org/Llama-3-70B, and the target big is org/Llama-3-8B" in one
+    assert "#k=4" in said("big", is_k_told=False, ks=(0,))[0]
+    assert said("big", ks=(0, 0)) == [
+        "2 servers run at K = 0: as replicas of one, they share its requests"
+    ]
