@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 MIN_CYCLES = 2  # fewer give no spread
 FEWEST_PLANNED = 4  # from here on a variance over cycles is known well enough to be relied on
 MOST_PLANNED = 12
+NEAR_PROMPTS = 1.2  # times what cycles without end would show: more of them are not worth it
 MOST_MORE = 1_000  # cycles or prompts that anybody is told to add
 CYCLE_SD = 0.14  # vLLM on a loaded CPU: two sessions with speculation and two without (0.13, 0.14)
 NO_PROMPTS = Spread(standard_error=0.0, degrees_of_freedom=math.inf)  # they are taken together
@@ -109,8 +110,9 @@ def expected_noise(
 def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
     """The least number of cycles in all that shows a relative effect (0.03: 3 %) in 80 % of sweeps.
 
-    From FEWEST_PLANNED to MOST_PLANNED; None where those do not suffice. `noises` has that of every
-    K of the sweep, for a single K whose noise happens to look small would end the sweep too early.
+    From FEWEST_PLANNED to MOST_PLANNED; None where those do not suffice. Where prompts differ so
+    much that no number of cycles would, it is that which comes near to what they allow. `noises`
+    has that of every K of the sweep, for a single K whose noise happens to look small would end the sweep too early.
     The effect may be the one seen so far: intervals then still cover the truth. What must not end a
     sweep is an interval that excludes 1 (tests/stats/test_crossed.py has the rates of both).
     """
@@ -118,8 +120,10 @@ def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
         cycle_sd=math.sqrt(np.mean([noise.cycle_sd**2 for noise in noises])),
         prompts=max((noise.prompts for noise in noises), key=lambda p: p.standard_error),
     )
+    of_prompts = replace(pooled, cycle_sd=0.0).detectable_effect(MOST_PLANNED)
+    shown = max(effect, NEAR_PROMPTS * of_prompts)
     planned = range(FEWEST_PLANNED, MOST_PLANNED + 1)
-    return next((n for n in planned if pooled.detectable_effect(n) <= effect), None)
+    return next((n for n in planned if pooled.detectable_effect(n) <= shown), None)
 
 
 def more_cycles_for(noise: SessionNoise, num_cycles: int, margin: float) -> int | None:

@@ -161,9 +161,19 @@ def test_the_noise_of_every_k_is_pooled():
     assert needed == cycles_needed([both], 0.3)
     assert cycles_needed([lucky], 0.3) < needed < cycles_needed([other], 0.3)
     # Of the prompts' parts the largest counts.
-    alike = SessionNoise(cycle_sd=0.0, prompts=spread(0.11, 39.0))
-    assert cycles_needed([alike, lucky], 0.3) is None
+    alike = SessionNoise(cycle_sd=0.0, prompts=spread(0.08, 39.0))
+    assert cycles_needed([alike, other], 0.3) > cycles_needed([lucky, other], 0.3)
     assert cycles_needed([lucky, lucky], 0.3) == FEWEST_PLANNED
+
+
+def test_where_prompts_differ_too_much_cycles_are_not_wasted_on_it():
+    prompts = spread(0.11, 39.0)
+    allowed = SessionNoise(cycle_sd=0.0, prompts=prompts).detectable_effect(MOST_PLANNED)
+    noise = SessionNoise(cycle_sd=0.2, prompts=prompts)
+    few = cycles_needed([noise], 0.01)
+    assert FEWEST_PLANNED < few < MOST_PLANNED
+    assert noise.detectable_effect(few) <= 1.2 * allowed < noise.detectable_effect(few - 1)
+    assert cycles_needed([replace(noise, cycle_sd=0.05)], 0.01) == FEWEST_PLANNED
 
 
 def rates(ratios: Iterable[LogRatio]) -> tuple[float, float]:
