@@ -89,11 +89,12 @@ def _sessions_text(one: Outlook) -> str:
     order = ", ".join(session.draft.label for session in one.sessions)
     basis = "as earlier sessions took" if one.is_measured else "a guess: nothing was measured yet"
     each = "a start of the server" if one.are_starts else "a visit to the running server"
+    more = ", or more where these are noisy," if one.is_open_ended else ""
+    again = "; what wins is measured again, with K = 0 beside it" if one.has_second_pass else ""
     lines = [
-        f"{one.target} on {one.engine}: {one.cycles} cycles of {len(one.sessions)} sessions, each "
-        f"{each}: {order}",
-        f"about {one.seconds / 60:,.0f} minutes ({basis}); what wins is measured again, with "
-        "K = 0 beside it",
+        f"{one.target} on {one.engine}: {one.cycles} cycles{more} of {len(one.sessions)} sessions, "
+        f"each {each}: {order}",
+        f"about {one.seconds / 60:,.0f} minutes ({basis}){again}",
     ]
     if one.detectable is not None:
         lines.append(

@@ -11,13 +11,24 @@ from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import ABSENT, measured, plural, significant
 
-_LEGEND = (
-    "starts: sessions that count, of those that were held; start s: mean time until healthy; KV "
-    "tokens: room for context, and how much of it speculation takes; preempted: requests put off "
-    "for lack of room; queue s: waited inside the server, summed; power, memory: of all its GPUs, "
-    "mean and peak; prefixes: whether the cache kept those of earlier prompts; sees others: "
-    "whether another client's requests would have been noticed."
-)
+# Header: what it means, where that is not plain.
+_COLUMNS = {
+    "engine": "",
+    "drafter": "",
+    "K": "",
+    "starts": "sessions that count, of those that were held",
+    "start s": "mean time until healthy",
+    "KV tokens": "room for context",
+    "taken by K": "how much of it speculation takes",
+    "preempted": "requests put off for lack of room",
+    "queue s": "waited inside the server, summed",
+    "power": "of all its GPUs, mean",
+    "memory": "of all its GPUs, peak",
+    "GPUs": "",
+    "prefixes": "whether the cache kept those of earlier prompts",
+    "sees others": "whether another client's requests would have been noticed",
+}
+_NUM_BRIEF = 9  # columns that a terminal shows
 
 
 def sessions_grid(document: Document) -> Grid | None:
@@ -27,20 +38,19 @@ def sessions_grid(document: Document) -> Grid | None:
         return None
     return Grid(
         title="Sessions",
-        headers=(
-            *("engine", "drafter", "K", "starts", "start s", "KV tokens", "taken by K"),
-            *("preempted", "queue s", "power", "memory", "GPUs", "prefixes", "sees others"),
-        ),
+        headers=tuple(_COLUMNS),
         rows=tuple(_row(group, _plain(group, groups)) for group in groups),
         num_names=2,
-        num_brief=9,
+        num_brief=_NUM_BRIEF,
     )
 
 
-def sessions_legend(document: Document) -> str:
+def sessions_legend(document: Document, *, is_brief: bool = False) -> str:
     """What the headers mean, and by which rule each engine accepts drafts."""
+    shown = list(_COLUMNS.items())[: _NUM_BRIEF if is_brief else None]
+    meanings = "; ".join(f"{header}: {meaning}" for header, meaning in shown if meaning)
     rules = (f"{name}: {rule}." for name, rule in acceptance_rules(document))
-    return " ".join((_LEGEND, *rules))
+    return " ".join((f"{meanings}.", *rules))
 
 
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:

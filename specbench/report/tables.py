@@ -45,7 +45,11 @@ def terminal_report(document: Document, told: Collection[str] = ()) -> Group:
         parts += [grid_table(grid), ""]
     sessions = sessions_grid(document)
     if sessions:
-        parts += [grid_table(sessions), Text(sessions_legend(document), style="dim"), ""]
+        parts += [
+            grid_table(sessions),
+            Text(sessions_legend(document, is_brief=True), style="dim"),
+            "",
+        ]
     if document.forecasts:
         parts += [Text(forecast_legend(document), style="dim"), ""]
     for heading, lines in notes(document, told).items():

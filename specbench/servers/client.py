@@ -205,6 +205,8 @@ class Client:
             said = f"broke off: {said}"
         elif not isinstance(error, httpx.ReadTimeout):
             said = f"cannot be reached: {said}"
+        if "WRONG_VERSION_NUMBER" in said:
+            said += "; it does not speak TLS: give its address with http://"
         raise ServerError(f"{self.address.root}: {said}") from error
 
     def _said(self, text: str) -> str:

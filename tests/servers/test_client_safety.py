@@ -93,3 +93,10 @@ def test_a_server_whose_certificate_nobody_vouches_for_is_not_asked(monkeypatch)
 
     asyncio.run(ask())
     assert not asked
+
+
+def test_a_server_without_tls_is_not_asked_with_it_and_that_is_said():
+    with serving(FakeServer(k=0)) as url:
+        client = client_of(url.replace("http://", "https://"))
+        with pytest.raises(ServerError, match="give its address with http://"):
+            asyncio.run(client.model())

@@ -280,7 +280,7 @@ def test_a_log_that_exists_is_continued_and_only_the_new_part_is_told(tmp_path):
     log.write_text("address already in use\n")
     with (
         engine(tmp_path, says="a riddle", status=3) as process,
-        pytest.raises(ServerError, match="exit status 3; the end of its log") as ended,
+        pytest.raises(ServerError, match="exit status 3; the last that it printed") as ended,
     ):
         process.require_running(PATIENCE_S)
     assert str(ended.value).endswith("server.log:\n  a riddle")

@@ -13,7 +13,7 @@ from specbench.bench.deadline import Deadline
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host
 from specbench.bench.served.questions import Answers
-from specbench.bench.served.recording import unusable
+from specbench.bench.served.recording import broken_off, unusable
 from specbench.bench.served.session_run import SessionRun
 from specbench.bench.served.sessions import Session, served_cells
 from specbench.bench.watch import Watch
@@ -25,7 +25,7 @@ from specbench.runs import Ledger, StoredRun
 from specbench.servers.page_cache import read_once
 
 LONGEST_REASON = 1_000  # characters of what is stored of a failure
-TRIES = 2  # consecutive failed starts before a K is given up
+TRIES = 2  # sessions in a row that break off before a K is given up
 
 
 class CycleRun:
@@ -82,12 +82,15 @@ class CycleRun:
         for text in (*record.problems, *record.warnings):
             self._watch.warn(f"{session.label}: {text}")
         self._failures[session.draft.label] += 1
-        if has_started(record):
+        if was_held(record):
             self._failures[session.draft.label] = 0
 
     async def _measure(self, session: Session, name: str) -> ServerRecord:
         async with self._host.open(session) as running:
-            return await self._run.measure(session, name, running)
+            try:
+                return await self._run.measure(session, name, running)
+            except (SpecbenchError, OSError) as error:
+                return broken_off(session, name, running, (_on_one_line(error),))
 
 
 def sessions_left(
@@ -109,9 +112,9 @@ def next_name(session: Session, stored: StoredRun) -> str:
     return name
 
 
-def has_started(server: ServerRecord) -> bool:
-    """Whether the session's server came up, whatever happened then."""
-    return bool(server.version) or not server.problems
+def was_held(server: ServerRecord) -> bool:
+    """Whether the session went on to its end, whatever is wrong with it."""
+    return server.seconds > 0
 
 
 def mean_session_s(servers: Sequence[ServerRecord]) -> float | None:

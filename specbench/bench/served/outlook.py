@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from specbench.bench.blocks import Cell
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.questions import asked_in, most_tokens
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
@@ -24,9 +25,15 @@ class Outlook:
     sessions: tuple[Session, ...]  # of one cycle
     are_starts: bool  # of servers; else visits to those that run
     cycles: int
+    is_open_ended: bool  # whether more cycles follow where the first ones are noisy
     session_s: float
     is_measured: bool  # whether `session_s` comes from earlier sessions; else it is a guess
     detectable: float | None  # relative effect that 80 % of such sweeps would show
+
+    @property
+    def has_second_pass(self) -> bool:
+        """Whether a winner is measured again: one K alone was not picked from many."""
+        return len({s.draft for s in self.sessions if s.draft.k}) > 1
 
     @property
     def seconds(self) -> float:
@@ -52,6 +59,7 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
             sessions=sessions,
             are_starts=plan.running_ks is None,
             cycles=plan.cycles,
+            is_open_ended=plan.settings.servers.cycles is None,
             session_s=fmean(took_s) if took_s else _guessed_s(plan, sessions[0]),
             is_measured=bool(took_s),
             detectable=noise.detectable_effect(plan.cycles) if noise else None,
@@ -59,10 +67,14 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
 
 
 def _guessed_s(plan: TargetPlan, session: Session) -> float:
-    tokens = sum(
-        most_tokens(plan, cell)
-        * len(asked_in(plan, session, cell))
-        / cell.key.condition.concurrency
-        for cell in session.cells
-    )
-    return START_S * (plan.running_ks is None) + tokens / TOKENS_PER_S
+    asked_s = sum(_asked_s(plan, session, cell) for cell in session.cells)
+    return START_S * (plan.running_ks is None) + asked_s
+
+
+def _asked_s(plan: TargetPlan, session: Session, cell: Cell) -> float:
+    """Of as many users as the cell has, or at the rate at which its requests come."""
+    at, num = cell.key.condition, len(asked_in(plan, session, cell))
+    each_s = most_tokens(plan, cell) / TOKENS_PER_S
+    if at.request_rate is not None:
+        return num / at.request_rate + each_s
+    return num * each_s / at.concurrency

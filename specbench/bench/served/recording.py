@@ -94,10 +94,31 @@ def server_record(
     session: Session, name: str, running: Running, served: Sequence[Served], used: GpuUse
 ) -> ServerRecord:
     """The record of a session that was held to its end."""
-    facts = running.facts
     counted = _summed([one.counted for one in served])
     return replace(
-        unusable(session, name, ()),
+        broken_off(session, name, running, ()),
+        seconds=sum(one.client.seconds for one in served),
+        counters=counted,
+        num_preemptions=round(counted["num_preemptions"]) if "num_preemptions" in counted else None,
+        queue_s=counted.get("queue_s"),
+        client=tuple(one.client for one in served),
+        sees_others=all(one.counted.num_tokens is not None for one in served),
+        problems=tuple(dict.fromkeys(p for one in served for p in one.problems)),
+        warnings=tuple(dict.fromkeys(w for one in served for w in one.warnings)),
+        num_gpus=used.num_gpus if running.command else None,
+        power_w=used.power_w if running.command else None,
+        memory_bytes=used.memory_bytes if running.command else None,
+        throttle_reasons=used.throttle_reasons if running.command else (),
+    )
+
+
+def broken_off(
+    session: Session, name: str, running: Running, problems: Sequence[str]
+) -> ServerRecord:
+    """The record of a session whose server came up, with what is known of that one."""
+    facts = running.facts
+    return replace(
+        unusable(session, name, problems),
         version=facts.version,
         model=facts.model,
         addresses=() if running.command else tuple(c.address.root for c in running.clients),
@@ -107,19 +128,7 @@ def server_record(
         acceptance_rule=running.acceptance_rule,
         kv_tokens=facts.kv_tokens,
         start_s=running.start_s,
-        seconds=sum(one.client.seconds for one in served),
-        counters=counted,
-        num_preemptions=round(counted["num_preemptions"]) if "num_preemptions" in counted else None,
-        queue_s=counted.get("queue_s"),
-        client=tuple(one.client for one in served),
-        sees_others=all(one.counted.num_tokens is not None for one in served),
-        problems=tuple(dict.fromkeys(p for one in served for p in one.problems)),
-        warnings=tuple(dict.fromkeys(w for one in served for w in one.warnings)),
         log=running.log,
-        num_gpus=used.num_gpus if running.command else None,
-        power_w=used.power_w if running.command else None,
-        memory_bytes=used.memory_bytes if running.command else None,
-        throttle_reasons=used.throttle_reasons if running.command else (),
     )
 
 

@@ -11,7 +11,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycle_run import (
     TRIES,
     CycleRun,
-    has_started,
+    was_held,
     mean_session_s,
     next_name,
     sessions_left,
@@ -51,7 +51,7 @@ class Cycle:
     cells: tuple[Cell, ...]
     number: int
     purpose: BlockPurpose
-    failures: Mapping[str, int]  # consecutive failed starts, by draft
+    failures: Mapping[str, int]  # sessions in a row that broke off, by draft
 
     @property
     def sessions(self) -> tuple[Session, ...]:
@@ -142,7 +142,7 @@ class ServedRun:
         return left_s is None or (left_s > 0 and left_s >= session_s * (num_sessions + num_running))
 
     def _failures(self) -> dict[str, int]:
-        """Consecutive failed starts of this run, by draft."""
+        """Sessions of this run, in a row, that broke off, by draft."""
         drafts = {
             (cell.key.draft.drafter, cell.key.draft.k): cell.key.draft.label for cell in self._cells
         }
@@ -150,7 +150,7 @@ class ServedRun:
         for server in self._ledger.stored.servers[self._first :]:
             if self._is_own(server):
                 draft = drafts[server.drafter, server.num_speculative_tokens]
-                failures[draft] = 0 if has_started(server) else failures[draft] + 1
+                failures[draft] = 0 if was_held(server) else failures[draft] + 1
         return failures
 
     def _is_own(self, server: ServerRecord) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench.deadline import Deadline
-from specbench.bench.served.cycle_run import TRIES, CycleRun, has_started, mean_session_s, next_name
+from specbench.bench.served.cycle_run import TRIES, CycleRun, was_held, mean_session_s, next_name
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.served.sessions import cycle_of, served_cells
@@ -152,11 +152,11 @@ def test_a_start_between_two_failures_is_another_chance(stored):
     assert stored.run._failures()[label] == 1
 
 
-def test_one_that_served_and_cannot_be_used_has_started(stored):
+def test_one_that_went_on_to_its_end_and_cannot_be_used_was_held(stored):
     first, *_ = cycle_of(served_cells(stored.plan, "vllm"), 0)
     server = unusable(first, "one", ("another client was served meanwhile",))
-    assert not has_started(server)
-    assert has_started(replace(server, version="0.32"))
+    assert not was_held(server)
+    assert was_held(replace(server, seconds=1.0))
 
 
 def test_a_session_takes_its_start_and_its_requests(stored):

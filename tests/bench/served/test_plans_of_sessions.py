@@ -1,5 +1,6 @@
 """What a plan of sessions says before any is held: its length, what is asked, what is missing."""
 
+import re
 import stat
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from specbench.bench.served.outlook import START_S, TOKENS_PER_S, outlooks
 from specbench.bench.served.questions import TEMPLATE_TOKENS, asked_in, context_needed
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.cli.plan_table import print_plan
 from specbench.errors import UsageError
 from specbench.records import Message, Prompt
 from specbench.stats.crossed import expected_noise
@@ -95,6 +97,29 @@ def test_a_program_on_the_path_will_do(tmp_path, monkeypatch):
         require_startable([plan])
     _program(tmp_path / "vllm", "exit 1")
     require_startable([plan])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"launch": "true {arg}"}, "{arg} in"),
+        ({"launch": "true 'unclosed"}, "No closing quotation"),
+        ({"engines": ("llama_cpp",), "launch": "true {args}"}, "there is no big.gguf"),
+    ],
+)
+def test_what_is_missing_or_mistyped_is_said_before_anything_is_started(tmp_path, changes, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        require_startable([plan_of(tmp_path, **changes)])
+    assert not (tmp_path / "servers").exists()
+
+
+def test_one_k_alone_is_not_measured_again_and_that_is_not_said(tmp_path, capsys):
+    print_plan([plan_of(tmp_path)])
+    assert "what wins is measured again" in capsys.readouterr().out
+    print_plan([plan_of(tmp_path, num_speculative_tokens=(0, 4), cycles=None)])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "measured again" not in told
+    assert "4 cycles, or more where these are noisy, of 4 sessions" in told
 
 
 def test_the_engine_is_exported_for_the_version_that_its_own_python_tells(tmp_path):
