@@ -113,8 +113,9 @@ def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
     From FEWEST_PLANNED to MOST_PLANNED; None where those do not suffice. Where prompts differ so
     much that no number of cycles would, it is that which comes near to what they allow. `noises`
     has that of every K of the sweep, for a single K whose noise happens to look small would end
-    the sweep too early. The effect may be the one seen so far: intervals then still cover the truth. What must not end a
-    sweep is an interval that excludes 1 (tests/stats/test_crossed.py has the rates of both).
+    the sweep too early. The effect may be the one seen so far: intervals then still cover the
+    truth. What must not end a sweep is an interval that excludes 1 (tests/stats/test_crossed.py
+    has the rates of both).
     """
     pooled = SessionNoise(
         cycle_sd=math.sqrt(np.mean([noise.cycle_sd**2 for noise in noises])),

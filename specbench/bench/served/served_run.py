@@ -11,10 +11,10 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycle_run import (
     TRIES,
     CycleRun,
-    was_held,
     mean_session_s,
     next_name,
     sessions_left,
+    was_held,
 )
 from specbench.bench.served.host import host_of
 from specbench.bench.served.recording import unusable

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench.deadline import Deadline
-from specbench.bench.served.cycle_run import TRIES, CycleRun, was_held, mean_session_s, next_name
+from specbench.bench.served.cycle_run import TRIES, CycleRun, mean_session_s, next_name, was_held
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.served.sessions import cycle_of, served_cells
