@@ -14,6 +14,7 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 from specbench.records import Sampling
+from specbench.round.nucleus import nucleus
 
 _MASK32 = 0xFFFFFFFF
 
@@ -82,18 +83,7 @@ class Sampler:
         if 0 < self.sampling.top_k < scores.shape[-1]:
             kth = scores.topk(self.sampling.top_k, dim=-1).values[..., -1:]
             scores = scores.masked_fill(scores < kth, -torch.inf)
-        if self.sampling.top_p < 1:
-            scores = self._nucleus(scores)
-        return scores.softmax(-1)
-
-    def _nucleus(self, scores: Tensor) -> Tensor:
-        """Drop the least likely tokens whose mass together is at most 1 - top_p."""
-        ordered, order = scores.sort(-1)
-        dropped = ordered.softmax(-1).cumsum(-1) <= 1 - self.sampling.top_p
-        dropped[..., -1].fill_(False)
-        return scores.masked_fill(
-            torch.zeros_like(dropped).scatter_(-1, order, dropped), -torch.inf
-        )
+        return nucleus(scores, top_p) if (top_p := self.sampling.top_p) < 1 else scores.softmax(-1)
 
     def pick(self, logits_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
         """The target's own tokens [B, T] for the given positions of the sequence."""

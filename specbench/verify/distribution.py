@@ -40,8 +40,11 @@ def allowed(logits_NV: Tensor, sampling: Sampling, slack_N1: Tensor | None = Non
     if sampling.top_p < 1:
         p_NV = scores_NV.masked_fill(~kept_NV, -torch.inf).softmax(-1)
         ranked, order_NV = p_NV.sort(-1, descending=True)
-        # A token stays while those ahead of it have not filled the nucleus.
+        # A token stays while those ahead of it have not filled the nucleus; equal ones together.
         ahead_NV = ranked.cumsum(-1) - ranked
+        is_tied_NV = ranked == ranked.roll(1, -1)
+        is_tied_NV[:, 0] = False
+        ahead_NV = ahead_NV.masked_fill(is_tied_NV, 0.0).cummax(-1).values
         # Were all ahead that much less likely beside the rest, so much of them would fill it:
         # odds ahead * exp(-slack) = odds of top_p.
         rest = (1 - sampling.top_p) * torch.exp(-torch.as_tensor(slack, device=p_NV.device))

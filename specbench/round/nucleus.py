@@ -1,0 +1,54 @@
+"""Top-p by searching its threshold, where sorting a vocabulary would take most of a round.
+
+The order of float32 numbers is that of their bits, read as integers once negative ones are turned
+round. Two histograms of the probability mass, over the upper and then over the lower half of those
+bits, find the lowest score that stays: two passes instead of a sort, of fixed shape and without a
+wait for the host.
+
+Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
+"""
+
+import torch
+from torch import Tensor
+
+_HALF = 16  # bits a histogram tells apart
+_BELOW, _ABOVE = 0, (1 << _HALF) + 1  # buckets of all scores beyond either end
+_CACHED_ROWS = 4  # on a CPU: what one row after the other needs stays in its cache
+
+
+def nucleus(scores: Tensor, top_p: float) -> Tensor:
+    """The softmax of float32 scores [..., V], cut to its nucleus, with sum 1.
+
+    A token stays while all likelier ones together have less than `top_p`, so that the fewest
+    likeliest tokens which reach it stay. Tokens of equal score stay or go together, and by sorting
+    it would hang on the sort which of them stay. Source: Holtzman et al. 2020 (arXiv:1904.09751).
+    """
+    rows_NV = scores.flatten(0, -2) if scores.dim() > 1 else scores[None]
+    num_rows = _CACHED_ROWS if scores.device.type == "cpu" else max(len(rows_NV), 1)
+    kept = [_cut(part, top_p) for part in rows_NV.split(num_rows)]
+    return torch.cat(kept).view_as(scores)
+
+
+def _cut(scores_NV: Tensor, top_p: float) -> Tensor:
+    probs_NV = scores_NV.softmax(-1)
+    mass_NV = probs_NV.double()
+    limit_N1 = top_p * mass_NV.sum(-1, keepdim=True)  # 1, but for what float32 rounds away
+    rank_NV = _rank(scores_NV)
+    upper_N1 = _lowest_that_stays(rank_NV >> _HALF, mass_NV, limit_N1) << _HALF
+    within_NV = (rank_NV - upper_N1 + 1).clamp(_BELOW, _ABOVE)
+    lowest_N1 = upper_N1 + _lowest_that_stays(within_NV, mass_NV, limit_N1) - 1
+    kept_NV = probs_NV * (rank_NV >= lowest_N1)
+    return kept_NV / kept_NV.sum(-1, keepdim=True)
+
+
+def _rank(scores_NV: Tensor) -> Tensor:
+    """The place of each score among all float32 numbers, from 0 on, int64."""
+    bits_NV = (scores_NV + 0.0).view(torch.int32)  # -0.0 is 0.0
+    return (bits_NV ^ ((bits_NV >> 31) & 0x7FFFFFFF)).long() + (1 << 31)
+
+
+def _lowest_that_stays(buckets_NV: Tensor, mass_NV: Tensor, limit_N1: Tensor) -> Tensor:
+    """The lowest bucket [N, 1] above which there is less mass than the limit."""
+    sums = mass_NV.new_zeros(len(mass_NV), _ABOVE + 1).scatter_add_(-1, buckets_NV, mass_NV)
+    above = sums.flip(-1).cumsum(-1).flip(-1) - sums
+    return (above >= limit_N1).sum(-1, keepdim=True)
