@@ -23,6 +23,7 @@ from specbench.records import (
     too_deep,
 )
 from specbench.settings import BUILTIN, SERVED, RunSettings
+from specbench.stats.crossed import FEWEST_PLANNED
 
 DEFAULT_K = 4
 DEFAULT_PROMPTS = 10
@@ -30,7 +31,6 @@ SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed say
 ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it
 PASSES = 6  # of the prompt list above one row: an interval needs five
 WAITING_PER_ROW = 3  # requests a row in a pass, so that all rows are busy for most of it
-CYCLES = 4  # of sessions, at least: fewer give wide intervals
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +119,7 @@ class TargetPlan:
     @property
     def cycles(self) -> int:
         """Cycles of sessions in the first pass, at least."""
-        return self.settings.servers.cycles or CYCLES
+        return self.settings.servers.cycles or FEWEST_PLANNED
 
     def repeats(self, condition: Condition) -> int:
         effort = self.settings.effort

@@ -1,7 +1,10 @@
 """What was spent, on a block and on a target."""
 
+from collections.abc import Sequence
+from statistics import fmean
+
 from specbench.bench.plan import TargetPlan
-from specbench.records import ALL_PROMPTS, BlockRecord
+from specbench.records import ALL_PROMPTS, BlockRecord, ServerRecord
 from specbench.runs import StoredRun
 
 
@@ -19,12 +22,10 @@ def block_seconds(block: BlockRecord) -> dict[str, float]:
 
 
 def spent_s(stored: StoredRun, plan: TargetPlan) -> float:
-    """Seconds that earlier sessions of this run spent on this target's requests."""
+    """Seconds this run has spent on a target so far: its requests, traces and starts of servers."""
     ids = {key.id for key in stored.run.keys if key.condition.target == plan.target.name}
     served_s = sum(
-        (server.start_s or 0.0) + server.seconds
-        for server in stored.servers
-        if server.target == plan.target.name
+        _session_s(server) for server in stored.servers if server.target == plan.target.name
     )
     spent = (
         seconds
@@ -35,3 +36,13 @@ def spent_s(stored: StoredRun, plan: TargetPlan) -> float:
     traces = (trace for trace in stored.traces if trace.target == plan.target.name)
     decoded_s = sum(seconds for cell_id, seconds in spent if cell_id in ids)
     return decoded_s + served_s + sum(trace.seconds or 0.0 for trace in traces)
+
+
+def mean_session_s(servers: Sequence[ServerRecord]) -> float | None:
+    """Mean seconds of a session, start of its server included; None where none was held."""
+    took_s = [_session_s(server) for server in servers if server.seconds]
+    return fmean(took_s) if took_s else None
+
+
+def _session_s(server: ServerRecord) -> float:
+    return (server.start_s or 0.0) + server.seconds

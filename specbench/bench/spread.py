@@ -93,8 +93,8 @@ def surveyed(cluster: Cluster, inputs: RunInputs, watch: Watch) -> Mapping[str, 
     for kind in kinds.keys() - {best}:
         names = ", ".join(kinds[kind])
         watch.warn(
-            f"node {names} is left out: a run needs machines of one kind, and this one has {kind}, "
-            f"most have {best}"
+            f"left out: {names}: a run needs machines of one kind; these have {kind}, most have "
+            f"{best}"
         )
     return kinds[best]
 
@@ -165,7 +165,8 @@ class Spread:
             self._watch.stage(f"{one.unit.label} (node {node})")
 
     def _free_node(self) -> str | None:
-        """The one with the most free slots."""
+        """The one with the most free slots, of those that are still there."""
+        self._slots = self._cluster.slots()
         free = {node: self._slots.get(node, 0) for node in self._nodes}
         for node, _ in self._running.values():
             free[node] -= 1
@@ -185,7 +186,6 @@ class Spread:
     def _take(self, node: str, one: _Try, what: Message | Ended | Lost) -> None:
         match what:
             case Lost(reason):
-                self._slots = self._cluster.slots()
                 self._again(one, f"its worker on node {node} was lost ({reason})")
             case Ended():
                 self._num_done += 1

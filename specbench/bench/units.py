@@ -37,9 +37,6 @@ class Job(Protocol):
     """Units that belong together; what is stored so far decides the next one."""
 
     @property
-    def plan(self) -> TargetPlan: ...
-
-    @property
     def deadline(self) -> Deadline: ...
 
     def next_unit(self, num_running: int) -> Unit | None:

@@ -105,11 +105,12 @@ def _require_servers(asked: RunSettings) -> None:
         raise UsageError(f"--context needs the built-in decoder; drop it, or drop --engine {names}")
     if asked.effort.precision is not None:
         raise UsageError(f"--precision needs the built-in decoder; for {names} use --cycles")
-    if any(word.startswith("--api-key") for word in asked.servers.engine_args):
+    words = (*asked.servers.engine_args, *(asked.servers.launch or "").split())
+    if any(word.startswith("--api-key") for word in words):
         raise UsageError(
-            "--engine-args with --api-key would be stored, and seen in the list of processes; set "
-            "the key in the environment: the engine's own (VLLM_API_KEY, LLAMA_API_KEY), and "
-            f"{KEY} for asking it"
+            "--api-key in --engine-args or --launch would be stored, and seen in the list of "
+            "processes; set the key in the environment: the engine's own (VLLM_API_KEY, "
+            f"LLAMA_API_KEY), and {KEY} for asking it"
         )
     urls, is_told = asked.servers.base_urls, asked.servers.launch or asked.servers.engine_python
     if urls and len(served) > 1:

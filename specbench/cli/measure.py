@@ -102,6 +102,7 @@ def run_settings(
                 typer.echo("interrupted before anything was measured", err=True)
             else:
                 words = ["specbench", *(again or [settings.command]), "--out", str(out)]
+                words += nodes.words if nodes else ()
                 typer.echo(
                     "interrupted; finished blocks are kept. Resume with: "
                     f"{shlex.join([*words, '--resume', watch.id])}",

@@ -30,6 +30,12 @@ class Nodes(NamedTuple):
             raise UsageError(f"--ray {ray!r}: allowed are auto, local and host:port")
         return cls(ray, gpus_per_cell)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As they are typed."""
+        shared = () if self.gpus_per_cell is None else ("--gpus-per-cell", str(self.gpus_per_cell))
+        return ("--ray", self.address, *shared)
+
     def connected(self, settings: RunSettings) -> "AbstractContextManager[Cluster]":
         """UsageError where there is no Ray, or no such cluster."""
         try:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Export, Exporter
+from specbench.metrics.sessions import usable_sessions
 from specbench.records import NO_DRAFTER, ServerRecord
 
 
@@ -54,8 +55,8 @@ def _sessions(
     if deployment.measured_with != engine:
         return
     ks = {tier.num_speculative_tokens for tier in deployment.tiers}
-    for server in servers:
+    for server in usable_sessions(servers).values():
         is_meant = (server.engine, server.target) == (engine, deployment.pairing.target.name)
-        is_used = server.num_speculative_tokens in ks and not server.problems
+        is_used = server.num_speculative_tokens in ks
         if is_meant and is_used and server.drafter in (deployment.pairing.drafter.name, NO_DRAFTER):
             yield server

@@ -5,14 +5,16 @@ from pathlib import Path
 
 from specbench.errors import UsageError
 from specbench.metrics.gathering import gather_run
+from specbench.metrics.registry import number_of
 from specbench.metrics.summary import summarise
-from specbench.records import CellSummary, EngineCost
+from specbench.records import EngineCost
 from specbench.runs import StoredRun, load_run
 from specbench.settings import SERVED
 
 
 def read_run(folder: Path) -> list[EngineCost]:
-    """Of its first pass; StoreError for a folder that is no run, UsageError for a run of ours."""
+    """Costs from the first pass of a run. StoreError where the folder holds none, UsageError where
+    it measured no serving engine."""
     stored = load_run(folder.name, folder.parent)
     found = list(_costs(stored))
     if not found:
@@ -27,7 +29,7 @@ def _costs(stored: StoredRun) -> Iterator[EngineCost]:
     versions = {server.engine: server.version for server in stored.servers if server.version}
     for cell in summarise(gather_run(stored)):
         at, draft = cell.key.condition, cell.key.draft
-        cost = _number(cell, "round_s")
+        cost = number_of(cell.metrics, "round_s")
         if at.engine in SERVED and at.request_rate is None and cost is not None:
             yield EngineCost(
                 source=stored.run.run_id,
@@ -36,13 +38,8 @@ def _costs(stored: StoredRun) -> Iterator[EngineCost]:
                 concurrency=at.concurrency,
                 cost=cost,
                 is_relative=False,
-                mean_acceptance_length=_number(cell, "mean_acceptance_length"),
+                mean_acceptance_length=number_of(cell.metrics, "mean_acceptance_length"),
                 speedup=cell.speedup.estimate if cell.speedup else None,
                 workload=at.workload,
                 drafter=draft.drafter if draft.k else None,
             )
-
-
-def _number(cell: CellSummary, name: str) -> float | None:
-    value = cell.metrics.get(name)
-    return None if value is None or isinstance(value, tuple) else float(value)

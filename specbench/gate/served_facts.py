@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from specbench.metrics.sessions import usable_sessions
 from specbench.records import ServerRecord
 
 _PREFIX = "server "  # of the name of every fact
@@ -35,7 +36,7 @@ class ServedFacts(NamedTuple):
 
 
 def served_facts(servers: Sequence[ServerRecord]) -> ServedFacts:
-    """Of each engine and target, from its sessions without speculation where there are any.
+    """Facts of each engine and target, from its sessions without speculation where there are any.
 
     A fact that differs between sessions has all of its values.
     """
@@ -59,7 +60,7 @@ def is_of_a_server(name: str) -> bool:
 
 
 def _telling(servers: Sequence[ServerRecord]) -> Iterator[ServerRecord]:
-    sound = [server for server in servers if not server.problems]
+    sound = usable_sessions(servers).values()
     plain = {(s.engine, s.target) for s in sound if not s.num_speculative_tokens}
     for server in sound:
         if not server.num_speculative_tokens or (server.engine, server.target) not in plain:

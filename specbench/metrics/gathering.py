@@ -177,8 +177,8 @@ def _gather(
 
 
 def _without_bound_cycles(sides: Sequence[_Sides]) -> Sequence[_Sides]:
-    """Without the cycles in which the client was too slow for a while, unless that is the rule:
-    all of them then, for the cell to be called client-bound."""
+    """Without the cycles in which the client was too slow; with all of them where fewer than
+    MIN_CYCLES would be left, for the cell to be called client-bound."""
     kept = [one for one in sides if not any(map(_is_bound, one))]
     return kept if len(kept) >= MIN_CYCLES else sides
 

@@ -1,4 +1,6 @@
-"""What a serving engine counts itself: room for context, preemptions, acceptance past the end."""
+"""Metrics of serving engines: noise between sessions, room for context, preemptions, the engine's
+own acceptance length, the load of the client.
+"""
 
 from collections.abc import Iterable
 
@@ -27,8 +29,8 @@ def cycle_deviation(cell: CellData) -> float | None:
 
 @metric(unit="fraction", better=None)
 def prompt_error(cell: CellData) -> float | None:
-    """Standard error of the log of a server's decode_speedup that prompts cause, which no cycle
-    more takes away; 0 where requests are served together.
+    """Standard error of the log of a server's decode_speedup that prompts cause and that more
+    cycles do not reduce; 0 where requests are served together.
     """
     noise = _noise(cell)
     return None if noise is None else noise.prompts.standard_error

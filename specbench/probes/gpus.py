@@ -1,4 +1,4 @@
-"""All GPUs of this machine together, as a server may use several."""
+"""All visible GPUs of this machine together, as a server may use several."""
 
 from collections.abc import Callable, Sequence
 from itertools import count, takewhile

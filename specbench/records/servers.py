@@ -1,4 +1,4 @@
-"""One session of a server: a start of it at one K, or a visit to a running one."""
+"""One session of a server: a start of it at one K, or one that runs already, asked once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class ClientLoad:
     seconds: float
     cpu_s: float
     num_events: int
-    mean_lag_s: float  # how late the client's own timers came
+    mean_lag_s: float  # how long an event waited on average until it was read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,17 +37,17 @@ class ServerRecord:
     addresses: tuple[str, ...]
     command: tuple[str, ...] = ()  # what started it; (): it was running
     settings: Mapping[str, str] = field(default_factory=dict)  # effective, as the server tells
-    prefix_cache: str = "unknown"  # off, on, unknown
+    prefix_cache: str = "unknown"  # off, on, unknown, by request
     acceptance_rule: str | None = None
-    num_gpus: int | None = None
+    num_gpus: int | None = None  # visible on its machine: CUDA_VISIBLE_DEVICES names them
     kv_tokens: int | None = None  # tokens that its KV cache has room for
     start_s: float | None = None  # until it was healthy
     seconds: float = 0.0  # of the measured requests
     counters: Mapping[str, float] = field(default_factory=dict)
     num_preemptions: int | None = None
     queue_s: float | None = None  # summed over requests
-    power_w: float | None = None  # mean over the measured requests, of all its GPUs
-    memory_bytes: int | None = None  # peak, of all its GPUs
+    power_w: float | None = None  # mean over the measured requests, of all visible GPUs
+    memory_bytes: int | None = None  # peak, of all visible GPUs
     throttle_reasons: tuple[str, ...] = ()  # of any of them
     client: tuple[ClientLoad, ...] = ()
     sees_others: bool = False  # whether another client's requests would have been noticed

@@ -1,11 +1,12 @@
 """Sessions of serving engines: what they started with, took and counted, and by which rule."""
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from specbench.export.deployment import GREEDY, MATCHED, REJECTION
 from specbench.inputs.methods import all_methods
+from specbench.metrics.sessions import lost_sessions, usable_sessions
 from specbench.records import NO_DRAFTER, CellKey, ServerRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid
@@ -22,8 +23,8 @@ _COLUMNS = {
     "taken by K": "how much of it speculation takes",
     "preempted": "requests put off for lack of room",
     "queue s": "waited inside the server, summed",
-    "power": "of all its GPUs, mean",
-    "memory": "of all its GPUs, peak",
+    "power": "mean, of all visible GPUs",
+    "memory": "peak, of all visible GPUs",
     "GPUs": "",
     "prefixes": "whether the cache kept those of earlier prompts",
     "sees others": "whether another client's requests would have been noticed",
@@ -32,14 +33,14 @@ _NUM_BRIEF = 9  # columns that a terminal shows
 
 
 def sessions_grid(document: Document) -> Grid | None:
-    """A row an engine and K; None where nothing was served."""
-    groups = _by_deployment(document.servers)
+    """One row per engine and K; None where nothing was served."""
+    groups, usable = _by_deployment(document.servers), usable_sessions(document.servers)
     if not groups:
         return None
     return Grid(
         title="Sessions",
         headers=tuple(_COLUMNS),
-        rows=tuple(_row(group, _plain(group, groups)) for group in groups),
+        rows=tuple(_row(group, _plain(group, groups), usable) for group in groups),
         num_names=2,
         num_brief=_NUM_BRIEF,
     )
@@ -55,8 +56,9 @@ def sessions_legend(document: Document, *, is_brief: bool = False) -> str:
 
 def deployment_facts(document: Document) -> Iterator[tuple[str, str]]:
     """What each engine was, how it was started, what it told of itself, and which rule it has."""
+    usable = usable_sessions(document.servers)
     for group in _by_deployment(document.servers):
-        first = _first_sound(group)
+        first = next((server for server in group if server.session in usable), None)
         if first is None:
             continue
         if not first.num_speculative_tokens:
@@ -90,8 +92,8 @@ def acceptance_rules(document: Document) -> Iterator[tuple[str, str]]:
 
 
 def session_warnings(document: Document) -> Iterator[str]:
-    """What a reader should know about the sessions, each once an engine."""
-    sound = [server for server in document.servers if not server.problems]
+    """What a reader should know about the sessions, each once per engine."""
+    sound = usable_sessions(document.servers).values()
     for engine in dict.fromkeys(server.engine for server in sound):
         own = [server for server in sound if server.engine == engine]
         if not all(server.sees_others for server in own):
@@ -117,8 +119,7 @@ def session_warnings(document: Document) -> Iterator[str]:
 
 def lost_line(document: Document) -> str | None:
     """What to do about sessions that cannot be used; None where there are none."""
-    last = {server.place: server for server in document.servers}
-    num_lost = sum(bool(server.problems) for server in last.values())
+    num_lost = sum(1 for _ in lost_sessions(document.servers))
     if not num_lost:
         return None
     return (
@@ -147,9 +148,12 @@ def _plain(
     )
 
 
-def _row(group: list[ServerRecord], plain: list[ServerRecord]) -> tuple[str, ...]:
-    first, sound = group[0], [server for server in group if not server.problems]
-    room, room_without = _least_room(sound), _least_room(plain)
+def _row(
+    group: list[ServerRecord], plain: list[ServerRecord], usable: Mapping[str, ServerRecord]
+) -> tuple[str, ...]:
+    first, sound = group[0], [server for server in group if server.session in usable]
+    room = _least_room(sound)
+    room_without = _least_room([server for server in plain if server.session in usable])
     k = first.num_speculative_tokens
     taken = room_without - room if k and room is not None and room_without is not None else None
     return (
@@ -180,16 +184,11 @@ def _text(
 
 
 def _least_room(servers: Iterable[ServerRecord]) -> int | None:
-    known = (s.kv_tokens for s in servers if not s.problems and s.kv_tokens is not None)
-    return min(known, default=None)
+    return min((s.kv_tokens for s in servers if s.kv_tokens is not None), default=None)
 
 
 def _engine(server: ServerRecord) -> str:
     return f"{server.engine} of {server.target}"
-
-
-def _first_sound(group: Sequence[ServerRecord]) -> ServerRecord | None:
-    return next((server for server in group if not server.problems), None)
 
 
 def _is_best(document: Document, server: ServerRecord) -> bool:
@@ -203,7 +202,7 @@ def _is_best(document: Document, server: ServerRecord) -> bool:
 
 
 def _own_rule(key: CellKey) -> str:
-    """Of an engine that runs in our process: as its drafts are made."""
+    """The rule of an engine in our process, by how its drafts are made."""
     if key.draft.lossy is not None:
         return f"the lossy rule {key.draft.lossy}: the text is not the target's"
     if key.condition.temperature == 0:

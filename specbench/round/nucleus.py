@@ -25,7 +25,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     """
     rows_NV = scores.flatten(0, -2) if scores.dim() > 1 else scores[None]
     num_rows = _CACHED_ROWS if scores.device.type == "cpu" else max(len(rows_NV), 1)
-    kept = [_cut(part, top_p) for part in rows_NV.split(num_rows)]
+    kept = [_cut(part, top_p) for part in torch.split(rows_NV, num_rows)]
     return torch.cat(kept).view_as(scores)
 
 

@@ -27,7 +27,7 @@ class ServerError(SpecbenchError):
 
 
 class RefusedError(ServerError):
-    """It answered, with a status that is no success."""
+    """It answered with an error status."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -138,7 +138,7 @@ class Client:
         conversation: Mapping[str, Any],
         answer: Streamed | None = None,
     ) -> Streamed:
-        """The answer to `messages` (with `tools` ..); ServerError.
+        """The answer to a conversation (`messages`, `tools` ..); ServerError.
 
         A model without a chat template gets their text, with empty lines in between.
         """

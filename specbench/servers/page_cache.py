@@ -1,5 +1,6 @@
 """A model's weights in the system's page cache, so that the first start is like the later ones."""
 
+from functools import cache
 from pathlib import Path
 
 from specbench.errors import ModelError
@@ -8,8 +9,9 @@ WEIGHTS = (".safetensors", ".gguf", ".bin")
 CHUNK_BYTES = 2**24
 
 
+@cache
 def read_once(model: Path) -> int:
-    """Read the weights of a folder, or one file; returns how many bytes that were. ModelError."""
+    """Read the weights of a folder, or one file, once per process; how many bytes. ModelError."""
     chunk = bytearray(CHUNK_BYTES)
     num_bytes = 0
     try:

@@ -27,7 +27,7 @@ class ServerSettings:
         str | None,
         Option(
             help="Command that starts the engine, with {args} and {port}, such as "
-            "'docker run -p {port}:{port} IMAGE {args}'.",
+            "'docker run --network host IMAGE {args}'.",
             shown="the engine's own",
         ),
     ] = None

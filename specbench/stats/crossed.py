@@ -92,13 +92,16 @@ def session_noise(
 
 
 def expected_noise(
-    num_prompts: int, *, cycle_sd: float = CYCLE_SD, prompt_sd: float = PROMPT_SD
+    num_prompts: int | None, *, cycle_sd: float = CYCLE_SD, prompt_sd: float = PROMPT_SD
 ) -> SessionNoise | None:
     """The noise to plan with before anything is measured; None below MIN_UNITS prompts.
 
+    Without a number of prompts they are served together, and their part is in the cycles'.
     `cycle_sd` is also the standard deviation of one session's log speed, because a cycle compares
     the mean of two sessions with the mean of two others.
     """
+    if num_prompts is None:
+        return SessionNoise(cycle_sd=cycle_sd, prompts=NO_PROMPTS)
     if num_prompts < MIN_UNITS:
         return None
     prompts = Spread(

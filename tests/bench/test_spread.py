@@ -159,7 +159,7 @@ def test_nodes_of_the_kind_that_most_cells_fit_on_take_part_and_others_are_named
     assert list(nodes) == ["b"]
     assert (nodes["b"].environment.node, nodes["b"].environment.cpu) == ("b", "fast")
     (told,) = watch.warnings
-    assert "node a, c is left out" in told
+    assert "left out: a, c" in told
     assert "CPU an old one" in told
     assert "most have device" in told
 

@@ -228,8 +228,8 @@ def test_facts_are_of_sessions_without_speculation_where_there_are_any():
 
 def test_sessions_that_differ_have_all_of_their_values_and_lost_ones_none():
     servers = served_sweep(ONE_ROW).servers
-    updated = replace(servers[0], version="0.33.0")
-    lost = replace(servers[0], version="0.1", problems=("gone",))
+    updated = replace(servers[0], session="new", place="new", version="0.33.0")
+    lost = replace(updated, session="lost", place="lost", version="0.1", problems=("gone",))
     found = served_facts([*servers, updated, lost]).software
     assert found["server vllm of demo, version"] == "0.32.1 | 0.33.0"
 

@@ -48,10 +48,10 @@ def _problems(requests: Sequence[RequestRecord], counted: Counters, k: int) -> I
 def _warnings(requests: Sequence[RequestRecord], counted: Counters) -> Iterator[str]:
     """Where requests and server both count drafts: whether they agree."""
     counts = [r.counts for r in requests if r.counts is not None]
-    if counted.num_accepted is None or not counts or len(counts) < len(requests):
+    if not counts or len(counts) < len(requests):
         return
     own = sum(one.num_accepted + one.num_overshot for one in counts)
-    if own != counted.num_accepted:
+    if counted.num_accepted not in (None, own):
         yield (
             f"requests accepted {own:,} drafts by their own counts, "
             f"{counted.num_accepted:,.0f} by the server's"

@@ -5,9 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
-from statistics import fmean
 
 from specbench.bench.deadline import Deadline
 from specbench.bench.plan import TargetPlan
@@ -70,7 +67,7 @@ class CycleRun:
         models = [self._plan.target.model, *(p.drafter.model for p in self._plan.pairings)]
         for folder in dict.fromkeys(m.folder for m in models if m is not None and m.folder):
             with suppress(ModelError):  # the engine will say what is wrong with it
-                _read(folder)
+                read_once(folder)
 
     def _hold_one(self, session: Session) -> None:
         name = next_name(session, self._ledger.stored)
@@ -115,17 +112,6 @@ def next_name(session: Session, stored: StoredRun) -> str:
 def was_held(server: ServerRecord) -> bool:
     """Whether the session went on to its end, whatever is wrong with it."""
     return server.seconds > 0
-
-
-def mean_session_s(servers: Sequence[ServerRecord]) -> float | None:
-    """Mean seconds of a session, start of its server included; None where none was held."""
-    took_s = [(server.start_s or 0.0) + server.seconds for server in servers if server.seconds]
-    return fmean(took_s) if took_s else None
-
-
-@cache  # once a process
-def _read(folder: Path) -> None:
-    read_once(folder)
 
 
 def _on_one_line(error: Exception) -> str:

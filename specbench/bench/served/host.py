@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.deployments import exported
@@ -29,6 +29,12 @@ class Host(Protocol):
     def open(self, session: Session) -> AbstractAsyncContextManager[Running]: ...
 
 
+class _ServerStart(NamedTuple):
+    exported: Export
+    environment: Mapping[str, str]  # added to ours
+    command: list[str]
+
+
 class Launched:
     """Starts a server for every session, on this machine's loopback."""
 
@@ -42,7 +48,7 @@ class Launched:
         its engine reads is not, or the command's template cannot be read."""
         with TemporaryDirectory(prefix="specbench-") as folder:
             for session in cycle_of(served_cells(self._plan, self._name), 0):
-                _, _, (program, *_) = self._start_of(session, Path(folder), port=0)
+                program = self._start_of(session, Path(folder), port=0).command[0]
                 if shutil.which(program) is None:
                     raise UsageError(
                         f"{self._option()}: there is no program {program} here; give the Python of "
@@ -62,11 +68,11 @@ class Launched:
         """UsageError if the engine cannot be started so, ServerError if it does not come up."""
         port = free_port()
         self._folder.mkdir(parents=True, exist_ok=True)
-        made, environment, command = self._start_of(session, self._folder, port)
+        start = self._start_of(session, self._folder, port)
         log = self._folder / f"{session.place.replace('|', '-')}.log"
         began_s = time.monotonic()
         address = Address(root=f"http://{LOOPBACK}:{port}")
-        with started(command, environment=environment, log=log) as process:
+        with started(start.command, environment=start.environment, log=log) as process:
             async with Client(address) as client:
                 await process.wait_until_healthy(
                     client, self._engine.HEALTH, self._asked.start_timeout_s
@@ -74,22 +80,19 @@ class Launched:
                 yield Running(
                     clients=(client,),
                     facts=await self._engine.facts(client),
-                    command=tuple(command),
-                    acceptance_rule=made.acceptance_rule,
+                    command=tuple(start.command),
+                    acceptance_rule=start.exported.acceptance_rule,
                     start_s=time.monotonic() - began_s,
                     log=f"{self._folder.name}/{log.name}",
                     process=process,
                 )
 
-    def _start_of(
-        self, session: Session, folder: Path, port: int
-    ) -> tuple[Export, Mapping[str, str], list[str]]:
-        """What the exporter says, what is added to our environment, and the command; what that
-        refers to is written into the folder."""
-        made = self._exported(session)
-        config = folder / made.config.name if made.config else None
-        if config is not None and made.config is not None:
-            config.write_text(made.config.text)
+    def _start_of(self, session: Session, folder: Path, port: int) -> _ServerStart:
+        """What the command refers to is written into the folder."""
+        made, config = self._exported(session), None
+        if made.config is not None:
+            config = folder / made.config.name
+            config.write_text(made.config.text, encoding="utf-8")
         launch = self._engine.launch(
             Start(
                 exported=made.command,
@@ -108,7 +111,7 @@ class Launched:
         )
         program, args = launch.command[: launch.num_program], launch.command[launch.num_program :]
         command = command_line(self._asked.launch, program, args, port=port)
-        return made, launch.environment, command
+        return _ServerStart(made, launch.environment, command)
 
     def _exported(self, session: Session) -> Export:
         return exported(

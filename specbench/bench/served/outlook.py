@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 
 from specbench.bench.blocks import Cell
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.questions import asked_in, most_tokens
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
+from specbench.bench.spent import mean_session_s
 from specbench.records import ServerRecord
 from specbench.stats.crossed import expected_noise
 
@@ -45,14 +45,10 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
     """One per engine; `earlier` sessions tell how long they take here."""
     for engine in plan.served:
         sessions = tuple(cycle_of(served_cells(plan, engine), 0))
-        took_s = [
-            server.start_s + server.seconds
-            for server in earlier
-            if (server.engine, server.target) == (engine, plan.target.name)
-            and server.start_s is not None
-        ]
+        took_s = mean_session_s([s for s in earlier if _is_alike(s, plan, engine)])
+        are_together = all(cell.key.condition.is_stream for cell in sessions[0].cells)
         num_prompts = min(len(plan.measured(workload)) for workload in plan.workloads)
-        noise = expected_noise(num_prompts)
+        noise = expected_noise(None if are_together else num_prompts)
         yield Outlook(
             target=plan.target.name,
             engine=engine,
@@ -60,10 +56,16 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
             are_starts=plan.running_ks is None,
             cycles=plan.cycles,
             is_open_ended=plan.settings.servers.cycles is None,
-            session_s=fmean(took_s) if took_s else _guessed_s(plan, sessions[0]),
-            is_measured=bool(took_s),
+            session_s=took_s or _guessed_s(plan, sessions[0]),
+            is_measured=took_s is not None,
             detectable=noise.detectable_effect(plan.cycles) if noise else None,
         )
+
+
+def _is_alike(server: ServerRecord, plan: TargetPlan, engine: str) -> bool:
+    """Whether an earlier session was of this target and engine, and started where these are."""
+    is_same = (server.engine, server.target) == (engine, plan.target.name)
+    return is_same and bool(server.command) == (plan.running_ks is None)
 
 
 def _guessed_s(plan: TargetPlan, session: Session) -> float:
@@ -72,7 +74,7 @@ def _guessed_s(plan: TargetPlan, session: Session) -> float:
 
 
 def _asked_s(plan: TargetPlan, session: Session, cell: Cell) -> float:
-    """Of as many users as the cell has, or at the rate at which its requests come."""
+    """Seconds to ask one condition, by its concurrency or its request rate."""
     at, num = cell.key.condition, len(asked_in(plan, session, cell))
     each_s = most_tokens(plan, cell) / TOKENS_PER_S
     if at.request_rate is not None:

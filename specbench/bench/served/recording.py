@@ -41,11 +41,13 @@ def _request(
     said, sent_s = answered.streamed, answered.sent_s
     if said is None or said.first_s is None or said.last_s is None:
         return _failed(cell, asked, answered.error or "the answer has no token")
+    num_tokens = len(said.token_ids) or said.num_tokens
+    if num_tokens is None:
+        return _failed(cell, asked, "it tells no usage, so its tokens cannot be counted")
     try:
         counts = find_served(session.engine).counts(said, session.draft.k)
     except ServerError as error:
         return _failed(cell, asked, str(error))
-    num_tokens = len(said.token_ids) or said.num_tokens or 0
     overlaps = cell.key.condition.overlaps
     return RequestRecord(
         cell_id=cell.key.id,

@@ -46,7 +46,8 @@ class Attached:
 
     @asynccontextmanager
     async def open(self, session: Session) -> AsyncIterator[Running]:
-        """ServerError for a server that does not answer, or runs another K, model or version."""
+        """ServerError for a server that does not answer or runs at another K, and for replicas that
+        are not alike."""
         addresses = [a for a in self._addresses if a.k == session.draft.k]
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(Client(address)) for address in addresses]

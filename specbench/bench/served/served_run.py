@@ -11,7 +11,6 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycle_run import (
     TRIES,
     CycleRun,
-    mean_session_s,
     next_name,
     sessions_left,
     was_held,
@@ -19,6 +18,7 @@ from specbench.bench.served.cycle_run import (
 from specbench.bench.served.host import host_of
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.sessions import Session, cycle_of, served_cells
+from specbench.bench.spent import mean_session_s
 from specbench.bench.watch import Watch
 from specbench.decide.recommend import by_question, choose
 from specbench.inputs.address import Address

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from specbench.bench.deadline import Deadline
-from specbench.bench.served.cycle_run import TRIES, CycleRun, mean_session_s, next_name, was_held
+from specbench.bench.served.cycle_run import TRIES, CycleRun, next_name, was_held
 from specbench.bench.served.recording import unusable
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.served.sessions import cycle_of, served_cells
+from specbench.bench.spent import mean_session_s
 from specbench.records import BlockRecord, RequestRecord, RunRecord
 from specbench.runs import SCHEMA_VERSION, create_run
 from specbench.servers.client import ServerError

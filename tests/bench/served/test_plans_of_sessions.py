@@ -38,9 +38,10 @@ def test_a_sweep_takes_its_sessions_starts_and_tokens_where_none_was_held(tmp_pa
 def test_a_sweep_takes_what_sessions_of_this_target_and_engine_took_before(tmp_path):
     plan = plan_of(tmp_path)
     session, *_ = cycle_of(served_cells(plan, "vllm"), 0)
-    held = replace(unusable(session, "one", ()), start_s=30.0, seconds=10.0)
+    held = replace(unusable(session, "one", ()), command=("vllm",), start_s=30.0, seconds=10.0)
     others = [
         replace(held, engine="sglang", start_s=900.0),
+        replace(held, command=(), start_s=900.0),  # it was running
         replace(held, target="small", start_s=900.0),
         unusable(session, "two", ("it did not start",)),
     ]
