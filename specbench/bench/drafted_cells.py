@@ -81,7 +81,7 @@ def effort(
     workload = next(w for w in plan.workloads if w.name == condition.workload)
     num_traced = len({trace.prompt_id for trace in drafted.traces})
     if condition.is_stream:  # rows decode side by side
-        share = len(plan.pass_prompts(workload, condition.concurrency)) / condition.concurrency
+        share = len(plan.pass_prompts(workload, condition)) / condition.concurrency
         sweep = after = repeats * share / num_traced
     else:
         sweep = repeats * len(plan.prompts(workload)) / num_traced

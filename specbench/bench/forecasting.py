@@ -19,7 +19,7 @@ from specbench.bench.traces import Trace, Tracer
 from specbench.bench.watch import Watch
 from specbench.decide.rank import shortlist
 from specbench.engines.refusals import REFUSALS
-from specbench.errors import first_line
+from specbench.errors import UsageError, first_line
 from specbench.forecast.cost_curve import CostCurve, describe, left_out, measured_here, told
 from specbench.forecast.engine_costs import acceptance_rule
 from specbench.forecast.forecast import forecast, replayed
@@ -184,18 +184,21 @@ class Forecasting:
         found = {}
         for drafted in group:
             at, ks = drafted.condition, drafted.ks
-            own = [c for c in self._told if c.is_of(at.workload, drafted.pairing.drafter.name)]
+            own = [c for c in self._told if c.is_of(at, drafted.pairing.drafter.name)]
+            name = f"{drafted.pairing.name} on {at.workload}"
             if not own:
-                self._watch.warn(
-                    f"{drafted.pairing.name} on {at.workload}: not forecast, the costs of "
-                    f"{describe(self._told)} say nothing of it"
-                )
+                whose = describe(self._told)
+                self._watch.warn(f"{name}: not forecast, the costs of {whose} say nothing of it")
+                continue
+            try:
+                found[drafted.key] = told(own, concurrency=at.concurrency, ks=ks)
+            except UsageError as error:  # known of others, not of this one
+                self._watch.warn(f"{name}: not forecast, {error}")
                 continue
             text = left_out(own, concurrency=at.concurrency, ks=ks)
             if text and text not in self._warned:  # others may have the same K
                 self._warned.add(text)
                 self._watch.warn(text)
-            found[drafted.key] = told(own, concurrency=at.concurrency, ks=ks)
         return found
 
     def _costs(self, group: Sequence[DraftedCells]) -> RoundCosts:

@@ -30,6 +30,7 @@ DEFAULT_PROMPTS = 10
 SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed says little
 ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it
 PASSES = 6  # of the prompt list above one row: an interval needs five
+ENOUGH_ARRIVALS = 24  # requests in a pass, so that a queue that grows can be told
 WAITING_PER_ROW = 3  # requests a row in a pass, so that all rows are busy for most of it
 
 
@@ -65,9 +66,12 @@ class TargetPlan:
         is_told = effort.num_prompts is not None or effort.is_open_ended
         return self.prompts(workload)[: None if is_told else ENOUGH_PROMPTS]
 
-    def pass_prompts(self, workload: Workload, concurrency: int) -> tuple[Prompt, ...]:
+    def pass_prompts(self, workload: Workload, condition: Condition) -> tuple[Prompt, ...]:
         """The prompt list of one pass over many rows; it starts again where it is too short."""
-        wanted = self.settings.effort.num_prompts or WAITING_PER_ROW * concurrency
+        usual = WAITING_PER_ROW * condition.concurrency
+        if condition.request_rate is not None:
+            usual = max(usual, ENOUGH_ARRIVALS)
+        wanted = self.settings.effort.num_prompts or usual
         prompts = workload.take(min(wanted, len(workload.prompts)), self.settings.seed)
         return tuple(prompts[i % len(prompts)] for i in range(wanted))
 
@@ -223,7 +227,7 @@ class TargetPlan:
                     prompts = chosen[condition.workload][i : i + 1]
                     if condition.is_stream:
                         workload = workloads[condition.workload]
-                        every = self.pass_prompts(workload, condition.concurrency)
+                        every = self.pass_prompts(workload, condition)
                         prompts = () if i else every
                     if prompts and repeat < self.repeats(condition):
                         yield Block(
@@ -242,7 +246,7 @@ class TargetPlan:
             workload = workloads[condition.workload]
             prompts = self.measured(workload)
             if condition.is_stream:
-                prompts = self.pass_prompts(workload, condition.concurrency)
+                prompts = self.pass_prompts(workload, condition)
             plans += [
                 CellPlan(
                     key=cell.key,

@@ -13,14 +13,21 @@ from specbench.settings import SERVED
 
 
 def read_run(folder: Path) -> list[EngineCost]:
-    """Costs from the first pass of a run. StoreError where the folder holds none, UsageError where
-    it measured no serving engine."""
-    stored = load_run(folder.name, folder.parent)
-    found = list(_costs(stored))
+    """Costs from the valid cells of a run's first pass, in closed loop.
+
+    StoreError where the folder holds no run, UsageError where it has no such cell, or those of
+    several engines.
+    """
+    found = list(_costs(load_run(folder.name, folder.parent)))
+    engines = sorted({cost.engine for cost in found})
     if not found:
         raise UsageError(
-            f"--costs {folder}: this run measured no serving engine; give one of `sweep-k --engine "
-            "vllm` or the like, or a table of costs (docs/costs.md)"
+            f"--costs {folder}: this run has no valid cell of a serving engine; give one of "
+            "`sweep-k --engine vllm` or the like, or a table of costs (docs/costs.md)"
+        )
+    if len(engines) > 1:
+        raise UsageError(
+            f"--costs {folder}: this run measured {' and '.join(engines)}; give a run of one engine"
         )
     return found
 
@@ -30,7 +37,8 @@ def _costs(stored: StoredRun) -> Iterator[EngineCost]:
     for cell in summarise(gather_run(stored)):
         at, draft = cell.key.condition, cell.key.draft
         cost = number_of(cell.metrics, "round_s")
-        if at.engine in SERVED and at.request_rate is None and cost is not None:
+        is_served = at.engine in SERVED and at.request_rate is None
+        if is_served and cell.valid and cost is not None:
             yield EngineCost(
                 source=stored.run.run_id,
                 engine=f"{at.engine} {versions.get(at.engine, '')}".strip(),
@@ -40,6 +48,8 @@ def _costs(stored: StoredRun) -> Iterator[EngineCost]:
                 is_relative=False,
                 mean_acceptance_length=number_of(cell.metrics, "mean_acceptance_length"),
                 speedup=cell.speedup.estimate if cell.speedup else None,
-                workload=at.workload,
+                target=at.target,
                 drafter=draft.drafter if draft.k else None,
+                workload=at.workload,
+                temperature=at.temperature,
             )

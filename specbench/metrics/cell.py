@@ -80,7 +80,10 @@ class CellData:
     servers: tuple[ServerRecord, ...] = ()
     baseline_servers: tuple[ServerRecord, ...] = ()
     cycles: Mapping[int, int] = field(default_factory=dict)
-    num_bound_cycles: int = 0  # left out: the client could not keep up on one of the sides
+    # Cycles in which the client could not keep up on one of the sides are left out, unless hardly
+    # any other is left: then this says why.
+    num_bound_cycles: int = 0
+    client_bound: str = ""
 
     @property
     def k(self) -> int:

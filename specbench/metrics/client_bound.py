@@ -1,21 +1,17 @@
 """Whether the client, and not the server, set the pace."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from specbench.metrics.speed import seconds_per_token
-from specbench.records import ClientLoad, RequestRecord, ServerRecord
-from specbench.stats.percentiles import median_of
+from specbench.records import ClientLoad, ServerRecord
 
 MAX_CLIENT_SHARE = 0.5  # of its core
 MAX_CLIENT_LAG = 0.05  # of the seconds per token
 
 
-def why_client_bound(servers: Iterable[ServerRecord], requests: Sequence[RequestRecord]) -> str:
-    """What kept the client from keeping up with these sessions, in which it asked these requests
-    and perhaps others; empty where nothing did."""
-    tpot_s = median_of(seconds_per_token(requests))
-    cell_ids = {request.cell_id for request in requests}
-    loads = (load for server in servers for load in server.client if load.cell_id in cell_ids)
+def why_client_bound(servers: Iterable[ServerRecord], cell_id: str, tpot_s: float | None) -> str:
+    """What kept the client from keeping up while these sessions served a cell that takes so many
+    seconds per token; empty where nothing did."""
+    loads = (load for server in servers for load in server.client if load.cell_id == cell_id)
     return next(filter(None, (why_bound(load, tpot_s) for load in loads)), "")
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from specbench.metrics.cell import CellData, Pass, Samples, finished, turn_of
 from specbench.metrics.client_bound import why_client_bound
 from specbench.metrics.sessions import usable_sessions
+from specbench.metrics.speed import seconds_per_token
 from specbench.records import (
     NO_DRAFTER,
     SESSIONS_A_CYCLE,
@@ -20,6 +21,7 @@ from specbench.records import (
 )
 from specbench.runs import StoredRun
 from specbench.stats.crossed import MIN_CYCLES
+from specbench.stats.percentiles import median_of
 
 
 def gather_cells(
@@ -152,7 +154,10 @@ def _gather(
         for block in blocks
         if cell_id in block
     ]
-    kept = _without_bound_cycles(sides)
+    bound = _bound_by(sides)
+    sound = [one for one, reason in zip(sides, bound, strict=True) if not reason]
+    is_rule = any(bound) and len(sound) < MIN_CYCLES  # then all of them are shown, and none used
+    kept = sides if is_rule else sound
     own, base = [one.own for one in kept], [one.base for one in kept]
     memory = {
         record.drafter: record for record in memories if record.target == key.condition.target
@@ -172,19 +177,31 @@ def _gather(
         servers=tuple(server for share in own for server in share.servers),
         baseline_servers=tuple(server for share in base for server in share.servers),
         cycles=dict(_whole_cycles(own, base if baseline else own)),
-        num_bound_cycles=len(sides) - len(kept),
+        num_bound_cycles=sum(map(bool, bound)),
+        client_bound=next(filter(None, bound)) if is_rule else "",
     )
 
 
-def _without_bound_cycles(sides: Sequence[_Sides]) -> Sequence[_Sides]:
-    """Without the cycles in which the client was too slow; with all of them where fewer than
-    MIN_CYCLES would be left, for the cell to be called client-bound."""
-    kept = [one for one in sides if not any(map(_is_bound, one))]
-    return kept if len(kept) >= MIN_CYCLES else sides
+def _bound_by(sides: Sequence[_Sides]) -> list[str]:
+    """Of each cycle, why its client was too slow; empty where it kept up.
+
+    Seconds per token are those of all cycles together: by its own a fast cycle would be left out
+    sooner than a slow one, and the speed-up of the rest would be off.
+    """
+    own = _reasons([one.own for one in sides])
+    base = _reasons([one.base for one in sides])
+    return [
+        reason or (f"baseline: {other}" if other else "")
+        for reason, other in zip(own, base, strict=True)
+    ]
 
 
-def _is_bound(share: _Share) -> bool:
-    return bool(why_client_bound(share.servers, finished(share.requests)))
+def _reasons(shares: Sequence[_Share]) -> list[str]:
+    requests = [request for share in shares for request in finished(share.requests)]
+    tpot_s = median_of(seconds_per_token(requests))
+    cell_id = requests[0].cell_id if requests else ""
+    found = (why_client_bound(share.servers, cell_id, tpot_s) for share in shares)
+    return [f"client-bound: {reason}" if reason else "" for reason in found]
 
 
 def _whole_cycles(own: Sequence[_Share], base: Sequence[_Share]) -> Iterator[tuple[int, int]]:

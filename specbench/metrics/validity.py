@@ -9,7 +9,6 @@ from specbench.metrics.acceptance import (
     mean_acceptance_length,
 )
 from specbench.metrics.cell import CellData, Pass, Samples, finished, have_same_text
-from specbench.metrics.client_bound import why_client_bound
 from specbench.metrics.counts import num_rounds
 from specbench.metrics.saturation import saturation
 from specbench.records import (
@@ -17,7 +16,6 @@ from specbench.records import (
     RequestRecord,
     RoundLog,
     RoundTimeline,
-    ServerRecord,
 )
 
 MIN_ROUNDS = 30
@@ -104,7 +102,7 @@ def judge_cell(cell: CellData) -> tuple[str, ...]:
     return (
         *_failed(cell),
         *_too_few_rounds(cell),
-        *_client_bound(cell.servers, cell.finished),
+        *filter(None, [cell.client_bound]),
         *_throttled_servers(cell),
         *_device_reasons((*cell.finished, *base)),
         *_broken_identities(cell.finished, cell.k),
@@ -141,14 +139,6 @@ def _too_few_rounds(cell: CellData) -> Iterator[str]:
         if known + spared < MIN_ROUNDS:
             checks = f" and predicted-output checks replacing {spared}" if spared else ""
             yield f"{known} rounds{checks}, fewer than {MIN_ROUNDS}"
-
-
-def _client_bound(
-    servers: tuple[ServerRecord, ...], requests: tuple[RequestRecord, ...]
-) -> Iterator[str]:
-    """What a client that could not keep up measured is its own speed."""
-    if reason := why_client_bound(servers, requests):
-        yield f"client-bound: {reason}"
 
 
 def _throttled_servers(cell: CellData) -> Iterator[str]:
@@ -216,7 +206,6 @@ def _broken_times(requests: tuple[RequestRecord, ...], *, overlapping: bool) -> 
 
 
 def _broken_baseline(cell: CellData, base: tuple[RequestRecord, ...]) -> Iterator[str]:
-    yield from _client_bound(cell.baseline_servers, base)
     yield from _broken_identities(base, 0)
     yield from _broken_passes(_all_passes(cell.baseline_passes, cell.baseline_samples), 0)
     yield from _broken_times(base, overlapping=cell.key.condition.overlaps)
@@ -272,7 +261,7 @@ def _few_seeds(cell: CellData) -> Iterator[str]:
 
 
 def _cycles_left_out(cell: CellData) -> Iterator[str]:
-    if cell.num_bound_cycles:
+    if cell.num_bound_cycles and not cell.client_bound:
         kept = len(set(cell.cycles.values()))
         yield (
             f"{cell.num_bound_cycles} of {cell.num_bound_cycles + kept} cycles are left out: "

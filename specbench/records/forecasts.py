@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from specbench.records.keys import CellKey
+from specbench.records.keys import CellKey, Condition
 from specbench.settings import AcceptanceRule
 from specbench.stats.interval import Interval
 
@@ -66,14 +66,23 @@ class EngineCost:
     concurrency: int
     cost: float  # of a round: seconds, or steps of that engine without speculation
     is_relative: bool  # True: in steps
-    mean_acceptance_length: float | None = None  # as that engine counted it there
+    # As that engine counted it there; of a run that measured the engine, as we count it.
+    mean_acceptance_length: float | None = None
     speedup: float | None = None  # over K = 0, as it was measured there
-    workload: str | None = None  # that it was measured on; None: holds for any
-    drafter: str | None = None  # whose rounds these are; None: anybody's
+    # What it was measured of and on; None: holds for any.
+    target: str | None = None
+    drafter: str | None = None
+    workload: str | None = None
+    temperature: float | None = None
 
-    def is_of(self, workload: str, drafter: str) -> bool:
-        """Whether it says what a round of this drafter costs on this workload."""
-        return self.workload in (None, workload) and self.drafter in (None, drafter)
+    def is_of(self, at: Condition, drafter: str) -> bool:
+        """Whether it says what a round of this drafter costs under this condition."""
+        return (
+            self.target in (None, at.target)
+            and self.drafter in (None, drafter)
+            and self.workload in (None, at.workload)
+            and self.temperature in (None, at.temperature)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -48,17 +48,20 @@ def ticking(see: See) -> Iterator[None]:
     late on an idle machine, and events are not.
 
     All ticks that become due while the loop stands still are late, each by its own time: a long
-    pause counts for as much as comes in during it.
+    pause counts for as much as comes in during it. That is so of events that come at any time; of
+    those that come together, as the tokens of a batch do, the last one waits for all others.
     """
     loop, ended = asyncio.get_running_loop(), Event()
 
     def send() -> None:
         due_s = perf_counter() + TICK_S
-        while not ended.wait(due_s - perf_counter()):
-            now_s = perf_counter()
-            # Whatever kept this thread from running keeps events from being read as well.
-            loop.call_soon_threadsafe(see, due_s if now_s - due_s > TIMER_S else now_s)
-            due_s += TICK_S
+        is_over = False
+        while not is_over:
+            is_over = ended.wait(due_s - perf_counter())
+            while due_s <= (now_s := perf_counter()):
+                # Whatever kept this thread from running keeps events from being read as well.
+                loop.call_soon_threadsafe(see, due_s if now_s - due_s > TIMER_S else now_s)
+                due_s += TICK_S
 
     thread = Thread(target=send, name="ticks", daemon=True)
     thread.start()

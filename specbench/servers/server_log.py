@@ -29,6 +29,7 @@ PORT = (
 )
 FILE = "a file is missing: if it is a model's, look at its place in pairings.yaml"
 COMMAND = "name the engine's own Python with --engine-python, or its whole command with --launch"
+_HARMLESS = re.compile(r"\b(WARNING|INFO|DEBUG)\b")  # engines print much of what they do without
 # In the words of Python, the C library, PyTorch, vLLM, SGLang and llama.cpp. The first that is
 # found counts: of those further down, engines print some as warnings.
 CAUSES = tuple(
@@ -88,10 +89,10 @@ def how_it_ended(status: int) -> str:
 
 def _cause(lines: Sequence[str], status: int | None) -> list[str]:
     """What was printed of a known cause, and advice; of others what was printed last."""
-    for cause in CAUSES:
-        for line in reversed(lines):
-            if cause.printed.search(line):
-                return [f"it printed `{line.strip()}`", cause.advice]
     if status in ADVICE_BY_STATUS:
         return [ADVICE_BY_STATUS[status]]
+    for cause in CAUSES:
+        for line in reversed(lines):
+            if cause.printed.search(line) and not _HARMLESS.search(line):
+                return [f"it printed `{line.strip()}`", cause.advice]
     return [f"the last that it printed is `{lines[-1].strip()}`"] if lines else []

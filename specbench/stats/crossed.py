@@ -115,19 +115,22 @@ def cycles_needed(noises: Sequence[SessionNoise], effect: float) -> int | None:
 
     From FEWEST_PLANNED to MOST_PLANNED; None where those do not suffice. Where prompts differ so
     much that no number of cycles would, it is that which comes near to what they allow. `noises`
-    has that of every K of the sweep, for a single K whose noise happens to look small would end
-    the sweep too early. The effect may be the one seen so far: intervals then still cover the
-    truth. What must not end a sweep is an interval that excludes 1 (tests/stats/test_crossed.py
-    has the rates of both).
+    has that of every K of the sweep: their cycles' parts are pooled, for a single K whose noise
+    happens to look small would end the sweep too early. The effect may be the one seen so far:
+    intervals then still cover the truth. What must not end a sweep is an interval that excludes 1
+    (tests/stats/test_crossed.py has the rates of both).
     """
-    pooled = SessionNoise(
-        cycle_sd=math.sqrt(np.mean([noise.cycle_sd**2 for noise in noises])),
-        prompts=max((noise.prompts for noise in noises), key=lambda p: p.standard_error),
-    )
-    of_prompts = replace(pooled, cycle_sd=0.0).detectable_effect(MOST_PLANNED)
+    cycle_sd = math.sqrt(np.mean([noise.cycle_sd**2 for noise in noises]))
+    needed = [_cycles_needed(replace(noise, cycle_sd=cycle_sd), effect) for noise in noises]
+    known = [num for num in needed if num is not None]
+    return max(known) if known and len(known) == len(needed) else None
+
+
+def _cycles_needed(noise: SessionNoise, effect: float) -> int | None:
+    of_prompts = replace(noise, cycle_sd=0.0).detectable_effect(MOST_PLANNED)
     shown = max(effect, NEAR_PROMPTS * of_prompts)
     planned = range(FEWEST_PLANNED, MOST_PLANNED + 1)
-    return next((n for n in planned if pooled.detectable_effect(n) <= shown), None)
+    return next((n for n in planned if noise.detectable_effect(n) <= shown), None)
 
 
 def more_cycles_for(noise: SessionNoise, num_cycles: int, margin: float) -> int | None:

@@ -9,8 +9,10 @@ from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import read_file
 from specbench.metrics.gathering import gather_run
 from specbench.metrics.summary import summarise
+from specbench.records import ClientLoad
 from specbench.runs import SCHEMA_VERSION, create_run
-from tests.served_sessions import served_sweep
+from tests.cell_keys import KEY
+from tests.served_sessions import Sweep, served_sweep
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +44,48 @@ def test_each_cell_of_the_first_pass_is_a_cost_with_what_came_of_it(tmp_path, sw
     }
 
 
-def test_a_cost_says_nothing_of_another_drafter_or_workload(tmp_path, sweep):
+def test_a_cost_says_nothing_of_another_drafter_workload_temperature_or_target(tmp_path, sweep):
     costs = read_file(kept(tmp_path, sweep))
-    ks = {c.num_speculative_tokens for c in costs if c.is_of("code", "eagle")}
-    assert ks == {0}
-    assert not [c for c in costs if c.is_of("chat", "draft")]
+    at = KEY.condition
+
+    def of(drafter="draft", **changes):
+        condition = replace(at, **changes)
+        return {c.num_speculative_tokens for c in costs if c.is_of(condition, drafter)}
+
+    assert of() == {0, 2, 4}
+    assert of("eagle") == {0}
+    for other in ({"workload": "chat"}, {"temperature": 0.7}, {"target": "another"}):
+        assert not of(**other)
+
+
+def test_an_invalid_cell_and_an_open_loop_say_nothing(tmp_path, sweep):
+    own = next(plan.key.id for plan in sweep.run.cells if plan.key.draft.k == 4)
+    servers = tuple(
+        replace(
+            s, client=(ClientLoad(cell_id=own, seconds=1, cpu_s=1, num_events=1, mean_lag_s=0),)
+        )
+        for s in sweep.servers
+    )
+    costs = read_file(kept(tmp_path, replace(sweep, servers=servers)))
+    assert {(c.num_speculative_tokens, c.concurrency) for c in costs} == {
+        (0, 1),
+        (2, 1),
+        (0, 4),
+        (2, 4),
+        (4, 4),
+    }
+
+
+def test_of_a_run_on_two_engines_none_is_chosen(tmp_path, sweep):
+    other = served_sweep(Sweep(engine="sglang"))
+    both = replace(
+        sweep,
+        run=replace(sweep.run, cells=(*sweep.run.cells, *other.run.cells)),
+        blocks=(*sweep.blocks, *other.blocks),
+        servers=(*sweep.servers, *other.servers),
+    )
+    with pytest.raises(UsageError, match=r"sglang .* and vllm .*; give a run of one engine"):
+        read_file(kept(tmp_path, both))
 
 
 def test_the_curve_has_what_was_measured_there(tmp_path, sweep):
@@ -58,7 +97,7 @@ def test_the_curve_has_what_was_measured_there(tmp_path, sweep):
 
 def test_a_run_of_no_server_and_what_is_no_run_are_refused(tmp_path, sweep):
     ours = kept(tmp_path, replace(sweep, blocks=(), servers=()))
-    with pytest.raises(UsageError, match="measured no serving engine"):
+    with pytest.raises(UsageError, match="no valid cell of a serving engine"):
         read_file(ours)
     (tmp_path / "empty").mkdir()
     with pytest.raises(SpecbenchError):

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.metrics.cell import CellData
 from specbench.metrics.client_bound import why_bound
 from specbench.metrics.pairs import paired_decode
 from specbench.metrics.validity import cell_warnings, judge_cell
@@ -15,19 +14,14 @@ from tests.metrics.test_sessions import cell_of
 from tests.served_sessions import Sweep, served_sweep
 
 
-@pytest.fixture(scope="module")
-def cell() -> CellData:
-    return cell_of(served_sweep(), 4)
-
-
-def load(cell: CellData, **changed: float) -> ClientLoad:
+def load(cell_id: str, **changed: float) -> ClientLoad:
     usual = {"seconds": 10.0, "cpu_s": 0.5, "num_events": 500, "mean_lag_s": 0.0}
-    return ClientLoad(cell_id=cell.key.id, **{**usual, **changed})
+    return ClientLoad(cell_id=cell_id, **{**usual, **changed})
 
 
-def bound(server: ServerRecord, cell: CellData, **changed: float) -> ServerRecord:
-    others = tuple(own for own in server.client if own.cell_id != cell.key.id)
-    return replace(server, client=(*others, load(cell, **changed)))
+def bound(server: ServerRecord, cell_id: str, **changed: float) -> ServerRecord:
+    others = tuple(own for own in server.client if own.cell_id != cell_id)
+    return replace(server, client=(*others, load(cell_id, **changed)))
 
 
 @pytest.mark.parametrize(
@@ -40,25 +34,29 @@ def bound(server: ServerRecord, cell: CellData, **changed: float) -> ServerRecor
     ],
 )
 def test_a_client_that_cannot_keep_up_makes_the_cell_invalid(changed, is_bound):
-    cell = cell_of(served_sweep(Sweep(wobble=0.0, differing=0.0)), 4)
-    first, *rest = cell.servers
-    reasons = judge_cell(replace(cell, servers=(bound(first, cell, **changed), *rest)))
+    stored = served_sweep(Sweep(wobble=0.0, differing=0.0))
+    own = cell_of(stored, 4).key.id
+    servers = tuple(bound(server, own, **changed) for server in stored.servers)
+    reasons = judge_cell(cell_of(replace(stored, servers=servers), 4))
     assert [reason.startswith("client-bound") for reason in reasons] == [True] * is_bound
 
 
-def test_a_client_bound_baseline_makes_every_speedup_over_it_invalid(cell):
-    base = cell_of(served_sweep(), 0)
-    slow = tuple(bound(server, base, cpu_s=9.0) for server in cell.baseline_servers)
-    (reason,) = judge_cell(replace(cell, baseline_servers=slow))
+def test_a_client_bound_baseline_makes_every_speedup_over_it_invalid():
+    stored = served_sweep()
+    base = cell_of(stored, 0).key.id
+    slow = replace(stored, servers=tuple(bound(s, base, cpu_s=9.0) for s in stored.servers))
+    (reason,) = judge_cell(cell_of(slow, 4))
     assert reason.startswith("baseline: client-bound: the client used 90% of a core, more than 50%")
-    (own,) = judge_cell(replace(base, servers=slow))
+    (own,) = judge_cell(cell_of(slow, 0))
     assert f"baseline: {own}" == reason
 
 
-def test_another_cells_load_is_not_held_against_this_one(cell):
-    other = cell_of(served_sweep(), 4, rows=4)
-    slow = tuple(bound(server, other, cpu_s=9.0) for server in cell.servers)
-    assert not judge_cell(replace(cell, servers=slow))
+def test_another_cells_load_is_not_held_against_this_one():
+    stored = served_sweep()
+    other = cell_of(stored, 4, rows=4).key.id
+    slow = replace(stored, servers=tuple(bound(s, other, cpu_s=9.0) for s in stored.servers))
+    assert not judge_cell(cell_of(slow, 4))
+    assert judge_cell(cell_of(slow, 4, rows=4))
 
 
 def test_why_a_client_is_bound_says_how_far():
@@ -67,12 +65,13 @@ def test_why_a_client_is_bound_says_how_far():
     late = ClientLoad(cell_id="", seconds=1.0, cpu_s=0.1, num_events=9, mean_lag_s=0.002)
     told = why_bound(late, 0.01)
     assert all(words in told for words in ("2.0 ms", "5%", "10.0 ms per output token"))
+    assert why_bound(late, None) == ""  # no token was timed
 
 
 def bound_in(k: int, cycles: Collection[int]) -> StoredRun:
     """In one of the two sessions of each of these cycles the client's loop stood still."""
     stored = served_sweep()
-    own = cell_of(stored, k)
+    own = cell_of(stored, k).key.id
     servers = tuple(
         bound(server, own, mean_lag_s=0.1)
         if (server.num_speculative_tokens, server.cycle) in {(k, cycle) for cycle in cycles}
@@ -100,6 +99,7 @@ def test_of_a_bound_k_the_cycles_of_another_are_whole():
 
 def test_where_the_client_is_bound_as_a_rule_nothing_is_left_out_and_the_cell_is_invalid():
     found = cell_of(bound_in(4, [0, 1, 3]), 4)
+    assert found.num_bound_cycles == 3  # for the plan: as many more cycles
     assert len(set(found.cycles.values())) == 4
     assert [reason.startswith("client-bound") for reason in judge_cell(found)] == [True]
     assert not cell_warnings(found)
@@ -107,3 +107,22 @@ def test_where_the_client_is_bound_as_a_rule_nothing_is_left_out_and_the_cell_is
 
 def test_two_cycles_that_are_left_still_count():
     assert not judge_cell(cell_of(bound_in(4, [0, 1]), 4))
+
+
+def test_a_fast_cycle_is_not_left_out_for_being_fast():
+    """One limit for all cycles: else those would go in which the server was fast, and the
+    speed-up of the rest would be too low."""
+    stored = served_sweep(Sweep(wobble=0.0, differing=0.0))
+    own = cell_of(stored, 4).key.id
+    twice = tuple(
+        replace(
+            block,
+            requests=tuple(replace(r, decode_s=r.decode_s / 2) for r in block.requests),
+        )
+        if block.cycle == 1 and block.order[0] == own
+        else block
+        for block in stored.blocks
+    )
+    late = 0.04 * 0.01  # of a token's usual time 4 %, of the fast cycle's 8 %
+    servers = tuple(bound(server, own, mean_lag_s=late) for server in stored.servers)
+    assert not cell_of(replace(stored, blocks=twice, servers=servers), 4).num_bound_cycles

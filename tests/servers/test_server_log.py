@@ -53,6 +53,12 @@ def test_of_an_unknown_cause_the_last_lines_are_shown_the_last_one_first(tmp_pat
     assert last == [f"  line {i}" for i in range(100 - NUM_LAST, 100)]
 
 
+def test_a_warning_of_a_part_that_is_missing_is_no_cause(tmp_path):
+    warned = "WARNING 11-22 Failed to import from vllm._C: No module named 'vllm._C'\n"
+    assert "--engine-python" not in told(tmp_path, f"{warned}RuntimeError: a riddle\n")
+    assert "more memory" in told(tmp_path, warned, status=137)
+
+
 @pytest.mark.parametrize(
     ("status", "advice"),
     [(0, "keep it in front"), (126, "cannot be run"), (127, "not found"), (137, "more memory")],

@@ -1,6 +1,7 @@
 """Who is asked what and when, in virtual time; no server is needed for that."""
 
 import asyncio
+import ctypes
 import threading
 import time
 from dataclasses import dataclass, field
@@ -201,6 +202,32 @@ def test_a_thread_sees_what_a_real_loop_is_late_by():
     load = asyncio.run(closed_loop(asked, [SleepyClient()], concurrency=1)).load
     assert load.mean_lag_s > 0.8 * 0.1 / 4
     assert not [thread for thread in threading.enumerate() if thread.name == "ticks"]
+
+
+class RaisingClient(PacedClient):
+    async def stream(self, *_):
+        raise ValueError("a bug")
+
+
+def test_the_thread_ends_with_what_it_watches_whatever_that_does():
+    with pytest.raises(ExceptionGroup):
+        asyncio.run(closed_loop([request(0)], [RaisingClient()], concurrency=1))
+    assert not [thread for thread in threading.enumerate() if thread.name == "ticks"]
+
+
+class HoldingClient(PacedClient):
+    """Lets no other thread of this process run, up to the very end."""
+
+    async def stream(self, *_):
+        await asyncio.sleep(0.1)
+        ctypes.PyDLL(None).usleep(400_000)
+        return Streamed()
+
+
+def test_a_pause_at_the_end_in_which_no_thread_can_run_is_seen_whole():
+    """Four fifths of the time, in which what comes in waits for half of it: 160 ms."""
+    load = asyncio.run(closed_loop([request(0)], [HoldingClient()], concurrency=1)).load
+    assert load.mean_lag_s > 0.8 * 0.16
 
 
 def test_nothing_runs_on_when_all_is_answered():

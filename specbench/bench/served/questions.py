@@ -70,7 +70,7 @@ def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[Asked]:
     workload = next(w for w in plan.workloads if w.name == condition.workload)
     prompts = list(plan.measured(workload))
     if condition.is_stream:
-        prompts = list(plan.pass_prompts(workload, condition.concurrency))
+        prompts = list(plan.pass_prompts(workload, condition))
     times = -(-len(prompts) // len({prompt.id for prompt in prompts}))
     random.Random(f"{plan.settings.seed}|{session.repeat}|{condition.workload}").shuffle(prompts)
     seen: dict[str, int] = {}

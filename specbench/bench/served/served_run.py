@@ -169,8 +169,8 @@ class ServedRun:
         noises = list(_noises(cells))
         if not noises:
             return FEWEST_PLANNED
-        left_out = max(cell.num_bound_cycles for cell in cells)
-        return min((cycles_needed(noises, EFFECT) or MOST_PLANNED) + left_out, MOST_PLANNED)
+        num_bound = max(cell.num_bound_cycles for cell in cells)
+        return min((cycles_needed(noises, EFFECT) or MOST_PLANNED) + num_bound, MOST_PLANNED)
 
     def _find_winners(self) -> tuple[Cell, ...]:
         """The cells to measure again, with K = 0 beside them; empty where none was picked."""
@@ -191,7 +191,7 @@ class ServedRun:
 
 def _noises(cells: Sequence[CellData]) -> Iterator[SessionNoise]:
     for cell in cells:
-        seconds = paired_decode(cell)
+        seconds = None if cell.client_bound else paired_decode(cell)
         if seconds is not None and len(seconds.base_s) >= MIN_CYCLES:
             noise = session_noise(*seconds)
             if noise is not None:
