@@ -10,7 +10,7 @@ from pathlib import Path
 from specbench.records import (
     ALL_PROMPTS,
     NO_DRAFTER,
-    SESSIONS_A_CYCLE,
+    SESSIONS_PER_K,
     BlockPurpose,
     BlockRecord,
     CellKey,
@@ -195,7 +195,7 @@ def _held(
 def _block(
     sweep: Sweep, purpose: BlockPurpose, key: CellKey, cycle: int, leg: int, name: str
 ) -> BlockRecord:
-    rows, repeat = key.condition.concurrency, cycle * SESSIONS_A_CYCLE + leg
+    rows, repeat = key.condition.concurrency, cycle * SESSIONS_PER_K + leg
     pace = random.Random(f"{purpose}|{key.draft.k}|{cycle}|{leg}").gauss(0, sweep.wobble)
     free = [0.0] * rows
     requests = []

@@ -10,7 +10,7 @@ from specbench.inputs.config import Drafter, Pairing, Target
 from specbench.inputs.workloads import Workload
 from specbench.records import (
     ASSISTED_DEFAULT,
-    SESSIONS_A_CYCLE,
+    SESSIONS_PER_K,
     Auto,
     CellKey,
     CellPlan,
@@ -251,7 +251,7 @@ class TargetPlan:
                 CellPlan(
                     key=cell.key,
                     num_prompts=len({prompt.id for prompt in prompts}),
-                    num_repeats=self.cycles * SESSIONS_A_CYCLE
+                    num_repeats=self.cycles * SESSIONS_PER_K
                     if cell.key.condition.engine in SERVED
                     else self.repeats(condition),
                 )

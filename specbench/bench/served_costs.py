@@ -29,7 +29,7 @@ def time_servers(
     temperature: float = 0.0,
     max_tokens: int = MAX_TOKENS,
 ) -> list[EngineCost]:
-    """What a round costs at each address: one cost a batch, after one that warms up.
+    """What a round costs at each address: one cost per batch, after one that warms up.
 
     The servers take turns, so that what slows the machine slows all of them. UsageError where one
     cannot be reached, does not tell its rounds, or serves others at the same time.
@@ -76,7 +76,7 @@ class _Timed:
         self._client = client
         self._asked = asked
         self._named = " ".join(filter(None, (engine or "server", version)))
-        self._num_foreign = 0  # batches during which others were served, too
+        self._num_foreign = 0  # batches during which others were also served
 
     @classmethod
     async def open(cls, client: Client, asked: dict[str, Any]) -> "_Timed":

@@ -112,12 +112,12 @@ def _require_servers(asked: RunSettings) -> None:
             "processes; set the key in the environment: the engine's own (VLLM_API_KEY, "
             f"LLAMA_API_KEY), and {KEY} for asking it"
         )
-    urls, is_told = asked.servers.base_urls, asked.servers.launch or asked.servers.engine_python
+    urls, is_started = asked.servers.base_urls, asked.servers.launch or asked.servers.engine_python
     if urls and len(served) > 1:
         raise UsageError(
             f"--base-url needs a single engine, but --engine names {names}; make one run for each"
         )
-    if urls and (is_told or asked.servers.engine_args):
+    if urls and (is_started or asked.servers.engine_args):
         raise UsageError(
             "--base-url measures what runs already, so --launch, --engine-python and --engine-args "
             "have nothing to start; use one or the other"

@@ -88,7 +88,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
 def _sessions_text(one: Outlook) -> str:
     order = ", ".join(session.draft.label for session in one.sessions)
     basis = "as earlier sessions took" if one.is_measured else "a guess: nothing was measured yet"
-    each = "a start of the server" if one.are_starts else "a visit to the running server"
+    each = "a start of the server" if one.are_starts else "on the running server"
     more = ", or more where these are noisy," if one.is_open_ended else ""
     again = "; what wins is measured again, with K = 0 beside it" if one.has_second_pass else ""
     lines = [

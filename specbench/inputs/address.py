@@ -28,7 +28,7 @@ class Address:
 
     @classmethod
     def at(cls, url: str, option: str) -> "Address":
-        """UsageError, which names the option, for what is no address of a server."""
+        """UsageError, which names the option, for anything but the address of a server."""
         try:
             parts = urlsplit(url)
         except ValueError as error:  # not shown, for it may have a password in it

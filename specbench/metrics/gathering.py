@@ -9,7 +9,7 @@ from specbench.metrics.sessions import usable_sessions
 from specbench.metrics.speed import seconds_per_token
 from specbench.records import (
     NO_DRAFTER,
-    SESSIONS_A_CYCLE,
+    SESSIONS_PER_K,
     BlockPurpose,
     BlockRecord,
     CellKey,
@@ -207,7 +207,7 @@ def _reasons(shares: Sequence[_Share]) -> list[str]:
 def _whole_cycles(own: Sequence[_Share], base: Sequence[_Share]) -> Iterator[tuple[int, int]]:
     """Repeat and cycle number, of the cycles in which both sides had all their sessions."""
     for one, other in zip(own, base, strict=True):
-        if one.cycle is not None and len(one.servers) == len(other.servers) == SESSIONS_A_CYCLE:
+        if one.cycle is not None and len(one.servers) == len(other.servers) == SESSIONS_PER_K:
             yield from ((request.repeat, one.cycle) for request in one.requests)
 
 

@@ -45,7 +45,7 @@ from specbench.records.provenance import (
     RunRecord,
     too_deep,
 )
-from specbench.records.servers import SESSIONS_A_CYCLE, ClientLoad, ServerRecord
+from specbench.records.servers import SESSIONS_PER_K, ClientLoad, ServerRecord
 from specbench.records.traces import TraceRecord
 from specbench.stats.interval import Interval
 
@@ -53,7 +53,7 @@ __all__ = [
     "ALL_PROMPTS",
     "ASSISTED_DEFAULT",
     "NO_DRAFTER",
-    "SESSIONS_A_CYCLE",
+    "SESSIONS_PER_K",
     "AnswerCheck",
     "Auto",
     "BlockPurpose",

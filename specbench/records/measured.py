@@ -191,7 +191,7 @@ class BlockRecord:
     samples: tuple[SamplesRecord, ...] = ()
     # Of a server: a block is what one session answers under one condition. The blocks of a cycle
     # together are what one block is otherwise: every K, and K = 0.
-    session: str | None = None  # a ServerRecord has it, too
+    session: str | None = None  # a ServerRecord also has it
     cycle: int | None = None
     node: str | None = None  # of a cluster, where it was measured
 

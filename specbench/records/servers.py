@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-SESSIONS_A_CYCLE = 2  # of each K: on the way up, and on the way down
+SESSIONS_PER_K = 2  # in a cycle: on the way up, and on the way down
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

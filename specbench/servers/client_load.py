@@ -33,7 +33,7 @@ async def load_of(work: Coroutine[Any, Any, None], clients: Sequence[Client]) ->
     lag = _Lag()
     with ticking(lag.see):
         await work
-    await asyncio.sleep(0)  # what was sent during a pause at the end is seen, too
+    await asyncio.sleep(0)  # what was sent during a pause at the end is also seen
     return ProcessLoad(
         wall_s=perf_counter() - start_s,
         cpu_s=process_time() - cpu_start_s,

@@ -109,7 +109,7 @@ def _descendants() -> list[int]:
 
 
 def _die_with_supervisor() -> None:
-    """Of all descendants the root alone can be told so; it is for a kill of the supervisor."""
+    """Tell the root to end if the supervisor is killed; no other descendant can be told."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

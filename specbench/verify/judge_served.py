@@ -1,7 +1,7 @@
 """Is a server's output with speculation its own without? Judged by the target, or by its K = 0.
 
 The target's distribution is the sharper measure, where it could be looked at and the server follows
-it without speculation. What K = 0 does wrong is no fault of speculation.
+it without speculation. What K = 0 does wrong is not caused by speculation.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ class ServedText:
 
     @property
     def num_tokens(self) -> int:
-        """Of characters where there are no tokens; at least one, which may be a mere end."""
+        """Its tokens, or else its characters; at least one, which may be a mere end."""
         return max(len(self.ids) or len(self.text), 1)
 
 

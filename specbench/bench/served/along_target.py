@@ -93,7 +93,7 @@ def _dtype(plan: TargetPlan) -> str:
 
 
 def _require_room(plan: TargetPlan, dtype: str, device: torch.device) -> None:
-    """ModelError where its weights and those of nothing else would fill the free memory."""
+    """ModelError where its weights would take more than WEIGHTS_SHARE of the free memory."""
     weights = model_weights(open_model(plan.target.model), dtype)
     free = psutil.virtual_memory().available
     if device.type == "cuda":

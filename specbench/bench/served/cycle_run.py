@@ -110,7 +110,7 @@ def next_name(session: Session, stored: StoredRun) -> str:
 
 
 def was_held(server: ServerRecord) -> bool:
-    """Whether the session went on to its end, whatever is wrong with it."""
+    """Whether the session was completed, whatever is wrong with it."""
     return server.seconds > 0
 
 

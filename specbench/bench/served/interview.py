@@ -54,7 +54,7 @@ class _Place(NamedTuple):
 
 @dataclass
 class Interview:
-    """Of one engine that serves one target; `num_tokens` are sampled at each K."""
+    """Asks the servers of one engine that serve one target; `num_tokens` are sampled per K."""
 
     plan: TargetPlan
     engine: str
@@ -67,7 +67,7 @@ class Interview:
     _said: dict[str, str] = field(default_factory=dict)  # by K = 0 at temperature 0
 
     def hold(self) -> list[Heard]:
-        """Server after server, every temperature of each; a server that fails is heard, too."""
+        """Server after server, every temperature of each; also one that fails."""
         for session in self._sessions():
             temperatures = [*dict.fromkeys(c.key.condition.temperature for c in session.cells)]
             own = [one.temperature for one in self.heard if not (one.draft.k or one.error)]
@@ -76,7 +76,7 @@ class Interview:
                 error = "K = 0 gave no answers, so there is nothing to compare with"
             else:
                 try:
-                    asyncio.run(self._visit(session, temperatures))
+                    asyncio.run(self._ask_server(session, temperatures))
                 except (SpecbenchError, OSError) as failure:
                     error = first_line(failure)
                     self.watch.warn(f"{session.draft.label}: {failure}")  # with the end of its log
@@ -87,7 +87,7 @@ class Interview:
 
     @property
     def most_tokens(self) -> int:
-        """Of a sampled answer: the same at every K."""
+        """The limit of a sampled answer, the same at every K."""
         return BEYOND_K + max(c.key.draft.k for c in served_cells(self.plan, self.engine))
 
     def _sessions(self) -> Iterator[Session]:
@@ -109,7 +109,7 @@ class Interview:
                     cells=tuple(c for c in own if c.key.condition.temperature in together),
                 )
 
-    async def _visit(self, session: Session, temperatures: Sequence[float]) -> None:
+    async def _ask_server(self, session: Session, temperatures: Sequence[float]) -> None:
         label = f"{session.target}: {self.engine}, {session.draft.label}"
         self.watch.stage(f"{label}: starting")
         async with self.host.open(session) as running:

@@ -23,7 +23,7 @@ class Outlook:
     target: str
     engine: str
     sessions: tuple[Session, ...]  # of one cycle
-    are_starts: bool  # of servers; else visits to those that run
+    are_starts: bool  # of servers; else they run already
     cycles: int
     is_open_ended: bool  # whether more cycles follow where the first ones are noisy
     session_s: float

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 from specbench.bench.blocks import Cell
 from specbench.bench.plan import TargetPlan
-from specbench.records import SESSIONS_A_CYCLE, BlockPurpose, Draft
+from specbench.records import SESSIONS_PER_K, BlockPurpose, Draft
 
-UP, DOWN = range(SESSIONS_A_CYCLE)
+UP, DOWN = range(SESSIONS_PER_K)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """One start of a server, or one visit: everything that is asked at one K and temperature."""
+    """One start of a server, or one turn at a running one: all asked at one K and temperature."""
 
     engine: str
     target: str
@@ -32,7 +32,7 @@ class Session:
     @property
     def repeat(self) -> int:
         """Its number among the sessions of its K: repeats of its requests begin at a multiple."""
-        return self.cycle * SESSIONS_A_CYCLE + self.leg
+        return self.cycle * SESSIONS_PER_K + self.leg
 
     @property
     def label(self) -> str:

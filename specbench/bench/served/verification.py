@@ -113,7 +113,7 @@ class _Weighing:
             return list(self._each())
         except REFUSALS as error:
             self._target, self._unseen = None, first_line(error)
-            return list(self._each())
+        return list(self._each())
 
     def _unseen_at(self, temperature: float) -> str:
         """Why the target's logits say nothing of the answers at a temperature."""
