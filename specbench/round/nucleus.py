@@ -1,9 +1,9 @@
 """Top-p by searching its threshold, where sorting a vocabulary would take most of a round.
 
 The order of float32 numbers is that of their bits, read as integers once negative ones are turned
-round. Two histograms of the probability mass, over the upper and then over the lower half of those
-bits, find the lowest score that stays: two passes instead of a sort, of fixed shape and without a
-wait for the host.
+round. Histograms of the probability mass over these bits, from the upper ones to the lower ones,
+find the lowest score that stays: a few passes instead of a sort, of fixed shape and without a wait
+for the host.
 
 Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
 """
@@ -11,9 +11,11 @@ Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
 import torch
 from torch import Tensor
 
-_HALF = 16  # bits a histogram tells apart
-_BELOW, _ABOVE = 0, (1 << _HALF) + 1  # buckets of all scores beyond either end
-_CACHED_ROWS = 4  # on a CPU: what one row after the other needs stays in its cache
+# Bits a histogram tells apart: two of 16 for large vocabularies, four of 8 where so many buckets
+# would take longer than the tokens.
+_COARSE, _FINE = 8, 16
+_MANY_TOKENS = 1 << 15
+_CACHED_ROWS = 2  # on a CPU: what one row after the other needs stays in its cache
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
@@ -34,9 +36,14 @@ def _cut(scores_NV: Tensor, top_p: float) -> Tensor:
     mass_NV = probs_NV.double()
     limit_N1 = top_p * mass_NV.sum(-1, keepdim=True)  # 1, but for what float32 rounds away
     rank_NV = _rank(scores_NV)
-    upper_N1 = _lowest_that_stays(rank_NV >> _HALF, mass_NV, limit_N1) << _HALF
-    within_NV = (rank_NV - upper_N1 + 1).clamp(_BELOW, _ABOVE)
-    lowest_N1 = upper_N1 + _lowest_that_stays(within_NV, mass_NV, limit_N1) - 1
+    num_bits = _FINE if scores_NV.shape[-1] >= _MANY_TOKENS else _COARSE
+    lowest_N1 = torch.zeros_like(rank_NV[:, :1])
+    for shift in range(32 - num_bits, -1, -num_bits):
+        # Bucket 0 has what is below, the last one what is above.
+        buckets_NV = (rank_NV >> shift).sub_((lowest_N1 >> shift) - 1)
+        buckets_NV.clamp_(0, (1 << num_bits) + 1)
+        bucket_N1 = _lowest_that_stays(buckets_NV, mass_NV, limit_N1, (1 << num_bits) + 2)
+        lowest_N1 = lowest_N1 + ((bucket_N1 - 1) << shift)
     kept_NV = probs_NV * (rank_NV >= lowest_N1)
     return kept_NV / kept_NV.sum(-1, keepdim=True)
 
@@ -47,8 +54,10 @@ def _rank(scores_NV: Tensor) -> Tensor:
     return (bits_NV ^ ((bits_NV >> 31) & 0x7FFFFFFF)).long() + (1 << 31)
 
 
-def _lowest_that_stays(buckets_NV: Tensor, mass_NV: Tensor, limit_N1: Tensor) -> Tensor:
+def _lowest_that_stays(
+    buckets_NV: Tensor, mass_NV: Tensor, limit_N1: Tensor, num_buckets: int
+) -> Tensor:
     """The lowest bucket [N, 1] above which there is less mass than the limit."""
-    sums = mass_NV.new_zeros(len(mass_NV), _ABOVE + 1).scatter_add_(-1, buckets_NV, mass_NV)
+    sums = mass_NV.new_zeros(len(mass_NV), num_buckets).scatter_add_(-1, buckets_NV, mass_NV)
     above = sums.flip(-1).cumsum(-1).flip(-1) - sums
     return (above >= limit_N1).sum(-1, keepdim=True)

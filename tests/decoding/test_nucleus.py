@@ -9,7 +9,7 @@ from transformers.generation.logits_process import TopPLogitsWarper
 
 from specbench.round.nucleus import nucleus
 
-NUM_ROWS, WIDTHS = 2_000, (7, 97, 1_000, 4_096, 20_000)
+ROWS = {7: 4_000, 97: 3_000, 1_000: 2_000, 4_096: 800, 20_000: 200}  # by width: 10,000 in all
 NEAR = 1e-6  # a cut this near to top_p may fall on either side
 
 
@@ -38,13 +38,12 @@ def of_all_kinds(generator: torch.Generator, num: int, width: int) -> Tensor:
     return scores_NV
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", ROWS)
 def test_what_stays_is_what_a_sort_leaves(width):
-    """10,000 distributions over the widths."""
     generator = torch.Generator().manual_seed(width)
     near = wrong = 0
-    for part in range(NUM_ROWS // 100):
-        scores_NV = of_all_kinds(generator, 100, width)
+    for part in range(ROWS[width] // 200):
+        scores_NV = of_all_kinds(generator, 200, width)
         top_p = (0.01, 0.3, 0.5, 0.9, 0.999)[part % 5]
         probs_NV = nucleus(scores_NV, top_p)
         stays_NV, distance_NV = sorted_nucleus(scores_NV, top_p)
@@ -52,7 +51,7 @@ def test_what_stays_is_what_a_sort_leaves(width):
         differs_NV = ((probs_NV > 0) != stays_NV) & possible_NV
         near += int((differs_NV & (distance_NV < NEAR)).sum())
         wrong += int((differs_NV & (distance_NV >= NEAR)).sum())
-        torch.testing.assert_close(probs_NV.sum(-1), torch.ones(100))
+        torch.testing.assert_close(probs_NV.sum(-1), torch.ones(200))
     print(f"width {width}: {wrong} tokens differ, and {near} within {NEAR:g} of top_p")
     assert wrong == 0
 
@@ -93,9 +92,12 @@ def test_what_is_not_a_number_raises_nothing_that_would_end_a_gpu():
     assert nucleus(scores_NV, 0.5).isnan().any(-1).tolist() == [True, True]
 
 
-@pytest.mark.slow
-def test_it_is_three_times_as_fast_as_a_sort():
-    """At 72 distributions over 128,000 tokens, in turns; seen: 4."""
+@pytest.mark.parametrize(
+    ("num_rows", "ratio"),
+    [pytest.param(8, 2, marks=pytest.mark.slow), pytest.param(72, 3, marks=pytest.mark.long)],
+)
+def test_it_is_several_times_as_fast_as_a_sort(num_rows, ratio):
+    """Over 128,000 tokens, in turns; seen: 4."""
 
     def sort(scores_NV: Tensor) -> Tensor:
         ordered, order_NV = scores_NV.sort(-1)
@@ -103,7 +105,7 @@ def test_it_is_three_times_as_fast_as_a_sort():
         dropped_NV = torch.zeros_like(dropped_NV).scatter_(-1, order_NV, dropped_NV)
         return scores_NV.masked_fill(dropped_NV, -torch.inf).softmax(-1)
 
-    scores_NV = torch.randn(72, 128_000, generator=torch.Generator().manual_seed(3)) * 3
+    scores_NV = torch.randn(num_rows, 128_000, generator=torch.Generator().manual_seed(3)) * 3
     seconds: dict[str, list[float]] = {"sort": [], "ours": []}
     for _ in range(3):
         for name, work in (("sort", sort), ("ours", lambda scores: nucleus(scores, 0.9))):
@@ -111,4 +113,4 @@ def test_it_is_three_times_as_fast_as_a_sort():
             work(scores_NV)
             seconds[name].append(time.process_time() - begin_s)
     print({name: min(own) for name, own in seconds.items()})
-    assert min(seconds["sort"]) > 3 * min(seconds["ours"])
+    assert min(seconds["sort"]) > ratio * min(seconds["ours"])
