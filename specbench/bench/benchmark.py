@@ -98,7 +98,7 @@ def run_benchmark(
     environment, *others = where.environments
     warnings = (
         *(w for plan in plans for w in plan_warnings(plan)),
-        *server_warnings(running, plans[0].target),
+        *server_warnings(running, settings.load.engines[0], plans[0].target),
     )
     for warning in warnings:
         watch.warn(warning)

@@ -1,6 +1,7 @@
 """Which settings go together, checked before anything is loaded."""
 
 import math
+import re
 from dataclasses import replace
 
 from specbench.errors import UsageError
@@ -90,6 +91,11 @@ def _require_forecast(asked: RunSettings) -> None:
         raise UsageError("--costs forecasts fixed K above 0, such as -k 1..8")
 
 
+# `--api-key KEY`, and `NAME=VALUE` of a variable whose name says that it is a secret.
+_SECRET = re.compile(r"--api-key\b|\w*(KEY|TOKEN|SECRET|PASSWORD)=.", re.IGNORECASE)
+_OURS = ("--host", "--port")
+
+
 def _require_servers(asked: RunSettings) -> None:
     """UsageError for server options without a server, and for what no server can do."""
     served = [engine for engine in asked.load.engines if engine in SERVED]
@@ -106,12 +112,18 @@ def _require_servers(asked: RunSettings) -> None:
     if asked.effort.precision is not None:
         raise UsageError(f"--precision needs the built-in decoder; for {names} use --cycles")
     words = (*asked.servers.engine_args, *(asked.servers.launch or "").split())
-    if any(word.startswith("--api-key") for word in words):
+    for word in filter(_SECRET.match, words):
         raise UsageError(
-            "--api-key in --engine-args or --launch would be stored, and seen in the list of "
-            "processes; set the key in the environment: the engine's own (VLLM_API_KEY, "
-            f"LLAMA_API_KEY), and {KEY} for asking it"
+            f"{word.partition('=')[0]} in --engine-args or --launch would be stored, and seen in "
+            "the list of processes; set it in the environment, which a started engine inherits "
+            f"(VLLM_API_KEY, LLAMA_API_KEY, HF_TOKEN), and {KEY} for asking the server"
         )
+    for word in asked.servers.engine_args:
+        if word.partition("=")[0] in _OURS:
+            raise UsageError(
+                f"--engine-args with {word}: specbench says where a started server listens; leave "
+                "it out, or put {port} into --launch"
+            )
     urls, is_started = asked.servers.base_urls, asked.servers.launch or asked.servers.engine_python
     if urls and len(served) > 1:
         raise UsageError(

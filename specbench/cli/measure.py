@@ -138,7 +138,10 @@ def _require_decided(document: "Document") -> None:
     from specbench.decide.recommend import Verdict, judge
 
     of_servers = [d for d in document.decisions if d.condition.engine in SERVED]
-    if any(judge(decision.speedup) is Verdict.NOT_SHOWN for decision in of_servers):
+    has_nothing = not document.decisions and any(
+        not cell.valid for cell in document.cells if cell.key.condition.engine in SERVED
+    )
+    if has_nothing or any(judge(one.speedup) is Verdict.NOT_SHOWN for one in of_servers):
         raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 

@@ -102,6 +102,8 @@ def _no_winner(section: Section, verdict: Verdict) -> str:
     if section.baseline is None:
         best = best_forecast(section.forecasts)
         return forecast_text(best, names_pairing=section.names_pairings) if best else "not measured"
+    if not section.baseline.valid:
+        return "undecided: no valid measurement"
     speed = scalar(section.baseline.metrics.get("decode_tokens_per_s"))
     at = "" if speed is None else f" at {measured(speed, 'tokens/s')}"
     return f"only K=0 was measured{at}"

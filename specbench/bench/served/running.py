@@ -70,6 +70,7 @@ class RunningServer:
     address: Address  # with its K
     model: str
     is_k_told: bool  # by its address or by itself
+    is_engine_told: bool = True
 
 
 def running_servers(settings: RunSettings) -> tuple[RunningServer, ...]:
@@ -93,7 +94,7 @@ def running_ks(running: Sequence[RunningServer]) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(one.address.k or 0 for one in running)) or None
 
 
-def server_warnings(running: Sequence[RunningServer], target: Target) -> Iterator[str]:
+def server_warnings(running: Sequence[RunningServer], engine: str, target: Target) -> Iterator[str]:
     """What is believed of the servers and was not told by them."""
     for one in running:
         at = f"{OPTION} {one.address.root}"
@@ -102,6 +103,8 @@ def server_warnings(running: Sequence[RunningServer], target: Target) -> Iterato
                 f"{at} serves {one.model}, and the target {target.name} is "
                 f"{target.model.source}: check that they are the same model"
             )
+        if not one.is_engine_told and find_served(engine).COUNTERS is not None:
+            yield f"{at} does not tell its version: check that it is {engine}"
         if not one.is_k_told:
             yield f"{at} does not tell its K and is taken for K = 0; if it drafts, add #k=4 to it"
     replicas = Counter(one.address.k for one in running)
@@ -140,11 +143,17 @@ async def looked_at(engine: str, urls: Sequence[str]) -> tuple[RunningServer, ..
                 f"{OPTION} {url}: the server runs at K = {facts.k}; correct #k, or leave it out"
             )
         told = address.k if address.k is not None else facts.k
+        if told is None and facts.drafts:
+            raise UsageError(
+                f"{OPTION} {url}: the server drafts, and does not tell how many tokens; say so "
+                "after the address, such as #k=4"
+            )
         found.append(
             RunningServer(
                 address=replace(address, k=told or 0),
                 model=facts.model,
                 is_k_told=told is not None,
+                is_engine_told=bool(facts.version),
             )
         )
     return tuple(found)

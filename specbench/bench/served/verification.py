@@ -72,7 +72,7 @@ def collect_served_evidence(
     )
     if not running:
         require_startable(plans)
-    for text in server_warnings(running, plans[0].target):
+    for text in server_warnings(running, settings.load.engines[0], plans[0].target):
         watch.warn(text)
     evidence: list[Evidence] = []
     for plan in plans:

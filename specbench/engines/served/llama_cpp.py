@@ -76,6 +76,7 @@ async def facts(client: Client) -> ServerFacts:
         version=str(props.get("build_info", "")),
         model=await client.model(),
         k=counters.num_positions if any(speculates) else 0 if speculates else None,
+        drafts=any(speculates),
         settings={**settings, "n_ctx": str(default.get("n_ctx"))},  # of a slot
         prefix_cache="by request",
     )

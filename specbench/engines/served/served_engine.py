@@ -45,6 +45,7 @@ class ServerFacts:
     version: str
     model: str  # what requests must call it
     k: int | None = None  # 0: without speculation
+    drafts: bool = False  # whether it says that it speculates; not every one tells K
     kv_tokens: int | None = None  # tokens that its KV cache has room for
     settings: Mapping[str, str] = field(default_factory=dict)  # effective ones, for provenance
     prefix_cache: str = "unknown"  # off, on, unknown, or "by request": each asks for it or not

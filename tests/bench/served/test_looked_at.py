@@ -43,7 +43,7 @@ def test_what_is_believed_of_a_server_and_not_told_by_it_is_said():
             RunningServer(address=Address(root="http://a", k=k), model=model, is_k_told=is_k_told)
             for k in ks
         ]
-        return list(server_warnings(servers, target))
+        return list(server_warnings(servers, "vllm", target))
 
     for model in ("org/Llama-3-8B", "llama-3-8b", "/models/Llama-3-8B", "big", "llama-3-8b.gguf"):
         assert not said(model)
@@ -53,3 +53,12 @@ def test_what_is_believed_of_a_server_and_not_told_by_it_is_said():
     assert said("big", ks=(0, 0)) == [
         "2 servers run at K = 0: as replicas of one, they share its requests"
     ]
+
+
+def test_a_server_that_does_not_say_what_it_is_is_warned_of():
+    target = Target(name="big", model=ModelSpec(source="big"), drafters=())
+    address = Address(root="http://a", k=0)
+    one = RunningServer(address=address, model="big", is_k_told=True, is_engine_told=False)
+    assert list(server_warnings([one], "openai", target)) == []
+    (told,) = server_warnings([one], "vllm", target)
+    assert told.endswith("check that it is vllm")
