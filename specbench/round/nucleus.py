@@ -15,7 +15,7 @@ from torch import Tensor
 # would take longer than the tokens.
 _COARSE, _FINE = 8, 16
 _MANY_TOKENS = 1 << 15
-_CACHED_ROWS = 2  # on a CPU: what one row after the other needs stays in its cache
+_CACHED = 1 << 18  # numbers at once on a CPU, so that they stay in its cache
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
@@ -26,17 +26,19 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     it would hang on the sort which of them stay. Source: Holtzman et al. 2020 (arXiv:1904.09751).
     """
     rows_NV = scores.flatten(0, -2) if scores.dim() > 1 else scores[None]
-    num_rows = _CACHED_ROWS if scores.device.type == "cpu" else max(len(rows_NV), 1)
-    kept = [_cut(part, top_p) for part in torch.split(rows_NV, num_rows)]
+    num_bits = _FINE if scores.shape[-1] >= _MANY_TOKENS else _COARSE
+    num_rows = max(len(rows_NV), 1)
+    if scores.device.type == "cpu":
+        num_rows = max(_CACHED // max(scores.shape[-1], 1 << num_bits), 1)
+    kept = [_cut(part, top_p, num_bits) for part in torch.split(rows_NV, num_rows)]
     return torch.cat(kept).view_as(scores)
 
 
-def _cut(scores_NV: Tensor, top_p: float) -> Tensor:
+def _cut(scores_NV: Tensor, top_p: float, num_bits: int) -> Tensor:
     probs_NV = scores_NV.softmax(-1)
     mass_NV = probs_NV.double()
     limit_N1 = top_p * mass_NV.sum(-1, keepdim=True)  # 1, but for what float32 rounds away
     rank_NV = _rank(scores_NV)
-    num_bits = _FINE if scores_NV.shape[-1] >= _MANY_TOKENS else _COARSE
     lowest_N1 = torch.zeros_like(rank_NV[:, :1])
     for shift in range(32 - num_bits, -1, -num_bits):
         # Bucket 0 has what is below, the last one what is above.
