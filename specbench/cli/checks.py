@@ -91,8 +91,10 @@ def _require_forecast(asked: RunSettings) -> None:
         raise UsageError("--costs forecasts fixed K above 0, such as -k 1..8")
 
 
-# `--api-key KEY`, and `NAME=VALUE` of a variable whose name says that it is a secret.
-_SECRET = re.compile(r"--api-key\b|\w*(KEY|TOKEN|SECRET|PASSWORD)=.", re.IGNORECASE)
+# `--api-key KEY`, `--hf-token=TOKEN`, and `NAME=VALUE` of a variable named as a secret.
+_SECRET = re.compile(
+    r"--[\w-]*(key|token|secret|password)(=|$)|\w*(KEY|TOKEN|SECRET|PASSWORD)=.", re.IGNORECASE
+)
 _OURS = ("--host", "--port")
 
 

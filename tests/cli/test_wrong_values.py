@@ -61,6 +61,7 @@ from tests.cli.calls import specbench
         (["--engine", "vllm", "--launch", "serve {args} 'x"], "--launch serve {args} 'x: No clos"),
         (["--engine", "vllm", "--engine-args", "--api-key s"], "--api-key in --engine-args or"),
         (["--engine", "vllm", "--launch", "env A_KEY=s3 vllm {args}"], "A_KEY in --engine-args or"),
+        (["--engine", "vllm", "--engine-args", "--hf-token=s"], "--hf-token in --engine-args or"),
         (["--engine", "vllm", "--engine-args", "--port 99"], "says where a started server listens"),
         (["--engine", "vllm", "--engine-python", "/nope/python"], "--engine-python: there is no"),
         (["--engine", "vllm", "--engine-args", "'"], '--engine-args "\'": No closing quotation'),
