@@ -11,10 +11,9 @@ Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
 import torch
 from torch import Tensor
 
-# Bits a histogram tells apart: two of 16 for large vocabularies, four of 8 where so many buckets
-# would take longer than the tokens.
-_COARSE, _FINE = 8, 16
-_MANY_TOKENS = 1 << 15
+# Bits that a histogram tells apart, from so many tokens on: more buckets than tokens would take
+# longer than a further histogram.
+_BITS = ((1 << 15, 16), (1 << 7, 8), (0, 4))
 _CACHED = 1 << 18  # numbers at once on a CPU, so that they stay in its cache
 
 
@@ -26,7 +25,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     it would hang on the sort which of them stay. Source: Holtzman et al. 2020 (arXiv:1904.09751).
     """
     rows_NV = scores.flatten(0, -2) if scores.dim() > 1 else scores[None]
-    num_bits = _FINE if scores.shape[-1] >= _MANY_TOKENS else _COARSE
+    num_bits = next(bits for tokens, bits in _BITS if scores.shape[-1] >= tokens)
     num_rows = max(len(rows_NV), 1)
     if scores.device.type == "cpu":
         num_rows = max(_CACHED // max(scores.shape[-1], 1 << num_bits), 1)

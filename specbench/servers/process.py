@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"  # a started server listens here alone
 GRACE_S = 20.0  # to end when asked to; a container whose client is killed sooner would stay
 KILL_S = 20.0  # for the system to end what was killed
 PATIENCE_S = 15.0  # with a server that broke a connection; its children have 10 s to end
-POLL_S = 0.1  # between two health checks
+POLL_S = 0.05  # between two health checks
 
 
 class ServerProcess:

@@ -62,7 +62,7 @@ def write_model(folder: Path, num_layers: int) -> None:
 
 @pytest.mark.slow
 def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
-    write_model(tmp_path / "target", num_layers=8)
+    write_model(tmp_path / "target", num_layers=6)
     write_model(tmp_path / "draft", num_layers=2)
     file = tmp_path / "pairings.yaml"
     file.write_text(PAIRINGS)
@@ -71,13 +71,14 @@ def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
     alone, pair = plan_target(files, PLACE), plan_pair(files, target.drafters[0], PLACE)
     assert alone is not None
     assert pair is not None
-    assert pair.peak.weights > GIB / 2
+    assert pair.peak.weights > GIB / 4
     assert psutil.virtual_memory().available > 2 * GIB, "too little memory to see its growth"
 
     grown = _growth(file)
     assert grown == pytest.approx([alone.peak.total, pair.peak.total], rel=0.05)
     # The draft's own share, of which the target's size would hide an error of a quarter.
     cost = pair.peak.total - alone.peak.total
+    print(f"of the plan: {grown[0] / alone.peak.total:.4f}, {(grown[1] - grown[0]) / cost:.4f}")
     assert grown[1] - grown[0] == pytest.approx(cost, rel=0.15)
 
 

@@ -120,8 +120,6 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return plant
 
 
-# Where the embedded pair shows it in the fewest tokens: p below 1e-14 on three seeds.
-FOUND_SOON = {"temperature applied twice": 1.4, "one draft in fifty too many": 0.4}
 _probs, _pick = Sampler.probs, Sampler.pick
 
 
@@ -164,8 +162,7 @@ def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
     for bench in (tiny, lookup):
         finding = bench.sampled()
         print(finding.p_values, finding.control_p_value)
-        assert finding.verdict == "law"
-        assert bench.greedy().verdict == "identical"
+        assert (finding.verdict, bench.greedy().verdict) == ("law", "identical")
     assert tiny.sampled(top_k=20, top_p=0.9).verdict == "law"
 
 
@@ -280,19 +277,24 @@ def test_the_number_of_tokens_is_the_one_asked_for(tiny: Bench) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fault", "temperature"),
+    [  # where the embedded pair shows it in the fewest tokens: p below 1e-14 on three seeds
+        ("temperature applied twice", 1.4),
+        pytest.param("one draft in fifty too many", 0.4, marks=pytest.mark.long),
+    ],
+)
 def test_the_embedded_pair_is_told_from_its_broken_self(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fault: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "pairings.yaml").write_text(DEMO)
     (pairing,) = load_pairings(tmp_path / "pairings.yaml").all
     demo = Bench(pairing, "chat", num_prompts=32, length=128)
-    for fault, temperature in FOUND_SOON.items():
-        sound = demo.sampled(temperature=temperature, num_tokens=3072)
-        with monkeypatch.context() as patch:
-            patch.setattr(*FAULTS[fault])
-            broken = demo.sampled(temperature=temperature, num_tokens=3072)
-        print(fault, sound.p_values, broken.p_values)
-        assert sound.lossless is not False
-        assert broken.verdict == "bug"
-        # The demo target is too sure of itself at 0.4 to show its own temperature so soon.
-        assert temperature < 1 or sound.verdict == "law"
+    sound = demo.sampled(temperature=temperature, num_tokens=2048)
+    monkeypatch.setattr(*FAULTS[fault])
+    broken = demo.sampled(temperature=temperature, num_tokens=2048)
+    print(fault, sound.p_values, broken.p_values)
+    assert sound.lossless is not False
+    assert broken.verdict == "bug"
+    # The demo target is too sure of itself at 0.4 to show its own temperature so soon.
+    assert temperature < 1 or sound.verdict == "law"

@@ -18,10 +18,19 @@ def nothing_is_left(tmp_path):
     assert servers_left(tmp_path) == []
 
 
-def test_sessions_go_up_and_down_and_all_of_it_is_recorded(tmp_path, monkeypatch):
-    fake(monkeypatch, tmp_path)
-    watch = RecordingWatch()
-    stored = measured(tmp_path, settings_for(tmp_path), watch)
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A run without a fault, and what was told meanwhile."""
+    folder, watch = tmp_path_factory.mktemp("sound"), RecordingWatch()
+    with pytest.MonkeyPatch.context() as patch:
+        fake(patch, folder)
+        stored = measured(folder, settings_for(folder), watch)
+    assert servers_left(folder) == []
+    return stored, watch
+
+
+def test_sessions_go_up_and_down_and_all_of_it_is_recorded(sound):
+    stored, watch = sound
     told = [text for text in watch.stages if "cycle" in text]
     assert len(set(told)) == len(told) == len(stored.servers)
     ks = [server.num_speculative_tokens for server in stored.servers if "explore" in server.place]
@@ -40,9 +49,8 @@ def test_sessions_go_up_and_down_and_all_of_it_is_recorded(tmp_path, monkeypatch
     assert cells[2].speedup.low is not None
 
 
-def test_acceptance_is_cut_at_the_end_and_the_engines_own_is_named_beside_it(tmp_path, monkeypatch):
-    fake(monkeypatch, tmp_path)
-    stored = measured(tmp_path, settings_for(tmp_path))
+def test_acceptance_is_cut_at_the_end_and_the_engines_own_is_named_beside_it(sound):
+    stored, _ = sound
     for cell in build_document(stored).cells:
         k = cell.key.draft.k
         own = [r for b in stored.blocks for r in b.requests if r.cell_id == cell.key.id]
@@ -60,9 +68,8 @@ def test_acceptance_is_cut_at_the_end_and_the_engines_own_is_named_beside_it(tmp
         )
 
 
-def test_the_second_turn_follows_what_was_said_without_speculation(tmp_path, monkeypatch):
-    fake(monkeypatch, tmp_path)
-    stored = measured(tmp_path, settings_for(tmp_path))
+def test_the_second_turn_follows_what_was_said_without_speculation(sound):
+    stored, _ = sound
     texts = {(r.turn, r.text) for b in stored.blocks for r in b.requests if r.prompt_id == "p5"}
     assert Counter(turn for turn, _ in texts) == {0: 1, 1: 1}  # the same at every K
 
