@@ -4,11 +4,12 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 # Before Triton is imported: on a machine without a GPU its kernels run in its interpreter.
-if not os.path.exists("/dev/nvidiactl"):
+if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
@@ -29,6 +30,11 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Triton says what is left of its own at the end, and all of it would be."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

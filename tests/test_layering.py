@@ -15,7 +15,17 @@ BASE |= {"json_text"}
 FILES = {"shipped", "inputs", "model_files", "drafting"}
 DECIDING = {*BASE, *FILES, "metrics", "decide"}
 ANALYSING = {*DECIDING, "runs", "gate", "importers", "fit", "forecast", "export"}
-DECODING = {*BASE, *FILES, "kernels", "models", "forward", "round", "execution", "serving", "adaptive_k"}
+DECODING = {
+    *BASE,
+    *FILES,
+    "kernels",
+    "models",
+    "forward",
+    "round",
+    "execution",
+    "serving",
+    "adaptive_k",
+}
 DRIVING = {*DECODING, "arrivals", "drafters", "engines"}
 
 # Room -> the rooms it may import; "" is the package itself (its version).

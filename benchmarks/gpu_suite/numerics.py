@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
 from benchmarks.gpu_suite.models import FAMILIES, make_model, medium, shape
-from specbench.forward.backends import attention_backend, pinned_attention
+from specbench.forward.attention.backends import attention_backend, pinned_attention
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 

@@ -25,7 +25,7 @@ from specbench.engines.model_pool import ModelPool, bytes_read, identity
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
-from specbench.forward.backends import attention_backend
+from specbench.forward.attention.backends import attention_backend
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.config import Drafter, Target

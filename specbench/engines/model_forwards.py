@@ -13,7 +13,7 @@ from torch import Tensor
 from specbench.execution.clock import Clock
 from specbench.execution.cuda_graphs import Captured, Graphs
 from specbench.footprint import rounded_up, span_bucket
-from specbench.forward.backends import pinned_attention
+from specbench.forward.attention.backends import pinned_attention
 from specbench.round.head_part import Slots
 
 

@@ -8,16 +8,19 @@ V vocabulary.
 
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention, silu
 
 from specbench.errors import ModelError
 from specbench.footprint import KEPT_TOKENS, Sizes
-from specbench.forward.attention import additive_mask, causal_attention, visible
-from specbench.forward.fused_weights import FusedLayer, can_fuse, fuse
+from specbench.forward.attention.choice import Kernels, usual_kernels
+from specbench.forward.attention.kernel import Seen
+from specbench.forward.attention.stock import causal_attention
+from specbench.forward.fused_weights import can_fuse, fuse
+from specbench.forward.layer_steps import LayerSteps, TorchSteps
 from specbench.forward.runner import Output, context_limit, refuse_unsupported
 from specbench.forward.traced_forward import traced_states
 from specbench.forward.tree import Branches
@@ -48,7 +51,7 @@ class FusedRunner:
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self._slots = Slots(JoinedCache(0, 0, ()), torch.empty(0))
-        # torch has one kernel for an RMS norm on a GPU and ten on a CPU, see _norm.
+        # torch has one kernel for an RMS norm on a GPU and ten on a CPU, see TorchSteps.
         self._mirrored = self.device.type == "cpu"
         self._weights = fuse(model, mirrored=self._mirrored)
         self._eps: float = config.rms_norm_eps
@@ -60,10 +63,8 @@ class FusedRunner:
             mlp=config.intermediate_size,
         )
         self._windows = {layer.window for layer in self._weights.layers}
-        self._seen, self._hidden = (
-            torch.full((), value, dtype=self.dtype, device=self.device)
-            for value in (0.0, torch.finfo(self.dtype).min)
-        )
+        self.kernels: Kernels = usual_kernels()
+        self.steps: LayerSteps = TorchSteps(self._sizes, self._eps, mirrored=self._mirrored)
         self._scratch = self._new_scratch(KEPT_TOKENS)
         self._workspaces: dict[tuple[int, int], Workspace] = {}
         self._reaches: dict[tuple[int, int, int], Reach] = {}
@@ -154,9 +155,12 @@ class FusedRunner:
         if B > 1 or first_row:
             slots_BT = slots_BT + reach.first_slot_B1
         slots_N = slots_BT.reshape(-1)
-        rope = self._slots.rope.index_select(0, positions_BT.reshape(-1)).unbind(1)
-        masked = self._windows - {None} if is_plain else self._windows
-        masks = {window: self._mask(positions_BT, reach, window, branches) for window in masked}
+        turns = self.steps.turns(self._slots.rope, positions_BT.reshape(-1))
+        looks = {}
+        for window in self._windows - {None} if is_plain else self._windows:
+            kernel = self.kernels[window, branches is not None]
+            seen = Seen(positions_BT, reach, self._sizes, self.dtype, window, branches)
+            looks[window] = partial(kernel.attend, look=kernel.look(seen))
         torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
 
         states: dict[int, Tensor] = {}
@@ -164,79 +168,17 @@ class FusedRunner:
         for i, (layer, kept) in enumerate(zip(layers, reach.layers, strict=False)):
             if i in features:
                 states[i] = work.hidden.clone()
-            self._attend(layer, work, kept, slots_N, rope, masks.get(layer.window))
-            self._mix(layer, work)
-        states[len(layers)] = self._norm(work, self._weights.final_norm)
+            normed = self.steps.norm(work, layer.input_norm)
+            _product(normed, layer.qkv, layer.qkv_bias, work.qkv)
+            self.steps.keep(work, layer, kept, slots_N, turns)
+            looks.get(layer.window, _attend_plainly)(work, kept)
+            _add_product(work.joined, layer.output, layer.output_bias, work.hidden)
+            normed = self.steps.norm(work, layer.mlp_norm)
+            _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
+            gated = self.steps.gate(work)
+            _add_product(gated, layer.down, layer.down_bias, work.hidden)
+        states[len(layers)] = self.steps.norm(work, self._weights.final_norm)
         return states
-
-    def _attend(
-        self,
-        layer: FusedLayer,
-        work: Workspace,
-        kept: Kept,
-        slots_N: Tensor,
-        rope: Sequence[Tensor],
-        mask: Tensor | None,
-    ) -> None:
-        """Add a layer's attention to the hidden state; without a mask it is plainly causal."""
-        _product(self._norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
-        if layer.head_norm is not None:
-            torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
-        cos, sin = rope
-        swapped = work.halves.flip(2)
-        work.halves.mul_(cos).addcmul_(swapped, sin)
-        kept.buffer.index_copy_(0, slots_N, work.new_kv)
-        if mask is None:
-            out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
-            work.spread.copy_(out.reshape(work.spread.shape))
-        else:
-            if work.packs:
-                work.packed.copy_(work.unpacked)
-            out = scaled_dot_product_attention(work.query, kept.keys, kept.values, mask)
-            work.spread.copy_(out.view_as(work.spread) if work.packs else out)
-        _add_product(work.joined, layer.output, layer.output_bias, work.hidden)
-
-    def _mix(self, layer: FusedLayer, work: Workspace) -> None:
-        """Add a layer's MLP to the hidden state."""
-        normed = self._norm(work, layer.mlp_norm)
-        _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
-        gated = silu(work.gate, inplace=True).mul_(work.up)
-        _add_product(gated, layer.down, layer.down_bias, work.hidden)
-
-    def _norm(self, work: Workspace, weight: Tensor) -> Tensor:
-        """The RMS norm of the hidden state.
-
-        [x, -x] has mean 0 and the variance mean(x ** 2): its layer norm, which is one kernel
-        on a CPU, is an RMS norm of x.
-        """
-        if not self._mirrored:
-            return torch.rms_norm(work.hidden, (self._sizes.hidden,), weight, self._eps)
-        torch.neg(work.hidden, out=work.mirror)
-        both = torch.layer_norm(work.pair, (2 * self._sizes.hidden,), weight, None, self._eps)
-        # A slice, at a third of its cost.
-        return both.as_strided(work.hidden.shape, work.hidden.stride())
-
-    def _unit_heads(self, heads: Tensor) -> Tensor:
-        """The RMS norm of each head, without a weight."""
-        D = self._sizes.head
-        if not self._mirrored:
-            return torch.rms_norm(heads, (D,), None, self._eps)
-        pair = torch.cat((heads, -heads), -1)
-        return torch.layer_norm(pair, (2 * D,), None, None, self._eps)[..., :D]
-
-    def _mask(
-        self, positions_BT: Tensor, reach: Reach, window: int | None, branches: Branches | None
-    ) -> Tensor:
-        """Additive mask [B, 1, group * T, S]; that of a chain in as few operations as it takes."""
-        if branches is not None:
-            seen_BTS = visible(positions_BT, reach.slots_S, window=window, branches=branches)
-            return additive_mask(seen_BTS, self.dtype, pack=self._sizes.group)
-        B, T = positions_BT.shape
-        places = positions_BT[:, None].expand(B, self._sizes.group, T).reshape(B, 1, -1, 1)
-        seen = reach.slots_S <= places
-        if window is not None:
-            seen &= reach.slots_S > places - window
-        return torch.where(seen, self._seen, self._hidden)
 
     def _rope_table(self, length: int) -> Tensor:
         """Cosines and signed sines by position, [length, 2, 1, 2, D / 2].
@@ -283,6 +225,12 @@ def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
     if len(known) >= _KEPT_SHAPES:
         known.clear()
     known[key] = made
+
+
+def _attend_plainly(work: Workspace, kept: Kept) -> None:
+    """Tokens that are the last of the slots, each seeing all up to itself: no mask is needed."""
+    out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
+    work.spread.copy_(out.reshape(work.spread.shape))
 
 
 def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specbench.forward import attention
+from specbench.forward.attention import stock
+from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.slot_cache import SlotCache
 from specbench.forward.tree import Branches
 
@@ -65,7 +66,7 @@ class LayerStack:
     """
 
     def __init__(self, config: Any, layers: Sequence[nn.Module], rotary: nn.Module) -> None:
-        config._attn_implementation = attention.NAME
+        config._attn_implementation = stock.NAME
         self.layers = layers
         self.cache = SlotCache(0, 0, 0)
         self._texts: WholeTexts | None = None
@@ -116,11 +117,11 @@ class LayerStack:
             slots_BT = positions_BT if branches is None else branches.slots_BT
             self.cache.index.point(slots_BT, span, first_row)
             slots_S = torch.arange(span, device=positions_BT.device)
-            seen_BTS = attention.visible(positions_BT, slots_S, window=None, branches=branches)
+            seen_BTS = visible(positions_BT, slots_S, window=None, branches=branches)
             if first_slot:
                 seen_BTS = seen_BTS & (slots_S >= first_slot)
         arguments = {
-            "attention_mask": attention.additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack),
+            "attention_mask": additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack),
             "position_embeddings": self.rotary(states_BTF, positions_BT),
             "position_ids": positions_BT,
             "past_key_values": cache,

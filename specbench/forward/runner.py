@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
-from specbench.forward import attention
+from specbench.forward.attention import stock
+from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.slot_cache import SlotCache
 from specbench.forward.tree import Branches
 from specbench.model_files.attention import (
@@ -144,7 +145,7 @@ class StockRunner:
         self._pack = _query_heads_per_kv_head(self.config)
         self._windows = _windows(self.config)
         self.max_position = context_limit(self.config)
-        model.set_attn_implementation(attention.NAME)
+        model.set_attn_implementation(stock.NAME)
 
     @property
     def cache(self) -> SlotCache:
@@ -227,8 +228,8 @@ class StockRunner:
             if is_plain and window is None:
                 masks[kind] = torch.empty(1, 1, 0, 0, dtype=self.dtype, device=slots_S.device)
                 continue
-            seen_BTS = attention.visible(positions_BT, slots_S, window=window, branches=branches)
-            masks[kind] = attention.additive_mask(seen_BTS, self.dtype, pack=self._pack)
+            seen_BTS = visible(positions_BT, slots_S, window=window, branches=branches)
+            masks[kind] = additive_mask(seen_BTS, self.dtype, pack=self._pack)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from specbench.footprint import rounded_up
-from specbench.forward.backends import pinned_attention
+from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner, check_context
 
 MOST_LOGITS = 2**25  # at once

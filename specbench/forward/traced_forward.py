@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
 from specbench.footprint import Sizes
-from specbench.forward.attention import additive_mask, visible
+from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.fused_weights import FusedLayer, FusedWeights
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import Kept, Reach

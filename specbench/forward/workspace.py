@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench.footprint import Sizes
+from specbench.forward.attention.masks import HIDDEN
 
 
 class Workspace:
@@ -66,6 +67,8 @@ class Reach(NamedTuple):
     layers: tuple[Kept, ...]
     first_slot_B1: Tensor
     slots_S: Tensor
+    shown: Tensor  # what a mask adds, of the cache's dtype
+    hidden: Tensor
 
 
 class JoinedCache:
@@ -82,6 +85,7 @@ class JoinedCache:
             device = layers[0].device
             self._slots_S = torch.arange(max_len, device=device)
             self._first_slots_B1 = torch.arange(num_rows, device=device)[:, None] * max_len
+            self._added = [layers[0].new_full((), value) for value in (0.0, HIDDEN)]
 
     @property
     def nbytes(self) -> int:
@@ -117,7 +121,7 @@ class JoinedCache:
             Kept(layer, *layer.view(shape)[chosen, :span].permute(2, 0, 3, 1, 4).unbind(0))
             for layer in self.layers
         )
-        return Reach(tuple(kept), self._first_slots_B1[chosen], self._slots_S[:span])
+        return Reach(tuple(kept), self._first_slots_B1[chosen], self._slots_S[:span], *self._added)
 
 
 @dataclass(slots=True)

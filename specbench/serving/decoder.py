@@ -7,7 +7,7 @@ import torch
 from specbench.execution.clock import Clock
 from specbench.execution.launcher import EagerLauncher, Launcher
 from specbench.footprint import PREFILL_CHUNK, row_slots
-from specbench.forward.backends import pinned_attention
+from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner, check_context
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter

@@ -11,7 +11,7 @@ import torch
 
 from specbench.engines.engine import Engine
 from specbench.errors import UsageError
-from specbench.forward.backends import pinned_attention
+from specbench.forward.attention.backends import pinned_attention
 from specbench.forward.runner import Runner
 from specbench.records import Sampling, TraceRecord
 from specbench.records.traces import Drafting

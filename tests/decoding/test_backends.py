@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.forward.backends import attention_backend
+from specbench.forward.attention.backends import attention_backend
 from specbench.forward.runner import StockRunner
 from tests.decoding.models import tiny_llama
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specbench.drafters.shared.model_drafter import ModelDrafter
-from specbench.forward import attention
+from specbench.forward.attention import masks, stock
 from specbench.round import round as one_round
 from specbench.round import sampling, verifier
 from specbench.round.sampling import Purpose, exponential
@@ -60,22 +60,22 @@ GREEDY_BUGS = {
         "state.length_B1.add_(num_emitted_B1 - (num_emitted_B1 > 1).long())",
     ),
     "mask off by one, seeing the next slot": (
-        attention.visible,
+        masks.visible,
         "slots_S <= places_BT1",
         "slots_S <= places_BT1 + 1",
     ),
     "mask off by one, not seeing itself": (
-        attention.visible,
+        masks.visible,
         "slots_S <= places_BT1",
         "slots_S < places_BT1",
     ),
     "window off by one": (
-        attention.visible,
+        masks.visible,
         "slots_S > places_BT1 - window",
         "slots_S >= places_BT1 - window",
     ),
     "heads of a group in the wrong order": (
-        attention.slot_attention,
+        stock.slot_attention,
         "packed = query.reshape(B, N, G * T, D)",
         "packed = query.reshape(B, G, N, T, D).transpose(1, 2).reshape(B, N, G * T, D)",
     ),

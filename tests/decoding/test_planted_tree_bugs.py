@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from specbench.forward import attention, tree
+from specbench.forward import tree
+from specbench.forward.attention import masks
 from specbench.round import growth, verifier
 from specbench.round import round as one_round
 from tests.decoding import test_tree as by_hand
@@ -31,7 +32,7 @@ GREEDY_BUGS = {
         "state.length_B1 + verdict.path_BT[:, :-1]",
     ),
     "ancestor mask off by one": (
-        attention.visible,
+        masks.visible,
         "offsets_BS = slots_S - branches.base_B1",
         "offsets_BS = slots_S - branches.base_B1 - 1",
     ),
@@ -101,7 +102,7 @@ BUGS_BY_HAND: dict[str, Any] = {
     ),
     "windows count slots": (
         by_hand.test_a_window_counts_positions_not_slots,
-        attention.visible,
+        masks.visible,
         "torch.where(is_branch_BS, branches.positions_BM.gather(1, node_BS), slots_S)",
         "slots_S + torch.zeros_like(offsets_BS)",
     ),

@@ -1,3 +1,4 @@
+from collections import defaultdict
 from typing import ClassVar
 
 import pytest
@@ -5,7 +6,9 @@ import torch
 
 from specbench.errors import ModelError
 from specbench.forward import self_test
+from specbench.forward.attention.masked import Masked
 from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.layer_steps import TorchSteps
 from specbench.forward.runner import StockRunner
 from specbench.forward.self_test import make_checked_runner
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
@@ -97,9 +100,15 @@ class ForgetsTheWindow(ChangesLayers):
         self._windows = {None}
 
 
+class Further(Masked):
+    def look(self, seen):
+        return super().look(seen._replace(positions_BT=seen.positions_BT + 1))
+
+
 class SeesTooMuch(FusedRunner):
-    def _mask(self, positions_BT, *others):
-        return super()._mask(positions_BT + 1, *others)
+    def __init__(self, model):
+        super().__init__(model)
+        self.kernels = defaultdict(lambda: Further("further"))
 
 
 class WritesToTheFirstRows(FusedRunner):
@@ -109,13 +118,19 @@ class WritesToTheFirstRows(FusedRunner):
         return super()._reach(B, span, 0)
 
 
+class WritesOnce(TorchSteps):
+    def keep(self, work, layer, kept, slots_N, turns):
+        is_new = (kept.buffer[slots_N] == 0).all(1)
+        elsewhere = torch.full_like(slots_N, len(kept.buffer) - 1)
+        super().keep(work, layer, kept, slots_N.where(is_new, elsewhere), turns)
+
+
 class NeverWritesAgain(FusedRunner):
     """What a wrong draft left behind stays."""
 
-    def _attend(self, layer, work, kept, slots_N, rope, mask):
-        is_new = (kept.buffer[slots_N] == 0).all(1)
-        elsewhere = torch.full_like(slots_N, len(kept.buffer) - 1)
-        super()._attend(layer, work, kept, slots_N.where(is_new, elsewhere), rope, mask)
+    def __init__(self, model):
+        super().__init__(model)
+        self.steps = WritesOnce(self._sizes, self._eps, mirrored=True)
 
 
 def tiny_family(name, **changes):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specbench.drafting.topology import Topology
 from specbench.errors import UsageError
-from specbench.forward.attention import visible
+from specbench.forward.attention.masks import visible
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.forward.tree import Tree, branches_of

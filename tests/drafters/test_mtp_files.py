@@ -15,7 +15,7 @@ from transformers.integrations import hub_kernels
 from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.mtp import Mtp
 from specbench.errors import ModelError
-from specbench.forward import attention
+from specbench.forward.attention import stock
 from specbench.forward.runner import StockRunner
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import build
@@ -143,7 +143,7 @@ def test_a_config_that_names_a_kernel_has_none_fetched(
 
     assert not asked
     block: Any = named.layers.layers[0]
-    assert block.self_attn.config._attn_implementation == attention.NAME
+    assert block.self_attn.config._attn_implementation == stock.NAME
     assert [w.shape for w in named.weights] == [w.shape for w in before.weights]
     evil = AutoConfig.for_model("qwen2", attn_implementation=KERNEL)
     with torch.device("meta"), pytest.raises(AssertionError, match="a kernel was asked for"):

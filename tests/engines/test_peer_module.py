@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specbench.engines.peer_module import make_peer, twin
-from specbench.forward import attention
+from specbench.forward.attention import stock
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from tests.decoding.models import ARCHITECTURES, build, plain_logits, random_prompt, tiny_llama
@@ -65,7 +65,7 @@ def test_our_attention_does_not_reach_the_peer_nor_its_own_us(is_ours_first):
         peer = make_peer(model)
         StockRunner(model)
 
-    assert attention_of(model) == attention.NAME
+    assert attention_of(model) == stock.NAME
     assert attention_of(peer) == "sdpa"
     assert torch.allclose(plain_logits(peer, PROMPT_1T), expected, atol=1e-5)
 

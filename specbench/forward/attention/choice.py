@@ -1,0 +1,32 @@
+"""The implementations of attention, and the one that each kind of layer runs on."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from torch.nn.attention import SDPBackend
+
+from specbench.forward.attention.kernel import Kernel
+from specbench.forward.attention.lengths import Flash
+from specbench.forward.attention.masked import Masked
+from specbench.forward.attention.parts import Parts
+from specbench.forward.attention.plain import Plain
+
+Kernels = Mapping[tuple[int | None, bool], Kernel]  # by window, and whether it is a tree
+
+# What runs until there was a contest: whichever of its kernels torch picks.
+USUAL = Masked("torch")
+# In the order that decides among equals.
+KERNELS: tuple[Kernel, ...] = (
+    Parts(),
+    Flash(),
+    Masked("efficient", SDPBackend.EFFICIENT_ATTENTION),
+    Masked("cudnn", SDPBackend.CUDNN_ATTENTION),
+    USUAL,
+    Plain(),
+)
+NAMES = tuple(kernel.name for kernel in KERNELS)
+
+
+def usual_kernels() -> Kernels:
+    """Torch's own everywhere."""
+    return defaultdict(lambda: USUAL)

@@ -1,0 +1,48 @@
+"""Which slots a token sees, as truth and as a mask to be added to scores.
+
+Shape suffixes: B rows, T new tokens, S slots, M slots of branches.
+"""
+
+import torch
+from torch import Tensor
+
+from specbench.forward.tree import Branches
+
+# Far below any score, and the weight it leaves is 0 in every dtype. The dtype's minimum would
+# become -inf where a kernel scales its scores, and a tile of nothing else would become NaN.
+HIDDEN = -3e4
+
+
+def visible(
+    positions_BT: Tensor,
+    slots_S: Tensor,
+    *,
+    window: int | None,
+    branches: Branches | None = None,
+) -> Tensor:
+    """Which slots each token attends to, bool [B, T, S].
+
+    In a chain a slot's number is its position, so one comparison covers ragged rows, stale
+    slots of rejected drafts and the padded tail. Windows compare positions, never slots.
+    """
+    places_BT1 = positions_BT[..., None]
+    if branches is None:
+        seen_BTS = slots_S <= places_BT1
+        return seen_BTS if window is None else seen_BTS & (slots_S > places_BT1 - window)
+    T, M = branches.seen_BTM.shape[1:]
+    offsets_BS = slots_S - branches.base_B1
+    is_branch_BS = (offsets_BS >= 0) & (offsets_BS < M)
+    node_BS = offsets_BS.clamp(0, M - 1)
+    told_BTS = branches.seen_BTM.gather(2, node_BS[:, None].expand(-1, T, -1))
+    seen_BTS = (told_BTS & is_branch_BS[:, None]) | (offsets_BS < 0)[:, None]
+    if window is None:
+        return seen_BTS
+    at_BS = torch.where(is_branch_BS, branches.positions_BM.gather(1, node_BS), slots_S)
+    return seen_BTS & (at_BS[:, None] > places_BT1 - window)
+
+
+def additive_mask(seen_BTS: Tensor, dtype: torch.dtype, *, pack: int) -> Tensor:
+    """[B, 1, pack * T, S]: 0 where a slot is seen, else HIDDEN."""
+    mask_BTS = torch.zeros(seen_BTS.shape, dtype=dtype, device=seen_BTS.device)
+    mask_BTS = mask_BTS.masked_fill(~seen_BTS, HIDDEN)
+    return mask_BTS.repeat(1, pack, 1)[:, None]

@@ -1,0 +1,127 @@
+"""The small operations of a fused layer between its matrix products.
+
+In torch's own operations anywhere, or in Triton kernels in a third of the launches.
+Shape suffixes: N tokens, F hidden size, D head size, P positions.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from specbench.footprint import Sizes
+from specbench.forward.fused_weights import FusedLayer
+from specbench.forward.workspace import Kept, Workspace
+
+
+class LayerSteps(Protocol):
+    """What a layer does to its workspace."""
+
+    name: str
+
+    def turns(self, rope_P: Tensor, positions_N: Tensor) -> Any:
+        """How far each token's heads are turned, made once a forward."""
+        ...
+
+    def keep(
+        self, work: Workspace, layer: FusedLayer, kept: Kept, slots_N: Tensor, turns: Any
+    ) -> None:
+        """Turn the heads of `work.qkv` and write keys and values to the slots."""
+        ...
+
+    def norm(self, work: Workspace, weight: Tensor) -> Tensor:
+        """The RMS norm of the hidden state [N, F]."""
+        ...
+
+    def gate(self, work: Workspace) -> Tensor:
+        """silu(gate) * up [N, M]."""
+        ...
+
+
+class TorchSteps:
+    """Torch's operations; `mirrored` where a layer norm is one kernel and an RMS norm is not."""
+
+    name = "torch"
+
+    def __init__(self, sizes: Sizes, eps: float, *, mirrored: bool) -> None:
+        self._sizes, self._eps, self._mirrored = sizes, eps, mirrored
+
+    def turns(self, rope_P: Tensor, positions_N: Tensor) -> Sequence[Tensor]:
+        return rope_P.index_select(0, positions_N).unbind(1)
+
+    def keep(
+        self,
+        work: Workspace,
+        layer: FusedLayer,
+        kept: Kept,
+        slots_N: Tensor,
+        turns: Sequence[Tensor],
+    ) -> None:
+        if layer.head_norm is not None:
+            torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
+        cos, sin = turns
+        swapped = work.halves.flip(2)
+        work.halves.mul_(cos).addcmul_(swapped, sin)
+        kept.buffer.index_copy_(0, slots_N, work.new_kv)
+
+    def norm(self, work: Workspace, weight: Tensor) -> Tensor:
+        """[x, -x] has mean 0 and the variance mean(x ** 2): its layer norm, which is one kernel
+        on a CPU, is an RMS norm of x."""
+        if not self._mirrored:
+            return torch.rms_norm(work.hidden, (self._sizes.hidden,), weight, self._eps)
+        torch.neg(work.hidden, out=work.mirror)
+        both = torch.layer_norm(work.pair, (2 * self._sizes.hidden,), weight, None, self._eps)
+        # A slice, at a third of its cost.
+        return both.as_strided(work.hidden.shape, work.hidden.stride())
+
+    def gate(self, work: Workspace) -> Tensor:
+        return silu(work.gate, inplace=True).mul_(work.up)
+
+    def _unit_heads(self, heads: Tensor) -> Tensor:
+        """The RMS norm of each head, without a weight."""
+        D = self._sizes.head
+        if not self._mirrored:
+            return torch.rms_norm(heads, (D,), None, self._eps)
+        pair = torch.cat((heads, -heads), -1)
+        return torch.layer_norm(pair, (2 * D,), None, None, self._eps)[..., :D]
+
+
+class TritonSteps(TorchSteps):
+    """Two kernels of our own for all but the norms, each of which is one of torch's."""
+
+    name = "triton"
+
+    def __init__(self, sizes: Sizes, eps: float) -> None:
+        super().__init__(sizes, eps, mirrored=False)
+        self._rotary = import_module("specbench.kernels.rotary").turn_and_keep
+        self._gate = import_module("specbench.kernels.gated").gate
+
+    def turns(self, rope_P: Tensor, positions_N: Tensor) -> tuple[Tensor, Tensor]:
+        return rope_P, positions_N
+
+    def keep(
+        self,
+        work: Workspace,
+        layer: FusedLayer,
+        kept: Kept,
+        slots_N: Tensor,
+        turns: Sequence[Tensor],
+    ) -> None:
+        self._rotary(
+            work.qkv,
+            kept.buffer,
+            turns[0],
+            layer.head_norm,
+            turns[1],
+            slots_N,
+            self._sizes.query_heads,
+            self._sizes.head,
+            self._eps,
+        )
+
+    def gate(self, work: Workspace) -> Tensor:
+        self._gate(work.gate_up)
+        return work.gate

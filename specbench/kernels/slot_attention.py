@@ -1,0 +1,163 @@
+"""Attention of a few new tokens over the slots that a row has used, and over no others.
+
+A row's keys are shared out among programs (split-KV), each of which looks at its part of what the
+row has used with all query heads that share a key/value head; a second kernel adds up. So a round
+of one row fills a GPU, and reads nothing of the bucket's tail. Source: Dao et al. 2023,
+Flash-Decoding; the running softmax is that of Milakov and Gimelshein 2018 (arXiv:1805.02867).
+
+Shape suffixes: B rows, T new tokens of a row, N = B * T, Q query heads, H key/value heads,
+G = Q / H, D head size, S slots, M slots of branches, P parts of a row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LAUNCHES = 2
+_SLOTS = 64  # that a program looks at in one step
+_MOST_QUERIES = 64  # of one program; a tree of more takes several
+_PROGRAMS = 264  # to fill a GPU of 132 multiprocessors, two on each
+
+
+@triton.jit
+def _part(
+    query, kept, first_slots, positions, base, seen, branch_positions, sums, maxima, totals,
+    scale, query_stride, kept_stride, T, M, window,
+    H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr,
+    QUERIES: tl.constexpr, SLOTS: tl.constexpr, PARTS: tl.constexpr,
+    IS_TREE: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0) // H
+    head = tl.program_id(0) % H
+    q = tl.program_id(1) * QUERIES + tl.arange(0, QUERIES)  # token by token, then its heads
+    token = q // G
+    at = row * T + token
+    is_query = token < T
+    place = tl.load(positions + at, is_query, -1)
+    d = tl.arange(0, PAD)
+    is_d = d < D
+    own = query + at.to(tl.int64)[:, None] * query_stride + (head * G + q % G)[:, None] * D
+    x = tl.load(own + d, is_query[:, None] & is_d, 0.0)
+
+    if IS_TREE:
+        before = tl.load(base + row)
+        used = before + M
+    else:
+        before = 0
+        used = tl.max(tl.load(positions + row * T + tl.arange(0, QUERIES) % T), 0) + 1
+        for t in range(QUERIES, T):
+            used = tl.maximum(used, tl.load(positions + row * T + t) + 1)
+    steps = tl.cdiv(tl.cdiv(used, SLOTS), PARTS)
+    begin = tl.program_id(2) * steps * SLOTS
+    end = tl.minimum(begin + steps * SLOTS, used)
+
+    highest = tl.full([QUERIES], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    summed = tl.zeros([QUERIES, PAD], tl.float32)
+    keys = kept + tl.load(first_slots + row).to(tl.int64) * kept_stride + head * D
+    for start in range(begin, end, SLOTS):
+        s = start + tl.arange(0, SLOTS)
+        is_slot = s < end
+        where = keys + s.to(tl.int64)[:, None] * kept_stride + d
+        k = tl.load(where, is_slot[:, None] & is_d, 0.0)
+        v = tl.load(where + H * D, is_slot[:, None] & is_d, 0.0)
+        scores = tl.dot(x, tl.trans(k), input_precision="ieee") * scale
+        if IS_TREE:
+            node = s - before
+            is_branch = (node >= 0) & is_slot
+            told = seen + at.to(tl.int64)[:, None] * M + node
+            is_seen = tl.load(told, is_query[:, None] & is_branch, 0) != 0
+            is_seen = is_seen | (node < 0)
+            lies = tl.load(branch_positions + row * M + node, is_branch, 0)
+            lies = tl.where(is_branch, lies, s)
+        else:
+            is_seen = s <= place[:, None]
+            lies = s
+        if HAS_WINDOW:
+            is_seen = is_seen & (lies > place[:, None] - window)
+        scores = tl.where(is_seen & is_slot & is_query[:, None], scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+        weights = tl.exp(scores - shift[:, None])
+        faded = tl.exp(highest - shift)
+        total = total * faded + tl.sum(weights, 1)
+        summed = summed * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        highest = higher
+    part = (at * H * G + head * G + q % G) * PARTS + tl.program_id(2)
+    tl.store(maxima + part, highest, is_query)
+    tl.store(totals + part, total, is_query)
+    tl.store(sums + part.to(tl.int64)[:, None] * D + d, summed, is_query[:, None] & is_d)
+
+
+@triton.jit
+def _together(
+    sums, maxima, totals, out, out_stride,
+    Q: tl.constexpr, D: tl.constexpr, PAD: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    first = (token * Q + head) * PARTS
+    highest = float("-inf")
+    for i in range(PARTS):
+        highest = tl.maximum(highest, tl.load(maxima + first + i))
+    shift = tl.where(highest == float("-inf"), 0.0, highest)
+    d = tl.arange(0, PAD)
+    summed = tl.zeros([PAD], tl.float32)
+    total = 0.0
+    for i in range(PARTS):
+        weight = tl.exp(tl.load(maxima + first + i) - shift)
+        total += weight * tl.load(totals + first + i)
+        summed += weight * tl.load(sums + (first + i) * D + d, d < D, 0.0)
+    seen = tl.where(total > 0, total, 1.0)  # a token that sees nothing gets zeros
+    own = out + token * out_stride + head * D + d
+    tl.store(own, (summed / seen).to(out.dtype.element_ty), d < D)
+
+
+@torch.library.custom_op("specbench::slot_attention", mutates_args=("out_NW",))
+def attend(
+    out_NW: Tensor,
+    query_NW: Tensor,
+    kept_SW: Tensor,
+    first_slots_B: Tensor,
+    positions_BT: Tensor,
+    head_size: int,
+    span: int,
+    window: int | None,
+    base_B: Tensor | None,
+    seen_BTM: Tensor | None,
+    branch_positions_BM: Tensor | None,
+) -> None:
+    """Write the attention of T tokens of each row, queries [N, Q D], to `out` [N, Q D].
+
+    `kept` [slots, 2 H D] has keys and values side by side; row b's begin at `first_slots[b]`. A
+    token sees the slots up to its position, at most `window` of them. In a tree it sees all slots
+    before `base` and of the M from there on those of `seen`, whose positions are
+    `branch_positions`. `span`, the most slots that a row may have used, sets how many parts there
+    are and nothing else.
+    """
+    B, T = positions_BT.shape
+    Q, H = out_NW.shape[1] // head_size, kept_SW.shape[1] // head_size // 2
+    G = Q // H
+    queries = min(max(triton.next_power_of_2(G * T), 16), _MOST_QUERIES)
+    blocks = triton.cdiv(G * T, queries)
+    parts = max(min(_PROGRAMS // (B * H * blocks), triton.cdiv(span, _SLOTS)), 1)
+    sums = out_NW.new_empty(B * T * Q * parts, head_size, dtype=torch.float32)
+    maxima, totals = (out_NW.new_empty(B * T * Q * parts, dtype=torch.float32) for _ in range(2))
+    pad = max(triton.next_power_of_2(head_size), 16)
+    is_tree = seen_BTM is not None
+    _part[B * H, blocks, parts](
+        query_NW, kept_SW, first_slots_B, positions_BT, base_B, seen_BTM, branch_positions_BM,
+        sums, maxima, totals,
+        head_size**-0.5, query_NW.stride(0), kept_SW.stride(0), T,
+        seen_BTM.shape[2] if seen_BTM is not None else 0, window or 0,
+        H=H, G=G, D=head_size, PAD=pad, QUERIES=queries, SLOTS=_SLOTS, PARTS=parts,
+        IS_TREE=is_tree, HAS_WINDOW=window is not None,
+    )  # fmt: skip
+    _together[B * T, Q](
+        sums, maxima, totals, out_NW, out_NW.stride(0), Q=Q, D=head_size, PAD=pad, PARTS=parts
+    )
+
+
+@attend.register_fake
+def _(*_: object) -> None: ...
