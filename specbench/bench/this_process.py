@@ -14,6 +14,7 @@ from specbench.bench.target import TargetRun
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Engine
+from specbench.engines.kernel_choices import remember
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
@@ -68,6 +69,7 @@ class ThisProcess:
 
     def measure(self, plan: TargetPlan, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
         """Load the target, and measure all its pairings."""
+        remember(choice for engine in ledger.stored.engines for choice in engine.kernels)
         meter = MemoryMeter(plan.target.name, str(self._device), self._probe)
         target_run = TargetRun(plan, ledger, self._probe, meter, watch, deadline)
         target_run.measure(partial(open_engines, plan.target, self._device, plan.settings))

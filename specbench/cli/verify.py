@@ -25,12 +25,10 @@ from specbench.settings import (
     ServerSettings,
     WorkloadSettings,
 )
+from specbench.settings.decoder import Compile, Forward, Graph, Kernels
 from specbench.settings.groups import (
     PROMPTS,
-    Compile,
     Engines,
-    Forward,
-    Graph,
     K,
     PairingsFile,
     Seed,
@@ -80,6 +78,7 @@ class Examined:
     servers: ServerSettings = field(default_factory=ServerSettings)
     forward: Forward = "auto"
     graph: Graph = "auto"
+    kernels: Kernels = "auto"
     compile: Compile = False
     machine: MachineSettings
     seed: Seed = 0
@@ -94,7 +93,12 @@ class Examined:
             effort=EffortSettings(num_prompts=self.num_prompts),
             load=LoadSettings(engines=self.engines),
             servers=self.servers,
-            decoder=DecoderSettings(forward=self.forward, graph=self.graph, compile=self.compile),
+            decoder=DecoderSettings(
+                forward=self.forward,
+                graph=self.graph,
+                kernels=self.kernels,
+                compile=self.compile,
+            ),
             machine=self.machine,
             seed=self.seed,
             pairings_file=self.pairings_file,

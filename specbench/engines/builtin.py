@@ -18,6 +18,7 @@ from specbench.engines.engine import (
     TimedForwards,
     Work,
 )
+from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.launched import graph_kind, graph_notes
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
@@ -26,6 +27,8 @@ from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
 from specbench.forward.attention.backends import attention_backend
+from specbench.forward.attention.choice import USUAL
+from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
 from specbench.inputs.config import Drafter, Target
@@ -56,21 +59,23 @@ class BuiltinEngine(Instrumented):
         self._options = options
         self._clock = make_clock(pool.device)
         self.tokenizer = pool.tokenizer(target.model)
-        held = take(pool, target.model, options.forward)
+        self._launchers = Launchers(options.graph, pool.device, compiled=options.compile)
+        self._kernels = KernelChoices(
+            options.kernels, self._clock, self._launchers.graphs, is_compiled=options.compile
+        )
+        held = take(pool, target.model, options.forward, self._kernels)
         self._target, self._runner = held.loaded, held.runner
         self.eos_ids = eos_ids(self._target.model)
         self.identity = identity(target.name, target.model, self._target, self.tokenizer)
         self._name = target.name
-        self._launchers = Launchers(options.graph, pool.device, compiled=options.compile)
         self._model_forwards = ModelForwards(self._launchers.graphs, self._clock)
-        self._drafters = LoadedDrafters(held, self.tokenizer, pool, options.forward)
+        self._drafters = LoadedDrafters(held, self.tokenizer, pool, options.forward, self._kernels)
         self._decoders: dict[tuple[str, bool], Decoder] = {}
         self._controllers = Controllers()
 
     @property
     def record(self) -> EngineRecord:
         """Complete once a round has run: some choices are made only then."""
-        config = self._target.model.config.get_text_config()
         launched = [(n, d.launcher) for (n, _), d in self._decoders.items() if d.launcher]
         has_graphs = self._pool.device.type == "cuda"
         return EngineRecord(
@@ -79,17 +84,28 @@ class BuiltinEngine(Instrumented):
             forward=self._runner.kind,
             graph=graph_kind(launched) if has_graphs else "off",
             compile_s=self._launchers.graphs.compile_s if self._launchers.graphs else None,
-            attention=attention_backend(
-                self._pool.device,
-                self._target.model.dtype,
-                num_heads=config.num_attention_heads,
-                num_kv_heads=getattr(config, "num_key_value_heads", config.num_attention_heads),
-                head_dim=getattr(config, "head_dim", None)
-                or config.hidden_size // config.num_attention_heads,
-            ),
+            attention=self._attention(),
+            kernels=tuple(self._kernels.made.values()),
             quantization=self._target.quantization,
             notes=(*self._drafters.notes, *graph_notes(launched)),
             max_k=dict(self._drafters.max_ks),
+        )
+
+    def _attention(self) -> str:
+        """What computes the target's attention; where that is torch's own, the kernel it picks."""
+        runner = self._runner
+        if isinstance(runner, FusedRunner):
+            names = {runner.kernels[case.window, case.is_tree].name for case in runner.cases}
+            if names != {USUAL.name}:
+                return ", ".join(sorted(names))
+        config = runner.model.config.get_text_config()
+        heads = config.num_attention_heads
+        return attention_backend(
+            runner.device,
+            runner.dtype,
+            num_heads=heads,
+            num_kv_heads=getattr(config, "num_key_value_heads", heads),
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         )
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:

@@ -8,6 +8,7 @@ import torch
 
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.engine import Work
+from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity
 from specbench.errors import ModelError, UsageError
@@ -49,11 +50,12 @@ class Held(NamedTuple):
     notes: tuple[str, ...]
 
 
-def take(pool: ModelPool, spec: ModelSpec, forward: Forward) -> Held:
-    """The model from the pool, its runner checked; ModelError."""
+def take(pool: ModelPool, spec: ModelSpec, forward: Forward, kernels: KernelChoices) -> Held:
+    """The model from the pool, its runner checked and its kernels chosen; ModelError."""
     loaded = pool.load(spec)
     try:
         runner, notes = make_checked_runner(loaded.model, forward)
+        runner = kernels.settle(runner, forward)
     except (ModelError, torch.OutOfMemoryError):
         pool.release(spec)
         raise
@@ -65,12 +67,18 @@ class LoadedDrafters:
     """Adds and removes drafters by name; the baseline's is always there."""
 
     def __init__(
-        self, target: Held, tokenizer: Tokenizer, pool: ModelPool, forward: Forward
+        self,
+        target: Held,
+        tokenizer: Tokenizer,
+        pool: ModelPool,
+        forward: Forward,
+        kernels: KernelChoices,
     ) -> None:
         self._target = target
         self._tokenizer = tokenizer
         self._pool = pool
         self._forward = forward
+        self._kernels = kernels
         self._methods: dict[str, DraftingMethod] = {NO_DRAFTER: NoDrafter()}
         self._models: dict[str, Held] = {}
         self._rules: dict[str, LossyRule] = {}
@@ -200,7 +208,7 @@ class LoadedDrafters:
     def _draft_runner(self, drafter: Drafter) -> Runner:
         if drafter.model is None:
             raise UsageError(f"{drafter.name}: method {drafter.method} needs `model:`")
-        held = take(self._pool, drafter.model, self._forward)
+        held = take(self._pool, drafter.model, self._forward, self._kernels)
         self._note(*held.notes)
         self._models[drafter.name] = held
         return held.runner

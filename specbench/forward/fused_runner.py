@@ -17,14 +17,15 @@ from torch import Tensor
 from specbench.errors import ModelError
 from specbench.footprint import KEPT_TOKENS, Sizes
 from specbench.forward.attention.choice import Kernels, usual_kernels
-from specbench.forward.attention.kernel import Seen
+from specbench.forward.attention.kernel import Case, Seen
 from specbench.forward.attention.stock import causal_attention
 from specbench.forward.fused_weights import can_fuse, fuse
-from specbench.forward.layer_steps import LayerSteps, TorchSteps
+from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
 from specbench.forward.runner import Output, context_limit, refuse_unsupported
 from specbench.forward.traced_forward import traced_states
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import JoinedCache, Kept, Reach, Slots, Workspace
+from specbench.kernels.availability import why_not
 
 _KEPT_SHAPES = 256
 
@@ -103,6 +104,34 @@ class FusedRunner:
 
     def logits(self, states_BTF: Tensor) -> Tensor:
         return states_BTF @ self._weights.head
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """What an implementation of attention is chosen for, one by one."""
+        return tuple(
+            Case(
+                device=self.device,
+                dtype=self.dtype,
+                query_heads=self._sizes.query_heads,
+                kv_heads=self._sizes.kv_heads,
+                head_size=self._sizes.head,
+                window=window,
+                is_tree=is_tree,
+            )
+            for window in sorted(self._windows, key=lambda window: window or 0)
+            for is_tree in (False, True)
+        )
+
+    def with_triton(self) -> Self:
+        """The same over the same slots, its small operations in kernels of ours.
+
+        ModelError where they cannot run.
+        """
+        if reason := why_not(self.device):
+            raise ModelError(reason)
+        other = copy(self)
+        other.steps = TritonSteps(self._sizes, self._eps)
+        return other
 
     def first_layers(self, num_layers: int) -> Self:
         first = copy(self)

@@ -20,7 +20,7 @@ _LENGTHS = (9, 6)  # ragged rows
 _HEAD = 4  # tokens that each row is fed alone
 _SPAN = 64
 # Norms and rotary positions are float32 inside a float64 model.
-_TOLERANCE = {torch.float64: 3e-5, torch.float32: 3e-4, torch.float16: 0.02, torch.bfloat16: 0.15}
+TOLERANCE = {torch.float64: 3e-5, torch.float32: 3e-4, torch.float16: 0.02, torch.bfloat16: 0.15}
 
 
 @torch.inference_mode()
@@ -77,8 +77,8 @@ def _difference(runner: Runner, tokens_BT: Tensor, plain: list[Tensor]) -> str |
     slots_BTV = _over_slots(runner, tokens_BT)
     runner.release()  # rows are never given back singly: one alone would keep room for two
     rows = zip(slots_BTV, plain, strict=True)
-    worst = torch.stack([_distance(got[: len(row)], row) for got, row in rows]).max()
-    allowed = _TOLERANCE[plain[0].dtype]
+    worst = torch.stack([distance(got[: len(row)], row) for got, row in rows]).max()
+    allowed = TOLERANCE[plain[0].dtype]
     if worst <= allowed:
         return None
     return (
@@ -102,7 +102,7 @@ def _over_slots(runner: Runner, tokens_BT: Tensor) -> Tensor:
     return torch.cat([torch.cat(heads), feed(tokens_BT[:, _HEAD:], _HEAD)], 1)
 
 
-def _distance(got_TV: Tensor, expected_TV: Tensor) -> Tensor:
+def distance(got_TV: Tensor, expected_TV: Tensor) -> Tensor:
     """Root mean square difference at the worst position, in standard deviations of a logit.
 
     A mean over the vocabulary, because the largest of so many differences grows with it.

@@ -7,6 +7,7 @@ that a machine or an engine cannot give is None: absent, never zero.
 """
 
 from specbench.records.answers import CellSummary, Decision
+from specbench.records.engines import Contender, EngineRecord, KernelChoice
 from specbench.records.extensions import ExtensionRecord
 from specbench.records.forecasts import (
     EngineCost,
@@ -23,7 +24,6 @@ from specbench.records.measured import (
     BlockPurpose,
     BlockRecord,
     DeviceSample,
-    EngineRecord,
     FailureRecord,
     ForwardCost,
     ImportedRecord,
@@ -63,6 +63,7 @@ __all__ = [
     "CellSummary",
     "ClientLoad",
     "Condition",
+    "Contender",
     "Decision",
     "DeviceSample",
     "Draft",
@@ -77,6 +78,7 @@ __all__ = [
     "ForwardCost",
     "ImportedRecord",
     "Interval",
+    "KernelChoice",
     "Length",
     "LimitRecord",
     "LossyRule",

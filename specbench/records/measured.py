@@ -253,22 +253,6 @@ class FailureRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineRecord:
-    """How an engine ran a target: what was chosen, and why where it was not as asked."""
-
-    target: str
-    engine: str
-    forward: str | None = None  # "fused" or "stock"
-    graph: str | None = None  # "off", "step" or "round"
-    attention: str | None = None  # the backend that was pinned
-    compile_s: float | None = None  # spent on compiling; None: not compiled
-    quantization: str | None = None
-    notes: tuple[str, ...] = ()
-    # The drafters' deepest K, where they have one: what makes plans of schema 4 final.
-    max_k: Mapping[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class LimitRecord:
     """What bounds a cell's round, measured beside it; None where it cannot be told."""
 

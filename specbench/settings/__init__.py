@@ -7,9 +7,9 @@ is one field of one group in `groups.py`: its name, help, bounds and default. Op
 `words.py` reads 0..8, 4k, 3m and 2%.
 """
 
+from specbench.settings.decoder import DecoderSettings
 from specbench.settings.groups import (
     AcceptanceRule,
-    DecoderSettings,
     DraftSettings,
     EffortSettings,
     ForecastSettings,

@@ -8,7 +8,6 @@ from specbench.settings.option import Option
 from specbench.settings.words import (
     BUILTIN,
     ENGINES,
-    parse_acceptance,
     parse_concurrency,
     parse_contexts,
     parse_ks,
@@ -103,15 +102,6 @@ Engines = Annotated[
         help="builtin, transformers, or a server: vllm, sglang, tensorrt_llm, llama_cpp, openai; "
         "several: builtin,vllm.",
     ),
-]
-Forward = Annotated[
-    Literal["auto", "stock", "fused"], Option(help="auto, stock or fused (dense Llama family).")
-]
-Graph = Annotated[
-    Literal["auto", "off", "step", "round"], Option(help="CUDA graphs: auto, off, step or round.")
-]
-Compile = Annotated[
-    bool, Option(help="Compile whole rounds with torch.compile; compile time is shown.")
 ]
 Seed = Annotated[int, Option(min=0, help="Seed for prompts, order and sampling.")]
 
@@ -257,32 +247,6 @@ class ForecastSettings:
         ),
     ] = None
     most_drafters: int | None = None  # `pair --measure`: so many in each setting; None: all
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DecoderSettings:
-    """How the built-in decoder runs."""
-
-    forward: Forward = "auto"
-    graph: Graph = "auto"
-    compile: Compile = False
-    acceptance: Annotated[  # simulated, per position: the text means nothing
-        tuple[float, ...] | None,
-        Option(
-            read=parse_acceptance,
-            help="Simulate acceptance: 0.7, 0.8,0.6 or histogram:40,20,40. Speeds are real, texts "
-            "are not.",
-            shown=False,
-        ),
-    ] = None
-    dummy_weights: Annotated[bool, Option(help="Use random weights, from the config alone.")] = (
-        False
-    )
-
-    @property
-    def is_synthetic(self) -> bool:
-        """True where nothing real was decoded: a speed, never a statement about text."""
-        return self.acceptance is not None or self.dummy_weights
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

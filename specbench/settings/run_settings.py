@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, make_dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from specbench.settings.decoder import DecoderSettings
 from specbench.settings.groups import (
-    DecoderSettings,
     DraftSettings,
     EffortSettings,
     ForecastSettings,

@@ -23,7 +23,9 @@ NEW_SETTINGS = {  # of servers, which there were none of
     "cycles": None,
     "prefix_cache": False,
     "start_timeout_s": 900.0,
+    "kernels": "auto",
 }
+NEW_OF_ENGINES: dict[str, Any] = {"kernels": []}  # which there were no contests for
 NEW_OF_ENVIRONMENT = {"node": None}  # of clusters
 
 
@@ -49,7 +51,8 @@ def test_it_has_the_cells_and_the_report_that_it_had() -> None:
     assert [key.id for key in stored.run.keys] == EXPECTED["ids"]
     found = json.loads(json.dumps(to_json(build_document(stored))))
     then = EXPECTED["report"]
-    then_with_new = {**with_new(then), "servers": []}
+    engines = [{**engine, **NEW_OF_ENGINES} for engine in then["engines"]]
+    then_with_new = {**with_new(then), "servers": [], "engines": engines}
     assert facts(found) == facts(then_with_new)
     in_order = [list(cell) for cell in (*found["cells"], *found["decisions"])]
     assert in_order == [list(cell) for cell in (*then["cells"], *then["decisions"])]

@@ -1,7 +1,7 @@
 """The implementations of attention, and the one that each kind of layer runs on."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
 from torch.nn.attention import SDPBackend
 
@@ -11,7 +11,7 @@ from specbench.forward.attention.masked import Masked
 from specbench.forward.attention.parts import Parts
 from specbench.forward.attention.plain import Plain
 
-Kernels = Mapping[tuple[int | None, bool], Kernel]  # by window, and whether it is a tree
+Kernels = MutableMapping[tuple[int | None, bool], Kernel]  # by window, and whether it is a tree
 
 # What runs until there was a contest: whichever of its kernels torch picks.
 USUAL = Masked("torch")

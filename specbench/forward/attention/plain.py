@@ -24,8 +24,11 @@ class Plain:
         return seen_BTS.repeat(1, seen.sizes.group, 1)[:, None]
 
     def attend(self, work: Workspace, kept: Kept, look: Tensor) -> None:
-        query = work.unpacked.flatten(2, 3)
-        scores = query @ kept.keys.transpose(-1, -2) * query.shape[-1] ** -0.5
-        weights = scores.float().masked_fill(~look, -torch.inf).softmax(-1)
-        out = weights.nan_to_num(0.0).to(query.dtype) @ kept.values  # 0 where nothing is seen
+        exact = torch.promote_types(work.qkv.dtype, torch.float32)
+        query, keys, values = (
+            part.to(exact) for part in (work.unpacked.flatten(2, 3), kept.keys, kept.values)
+        )
+        scores = query @ keys.transpose(-1, -2) * query.shape[-1] ** -0.5
+        weights = scores.masked_fill(~look, -torch.inf).softmax(-1)
+        out = weights.nan_to_num(0.0) @ values  # 0 where nothing is seen
         work.spread.copy_(out.view_as(work.spread))

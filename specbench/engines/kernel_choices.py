@@ -1,0 +1,156 @@
+"""Holds the contests of a loaded model, once for equal hardware, versions and shapes.
+
+What was chosen is kept in the process, in a file of the user's cache folder and in the run's
+record, so that K = 0, every K and every drafter share it, as do a later run and one that goes on.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+
+from specbench import __version__
+from specbench.errors import ModelError
+from specbench.execution.clock import Clock
+from specbench.execution.cuda_graphs import Graphs
+from specbench.forward.attention.choice import KERNELS
+from specbench.forward.attention.kernel import Case
+from specbench.forward.contest import Run, Timing, attention_contest
+from specbench.forward.forward_contest import FORWARDS, forward_contest
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner
+from specbench.forward.self_test import Forward
+from specbench.records import Contender, KernelChoice
+from specbench.whole_file import write_whole
+
+AUTO = "auto"
+Outcome = tuple[str | None, list[Contender]]
+_CHOICES = TypeAdapter(dict[str, KernelChoice])
+_known: dict[str, KernelChoice] = {}
+
+
+def remember(choices: Iterable[KernelChoice]) -> None:
+    """Let a run that is resumed go on with what it began with."""
+    _known.update({choice.key: choice for choice in choices if not choice.is_forced})
+
+
+class KernelChoices:
+    """Sets what runners run on; `name` forces one implementation, auto lets them compete.
+
+    Compiled rounds are computed as the compiler likes: nothing is chosen for them.
+    """
+
+    def __init__(
+        self, name: str, clock: Clock, graphs: Graphs | None, *, is_compiled: bool = False
+    ) -> None:
+        self._name = name
+        self._is_compiled = is_compiled
+        self._timing = Timing(
+            seconds=partial(_seconds, clock),
+            captured=None if graphs is None else lambda run: graphs.capture(run).replay,
+        )
+        self.made: dict[str, KernelChoice] = {}  # by key, of all runners
+
+    def settle(self, runner: Runner, forward: Forward) -> Runner:
+        """The runner to decode with, its implementations chosen. ModelError.
+
+        Transformers' own code takes torch's own attention.
+        """
+        if self._is_compiled or not isinstance(runner, FusedRunner):
+            return runner
+        kernels = {kernel.name: kernel for kernel in KERNELS}
+        for case in runner.cases:
+            chosen = self._attention(case).chosen
+            runner.kernels[case.window, case.is_tree] = kernels[chosen]
+        return FORWARDS[self._forward(runner, forward).chosen](runner)
+
+    def _attention(self, case: Case) -> KernelChoice:
+        subject = f"attention, {case}"
+        key = _key(subject, case.device, case, self._is_captured)
+        if self._name == AUTO:
+            return self._choice(
+                key, subject, lambda: attention_contest(case, KERNELS, self._timing)
+            )
+        kernel = next(kernel for kernel in KERNELS if kernel.name == self._name)
+        _, (tried,) = attention_contest(case, [kernel], self._timing)
+        if tried.refusal is not None:
+            raise ModelError(
+                f"--kernels {self._name} cannot serve {subject}: {tried.refusal}; choose "
+                "--kernels auto"
+            )
+        return self._made(
+            KernelChoice(key=key, subject=subject, chosen=kernel.name, is_forced=True)
+        )
+
+    def _forward(self, runner: FusedRunner, forward: Forward) -> KernelChoice:
+        subject = "forward"
+        names = tuple(name for name in FORWARDS if forward == "auto" or name.startswith(forward))
+        sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
+        key = _key(subject, runner.device, names, runner.cases, sizes, self._is_captured)
+        return self._choice(key, subject, lambda: forward_contest(runner, names, self._timing))
+
+    @property
+    def _is_captured(self) -> bool:
+        return self._timing.captured is not None
+
+    def _choice(self, key: str, subject: str, hold: Callable[[], Outcome]) -> KernelChoice:
+        """What is known already, else what a contest says."""
+        known = _known.get(key) or _read(_file()).get(key)
+        if known is None:
+            winner, contenders = hold()
+            if winner is None:
+                reasons = "; ".join(f"{one.name}: {one.refusal}" for one in contenders)
+                raise ModelError(f"{subject}: no implementation is right here: {reasons}")
+            known = KernelChoice(
+                key=key, subject=subject, chosen=winner, contenders=tuple(contenders)
+            )
+            _keep(known)
+        _known[key] = known
+        return self._made(known)
+
+    def _made(self, choice: KernelChoice) -> KernelChoice:
+        self.made[choice.key] = choice
+        return choice
+
+
+def _key(subject: str, device: torch.device, *facts: object) -> str:
+    """All that a choice hangs on."""
+    if device.type == "cuda":
+        machine = (torch.cuda.get_device_name(device), torch.version.cuda)
+    else:
+        machine = (platform.machine(), torch.backends.cpu.get_cpu_capability())
+    threads = torch.get_num_threads() if device.type == "cpu" else None
+    return "; ".join(map(str, (subject, *facts, *machine, threads, torch.__version__, __version__)))
+
+
+def _seconds(clock: Clock, run: Run) -> float:
+    began = clock.mark()
+    run()
+    ended = clock.mark()
+    return clock.seconds(ended) - clock.seconds(began)
+
+
+def _file() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "specbench" / "kernels.json"
+
+
+def _read(file: Path) -> dict[str, KernelChoice]:
+    """What earlier runs chose; nothing where there is no such file or it is not ours."""
+    try:
+        return _CHOICES.validate_json(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+
+
+def _keep(choice: KernelChoice) -> None:
+    with suppress(OSError):  # without it the next run holds the contest again
+        file = _file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        kept = _read(file) | {choice.key: choice}
+        write_whole(file, _CHOICES.dump_json(kept, indent=1))

@@ -1,0 +1,45 @@
+"""How an engine ran: what was chosen, and what the others gave that could have been."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """An implementation that could have run: its seconds, or why it did not take part."""
+
+    name: str
+    seconds: float | None = None  # of one round of the contest, the median of several
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelChoice:
+    """What runs for one kind of work.
+
+    `key` names all that the choice hangs on, hardware and versions included: where it is equal,
+    a later run takes the choice as it is.
+    """
+
+    key: str
+    subject: str  # "attention, chain", "attention, tree, window 4096", "forward"
+    chosen: str
+    contenders: tuple[Contender, ...] = ()  # in the order that decides among equals
+    is_forced: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineRecord:
+    """How an engine ran a target: what was chosen, and why where it was not as asked."""
+
+    target: str
+    engine: str
+    forward: str | None = None  # "fused" or "stock"
+    graph: str | None = None  # "off", "step" or "round"
+    attention: str | None = None  # the backend that was pinned
+    compile_s: float | None = None  # spent on compiling; None: not compiled
+    quantization: str | None = None
+    notes: tuple[str, ...] = ()
+    kernels: tuple[KernelChoice, ...] = ()  # of the target and its draft models
+    # The drafters' deepest K, where they have one: what makes plans of schema 4 final.
+    max_k: Mapping[str, int] = field(default_factory=dict)

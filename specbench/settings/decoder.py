@@ -1,0 +1,50 @@
+"""How the built-in decoder is to run."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from specbench.settings.option import Option
+from specbench.settings.words import parse_acceptance
+
+Forward = Annotated[
+    Literal["auto", "stock", "fused"], Option(help="auto, stock or fused (dense Llama family).")
+]
+Graph = Annotated[
+    Literal["auto", "off", "step", "round"], Option(help="CUDA graphs: auto, off, step or round.")
+]
+Kernels = Annotated[
+    Literal["auto", "triton", "flash", "efficient", "cudnn", "torch", "plain"],
+    Option(
+        help="Attention: auto (the fastest here), triton, flash, efficient, cudnn, torch or plain."
+    ),
+]
+Compile = Annotated[
+    bool, Option(help="Compile whole rounds with torch.compile; compile time is shown.")
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecoderSettings:
+    """How the built-in decoder runs."""
+
+    forward: Forward = "auto"
+    graph: Graph = "auto"
+    kernels: Kernels = "auto"
+    compile: Compile = False
+    acceptance: Annotated[  # simulated, per position: the text means nothing
+        tuple[float, ...] | None,
+        Option(
+            read=parse_acceptance,
+            help="Simulate acceptance: 0.7, 0.8,0.6 or histogram:40,20,40. Speeds are real, texts "
+            "are not.",
+            shown=False,
+        ),
+    ] = None
+    dummy_weights: Annotated[bool, Option(help="Use random weights, from the config alone.")] = (
+        False
+    )
+
+    @property
+    def is_synthetic(self) -> bool:
+        """True where nothing real was decoded: a speed, never a statement about text."""
+        return self.acceptance is not None or self.dummy_weights
