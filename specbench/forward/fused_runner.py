@@ -130,7 +130,7 @@ class FusedRunner:
         if reason := why_not(self.device):
             raise ModelError(reason)
         other = copy(self)
-        other.steps = TritonSteps(self._sizes, self._eps)
+        other.steps, other.kind = TritonSteps(self._sizes, self._eps), "fused, triton"
         return other
 
     def first_layers(self, num_layers: int) -> Self:

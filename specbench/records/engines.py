@@ -34,9 +34,9 @@ class EngineRecord:
 
     target: str
     engine: str
-    forward: str | None = None  # "fused" or "stock"
+    forward: str | None = None  # "stock", "fused" or "fused, triton"
     graph: str | None = None  # "off", "step" or "round"
-    attention: str | None = None  # the backend that was pinned
+    attention: str | None = None  # what computes the target's
     compile_s: float | None = None  # spent on compiling; None: not compiled
     quantization: str | None = None
     notes: tuple[str, ...] = ()

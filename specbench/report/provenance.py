@@ -4,7 +4,7 @@ import shlex
 from typing import NamedTuple
 
 from specbench.metrics.registry import all_metrics
-from specbench.records import EngineRecord
+from specbench.records import EngineRecord, KernelChoice
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import measured, plural
@@ -54,6 +54,11 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         ),
         ("probe", machine.probe),
         *((f"engine {record.engine}", engine_text(record)) for record in document.engines),
+        *(
+            (f"{choice.subject} of {record.target}", kernel_text(choice))
+            for record in document.engines
+            for choice in record.kernels
+        ),
         *deployment_facts(document),
         ("seed", str(settings.seed) if is_own else None),
         ("sampling", _sampling(settings.sampling) if is_own else None),
@@ -83,6 +88,24 @@ def engine_text(record: EngineRecord) -> str:
         record.quantization,
     )
     return "; ".join((_joined(*chosen), *record.notes))
+
+
+def kernel_text(choice: KernelChoice) -> str:
+    """What runs, how much longer others take, and why the rest was refused."""
+    if choice.is_forced:
+        return f"{choice.chosen} (as asked for)"
+    took = {one.name: one.seconds for one in choice.contenders if one.seconds}
+    slower = (
+        f"{name} takes {seconds / took[choice.chosen]:.2g} times as long"
+        for name, seconds in took.items()
+        if name != choice.chosen and choice.chosen in took
+    )
+    why: dict[str, list[str]] = {}
+    for one in choice.contenders:
+        if one.refusal is not None:
+            why.setdefault(one.refusal, []).append(one.name)
+    refused = (f"not {' or '.join(names)}: {reason}" for reason, names in why.items())
+    return "; ".join((choice.chosen, *slower, *refused))
 
 
 def model_grid(document: Document) -> Grid | None:
