@@ -6,12 +6,17 @@ bound. Kernels of ours say how many they are.
 """
 
 from collections import Counter
-from typing import Any
+from typing import Any, Self
 
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _FREE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view"}
-_FREE |= {"detach", "alias", "lift_fresh"}
+_FREE |= {"detach", "alias", "lift_fresh", "device"}
+# One kernel each on CUDA; a trace without it sees what a CPU build would compute them by.
+_FUSED = (torch.rms_norm, scaled_dot_product_attention)
 OURS = "specbench"
 
 
@@ -21,17 +26,47 @@ class Launches(TorchDispatchMode):
     def __init__(self, ours: dict[str, int] | None = None) -> None:
         super().__init__()
         self.by_name: Counter[str] = Counter()
+        self.is_inside_fused = False
         self._ours = ours or {}
+        self._fused = _Fused(self)
 
     @property
     def total(self) -> int:
         return self.by_name.total()
+
+    def __enter__(self) -> Self:
+        self._fused.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._fused.__exit__(*error)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         namespace, name = func.name().split("::")
         name = name.split(".")[0]
         if namespace == OURS:
             self.by_name[name] += self._ours[name]
-        elif not func.is_view and name not in _FREE:
+        elif not (self.is_inside_fused or func.is_view or name in _FREE):
             self.by_name[name] += 1
         return func(*args, **(kwargs or {}))
+
+
+class _Fused(TorchFunctionMode):
+    """Counts what is one kernel as one, whatever it is made of here."""
+
+    def __init__(self, launches: Launches) -> None:
+        super().__init__()
+        self._launches = launches
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        is_fused = func in _FUSED and not self._launches.is_inside_fused
+        if is_fused:
+            self._launches.by_name[func.__name__] += 1
+            self._launches.is_inside_fused = True
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            if is_fused:
+                self._launches.is_inside_fused = False

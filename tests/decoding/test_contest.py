@@ -1,0 +1,173 @@
+"""Who may run and who does: wrong implementations lose, slow ones are not chosen."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specbench.forward.attention.kernel import Case
+from specbench.forward.attention.masked import Masked
+from specbench.forward.attention.plain import Plain
+from specbench.forward.contest import Candidate, Timing, attention_contest, fastest
+from specbench.forward.forward_contest import forward_contest
+from specbench.forward.fused_runner import FusedRunner
+from tests.decoding.models import tiny_llama
+
+CASE = Case(
+    device=torch.device("cpu"),
+    dtype=torch.float32,
+    query_heads=4,
+    kv_heads=2,
+    head_size=16,
+    window=None,
+    is_tree=False,
+)
+
+
+class Metered:
+    """A clock for work that says itself how long it takes."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def seconds(self, run) -> float:
+        began_s = self.now_s
+        run()
+        return self.now_s - began_s
+
+    def takes(self, kernel, seconds):
+        """The kernel, but each layer takes so long."""
+        attend = kernel.attend
+
+        def slowly(work, kept, look):
+            attend(work, kept, look)
+            self.now_s += seconds
+
+        kernel.attend = slowly
+        return kernel
+
+
+class SeesOneMore(Masked):
+    def look(self, seen):
+        return super().look(seen._replace(positions_BT=seen.positions_BT + 1))
+
+
+class SeesOneLess(Masked):
+    def look(self, seen):
+        return super().look(seen._replace(positions_BT=seen.positions_BT - 1))
+
+
+class ForgetsTheWindow(Masked):
+    def look(self, seen):
+        return super().look(seen._replace(window=None))
+
+
+class ForgetsTheTree(Masked):
+    def look(self, seen):
+        return super().look(seen._replace(branches=None))
+
+
+class MixesRows(Masked):
+    def attend(self, work, kept, look):
+        super().attend(work, kept, look.flip(0))
+
+
+class Raises(Masked):
+    def look(self, seen):  # noqa: ARG002
+        raise RuntimeError("no kernel for this\nand more that nobody needs")
+
+
+def held(case, *kernels):
+    meter = Metered()
+    for place, kernel in enumerate(kernels):
+        meter.takes(kernel, 0.01 * (place + 1))  # the wrong ones are first and fast
+    return attention_contest(case, kernels, Timing(meter.seconds))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "case"),
+    [
+        (SeesOneMore, CASE),
+        (SeesOneLess, CASE),
+        (MixesRows, CASE),
+        (ForgetsTheWindow, replace(CASE, window=300)),
+        (ForgetsTheTree, replace(CASE, is_tree=True)),
+        (SeesOneLess, replace(CASE, dtype=torch.bfloat16, head_size=128)),
+        (SeesOneMore, replace(CASE, dtype=torch.bfloat16, head_size=128)),
+    ],
+)
+def test_a_wrong_one_loses_however_fast_it_is_and_the_record_says_why(wrong, case):
+    winner, contenders = held(case, wrong("wrong"), Plain())
+    assert winner == "plain"
+    lost, won = contenders
+    assert lost.seconds is None
+    assert lost.refusal.startswith("it is wrong: off by")
+    assert (won.refusal, won.seconds > 0) == (None, True)
+
+
+def test_one_that_raises_is_refused_with_its_first_line():
+    winner, (lost, _) = held(CASE, Raises("raises"), Plain())
+    assert winner == "plain"
+    assert lost.refusal == "it raises RuntimeError: no kernel for this"
+
+
+def test_where_none_is_right_nobody_wins():
+    assert held(CASE, Raises("raises"))[0] is None
+
+
+def test_a_slow_one_is_not_chosen_though_it_is_first():
+    meter = Metered()
+    slow = meter.takes(Masked("slow"), 0.02)
+    fast = meter.takes(Plain(), 0.01)
+    winner, (first, second) = attention_contest(CASE, [slow, fast], Timing(meter.seconds))
+    assert winner == "plain"
+    assert first.seconds == pytest.approx(2 * second.seconds)
+
+
+@pytest.mark.parametrize(("second_s", "winner"), [(0.96, "first"), (0.94, "second")])
+def test_within_5_percent_the_order_decides(second_s, winner):
+    meter = Metered()
+
+    def takes(seconds):
+        def run():
+            meter.now_s += seconds
+
+        return run
+
+    candidates = [Candidate("first", takes(1.0)), Candidate("second", takes(second_s))]
+    assert fastest(candidates, Timing(meter.seconds))[0] == winner
+
+
+def test_what_is_right_when_called_and_wrong_when_replayed_loses():
+    meter = Metered()
+
+    def frozen(run):
+        run()
+        return lambda: None  # replays nothing: the output stays as it was wiped
+
+    winner, (lost,) = attention_contest(CASE, [Plain()], Timing(meter.seconds, frozen))
+    assert winner is None
+    assert lost.refusal.startswith("replayed, it is wrong")
+
+
+class ForgetsAToken(FusedRunner):
+    kind = "wrong"
+
+    def forward(self, tokens_BT, *others, **named):
+        return super().forward(tokens_BT * 0, *others, **named)
+
+
+def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
+    from specbench.forward import forward_contest as contest
+
+    wrong = lambda runner: ForgetsAToken(runner.model)  # noqa: E731
+    monkeypatch.setitem(contest.FORWARDS, "wrong", wrong)
+    meter = Metered()
+    names = ("wrong", "fused, triton", "stock", "fused")
+    runner = FusedRunner(tiny_llama())
+    winner, contenders = forward_contest(runner, names, Timing(meter.seconds))
+    assert winner == "stock"  # all take no time by this clock: the order decides
+    reasons = [one.refusal for one in contenders]
+    assert reasons[0].startswith("it is wrong: logits are off by")
+    assert reasons[1:] == ["Triton has no kernels for a cpu", None, None]
+    assert runner.cache.max_len == 0  # its memory is given back
