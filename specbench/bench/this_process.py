@@ -14,7 +14,7 @@ from specbench.bench.target import TargetRun
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Engine
-from specbench.engines.kernel_choices import remember
+from specbench.engines.kernel_choices import remember, require_kernel
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
@@ -41,6 +41,7 @@ class ThisProcess:
     def __init__(self, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> None:
         self._settings = settings
         self._device = find_device(settings.machine.device)
+        require_kernel(settings.decoder.kernels, self._device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # events, streams and graphs are made on it
         self._threads = settings.machine.threads or default_threads(pairings)

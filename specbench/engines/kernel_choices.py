@@ -8,6 +8,7 @@ import os
 import platform
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from pydantic import TypeAdapter
 
 from specbench import __version__
-from specbench.errors import ModelError
+from specbench.errors import ModelError, UsageError
 from specbench.execution.clock import Clock
 from specbench.execution.cuda_graphs import Graphs
 from specbench.forward.attention.choice import KERNELS
@@ -56,8 +57,8 @@ class KernelChoices:
         )
         self.made: dict[str, KernelChoice] = {}  # by key, of all runners
 
-    def settle(self, runner: Runner, forward: Forward) -> Runner:
-        """The runner to decode with, its implementations chosen. ModelError.
+    def settle(self, runner: Runner, forward: Forward, name: str) -> Runner:
+        """The runner of the named model to decode with, its implementations chosen. ModelError.
 
         Transformers' own code takes torch's own attention.
         """
@@ -65,13 +66,13 @@ class KernelChoices:
             return runner
         kernels = {kernel.name: kernel for kernel in KERNELS}
         for case in runner.cases:
-            chosen = self._attention(case).chosen
+            chosen = self._attention(case, name).chosen
             runner.kernels[case.window, case.is_tree] = kernels[chosen]
-        return FORWARDS[self._forward(runner, forward).chosen](runner)
+        return FORWARDS[self._forward(runner, forward, name).chosen](runner)
 
-    def _attention(self, case: Case) -> KernelChoice:
-        subject = f"attention, {case}"
-        key = _key(subject, case.device, case, self._is_captured)
+    def _attention(self, case: Case, name: str) -> KernelChoice:
+        subject = f"attention of {name}, {case}"
+        key = _key(case.device, case, self._is_captured)
         if self._name == AUTO:
             return self._choice(
                 key, subject, lambda: attention_contest(case, KERNELS, self._timing)
@@ -87,11 +88,11 @@ class KernelChoices:
             KernelChoice(key=key, subject=subject, chosen=kernel.name, is_forced=True)
         )
 
-    def _forward(self, runner: FusedRunner, forward: Forward) -> KernelChoice:
-        subject = "forward"
+    def _forward(self, runner: FusedRunner, forward: Forward, name: str) -> KernelChoice:
+        subject = f"forward of {name}"
         names = tuple(name for name in FORWARDS if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
-        key = _key(subject, runner.device, names, runner.cases, sizes, self._is_captured)
+        key = _key(runner.device, names, runner.cases, sizes, self._is_captured)
         return self._choice(key, subject, lambda: forward_contest(runner, names, self._timing))
 
     @property
@@ -111,21 +112,41 @@ class KernelChoices:
             )
             _keep(known)
         _known[key] = known
-        return self._made(known)
+        return self._made(replace(known, subject=subject))
 
     def _made(self, choice: KernelChoice) -> KernelChoice:
-        self.made[choice.key] = choice
-        return choice
+        return self.made.setdefault(choice.key, choice)
 
 
-def _key(subject: str, device: torch.device, *facts: object) -> str:
+def require_kernel(name: str, device: torch.device) -> None:
+    """UsageError where the implementation asked for runs on no such device."""
+    usual = Case(
+        device=device,
+        dtype=torch.bfloat16,
+        query_heads=1,
+        kv_heads=1,
+        head_size=64,
+        window=None,
+        is_tree=False,
+    )
+    refusal = next((kernel.refusal(usual) for kernel in KERNELS if kernel.name == name), None)
+    if refusal is not None:
+        here = [kernel.name for kernel in KERNELS if kernel.refusal(usual) is None]
+        raise UsageError(
+            f"--kernels {name}: {refusal}, and the device is {device}; choose "
+            f"{', '.join((AUTO, *here))}"
+        )
+
+
+def _key(device: torch.device, *facts: object) -> str:
     """All that a choice hangs on."""
     if device.type == "cuda":
         machine = (torch.cuda.get_device_name(device), torch.version.cuda)
     else:
         machine = (platform.machine(), torch.backends.cpu.get_cpu_capability())
     threads = torch.get_num_threads() if device.type == "cpu" else None
-    return "; ".join(map(str, (subject, *facts, *machine, threads, torch.__version__, __version__)))
+    versions = (torch.__version__, __version__)
+    return "; ".join(map(repr, (*facts, *machine, threads, *versions)))
 
 
 def _seconds(clock: Clock, run: Run) -> float:

@@ -10,7 +10,7 @@ from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.engines.engine import Work
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.model_forwards import Forwards
-from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity
+from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity, shown
 from specbench.errors import ModelError, UsageError
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward, make_checked_runner
@@ -55,7 +55,7 @@ def take(pool: ModelPool, spec: ModelSpec, forward: Forward, kernels: KernelChoi
     loaded = pool.load(spec)
     try:
         runner, notes = make_checked_runner(loaded.model, forward)
-        runner = kernels.settle(runner, forward)
+        runner = kernels.settle(runner, forward, shown(spec))
     except (ModelError, torch.OutOfMemoryError):
         pool.release(spec)
         raise

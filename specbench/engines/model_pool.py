@@ -136,7 +136,7 @@ def identity(
     """Which weights and tokenizer a result belongs to."""
     return ModelIdentity(
         name=name,
-        source=_shown(spec),
+        source=shown(spec),
         revision=loaded.revision,
         content_sha256=loaded.content_sha256,
         tokenizer_sha256=tokenizer.sha256,
@@ -156,7 +156,7 @@ def head_identity(
     """Which head a result belongs to; `weights` are those of its tensors that are used."""
     return ModelIdentity(
         name=name,
-        source=_shown(spec),
+        source=shown(spec),
         revision=checkpoint.revision,
         content_sha256=checkpoint_sha256,
         tokenizer_sha256=tokenizer.sha256,
@@ -165,7 +165,7 @@ def head_identity(
     )
 
 
-def _shown(spec: ModelSpec) -> str:
+def shown(spec: ModelSpec) -> str:
     """Never a folder above the model's own."""
     return spec.folder.name if spec.folder else spec.source
 

@@ -22,7 +22,7 @@ class KernelChoice:
     """
 
     key: str
-    subject: str  # "attention, chain", "attention, tree, window 4096", "forward"
+    subject: str  # "attention of MODEL, chain", "forward of MODEL"
     chosen: str
     contenders: tuple[Contender, ...] = ()  # in the order that decides among equals
     is_forced: bool = False

@@ -55,7 +55,7 @@ def provenance(document: Document) -> tuple[Fact, ...]:
         ("probe", machine.probe),
         *((f"engine {record.engine}", engine_text(record)) for record in document.engines),
         *(
-            (f"{choice.subject} of {record.target}", kernel_text(choice))
+            (choice.subject, kernel_text(choice))
             for record in document.engines
             for choice in record.kernels
         ),

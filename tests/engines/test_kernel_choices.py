@@ -1,0 +1,133 @@
+"""A contest is held once: its outcome is shared, kept for later runs and taken up again."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specbench.engines import kernel_choices
+from specbench.engines.kernel_choices import KernelChoices, remember, require_kernel
+from specbench.errors import UsageError
+from specbench.execution.clock import HostClock
+from specbench.forward.attention.choice import KERNELS, NAMES
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import StockRunner
+from specbench.records import Contender
+from specbench.settings.decoder import Kernels
+from tests.decoding.models import ARCHITECTURES, build, tiny_llama
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernel_choices, "_known", {})
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Subjects of the contests that are held; plain attention wins them all."""
+    cases = []
+
+    def attention(case, kernels, *_):
+        cases.append(str(case))
+        return "plain", [Contender(name=kernel.name, seconds=1.0) for kernel in kernels]
+
+    def forwards(_, names, *__):
+        cases.append("forward")
+        return "fused", [Contender(name=name, seconds=1.0) for name in names]
+
+    monkeypatch.setattr(kernel_choices, "attention_contest", attention)
+    monkeypatch.setattr(kernel_choices, "forward_contest", forwards)
+    return cases
+
+
+def choices(name="auto"):
+    return KernelChoices(name, HostClock(), None)
+
+
+def test_the_winner_runs_and_every_contest_is_held_once(held):
+    made = choices()
+    runner = made.settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    assert held == ["chain", "tree", "forward"]
+    made.settle(FusedRunner(tiny_llama(seed=1)), "auto", "draft")  # of the same shape
+    assert len(held) == 3
+    assert [choice.subject for choice in made.made.values()] == [
+        "attention of big, chain",
+        "attention of big, tree",
+        "forward of big",
+    ]
+
+
+def test_layers_with_a_window_and_without_compete_apart(held):
+    choices().settle(FusedRunner(build(ARCHITECTURES["Qwen2 + window"]())), "auto", "big")
+    windows = [case for case in held if "window" in case]
+    assert len(windows) == 2
+    assert len(held) in (3, 5)
+
+
+def test_a_later_process_takes_what_was_chosen_and_another_shape_competes(held, monkeypatch):
+    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    monkeypatch.setattr(kernel_choices, "_known", {})
+    runner = choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert len(held) == 3
+    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    choices().settle(FusedRunner(tiny_llama(hidden_size=64)), "auto", "big")
+    assert len(held) > 3
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": {"chosen": 3}}'])
+def test_a_cache_that_cannot_be_read_is_as_if_there_were_none(content, held, tmp_path):
+    file = tmp_path / "cache" / "specbench" / "kernels.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert len(held) == 3
+    assert file.read_text().count('"chosen"') == 3
+
+
+def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_contest(held, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no such folder")
+    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert len(held) == 3
+
+
+def test_a_run_that_is_resumed_goes_on_with_its_own_choice(held, monkeypatch):
+    first = choices()
+    first.settle(FusedRunner(tiny_llama()), "auto", "big")
+    stored = [replace(choice, chosen="torch") for choice in first.made.values()]
+    stored[-1] = replace(stored[-1], chosen="stock")
+    monkeypatch.setattr(kernel_choices, "_known", {})
+    remember(stored)  # though the cache says otherwise
+    runner = choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert isinstance(runner, StockRunner)
+    assert len(held) == 3
+
+
+def test_one_can_be_forced_and_is_checked():
+    made = choices("plain")
+    runner = made.settle(FusedRunner(tiny_llama()), "fused", "big")
+    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    forced = [choice.is_forced for choice in made.made.values()]
+    assert forced == [True, True, False]  # a forward is still picked among ours
+    remember(made.made.values())
+    assert not any(choice.is_forced for choice in kernel_choices._known.values())
+
+
+def test_what_no_cpu_runs_is_refused_with_what_it_runs():
+    with pytest.raises(UsageError, match="--kernels flash: a kernel for CUDA, and the device is"):
+        require_kernel("flash", torch.device("cpu"))
+    require_kernel("auto", torch.device("cpu"))
+    require_kernel("plain", torch.device("cpu"))
+
+
+def test_the_option_has_every_implementation():
+    assert Kernels.__origin__.__args__ == ("auto", *NAMES)
+    assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
+
+
+def test_compiled_rounds_are_the_compilers_business(held):
+    made = KernelChoices("auto", HostClock(), None, is_compiled=True)
+    runner = FusedRunner(tiny_llama())
+    assert made.settle(runner, "auto", "big") is runner
+    assert held == []
