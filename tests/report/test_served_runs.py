@@ -103,6 +103,13 @@ def test_engines_are_part_of_the_provenance(served: Document) -> None:
     assert facts["engine transformers"] == "demo; draft: 20 tokens at first"
 
 
+def test_graphs_and_their_seconds_are_told(served: Document) -> None:
+    ours, peer = served.engines
+    graphed = replace(ours, graph="round", num_captures=12, capture_s=6.5)
+    facts = {fact.name: fact.value for fact in provenance(replace(served, engines=(graphed, peer)))}
+    assert "graph round, compiled in 1,500 ms, 12 graphs captured in 6" in facts["engine builtin"]
+
+
 @pytest.mark.slow
 def test_charts_of_rows_context_engines_and_the_time_line(
     served_charts: tuple[Chart, ...], lengths: Document
