@@ -23,6 +23,7 @@ from specbench.engines.launched import graph_facts, graph_notes
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
 from specbench.engines.model_pool import ModelPool, bytes_read, identity
+from specbench.engines.refusals import device_errors_told
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
@@ -119,6 +120,7 @@ class BuiltinEngine(Instrumented):
         served = self.serve([request], work, Load())
         return replace(served.results[0], cpu_s=served.cpu_s)
 
+    @device_errors_told()
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
         if not work.adaptive:
             return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))

@@ -152,8 +152,8 @@ class CudaGraphs:
     def _give_up(self, graph: torch.cuda.CUDAGraph, pool: _Pool) -> None:
         """End what a failed capture left open.
 
-        Torch ends a pool only once the stream has ended the capture without an error (CUDAGraph.cpp,
-        capture_end); with one left open the allocator's next `empty_cache` asserts.
+        Torch ends a pool only where the stream ended the capture without an error (CUDAGraph.cpp,
+        capture_end); with one left open, the allocator's next `empty_cache` asserts.
         """
         try:
             graph.pool()

@@ -252,6 +252,7 @@ class FailureRecord:
     reason: str
     # What it kept from being measured; a later block with one of these settles it.
     cell_ids: tuple[str, ...] = field(default=(), compare=False)
+    ended_process: bool = False  # the device was lost: a resumed run tries it once more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
