@@ -150,7 +150,7 @@ def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
 
 def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
     limits = {"roofline_round_s": 0.004, "roofline_ratio": 1.25, "bandwidth_utilisation": 0.8}
-    host = {"launches_per_round": 1.0, "syncs_per_round": 0.0}
+    host = {"launches_per_round": 1.0, "syncs_per_round": 0.0, "device_idle_s": 0.0015}
     cells = tuple(
         replace(cell, metrics={**cell.metrics, **limits, **host}) for cell in cpu_document.cells
     )
@@ -159,6 +159,7 @@ def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> Non
     assert row["roofline ms"] == "4.00 (1.25x)"
     assert row["bandwidth"] == "80%"
     assert row["launches, syncs"] == "1.00, 0"
+    assert row["idle ms"] == "1.50"
 
 
 def test_the_time_line_has_the_corners_of_its_steps_alone() -> None:
