@@ -8,6 +8,8 @@ SpecbenchError
 |- CompatibilityError  target and draft do not fit together
 |- StoreError        a run on disk: absent, locked, of another schema, damaged
 |- UsageError        arguments that contradict each other or name nothing
+|- DeviceError       the device fails at some work; it may do what comes after
+'- DeviceLostError   the device fails at everything since: only a new process helps; exit code 4
 """
 
 
@@ -46,3 +48,11 @@ class StoreError(SpecbenchError):
 
 class UsageError(SpecbenchError):
     """Arguments contradict each other or name nothing that exists."""
+
+
+class DeviceError(SpecbenchError):
+    """The device fails at a piece of work, and does others."""
+
+
+class DeviceLostError(SpecbenchError):
+    """The device fails at everything that this process asks of it."""

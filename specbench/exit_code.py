@@ -10,6 +10,6 @@ class ExitCode(IntEnum):
     FAILED = 1  # a check failed: a regression, or output that is not the target's
     USER_ERROR = 2  # wrong input, or runs that may not be compared
     INCONCLUSIVE = 3
-    INCOMPLETE = 4  # finished, with cells missing or failed
+    INCOMPLETE = 4  # cells are missing or failed, or the device was lost: resume the run
     BUG = 70  # ours
     INTERRUPTED = 130

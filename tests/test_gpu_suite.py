@@ -32,7 +32,7 @@ class Once:
     compile_s = None
     reserved_bytes = 0
 
-    def capture(self, run: Callable[[], Any]) -> Captured[Any]:
+    def capture(self, run: Callable[[], Any], *, num_warm_ups: int = 3) -> Captured[Any]:  # noqa: ARG002
         return Captured(output=run(), replay=lambda: None)
 
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
 from specbench.execution.clock import Clock
-from specbench.execution.cuda_graphs import Captured, CudaGraphs, Graphs
+from specbench.execution.cuda_graphs import NUM_WARM_UPS, Captured, CudaGraphs, Graphs
 from specbench.execution.graphs import GraphLauncher, Launchers
 from specbench.execution.launcher import GraphKind, Launch, Launcher, PinnedMemory
 from specbench.probes.launches import count_host_calls
@@ -116,9 +116,17 @@ class TimedGraphs:
         self.reserved_bytes = inner.reserved_bytes
         self.compile_s: float | None = None
 
-    def capture(self, run: Callable[[], T]) -> Captured[T]:
+    @property
+    def num_captures(self) -> int:
+        return self._inner.num_captures
+
+    @property
+    def capture_s(self) -> float:
+        return self._inner.capture_s
+
+    def capture(self, run: Callable[[], T], *, num_warm_ups: int = NUM_WARM_UPS) -> Captured[T]:
         began_s = time.perf_counter()
-        captured = self._inner.capture(run)
+        captured = self._inner.capture(run, num_warm_ups=num_warm_ups)
         self.seconds.append(time.perf_counter() - began_s)
         self.reserved_bytes = self._inner.reserved_bytes
         return captured

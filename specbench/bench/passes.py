@@ -19,6 +19,8 @@ from specbench.bench.watch import Watch
 from specbench.decide.adaptive import best_fixed
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
+from specbench.engines.refusals import REFUSALS, device_errors_told
+from specbench.errors import first_line
 from specbench.metrics.gathering import gather_cells
 from specbench.metrics.summary import summarise
 from specbench.probes.bandwidth import copy_bandwidth
@@ -123,7 +125,11 @@ class Passes:
                 if self._deadline.is_over("explore") or self._is_precise(block):
                     continue
                 record = session.run_block(block)
-                self._measure_beside(session, engine, block, record)
+                try:
+                    with device_errors_told():
+                        self._measure_beside(session, engine, block, record)
+                except REFUSALS as error:  # the block is stored: what bounds it is not known
+                    self._watch.warn(f"{block.condition.target}: {first_line(error)}")
                 if beside is not None:
                     beside(block, record)
             self._watch.advance(done + 1, total, self._deadline.seconds_left("explore"))

@@ -88,6 +88,7 @@ def make_records(
                 queue_s=result.queue_s if is_shared else None,
                 sample=turn.sample,
                 answer_check=result.answer_check,
+                graph=result.graph,
             )
         )
     return records

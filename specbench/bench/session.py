@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from specbench.bench.blocks import Block, Cell, request_seed, work_of
+from specbench.bench.lost_device import losses_kept
 from specbench.bench.plan import TargetPlan
 from specbench.bench.predictions import quoted_text
 from specbench.bench.recording import (
@@ -212,8 +213,9 @@ class Session:
             for turn in self._asked(block, cell):
                 turns.append(turn)
             at_once = len(turns) if num_samples == 1 else num_samples
-            for i in range(0, len(turns), at_once):
-                self._serve_together(block, cell, turns[i : i + at_once], done)
+            with losses_kept(self._ledger, [cell], "decode"):
+                for i in range(0, len(turns), at_once):
+                    self._serve_together(block, cell, turns[i : i + at_once], done)
         except REFUSALS as error:
             failed = turns or [Turn(block.prompts[0].id, 0, block.repeat, 0, _NOTHING)]
             return _Share([failed_record(cell, turn, error) for turn in failed], [], [])

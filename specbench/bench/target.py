@@ -10,6 +10,7 @@ from specbench.bench.blocks import Cell, work_of
 from specbench.bench.deadline import Deadline
 from specbench.bench.forecasting import Forecasting
 from specbench.bench.limits import count_launches
+from specbench.bench.lost_device import losses_kept
 from specbench.bench.memory import MemoryMeter
 from specbench.bench.passes import Passes
 from specbench.bench.plan import TargetPlan, peers_of
@@ -18,7 +19,7 @@ from specbench.bench.traces import Trace
 from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_works
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest, InProcess, Load, Work
-from specbench.engines.refusals import REFUSALS
+from specbench.engines.refusals import REFUSALS, device_errors_told
 from specbench.errors import ModelMemoryError, first_line
 from specbench.inputs.config import Drafter, Pairing
 from specbench.probes.probe import Probe
@@ -64,7 +65,8 @@ class TargetRun:
         target = self._plan.target.name
         self._watch.stage(f"{target}: loading")
         try:
-            engines = open_engines()
+            with device_errors_told():
+                engines = open_engines()
         except REFUSALS as error:
             self._fail(target, "load", error, self._plan.all_cells)
             return
@@ -144,7 +146,8 @@ class TargetRun:
             drafter, k = pairing.drafter, self._plan.largest_k(pairing)
             load_and_run = partial(self._load_and_run, session, drafter, prompt_ids, k)
             try:
-                memory = self._meter.with_drafter(session.engine, drafter.name, load_and_run)
+                with losses_kept(self._ledger, self._cells_of(drafter.name), "load"):
+                    memory = self._meter.with_drafter(session.engine, drafter.name, load_and_run)
             except NO_MEMORY as error:
                 session.remove_drafter(drafter.name)
                 if loaded:
@@ -233,9 +236,10 @@ class TargetRun:
             )
             engine = engines[cell.key.condition.engine]
             try:
-                for work in warm_up_works(cell, self._plan.depths.get(cell.drafter)):
-                    served = engine.serve([request] * load.concurrency, work, load)
-                    said = served.results[0].output_ids
+                with losses_kept(self._ledger, [cell, *others], "warm_up"):
+                    for work in warm_up_works(cell, self._plan.depths.get(cell.drafter)):
+                        served = engine.serve([request] * load.concurrency, work, load)
+                        said = served.results[0].output_ids
             except REFUSALS as error:
                 k = cell.key.draft.k
                 is_own = engine is next(iter(engines.values()))

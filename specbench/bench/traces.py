@@ -11,8 +11,8 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
-from specbench.engines.refusals import REFUSALS
-from specbench.errors import UsageError, first_line
+from specbench.engines.refusals import REFUSALS, device_errors_told
+from specbench.errors import DeviceError, UsageError, first_line
 from specbench.inputs.config import Pairing
 from specbench.records import Condition, Prompt, TraceRecord
 from specbench.records.traces import Drafting
@@ -161,15 +161,16 @@ class Tracer:
             return
         drafting = self._drafting(temperature)
         try:
-            traces = self._trace(
-                self._session.engine,
-                drafter.name,
-                drafter.method,
-                texts,
-                self._ks(pairing),
-                drafting,
-            )
-        except UsageError as error:
+            with device_errors_told():
+                traces = self._trace(
+                    self._session.engine,
+                    drafter.name,
+                    drafter.method,
+                    texts,
+                    self._ks(pairing),
+                    drafting,
+                )
+        except (UsageError, DeviceError) as error:
             self._untraceable.add((drafter.name, temperature))
             self._watch.warn(first_line(error))
             return

@@ -24,7 +24,7 @@ from specbench.cli.run import run
 from specbench.cli.sweep_k import sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
-from specbench.errors import SpecbenchError, UsageError
+from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.exit_code import ExitCode
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -73,7 +73,8 @@ def main() -> None:
         app(args=_prepared(sys.argv[1:]))
     except SpecbenchError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(ExitCode.USER_ERROR)
+        is_lost = isinstance(error, DeviceLostError)
+        sys.exit(ExitCode.INCOMPLETE if is_lost else ExitCode.USER_ERROR)
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             where = error.filename or "standard output"  # the one that is written to unnamed

@@ -12,7 +12,7 @@ import typer
 
 from specbench.cli.nodes import Nodes
 from specbench.cli.resuming import require_as_asked
-from specbench.errors import UsageError
+from specbench.errors import DeviceLostError, UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import SERVED, RunSettings
 from specbench.settings.words import parse_names
@@ -83,7 +83,8 @@ def run_settings(
     again: Sequence[str] = (),
     nodes: Nodes | None = None,
 ) -> "StoredRun":
-    """The run, with its progress shown; exits 130 with how to go on when it is interrupted.
+    """The run, with its progress shown; exits 130 with how to go on when it is interrupted, and 4
+    when the device is lost.
 
     `again`: the command to resume with, if it is not that of the settings.
     """
@@ -98,17 +99,26 @@ def run_settings(
                 return run_benchmark(settings, pairings, out, watch, resume=resume, cluster=cluster)
         except KeyboardInterrupt:
             watch.close()
-            if watch.id is None:
-                typer.echo("interrupted before anything was measured", err=True)
-            else:
-                words = ["specbench", *(again or [settings.command]), "--out", str(out)]
-                words += nodes.words if nodes else ()
-                typer.echo(
-                    "interrupted; finished blocks are kept. Resume with: "
-                    f"{shlex.join([*words, '--resume', watch.id])}",
-                    err=True,
-                )
+            what = "interrupted before anything was measured"
+            if watch.id is not None:
+                what = f"interrupted; {_to_resume(settings, out, watch.id, again, nodes)}"
+            typer.echo(what, err=True)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
+        except DeviceLostError as error:
+            watch.close()
+            if watch.id is None:
+                raise
+            what = f"error: {error}; {_to_resume(settings, out, watch.id, again, nodes)}"
+            typer.echo(what, err=True)
+            raise typer.Exit(ExitCode.INCOMPLETE) from None
+
+
+def _to_resume(
+    settings: RunSettings, out: Path, run_id: str, again: Sequence[str], nodes: Nodes | None
+) -> str:
+    words = ["specbench", *(again or [settings.command]), "--out", str(out)]
+    words += nodes.words if nodes else ()
+    return f"finished blocks are kept. Resume with: {shlex.join([*words, '--resume', run_id])}"
 
 
 def _tell(run: "StoredRun", *, as_json: bool) -> None:

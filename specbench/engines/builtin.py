@@ -19,10 +19,11 @@ from specbench.engines.engine import (
     Work,
 )
 from specbench.engines.kernel_choices import KernelChoices
-from specbench.engines.launched import graph_kind, graph_notes
+from specbench.engines.launched import graph_facts, graph_notes
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
 from specbench.engines.model_pool import ModelPool, bytes_read, identity
+from specbench.engines.refusals import device_errors_told
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
@@ -77,13 +78,11 @@ class BuiltinEngine(Instrumented):
     def record(self) -> EngineRecord:
         """Complete once a round has run: some choices are made only then."""
         launched = [(n, d.launcher) for (n, _), d in self._decoders.items() if d.launcher]
-        has_graphs = self._pool.device.type == "cuda"
         return EngineRecord(
             target=self._name,
             engine=self.name,
             forward=self._runner.kind,
-            graph=graph_kind(launched) if has_graphs else "off",
-            compile_s=self._launchers.graphs.compile_s if self._launchers.graphs else None,
+            **graph_facts(launched, self._launchers.graphs, self._pool.device),
             attention=self._attention(),
             kernels=tuple(self._kernels.made.values()),
             quantization=self._target.quantization,
@@ -121,6 +120,7 @@ class BuiltinEngine(Instrumented):
         served = self.serve([request], work, Load())
         return replace(served.results[0], cpu_s=served.cpu_s)
 
+    @device_errors_told()
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
         if not work.adaptive:
             return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))
@@ -295,4 +295,5 @@ class BuiltinEngine(Instrumented):
             arrived_s=result.arrived_s,
             queue_s=result.started_s - result.arrived_s,
             answer_check=result.answer_check,
+            graph=result.graph,
         )

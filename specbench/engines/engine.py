@@ -72,6 +72,7 @@ class EngineResult:
     arrived_s: float = 0.0  # since the pass began
     queue_s: float = 0.0
     answer_check: AnswerCheck | None = None
+    graph: str | None = None  # how much of its rounds one graph held, as in a RequestRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,11 @@
 """How much of a round one graph held, as an engine's record tells it."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import torch
+
+from specbench.execution.cuda_graphs import Graphs
 from specbench.execution.launcher import GraphKind, Launcher
 from specbench.records import NO_DRAFTER
 
@@ -16,6 +20,17 @@ def graph_kind(launched: Launched) -> GraphKind:
     plain = [launcher for name, launcher in launched if name == NO_DRAFTER]
     others = sorted((la for _, la in launched), key=lambda la: la.reason is not None)
     return next((launcher.graph for launcher in (*plain, *others)), "off")
+
+
+def graph_facts(launched: Launched, graphs: Graphs | None, device: torch.device) -> dict[str, Any]:
+    """Fields of an EngineRecord: how rounds are started, and what was spent on that."""
+    captured = graphs if device.type == "cuda" else None
+    return {
+        "graph": graph_kind(launched) if device.type == "cuda" else "off",
+        "compile_s": graphs.compile_s if graphs else None,
+        "num_captures": captured.num_captures if captured else None,
+        "capture_s": captured.capture_s if captured else None,
+    }
 
 
 def graph_notes(launched: Launched) -> Iterator[str]:

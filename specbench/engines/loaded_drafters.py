@@ -11,6 +11,7 @@ from specbench.engines.engine import Work
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity, shown
+from specbench.engines.refusals import device_errors_told
 from specbench.errors import ModelError, UsageError
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward, make_checked_runner
@@ -89,6 +90,7 @@ class LoadedDrafters:
     def __getitem__(self, name: str) -> DraftingMethod:
         return self._methods[name]
 
+    @device_errors_told()
     def add(self, drafter: Drafter) -> ModelIdentity | None:
         """Load it; the identity of its own model. UsageError, ModelError, CompatibilityError."""
         # A method that arrives later has files of another kind.

@@ -98,7 +98,7 @@ class ModelForwards:
         run()  # what is made on first use would make a compiled one start anew
         captured: Captured[object] | None
         try:
-            captured = self._graphs.capture(run)
+            captured = self._graphs.capture(run, num_warm_ups=1)
         except RuntimeError:  # its rounds run eagerly, too
             captured = None
         self.forget()

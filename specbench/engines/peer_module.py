@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from specbench.engines.refusals import device_errors_told
 from specbench.errors import ModelError
 
 
@@ -47,7 +48,8 @@ def refusals_told(module: Any, method: str) -> Iterator[None]:
     Its refusals have no class of their own, so errors of its code are among them.
     """
     try:
-        yield
+        with device_errors_told():
+            yield
     except torch.OutOfMemoryError:
         raise
     except (ValueError, RuntimeError) as error:  # NotImplementedError is one of the latter

@@ -4,11 +4,43 @@ A mark is taken in the order of the work; its seconds are read once that work is
 """
 
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
-Mark = float | torch.cuda.Event
+# CUDA tells the time between events in float32 milliseconds: to 60 ns in a second, 0.25 ms in an
+# hour.
+ANCHOR_S = 1.0
+
+
+class _Anchor:
+    """An event that later ones are counted from, itself counted from the one before."""
+
+    def __init__(self, event: torch.cuda.Event, before: "_Anchor | None" = None) -> None:
+        self.event = event
+        self._before = before
+        self._at_s = 0.0
+
+    def seconds(self) -> float:
+        """Since the first anchor; the event must have come."""
+        chain, anchor = [], self
+        while anchor._before is not None:
+            chain.append((anchor, anchor._before))
+            anchor = anchor._before
+        for one, before in reversed(chain):
+            one._at_s = before._at_s + before.event.elapsed_time(one.event) / 1000
+            one._before = None  # known now, and earlier events may go
+        return self._at_s
+
+
+class DeviceMark(NamedTuple):
+    """An event, and what it is counted from."""
+
+    event: torch.cuda.Event
+    anchor: _Anchor
+
+
+Mark = float | DeviceMark
 
 
 class Clock(Protocol):
@@ -51,27 +83,35 @@ class HostClock:
 
 
 class DeviceClock:
-    """Marks are CUDA events in the stream of the work: taking one costs no synchronisation."""
+    """Marks are CUDA events in the stream of the work: taking one costs no synchronisation.
+
+    Every second a mark becomes the one that later ones are counted from, so that a long pass
+    loses no digits.
+    """
 
     def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        # Anew for every pass: what lies between events is told in float32 milliseconds.
         torch.cuda.synchronize()
-        self._origin = self._event()
-        self._origin.synchronize()
-        self._origin_s = time.perf_counter()
+        self._anchor = _Anchor(self._event())
+        self._anchor.event.synchronize()
+        self._origin_s = self._anchored_s = time.perf_counter()
 
     def mark(self) -> Mark:
-        return self._event()
+        mark = DeviceMark(self._event(), self._anchor)
+        now_s = time.perf_counter()
+        if now_s - self._anchored_s > ANCHOR_S:
+            self._anchor, self._anchored_s = _Anchor(*mark), now_s
+        return mark
 
     def seconds(self, mark: Mark) -> float:
-        assert isinstance(mark, torch.cuda.Event)
+        assert isinstance(mark, DeviceMark)
+        event, anchor = mark
         # A wait that is none would be counted as one.
-        if not mark.query():  # type: ignore[no-untyped-call]
-            mark.synchronize()
-        return float(self._origin.elapsed_time(mark)) / 1000
+        if not event.query():  # type: ignore[no-untyped-call]
+            event.synchronize()
+        return anchor.seconds() + float(anchor.event.elapsed_time(event)) / 1000
 
     def now(self) -> float:
         return time.perf_counter() - self._origin_s

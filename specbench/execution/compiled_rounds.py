@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from specbench.execution.cuda_graphs import Captured, Graphs
+from specbench.execution.cuda_graphs import NUM_WARM_UPS, Captured, Graphs
 
 T = TypeVar("T")
 
@@ -33,7 +33,15 @@ class CompiledRounds:
     def reserved_bytes(self) -> int:
         return 0 if self._inner is None else self._inner.reserved_bytes
 
-    def capture(self, run: Callable[[], T]) -> Captured[T]:
+    @property
+    def num_captures(self) -> int:
+        return 0 if self._inner is None else self._inner.num_captures
+
+    @property
+    def capture_s(self) -> float:
+        return 0.0 if self._inner is None else self._inner.capture_s
+
+    def capture(self, run: Callable[[], T], *, num_warm_ups: int = NUM_WARM_UPS) -> Captured[T]:
         """Compile a function for the shapes it meets, and run it.
 
         Raises RuntimeError where the compiler cannot.
@@ -54,7 +62,7 @@ class CompiledRounds:
             raise RuntimeError(f"torch.compile: {said}") from error
         self.compile_s = (self.compile_s or 0.0) + time.perf_counter() - began
         if self._inner is not None:
-            return self._inner.capture(program)
+            return self._inner.capture(program, num_warm_ups=num_warm_ups)
         return Captured(output=output, replay=lambda: _write(output, program()))
 
 

@@ -1,13 +1,15 @@
 """Starts whole rounds as captured graphs: one replay instead of thousands of launches.
 
 A graph is bound to shapes and addresses: there is one for every number of rows, K and span,
-captured when it is first wanted and dropped when a cache it writes to is replaced.
+captured when it is first wanted and dropped when a cache it writes to is replaced, or when too
+many others were used since.
 """
 
 import weakref
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from specbench.errors import first_line
 from specbench.execution.clock import Clock
 from specbench.execution.compiled_rounds import CompiledRounds
-from specbench.execution.cuda_graphs import CudaGraphs, Graphs
+from specbench.execution.cuda_graphs import NUM_WARM_UPS, Captured, CudaGraphs, Graphs
 from specbench.execution.launcher import (
     EagerLauncher,
     GraphKind,
@@ -34,6 +36,12 @@ from specbench.round.rows import Rows
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 
+# Held by a launcher, more than one pass needs: rows and spans in powers of two, K to 8.
+MOST_ROUNDS = 128
+_MOST_NAMED = 4  # buckets in a reason
+
+T = TypeVar("T")
+
 
 class _Bucket(NamedTuple):
     """What rounds must have in common to be one graph."""
@@ -41,6 +49,10 @@ class _Bucket(NamedTuple):
     num_rows: int
     k: int
     span: int
+
+    def __str__(self) -> str:
+        rows = f"{self.num_rows} row{'s' if self.num_rows > 1 else ''}"
+        return f"{rows}, K={self.k}, {self.span} slots"
 
 
 class _Halves(NamedTuple):
@@ -55,8 +67,9 @@ class _Halves(NamedTuple):
 class GraphLauncher:
     """Replays rounds: `round` as one graph, `step` as one for drafting and one for checking.
 
-    What cannot be captured runs eagerly from then on, and `reason` says why. Rows that nobody
-    uses are computed too, to fill a bucket; those are finished and may lie beyond the span.
+    A bucket that cannot be captured runs eagerly from then on, the others are replayed, and
+    `reason` says which and why. Rows that nobody uses are computed too, to fill a bucket; those
+    are finished and may lie beyond the span. `most_rounds` are held, the last used.
     """
 
     def __init__(
@@ -69,6 +82,7 @@ class GraphLauncher:
         graph: GraphKind,
         graphs: Graphs,
         readback: Readback,
+        most_rounds: int = MOST_ROUNDS,
     ) -> None:
         self._rows = rows
         self._sampler = sampler
@@ -77,26 +91,44 @@ class GraphLauncher:
         self._graphs = graphs
         self._readback = readback
         self._eager = EagerLauncher(rows, sampler, verifier, clock, readback=readback)
-        self._captured: dict[_Bucket, _Halves] = {}
+        self._most_rounds = most_rounds
+        self._captured: OrderedDict[_Bucket, _Halves] = OrderedDict()  # the last used at the end
+        self._refused: dict[_Bucket, str] = {}
+        self._has_captured = False
+        self._warm: set[Hashable] = set()  # kinds of functions that were captured
         self._bound_to: tuple[weakref.ref[object], ...] = ()
         self.num_captures = 0
         self.lag = readback.lag
-        self.graph: GraphKind = graph
-        self.reason: str | None = None
+        self._kind: GraphKind = graph
+        self._why: str | None = None
         if graph == "round" and rows.drafter.traits.needs_host:
-            self._fall_back("step", "the method proposes on the host")
+            self._kind, self._why = "step", "the method proposes on the host"
+
+    @property
+    def graph(self) -> GraphKind:
+        return "off" if self._refused and not self._has_captured else self._kind
+
+    @property
+    def reason(self) -> str | None:
+        buckets: dict[str, list[str]] = {}
+        for bucket, why in self._refused.items():
+            buckets.setdefault(why, []).append(str(bucket))
+        if not self._has_captured:  # all of them: the first reason says it
+            return next((_refusal(why) for why in buckets), self._why)
+        refusals = (_refusal(why, where) for why, where in buckets.items())
+        return "; ".join(filter(None, (self._why, *refusals))) or None
 
     @property
     def reserved_bytes(self) -> int:
         return self._graphs.reserved_bytes
 
     def rows_for(self, num_running: int) -> int:
-        if self.graph == "off":
+        if self._kind == "off":
             return self._eager.rows_for(num_running)
         return min(1 << (num_running - 1).bit_length(), self._rows.state.num_rows)
 
     def span_for(self, num_tokens: int) -> int:
-        if self.graph == "off":
+        if self._kind == "off":
             return self._eager.span_for(num_tokens)
         return min(span_bucket(num_tokens), self._rows.capacity)
 
@@ -113,7 +145,9 @@ class GraphLauncher:
             drafted = mark()
         halves.finish()
         report_BN = self._readback.fetch(halves.report_BN)
-        return Launch(began=began, drafted=drafted, ended=mark(), report_BN=report_BN)
+        return Launch(
+            began=began, drafted=drafted, ended=mark(), report_BN=report_BN, graph=self._kind
+        )
 
     def _find(self, bucket: _Bucket) -> _Halves | None:
         """The captured round, made if need be; None where rounds run eagerly."""
@@ -124,47 +158,66 @@ class GraphLauncher:
             self._captured.clear()
             # Held weakly: a cache that was replaced must give its memory back.
             self._bound_to = tuple(weakref.ref(buffer) for buffer in buffers)
-        if bucket not in self._captured and self.graph != "off":
+        if bucket not in self._captured and bucket not in self._refused and self._kind != "off":
             self._try_capture(bucket)
+        if bucket in self._captured:
+            self._captured.move_to_end(bucket)
         return self._captured.get(bucket)
 
     def _try_capture(self, bucket: _Bucket) -> None:
         if len(devices := _devices(self._rows.buffers)) > 1:
-            self._fall_back("off", f"the keys and values are spread over {len(devices)} devices")
+            self._kind = "off"
+            self._captured.clear()
+            self._why = f"the keys and values are spread over {len(devices)} devices"
             return
+        while len(self._captured) >= self._most_rounds:
+            self._captured.popitem(last=False)
         state = self._rows.state.rows(0, bucket.num_rows)
         # A round leaves a row without budget as it is, but for what lies beyond its length:
         # trying one while no row has any changes nothing.
         budget_B = state.budget_B.clone()
         state.budget_B.zero_()
+        self.num_captures += 1
         try:
             self._captured[bucket] = self._capture(state, bucket.k, bucket.span)
-            self.num_captures += 1
+            self._has_captured = True
         except RuntimeError as error:
-            self._fall_back("off", f"a round could not be captured: {first_line(error)}")
+            self._refused[bucket] = first_line(error)
         finally:
             state.budget_B.copy_(budget_B)
 
     def _capture(self, state: State, k: int, span: int) -> _Halves:
         target, drafter, sampler = self._rows.target, self._rows.drafter, self._sampler
         if k == 0 or self.graph == "round":
-            whole = self._graphs.capture(
+            whole = self._graph_of(
                 lambda: run_round(
                     target, drafter, state, sampler, k=k, span=span, verifier=self._verifier
-                )
+                ),
+                kind=("round", k > 0),
             )
             return _Halves(state, None, whole.replay, whole.output)
         draft, proposal = self._drafting(partial(propose, drafter, state, sampler, k, span))
         draft()  # a capture computes nothing, and the other half's first runs need real drafts
-        half = self._graphs.capture(
-            lambda: finish_round(target, drafter, state, sampler, proposal, span, self._verifier)
+        half = self._graph_of(
+            lambda: finish_round(target, drafter, state, sampler, proposal, span, self._verifier),
+            kind="finish",
         )
         return _Halves(state, draft, half.replay, half.output)
+
+    def _graph_of(self, run: Callable[[], T], kind: Hashable) -> Captured[T]:
+        """What `run` does as a graph.
+
+        Libraries are set up when another of its kind was captured; a shape's own plans need one
+        run more.
+        """
+        captured = self._graphs.capture(run, num_warm_ups=1 if kind in self._warm else NUM_WARM_UPS)
+        self._warm.add(kind)
+        return captured
 
     def _drafting(self, run: Callable[[], Proposal]) -> tuple[Callable[[], None], Proposal]:
         """What drafts anew, and the proposal that it writes to."""
         if not self._rows.drafter.traits.needs_host:
-            captured = self._graphs.capture(run)
+            captured = self._graph_of(run, kind="draft")
             return captured.replay, captured.output
         proposal = _cloned(run())
 
@@ -173,10 +226,6 @@ class GraphLauncher:
                 held.copy_(new)
 
         return draft, proposal
-
-    def _fall_back(self, graph: GraphKind, reason: str) -> None:
-        self.graph, self.reason = graph, reason
-        self._captured.clear()
 
 
 class Launchers:
@@ -216,6 +265,15 @@ class Launchers:
             graphs=self.graphs,
             readback=self._readback,
         )
+
+
+def _refusal(why: str, where: list[str] | None = None) -> str:
+    """Why rounds run eagerly, and which: a few by name."""
+    if not where:
+        return f"a round could not be captured: {why}"
+    more = len(where) - _MOST_NAMED
+    named = [*where[:_MOST_NAMED], *([f"{more} more"] if more > 0 else [])]
+    return f"rounds of {'; '.join(named)} could not be captured: {why}"
 
 
 def _cloned(proposal: Proposal) -> Proposal:

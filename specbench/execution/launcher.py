@@ -28,15 +28,24 @@ class Launch:
     drafted: Mark | None
     ended: Mark
     report_BN: Tensor  # on the host; complete once `ended` has come
+    graph: GraphKind = "off"  # how much of it one graph held
 
 
 class Launcher(Protocol):
     """Runs rounds over the first rows."""
 
     lag: int  # rounds that may be started before a report is read
-    graph: GraphKind  # how much of a round one graph holds
-    reason: str | None  # why that is less than was asked for
-    num_captures: int
+    num_captures: int  # tried so far, those that failed included
+
+    @property
+    def graph(self) -> GraphKind:
+        """How much of a round one graph holds; some may be left out, as `reason` says."""
+        ...
+
+    @property
+    def reason(self) -> str | None:
+        """Why that is less than was asked for, or not in all rounds."""
+        ...
 
     @property
     def reserved_bytes(self) -> int:

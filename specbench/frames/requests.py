@@ -37,6 +37,7 @@ DOCS = {
     "queue_s": Doc("arrival to the start of its prefill", "s"),
     "sample": Doc("which of several answers to the same turn, from 0"),
     "num_first": Doc("came with the first one: `decode_s` has none of them", "tokens"),
+    "graph": Doc("how much of its rounds one graph held; absent where it is not told", dtype=TEXT),
     "text": Doc("as a server said it; absent where the engine gives ids alone", dtype=TEXT),
 }
 COUNT_DOCS = {

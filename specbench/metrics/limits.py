@@ -37,8 +37,7 @@ def bandwidth_utilisation(cell: CellData) -> float | None:
     bytes read + written per second; on a GPU only.
     """
     ratio = roofline_ratio(cell)
-    on_gpu = any(limit.device.startswith("cuda") for limit in cell.limits)
-    return 1 / ratio if ratio and on_gpu else None
+    return 1 / ratio if ratio and _is_on_gpu(cell) else None
 
 
 @metric(unit="launches/round", better="lower")
@@ -51,3 +50,26 @@ def launches_per_round(cell: CellData) -> float | None:
 def syncs_per_round(cell: CellData) -> float | None:
     """Times that the host waits for the device in a round, by the profiler."""
     return median_of(limit.syncs_per_round for limit in cell.limits)
+
+
+@metric(unit="s", better="lower")
+def device_idle_s(cell: CellData) -> float | None:
+    """Seconds a round between the end of one and the start of the next, by the GPU's own clock: it
+    waits for the host. (decode_s - round_s of its rounds - predicted-output checks) / rounds, of
+    requests that do not overlap.
+    """
+    if cell.key.condition.overlaps or not _is_on_gpu(cell):
+        return None
+    timed = [
+        (r, r.rounds, r.decode_s) for r in cell.finished if r.rounds and r.decode_s is not None
+    ]
+    num_rounds = sum(len(log) for _, log, _ in timed)
+    if not num_rounds:
+        return None
+    checks_s = sum(r.answer_check.seconds for r, *_ in timed if r.answer_check)
+    idle_s = sum(decode_s - sum(log.round_s) for _, log, decode_s in timed) - checks_s
+    return max(idle_s, 0.0) / num_rounds
+
+
+def _is_on_gpu(cell: CellData) -> bool:
+    return any(limit.device.startswith("cuda") for limit in cell.limits)

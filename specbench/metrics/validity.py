@@ -1,5 +1,6 @@
 """Whether a cell may be used: each reason why not, and what deserves a second look."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -118,6 +119,7 @@ def cell_warnings(cell: CellData) -> tuple[str, ...]:
     return (
         *_suspicious_acceptance(cell),
         *_differing_outputs(cell),
+        *_differing_graphs(cell),
         *_few_seeds(cell),
         *_cycles_left_out(cell),
         *filter(None, [saturation(cell)]),
@@ -246,6 +248,17 @@ def _differing_outputs(cell: CellData) -> Iterator[str]:
     spec_tokens = sum(spec.num_output_tokens for _, spec in cell.pairs) / len(cell.pairs)
     if abs(spec_tokens - base_tokens) > MAX_LENGTH_GAP * base_tokens:
         yield f"mean output is {spec_tokens:.0f} tokens, {base_tokens:.0f} at K = 0"
+
+
+def _differing_graphs(cell: CellData) -> Iterator[str]:
+    """Requests whose rounds were started otherwise than those of K = 0."""
+    known = ((b.graph, s.graph) for b, s in cell.pairs if b.graph and s.graph)
+    differing = Counter((base, spec) for base, spec in known if base != spec)
+    for (base, spec), count in differing.items():
+        yield (
+            f"graph {spec} against {base} at K = 0 in {count} of {len(cell.pairs)} requests: part "
+            "of the difference is how rounds are started"
+        )
 
 
 def _few_seeds(cell: CellData) -> Iterator[str]:

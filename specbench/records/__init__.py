@@ -15,6 +15,7 @@ from specbench.records.forecasts import (
     ForecastRecord,
     RoundCost,
 )
+from specbench.records.imported import ImportedRecord
 from specbench.records.keys import ASSISTED_DEFAULT, NO_DRAFTER, CellKey, Condition, Draft
 from specbench.records.lengths import Auto, Fixed, Length, Schedule
 from specbench.records.lossy import LossyRule
@@ -26,7 +27,6 @@ from specbench.records.measured import (
     DeviceSample,
     FailureRecord,
     ForwardCost,
-    ImportedRecord,
     LimitRecord,
     MemoryRecord,
     PassRecord,

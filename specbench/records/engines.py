@@ -38,6 +38,8 @@ class EngineRecord:
     graph: str | None = None  # "off", "step" or "round"
     attention: str | None = None  # what computes the target's
     compile_s: float | None = None  # spent on compiling; None: not compiled
+    num_captures: int | None = None  # graphs made so far; None: the device has none
+    capture_s: float | None = None  # spent on them, failed ones included
     quantization: str | None = None
     notes: tuple[str, ...] = ()
     kernels: tuple[KernelChoice, ...] = ()  # of the target and its draft models

@@ -1,6 +1,5 @@
 """What was measured: blocks, requests, rounds, memory."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -103,6 +102,9 @@ class RequestRecord:
     num_first: int = 1  # tokens that came with the first one: decode_s has none of them
     text: str | None = None  # as a server said it
     counts: RequestCounts | None = None  # where a server tells them, and not the rounds
+    # How much of its rounds one graph held: off, step or round; all of them where rounds differ,
+    # such as "off, round". None: without rounds, or the engine does not tell.
+    graph: str | None = None
 
     @property
     def num_output_tokens(self) -> int:
@@ -250,6 +252,7 @@ class FailureRecord:
     reason: str
     # What it kept from being measured; a later block with one of these settles it.
     cell_ids: tuple[str, ...] = field(default=(), compare=False)
+    ended_process: bool = False  # the device was lost: a resumed run tries it once more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,23 +265,3 @@ class LimitRecord:
     bytes_per_round: int | None = None  # what its forwards must read: weights, and KV in use
     launches_per_round: float | None = None  # kernels or graphs started by the host
     syncs_per_round: float | None = None  # the host waiting for the device
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ImportedRecord:
-    """One cell's figures as another tool's result file gives them.
-
-    `figures` has the names and units of our metrics; one that the file does not carry is absent.
-    There are no requests, so nothing has an interval and nothing follows from it by itself.
-    """
-
-    cell_id: str
-    tool: str  # such as "vllm bench serve"
-    tool_version: str | None
-    file: str  # its name, without the folder
-    file_sha256: str
-    measured_at: str | None  # ISO 8601; as the file has it
-    num_requests: int | None  # sent
-    num_failed: int | None
-    figures: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()  # what the tool's own way of counting means for them

@@ -200,6 +200,11 @@ PAGE_COLUMNS = (
         "kernel or graph launches and host syncs per round",
         lambda cell: joined(cell, "launches_per_round", "syncs_per_round"),
     ),
+    Column(
+        "idle ms",
+        "time per round in which the GPU waits for the host",
+        metric("device_idle_s", milliseconds),
+    ),
     _JOULES,
 )
 

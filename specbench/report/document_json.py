@@ -43,7 +43,9 @@ def to_json(document: Document) -> dict[str, Any]:
         "forecasts": [forecast_json(checked) for checked in document.forecasts],
         "engines": to_jsonable_python(document.engines),
         "servers": to_jsonable_python(document.servers),
-        "failures": to_jsonable_python(document.failures, exclude={"__all__": {"cell_ids"}}),
+        "failures": to_jsonable_python(
+            document.failures, exclude={"__all__": {"cell_ids", "ended_process"}}
+        ),
         "imported": to_jsonable_python(document.imported),
         "warnings": run_warnings(document),
     }

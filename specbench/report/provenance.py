@@ -85,6 +85,7 @@ def engine_text(record: EngineRecord) -> str:
         f"graph {record.graph}" if record.graph else None,
         f"attention {record.attention}" if record.attention else None,
         None if record.compile_s is None else f"compiled in {measured(record.compile_s, 's')}",
+        _captures(record),
         record.quantization,
     )
     return "; ".join((_joined(*chosen), *record.notes))
@@ -139,6 +140,12 @@ def formulas(documents: tuple[Document, ...]) -> tuple[Formula, ...]:
         for metric in all_metrics().values()
         if metric.name in present
     )
+
+
+def _captures(record: EngineRecord) -> str | None:
+    if not record.num_captures or record.capture_s is None:
+        return None
+    return f"{plural(record.num_captures, 'graph')} captured in {measured(record.capture_s, 's')}"
 
 
 def _joined(*parts: str | None) -> str:

@@ -40,6 +40,7 @@ class Result:
     first_token_s: float
     finished_s: float
     answer_check: AnswerCheck | None = None
+    graph: str | None = None  # how much of its rounds one graph held, as in a RequestRecord
 
 
 class Served(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specbench.execution.clock import Clock, Mark
-from specbench.execution.launcher import Launch, Launcher
+from specbench.execution.launcher import GraphKind, Launch, Launcher
 from specbench.records import AnswerCheck, RoundLog, RoundTimeline
 from specbench.round.drafter import PredictsOutput
 from specbench.round.round import Verifier
@@ -56,6 +56,7 @@ class _Round(NamedTuple):
     began_s: float
     drafted_s: float | None
     ended_s: float
+    graph: GraphKind
 
 
 class _Kept(NamedTuple):
@@ -215,6 +216,7 @@ class Serving:
             began_s=self._clock.seconds(launch.began),
             drafted_s=None if launch.drafted is None else self._clock.seconds(launch.drafted),
             ended_s=ended_s,
+            graph=launch.graph,
         )
         self._rounds.append(ended)
         if emitted:
@@ -260,6 +262,7 @@ class Serving:
             first_token_s=first_token_s,
             finished_s=rounds[-1].ended_s if rounds else first_token_s + before_rounds_s,
             answer_check=answer_check,
+            graph=", ".join(sorted({r.graph for r in rounds})) or None,
         )
 
     def _answer_check(self, progress: _Progress, first_token_s: float) -> AnswerCheck | None:

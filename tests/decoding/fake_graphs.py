@@ -31,8 +31,10 @@ class FakeGraphs:
     def __init__(self) -> None:
         self.num_captures = 0
         self.num_replays = 0
+        self.warm_ups: list[int] = []
 
-    def capture(self, run: Callable[[], T]) -> Captured[T]:
+    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Captured[T]:
+        self.warm_ups.append(num_warm_ups)
         run()
         self.num_captures += 1
         output = tree_map_only(Tensor, partial(torch.full_like, fill_value=self.unwritten), run())
@@ -54,12 +56,22 @@ class InertGraphs(FakeGraphs):
 
 
 class FailingGraphs(FakeGraphs):
-    """Can capture nothing, which it finds out in the midst of a round."""
+    """Refuses captures by their number, all if none is named, in the midst of a round."""
 
-    def capture(self, run: Callable[[], T]) -> Captured[T]:
+    error = RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+
+    def __init__(self, *numbers: int, error: RuntimeError = error) -> None:
+        super().__init__()
+        self._numbers = numbers
+        self._error = error
+
+    def capture(self, run: Callable[[], T], *, num_warm_ups: int = 3) -> Captured[T]:
+        if self._numbers and self.num_captures + 1 not in self._numbers:
+            return super().capture(run, num_warm_ups=num_warm_ups)
+        self.warm_ups.append(num_warm_ups)
         run()
         self.num_captures += 1
-        raise RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
+        raise self._error
 
 
 class LateClock(CountingClock):

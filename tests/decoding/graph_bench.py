@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from specbench.execution.graphs import GraphLauncher
@@ -75,6 +76,7 @@ class Bench:
         graphs: FakeGraphs | None = None,
         copies: type[LateCopies] = LateCopies,
         eos_ids: Sequence[int] = (),
+        **limits: int,
     ) -> None:
         self.graphs = FakeGraphs() if graphs is None else graphs
         clock = LateClock()
@@ -83,7 +85,7 @@ class Bench:
             drafter,
             eos_ids=eos_ids,
             clock=clock,
-            make_launcher=graphed(self.graphs, clock, graph, copies),
+            make_launcher=partial(graphed(self.graphs, clock, graph, copies), **limits),
         )
 
     @property

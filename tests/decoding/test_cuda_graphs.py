@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+import torch
 
 from specbench.drafters.ngram import Ngram
 from specbench.execution.clock import make_clock
@@ -92,6 +93,29 @@ def test_a_round_that_waits_for_the_device_runs_eagerly_and_says_why(
     assert decoder.launcher is not None
     assert decoder.launcher.graph == "off"
     assert "could not be captured" in (decoder.launcher.reason or "")
+    torch.cuda.empty_cache()  # asserts where a failed capture left its pool open
+
+
+def test_a_launcher_works_after_a_capture_of_another_that_failed(
+    target: StockRunner, draft: StockRunner
+) -> None:
+    launchers = Launchers("round", target.device)
+    failing, sound = (
+        Decoder(
+            target, drafter, eos_ids=(3,), clock=make_clock(target.device), make_launcher=launchers
+        )
+        for drafter in (
+            ReadsAnItem(parts_of(target, draft)),
+            make_drafter("draft_model", target, draft),
+        )
+    )
+    expected = texts(make_decoder(target, sound.drafter, "off"), 4)
+    texts(failing, 3)
+
+    for _ in range(2):
+        assert texts(sound, 4) == expected
+    assert sound.launcher is not None
+    assert (sound.launcher.graph, sound.launcher.reason) == ("round", None)
 
 
 def test_graphs_are_made_again_in_new_memory_after_all_of_them_have_ended(

@@ -52,7 +52,8 @@ class Replays:
         self.num_captures = self.num_replays = 0
         self._fails = fails
 
-    def capture(self, run: Callable[[], object]) -> Captured[object]:
+    def capture(self, run: Callable[[], object], *, num_warm_ups: int = 3) -> Captured[object]:
+        assert num_warm_ups == 1  # it has run once, and rounds were captured before it
         self.num_captures += 1
         run()
         if self._fails:

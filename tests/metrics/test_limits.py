@@ -4,7 +4,8 @@ import pytest
 
 from specbench.metrics.gathering import gather_cells
 from specbench.metrics.registry import measure
-from specbench.records import LimitRecord
+from specbench.records import AnswerCheck, LimitRecord
+from tests.cell_keys import with_axes
 from tests.made_records import made_block
 from tests.metrics.conftest import BASE_KEY, KEY
 
@@ -58,6 +59,24 @@ def test_launches_and_waits_come_from_the_blocks_that_counted_them(cell):
 def test_no_wait_at_all_is_a_count_and_not_absent(cell):
     given = measure(replace(cell, limits=(replace(STARTED, syncs_per_round=0.0),)))
     assert given["syncs_per_round"] == 0.0
+
+
+def test_a_gpu_is_idle_between_its_rounds(cell):
+    # Rounds of 0.44 s and 0.31 s, 5 in all.
+    requests = tuple(
+        replace(r, decode_s=decode_s)
+        for r, decode_s in zip(cell.requests, (0.64, 0.41), strict=True)
+    )
+    late = replace(cell, requests=requests, limits=(READ,))
+    assert measure(late)["device_idle_s"] == pytest.approx((0.2 + 0.1) / 5)
+
+    check = AnswerCheck(num_drafted=2, num_accepted=1, num_emitted=2, seconds=0.1)
+    checked = (replace(requests[0], answer_check=check), requests[1])
+    assert measure(replace(late, requests=checked))["device_idle_s"] == pytest.approx(0.2 / 5)
+
+    assert "device_idle_s" not in measure(replace(late, limits=(replace(READ, device="cpu"),)))
+    busy = with_axes(KEY, concurrency=4)
+    assert "device_idle_s" not in measure(replace(late, key=busy))
 
 
 def test_what_was_not_measured_is_absent_and_never_zero(cell):

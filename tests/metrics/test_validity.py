@@ -232,3 +232,17 @@ def test_sampled_text_may_differ_yet_should_be_as_long_and_have_three_seeds(stea
     assert "3 seeds per prompt needed at temperature 1, some have 1" in cell_warnings(warm)
     thrice = tuple(replace(r, repeat=i) for r in warm.requests for i in range(3))
     assert not any("seeds" in text for text in cell_warnings(replace(warm, requests=thrice)))
+
+
+def test_rounds_started_otherwise_than_the_baselines_are_never_compared_in_silence(steady):
+    graphed = [replace(r, graph="round") for r in steady.baseline]
+    alike = [replace(r, graph="round") for r in steady.requests]
+    other = [replace(alike[0], graph="off"), *alike[1:]]
+
+    same = replace(steady, baseline=tuple(graphed), requests=tuple(alike))
+    assert cell_warnings(same) == ()
+    assert cell_warnings(replace(same, requests=tuple(other))) == (
+        f"graph off against round at K = 0 in 1 of {len(same.pairs)} requests: part of the "
+        "difference is how rounds are started",
+    )
+    assert cell_warnings(replace(same, baseline=steady.baseline)) == ()  # of an earlier specbench

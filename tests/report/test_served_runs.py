@@ -103,6 +103,13 @@ def test_engines_are_part_of_the_provenance(served: Document) -> None:
     assert facts["engine transformers"] == "demo; draft: 20 tokens at first"
 
 
+def test_graphs_and_their_seconds_are_told(served: Document) -> None:
+    ours, peer = served.engines
+    graphed = replace(ours, graph="round", num_captures=12, capture_s=6.5)
+    facts = {fact.name: fact.value for fact in provenance(replace(served, engines=(graphed, peer)))}
+    assert "graph round, compiled in 1,500 ms, 12 graphs captured in 6" in facts["engine builtin"]
+
+
 @pytest.mark.slow
 def test_charts_of_rows_context_engines_and_the_time_line(
     served_charts: tuple[Chart, ...], lengths: Document
@@ -143,7 +150,7 @@ def test_arrivals_that_set_the_pace_are_part_of_the_title() -> None:
 
 def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> None:
     limits = {"roofline_round_s": 0.004, "roofline_ratio": 1.25, "bandwidth_utilisation": 0.8}
-    host = {"launches_per_round": 1.0, "syncs_per_round": 0.0}
+    host = {"launches_per_round": 1.0, "syncs_per_round": 0.0, "device_idle_s": 0.0015}
     cells = tuple(
         replace(cell, metrics={**cell.metrics, **limits, **host}) for cell in cpu_document.cells
     )
@@ -152,6 +159,7 @@ def test_limits_stand_beside_the_round_they_bound(cpu_document: Document) -> Non
     assert row["roofline ms"] == "4.00 (1.25x)"
     assert row["bandwidth"] == "80%"
     assert row["launches, syncs"] == "1.00, 0"
+    assert row["idle ms"] == "1.50"
 
 
 def test_the_time_line_has_the_corners_of_its_steps_alone() -> None:

@@ -25,7 +25,8 @@ NEW_SETTINGS = {  # of servers, which there were none of
     "start_timeout_s": 900.0,
     "kernels": "auto",
 }
-NEW_OF_ENGINES: dict[str, Any] = {"kernels": []}  # which there were no contests for
+NEW_OF_ENGINES: dict[str, Any] = {"num_captures": None, "capture_s": None}
+NEW_OF_ENGINES |= {"kernels": []}  # which there were no contests for
 NEW_OF_ENVIRONMENT = {"node": None}  # of clusters
 
 

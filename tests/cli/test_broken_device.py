@@ -1,0 +1,140 @@
+"""A GPU that fails in a round, played on the tiny pair: a refusal of the cell, or the run's end."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.execution.launcher import EagerLauncher, Launch
+from specbench.runs import StoredRun, load_run
+from tests.cli.calls import Ran, specbench
+
+pytestmark = pytest.mark.slow
+
+FEW = ("--prompts", "3", "--max-new-tokens", "12", "--threads", "1", "--device", "cpu")
+REFUSED = "CUDA error: too many resources requested for launch"
+ILLEGAL = "CUDA error: an illegal memory access was encountered"
+LOST = f"the GPU fails at everything since: {ILLEGAL}"
+
+Break = Callable[..., None]
+
+
+@pytest.fixture
+def break_at(monkeypatch: pytest.MonkeyPatch) -> Break:
+    """Let the n-th round at K = 2 fail; `sticky`: so does every call of CUDA from then on."""
+    launch: Callable[..., Launch] = EagerLauncher.launch
+
+    def prepare(number: int, error: RuntimeError, *, sticky: bool) -> None:
+        num_rounds, is_lost = 0, False
+
+        def failing(self: EagerLauncher, num_rows: int, k: int, *rest: Any) -> Launch:
+            nonlocal num_rounds, is_lost
+            num_rounds += k == 2
+            if k == 2 and num_rounds == number:
+                is_lost = sticky
+                raise error
+            return launch(self, num_rows, k, *rest)
+
+        def synchronize() -> None:
+            if is_lost:
+                raise RuntimeError(ILLEGAL)
+
+        monkeypatch.setattr(EagerLauncher, "launch", failing)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_lost)
+        monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+
+    return prepare
+
+
+def first_run(tiny: Path, out: Path, pairing: str = "tiny") -> Ran:
+    return specbench(
+        *("run", pairing, "-w", "prompts.jsonl", "-k", "1,2", *FEW, "--out", out), cwd=tiny
+    )
+
+
+def stored(out: Path) -> StoredRun:
+    (folder,) = out.iterdir()
+    return load_run(folder, out)
+
+
+def resumed(tiny: Path, ran: Ran) -> Ran:
+    (command,) = re.findall(r"Resume with: specbench (.*)$", ran.err, re.MULTILINE)
+    return specbench(*shlex.split(command), cwd=tiny)
+
+
+def failed_requests(run: StoredRun) -> list[tuple[str, str | None]]:
+    requests = [request for block in run.blocks for request in block.requests]
+    return [(r.prompt_id, r.error) for r in requests if r.finish_reason == "failed"]
+
+
+# The 40th round at K = 2 is in a block: after loading and warming up, before the last prompt.
+def test_an_error_of_cuda_in_a_round_fails_its_request_and_the_run_goes_on(
+    tiny: Path, tmp_path: Path, break_at: Break
+) -> None:
+    break_at(40, RuntimeError(REFUSED), sticky=False)
+
+    ran = first_run(tiny, tmp_path / "out")
+
+    run = stored(tmp_path / "out")
+    assert ran.code == 4
+    assert "Traceback" not in ran.err
+    assert run.is_complete
+    ((prompt_id, error),) = failed_requests(run)
+    assert error == REFUSED
+    explored = [block for block in run.blocks if block.purpose == "explore"]
+    assert len(explored) == 3
+    (broken,) = [block for block in explored if block.prompt_id == prompt_id]
+    assert sum(r.error is None for r in broken.requests) == len(broken.order) - 1
+
+
+def test_a_device_that_is_lost_ends_the_run_and_a_new_process_completes_it(
+    tiny: Path, tmp_path: Path, break_at: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_at(40, torch.AcceleratorError(ILLEGAL), sticky=True)
+
+    ran = first_run(tiny, tmp_path / "out")
+
+    assert ran.code == 4
+    assert "Traceback" not in ran.err
+    assert f"error: {LOST}; finished blocks are kept. Resume with: specbench run" in ran.err
+    run = stored(tmp_path / "out")
+    assert not run.is_complete
+    (failure,) = run.failures
+    assert (failure.stage, failure.reason, failure.ended_process) == ("decode", LOST, True)
+
+    monkeypatch.undo()  # a new process
+    again = resumed(tiny, ran)
+
+    after = stored(tmp_path / "out")
+    assert again.code == 0
+    assert after.is_complete
+    assert after.blocks[: len(run.blocks)] == run.blocks
+    assert after.failures == ()  # the cell was measured after all
+    assert failed_requests(after) == []
+
+
+def test_what_loses_the_device_twice_is_left_out_by_the_third_process(
+    tiny: Path, tmp_path: Path, break_at: Break
+) -> None:
+    break_at(1, RuntimeError(ILLEGAL), sticky=True)
+    ran = first_run(tiny, tmp_path / "out", "tiny/ngram")
+    assert ran.code == 4
+    assert stored(tmp_path / "out").blocks == ()
+    break_at(1, RuntimeError(ILLEGAL), sticky=True)
+    ran = resumed(tiny, ran)
+    assert ran.code == 4
+    assert not stored(tmp_path / "out").is_complete
+
+    break_at(1, RuntimeError(ILLEGAL), sticky=True)
+    ran = resumed(tiny, ran)
+
+    run = stored(tmp_path / "out")
+    assert ran.code == 4
+    assert run.is_complete
+    assert run.failures[-1].reason.endswith("lost at it 2 times; it is not tried again")
+    assert len(run.blocks) == 3  # K = 0 alone
+    assert failed_requests(run) == []

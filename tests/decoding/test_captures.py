@@ -1,0 +1,136 @@
+"""Captures that fail leave nothing behind, and memory of graphs is counted whole."""
+
+import gc
+
+import pytest
+import torch
+
+from specbench.errors import UsageError
+from specbench.execution.cuda_graphs import SHORT_BYTES, CudaGraphs
+from tests.decoding.fake_driver import GRAPH_BYTES, OWN_BYTES, FakeDriver
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    return FakeDriver(monkeypatch)
+
+
+def nothing() -> None: ...
+
+
+def test_a_failed_capture_is_ended_and_released_and_the_next_takes_a_new_pool(
+    driver: FakeDriver,
+) -> None:
+    graphs = CudaGraphs()
+    driver.fails = "operation failed due to a previous error during capture"
+
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        graphs.capture(nothing)
+    torch.cuda.empty_cache()
+    graphs.capture(nothing).replay()
+
+    assert driver.log == [
+        *("begin pool1", "capture_end", "end pool1 on 0", "release pool1 on 0"),
+        "empty_cache",
+        *("begin pool2", "capture_end", "replay"),
+    ]
+    assert driver.underway == []
+    assert driver.uses == {"pool1": 0, "pool2": 1}
+
+
+def test_a_failure_in_a_shared_pool_leaves_the_graphs_that_share_it(driver: FakeDriver) -> None:
+    graphs = CudaGraphs()
+    first = graphs.capture(nothing)
+    driver.fails = "operation not permitted"
+
+    with pytest.raises(RuntimeError):
+        graphs.capture(nothing)
+    second = graphs.capture(nothing)
+
+    assert driver.uses == {"pool1": 1, "pool2": 1}
+    assert graphs.reserved_bytes == 2 * (GRAPH_BYTES + OWN_BYTES)
+    for captured in (first, second):
+        captured.replay()
+
+
+def test_what_the_function_raised_is_told_and_not_how_the_capture_ended(
+    driver: FakeDriver,
+) -> None:
+    driver.fails = "operation failed due to a previous error during capture"
+
+    def out_of_memory() -> None:
+        if driver.underway:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        CudaGraphs().capture(out_of_memory)
+
+    assert driver.underway == []
+
+
+def test_a_capture_that_ended_lets_go_of_its_own_pool_once(driver: FakeDriver) -> None:
+    """An error of the function that the stream never saw: torch ends the capture itself."""
+
+    def broken() -> None:
+        if driver.underway:
+            raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        CudaGraphs().capture(broken)
+
+    assert driver.log == ["begin pool1", "capture_end", "reset"]
+    assert driver.uses == {"pool1": 0}
+
+
+def test_a_torch_that_cannot_clean_up_is_refused_by_name(
+    driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert driver.log == []
+    monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")
+
+    with pytest.raises(UsageError) as refused:
+        CudaGraphs()
+
+    assert f"torch {torch.__version__} has no _cuda_endAllocateToPool" in str(refused.value)
+    assert "--graph off" in str(refused.value)
+
+
+def test_memory_outside_the_allocator_counts_and_ends_with_its_graph(driver: FakeDriver) -> None:
+    graphs = CudaGraphs()
+    first, second = graphs.capture(nothing), graphs.capture(nothing)
+    assert graphs.reserved_bytes == 2 * (GRAPH_BYTES + OWN_BYTES)
+
+    del second
+    gc.collect()
+    assert graphs.reserved_bytes == 2 * GRAPH_BYTES + OWN_BYTES  # the pool is still in use
+    first.replay()
+    del first
+    gc.collect()
+
+    assert graphs.reserved_bytes == 0
+    assert driver.reserved == 1000 + 2 * GRAPH_BYTES
+
+
+def test_the_cache_is_emptied_only_where_memory_is_short(driver: FakeDriver) -> None:
+    graphs = CudaGraphs()
+    graphs.capture(nothing)
+    assert "empty_cache" not in driver.log
+
+    driver.free = SHORT_BYTES - 1
+    graphs.capture(nothing)
+
+    assert driver.log[-3:] == ["empty_cache", "begin pool2", "capture_end"]
+
+
+@pytest.mark.parametrize("num_warm_ups", [1, 3])
+def test_a_function_warms_up_as_often_as_asked_before_it_is_captured(
+    driver: FakeDriver, num_warm_ups: int
+) -> None:
+    calls: list[bool] = []
+    graphs = CudaGraphs()
+
+    graphs.capture(lambda: calls.append(bool(driver.underway)), num_warm_ups=num_warm_ups)
+
+    assert calls == [False] * num_warm_ups + [True]
+    assert graphs.num_captures == 1
+    assert graphs.capture_s > 0

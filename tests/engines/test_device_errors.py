@@ -1,0 +1,86 @@
+"""What errors of CUDA are taken for: a refusal of the work, or the end of the process."""
+
+import pytest
+import torch
+
+from specbench.engines.refusals import REFUSALS, device_errors_told
+from specbench.errors import DeviceError, DeviceLostError, ModelError
+
+ILLEGAL = "CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be ..."
+REFUSED = "CUDA error: too many resources requested for launch"
+
+
+def told(error: Exception) -> None:
+    with device_errors_told():
+        raise error
+
+
+@pytest.fixture
+def broken_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA after a sticky error: every call fails."""
+
+    def fail() -> None:
+        raise torch.AcceleratorError(ILLEGAL)
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+
+
+@pytest.fixture
+def sound_device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    calls: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+    return calls
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(REFUSED),
+        torch.AcceleratorError("unspecified"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`"),
+    ],
+    ids=str,
+)
+def test_an_error_of_cuda_is_a_refusal_where_the_device_goes_on(
+    error: RuntimeError, sound_device: list[str]
+) -> None:
+    with pytest.raises(DeviceError) as raised:
+        told(error)
+    assert isinstance(raised.value, REFUSALS)
+    assert str(raised.value) == str(error)
+    assert sound_device == ["synchronize"]
+
+
+@pytest.mark.usefixtures("broken_device")
+def test_an_error_that_stays_is_the_end_of_the_process_and_no_refusal() -> None:
+    with pytest.raises(DeviceLostError) as raised:
+        told(RuntimeError(ILLEGAL))
+    assert not isinstance(raised.value, REFUSALS)
+    assert str(raised.value) == (
+        "the GPU fails at everything since: CUDA error: an illegal memory access was encountered"
+    )
+
+
+@pytest.mark.usefixtures("broken_device")
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("shapes do not match"),
+        ModelError("no such file"),
+        torch.OutOfMemoryError("CUDA error: out of memory"),
+        ValueError(REFUSED),
+    ],
+    ids=str,
+)
+def test_every_other_error_stays_what_it_is(error: Exception) -> None:
+    with pytest.raises(type(error)) as raised:
+        told(error)
+    assert raised.value is error
+
+
+def test_without_a_gpu_nothing_is_asked_of_one() -> None:
+    with pytest.raises(DeviceError):
+        told(RuntimeError(REFUSED))
