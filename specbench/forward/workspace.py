@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specbench.footprint import Sizes
-from specbench.forward.attention.masks import HIDDEN
+from specbench.forward.attention.masks import hidden
 
 
 class Workspace:
@@ -85,7 +85,9 @@ class JoinedCache:
             device = layers[0].device
             self._slots_S = torch.arange(max_len, device=device)
             self._first_slots_B1 = torch.arange(num_rows, device=device)[:, None] * max_len
-            self._added = [layers[0].new_full((), value) for value in (0.0, HIDDEN)]
+            self._added = [
+                layers[0].new_full((), value) for value in (0.0, hidden(layers[0].dtype))
+            ]
 
     @property
     def nbytes(self) -> int:

@@ -8,9 +8,14 @@ from torch import Tensor
 
 from specbench.forward.tree import Branches
 
-# Far below any score, and the weight it leaves is 0 in every dtype. The dtype's minimum would
-# become -inf where a kernel scales its scores, and a tile of nothing else would become NaN.
-HIDDEN = -3e4
+
+def hidden(dtype: torch.dtype) -> float:
+    """What is added to the score of a slot that is not seen: half of the dtype's minimum.
+
+    The minimum itself becomes -inf where a kernel scales its scores for a base of 2, and a tile of
+    nothing else becomes NaN.
+    """
+    return torch.finfo(dtype).min / 2
 
 
 def visible(
@@ -42,7 +47,7 @@ def visible(
 
 
 def additive_mask(seen_BTS: Tensor, dtype: torch.dtype, *, pack: int) -> Tensor:
-    """[B, 1, pack * T, S]: 0 where a slot is seen, else HIDDEN."""
+    """[B, 1, pack * T, S]: 0 where a slot is seen, else `hidden`."""
     mask_BTS = torch.zeros(seen_BTS.shape, dtype=dtype, device=seen_BTS.device)
-    mask_BTS = mask_BTS.masked_fill(~seen_BTS, HIDDEN)
+    mask_BTS = mask_BTS.masked_fill(~seen_BTS, hidden(dtype))
     return mask_BTS.repeat(1, pack, 1)[:, None]
