@@ -47,7 +47,8 @@ def after(steps, sizes, dtype, head_norm, rounded_to):
     rope = torch.stack((cos, sin), 1).view(num_slots, 2, 1, 2, -1).to(rounded_to).to(dtype)
     weights = drawn(sizes.query_heads + sizes.kv_heads, sizes.head)
     layer = type("Layer", (), {"head_norm": weights if head_norm else None})
-    slots_N = torch.randperm(num_slots, generator=generator)[:N]
+    # As a column of a table, which is how a round has them.
+    slots_N = torch.randperm(num_slots, generator=generator)[:N, None].expand(-1, 3).clone()[:, 1]
     steps.keep(work, layer, kept, slots_N, steps.turns(rope, slots_N.flip(0)))
     gated = steps.gate(work)
     queries = work.qkv[:, : sizes.query_heads * sizes.head]
