@@ -15,9 +15,11 @@ from specbench.forward.attention.choice import USUAL
 from specbench.forward.attention.flash_attn import FlashAttn
 from specbench.forward.attention.flex import Flex
 from specbench.forward.attention.kernel import Case, Kernel
+from specbench.forward.attention.lengths import Flash
 from specbench.forward.attention.parts import Parts
 from specbench.forward.attention.plain import Plain
 from specbench.forward.attention.trial import Shape, Trial
+from specbench.kernels import slot_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
@@ -49,15 +51,17 @@ def error(kernel: Kernel, trial: Trial) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_trials", [2, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_trials", [3, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.name)
 def test_it_is_the_plain_one_over_random_lengths_buckets_and_windows(
-    kernel, heads, is_tree, num_trials
+    kernel, heads, is_tree, num_trials, monkeypatch
 ):
     draws = random.Random(f"{heads}{is_tree}")
     for seed in range(num_trials):
+        # Of few programs each looks at many slots, step by step.
+        monkeypatch.setattr(slot_attention, "_PROGRAMS", draws.choice([2, 16, 264]))
         rows, tokens = draws.randint(1, 3), draws.choice((2, 5, 11) if is_tree else (1, 2, 5, 9))
         span = draws.choice([64, 192, 512])
         length = draws.randint(1, span - tokens)
@@ -109,6 +113,48 @@ def test_flash_attn_is_told_lengths_and_windows_as_its_page_has_them(window, mon
     monkeypatch.setattr(flash_attn, "import_module", lambda _: module)
     trial = Trial(of(HEADS[1], torch.float16, window, False), Shape(3, 5, 60, 128))
     assert error(FlashAttn(), trial) < BOUNDS[torch.float16]
+
+
+def flash_as_torch_calls_it(
+    query_NHD: Tensor,
+    keys_SND: Tensor,
+    values_SND: Tensor,
+    cum_seq_q: Tensor,
+    cum_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    window_size_left: int | None,
+    window_size_right: int | None,
+    seqused_k: Tensor,
+) -> tuple[Tensor]:
+    """Each sequence's keys begin where `cum_seq_k` says and are as many as `seqused_k`."""
+    assert {part.dtype for part in (cum_seq_q, cum_seq_k, seqused_k)} == {torch.int32}
+    assert (max_q, dropout_p, is_causal, return_debug_mask) == (1, 0.0, False, False)
+    assert max_k >= int(seqused_k.max())
+    assert cum_seq_q.tolist() == list(range(len(query_NHD) + 1))
+    assert (window_size_left is None) == (window_size_right is None)
+    G, out = query_NHD.shape[1] // keys_SND.shape[1], torch.empty_like(query_NHD)
+    for i, used in enumerate(seqused_k.tolist()):
+        first = int(cum_seq_k[i])
+        oldest = 0 if window_size_left is None else max(used - 1 - window_size_left, 0)
+        keys, values = (
+            part[first + oldest : first + used].repeat_interleave(G, 1).float()
+            for part in (keys_SND, values_SND)
+        )
+        scores = torch.einsum("hd,shd->hs", query_NHD[i].float(), keys) * keys.shape[-1] ** -0.5
+        out[i] = torch.einsum("hs,shd->hd", scores.softmax(-1), values)
+    return (out,)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_torchs_flash_is_told_where_every_token_begins_and_ends(window, monkeypatch):
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_as_torch_calls_it)
+    trial = Trial(of(HEADS[3], torch.float16, window, False), Shape(3, 5, 60, 128))
+    assert error(Flash(), trial) < BOUNDS[torch.float16]
 
 
 def test_what_is_not_installed_or_has_no_mask_refuses():
