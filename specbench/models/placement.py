@@ -76,6 +76,7 @@ class _Placed:
             return None  # tied parameters stay one
         kept = nn.Parameter(moved.detach(), requires_grad=False)
         vars(kept).update(vars(parameter))  # transformers marks what it has read
+        give_back_host_memory()
         return kept
 
     def _take(self, linear: nn.Linear) -> bool:
@@ -92,13 +93,15 @@ def _packed(linear: nn.Linear, weight: Tensor, scheme: str) -> Any:
     pack(linear, scheme)
     kept: Any = linear.weight
     kept._is_hf_initialized = True  # else transformers draws values where its files lack them
-    if kept.device.type == "cpu":
-        give_back_host_memory()  # small packed weights lie between large freed ones
+    give_back_host_memory()
     return kept
 
 
 def give_back_host_memory() -> None:
-    """Return it to the system where the C library can (glibc); elsewhere nothing happens."""
+    """Return what was freed to the system, where the C library can (glibc); a few milliseconds.
+
+    By itself it keeps much of what conversions have used, the more the longer a model loads.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
