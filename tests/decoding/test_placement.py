@@ -122,6 +122,16 @@ class Journey(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
+class Elsewhere(TorchDispatchMode):
+    """What goes to the meta device keeps its values: it is copied where it lies."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._to_copy.default and kwargs.get("device") == META:
+            return args[0].clone()
+        return func(*args, **kwargs)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A Llama in bfloat16 over four files."""
@@ -159,9 +169,21 @@ def test_a_weight_is_packed_before_the_next_is_read(folder, monkeypatch):
     assert all(steps[number - 1] == ("read", steps[number][1]) for number in packed)
 
 
-def test_tied_weights_stay_one_on_the_way(tmp_path):
+@pytest.mark.parametrize("tie_word_embeddings", [False, True])
+def test_weights_that_were_moved_are_those_of_the_files(tmp_path, tie_word_embeddings):
+    """Transformers draws values for all that it does not know to be read."""
+    tiny_llama(tie_word_embeddings=tie_word_embeddings).save_pretrained(tmp_path)
+    expected = load(tmp_path, CPU).model.state_dict()
+    with Elsewhere():
+        moved = load(tmp_path, META).model.state_dict()
+    assert moved.keys() == expected.keys()
+    assert all(torch.equal(moved[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("device", [CPU, META])
+def test_tied_weights_stay_one_on_the_way(tmp_path, device):
     tiny_llama(tie_word_embeddings=True).save_pretrained(tmp_path)
-    model = load(tmp_path, META).model
+    model = load(tmp_path, device).model
     assert model.lm_head.weight is model.get_input_embeddings().weight
 
 
