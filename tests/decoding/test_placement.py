@@ -75,7 +75,13 @@ def beyond_weights(folder: Path, device: str, scheme: str, dtype: str) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_files", "device", "scheme", "dtype"),
-    [(4, "cpu", "int8", "auto"), (1, "cpu", "int4", "auto"), (4, "meta", "none", "float32")],
+    [
+        (4, "cpu", "int8", "auto"),
+        (1, "cpu", "int4", "auto"),
+        (4, "meta", "none", "float32"),
+        pytest.param(4, "cuda:0", "int8", "bfloat16", marks=pytest.mark.gpu),
+        pytest.param(4, "cuda:0", "none", "float32", marks=pytest.mark.gpu),
+    ],
 )
 def test_loading_takes_the_memory_of_the_weights_and_less_than_a_file(
     tmp_path, num_files, device, scheme, dtype
@@ -167,6 +173,16 @@ def test_a_weight_is_packed_before_the_next_is_read(folder, monkeypatch):
     packed = [number for number, (what, _) in enumerate(steps) if what == "packed"]
     assert len(packed) == len(packable(model)) == 14
     assert all(steps[number - 1] == ("read", steps[number][1]) for number in packed)
+
+
+@pytest.mark.gpu
+def test_a_gpu_holds_the_packed_weights_and_a_few_times_the_largest_tensor(tmp_path):
+    write_sharded(tmp_path, hidden_size=1024, num_layers=6, num_files=4)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    loaded = load(tmp_path, torch.device("cuda:0"), quantization="int4")
+    most = torch.cuda.max_memory_allocated() - before
+    assert most - loaded.weights_bytes < 64 * MIB  # of 190 MiB in bfloat16
 
 
 @pytest.mark.parametrize("tie_word_embeddings", [False, True])
