@@ -96,7 +96,9 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
                 trust_remote_code=source.trust_remote_code,
                 output_loading_info=True,
             )
-        if stored is None and (missing := sorted(report["missing_keys"])):
+        weights = dict(model.named_parameters())  # buffers follow from the config
+        missing = sorted(weights.keys() & set(report["missing_keys"]))
+        if missing and stored is None:
             raise ModelError(
                 f"its files lack {len(missing)} of the model's weights, first {missing[0]}; "
                 "download it again, or name a checkpoint of the whole model"

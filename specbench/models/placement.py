@@ -1,6 +1,7 @@
 """Where a weight goes when it is read: to its device at once, packed where that is asked for.
 
-So neither the host nor the device holds more of a model than what it keeps and one tensor.
+So neither the host nor the device holds more of a model than what it keeps and a few times one
+tensor, which conversions and packing take.
 """
 
 import ctypes
