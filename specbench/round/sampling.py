@@ -38,15 +38,17 @@ def _mix32(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def _key(seeds_B: Tensor, positions_BT: Tensor, purpose: int) -> Tensor:
+def _key(seeds_B: Tensor, positions_BT: Tensor, purpose: Tensor | int) -> Tensor:
     """One 32-bit key per draw [B, T]."""
     seed_B = _mix32(_mix32(seeds_B & _MASK32) ^ ((seeds_B >> 32) & _MASK32))
     return _mix32(_mix32(seed_B[:, None] ^ (positions_BT & _MASK32)) + purpose & _MASK32)
 
 
-def uniform(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, turn: int = 0) -> Tensor:
-    """Uniform numbers in (0, 1], float32 [B, T]; another one for every turn."""
-    key_BT = _key(seeds_B, positions_BT, purpose + turn * len(Purpose))
+def uniform(
+    seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, turn: Tensor | int = 0
+) -> Tensor:
+    """Uniform numbers in (0, 1], float32 [B, T]; another one for every turn, one or [T]."""
+    key_BT = _key(seeds_B, positions_BT, turn * len(Purpose) + purpose)
     return (key_BT.float() + 0.5) * 2.0**-32
 
 
