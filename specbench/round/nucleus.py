@@ -17,6 +17,22 @@ _BITS = ((1 << 15, 16), (1 << 7, 8), (0, 4))
 _CACHED = 1 << 18  # numbers at once on a CPU, so that they stay in its cache
 
 
+def likeliest(scores: Tensor, top_k: int, top_p: float) -> Tensor:
+    """The softmax of float32 scores [..., V], cut to the `top_k` likeliest, then to their nucleus.
+
+    Tokens of equal score stay or go together at either cut. `top_k` is below V: so few tokens that
+    torch puts them in order, and no threshold is left to search.
+    """
+    best = scores.topk(top_k, dim=-1)
+    scores = scores.masked_fill(scores < best.values[..., -1:], -torch.inf)
+    if top_p < 1:
+        mass = scores.softmax(-1).gather(-1, best.indices).double()
+        is_past = mass.cumsum(-1) - mass >= top_p
+        lowest = best.values.masked_fill(is_past, torch.inf).amin(-1, keepdim=True)
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
+    return scores.softmax(-1)
+
+
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
     """The softmax of float32 scores [..., V], cut to its nucleus, with sum 1.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.errors import UsageError
 from specbench.records import Sampling
-from specbench.round.nucleus import nucleus
+from specbench.round.nucleus import likeliest, nucleus
 
 _MASK32 = 0xFFFFFFFF
 
@@ -45,10 +45,11 @@ def _key(seeds_B: Tensor, positions_BT: Tensor, purpose: Tensor | int) -> Tensor
 
 
 def uniform(
-    seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, turn: Tensor | int = 0
+    seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, turns_T: Tensor | None = None
 ) -> Tensor:
-    """Uniform numbers in (0, 1], float32 [B, T]; another one for every turn, one or [T]."""
-    key_BT = _key(seeds_B, positions_BT, turn * len(Purpose) + purpose)
+    """Uniform numbers in (0, 1], float32 [B, T]; others for other turns, 0 unless told."""
+    own_T = purpose if turns_T is None else turns_T * len(Purpose) + purpose
+    key_BT = _key(seeds_B, positions_BT, own_T)
     return (key_BT.float() + 0.5) * 2.0**-32
 
 
@@ -81,11 +82,10 @@ class Sampler:
             zeros = torch.zeros_like(logits, dtype=torch.float32)
             return zeros.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
         # In float32, as transformers' own sampling does it.
-        scores = logits.float() / self.sampling.temperature
+        scores, top_p = logits.float() / self.sampling.temperature, self.sampling.top_p
         if 0 < self.sampling.top_k < scores.shape[-1]:
-            kth = scores.topk(self.sampling.top_k, dim=-1).values[..., -1:]
-            scores = scores.masked_fill(scores < kth, -torch.inf)
-        return nucleus(scores, top_p) if (top_p := self.sampling.top_p) < 1 else scores.softmax(-1)
+            return likeliest(scores, self.sampling.top_k, top_p)
+        return nucleus(scores, top_p) if top_p < 1 else scores.softmax(-1)
 
     def pick(self, logits_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
         """The target's own tokens [B, T] for the given positions of the sequence."""

@@ -134,7 +134,7 @@ def _reject_tree(
     target_BIV = sampler.probs(logits_BNV.index_select(1, families.parents_I))
     p_BK, q_BK, left_BIV = _in_turn(families.widths, tokens_BK, is_meant_BK, target_BIV, draft_BIV)
     places_BK = positions_BN.gather(1, parents_BK)
-    chance_BK = uniform(seed_B, places_BK, Purpose.ACCEPT, turn=drafts_K)
+    chance_BK = uniform(seed_B, places_BK, Purpose.ACCEPT, turns_T=drafts_K)
     passes_BK = is_meant_BK & (q_BK > 0) & (chance_BK * q_BK <= p_BK) & (p_BK > 0)
     none_BN = torch.full_like(positions_BN, N)
     node_BK = torch.where(passes_BK, drafts_K + 1, none_BN[:, 1:])

@@ -119,20 +119,20 @@ BUGS_BY_HAND: dict[str, Any] = {
     "siblings share one chance": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
         verifier._reject_tree,
-        "Purpose.ACCEPT, turn=drafts_K)",
+        "Purpose.ACCEPT, turns_T=drafts_K)",
         "Purpose.ACCEPT)",
     ),
     "two siblings share a chance": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
         verifier._reject_tree,
-        "turn=drafts_K)",
-        "turn=drafts_K // 2)",
+        "turns_T=drafts_K)",
+        "turns_T=drafts_K // 2)",
     ),
     "siblings after the first share a chance": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4),
         verifier._reject_tree,
-        "turn=drafts_K)",
-        "turn=drafts_K.clamp(max=1))",
+        "turns_T=drafts_K)",
+        "turns_T=drafts_K.clamp(max=1))",
     ),
     "siblings are drawn with the target's noise": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 5),

@@ -43,7 +43,9 @@ def one_by_one(case: Case, sampler: Sampler, row: int) -> tuple[list[int], list[
     for i, token in enumerate(proposal.tokens_BK[row].tolist()):
         if tree.parents_BK[row, i] != node or not tree.is_meant_BK[row, i] or q_V[token] == 0:
             continue
-        chance = uniform(seed_1, place_N[None, node, None], Purpose.ACCEPT, turn=i)[0, 0]
+        chance = uniform(
+            seed_1, place_N[None, node, None], Purpose.ACCEPT, turns_T=torch.tensor([i])
+        )[0, 0]
         if chance * q_V[token] <= p_V[token] and p_V[token] > 0:
             node, p_V, q_V = i + 1, p_of[i + 1], q_of.get(i + 1)
             path.append(node)
