@@ -35,7 +35,8 @@ def exponential_of(key, token):
     chance = tl.minimum((bits.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
     # -log1p(-chance) to the last digits; source: Goldberg 1991, theorem 4.
     rest = 1 - chance
-    return tl.where(rest == 1, chance, -tl.log(rest) * (chance / (1 - rest)))
+    taken = tl.where(rest == 1, 1.0, 1 - rest)
+    return tl.where(rest == 1, chance, -tl.log(rest) * (chance / taken))
 
 
 @triton.jit

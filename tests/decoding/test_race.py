@@ -47,6 +47,9 @@ def test_exponential_noise_is_that_of_torch_but_for_the_last_digit() -> None:
     theirs = exponential(seeds_B, positions_BT, Purpose.DRAFT, 5_001)
     assert float(theirs.min()) < 1e-4
     torch.testing.assert_close(ours, theirs, rtol=5e-7, atol=0)
+    # The smallest there is: 1 less it is 1 in float32.
+    rarest = (torch.tensor([0]), torch.tensor([[0]]), Purpose.DRAFT, 1)
+    assert float(noise.exponential(*rarest)) == float(exponential(*rarest)) == 2.0**-33
 
 
 def scores_of(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
