@@ -27,14 +27,33 @@ def test_what_stays_is_what_a_sort_leaves_and_as_likely_as_by_torch(width: int, 
     assert wrong == 0
 
 
-def test_equal_tokens_at_the_cut_stay_together_and_zeros_of_either_sign_are_equal() -> None:
-    scores_NV = torch.tensor([[2.0, 1.0, 1.0, 1.0, -3.0], [-0.0, 0.0, -9.0, -9.0, -9.0]])
+def test_equal_tokens_at_the_cut_stay_together() -> None:
+    scores_NV = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
     whole_NV = scores_NV.softmax(-1)
-    top_p = float(whole_NV[0, :2].sum()) - 0.01  # the second of the first row reaches it
-    assert (kernel.nucleus(scores_NV, whole_NV, top_p) > 0).tolist() == [
-        [True, True, True, True, False],
-        [True, True, False, False, False],
-    ]
+    top_p = float(whole_NV[0, :2].sum()) - 0.01  # the second of five reaches it
+    kept_NV = kernel.nucleus(scores_NV, whole_NV, top_p)
+    assert (kept_NV > 0).tolist() == [[True, True, True, True, False]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "stays"),
+    [
+        (1.0, 1.0 + 2.0**-23, [False, True]),  # the last bit of float32
+        (-1.0, -1.0 - 2.0**-23, [True, False]),
+        (-1.0, 1.0, [False, True]),
+        (-0.0, 0.0, [True, True]),
+    ],
+)
+def test_numbers_differ_by_their_last_bit_and_zeros_not_by_their_sign(
+    first: float, second: float, stays: list[bool]
+) -> None:
+    half_NV = torch.full((1, 2), 0.5)
+    assert (kernel.nucleus(torch.tensor([[first, second]]), half_NV, 0.4) > 0).tolist() == [stays]
+
+
+def test_what_the_likelier_tokens_fill_to_the_brim_has_no_room_for_another() -> None:
+    scores_NV, whole_NV = torch.tensor([[2.0, 1.0, 0.0]]), torch.tensor([[0.5, 0.25, 0.25]])
+    assert kernel.nucleus(scores_NV, whole_NV, 0.5).tolist() == [[1.0, 0.0, 0.0]]
 
 
 def test_what_is_not_a_number_stays_none() -> None:
