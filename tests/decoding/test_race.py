@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from specbench.drafting.topology import Topology
-from specbench.kernels import noise, nucleus, race
+from specbench.kernels import noise, race
 from specbench.records import Sampling
 from specbench.round import sampling as drawing
 from specbench.round.growth import Frontier, grow_static
@@ -18,8 +18,6 @@ from tests.decoding.launches import Launches
 
 WIDTHS = {1: 8, 7: 40, 1_000: 40, 1_025: 20, 4_099: 4, 32_003: 1}  # draws by vocabulary
 NEAR = 1e-5  # of a logarithm: two tokens this near may change places
-OURS = {"race": race.LAUNCHES, "uniform": noise.LAUNCHES, "exponential": noise.LAUNCHES}
-OURS |= {"nucleus": nucleus.LAUNCHES}
 RATES = [[0.5, 0.2, 0.1, 0.05]] * 5
 WARM = Sampling(temperature=1.0)
 
@@ -126,11 +124,11 @@ def launched(sampling: Sampling, num_nodes: int) -> dict[str, int]:
         root_BV, logits_BNV, own_BTV = logits(1)[:, 0], logits(num_nodes), logits(5)
         places_BN = torch.zeros(4, num_nodes, dtype=torch.long, device=DEVICE)
         with HostWatch():
-            with Launches(OURS) as pick:
+            with Launches() as pick:
                 sampler.pick(own_BTV, state.seed_B, places_BN[:, :5])
-            with Launches(OURS) as grow:
+            with Launches() as grow:
                 proposal = grow_static(tree, state, root_BV, feed, sampler)
-            with Launches(OURS) as judge:
+            with Launches() as judge:
                 verify(proposal, logits_BNV, sampler, state.seed_B, places_BN)
     return {"pick": pick.total, "grow": grow.total, "judge": judge.total}
 
