@@ -6,9 +6,8 @@ that were made once. Shape suffixes: B rows, T new tokens, N = B * T, S slots, F
 V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -28,6 +27,7 @@ from specbench.forward.workspace import JoinedCache, Kept, Reach, Slots, Workspa
 from specbench.kernels.availability import why_not
 
 _KEPT_SHAPES = 256
+Attend = Callable[[Workspace, Kept, Any], None]
 
 
 class FusedRunner:
@@ -185,11 +185,13 @@ class FusedRunner:
             slots_BT = slots_BT + reach.first_slot_B1
         slots_N = slots_BT.reshape(-1)
         turns = self.steps.turns(self._slots.rope, positions_BT.reshape(-1))
-        looks = {}
+        # What is looked up once a forward is not looked up once a layer: that is Python's time.
+        attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_plainly, None)}
         for window in self._windows - {None} if is_plain else self._windows:
             kernel = self.kernels[window, branches is not None]
             seen = Seen(positions_BT, reach, self._sizes, self.dtype, window, branches)
-            looks[window] = partial(kernel.attend, look=kernel.look(seen))
+            attends[window] = kernel.attend, kernel.look(seen)
+        norm, keep, gate = self.steps.norm, self.steps.keep, self.steps.gate
         torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
 
         states: dict[int, Tensor] = {}
@@ -197,16 +199,14 @@ class FusedRunner:
         for i, (layer, kept) in enumerate(zip(layers, reach.layers, strict=False)):
             if i in features:
                 states[i] = work.hidden.clone()
-            normed = self.steps.norm(work, layer.input_norm)
-            _product(normed, layer.qkv, layer.qkv_bias, work.qkv)
-            self.steps.keep(work, layer, kept, slots_N, turns)
-            looks.get(layer.window, _attend_plainly)(work, kept)
+            _product(norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
+            keep(work, layer, kept, slots_N, turns)
+            attend, look = attends[layer.window]
+            attend(work, kept, look)
             _add_product(work.joined, layer.output, layer.output_bias, work.hidden)
-            normed = self.steps.norm(work, layer.mlp_norm)
-            _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
-            gated = self.steps.gate(work)
-            _add_product(gated, layer.down, layer.down_bias, work.hidden)
-        states[len(layers)] = self.steps.norm(work, self._weights.final_norm)
+            _product(norm(work, layer.mlp_norm), layer.gate_up, layer.gate_up_bias, work.gate_up)
+            _add_product(gate(work), layer.down, layer.down_bias, work.hidden)
+        states[len(layers)] = norm(work, self._weights.final_norm)
         return states
 
     def _rope_table(self, length: int) -> Tensor:
@@ -256,7 +256,7 @@ def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
     known[key] = made
 
 
-def _attend_plainly(work: Workspace, kept: Kept) -> None:
+def _attend_plainly(work: Workspace, kept: Kept, _: None) -> None:
     """Tokens that are the last of the slots, each seeing all up to itself: no mask is needed."""
     out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
     work.spread.copy_(out.reshape(work.spread.shape))

@@ -3,8 +3,6 @@
 Shape suffixes: B rows, T new tokens, S slots.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -46,9 +44,9 @@ class Masked:
     def attend(self, work: Workspace, kept: Kept, look: Tensor) -> None:
         if work.packs:
             work.packed.copy_(work.unpacked)
-        with self._pinned():
+        if self._backend is None:
             out = scaled_dot_product_attention(work.query, kept.keys, kept.values, look)
+        else:
+            with sdpa_kernel(self._backend):
+                out = scaled_dot_product_attention(work.query, kept.keys, kept.values, look)
         work.spread.copy_(out.view_as(work.spread) if work.packs else out)
-
-    def _pinned(self) -> AbstractContextManager[object]:
-        return nullcontext() if self._backend is None else sdpa_kernel(self._backend)
