@@ -104,6 +104,14 @@ class Topology:
         return tuple(self._nodes[path[:-1]] for path in self.paths)
 
     @property
+    def families(self) -> dict[int, tuple[int, ...]]:
+        """Each node that has children, those of most first, with its children in order."""
+        children: dict[int, tuple[int, ...]] = {}
+        for node, parent in enumerate(self.parents, 1):
+            children[parent] = (*children.get(parent, ()), node)
+        return dict(sorted(children.items(), key=lambda family: -len(family[1])))
+
+    @property
     def inner_widths(self) -> tuple[int, ...]:
         """How many drafts of each level but the last have children."""
         return tuple(len(level.inner) for level in self.levels[:-1])

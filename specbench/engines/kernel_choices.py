@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,21 @@ from specbench.forward.attention.kernel import Case
 from specbench.forward.contest import Run, Timing, attention_contest
 from specbench.forward.forward_contest import FORWARDS, forward_contest
 from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.packed_contest import (
+    packed_contest,
+    packed_layers,
+    slower_note,
+    times_as_long,
+)
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward
 from specbench.json_text import parse_json
+from specbench.models.loading import LoadedModel
 from specbench.records import Contender, KernelChoice
 from specbench.whole_file import write_whole
 
 AUTO = "auto"
+_PACKED_TOKENS = (1, 5)  # K = 0 and K = 4
 Outcome = tuple[str | None, list[Contender]]
 _known: dict[str, KernelChoice] = {}
 
@@ -67,6 +76,24 @@ class KernelChoices:
             chosen = self._attention(case, name).chosen
             runner.kernels[case.window, case.is_tree] = kernels[chosen]
         return FORWARDS[self._forward(runner, forward, name).chosen](runner)
+
+    def packed_notes(self, loaded: LoadedModel, name: str) -> tuple[str, ...]:
+        """What is to be said of packed weights, timed against plain ones of the same shape."""
+        layers = packed_layers(loaded.model)
+        if self._is_compiled or not layers or loaded.quantization is None:
+            return ()
+        scheme, weight = loaded.quantization, layers[0].weight
+        packer = version("torchao")
+        ratios = {}
+        for T in _PACKED_TOKENS:
+            sizes = (T, tuple(weight.shape), len(layers))
+            key = _key(weight.device, scheme, packer, weight.dtype, sizes, self._is_captured)
+            hold = partial(packed_contest, layers, T, scheme, self._timing)
+            choice = self._choice(key, f"{scheme} linear layer of {name}, T = {T}", hold)
+            if (ratio := times_as_long(choice.contenders)) is not None:
+                ratios[T] = ratio
+        note = slower_note(scheme, loaded.dtype, ratios)
+        return (note,) if note else ()
 
     def _attention(self, case: Case, name: str) -> KernelChoice:
         subject = f"attention of {name}, {case}"

@@ -57,6 +57,7 @@ def take(pool: ModelPool, spec: ModelSpec, forward: Forward, kernels: KernelChoi
     try:
         runner, notes = make_checked_runner(loaded.model, forward)
         runner = kernels.settle(runner, forward, shown(spec))
+        notes = (*notes, *kernels.packed_notes(loaded, shown(spec)))
     except (ModelError, torch.OutOfMemoryError):
         pool.release(spec)
         raise

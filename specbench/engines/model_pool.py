@@ -1,10 +1,8 @@
 """The models of a run, each loaded once: engines measured side by side share their weights."""
 
-import ctypes
 import gc
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +14,7 @@ from specbench.models.checkpoint import WEIGHT_KINDS, Checkpoint, has_tokenizer,
 from specbench.models.digest import weights_sha256
 from specbench.models.first_layers import layers_of
 from specbench.models.loading import LoadedModel, ModelSource, load_model
+from specbench.models.placement import give_back_host_memory
 from specbench.models.tokenizer import Tokenizer
 from specbench.records import ModelIdentity
 
@@ -67,7 +66,7 @@ class ModelPool:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         else:
-            _give_back_host_memory()
+            give_back_host_memory()
 
     def is_dummy(self, spec: ModelSpec) -> bool:
         """Whether its weights are to be made up."""
@@ -168,10 +167,3 @@ def head_identity(
 def shown(spec: ModelSpec) -> str:
     """Never a folder above the model's own."""
     return spec.folder.name if spec.folder else spec.source
-
-
-def _give_back_host_memory() -> None:
-    """Return it to the system where the C library can (glibc); elsewhere nothing happens."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)

@@ -2,13 +2,22 @@
 
 A chain is the tree without branches, and rounds that draft chains need none of this.
 Shape suffixes: B rows, K drafts, N = K + 1 nodes (node 0 is the current token, node i is
-draft i), T = depth + 1 nodes on a path.
+draft i), T = depth + 1 nodes on a path, I nodes with children.
 """
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Families(NamedTuple):
+    """Who has children in a tree whose shape is known before any round."""
+
+    parents_I: Tensor  # those of most children first
+    widths: list[int]  # by rank among siblings: how many parents have such a child
+    drafts_K: Tensor  # rank by rank the children of the first so many parents
+    places_N: Tensor  # of each node among the parents; -1 where it has no children
 
 
 class Tree(NamedTuple):
@@ -23,6 +32,7 @@ class Tree(NamedTuple):
     seen_BNN: Tensor  # bool: node i attends to node j
     is_meant_BK: Tensor  # bool
     depth: int  # of the deepest draft that may be accepted
+    families: Families | None = None  # of rows that all have the same shape
 
     def meant_within(self, room_B: Tensor) -> "Tree":
         """Without the drafts that lie deeper than a row has room for."""

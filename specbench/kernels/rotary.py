@@ -14,7 +14,7 @@ LAUNCHES = 1
 @triton.jit
 def _turn_and_keep(
     qkv, cos_sin, head_norm, positions, slots, kept,
-    eps, qkv_stride, kept_stride,
+    eps, qkv_stride, kept_stride, position_stride, slot_stride,
     Q: tl.constexpr, H: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     HAS_NORM: tl.constexpr,
 ):  # fmt: skip
@@ -26,7 +26,7 @@ def _turn_and_keep(
     second = first + D // 2
     x = tl.load(first, inside, 0.0).to(tl.float32)
     y = tl.load(second, inside, 0.0).to(tl.float32)
-    slot = tl.load(slots + token).to(tl.int64)
+    slot = tl.load(slots + token * slot_stride).to(tl.int64)
     if head < Q + H:
         if HAS_NORM:
             scale = tl.rsqrt((tl.sum(x * x, 0) + tl.sum(y * y, 0)) / D + eps)
@@ -34,7 +34,7 @@ def _turn_and_keep(
             x = x * scale * tl.load(weight, inside, 0.0).to(tl.float32)
             y = y * scale * tl.load(weight + D // 2, inside, 0.0).to(tl.float32)
         # The table has cosines twice, then sines whose first half is negated.
-        table = cos_sin + tl.load(positions + token).to(tl.int64) * 2 * D + i
+        table = cos_sin + tl.load(positions + token * position_stride).to(tl.int64) * 2 * D + i
         cos = tl.load(table, inside, 0.0).to(tl.float32)
         sin = tl.load(table + D + D // 2, inside, 0.0).to(tl.float32)
         x, y = x * cos - y * sin, y * cos + x * sin
@@ -71,7 +71,7 @@ def turn_and_keep(
     half = triton.next_power_of_2(head_size // 2)
     _turn_and_keep[len(qkv_NW), num_heads](
         qkv_NW, cos_sin_P2D, head_norm, positions_N, slots_N, kept_SW,
-        eps, qkv_NW.stride(0), kept_SW.stride(0),
+        eps, qkv_NW.stride(0), kept_SW.stride(0), positions_N.stride(0), slots_N.stride(0),
         Q=query_heads, H=kv_heads, D=head_size, HALF=half, HAS_NORM=head_norm is not None,
         num_warps=1,
     )  # fmt: skip

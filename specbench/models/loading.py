@@ -16,11 +16,10 @@ from transformers.utils.logging import disable_progress_bar
 from specbench.errors import ModelError, ModelMemoryError, first_line
 from specbench.models.digest import weights_sha256
 from specbench.models.dummy import fill, make_skeleton
+from specbench.models.placement import placing
 from specbench.models.quantization import (
     inner_tensors,
     missing_readers,
-    pack,
-    packable,
     require_packable,
     stored_format,
 )
@@ -86,21 +85,26 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
     with _refusing(source, placement or str(device), stored):
         if source.quantization is not None:
             require_packable(source.quantization, device, dtype or torch.float32)
-        model = AutoModelForCausalLM.from_pretrained(
-            source.location,
-            config=config,
-            revision=source.revision,
-            dtype=dtype or "auto",
-            device_map=placement,
-            use_safetensors=True,
-            trust_remote_code=source.trust_remote_code,
-        )
-        if source.quantization is not None:
-            for linear in packable(model):
-                # One by one, so that a GPU never holds the whole model unpacked.
-                pack(linear if placement else linear.to(device), source.quantization)
+        with placing(None if placement else device, source.quantization):
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source.location,
+                config=config,
+                revision=source.revision,
+                dtype=dtype or "auto",
+                device_map=placement,
+                use_safetensors=True,
+                trust_remote_code=source.trust_remote_code,
+                output_loading_info=True,
+            )
+        weights = dict(model.named_parameters())  # buffers follow from the config
+        missing = sorted(weights.keys() & set(report["missing_keys"]))
+        if missing and stored is None:
+            raise ModelError(
+                f"its files lack {len(missing)} of the model's weights, first {missing[0]}; "
+                "download it again, or name a checkpoint of the whole model"
+            )
         if placement is None:
-            model = model.to(device)
+            model = model.to(device)  # the buffers
         is_read = getattr(model, "hf_quantizer", None) is not None
         if stored_format(model.config) is not None and not is_read:
             raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")

@@ -23,9 +23,9 @@ class Proposal(NamedTuple):
     """K guesses a row: a chain of which the first `num_drafted_B` are meant, or a tree.
 
     `probs` is the distribution guesses were drawn from at temperature > 0: [B, K, V] in a
-    chain; in a tree [B, N, V] for each node's children, which were drawn without putting back
-    and lie in the order of their draws. None where guesses have no distribution, and then the
-    verifier matches them against the target's own tokens.
+    chain; in a tree [B, I, V] for the children of each of `tree.families.parents_I`, which were
+    drawn without putting back and lie in the order of their draws. None where guesses have no
+    distribution, and then the verifier matches them against the target's own tokens.
     """
 
     tokens_BK: Tensor

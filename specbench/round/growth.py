@@ -67,7 +67,7 @@ def grow_static(
     positions_BN = state.length_B1 + whole.depths_BN
     is_drawn = not sampler.is_greedy and tree.topology.is_gapless
     logits_BWV, tokens = logits_BV[:, None], []
-    drawn, inner = [], [torch.zeros_like(tree.levels[0].parents_W[:1])]
+    drawn: list[Tensor] = []
     for depth, level in enumerate(tree.levels, 1):
         places_B1 = state.positions(depth, 1)
         if is_drawn:
@@ -81,7 +81,6 @@ def grow_static(
         if depth == len(tree.levels):
             break
         nodes_I = level.inner_nodes_I
-        inner.append(nodes_I)
         frontier = Frontier(
             tokens_BW=tokens_BW[:, level.inner_I],
             parents_BW=level.parents_W[level.inner_I].expand(B, -1),
@@ -96,16 +95,8 @@ def grow_static(
         logits_BWV = feed(frontier)
     tokens_BK = torch.cat(tokens, 1)
     num_drafted_B = torch.full_like(state.budget_B, tokens_BK.shape[1])
-    probs = _by_node(drawn, inner, tokens_BK.shape[1] + 1) if is_drawn else None
-    return Proposal(tokens_BK, num_drafted_B, probs, whole)
-
-
-def _by_node(drawn: list[Tensor], inner: list[Tensor], num_nodes: int) -> Tensor:
-    """The distributions [B, N, V]; nodes without children have none."""
-    drawn_BIV = torch.cat(drawn, 1)
-    nodes_I = torch.cat(inner)
-    probs_BNV = drawn_BIV.new_zeros(drawn_BIV.shape[0], num_nodes, drawn_BIV.shape[2])
-    return probs_BNV.index_copy(1, nodes_I, drawn_BIV)
+    probs_BIV = torch.cat(drawn, 1).index_select(1, tree.order_I) if is_drawn else None
+    return Proposal(tokens_BK, num_drafted_B, probs_BIV, whole)
 
 
 def grow_dynamic(

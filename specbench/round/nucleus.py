@@ -3,7 +3,7 @@
 The order of float32 numbers is that of their bits, read as integers once negative ones are turned
 round. Histograms of the probability mass over these bits, from the upper ones to the lower ones,
 find the lowest score that stays: a few passes instead of a sort, of fixed shape and without a wait
-for the host.
+for the host. On a GPU with Triton `kernels/nucleus.py` does the same in fewer launches.
 
 Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
 """
@@ -11,10 +11,31 @@ Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
 import torch
 from torch import Tensor
 
+from specbench.kernels.availability import ON_CUDA
+
+if ON_CUDA:
+    from specbench.kernels import nucleus as in_parts
+
 # Bits that a histogram tells apart, from so many tokens on: more buckets than tokens would take
 # longer than a further histogram.
 _BITS = ((1 << 15, 16), (1 << 7, 8), (0, 4))
 _CACHED = 1 << 18  # numbers at once on a CPU, so that they stay in its cache
+
+
+def likeliest(scores: Tensor, top_k: int, top_p: float) -> Tensor:
+    """The softmax of float32 scores [..., V], cut to the `top_k` likeliest, then to their nucleus.
+
+    Tokens of equal score stay or go together at either cut. `top_k` is below V: so few tokens that
+    torch puts them in order, and no threshold is left to search.
+    """
+    best = scores.topk(top_k, dim=-1)
+    scores = scores.masked_fill(scores < best.values[..., -1:], -torch.inf)
+    if top_p < 1:
+        mass = scores.softmax(-1).gather(-1, best.indices).double()
+        is_past = mass.cumsum(-1) - mass >= top_p
+        lowest = best.values.masked_fill(is_past, torch.inf).amin(-1, keepdim=True)
+        scores = scores.masked_fill(scores < lowest, -torch.inf)
+    return scores.softmax(-1)
 
 
 def nucleus(scores: Tensor, top_p: float) -> Tensor:
@@ -25,6 +46,9 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     it would hang on the sort which of them stay. Source: Holtzman et al. 2020 (arXiv:1904.09751).
     """
     rows_NV = scores.flatten(0, -2) if scores.dim() > 1 else scores[None]
+    if ON_CUDA and scores.is_cuda:
+        kept_NV: Tensor = in_parts.nucleus(rows_NV, rows_NV.softmax(-1), top_p)
+        return kept_NV.view_as(scores)
     num_bits = next(bits for tokens, bits in _BITS if scores.shape[-1] >= tokens)
     num_rows = max(len(rows_NV), 1)
     if scores.device.type == "cpu":

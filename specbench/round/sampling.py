@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from specbench.errors import UsageError
+from specbench.kernels.availability import ON_CUDA
 from specbench.records import Sampling
-from specbench.round.nucleus import nucleus
+from specbench.round.nucleus import likeliest, nucleus
+
+if ON_CUDA:
+    from specbench.kernels import noise, race
 
 _MASK32 = 0xFFFFFFFF
 
@@ -38,20 +42,29 @@ def _mix32(x: Tensor) -> Tensor:
     return x ^ (x >> 16)
 
 
-def _key(seeds_B: Tensor, positions_BT: Tensor, purpose: int) -> Tensor:
+def _key(seeds_B: Tensor, positions_BT: Tensor, purpose: Tensor | int) -> Tensor:
     """One 32-bit key per draw [B, T]."""
     seed_B = _mix32(_mix32(seeds_B & _MASK32) ^ ((seeds_B >> 32) & _MASK32))
     return _mix32(_mix32(seed_B[:, None] ^ (positions_BT & _MASK32)) + purpose & _MASK32)
 
 
-def uniform(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, turn: int = 0) -> Tensor:
-    """Uniform numbers in (0, 1], float32 [B, T]; another one for every turn."""
-    key_BT = _key(seeds_B, positions_BT, purpose + turn * len(Purpose))
+def uniform(
+    seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, turns_T: Tensor | None = None
+) -> Tensor:
+    """Uniform numbers in (0, 1], float32 [B, T]; others for other turns, 0 unless told."""
+    if ON_CUDA and seeds_B.is_cuda:
+        drawn_BT: Tensor = noise.uniform(seeds_B, positions_BT, purpose, turns_T, len(Purpose))
+        return drawn_BT
+    own_T = purpose if turns_T is None else turns_T * len(Purpose) + purpose
+    key_BT = _key(seeds_B, positions_BT, own_T)
     return (key_BT.float() + 0.5) * 2.0**-32
 
 
 def exponential(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, num_tokens: int) -> Tensor:
     """Exponential(1) noise for every token of every draw, float32 [B, T, V], above 0."""
+    if ON_CUDA and seeds_B.is_cuda:
+        drawn_BTV: Tensor = noise.exponential(seeds_B, positions_BT, purpose, num_tokens)
+        return drawn_BTV
     tokens_V = _mix32(torch.arange(num_tokens, device=seeds_B.device) * 2 + 1)
     bits = _mix32(_key(seeds_B, positions_BT, purpose)[..., None] ^ tokens_V)
     # Built from the small side of the unit interval, where float32 resolves 2**-32: rare
@@ -79,16 +92,21 @@ class Sampler:
             zeros = torch.zeros_like(logits, dtype=torch.float32)
             return zeros.scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
         # In float32, as transformers' own sampling does it.
-        scores = logits.float() / self.sampling.temperature
+        scores, top_p = logits.float() / self.sampling.temperature, self.sampling.top_p
         if 0 < self.sampling.top_k < scores.shape[-1]:
-            kth = scores.topk(self.sampling.top_k, dim=-1).values[..., -1:]
-            scores = scores.masked_fill(scores < kth, -torch.inf)
-        return nucleus(scores, top_p) if (top_p := self.sampling.top_p) < 1 else scores.softmax(-1)
+            return likeliest(scores, self.sampling.top_k, top_p)
+        return nucleus(scores, top_p) if top_p < 1 else scores.softmax(-1)
 
     def pick(self, logits_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
         """The target's own tokens [B, T] for the given positions of the sequence."""
         if self.is_greedy:
             return logits_BTV.argmax(-1)
+        is_cut = self.sampling.top_k > 0 or self.sampling.top_p < 1
+        if ON_CUDA and logits_BTV.is_cuda and not is_cut:
+            own_BT: Tensor = race.race(
+                logits_BTV, seeds_B, positions_BT, Purpose.TARGET, self.sampling.temperature
+            )
+            return own_BT
         return draw(self.probs(logits_BTV), seeds_B, positions_BT, Purpose.TARGET)
 
     def guess(self, probs_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
@@ -101,5 +119,8 @@ def draw(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor, purpose: Pu
 
     An exponential race: argmax of w / Exp(1), which needs neither a sort nor a host sync.
     """
+    if ON_CUDA and weights_BTV.is_cuda:
+        drawn_BT: Tensor = race.race(weights_BTV, seeds_B, positions_BT, purpose, None)
+        return drawn_BT
     noise_BTV = exponential(seeds_B, positions_BT, purpose, weights_BTV.shape[-1])
     return (weights_BTV / noise_BTV).argmax(-1)

@@ -4,13 +4,14 @@ Shape suffixes: B rows, K drafts, N = K + 1 nodes, W drafts of one level, I of t
 """
 
 from collections.abc import Callable, Sequence
+from itertools import chain, zip_longest
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from specbench.drafting.topology import Topology
-from specbench.forward.tree import Tree, ancestors_of
+from specbench.forward.tree import Families, Tree, ancestors_of
 
 T = TypeVar("T")
 
@@ -34,6 +35,20 @@ class StaticTree:
         def on_device(values: Sequence[int]) -> Tensor:
             return torch.tensor(values, dtype=torch.long, device=device)
 
+        families = topology.families
+        places = {parent: place for place, parent in enumerate(families)}
+        ranks = [
+            [child - 1 for child in children if child]
+            for children in zip_longest(*families.values(), fillvalue=0)  # nobody's child
+        ]
+        self._families = Families(
+            parents_I=on_device(list(families)),
+            widths=[len(children) for children in ranks],
+            drafts_K=on_device(list(chain.from_iterable(ranks))),
+            places_N=on_device([places.get(i, -1) for i in range(topology.num_drafts + 1)]),
+        )
+        # Where the parents, those of most children first, lie by number.
+        self.order_I = self._families.parents_I.argsort().argsort()
         self._parents_1K = on_device(topology.parents)[None]
         self._seen_1NN, self._depths_1N = ancestors_of(self._parents_1K, topology.depth)
         self.levels = [
@@ -56,6 +71,7 @@ class StaticTree:
             seen_BNN=self._seen_1NN.expand(num_rows, -1, -1),
             is_meant_BK=torch.ones_like(parents_BK, dtype=torch.bool),
             depth=self.topology.depth,
+            families=self._families,
         )
 
 

@@ -1,7 +1,7 @@
 """Which drafts to accept, so that the output has exactly the target's distribution.
 
 Shape suffixes: B rows, K drafts, N = K + 1 nodes, T = depth + 1 tokens of a path (N in a
-chain), V vocabulary.
+chain), I nodes with children, V vocabulary.
 """
 
 from typing import NamedTuple
@@ -49,10 +49,9 @@ def verify(
         if tree is None:
             return _match(proposal, target_BN)
         return _match_tree(proposal, tree, target_BN)
-    target_BNV = sampler.probs(logits_BNV)
     if tree is None:
-        return _reject(proposal, probs, target_BNV, seed_B, positions_BN)
-    return _reject_tree(proposal, tree, probs, target_BNV, seed_B, positions_BN)
+        return _reject(proposal, probs, sampler.probs(logits_BNV), seed_B, positions_BN)
+    return _reject_tree(proposal, tree, probs, logits_BNV, sampler, seed_B, positions_BN)
 
 
 def _match(proposal: Proposal, target_BT: Tensor) -> Verdict:
@@ -72,11 +71,15 @@ def _match_tree(proposal: Proposal, tree: Tree, target_BN: Tensor) -> Verdict:
     """
     equal_BK = proposal.tokens_BK == target_BN.gather(1, tree.parents_BK)
     kept_BK = equal_BK & tree.is_meant_BK
-    kept_BN = torch.cat([torch.ones_like(kept_BK[:, :1]), kept_BK], 1)
-    is_reached_BN = (kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN
-    leaf_B = (tree.depths_BN * is_reached_BN).argmax(1)
+    leaf_B = _deepest(torch.cat([torch.ones_like(kept_BK[:, :1]), kept_BK], 1), tree)
     path_BT = tree.path_to(leaf_B)
     return Verdict(tree.depth_of(leaf_B), target_BN.gather(1, path_BT), path_BT)
+
+
+def _deepest(kept_BN: Tensor, tree: Tree) -> Tensor:
+    """The deepest node [B] that is kept with all that it follows; the first of several."""
+    is_reached_BN = (kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN
+    return (tree.depths_BN * is_reached_BN).argmax(1)
 
 
 def _reject(
@@ -94,14 +97,13 @@ def _reject(
     kept_BK = (chance_BK * q_BK <= p_BK) & (p_BK > 0)
     num_accepted_B = _leading(kept_BK).minimum(proposal.num_drafted_B)
 
-    # Where nothing was drafted q is 0, and the residual is the target's own distribution: the bonus
-    # token and a round cut short need no case of their own.
+    # Where nothing was drafted nothing was refused: the bonus token and a round cut short.
     at_B11 = num_accepted_B[:, None, None]
-    q_BTV = torch.cat([draft_BKV, torch.zeros_like(target_BTV[:, :1])], 1)
-    was_drafted_B1 = (num_accepted_B < proposal.num_drafted_B)[:, None]
-    residual_BV = _residual(_at(target_BTV, at_B11), _at(q_BTV, at_B11) * was_drafted_B1)
+    q_BV = _at(draft_BKV, at_B11.clamp(max=draft_BKV.shape[1] - 1))
+    is_refused_B1 = (num_accepted_B < proposal.num_drafted_B)[:, None]
+    left_BV = _refused(_at(target_BTV, at_B11), q_BV, is_refused_B1)
     next_position_B1 = positions_BT.gather(1, num_accepted_B[:, None])
-    next_B1 = draw(residual_BV[:, None], seed_B, next_position_B1, Purpose.TARGET)
+    next_B1 = draw(left_BV[:, None], seed_B, next_position_B1, Purpose.TARGET)
     tokens_BT = torch.cat([drafts_BK, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
     return Verdict(num_accepted_B, tokens_BT)
 
@@ -109,55 +111,90 @@ def _reject(
 def _reject_tree(
     proposal: Proposal,
     tree: Tree,
-    draft_BNV: Tensor,
-    target_BNV: Tensor,
+    draft_BIV: Tensor,
+    logits_BNV: Tensor,
+    sampler: Sampler,
     seed_B: Tensor,
     positions_BN: Tensor,
 ) -> Verdict:
     """Recursive rejection: siblings are judged one after the other, each against what is left.
 
     After a rejection p becomes norm(max(p - q, 0)), and q loses the rejected token, as the
-    next sibling was drawn without putting it back. Source: Yang et al. 2024
-    (arXiv:2402.14160); Chen et al. 2024, Sequoia (arXiv:2402.12374).
+    next sibling was drawn without putting it back. All families are judged at once, each sibling
+    as if those before it had been refused; of those that pass the first is accepted. Source: Yang
+    et al. 2024 (arXiv:2402.14160); Chen et al. 2024, Sequoia (arXiv:2402.12374).
     """
-    tokens_BK = proposal.tokens_BK
-    node_B1 = torch.zeros_like(tokens_BK[:, :1])
-    p_BV, q_BV = target_BNV[:, 0], draft_BNV[:, 0]
-    for i in range(tokens_BK.shape[1]):  # siblings in turn, parents before their children
-        token_B1, child_B1 = tokens_BK[:, i : i + 1], torch.full_like(node_B1, i + 1)
-        is_child_B1 = (tree.parents_BK[:, i : i + 1] == node_B1) & tree.is_meant_BK[:, i : i + 1]
-        place_B1 = positions_BN.gather(1, node_B1)
-        chance_B1 = uniform(seed_B, place_B1, Purpose.ACCEPT, turn=i)
-        p_B1, q_B1 = p_BV.gather(1, token_B1), q_BV.gather(1, token_B1)
-        # A distribution with fewer tokens than children leaves some that were not drawn.
-        is_judged_B1 = is_child_B1 & (q_B1 > 0)
-        is_kept_B1 = is_judged_B1 & (chance_B1 * q_B1 <= p_B1) & (p_B1 > 0)
-        is_refused_B1 = is_judged_B1 & ~is_kept_B1
-        left_BV = _residual(p_BV, q_BV)
-        left_BV = left_BV / left_BV.sum(-1, keepdim=True)
-        others_BV = q_BV.scatter(1, token_B1, 0.0)
-        others_BV = others_BV / others_BV.sum(-1, keepdim=True).clamp(min=1e-30)
-        p_BV = torch.where(is_refused_B1, left_BV, p_BV)
-        q_BV = torch.where(is_refused_B1, others_BV, q_BV)
-        p_BV = torch.where(is_kept_B1, target_BNV[:, i + 1], p_BV)
-        q_BV = torch.where(is_kept_B1, draft_BNV[:, i + 1], q_BV)
-        node_B1 = torch.where(is_kept_B1, child_B1, node_B1)
-    path_BT = tree.path_to(node_B1[:, 0])
-    num_accepted_B = tree.depth_of(node_B1[:, 0])
-    next_B1 = draw(p_BV[:, None], seed_B, positions_BN.gather(1, node_B1), Purpose.TARGET)
+    families = tree.families
+    assert families is not None, "only trees of known shape are drawn"
+    drafts_K, N = families.drafts_K, positions_BN.shape[1]
+    tokens_BK, is_meant_BK, parents_BK = (
+        of_drafts_BK.index_select(1, drafts_K)
+        for of_drafts_BK in (proposal.tokens_BK, tree.is_meant_BK, tree.parents_BK)
+    )
+    target_BIV = sampler.probs(logits_BNV.index_select(1, families.parents_I))
+    p_BK, q_BK, left_BIV = _in_turn(families.widths, tokens_BK, is_meant_BK, target_BIV, draft_BIV)
+    places_BK = positions_BN.gather(1, parents_BK)
+    chance_BK = uniform(seed_B, places_BK, Purpose.ACCEPT, turns_T=drafts_K)
+    passes_BK = is_meant_BK & (q_BK > 0) & (chance_BK * q_BK <= p_BK) & (p_BK > 0)
+    none_BN = torch.full_like(positions_BN, N)
+    node_BK = torch.where(passes_BK, drafts_K + 1, none_BN[:, 1:])
+    first_BN = none_BN.scatter_reduce(1, parents_BK, node_BK, "amin")
+    kept_BN = passes_BK.new_zeros(len(first_BN), N + 1).scatter(1, first_BN, True)[:, :N]
+    kept_BN[:, 0].fill_(True)
+    leaf_B = _deepest(kept_BN, tree)
+
+    leaf_B1, place_B1 = leaf_B[:, None], families.places_N[leaf_B][:, None]
+    own_BV = sampler.probs(_at(logits_BNV, leaf_B1[..., None]))
+    refused_BV = _at(left_BIV, place_B1.clamp(min=0)[..., None])
+    p_BV = torch.where(place_B1 < 0, own_BV, refused_BV)
+    next_B1 = draw(p_BV[:, None], seed_B, positions_BN.gather(1, leaf_B1), Purpose.TARGET)
+    num_accepted_B, path_BT = tree.depth_of(leaf_B), tree.path_to(leaf_B)
     # Node i + 1 is draft i, and what follows the last node accepted is the target's.
-    kept_BT = tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
+    kept_BT = proposal.tokens_BK.gather(1, (path_BT[:, 1:] - 1).clamp(min=0))
     tokens_BT = torch.cat([kept_BT, next_B1], 1).scatter(1, num_accepted_B[:, None], next_B1)
     return Verdict(num_accepted_B, tokens_BT, path_BT)
 
 
-def _residual(p_BV: Tensor, q_BV: Tensor) -> Tensor:
-    """max(p - q, 0), not normalised.
+def _in_turn(
+    widths: list[int], tokens_BK: Tensor, is_meant_BK: Tensor, p_BIV: Tensor, q_BIV: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """p and q [B, K] of each draft once the siblings before it were refused, and the p [B, I, V]
+    that are left once all were. `widths` has the number of parents by rank of the child."""
+    p_of_drafts, q_of_drafts, left = [], [], []
+    by_rank = zip(
+        torch.split(tokens_BK[..., None], widths, 1),
+        torch.split(is_meant_BK[..., None], widths, 1),
+        (*widths[1:], 0),
+        strict=True,
+    )
+    for token_BI1, is_meant_BI1, num_more in by_rank:
+        p_BI1, q_BI1 = p_BIV.gather(2, token_BI1), q_BIV.gather(2, token_BI1)
+        p_of_drafts.append(p_BI1[..., 0])
+        q_of_drafts.append(q_BI1[..., 0])
+        # A distribution with fewer tokens than children leaves some that were not drawn.
+        p_BIV = _refused(p_BIV, q_BIV, is_meant_BI1 & (q_BI1 > 0))
+        left.append(p_BIV[:, num_more:])
+        if num_more:  # parents with another child are the first ones
+            p_BIV, q_BIV = p_BIV[:, :num_more], q_BIV[:, :num_more]
+            q_BIV = _without(token_BI1[:, :num_more], q_BIV)
+    return torch.cat(p_of_drafts, 1), torch.cat(q_of_drafts, 1), torch.cat(left[::-1], 1)
 
-    p == q up to rounding leaves nothing; a rejection there has probability 0 but for that.
+
+def _without(token_1: Tensor, q_V: Tensor) -> Tensor:
+    """q [..., V], normalised again, once a token [..., 1] was drawn and is not put back."""
+    others_V = q_V.scatter(-1, token_1, 0.0)
+    return others_V.div_(others_V.sum(-1, keepdim=True).clamp_(min=1e-30))
+
+
+def _refused(p_V: Tensor, q_V: Tensor, is_refused_1: Tensor) -> Tensor:
+    """norm(max(p - q, 0)) [..., V] where a draft was refused, and p elsewhere.
+
+    p == q up to rounding leaves nothing, and p stays; a rejection there has probability 0 but for
+    that.
     """
-    residual_BV = (p_BV - q_BV).clamp(min=0)
-    return torch.where(residual_BV.sum(-1, keepdim=True) > 0, residual_BV, p_BV)
+    residual_V = (p_V - q_V).clamp_(min=0)
+    total_1 = residual_V.sum(-1, keepdim=True)
+    return torch.where(is_refused_1 & (total_1 > 0), residual_V.div_(total_1), p_V)
 
 
 def _leading(accepted_BK: Tensor) -> Tensor:

@@ -13,9 +13,12 @@ Graph = Annotated[
     Literal["auto", "off", "step", "round"], Option(help="CUDA graphs: auto, off, step or round.")
 ]
 Kernels = Annotated[
-    Literal["auto", "triton", "flash", "efficient", "cudnn", "torch", "plain"],
+    Literal[
+        "auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "flex", "plain"
+    ],
     Option(
-        help="Attention: auto (the fastest here), triton, flash, efficient, cudnn, torch or plain."
+        help="Attention: auto (the fastest here), triton, flash_attn, flash, efficient, cudnn, "
+        "torch, flex or plain."
     ),
 ]
 Compile = Annotated[

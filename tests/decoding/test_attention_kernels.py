@@ -4,18 +4,27 @@ Triton's kernels run in its interpreter, which has no product in bfloat16; float
 """
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
+from specbench.forward.attention import flash_attn
 from specbench.forward.attention.choice import USUAL
+from specbench.forward.attention.flash_attn import FlashAttn
+from specbench.forward.attention.flex import Flex
 from specbench.forward.attention.kernel import Case, Kernel
+from specbench.forward.attention.lengths import Flash
 from specbench.forward.attention.parts import Parts
 from specbench.forward.attention.plain import Plain
 from specbench.forward.attention.trial import Shape, Trial
+from specbench.kernels import slot_attention
+
+pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 CPU = torch.device("cpu")
-HERE: tuple[Kernel, ...] = (USUAL, Plain(), Parts())
+HERE: tuple[Kernel, ...] = (USUAL, Plain(), Parts(), Flex(compiled=False))
 # Of the root mean square of what comes out.
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 HEADS = [(4, 4, 64), (6, 2, 80), (4, 1, 96), (8, 2, 128), (2, 1, 256)]  # query, key/value, size
@@ -42,15 +51,17 @@ def error(kernel: Kernel, trial: Trial) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_trials", [2, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_trials", [3, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.name)
 def test_it_is_the_plain_one_over_random_lengths_buckets_and_windows(
-    kernel, heads, is_tree, num_trials
+    kernel, heads, is_tree, num_trials, monkeypatch
 ):
     draws = random.Random(f"{heads}{is_tree}")
     for seed in range(num_trials):
+        # Of few programs each looks at many slots, step by step.
+        monkeypatch.setattr(slot_attention, "_PROGRAMS", draws.choice([2, 16, 264]))
         rows, tokens = draws.randint(1, 3), draws.choice((2, 5, 11) if is_tree else (1, 2, 5, 9))
         span = draws.choice([64, 192, 512])
         length = draws.randint(1, span - tokens)
@@ -66,3 +77,90 @@ def test_so_are_torchs_in_other_dtypes(kernel, dtype):
     for is_tree in (False, True):
         trial = Trial(of(HEADS[3], dtype, None, is_tree), Shape(2, 5, 100, 256))
         assert error(kernel, trial) < BOUNDS[dtype]
+
+
+def as_its_page_says(
+    query_BTHD: Tensor,
+    keys_BSND: Tensor,
+    values_BSND: Tensor,
+    *,
+    cache_seqlens: Tensor,
+    causal: bool,
+    window_size: tuple[int, int],
+) -> Tensor:
+    """flash-attn's function for decoding: the T queries of a row are the last of those in use."""
+    assert causal
+    assert cache_seqlens.dtype is torch.int32
+    out = torch.empty_like(query_BTHD)
+    T, G = query_BTHD.shape[1], query_BTHD.shape[2] // keys_BSND.shape[2]
+    for row, used in enumerate(cache_seqlens.tolist()):
+        keys, values = (
+            part[row, :used].repeat_interleave(G, 1).float() for part in (keys_BSND, values_BSND)
+        )
+        behind_TS = (used - T + torch.arange(T))[:, None] - torch.arange(used)
+        is_seen_TS = behind_TS >= 0
+        if window_size[0] >= 0:
+            is_seen_TS &= behind_TS <= window_size[0]
+        scores = torch.einsum("thd,shd->hts", query_BTHD[row].float(), keys)
+        scores = (scores * keys.shape[-1] ** -0.5).masked_fill(~is_seen_TS, -torch.inf)
+        out[row] = torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+    return out
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_flash_attn_is_told_lengths_and_windows_as_its_page_has_them(window, monkeypatch):
+    module = type("flash_attn", (), {"flash_attn_with_kvcache": staticmethod(as_its_page_says)})
+    monkeypatch.setattr(flash_attn, "import_module", lambda _: module)
+    trial = Trial(of(HEADS[1], torch.float16, window, False), Shape(3, 5, 60, 128))
+    assert error(FlashAttn(), trial) < BOUNDS[torch.float16]
+
+
+def flash_as_torch_calls_it(
+    query_NHD: Tensor,
+    keys_SND: Tensor,
+    values_SND: Tensor,
+    cum_seq_q: Tensor,
+    cum_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    window_size_left: int | None,
+    window_size_right: int | None,
+    seqused_k: Tensor,
+) -> tuple[Tensor]:
+    """Each sequence's keys begin where `cum_seq_k` says and are as many as `seqused_k`."""
+    assert {part.dtype for part in (cum_seq_q, cum_seq_k, seqused_k)} == {torch.int32}
+    assert (max_q, dropout_p, is_causal, return_debug_mask) == (1, 0.0, False, False)
+    assert max_k >= int(seqused_k.max())
+    assert cum_seq_q.tolist() == list(range(len(query_NHD) + 1))
+    assert (window_size_left is None) == (window_size_right is None)
+    G, out = query_NHD.shape[1] // keys_SND.shape[1], torch.empty_like(query_NHD)
+    for i, used in enumerate(seqused_k.tolist()):
+        first = int(cum_seq_k[i])
+        oldest = 0 if window_size_left is None else max(used - 1 - window_size_left, 0)
+        keys, values = (
+            part[first + oldest : first + used].repeat_interleave(G, 1).float()
+            for part in (keys_SND, values_SND)
+        )
+        scores = torch.einsum("hd,shd->hs", query_NHD[i].float(), keys) * keys.shape[-1] ** -0.5
+        out[i] = torch.einsum("hs,shd->hd", scores.softmax(-1), values)
+    return (out,)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_torchs_flash_is_told_where_every_token_begins_and_ends(window, monkeypatch):
+    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_as_torch_calls_it)
+    trial = Trial(of(HEADS[3], torch.float16, window, False), Shape(3, 5, 60, 128))
+    assert error(Flash(), trial) < BOUNDS[torch.float16]
+
+
+def test_what_is_not_installed_or_has_no_mask_refuses():
+    half = replace(of(HEADS[3], torch.bfloat16, None, False), device=torch.device("cuda"))
+    assert FlashAttn().refusal(half) == "flash-attn is not installed"
+    assert FlashAttn().refusal(replace(half, is_tree=True)) == "it has no mask for trees"
+    assert "not float32" in FlashAttn().refusal(replace(half, dtype=torch.float32))
+    assert "multiples of 8" in FlashAttn().refusal(replace(half, head_size=100))
+    assert Flex().refusal(replace(half, is_tree=True)) is None

@@ -1,5 +1,6 @@
 """Top-p by its threshold keeps what a sort in float64 keeps; ties stay or go together."""
 
+import itertools
 import time
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import TopPLogitsWarper
 
-from specbench.round.nucleus import nucleus
+from specbench.round.nucleus import likeliest, nucleus
 
 ROWS = {7: 4_000, 97: 3_000, 1_000: 2_000, 4_096: 800, 20_000: 200}  # by width: 10,000 in all
 NEAR = 1e-6  # a cut this near to top_p may fall on either side
@@ -56,6 +57,26 @@ def test_what_stays_is_what_a_sort_leaves(width):
     assert wrong == 0
 
 
+@pytest.mark.parametrize("width", ROWS)
+def test_of_the_likeliest_those_stay_that_a_sort_leaves(width):
+    generator = torch.Generator().manual_seed(width)
+    near = wrong = 0
+    for top_k, top_p in itertools.product((1, 6, width // 2), (0.01, 0.3, 0.9, 0.999)):
+        scores_NV = of_all_kinds(generator, 40, width)
+        probs_NV = likeliest(scores_NV, top_k, top_p)
+        kth_N1 = scores_NV.sort(-1, descending=True).values[:, top_k - 1, None]
+        cut_NV = scores_NV.masked_fill(scores_NV < kth_N1, -torch.inf)
+        stays_NV, distance_NV = sorted_nucleus(cut_NV, top_p)
+        differs_NV = ((probs_NV > 0) != stays_NV) & (cut_NV.softmax(-1) > 0)
+        near += int((differs_NV & (distance_NV < NEAR)).sum())
+        wrong += int((differs_NV & (distance_NV >= NEAR)).sum())
+        same_N = ~differs_NV.any(-1)
+        left_NV = cut_NV.masked_fill(~stays_NV, -torch.inf).softmax(-1)
+        torch.testing.assert_close(probs_NV[same_N], left_NV[same_N])
+    print(f"width {width}: {wrong} tokens differ, and {near} within {NEAR:g} of top_p")
+    assert wrong == 0
+
+
 def test_a_cut_that_is_planted_one_token_off_would_be_seen():
     scores_NV = of_all_kinds(torch.Generator().manual_seed(0), 100, 97)
     stays_NV, distance_NV = sorted_nucleus(scores_NV, 0.9)
@@ -90,6 +111,7 @@ def test_what_is_not_a_number_raises_nothing_that_would_end_a_gpu():
     """An index out of bounds is a sticky error there."""
     scores_NV = torch.tensor([[1.0, torch.nan, 2.0], [torch.inf, 1.0, 2.0]])
     assert nucleus(scores_NV, 0.5).isnan().any(-1).tolist() == [True, True]
+    assert likeliest(scores_NV, 2, 0.5).isnan().any(-1).tolist() == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -131,9 +131,9 @@ def _shared_noise(seed_B: Tensor, positions_BK: Tensor, drafts_BK: Tensor) -> Te
 
 DISTRIBUTION_BUGS = {
     "no residual": (
-        verifier._residual,
-        "residual_BV = (p_BV - q_BV).clamp(min=0)",
-        "residual_BV = p_BV",
+        verifier._refused,
+        "residual_V = (p_V - q_V).clamp_(min=0)",
+        "residual_V = p_V.clone()",
     ),
     "p and q swapped": (verifier._reject, "chance_BK * q_BK <= p_BK", "chance_BK * p_BK <= q_BK"),
     "q ignored": (verifier._reject, "chance_BK * q_BK <= p_BK", "chance_BK <= p_BK"),

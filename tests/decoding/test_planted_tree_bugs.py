@@ -10,12 +10,16 @@ from specbench.forward.attention import masks
 from specbench.round import growth, verifier
 from specbench.round import round as one_round
 from tests.decoding import test_tree as by_hand
+from tests.decoding import test_tree_rejection
 from tests.decoding.conftest import Plant
 from tests.decoding.planted_checks import greedy_check, sampled_p
 
 pytestmark = pytest.mark.slow
 
 greedy = partial(greedy_check, tree=(2, 2))
+judged_one_by_one = partial(
+    test_tree_rejection.test_texts_are_those_of_siblings_judged_one_after_the_other, "warm"
+)
 p_of_sampled = partial(sampled_p, k=3, tree=(3, 2))  # siblings are rejected in turn
 
 
@@ -59,19 +63,19 @@ def test_the_greedy_check_fails_for(bug: str, plant: Plant) -> None:
 
 DISTRIBUTION_BUGS = {
     "every sibling judged against the whole distribution": (
-        verifier._reject_tree,
-        "p_BV = torch.where(is_refused_B1, left_BV, p_BV)",
-        "p_BV = p_BV",
+        verifier._in_turn,
+        "p_BIV = _refused(p_BIV, q_BIV, is_meant_BI1 & (q_BI1 > 0))",
+        "p_BIV = p_BIV",
     ),
     "a child judged by its parent's distribution": (
         verifier._reject_tree,
-        "torch.where(is_kept_B1, target_BNV[:, i + 1], p_BV)",
-        "torch.where(is_kept_B1, target_BNV[:, 0], p_BV)",
+        "index_select(1, families.parents_I)",
+        "index_select(1, torch.zeros_like(families.parents_I))",
     ),
     "p and q swapped": (
         verifier._reject_tree,
-        "chance_B1 * q_B1 <= p_B1",
-        "chance_B1 * p_B1 <= q_B1",
+        "chance_BK * q_BK <= p_BK",
+        "chance_BK * p_BK <= q_BK",
     ),
 }
 
@@ -108,27 +112,27 @@ BUGS_BY_HAND: dict[str, Any] = {
     ),
     "a match counts whatever its ancestors are": (
         by_hand.test_a_match_below_a_mismatch_is_not_kept,
-        verifier._match_tree,
+        verifier._deepest,
         "(kept_BN[:, None] | ~tree.seen_BNN).all(-1) & kept_BN",
         "kept_BN",
     ),
     "siblings share one chance": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
         verifier._reject_tree,
-        "Purpose.ACCEPT, turn=i)",
+        "Purpose.ACCEPT, turns_T=drafts_K)",
         "Purpose.ACCEPT)",
     ),
     "two siblings share a chance": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 2, 4),
         verifier._reject_tree,
-        "turn=i)",
-        "turn=i // 2)",
+        "turns_T=drafts_K)",
+        "turns_T=drafts_K // 2)",
     ),
     "siblings after the first share a chance": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4),
         verifier._reject_tree,
-        "turn=i)",
-        "turn=min(i, 1))",
+        "turns_T=drafts_K)",
+        "turns_T=drafts_K.clamp(max=1))",
     ),
     "siblings are drawn with the target's noise": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 5),
@@ -138,9 +142,39 @@ BUGS_BY_HAND: dict[str, Any] = {
     ),
     "the draft's distribution keeps the token that was rejected": (
         partial(by_hand.test_siblings_rejected_in_turn_leave_the_targets_distribution, 3, 4),
+        verifier._without,
+        "q_V.scatter(-1, token_1, 0.0)",
+        "q_V.clone()",
+    ),
+    "the draft's distributions lie in the order of their nodes": (
+        judged_one_by_one,
+        growth.grow_static,
+        ".index_select(1, tree.order_I)",
+        "",
+    ),
+    "a parent whose children were refused keeps its whole distribution": (
+        judged_one_by_one,
         verifier._reject_tree,
-        "q_BV = torch.where(is_refused_B1, others_BV, q_BV)",
-        "q_BV = q_BV",
+        "torch.where(place_B1 < 0, own_BV, refused_BV)",
+        "own_BV",
+    ),
+    "drafts that are not meant are accepted": (
+        judged_one_by_one,
+        verifier._reject_tree,
+        "passes_BK = is_meant_BK & (q_BK > 0)",
+        "passes_BK = (q_BK > 0)",
+    ),
+    "a draft is judged with the noise of its own place": (
+        judged_one_by_one,
+        verifier._reject_tree,
+        "positions_BN.gather(1, parents_BK)",
+        "positions_BN[:, 1:]",
+    ),
+    "of siblings that pass a later one is accepted": (
+        judged_one_by_one,
+        verifier._reject_tree,
+        "torch.where(passes_BK, drafts_K + 1, none_BN[:, 1:])",
+        "torch.where(passes_BK, N - 1 - drafts_K, none_BN[:, 1:])",
     ),
 }
 

@@ -171,7 +171,7 @@ def test_without_torchao_the_command_that_installs_it_is_named(saved, monkeypatc
 
 def test_a_layer_that_int4_groups_do_not_fit_is_refused_not_left_as_it_is(tmp_path):
     tiny_llama().save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="a layer of 32 inputs: they must be a multiple of 128"):
+    with pytest.raises(ModelError, match="a layer of 48 inputs: they must be a multiple of 128"):
         load(tmp_path, "int4")
 
 

@@ -47,8 +47,10 @@ def after(steps, sizes, dtype, head_norm, rounded_to):
     rope = torch.stack((cos, sin), 1).view(num_slots, 2, 1, 2, -1).to(rounded_to).to(dtype)
     weights = drawn(sizes.query_heads + sizes.kv_heads, sizes.head)
     layer = type("Layer", (), {"head_norm": weights if head_norm else None})
-    slots_N = torch.randperm(num_slots, generator=generator)[:N]
-    steps.keep(work, layer, kept, slots_N, steps.turns(rope, slots_N.flip(0)))
+    order = torch.randperm(num_slots, generator=generator)[:N]
+    # Columns of a table, which is how a round has them.
+    slots_N, positions_N = torch.stack((order, order.flip(0)), 1).unbind(1)
+    steps.keep(work, layer, kept, slots_N, steps.turns(rope, positions_N))
     gated = steps.gate(work)
     queries = work.qkv[:, : sizes.query_heads * sizes.head]
     return queries.clone(), kept.buffer.clone(), gated.clone()

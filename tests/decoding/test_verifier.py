@@ -128,6 +128,20 @@ def test_a_refused_draft_is_replaced_from_the_residual() -> None:
     assert close(float((tokens_N == 1).float().mean()), 0.2)
 
 
+def test_a_later_draft_that_is_refused_leaves_its_own_residual() -> None:
+    certain = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    drafts = torch.tensor([1, 3]).expand(N, -1)
+    proposal = Proposal(drafts, torch.full((N,), 2), torch.stack([certain, Q]).expand(N, -1, -1))
+    logits = torch.stack([certain, P, P]).log().expand(N, -1, -1)
+
+    verdict = verify(proposal, logits, WARM, torch.arange(N), torch.arange(4, 7).expand(N, -1))
+
+    assert verdict.num_accepted_B.unique().tolist() == [1]
+    shares = torch.bincount(verdict.tokens_BT[:, 1], minlength=4) / N
+    assert close(float(shares[0]), 0.8)
+    assert close(float(shares[1]), 0.2)
+
+
 def test_where_nothing_was_drafted_the_token_has_the_targets_own_distribution() -> None:
     accepted_N, tokens_N = rejected_or_kept(0, num_drafted=0)
 

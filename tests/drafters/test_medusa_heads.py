@@ -3,7 +3,8 @@
 Shape suffixes: H heads, B rows, F hidden size, V vocabulary.
 """
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 
 import pytest
 import torch
@@ -44,6 +45,40 @@ def test_every_layout_is_read_as_the_same_heads_and_configs_are_not_believed() -
 
     for tensors in (whole, as_vllm(own), prefixed):
         torch.testing.assert_close(logits_of(tensors), wanted, rtol=0, atol=0)
+
+
+class OneByOne(Mapping[str, Tensor]):
+    """Tensors that are read when they are asked for; how many were held when another was."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._read: list[weakref.ref[Tensor]] = []
+        self.most_held = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        self.most_held = max(self.most_held, sum(read() is not None for read in self._read))
+        tensor = self._tensors[name].clone()
+        self._read.append(weakref.ref(tensor))
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+def test_tensors_are_read_one_by_one() -> None:
+    own = heads().tensors
+    files = OneByOne(own)
+    torch.testing.assert_close(logits_of(files), logits_of(own), rtol=0, atol=0)
+    assert files.most_held == 0
 
 
 def test_layers_without_a_bias_add_none() -> None:

@@ -35,9 +35,12 @@ class MedusaHeads:
         checkpoint.require(shapes, layout.optional)
 
         def stacked(names: list[str]) -> Tensor:
-            held = [tensors[n] if n in tensors else torch.zeros(shapes[n]) for n in names]
-            together = torch.stack([tensor.to(target.dtype) for tensor in held])
-            return together.to(target.device)
+            shape = (len(names), *shapes[names[0]])
+            together = torch.zeros(shape, dtype=target.dtype, device=target.device)
+            for place, name in zip(together, names, strict=True):
+                if name in tensors:
+                    place.copy_(tensors[name])
+            return together
 
         self._layers = [
             (stacked(of_weights).transpose(1, 2), stacked(of_biases)[:, None])

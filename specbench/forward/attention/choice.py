@@ -5,6 +5,8 @@ from collections.abc import MutableMapping
 
 from torch.nn.attention import SDPBackend
 
+from specbench.forward.attention.flash_attn import FlashAttn
+from specbench.forward.attention.flex import Flex
 from specbench.forward.attention.kernel import Kernel
 from specbench.forward.attention.lengths import Flash
 from specbench.forward.attention.masked import Masked
@@ -18,10 +20,12 @@ USUAL = Masked("torch")
 # In the order that decides among equals.
 KERNELS: tuple[Kernel, ...] = (
     Parts(),
+    FlashAttn(),
     Flash(),
     Masked("efficient", SDPBackend.EFFICIENT_ATTENTION),
     Masked("cudnn", SDPBackend.CUDNN_ATTENTION),
     USUAL,
+    Flex(),
     Plain(),
 )
 NAMES = tuple(kernel.name for kernel in KERNELS)

@@ -1,0 +1,28 @@
+"""Loads a model in a process of its own, watched from outside.
+
+    python -m tests.decoding.loading_child SMALL_FOLDER FOLDER DEVICE SCHEME DTYPE
+
+Prints a line once all code is imported, waits for one, loads, and prints the bytes of the weights.
+"""
+
+import sys
+
+import torch
+
+from specbench.models.loading import ModelSource, load_model
+
+
+def main(small: str, folder: str, device: str, scheme: str, dtype: str) -> None:
+    torch.set_num_threads(1)
+    quantization = None if scheme == "none" else scheme
+    for location in (small, folder):
+        if location == folder:
+            print("ready", flush=True)
+            sys.stdin.readline()
+        source = ModelSource(location=location, quantization=quantization, dtype=dtype)
+        loaded = load_model(source, torch.device(device))
+    print(loaded.weights_bytes, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

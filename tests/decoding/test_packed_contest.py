@@ -1,0 +1,137 @@
+"""Packed layers against plain ones: what is timed, what is said, and that it is timed once."""
+
+import pytest
+import torch
+from torch import nn
+
+from specbench.engines import kernel_choices
+from specbench.engines.kernel_choices import KernelChoices
+from specbench.engines.loaded_drafters import take
+from specbench.engines.model_pool import ModelPool
+from specbench.execution.clock import HostClock
+from specbench.forward.contest import Run, Timing
+from specbench.forward.packed_contest import (
+    packed_contest,
+    packed_layers,
+    slower_note,
+    times_as_long,
+)
+from specbench.inputs.model_spec import ModelSpec
+from specbench.models.quantization import pack, packable
+from tests.decoding.models import tiny_llama
+
+CPU = torch.device("cpu")
+
+
+class Metered:
+    """A clock for packed layers that say how long they take; anything else takes a second."""
+
+    def __init__(self, model: nn.Module, layer_s: float) -> None:
+        self.now_s = 0.0
+        self.num_runs = 0
+        for layer in packed_layers(model):
+            layer.register_forward_hook(lambda *_: self.add(layer_s))
+
+    def add(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def seconds(self, run: Run) -> float:
+        self.num_runs += 1
+        began_s = self.now_s
+        run()
+        return self.now_s - began_s or 1.0
+
+
+def packed_model() -> nn.Module:
+    model = tiny_llama(hidden_size=128, intermediate_size=256)
+    for linear in packable(model):
+        pack(linear, "int8")
+    return model
+
+
+def test_the_largest_packed_layers_of_one_shape_are_timed_and_no_plain_ones():
+    assert {tuple(layer.weight.shape) for layer in packed_layers(packed_model())} == {(256, 128)}
+    assert len(packed_layers(packed_model())) == 4  # gate and up of two layers
+    assert not packed_layers(tiny_llama())
+
+
+def test_a_ratio_is_that_of_all_timed_layers_and_the_asked_scheme_runs():
+    model = packed_model()
+    clock = Metered(model, layer_s=0.75)
+    chosen, contenders = packed_contest(
+        packed_layers(model), 5, "int8", Timing(seconds=clock.seconds)
+    )
+    assert chosen == "int8"
+    assert [(one.name, one.seconds) for one in contenders] == [("int8", 3.0), ("float32", 1.0)]
+    assert times_as_long(tuple(contenders)) == 3.0
+
+
+def test_where_rounds_are_captured_replays_are_timed():
+    model, captured = packed_model(), []
+
+    def capture(run: Run) -> Run:
+        captured.append(run)
+        return lambda: None
+
+    timing = Timing(seconds=Metered(model, layer_s=9.0).seconds, captured=capture)
+    _, contenders = packed_contest(packed_layers(model), 1, "int8", timing)
+    assert len(captured) == 2
+    assert [one.seconds for one in contenders] == [1.0, 1.0]
+
+
+def test_what_cannot_be_timed_has_a_reason_and_no_ratio():
+    def capture(run: Run) -> Run:  # noqa: ARG001
+        raise RuntimeError("CUDA out of memory\nand more")
+
+    timing = Timing(seconds=lambda run: 1.0, captured=capture)  # noqa: ARG005
+    _, contenders = packed_contest(packed_layers(packed_model()), 1, "int8", timing)
+    assert [one.refusal for one in contenders] == ["CUDA out of memory"] * 2
+    assert times_as_long(tuple(contenders)) is None
+
+
+@pytest.mark.parametrize(
+    ("ratios", "said"),
+    [
+        ({1: 2.468, 5: 1.0}, "2.47 times as long for T = 1 and 1.00 times as long for T = 5"),
+        ({1: 0.6, 5: 1.2}, "0.60 times as long for T = 1 and 1.20 times as long for T = 5"),
+        ({1: 0.6, 5: 1.05}, None),
+        ({}, None),
+    ],
+)
+def test_slower_is_said_in_one_sentence_with_the_ratios(ratios, said):
+    sentence = "fp8 weights are slower than bfloat16 here: a large linear layer takes "
+    expected = None if said is None else sentence + said
+    assert slower_note("fp8", "bfloat16", ratios) == expected
+
+
+@pytest.mark.parametrize(("layer_s", "is_said"), [(0.75, True), (0.2, False)])
+def test_an_engine_notes_slower_weights_and_times_them_once(
+    tmp_path, monkeypatch, layer_s, is_said
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernel_choices, "_known", {})
+    tiny_llama(hidden_size=128, intermediate_size=256).save_pretrained(tmp_path / "model")
+    spec = ModelSpec(source="wide", folder=tmp_path / "model", quantization="int8")
+    pool = ModelPool(CPU)
+    clock = Metered(pool.load(spec).model, layer_s)
+    monkeypatch.setattr(kernel_choices, "_seconds", lambda _, run: clock.seconds(run))
+
+    choices = KernelChoices("auto", HostClock(), None)
+    held = take(pool, spec, "stock", choices)
+    said = [note for note in held.notes if "slower than float32" in note]
+    assert said == (
+        [
+            "wide: int8 weights are slower than float32 here: a large linear layer takes "
+            "3.00 times as long for T = 1 and 3.00 times as long for T = 5"
+        ]
+        if is_said
+        else []
+    )
+    timed = [choice for choice in choices.made.values() if choice.chosen == "int8"]
+    assert [c.subject for c in timed] == [f"int8 linear layer of model, T = {T}" for T in (1, 5)]
+
+    num_runs = clock.num_runs
+    monkeypatch.setattr(kernel_choices, "_known", {})  # a later run: the file is left
+    again = take(pool, spec, "stock", KernelChoices("auto", HostClock(), None))
+    assert again.notes == held.notes
+    assert clock.num_runs == num_runs

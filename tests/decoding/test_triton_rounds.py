@@ -1,0 +1,57 @@
+"""Whole decodings on our Triton kernels, in the interpreter: the text is transformers' own."""
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.forward.attention.parts import Parts
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.fused_weights import fuse
+from specbench.forward.layer_steps import TritonSteps
+from specbench.serving.request import Request
+from tests.decoding.fused_families import FAMILIES, family
+from tests.decoding.lossless import assert_texts, decode, make_drafter
+from tests.decoding.models import CLOSE, generated, ragged_prompts
+from tests.decoding.test_fused_runner import over_slots
+
+pytestmark = pytest.mark.slow  # the interpreter runs program by program
+
+NUM_TOKENS = 5
+LONG = pytest.mark.long
+
+
+class Interpreted(FusedRunner):
+    """As on a GPU: norms by torch's one kernel, all else by ours."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        self._mirrored = False
+        self._weights = fuse(model, mirrored=False)
+        self._scratch = self._new_scratch(256)
+        self.steps = TritonSteps(self._sizes, self._eps)
+        self.kernels = defaultdict(Parts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name == "Qwen3, window, tied" else LONG) for name in FAMILIES],
+)
+@torch.no_grad()
+def test_logits_over_slots_are_the_fused_forwards(name: str) -> None:
+    model = family(name)
+    torch.testing.assert_close(
+        over_slots(Interpreted(model)), over_slots(FusedRunner(model)), **CLOSE
+    )
+
+
+@pytest.mark.parametrize("name", ["Llama", pytest.param("Qwen3, window, tied", marks=LONG)])
+@pytest.mark.parametrize("parameters", [{}, {"tree": (2, 2)}], ids=["chain", "tree"])
+def test_texts_are_transformers_own(name: str, parameters: dict[str, Any]) -> None:
+    model, prompts = family(name), ragged_prompts()
+    texts = [generated(model, prompt, NUM_TOKENS) for prompt in prompts]
+    target, draft = Interpreted(model), Interpreted(family(name, seed=1))
+    drafter = make_drafter("draft_model", target, draft, **parameters)
+    requests = [Request(prompt_ids=prompt, max_new_tokens=NUM_TOKENS) for prompt in prompts]
+    assert_texts(decode(target, drafter, requests, k=2), texts)
