@@ -5,7 +5,6 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +12,18 @@ import pytest
 import torch
 
 from benchmarks.gpu_suite import correct, distribution, machine, models, speed, sweep
-from benchmarks.gpu_suite.captures import TimedGraphs, Watched
+from benchmarks.gpu_suite.captures import Watched
 from benchmarks.gpu_suite.decoders import GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import Machine
-from specbench.execution.cuda_graphs import Captured
+from benchmarks.gpu_suite.page import page
 from specbench.execution.launcher import EagerLauncher
+from specbench.inputs.methods import all_methods
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--device", "cpu", "--small", "--limit-s", "1e6"]  # a busy machine leaves nothing out
 CPU = torch.device("cpu")
 PARTS = {"correct": correct.main, "speed": speed.main, "sweep": sweep.main}
-NEEDS_GPU = {"captures", "host_calls", "attention"}
-
-
-class Once:
-    """Runs what is to be captured, once."""
-
-    compile_s = None
-    reserved_bytes = 0
-
-    def capture(self, run: Callable[[], Any], *, num_warm_ups: int = 3) -> Captured[Any]:  # noqa: ARG002
-        return Captured(output=run(), replay=lambda: None)
+NEEDS_GPU = {"captures", "host_calls", "gpu_tests"}
 
 
 def small() -> Machine:
@@ -63,8 +53,11 @@ def test_correct_finds_what_is_right(printed: Any) -> None:
     found = printed["sections"]
     assert _without_figures(found) == NEEDS_GPU
     ways = [way for ways in found["identity"]["models"].values() for way in ways]
-    assert len(ways) == 24
-    assert all(way["equal"] == way["of"] == 4 for way in ways)
+    refused = [way["forward"] for way in ways if "refused" in way]
+    ran = [way for way in ways if "refused" not in way]
+    assert refused == ["fused, triton"] * 2
+    assert len(ran) == 24
+    assert all(way["equal"] == way["of"] == 4 for way in ran)
     together = found["together_and_alone"]
     assert together["greedy"] == together["sampled"] == {"equal": 16, "of": 16}
     paused = found["catch_up"]
@@ -77,8 +70,16 @@ def test_correct_finds_what_is_right(printed: Any) -> None:
     assert wrong["p"] < 1e-6
     assert all(way["p"] > 1e-3 for way in ways.values())  # fixed seeds: 3 in 1000 by chance
     distances = found["fused_is_stock"]["distance"]
-    assert max(distances["Qwen2, float32"].values()) < 1e-5
-    assert 1e-4 < max(distances["Qwen2, bfloat16"].values()) < 0.1
+    assert max(distances["Qwen2, float32"]["fused"].values()) < 1e-5
+    assert 1e-4 < max(distances["Qwen2, bfloat16"]["fused"].values()) < 0.1
+    claims = [one for section in found.values() for one in section.get("claims", ())]
+    assert len(claims) == 20
+    assert all(one["holds"] for one in claims if one["reason"] is None)
+    assert {one["reason"] for one in claims} == {None, machine.NO_GPU}
+    drafters = found["one_graph"]["drafters"]
+    assert {method.name for method in all_methods()} < set(drafters)
+    assert all(one["equal"] == one["of"] == 2 for one in drafters.values())
+    assert "the figures show nothing" in page(printed)
 
 
 @pytest.mark.slow
@@ -188,10 +189,7 @@ def test_a_distribution_of_equal_texts_is_told_from_one_that_never_says_a_token(
     assert distribution.p_value(texts.clamp(max=distribution.VOCAB_SIZE - 2), flat) < 1e-6
 
 
-def test_captures_are_timed_and_the_watch_is_off_until_it_is_armed() -> None:
-    graphs = TimedGraphs(Once())
-    assert graphs.capture(lambda: torch.ones(2)).output.shape == (2,)
-    assert len(graphs.seconds) == 1
+def test_the_watch_is_off_until_it_is_armed() -> None:
     made: list[Watched] = []
 
     def watching(*parts: object) -> Watched:

@@ -1,19 +1,17 @@
 """What the host does: graphs captured, kernels started, waits, memory taken."""
 
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TypeVar
 
 import torch
 
+from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, medium_pair
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
 from specbench.execution.clock import Clock
-from specbench.execution.cuda_graphs import NUM_WARM_UPS, Captured, CudaGraphs, Graphs
-from specbench.execution.graphs import GraphLauncher, Launchers
-from specbench.execution.launcher import GraphKind, Launch, Launcher, PinnedMemory
+from specbench.execution.cuda_graphs import Graphs
+from specbench.execution.graphs import Launchers
+from specbench.execution.launcher import GraphKind, Launch, Launcher
 from specbench.probes.launches import count_host_calls
 from specbench.round.round import Verifier
 from specbench.round.rows import Rows
@@ -21,7 +19,6 @@ from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder, MakeLauncher
 from specbench.serving.policy import FixedK
 
-T = TypeVar("T")
 K = 4
 FEW_TOKENS, MANY_TOKENS = 10, 60
 
@@ -33,7 +30,8 @@ class Bucket:
     num_rows: int
     k: int
     context: int
-    capture_s: float | None  # warm-up runs included; None: it was not captured
+    num_captures: int
+    capture_s: float  # warm-up runs included
     reserved_bytes: int  # of all graphs so far
     tokens_ok: bool  # every request got its tokens
 
@@ -43,9 +41,10 @@ def captures(machine: Machine) -> Json:
     if not machine.is_cuda:
         return absent(NO_GPU)
     pair = medium_pair(machine, torch.bfloat16, layers=8)
-    graphs = TimedGraphs(CudaGraphs())
-    make = partial(GraphLauncher, graph="round", graphs=graphs, readback=PinnedMemory())
-    decoder = pair.decoder(make_launcher=make)
+    launchers = Launchers("round", machine.device)
+    graphs = launchers.graphs
+    assert graphs is not None, "CUDA has them"
+    decoder = pair.decoder(make_launcher=launchers)
     buckets = [
         _bucket(pair, decoder, graphs, rows, k, context)
         for rows in (16, 4, 1)  # the most first, so that no cache is replaced
@@ -54,12 +53,15 @@ def captures(machine: Machine) -> Json:
     ]
     launcher = decoder.launcher
     assert launcher is not None, "it has served"
+    num_right = sum(bucket.tokens_ok and bucket.num_captures > 0 for bucket in buckets)
     return {
         "graph": launcher.graph,
-        "reason": launcher.reason,
-        "num_captures": len(graphs.seconds),
+        "reason_for_less": launcher.reason,
+        "num_captures": graphs.num_captures,
+        "capture_s": graphs.capture_s,
         "reserved_bytes": graphs.reserved_bytes,
         "buckets": [asdict(bucket) for bucket in buckets],
+        "claims": [all_of("buckets captured, with every token", num_right, len(buckets))],
     }
 
 
@@ -70,10 +72,28 @@ def host_calls(machine: Machine) -> Json:
         return absent(NO_GPU)
     pair = medium_pair(machine, torch.bfloat16, layers=8)
     counts = {f"{graph}, K={k}": _calls(pair, graph, k) for graph in GRAPHS for k in (K, 0)}
+    watch, sees_a_wait = watched(pair), _sees_a_wait(machine)
+    one_graph = [
+        claim(
+            f"graphs a round at K={k}",
+            counts[f"round, K={k}"].get("graphs_per_round"),
+            at_least=1,
+            at_most=1,
+            reason=counts[f"round, K={k}"].get("reason"),
+        )
+        for k in (K, 0)
+    ]
+    no_wait = claim(
+        "kinds of graph that launch rounds without a blocking call, of those that torch watched",
+        len(watch) if sees_a_wait else None,  # the first such call ends the section
+        at_least=len(GRAPHS),
+        reason=None if sees_a_wait else "the watch does not see a planted wait",
+    )
     return {
         "per_round": counts,
-        "watch": watched(pair),
-        "watch_sees_a_wait": _sees_a_wait(machine),
+        "watch": watch,
+        "watch_sees_a_wait": sees_a_wait,
+        "claims": [*one_graph, no_wait],
     }
 
 
@@ -100,36 +120,12 @@ def memory(machine: Machine) -> Json:
         "num_complete": sum(complete),
         "num_rows": num_rows,
         "in_turn": starts == sorted(starts),  # none waits behind a later one
-        "seconds": max(result.finished_s for result in served.results),
+        "served_s": max(result.finished_s for result in served.results),
         "allocated_before": before,
         "allocated_after": _allocated(machine),
         "allocated_peak": peak,
+        "claims": [all_of("requests complete", sum(complete), num_requests)],
     }
-
-
-class TimedGraphs:
-    """Graphs that tell how long each capture took."""
-
-    def __init__(self, inner: Graphs) -> None:
-        self._inner = inner
-        self.seconds: list[float] = []
-        self.reserved_bytes = inner.reserved_bytes
-        self.compile_s: float | None = None
-
-    @property
-    def num_captures(self) -> int:
-        return self._inner.num_captures
-
-    @property
-    def capture_s(self) -> float:
-        return self._inner.capture_s
-
-    def capture(self, run: Callable[[], T], *, num_warm_ups: int = NUM_WARM_UPS) -> Captured[T]:
-        began_s = time.perf_counter()
-        captured = self._inner.capture(run, num_warm_ups=num_warm_ups)
-        self.seconds.append(time.perf_counter() - began_s)
-        self.reserved_bytes = self._inner.reserved_bytes
-        return captured
 
 
 class Watched:
@@ -143,6 +139,7 @@ class Watched:
         self.lag = inner.lag
         self.graph: GraphKind = inner.graph
         self.reason = inner.reason
+        self.num_captures = inner.num_captures
 
     @property
     def reserved_bytes(self) -> int:
@@ -164,6 +161,7 @@ class Watched:
                 torch.cuda.set_sync_debug_mode("default")
         self.num_launches += self.armed
         self.graph, self.reason = self._inner.graph, self._inner.reason
+        self.num_captures = self._inner.num_captures
         return launch
 
 
@@ -205,17 +203,17 @@ def _sees_a_wait(machine: Machine) -> bool:
 
 
 def _bucket(
-    pair: Pair, decoder: Decoder, graphs: TimedGraphs, rows: int, k: int, context: int
+    pair: Pair, decoder: Decoder, graphs: Graphs, rows: int, k: int, context: int
 ) -> Bucket:
-    known = len(graphs.seconds)
+    num_captures, capture_s = graphs.num_captures, graphs.capture_s
     requests = pair.requests(rows, prompt=context, new_tokens=24)
     served = decoder.serve(requests, GREEDY, FixedK(k), num_rows=rows)
-    new = graphs.seconds[known:]
     return Bucket(
         num_rows=rows,
         k=k,
         context=context,
-        capture_s=sum(new) if new else None,
+        num_captures=graphs.num_captures - num_captures,
+        capture_s=graphs.capture_s - capture_s,
         reserved_bytes=graphs.reserved_bytes,
         tokens_ok=all(
             len(result.output_ids) == request.max_new_tokens

@@ -15,10 +15,14 @@ from benchmarks.gpu_suite.models import (
     medium,
     random_prompt,
 )
+from specbench.engines.kernel_choices import KernelChoices
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.execution.launcher import GraphKind
-from specbench.forward.self_test import Forward, make_checked_runner
+from specbench.forward.forward_contest import FORWARDS
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import Runner
+from specbench.forward.self_test import make_checked_runner
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter, NoDrafter
 from specbench.round.round import Verifier
@@ -44,18 +48,17 @@ class Pair:
     def decoder(
         self,
         *,
-        forward: Forward = "fused",
+        forward: str = "auto",
         graph: GraphKind = "round",
         verifier: Verifier = verify,
         make_launcher: MakeLauncher | None = None,
         prefill_chunk: int = 512,
     ) -> Decoder:
         """A decoder with caches of its own, over the one set of weights."""
-        target, _ = make_checked_runner(self.target, forward)
+        target = make_runner(self.machine, self.target, forward)
         drafter: Drafter = NoDrafter()
         if self.draft is not None:
-            draft, _ = make_checked_runner(self.draft, forward)
-            drafter = draft_of(target, draft)
+            drafter = draft_of(target, make_runner(self.machine, self.draft, forward))
         return Decoder(
             target,
             drafter,
@@ -77,6 +80,20 @@ class Pair:
             )
             for i in range(num)
         ]
+
+
+def make_runner(machine: Machine, model: Any, forward: str = "auto") -> Runner:
+    """One of the forwards that compete, by name, or with auto the one that won.
+
+    Attention is what won here in any case. ModelError where the named one cannot run.
+    """
+    checked, _ = make_checked_runner(model, "stock" if forward == "stock" else "auto")
+    graphs = Launchers("auto", machine.device).graphs
+    choices = KernelChoices(machine.kernels, make_clock(machine.device), graphs)
+    settled = choices.settle(checked, "auto", "the suite's model")
+    if forward in ("auto", "stock") or not isinstance(checked, FusedRunner):
+        return settled
+    return FORWARDS[forward](checked)
 
 
 def medium_pair(machine: Machine, dtype: torch.dtype, *, layers: int) -> Pair:

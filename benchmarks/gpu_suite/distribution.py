@@ -70,11 +70,11 @@ def p_value(texts_NT: Tensor, probs: Tensor) -> float:
 
 def accept_all(
     proposal: Proposal,
-    logits_BTV: Tensor,
+    logits_BNV: Tensor,
     sampler: Sampler,
     seed_B: Tensor,
-    positions_BT: Tensor,
+    positions_BN: Tensor,
 ) -> Verdict:
     """A wrong verifier, which the test has to catch: it keeps every draft."""
-    target_BT = sampler.pick(logits_BTV, seed_B, positions_BT)
-    return Verdict(proposal.num_drafted_B, torch.cat([proposal.tokens_BK, target_BT[:, -1:]], 1))
+    target_BN = sampler.pick(logits_BNV, seed_B, positions_BN)
+    return Verdict(proposal.num_drafted_B, torch.cat([proposal.tokens_BK, target_BN[:, -1:]], 1))

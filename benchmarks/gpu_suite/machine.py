@@ -1,4 +1,4 @@
-"""A part of the suite: its arguments, its sections in turn, and one JSON document of them all.
+"""A part of the suite: its arguments, its sections in turn, one JSON document and one page of it.
 
 A section that the device refuses is recorded with the reason, and the others go on. What no
 time is left for is named and left out.
@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_suite.page import page
 from specbench.errors import SpecbenchError
+from specbench.forward.attention.choice import NAMES
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
@@ -37,6 +39,14 @@ class Machine:
     device: torch.device
     small: bool
     ends_s: float  # by time.monotonic
+    kernels: str = "auto"  # an implementation of attention that is forced, or the contest
+
+    @property
+    def shows_nothing(self) -> str | None:
+        """Why seconds measured here say nothing of a GPU; None where they do."""
+        if not self.is_cuda:
+            return NO_GPU
+        return "tiny shapes" if self.small else None
 
     @property
     def is_cuda(self) -> bool:
@@ -59,28 +69,45 @@ def absent(reason: str) -> Json:
     return {"value": None, "reason": reason}
 
 
+def in_a_line(error: Exception) -> str:
+    """What an error says, in a line that a document can hold."""
+    return f"{type(error).__name__}: {error}"[:600]
+
+
 Section = Callable[[Machine], Json]
 
 
 def run_part(
     name: str, sections: Mapping[str, Section], arguments: Sequence[str] | None = None
 ) -> Json:
-    """Run the sections, print the document and, where $OUT names a folder, keep it there."""
+    """Run the sections and print the document, and its page to standard error.
+
+    Where $OUT names a folder, both are kept there.
+    """
     asked = _parse(name, sections, arguments)
     began_s = time.monotonic()
     machine = Machine(
-        device=torch.device(asked.device), small=asked.small, ends_s=began_s + asked.limit_s
+        device=torch.device(asked.device),
+        small=asked.small,
+        ends_s=began_s + asked.limit_s,
+        kernels=asked.kernels,
     )
     document: Json = {"part": name, "small": asked.small, "machine": _provenance(machine, asked)}
     found: Json = {}
+
+    def so_far() -> Json:
+        seconds = round(time.monotonic() - began_s, 1)
+        return document | {"sections": found, "seconds": seconds, "limit_s": asked.limit_s}
+
     try:
         for title, section in sections.items():
             if title in (asked.only or sections):
                 found[title] = _run(title, section, machine)
+                _keep(so_far())  # whoever ends the process keeps what was measured
     finally:  # after a bug, too: the device's time is spent
-        seconds = round(time.monotonic() - began_s, 1)
-        document |= {"sections": found, "seconds": seconds, "limit_s": asked.limit_s}
-        _hand_out(name, document)
+        document = so_far()
+        print(json.dumps(document, indent=1), flush=True)
+        print(f"\n{_keep(document)}", file=sys.stderr, flush=True)
     return document
 
 
@@ -93,7 +120,7 @@ def _run(title: str, section: Section, machine: Machine) -> Json:
         found = section(machine)
         machine.synchronize()  # what went wrong on the device may be told only now
     except REFUSALS as error:
-        found = absent(f"{type(error).__name__}: {error}"[:600])
+        found = absent(in_a_line(error))
     gc.collect()  # models hold one another in circles
     if machine.is_cuda:
         with suppress(RuntimeError):  # a device in disorder refuses all: the next section says so
@@ -108,11 +135,14 @@ def _provenance(machine: Machine, asked: argparse.Namespace) -> Json:
     return facts | {"git_commit": asked.commit or facts["git_commit"], "cuda": torch.version.cuda}
 
 
-def _hand_out(name: str, document: Json) -> None:
-    text = json.dumps(document, indent=1)
+def _keep(document: Json) -> str:
+    """The document's page; both are written where $OUT names a folder."""
+    text = page(document)
     if folder := os.environ.get("OUT"):
-        (Path(folder) / f"gpu_{name}.json").write_text(text + "\n", encoding="utf-8")
-    print(text, flush=True)
+        file = Path(folder) / f"gpu_{document['part']}.json"
+        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        file.with_suffix(".md").write_text(text, encoding="utf-8")
+    return text
 
 
 def _parse(
@@ -122,6 +152,7 @@ def _parse(
     found = "cuda:0" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=found)
     parser.add_argument("--small", action="store_true", help="tiny shapes: tries the code")
+    parser.add_argument("--kernels", choices=("auto", *NAMES), default="auto")
     parser.add_argument("--only", nargs="+", choices=tuple(sections), metavar="SECTION")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="begins nothing after it")
     parser.add_argument("--commit", help="where the checkout has no history of its own")

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.decoders import GRAPHS, GREEDY, Pair, Text, medium_pair, num_equal, texts
 from benchmarks.gpu_suite.distribution import (
     NUM_TOKENS,
@@ -14,9 +15,10 @@ from benchmarks.gpu_suite.distribution import (
     p_value,
     tiny,
 )
-from benchmarks.gpu_suite.machine import Json, Machine
+from benchmarks.gpu_suite.machine import Json, Machine, in_a_line
 from specbench.engines.peer_module import make_peer
-from specbench.forward.self_test import Forward
+from specbench.errors import ModelError
+from specbench.forward.forward_contest import FORWARDS
 from specbench.records import Sampling
 from specbench.round.round import Verifier
 from specbench.round.sampling import Sampler
@@ -24,21 +26,27 @@ from specbench.round.verifier import verify
 from specbench.serving.policy import FixedK
 from specbench.serving.request import Request
 
-FORWARDS: tuple[Forward, ...] = ("stock", "fused")
 K, AWAY = 4, 20
 WARM = Sampling(temperature=0.8)
+WRONG = "wrong: keeps every draft, K=3"
 NEAR_TIE_ULP = 2.0
 
 
 def identity(machine: Machine) -> Json:
     """Greedy texts of every graph mode, forward and K against `generate` in float32."""
     models = {}
-    for layers in (2, 8):
+    for layers in (2, machine.pick(8, 3)):
         pair = medium_pair(machine, torch.float32, layers=layers)
         requests = pair.requests(4, prompt=20, new_tokens=machine.pick(64, 12))
         expected = [_generated(pair.target, request) for request in requests]
         models[f"{layers} layers"] = _ways(pair, requests, expected)
-    return {"dtype": "float32", "against": "generate", "models": models}
+    ways = [way for of_model in models.values() for way in of_model]
+    return {
+        "dtype": "float32",
+        "against": "generate",
+        "models": models,
+        "claims": [_equal_texts(ways)],
+    }
 
 
 def self_consistency(machine: Machine) -> Json:
@@ -48,7 +56,12 @@ def self_consistency(machine: Machine) -> Json:
     requests = pair.requests(4, prompt=20, new_tokens=machine.pick(64, 12))
     expected = texts(pair.decoder(), requests, k=0, num_rows=4)
     found = _ways(pair, requests, expected)
-    return {"dtype": "bfloat16", "against": "fused round K=0", "ways": found}
+    return {
+        "dtype": "bfloat16",
+        "against": "auto round K=0",
+        "ways": found,
+        "claims": [_equal_texts(found)],
+    }
 
 
 def catch_up(machine: Machine) -> Json:
@@ -65,11 +78,13 @@ def catch_up(machine: Machine) -> Json:
     )
     again = decoder.serve([fresh], GREEDY, FixedK(K), num_rows=1).results[0]
     resumed = result.rounds.num_accepted[_Pause.ROUNDS + AWAY :]
+    equal = [resumed == again.rounds.num_accepted, result.output_ids[before:] == again.output_ids]
     return {
         "num_rounds_compared": len(resumed),
-        "equal_accepted": resumed == again.rounds.num_accepted,
-        "equal_text": result.output_ids[before:] == again.output_ids,
+        "equal_accepted": equal[0],
+        "equal_text": equal[1],
         "accepted_after_pause": list(resumed[:8]),
+        "claims": [all_of("counts and text after a pause as after a prefill", sum(equal), 2)],
     }
 
 
@@ -77,13 +92,16 @@ def together_and_alone(machine: Machine) -> Json:
     """A request's text with one row in flight and with eight, greedy and sampled, float32."""
     pair = medium_pair(machine, torch.float32, layers=8)
     requests = pair.requests(16, prompt=20, new_tokens=machine.pick(48, 10))
-    decoder, found = pair.decoder(), {}
+    decoder = pair.decoder()
+    found: dict[str, Json] = {}
     for name, sampling in (("greedy", Sampling()), ("sampled", WARM)):
         sampler = Sampler(sampling)
         eight = texts(decoder, requests, k=K, num_rows=8, sampler=sampler)
         one = texts(decoder, requests, k=K, num_rows=1, sampler=sampler)
         found[name] = {"equal": num_equal(one, eight), "of": len(requests)}
-    return {"dtype": "float32", "k": K, **found}
+    num_right = sum(one["equal"] for one in found.values())
+    claims = [all_of("texts alone as among eight", num_right, len(found) * len(requests))]
+    return {"dtype": "float32", "k": K, **found, "claims": claims}
 
 
 def sampling_distribution(machine: Machine) -> Json:
@@ -106,15 +124,24 @@ def sampling_distribution(machine: Machine) -> Json:
         "K=0": (0, verify),
         "K=1": (1, verify),
         "K=3": (3, verify),
-        "wrong: keeps every draft, K=3": (3, accept_all),
+        WRONG: (3, accept_all),
     }
-    found = {}
+    found: dict[str, Json] = {}
     for name, (k, verifier) in ways.items():
         decoder = pair.decoder(verifier=verifier)
         own = texts(decoder, requests, k=k, num_rows=64, sampler=Sampler(WARM))
         assert decoder.launcher is not None, "it has served"
         found[name] = {"p": p_value(torch.tensor(own), probs), "graph": decoder.launcher.graph}
-    return {"num_samples": num_samples, "temperature": WARM.temperature, "ways": found}
+    sound = min(one["p"] for name, one in found.items() if name != WRONG)
+    return {
+        "num_samples": num_samples,
+        "temperature": WARM.temperature,
+        "ways": found,
+        "claims": [
+            claim("lowest p-value of a sound verifier", sound, at_least=1e-3),
+            claim("p-value of the one that is wrong", found[WRONG]["p"], at_most=1e-6),
+        ],
+    }
 
 
 class _Pause(FixedK):
@@ -132,10 +159,15 @@ class _Pause(FixedK):
 
 
 def _ways(pair: Pair, requests: list[Request], expected: list[Text]) -> list[Json]:
-    found = []
+    """Every forward that runs here, graph mode and K; the others with their reason."""
+    found: list[Json] = []
     for forward in FORWARDS:
         for graph in GRAPHS:
-            decoder = pair.decoder(forward=forward, graph=graph)
+            try:
+                decoder = pair.decoder(forward=forward, graph=graph)
+            except ModelError as error:
+                found.append({"forward": forward, "refused": in_a_line(error)})
+                break
             for k in (0, K):
                 own = texts(decoder, requests, k=k, num_rows=len(requests))
                 gaps = [
@@ -157,6 +189,12 @@ def _ways(pair: Pair, requests: list[Request], expected: list[Text]) -> list[Jso
                     }
                 )
     return found
+
+
+def _equal_texts(ways: list[Json]) -> Json:
+    ran = [way for way in ways if "equal" in way]
+    num_right = sum(way["equal"] + way["num_near_ties"] for way in ran)
+    return all_of("texts equal but for near-ties", num_right, sum(way["of"] for way in ran))
 
 
 def _generated(model: Any, request: Request) -> Text:

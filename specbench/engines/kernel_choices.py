@@ -4,17 +4,18 @@ What was chosen is kept in the process, in a file of the user's cache folder and
 record, so that K = 0, every K and every drafter share it, as do a later run and one that goes on.
 """
 
+import json
 import os
 import platform
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
-from pydantic import TypeAdapter
 
 from specbench import __version__
 from specbench.errors import ModelError, UsageError
@@ -33,6 +34,7 @@ from specbench.forward.packed_contest import (
 )
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward
+from specbench.json_text import parse_json
 from specbench.models.loading import LoadedModel
 from specbench.records import Contender, KernelChoice
 from specbench.whole_file import write_whole
@@ -40,7 +42,6 @@ from specbench.whole_file import write_whole
 AUTO = "auto"
 _PACKED_TOKENS = (1, 5)  # K = 0 and K = 4
 Outcome = tuple[str | None, list[Contender]]
-_CHOICES = TypeAdapter(dict[str, KernelChoice])
 _known: dict[str, KernelChoice] = {}
 
 
@@ -60,10 +61,7 @@ class KernelChoices:
     ) -> None:
         self._name = name
         self._is_compiled = is_compiled
-        self._timing = Timing(
-            seconds=partial(_seconds, clock),
-            captured=None if graphs is None else lambda run: graphs.capture(run).replay,
-        )
+        self._timing = contest_timing(clock, graphs)
         self.made: dict[str, KernelChoice] = {}  # by key, of all runners
 
     def settle(self, runner: Runner, forward: Forward, name: str) -> Runner:
@@ -145,6 +143,14 @@ class KernelChoices:
         return self.made.setdefault(choice.key, choice)
 
 
+def contest_timing(clock: Clock, graphs: Graphs | None) -> Timing:
+    """As rounds are timed and, where there are graphs, captured."""
+    return Timing(
+        seconds=partial(_seconds, clock),
+        captured=None if graphs is None else lambda run: graphs.capture(run).replay,
+    )
+
+
 def require_kernel(name: str, device: torch.device) -> None:
     """UsageError where the implementation asked for runs on no such device."""
     usual = Case(
@@ -191,9 +197,17 @@ def _file() -> Path:
 def _read(file: Path) -> dict[str, KernelChoice]:
     """What earlier runs chose; nothing where there is no such file or it is not ours."""
     try:
-        return _CHOICES.validate_json(file.read_bytes())
-    except (OSError, ValueError):
+        return {key: _choice_of(**kept) for key, kept in parse_json(file.read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
         return {}
+
+
+def _choice_of(*, chosen: str, contenders: Iterable[Any], **others: Any) -> KernelChoice:
+    """A choice from its JSON; TypeError where it is none."""
+    if not isinstance(chosen, str):
+        raise TypeError(f"{chosen!r} is no name")
+    own = tuple(Contender(**contender) for contender in contenders)
+    return KernelChoice(chosen=chosen, contenders=own, **others)
 
 
 def _keep(choice: KernelChoice) -> None:
@@ -201,4 +215,5 @@ def _keep(choice: KernelChoice) -> None:
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
         kept = _read(file) | {choice.key: choice}
-        write_whole(file, _CHOICES.dump_json(kept, indent=1))
+        text = json.dumps({key: asdict(one) for key, one in kept.items()}, indent=1)
+        write_whole(file, text)

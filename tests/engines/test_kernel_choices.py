@@ -76,7 +76,19 @@ def test_a_later_process_takes_what_was_chosen_and_another_shape_competes(held, 
     assert len(held) > 3
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": {"chosen": 3}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[1]",
+        '{"a": {"chosen": 3}}',
+        '{"a": {"key": "a", "subject": "b", "chosen": 3, "contenders": []}}',
+        '{"a": {"key": "a", "subject": "b", "chosen": "torch", "contenders": [1]}}',
+        '{"a": ' + "[" * 10_000,
+    ],
+    ids=range(7),
+)
 def test_a_cache_that_cannot_be_read_is_as_if_there_were_none(content, held, tmp_path):
     file = tmp_path / "cache" / "specbench" / "kernels.json"
     file.parent.mkdir(parents=True)
