@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from specbench.engines import kernel_choices
 from specbench.execution.clock import HostClock
 from specbench.forward.fused_runner import FusedRunner
 
@@ -55,6 +56,8 @@ def work_clock(cost: Cost, *, counts_cpu: bool) -> Iterator[WorkClock]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(FusedRunner, "forward", forward)
+        # By this clock transformers' own forward takes no time, and would be chosen.
+        patch.setattr(kernel_choices, "forward_contest", lambda *_: ("fused", []))
         patch.setattr(HostClock, "start", start)
         patch.setattr(HostClock, "now", now)
         yield clock

@@ -51,7 +51,7 @@ def error(kernel: Kernel, trial: Trial) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_trials", [3, pytest.param(40, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_trials", [1, pytest.param(40, marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 @pytest.mark.parametrize("kernel", HERE, ids=lambda kernel: kernel.name)

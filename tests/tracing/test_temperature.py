@@ -31,14 +31,8 @@ pytestmark = pytest.mark.slow  # thousands of rounds
 K, MOST, NUM_TEXTS = 4, 90, 36
 CUT_OFF = Sampling(temperature=1.5, top_k=5, top_p=0.8)
 WARM_DEMO = Asked(temperature=1.0, max_new_tokens=90)
-DRAWN = (
-    "draft_model",
-    "self_speculation",
-    "eagle, chain",
-    "eagle3, chain",
-    "mtp",
-    "dflash",
-)
+DRAWN = ("draft_model", "eagle, chain", "dflash")
+LIKE_THEM = ("self_speculation", "eagle3, chain", "mtp")  # grown by the same code
 
 
 class Compared(NamedTuple):
@@ -110,7 +104,12 @@ def on_the_embedded_pair() -> Compared:
 
 
 @pytest.mark.parametrize(
-    ("name", "sampling"), [*((name, WARM) for name in DRAWN), ("draft_model", CUT_OFF)]
+    ("name", "sampling"),
+    [
+        *((name, WARM) for name in DRAWN),
+        *(pytest.param(name, WARM, marks=pytest.mark.long) for name in LIKE_THEM),
+        ("draft_model", CUT_OFF),
+    ],
 )
 def test_replayed_rounds_are_what_measured_ones_are_on_average(name: str, sampling: Sampling):
     found = on_tiny_models(name, sampling)
@@ -133,6 +132,7 @@ def test_planted_the_ratio_the_wrong_way_round_would_be_seen(monkeypatch):
     assert abs(on_tiny_models("draft_model", WARM).z) > 5
 
 
+@pytest.mark.long
 def test_planted_starts_shifted_by_one_would_be_seen(monkeypatch):
     """The distribution of a draft held against the token after it."""
     honest = judging.Found.add

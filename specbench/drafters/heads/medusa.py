@@ -37,9 +37,9 @@ class MedusaHeads:
         def stacked(names: list[str]) -> Tensor:
             shape = (len(names), *shapes[names[0]])
             together = torch.zeros(shape, dtype=target.dtype, device=target.device)
-            for place, name in zip(together, names, strict=True):
+            for i, name in enumerate(names):
                 if name in tensors:
-                    place.copy_(tensors[name])
+                    together[i].copy_(tensors[name])
             return together
 
         self._layers = [
