@@ -1,12 +1,20 @@
 """A round runs on the device alone: traced on fake CUDA tensors, without a GPU."""
 
+from collections import defaultdict
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from specbench.forward.attention import flash_attn
+from specbench.forward.attention.flash_attn import FlashAttn
+from specbench.forward.attention.kernel import Kernel
+from specbench.forward.attention.lengths import Flash
+from specbench.forward.attention.parts import Parts
+from specbench.forward.attention.plain import Plain
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from tests.decoding.fake_cuda import HostTensorError
@@ -43,6 +51,39 @@ def test_no_architectures_forward_syncs_or_copies(architecture: str) -> None:
 @pytest.mark.parametrize("name", FUSED)
 def test_no_fused_forward_syncs_or_copies(name: str, method: str, k: int) -> None:
     trace_round(method, k, make_runner=lambda: FusedRunner(family(name)))
+
+
+def on_triton(name: str) -> FusedRunner:
+    runner = FusedRunner(family(name)).with_triton()
+    runner.kernels = defaultdict(Parts)
+    return runner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["draft_model", "draft_model, tree 3 2", "eagle"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen2, window", "Qwen3"])
+def test_no_round_on_kernels_of_ours_syncs_or_copies(name: str, variant: str) -> None:
+    (chosen,) = (one for one in VARIANTS if str(one) == variant)
+    trace_round(chosen.method, 3, make_runner=lambda: on_triton(name), **chosen.parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kernel", [FlashAttn, Flash, Plain])
+def test_no_attention_that_is_told_lengths_syncs_or_copies(
+    kernel: type[Kernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        torch.ops.aten, "_flash_attention_forward", lambda query, *_, **__: (query,)
+    )
+    module = SimpleNamespace(flash_attn_with_kvcache=lambda query, *_, **__: query)
+    monkeypatch.setattr(flash_attn, "import_module", lambda _: module)
+
+    def make() -> FusedRunner:
+        runner = FusedRunner(family("Qwen2, window"))
+        runner.kernels = defaultdict(kernel)
+        return runner
+
+    trace_round("draft_model", 3, make_runner=make)
 
 
 Plant = Callable[[Tensor], object]
