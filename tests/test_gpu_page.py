@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.gpu_suite.beside_vllm import beside_vllm
+from benchmarks.gpu_suite.captures import calls_of, captured
 from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.decoders import medium_pair
 from benchmarks.gpu_suite.failures import after_failures
@@ -183,6 +184,32 @@ def test_failed_captures_are_told_from_what_runs_after_them() -> None:
 def test_a_failure_that_spreads_is_a_missed_claim() -> None:
     found = after_failures_of(FailingGraphs())
     assert [one["holds"] for one in found["claims"]] == [True, False]
+
+
+@pytest.mark.slow
+def test_captures_are_counted_by_what_they_are_for() -> None:
+    graphs: Any = FakeGraphs()
+    graphs.capture_s = 0.0
+    launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=SameMemory())
+    found = captured(medium_pair(small(), torch.float32, layers=2), launchers, graphs)
+    assert [one["holds"] for one in found["claims"]] == [True, True]
+    assert sum(one["num_captures"] for one in found["buckets"]) == graphs.num_captures > 9
+    refusing: Any = FailingGraphs(2)
+    refusing.capture_s = 0.0
+    launchers = partial(GraphLauncher, graph="round", graphs=refusing, readback=SameMemory())
+    found = captured(medium_pair(small(), torch.float32, layers=2), launchers, refusing)
+    assert [one["holds"] for one in found["claims"]] == [True, False]
+
+
+@pytest.mark.slow
+def test_a_watch_that_sees_no_planted_wait_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    found = calls_of(medium_pair(small(), torch.float32, layers=2))
+    assert [one["holds"] for one in found["claims"]] == [None] * 3
+    assert "planted wait" in found["claims"][2]["reason"]
+    launches = sum(one["num_launches"] for one in found["watch"].values())
+    assert modes == ["error", "default"] * (launches + 1)  # and the planted one
 
 
 @pytest.mark.slow
