@@ -187,6 +187,13 @@ def test_a_failure_that_spreads_is_a_missed_claim() -> None:
 
 
 @pytest.mark.slow
+def test_failures_that_never_came_are_missed() -> None:
+    found = after_failures_of(FakeGraphs())
+    assert found["claims"][1]["measured"] == 3  # all but the two that say what was refused
+    assert found["claims"][1]["holds"] is False
+
+
+@pytest.mark.slow
 def test_captures_are_counted_by_what_they_are_for() -> None:
     graphs: Any = FakeGraphs()
     graphs.capture_s = 0.0
