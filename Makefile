@@ -72,12 +72,12 @@ bench-forecast: $(RUN_STAMP)  ## Forecast against measured on this CPU (about 15
 	$(BIN)/python -m benchmarks.forecast
 
 # On the GPU's machine as it is: its own Python, torch and transformers, and carried wheels.
-gpu-suite:  ## PART=correct, speed or sweep on one GPU (below 8 minutes each)
+gpu-suite:  ## PART=correct, speed or sweep on one GPU (below 8 minutes each; ARGS=... goes on to it)
 	@case "$(PART)" in correct|speed|sweep) ;; \
 	  *) echo "say which: make gpu-suite PART=correct, speed or sweep" >&2; exit 2 ;; esac
 	@if ls $(WHEELS)/*.whl >/dev/null 2>&1 && [ ! -d $(SITE) ]; then \
 	  $(PYTHON) -m pip install -q --no-index --no-deps --target $(SITE) $(WHEELS)/*.whl; fi
-	PYTHONPATH=.:$(SITE) $(PYTHON) -m benchmarks.gpu_suite.$(PART)
+	PYTHONPATH=.:$(SITE) $(PYTHON) -m benchmarks.gpu_suite.$(PART) $(ARGS)
 
 gpu-wheels: $(RUN_STAMP)  ## Fetch what the suite needs beside torch and transformers
 	$(BIN)/python -m pip download -q -c constraints.txt -d $(WHEELS) --no-deps \

@@ -1,10 +1,10 @@
 """The GPU suite's own code, run small on a CPU: its figures mean nothing here, its shape does."""
 
+import ast
 import json
 import math
-import subprocess
-import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ def printed(
     document = json.loads(capsys.readouterr().out)
     assert document == json.loads((tmp_path / f"gpu_{part}.json").read_text())
     assert document == json.loads(json.dumps(returned))
+    assert (tmp_path / f"gpu_{part}.md").read_text() == page(document)
     return document
 
 
@@ -86,8 +87,24 @@ def test_correct_finds_what_is_right(printed: Any) -> None:
 @pytest.mark.parametrize("printed", ["speed"], indirect=True)
 def test_speed_compares_who_drafts_with_who_drafts(printed: Any) -> None:
     found = printed["sections"]
-    assert not _without_figures(found)
-    assert len(found["plain_steps"]["points"]) == 6
+    assert _without_figures(found) == {"beside_vllm"}
+    for shares in found["plain_steps"]["shares"]:
+        assert {"products", "attention", "gaps"} < set(shares["classes"])
+        assert shares["share_of_read_bandwidth"] is None
+        assert sum(shares["classes"].values()) >= shares["round_s"] * 0.999
+    assert [p["k"] for p in found["plain_steps"]["points"]] == [0, 0]
+    sampled = {one["name"]: one for one in found["sampled"]["ways"]}
+    assert len(sampled) == 6
+    assert all(one["tokens_per_round"] == 1 for name, one in sampled.items() if "K=0" in name)
+    assert [one["name"] for one in found["by_choosing"]["ways"]][-1] == "auto"
+    for one in found["attention_table"]["measured"]:
+        assert all(isinstance(cell, float) for cell in one["cells"].values())
+    assert "flash" in found["attention_table"]["refused"]
+    assert len(found["product_table"]["table"]["rows"]) == 5
+    assert all(None not in row for row in found["product_table"]["table"]["rows"])
+    claims = [one for section in found.values() for one in section.get("claims", ())]
+    assert len(claims) == 4
+    assert all(one["reason"] == machine.NO_GPU for one in claims)
     for section in ("beside_transformers", "embedded_pair"):
         pairs = {(ratio["own"], ratio["peer"]) for ratio in found[section]["ratios"]}
         assert pairs == {
@@ -202,15 +219,31 @@ def test_the_watch_is_off_until_it_is_armed() -> None:
     assert made[0].num_launches == 0
 
 
-@pytest.mark.slow
+def _imported_by(names: Iterable[str]) -> set[str]:
+    """All modules that these import when they are imported, their own packages' followed."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        path = ROOT / name.replace(".", "/")
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if name.split(".")[0] not in ("benchmarks", "specbench") or not file.exists():
+            continue
+        waiting += {name.rpartition(".")[0]} - {""}
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                waiting += [node.module, *(f"{node.module}.{one.name}" for one in node.names)]
+            elif isinstance(node, ast.Import):
+                waiting += [one.name for one in node.names]
+    return found
+
+
 def test_the_suite_needs_nothing_that_only_the_command_line_and_the_store_need() -> None:
-    heavy = ["typer", "rich", "pydantic", "pandas", "matplotlib"]
-    code = (
-        "import sys, benchmarks.gpu_suite.correct, benchmarks.gpu_suite.speed, "
-        "benchmarks.gpu_suite.sweep; "
-        f"print([name for name in {heavy} if name in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert done.stdout.strip().endswith("[]")
+    found = _imported_by(f"benchmarks.gpu_suite.{part}" for part in PARTS)
+    roots = {name.split(".")[0] for name in found}
+    assert {"torch", "transformers", "specbench"} < roots
+    assert not roots & {"typer", "rich", "pydantic", "pandas", "matplotlib", "pytest", "tests"}
+    assert "pydantic" in {name.split(".")[0] for name in _imported_by(["specbench.runs.reader"])}

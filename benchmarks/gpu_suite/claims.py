@@ -11,11 +11,11 @@ def claim(
     at_most: float | None = None,
     reason: str | None = None,
 ) -> Json:
-    """One prediction. `holds` is None where nothing was measured, for the `reason` given."""
+    """One prediction; where there is a `reason` for it, nothing was measured nor holds."""
     bounds = [f"at least {at_least:g}"] if at_least is not None else []
     bounds += [f"at most {at_most:g}"] if at_most is not None else []
-    holds = None
-    if measured is not None and reason is None:
+    holds, measured = None, None if reason else measured
+    if measured is not None:
         above = at_least is None or measured >= at_least
         holds = above and (at_most is None or measured <= at_most)  # and not where it is no number
     return {

@@ -24,6 +24,7 @@ from specbench.forward.attention.choice import NAMES
 from specbench.probes.allocator import cuda_uuid
 from specbench.probes.environment import describe_environment
 from specbench.probes.nvml import open_probe
+from specbench.settings.decoder import Kernels
 
 LIMIT_S = 420.0  # of the 8 minutes that a part may take
 NO_GPU = "no CUDA device"
@@ -39,7 +40,7 @@ class Machine:
     device: torch.device
     small: bool
     ends_s: float  # by time.monotonic
-    kernels: str = "auto"  # an implementation of attention that is forced, or the contest
+    kernels: Kernels = "auto"  # an implementation of attention that is forced, or the contest
 
     @property
     def shows_nothing(self) -> str | None:
@@ -62,6 +63,13 @@ class Machine:
     def synchronize(self) -> None:
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
+
+    def give_back(self) -> None:
+        """Memory that nobody holds."""
+        gc.collect()  # models hold one another in circles
+        if self.is_cuda:
+            with suppress(RuntimeError):  # a device in disorder refuses all: later sections say so
+                torch.cuda.empty_cache()
 
 
 def absent(reason: str) -> Json:
@@ -103,11 +111,15 @@ def run_part(
         for title, section in sections.items():
             if title in (asked.only or sections):
                 found[title] = _run(title, section, machine)
-                _keep(so_far())  # whoever ends the process keeps what was measured
+                _keep(so_far())  # whoever ends the process leaves what was measured
     finally:  # after a bug, too: the device's time is spent
         document = so_far()
+        _keep(document)
         print(json.dumps(document, indent=1), flush=True)
-        print(f"\n{_keep(document)}", file=sys.stderr, flush=True)
+    text = page(document)
+    if folder := os.environ.get("OUT"):
+        (Path(folder) / f"gpu_{name}.md").write_text(text, encoding="utf-8")
+    print(f"\n{text}", file=sys.stderr, flush=True)
     return document
 
 
@@ -121,11 +133,8 @@ def _run(title: str, section: Section, machine: Machine) -> Json:
         machine.synchronize()  # what went wrong on the device may be told only now
     except REFUSALS as error:
         found = absent(in_a_line(error))
-    gc.collect()  # models hold one another in circles
-    if machine.is_cuda:
-        with suppress(RuntimeError):  # a device in disorder refuses all: the next section says so
-            torch.cuda.empty_cache()
-    return {"seconds": round(time.monotonic() - began_s, 1), **found}
+    machine.give_back()
+    return {**found, "seconds": round(time.monotonic() - began_s, 1)}
 
 
 def _provenance(machine: Machine, asked: argparse.Namespace) -> Json:
@@ -135,14 +144,10 @@ def _provenance(machine: Machine, asked: argparse.Namespace) -> Json:
     return facts | {"git_commit": asked.commit or facts["git_commit"], "cuda": torch.version.cuda}
 
 
-def _keep(document: Json) -> str:
-    """The document's page; both are written where $OUT names a folder."""
-    text = page(document)
+def _keep(document: Json) -> None:
     if folder := os.environ.get("OUT"):
-        file = Path(folder) / f"gpu_{document['part']}.json"
-        file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        file.with_suffix(".md").write_text(text, encoding="utf-8")
-    return text
+        text = json.dumps(document, indent=1) + "\n"
+        (Path(folder) / f"gpu_{document['part']}.json").write_text(text, encoding="utf-8")
 
 
 def _parse(

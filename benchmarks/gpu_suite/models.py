@@ -17,6 +17,7 @@ from specbench.inputs.model_spec import ModelSpec
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.loading import LoadedModel
 from specbench.shipped import PACKAGE
+from specbench.stats.costs import bytes_per_forward
 
 _SHAPES = PACKAGE / "shapes"
 _FAMILIES = {
@@ -114,6 +115,13 @@ def read_bytes(model: Any) -> int:
     table: Tensor = model.get_input_embeddings().weight
     is_tied = table.data_ptr() == model.get_output_embeddings().weight.data_ptr()
     return sum(held.values()) - (0 if is_tied else table.nbytes)
+
+
+def forward_bytes(model: Any, num_rows: int, context: int) -> int:
+    """Bytes that a forward reads: weights, and keys and values of so many tokens a row."""
+    config = model.config
+    kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return bytes_per_forward(read_bytes(model), num_rows, context, kv * model.dtype.itemsize)
 
 
 class HeldPool(ModelPool):

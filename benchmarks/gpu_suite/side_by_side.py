@@ -100,7 +100,7 @@ def compare_engines(
 def _outcome(
     candidate: Candidate, results: Sequence[EngineResult], warm_up_s: float, texts: Sequence[object]
 ) -> Outcome:
-    decode_s = sum(map(_decode_s, results))
+    seconds = sum(map(decode_s, results))
     tokens = sum(len(result.output_ids) - 1 for result in results)
     logs = [result.rounds for result in results if result.rounds is not None]
     drafted = sum(sum(log.num_drafted) for log in logs)
@@ -109,7 +109,7 @@ def _outcome(
         name=candidate.name,
         graph=candidate.engine.record.graph,
         num_requests=len(results),
-        tokens_per_s=tokens / decode_s if decode_s else None,
+        tokens_per_s=tokens / seconds if seconds else None,
         request_s=median(result.total_s for result in results),
         acceptance_rate=sum(sum(log.num_accepted) for log in logs) / drafted if drafted else None,
         warm_up_s=warm_up_s,
@@ -119,7 +119,7 @@ def _outcome(
 
 def _ratio(own: Candidate, peer: Candidate, results: dict[str, list[EngineResult]]) -> Ratio:
     ours, theirs = results[own.name], results[peer.name]
-    decode = [[_decode_s(result) for result in side] for side in (theirs, ours)]
+    decode = [[decode_s(result) for result in side] for side in (theirs, ours)]
     return Ratio(
         own=own.name,
         peer=peer.name,
@@ -128,6 +128,7 @@ def _ratio(own: Candidate, peer: Candidate, results: dict[str, list[EngineResult
     )
 
 
-def _decode_s(result: EngineResult) -> float:
+def decode_s(result: EngineResult) -> float:
+    """From its first token to its last."""
     assert result.decode_s is not None, "both engines tell it"
     return result.decode_s

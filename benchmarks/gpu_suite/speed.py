@@ -7,73 +7,54 @@ is the target's first layers. Only the last section, which is ours alone, draws 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-from benchmarks.gpu_suite.decoders import GRAPHS, Pair
+from benchmarks.gpu_suite.beside_vllm import beside_vllm
+from benchmarks.gpu_suite.claims import claim
 from benchmarks.gpu_suite.machine import Json, Machine, Section, absent, run_part
-from benchmarks.gpu_suite.models import (
-    agree,
-    made_up_pair,
-    make_draft,
-    make_model,
-    random_prompt,
-    read_bytes,
-    shape,
-)
+from benchmarks.gpu_suite.models import shape
+from benchmarks.gpu_suite.ours import by_choosing, sampled
 from benchmarks.gpu_suite.side_by_side import Candidate, compare_engines
+from benchmarks.gpu_suite.stage import Stage, request_of
 from benchmarks.gpu_suite.star import ACCEPTANCE, open_star
-from benchmarks.gpu_suite.timing import Point, measure_points
+from benchmarks.gpu_suite.steps import plain_steps
+from benchmarks.gpu_suite.tables import attention_table, product_table
 from specbench.engines.builtin import BuiltinEngine
-from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.inputs.config import Drafter, Target, load_pairings
 from specbench.inputs.workloads import load_workload
 from specbench.models.dummy import make_skeleton
-from specbench.probes.bandwidth import measure_copy_bandwidth
-from specbench.records import NO_DRAFTER, Message, Sampling
+from specbench.records import NO_DRAFTER, Message
+from specbench.settings import DecoderSettings
 from specbench.shipped import shipped
 
 K = 4
-AGREEMENT = 0.75  # of the made-up pair's greedy tokens
-DRAFT_LAYERS = 4
+TIMES = 5  # as fast as transformers' assisted generation at the same K
 SPARE_BYTES = 3 * 2**30  # for keys, values and graphs beside the weights
 
 
-def plain_steps(machine: Machine) -> Json:
-    """K = 0 of an 8B target in bf16: graph modes and forwards, against copy bandwidth."""
-    target = make_model(shape("llama-8b", machine), torch.bfloat16, machine.device)
-    pair = Pair(machine=machine, target=target)
-    copy_bytes_per_s = measure_copy_bandwidth(machine.device)
-    points = {
-        f"{forward}, {graph}": Point(
-            decoder=pair.decoder(forward=forward, graph=graph),
-            k=0,
-            context=machine.pick(128, 16),
-            new_tokens=machine.pick(100, 8),
-            bytes_per_round=read_bytes(target),
-        )
-        for forward in ("fused", "stock")
-        for graph in GRAPHS
-    }
-    found = measure_points(points, machine, copy_bytes_per_s, repeats=machine.pick(5, 1))
-    return {"copy_bytes_per_s": copy_bytes_per_s, "read_bytes": read_bytes(target), "points": found}
-
-
-def beside_transformers(machine: Machine) -> Json:
+def beside_transformers(stage: Stage, machine: Machine) -> Json:
     """An 8B-shaped pair of real acceptance, the same tensors under both engines, bf16."""
-    target = make_model(shape("llama-8b", machine), torch.bfloat16, machine.device)
-    draft = make_draft(target, machine.pick(DRAFT_LAYERS, 1))
-    scale, agreed = agree(target, draft, AGREEMENT, num_tokens=machine.pick(512, 64))
-    own, drafter, pool = made_up_pair(target, draft)
-    vocab = target.config.vocab_size
-    requests = [_request(random_prompt(64, vocab, seed), machine.pick(128, 8)) for seed in range(6)]
-    found = compare_engines(_candidates(own, drafter, pool), requests, machine)
+    pair = stage.pair(machine)
+    candidates = _candidates(machine, pair.target, pair.drafter, pair.pool)
+    found = compare_engines(candidates, pair.requests(6, machine), machine)
+    ratios = {(ratio["own"], ratio["peer"]): ratio for ratio in found["ratios"]}
+    ratio = ratios.get((f"builtin K={K}", f"assisted K={K}"), {}).get("decode")
+    told = claim(
+        f"times as fast as assisted generation at K = {K}",
+        ratio["estimate"] if ratio else None,
+        at_least=TIMES,
+        reason=machine.shows_nothing or (None if ratio else "not both were measured"),
+    )
     return {
-        "draft_layers": draft.config.num_hidden_layers,
-        "scale": scale,
-        "agreed": agreed,
+        "draft_layers": pair.draft_layers,
+        "scale": pair.scale,
+        "agreed": pair.agreed,
+        "claims": [told],
     } | found
 
 
@@ -87,8 +68,9 @@ def embedded_pair(machine: Machine) -> Json:
     for prompt in workload.take(machine.pick(8, 2), seed=0):
         history: list[Message] = list(prompt.turns[0])
         ids = tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
-        requests.append(_request(ids, machine.pick(96, 8)))
-    return compare_engines(_candidates(pairing.target, pairing.drafter, pool), requests, machine)
+        requests.append(request_of(ids, machine.pick(96, 8)))
+    candidates = _candidates(machine, pairing.target, pairing.drafter, pool)
+    return compare_engines(candidates, requests, machine)
 
 
 def large_pair(machine: Machine) -> Json:
@@ -107,9 +89,12 @@ def large_pair(machine: Machine) -> Json:
     return {"synthetic_acceptance": ACCEPTANCE, "weights_bytes": weights, **found}
 
 
-def _candidates(target: Target, drafter: Drafter, pool: ModelPool) -> list[Candidate]:
+def _candidates(
+    machine: Machine, target: Target, drafter: Drafter, pool: ModelPool
+) -> list[Candidate]:
     """Ours and theirs over one set of weights, without drafts and with the same draft."""
-    ours, theirs = BuiltinEngine(target, pool), TransformersEngine(target, pool)
+    ours = BuiltinEngine(target, pool, DecoderSettings(kernels=machine.kernels))
+    theirs = TransformersEngine(target, pool)
     for engine in (ours, theirs):
         engine.add_drafter(drafter)
     candidates = [
@@ -125,26 +110,34 @@ def _candidates(target: Target, drafter: Drafter, pool: ModelPool) -> list[Candi
     return [*candidates, Candidate("generate_static", theirs, static)]
 
 
-def _request(prompt_ids: tuple[int, ...], new_tokens: int) -> EngineRequest:
-    return EngineRequest(
-        prompt_ids=prompt_ids,
-        max_new_tokens=new_tokens,
-        sampling=Sampling(),
-        seed=0,
-        stop_at_eos=False,
-    )
+def sections() -> dict[str, Section]:
+    """The most valuable first, so that a limit of time costs the least; what shares the 8B pair
+    lies together, and is gone when a larger one comes."""
+    stage = Stage()
 
+    def alone(section: Section) -> Section:
+        def run(machine: Machine) -> Json:
+            stage.clear()
+            machine.give_back()
+            return section(machine)
 
-SECTIONS: dict[str, Section] = {
-    "plain_steps": plain_steps,
-    "beside_transformers": beside_transformers,
-    "embedded_pair": embedded_pair,
-    "large_pair": large_pair,
-}
+        return run
+
+    return {
+        "plain_steps": partial(plain_steps, stage),
+        "beside_transformers": partial(beside_transformers, stage),
+        "sampled": partial(sampled, stage),
+        "by_choosing": partial(by_choosing, stage),
+        "beside_vllm": partial(beside_vllm, stage),
+        "attention_table": alone(attention_table),
+        "product_table": alone(product_table),
+        "embedded_pair": alone(embedded_pair),
+        "large_pair": alone(large_pair),
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> Json:
-    return run_part("speed", SECTIONS, arguments)
+    return run_part("speed", sections(), arguments)
 
 
 if __name__ == "__main__":

@@ -7,14 +7,12 @@ import torch
 
 from benchmarks.gpu_suite.decoders import Pair
 from benchmarks.gpu_suite.machine import Json, Machine
-from benchmarks.gpu_suite.models import make_model, read_bytes
+from benchmarks.gpu_suite.models import forward_bytes, make_model
 from benchmarks.gpu_suite.timing import Point, measure_points
 from specbench.execution.launcher import GraphKind
-from specbench.forward.self_test import Forward
 from specbench.probes.bandwidth import measure_copy_bandwidth
 from specbench.round.synthetic import SyntheticVerifier
 from specbench.serving.decoder import Decoder
-from specbench.stats.costs import bytes_per_forward
 
 ACCEPTANCE = 0.7  # of each draft, once those before it were accepted
 CONTEXT = 512
@@ -31,7 +29,7 @@ class Star:
     def machine(self) -> Machine:
         return self.pair.machine
 
-    def decoder(self, *, forward: Forward = "fused", graph: GraphKind = "round") -> Decoder:
+    def decoder(self, *, forward: str = "auto", graph: GraphKind = "round") -> Decoder:
         """One that keeps drafts as often as ACCEPTANCE says."""
         verifier = SyntheticVerifier([ACCEPTANCE])
         return self.pair.decoder(
@@ -50,8 +48,8 @@ class Star:
             num_rows=num_rows,
             context=context,
             new_tokens=new_tokens,
-            bytes_per_round=self._bytes(self.pair.target, num_rows, middle)
-            + k * self._bytes(self.pair.draft, num_rows, middle),
+            bytes_per_round=forward_bytes(self.pair.target, num_rows, middle)
+            + k * forward_bytes(self.pair.draft, num_rows, middle),
         )
 
     def measured(self, points: dict[str, Point]) -> Json:
@@ -59,11 +57,6 @@ class Star:
         found = measure_points(points, self.machine, self.copy_bytes_per_s, repeats=repeats)
         left_out = [name for name in points if name not in {one["name"] for one in found}]
         return {"points": found, "left_out_for_time": left_out}
-
-    def _bytes(self, model: Any, rows: int, context: int) -> int:
-        config = model.config
-        kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-        return bytes_per_forward(read_bytes(model), rows, context, kv * model.dtype.itemsize)
 
 
 def open_star(machine: Machine, target: Any, draft: Any) -> Star:

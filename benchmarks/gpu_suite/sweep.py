@@ -2,23 +2,23 @@
 
     python -m benchmarks.gpu_suite.sweep [--device cpu --small] [--only K rows ...]
 
-The middle of the star: K = 4, one row, a round as one graph, the fused forward, a prompt of 512
+The middle of the star: K = 4, one row, a round as one graph, the forward that wins, a prompt of 512
 tokens, synthetic acceptance 0.7. Acceptance is drawn, so speeds are real and texts are not.
 """
 
 from collections.abc import Callable
 
 from benchmarks.gpu_suite.decoders import GRAPHS
-from benchmarks.gpu_suite.machine import Json, Machine, Section, run_part
+from benchmarks.gpu_suite.machine import Json, Machine, Section, in_a_line, run_part
 from benchmarks.gpu_suite.models import shape
 from benchmarks.gpu_suite.star import Star, open_star
-from specbench.forward.self_test import Forward
+from specbench.errors import ModelError
+from specbench.forward.forward_contest import FORWARDS
 
 K = 4
 KS = tuple(range(9))
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (512, 2048, 8192, 32_000)
-FORWARDS: tuple[Forward, ...] = ("stock", "fused")
 
 
 def by_k(star: Star) -> Json:
@@ -47,10 +47,17 @@ def by_graph(star: Star) -> Json:
 
 
 def by_forward(star: Star) -> Json:
-    decoders = {forward: star.decoder(forward=forward) for forward in FORWARDS}
-    return star.measured(
-        {f"{forward}, K={k}": star.point(d, k) for forward, d in decoders.items() for k in (K, 0)}
-    )
+    """Those that compete and run here."""
+    decoders, refused = {}, {}
+    for forward in FORWARDS:
+        try:
+            decoders[forward] = star.decoder(forward=forward)
+        except ModelError as error:
+            refused[forward] = in_a_line(error)
+    points = {
+        f"{forward}, K={k}": star.point(d, k) for forward, d in decoders.items() for k in (K, 0)
+    }
+    return star.measured(points) | {"refused": refused}
 
 
 def by_context(star: Star) -> Json:

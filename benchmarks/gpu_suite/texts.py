@@ -115,7 +115,7 @@ def sampling_distribution(machine: Machine) -> Json:
         draft=tiny(machine.device, seed=1),
     )
     probs = exact_distribution(pair.target, WARM.temperature)
-    num_samples = machine.pick(10_240, 1024)
+    num_samples = machine.pick(10_240, 512)
     requests = [
         Request(prompt_ids=PROMPT, max_new_tokens=NUM_TOKENS, seed=seed)
         for seed in range(num_samples)

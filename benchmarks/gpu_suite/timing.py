@@ -6,8 +6,11 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import NamedTuple
 
+import torch
+
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import random_prompt
+from specbench.execution.clock import make_clock
 from specbench.records import Sampling
 from specbench.round.sampling import Sampler
 from specbench.serving.decoder import Decoder
@@ -16,6 +19,19 @@ from specbench.serving.request import Request, Served
 from specbench.stats.costs import roofline_s
 
 GREEDY = Sampler(Sampling())
+READ_BYTES = {"cuda": 2**30, "cpu": 2**24}
+
+
+def read_bandwidth(machine: Machine, *, repeats: int = 8) -> float:
+    """Bytes read per second by the best of some sums over more than a cache holds."""
+    numbers = torch.ones(READ_BYTES[machine.device.type] // 4, device=machine.device)
+    clock, seconds = make_clock(machine.device), []
+    for _ in range(repeats):
+        began = clock.mark()
+        numbers.sum()
+        ended = clock.mark()
+        seconds.append(clock.seconds(ended) - clock.seconds(began))
+    return numbers.nbytes / min(seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

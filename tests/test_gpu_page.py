@@ -1,0 +1,270 @@
+"""What the GPU suite's page says of made-up documents, and what only a GPU goes through."""
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.gpu_suite.beside_vllm import beside_vllm
+from benchmarks.gpu_suite.captures import calls_of, captured
+from benchmarks.gpu_suite.claims import all_of, claim
+from benchmarks.gpu_suite.decoders import medium_pair
+from benchmarks.gpu_suite.failures import after_failures
+from benchmarks.gpu_suite.gpu_tests import tests_of as outcome_of
+from benchmarks.gpu_suite.kernel_times import OTHER, Ran, by_kind, kind_of, longest
+from benchmarks.gpu_suite.machine import Machine
+from benchmarks.gpu_suite.page import page
+from benchmarks.gpu_suite.stage import Stage
+from specbench.execution.graphs import GraphLauncher
+from specbench.execution.launcher import SameMemory
+from tests.decoding.fake_graphs import FailingGraphs, FakeGraphs
+
+
+def small() -> Machine:
+    return Machine(device=torch.device("cpu"), small=True, ends_s=float("inf"), kernels="torch")
+
+
+def document(**sections: Any) -> dict[str, Any]:
+    machine = {"gpu": "A card", "packages": {"torch": "2.11"}, "git_commit": "abc" * 10}
+    facts = {"part": "speed", "small": False, "machine": machine, "seconds": 301, "limit_s": 420}
+    return facts | {"sections": sections}
+
+
+def first_lines(**sections: Any) -> list[str]:
+    """Those of `Look at first`."""
+    text = page(document(**sections))
+    return text.partition("## Look at first\n\n")[2].partition("\n\n")[0].splitlines()
+
+
+def test_a_page_says_where_it_was_measured() -> None:
+    text = page(document())
+    assert text.startswith(
+        "# GPU suite: speed\n\nA card, torch 2.11, commit abcabcabcabc, 301 s of"
+    )
+    assert "show nothing" not in text
+    assert "show nothing" in page(document() | {"small": True})
+
+
+def test_a_missed_claim_comes_first_and_one_that_holds_does_not() -> None:
+    missed = claim("share of copy bandwidth", 0.712, at_least=0.85)
+    held = claim("launches a layer", 10, at_most=10)
+    open_ = claim("times as fast", None, at_least=5, reason="not both were measured")
+    lines = first_lines(
+        late={"reason": "no time was left for it"},
+        steps={"claims": [held, missed, open_], "left_out_for_time": ["span 256"]},
+    )
+    assert lines == [
+        "- **steps**: share of copy bandwidth: predicted at least 0.85, measured 0.712",
+        "- late has no figures: no time was left for it",
+        "- steps left out for time: span 256",
+        "- claims that cannot be told here: 1; the table says why",
+    ]
+    text = page(document(steps={"claims": [held, missed, open_]}))
+    assert "| steps | launches a layer | at most 10 | 10 | yes |" in text
+    assert "| steps | times as fast | at least 5 | - | not both were measured |" in text
+
+
+def test_a_page_without_failures_says_so_then_what_won_and_what_takes_the_time() -> None:
+    contenders = [
+        {"name": "flash", "seconds": 12e-6, "refusal": None},
+        {"name": "cudnn", "seconds": None, "refusal": "it is wrong: off by 2 | of"},
+    ]
+    choice = {"subject": "attention, chain", "chosen": "flash", "contenders": contenders}
+    classes = {"products": 600e-6, "gaps": 100e-6, "copies": 50e-6, "attention": 250e-6}
+    shares = {"what": "span 256", "round_s": 1e-3, "classes": classes}
+    sections = {"contests": {"choices": [choice]}, "steps": {"shares": [shares]}}
+    assert first_lines(**sections) == [
+        "- nothing failed: no claim was missed, every section has its figures",
+        "- attention, chain runs on **flash**",
+        "- a round of 1000 us, span 256: products 600 us, 60 %; attention 250 us, 25 %; "
+        "gaps 100 us, 10 %",
+    ]
+    text = page(document(**sections))
+    assert "  - flash: 12 us\n  - cudnn: it is wrong: off by 2 / of\n" in text
+    assert "| products | 600 us, 60 % |\n| attention | 250 us, 25 % |" in text
+
+
+def test_ratios_points_and_tables_are_shown() -> None:
+    interval = {"estimate": 5.25, "low": None, "high": None}
+    ratio = {"own": "builtin", "peer": "vLLM", "decode": None, "end_to_end": interval}
+    point = {"name": "K=0", "tokens_per_s": 1234.5, "round_s": 0.002, "idle_share": 0.01}
+    point |= {"bandwidth_utilisation": None, "graph": "round"}
+    table = {"columns": ["T", "flash"], "rows": [[1, 2.5], [5, None]]}
+    text = page(document(a={"ratios": [ratio]}, b={"points": [point]}, c={"table": table}))
+    assert "- a: builtin is 5.25x as fast as vLLM [-, -]" in text
+    assert "| K=0 | 1234 | 2000 | 0.01 | - | round |" in text
+    assert "| T | flash |\n| --- | --- |\n| 1 | 2.5 |\n| 5 | - |" in text
+
+
+@pytest.mark.parametrize(
+    ("measured", "holds"), [(1, True), (0.5, False), (2, False), (float("nan"), False)]
+)
+def test_a_claim_holds_within_its_bounds(measured: float, holds: bool) -> None:
+    assert claim("it", measured, at_least=1, at_most=1.5)["holds"] is holds
+
+
+def test_a_claim_with_a_reason_is_neither_held_nor_missed() -> None:
+    open_ = claim("it", 3, at_least=5, reason="no CUDA device")
+    assert (open_["measured"], open_["holds"]) == (None, None)
+    assert all_of("texts", 3, 3)["holds"]
+    assert not all_of("texts", 2, 3)["holds"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "products"),
+        ("void gemvNSP_kernel<__nv_bfloat16, ...>", "products"),
+        ("void cublasLt::splitKreduce_kernel<32, 16, int>", "products"),
+        ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80", "attention"),
+        ("void pytorch_flash::flash_fwd_splitkv_kernel<...>", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", "attention"),
+        ("_part", "attention"),
+        ("_turn_and_keep", "norms and rotary"),
+        ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16>", "norms and rotary"),
+        ("void at::native::reduce_kernel<512, 1, ReduceOp<float, ArgMaxOps>>", "sampling"),
+        ("Memcpy DtoH (Device -> Pinned)", "copies"),
+        ("void at::native::vectorized_elementwise_kernel<4, MulFunctor>", OTHER),
+        ("void at::native::multiplicative_common_kernel", OTHER),
+    ],
+)
+def test_a_kernel_is_classed_by_its_name(name: str, kind: str) -> None:
+    assert kind_of(name) == kind
+
+
+def test_times_are_summed_by_class_for_one_round() -> None:
+    ran = [Ran("_part", 3e-6), Ran("gemm", 8e-6), Ran("_together", 1e-6), Ran("gemm", 4e-6)]
+    assert by_kind(ran, 2) == pytest.approx({"attention": 2e-6, "products": 6e-6})
+    (most,) = longest(ran, 2, most=1)
+    assert (most["name"], most["times"], most["seconds"]) == ("gemm", 1, pytest.approx(6e-6))
+
+
+class NoWaits(TorchDispatchMode):
+    """Reading a number back raises, as it does while a GPU captures."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return func(*args, **(kwargs or {}))
+
+
+class StrictGraphs(FakeGraphs):
+    """Tells when it captures, and takes no waits then."""
+
+    is_capturing = False
+
+    def capture(self, run: Any, *, num_warm_ups: int = 3) -> Any:
+        self.is_capturing = True
+        try:
+            with NoWaits():
+                return super().capture(run, num_warm_ups=num_warm_ups)
+        finally:
+            self.is_capturing = False
+
+
+def after_failures_of(graphs: FakeGraphs) -> dict[str, Any]:
+    launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=SameMemory())
+    pair = medium_pair(small(), torch.float32, layers=2)
+    return after_failures(pair, launchers, lambda: getattr(graphs, "is_capturing", False))
+
+
+@pytest.mark.slow
+def test_failed_captures_are_told_from_what_runs_after_them() -> None:
+    found = after_failures_of(StrictGraphs())
+    assert [one["holds"] for one in found["claims"]] == [True, True]
+    assert "not permitted" in found["ways"]["waits in every capture"]["graph_reason"]
+    assert "K=2" in found["ways"]["no memory for K = 2"]["graph_reason"]
+
+
+@pytest.mark.slow
+def test_a_failure_that_spreads_is_a_missed_claim() -> None:
+    found = after_failures_of(FailingGraphs())
+    assert [one["holds"] for one in found["claims"]] == [True, False]
+
+
+@pytest.mark.slow
+def test_failures_that_never_came_are_missed() -> None:
+    found = after_failures_of(FakeGraphs())
+    assert found["claims"][1]["measured"] == 3  # all but the two that say what was refused
+    assert found["claims"][1]["holds"] is False
+
+
+@pytest.mark.slow
+def test_captures_are_counted_by_what_they_are_for() -> None:
+    graphs: Any = FakeGraphs()
+    graphs.capture_s = 0.0
+    launchers = partial(GraphLauncher, graph="round", graphs=graphs, readback=SameMemory())
+    found = captured(medium_pair(small(), torch.float32, layers=2), launchers, graphs)
+    assert [one["holds"] for one in found["claims"]] == [True, True]
+    assert sum(one["num_captures"] for one in found["buckets"]) == graphs.num_captures > 9
+    refusing: Any = FailingGraphs(2)
+    refusing.capture_s = 0.0
+    launchers = partial(GraphLauncher, graph="round", graphs=refusing, readback=SameMemory())
+    found = captured(medium_pair(small(), torch.float32, layers=2), launchers, refusing)
+    assert [one["holds"] for one in found["claims"]] == [True, False]
+
+
+@pytest.mark.slow
+def test_a_watch_that_sees_no_planted_wait_claims_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    found = calls_of(medium_pair(small(), torch.float32, layers=2))
+    assert [one["holds"] for one in found["claims"]] == [None] * 3
+    assert "planted wait" in found["claims"][2]["reason"]
+    launches = sum(one["num_launches"] for one in found["watch"].values())
+    assert modes == ["error", "default"] * (launches + 1)  # and the planted one
+
+
+@pytest.mark.slow
+def test_the_projects_gpu_tests_run_by_themselves_and_their_summary_is_kept(tmp_path: Path) -> None:
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    assert outcome_of(folder, 60)["reason"] == "no tests that need a GPU are here"
+    (folder / "test_other.py").write_text("import nothing_that_is_here\n")
+    lines = "import pytest\npytestmark = pytest.mark.gpu\n\ndef test_right(): pass\n"
+    (folder / "test_card.py").write_text(lines)
+    found = outcome_of(folder, 60)
+    assert found["files"] == ["test_card.py"]
+    assert "1 passed" in found["summary"]
+    assert found["claims"][0]["holds"]
+    (folder / "test_card.py").write_text(lines + "\ndef test_wrong(): assert False\n")
+    found = outcome_of(folder, 60)
+    assert "1 failed" in found["summary"]
+    assert found["claims"][0]["holds"] is False
+    assert any("test_wrong" in line for line in found["last_lines"])
+
+
+FAKE_VLLM = """
+import json, pathlib
+class SamplingParams:
+    def __init__(self, **how): self.how = how
+class LLM:
+    def __init__(self, *, model, **how):
+        assert json.loads((pathlib.Path(model) / "config.json").read_text())["num_hidden_layers"]
+    def generate(self, prompts, how, use_tqdm):
+        assert prompts[0]["prompt_token_ids"]
+        tokens = type("Tokens", (), {"token_ids": [1] * how.how["max_tokens"]})
+        return [type("Answer", (), {"outputs": [tokens]})]
+"""
+
+
+@pytest.mark.slow
+def test_vllm_is_asked_in_a_process_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "__init__.py").write_text(FAKE_VLLM)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = beside_vllm(Stage(), small())
+    assert len(found["ours_s"]) == len(found["vllm_s"]) == 6
+    assert found["ratios"][0]["end_to_end"]["estimate"] < 1  # it decodes nothing
+
+    (package / "__init__.py").write_text("raise RuntimeError('no card')")
+    assert "no card" in beside_vllm(Stage(), small())["reason"]
+    assert "vllm" not in sys.modules

@@ -1,0 +1,100 @@
+"""The GPU suite tells what is wrong: planted faults are missed claims."""
+
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu_suite import contests, drafting, numerics, own_kernels
+from benchmarks.gpu_suite.distribution import accept_all
+from benchmarks.gpu_suite.machine import Json, Machine
+from specbench.forward.attention.kernel import Seen
+from specbench.forward.attention.plain import Plain
+from specbench.forward.layer_steps import TorchSteps
+from specbench.serving.decoder import Decoder
+
+
+@pytest.fixture
+def small() -> Machine:
+    return Machine(device=torch.device("cpu"), small=True, ends_s=math.inf)
+
+
+def held(found: Json) -> dict[str, bool | None]:
+    return {one["what"].split(" (")[0]: one["holds"] for one in found["claims"]}
+
+
+class OneTooFar(Plain):
+    """Sees a slot past its own."""
+
+    name = "one too far"
+
+    def look(self, seen: Seen) -> Any:
+        return super().look(seen._replace(positions_BT=seen.positions_BT + 1))
+
+
+@pytest.mark.slow
+def test_an_attention_that_is_off_by_one_is_named(
+    small: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contests, "KERNELS", (OneTooFar(), Plain()))
+    found = contests.contests(small)
+    assert held(found) == {
+        "contests that somebody wins": True,
+        "implementations that are wrong somewhere": False,
+    }
+    assert all("one too far: it is wrong" in one for one in found["wrong"])
+    assert found["choices"][0]["chosen"] == "plain"  # of the chain: a tree's branches say it all
+
+
+@pytest.mark.slow
+def test_logits_of_a_forward_that_forgets_the_last_token_are_too_far_off(
+    small: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_runner = numerics.make_runner
+
+    def forgetful(machine: Machine, model: Any, forward: str) -> Any:
+        runner = make_runner(machine, model, forward)
+        right = runner.forward
+
+        def wrong(tokens_BT: Any, positions_BT: Any, span: int, **how: Any) -> Any:
+            return right(tokens_BT, positions_BT - int(tokens_BT.shape[1] == 1), span, **how)
+
+        runner.forward = wrong
+        return runner
+
+    monkeypatch.setattr(numerics, "make_runner", forgetful)
+    found = held(numerics.long_logits(small))
+    assert found["worst distance from transformers' logits, of their spread"] is False
+    assert found["worst error over that of transformers' bf16"] is False
+
+
+@pytest.mark.slow
+def test_a_verifier_that_accepts_all_is_told_by_the_texts(
+    small: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drafting, "Decoder", partial(Decoder, verifier=accept_all))
+    monkeypatch.setattr(
+        drafting, "variants", lambda: [("draft_model", "draft_model", {}), ("no", "no", {})]
+    )
+    found = drafting.one_graph(small)
+    assert held(found)["drafters and trees that ran"] is False
+    assert held(found)["of these with the texts of K = 0 in float32"] is False
+    assert "UsageError" in found["drafters"]["no"]["refused"]
+
+
+def test_steps_that_turn_heads_the_other_way_are_off(
+    small: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Backwards(TorchSteps):
+        """On a CPU it stands where Triton's steps do on a GPU."""
+
+        def turns(self, rope_P: Any, positions_N: Any) -> Any:
+            cos, sin = super().turns(rope_P, positions_N)
+            return cos, -sin
+
+    monkeypatch.setattr(own_kernels, "why_not", lambda _: None)
+    monkeypatch.setattr(own_kernels, "TritonSteps", partial(Backwards, mirrored=False))
+    found = held(own_kernels.own_kernels(small))
+    assert found["worst error of a layer's steps in bf16, relative"] is False
