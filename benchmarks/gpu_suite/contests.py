@@ -24,8 +24,6 @@ HEAD_SIZES = (64, 80, 96, 256)  # beside the 8B's 128
 WINDOW = 100
 _SMALL = (Shape(1, 1, 40, 64), Shape(2, 5, 40, 64))
 _ELSEWHERE = (Shape(3, 5, 137, 256), Shape(2, 9, 250, 1024))
-# Compiled anew for every shape, which takes seconds: the 8B's contests have it.
-_SLOW = ("flex",)
 _WRONG = ("it is wrong", "replayed")  # how a contest begins to say so
 
 
@@ -83,7 +81,6 @@ def _choice(subject: str, chosen: str | None, contenders: Sequence[Contender]) -
 def _elsewhere(machine: Machine, timing: Timing) -> tuple[dict[str, Any], list[str]]:
     """What became of each contender at other heads, by case; cases left out for time."""
     found, left_out = {}, []
-    kernels = [kernel for kernel in KERNELS if kernel.name not in _SLOW]
     shapes = _SMALL if machine.small else _ELSEWHERE
     for case in _cases(machine):
         dtype = str(case.dtype).removeprefix("torch.")
@@ -91,7 +88,7 @@ def _elsewhere(machine: Machine, timing: Timing) -> tuple[dict[str, Any], list[s
         if not machine.has_time():
             left_out.append(name)
             continue
-        _, contenders = attention_contest(case, kernels, timing, shapes)
+        _, contenders = attention_contest(case, KERNELS, timing, shapes)
         found[name] = [asdict(contender) for contender in contenders]
     return found, left_out
 

@@ -21,7 +21,7 @@ from specbench import __version__
 from specbench.errors import ModelError, UsageError
 from specbench.execution.clock import Clock
 from specbench.execution.cuda_graphs import Graphs
-from specbench.forward.attention.choice import KERNELS
+from specbench.forward.attention.choice import ALL, KERNELS
 from specbench.forward.attention.kernel import Case
 from specbench.forward.contest import Run, Timing, attention_contest
 from specbench.forward.forward_contest import FORWARDS, forward_contest
@@ -71,10 +71,9 @@ class KernelChoices:
         """
         if self._is_compiled or not isinstance(runner, FusedRunner):
             return runner
-        kernels = {kernel.name: kernel for kernel in KERNELS}
         for case in runner.cases:
             chosen = self._attention(case, name).chosen
-            runner.kernels[case.window, case.is_tree] = kernels[chosen]
+            runner.kernels[case.window, case.is_tree] = ALL[chosen]
         return FORWARDS[self._forward(runner, forward, name).chosen](runner)
 
     def packed_notes(self, loaded: LoadedModel, name: str) -> tuple[str, ...]:
@@ -102,7 +101,7 @@ class KernelChoices:
             return self._choice(
                 key, subject, lambda: attention_contest(case, KERNELS, self._timing)
             )
-        kernel = next(kernel for kernel in KERNELS if kernel.name == self._name)
+        kernel = ALL[self._name]
         _, (tried,) = attention_contest(case, [kernel], self._timing)
         if tried.refusal is not None:
             raise ModelError(
@@ -162,9 +161,9 @@ def require_kernel(name: str, device: torch.device) -> None:
         window=None,
         is_tree=False,
     )
-    refusal = next((kernel.refusal(usual) for kernel in KERNELS if kernel.name == name), None)
+    refusal = None if name == AUTO else ALL[name].refusal(usual)
     if refusal is not None:
-        here = [kernel.name for kernel in KERNELS if kernel.refusal(usual) is None]
+        here = [kernel.name for kernel in ALL.values() if kernel.refusal(usual) is None]
         raise UsageError(
             f"--kernels {name}: {refusal}, and the device is {device}; choose "
             f"{', '.join((AUTO, *here))}"

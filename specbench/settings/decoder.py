@@ -14,11 +14,11 @@ Graph = Annotated[
 ]
 Kernels = Annotated[
     Literal[
-        "auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "flex", "plain"
+        "auto", "triton", "flash_attn", "flash", "efficient", "cudnn", "torch", "plain", "flex"
     ],
     Option(
         help="Attention: auto (the fastest here), triton, flash_attn, flash, efficient, cudnn, "
-        "torch, flex or plain."
+        "torch, plain or flex."
     ),
 ]
 Compile = Annotated[

@@ -9,7 +9,7 @@ from specbench.engines import kernel_choices
 from specbench.engines.kernel_choices import KernelChoices, remember, require_kernel
 from specbench.errors import UsageError
 from specbench.execution.clock import HostClock
-from specbench.forward.attention.choice import KERNELS, NAMES
+from specbench.forward.attention.choice import ALL
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.records import Contender
@@ -134,8 +134,8 @@ def test_what_no_cpu_runs_is_refused_with_what_it_runs():
 
 
 def test_the_option_has_every_implementation():
-    assert Kernels.__origin__.__args__ == ("auto", *NAMES)
-    assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
+    assert Kernels.__origin__.__args__ == ("auto", *ALL)
+    assert all(kernel.name == name for name, kernel in ALL.items())
 
 
 def test_compiled_rounds_are_the_compilers_business(held):

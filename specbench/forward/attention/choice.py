@@ -1,7 +1,7 @@
 """The implementations of attention, and the one that each kind of layer runs on."""
 
 from collections import defaultdict
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
 from torch.nn.attention import SDPBackend
 
@@ -25,10 +25,11 @@ KERNELS: tuple[Kernel, ...] = (
     Masked("efficient", SDPBackend.EFFICIENT_ATTENTION),
     Masked("cudnn", SDPBackend.CUDNN_ATTENTION),
     USUAL,
-    Flex(),
     Plain(),
 )
-NAMES = tuple(kernel.name for kernel in KERNELS)
+# Compiled for every shape of rows, tokens and bucket, which no contest has the time for.
+BY_NAME_ONLY: tuple[Kernel, ...] = (Flex(),)
+ALL: Mapping[str, Kernel] = {kernel.name: kernel for kernel in (*KERNELS, *BY_NAME_ONLY)}
 
 
 def usual_kernels() -> Kernels:

@@ -14,6 +14,7 @@ from specbench.forward.attention.kernel import Case, Seen
 from specbench.forward.attention.masks import visible
 from specbench.forward.workspace import Kept, Workspace
 
+_MAX_PROGRAMS = 256  # the compiler's own limit of 8 is against accidents
 _BLOCK = 128  # slots and tokens that are looked at or passed over together
 
 
@@ -67,4 +68,11 @@ class Flex:
 @cache
 def _compiled() -> Any:
     """Once a shape; without it every score would be written to memory."""
-    return torch.compile(flex_attention, dynamic=False)
+    program = torch.compile(flex_attention, dynamic=False)
+
+    def attend(*arguments: Any, **named: Any) -> Tensor:
+        with torch._dynamo.config.patch(recompile_limit=_MAX_PROGRAMS):
+            out: Tensor = program(*arguments, **named)
+        return out
+
+    return attend
