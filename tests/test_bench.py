@@ -83,6 +83,7 @@ def test_bench_compares_the_same_work_and_says_where_it_comes_from(
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_auto_is_held_against_the_best_fixed_k_of_every_workload(tmp_path: Path) -> None:
     out = tmp_path / "auto.json"
     arguments = ["--prompts", "1", "--repeats", "1", "--concurrency", "1"]

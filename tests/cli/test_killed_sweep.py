@@ -43,7 +43,7 @@ def kill_in(arguments, tiny, records, num_lines, delay_s):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_kills", [3, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(10, marks=pytest.mark.long)])
 def test_kills_lose_no_stored_block_and_double_none(num_kills, tiny, tmp_path):
     rng = random.Random(0)
     prompts = write_prompts(tmp_path / "many.jsonl", [f"prompt {i}" for i in range(15)])

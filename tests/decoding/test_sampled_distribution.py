@@ -74,13 +74,16 @@ def drafter_for(name: str, bench: SamplingBench) -> Drafter:
 
 # Their drafts come out of code that another of the cases samples by, too.
 LIKE_OTHERS = ("eagle, chain", "eagle3, static", "mtp", "self_speculation")
+LIKE_OTHERS += ("eagle3, chain", "self_speculation, tree 3 2")
 
 
 @pytest.mark.slow  # 10,000 texts a case
 @pytest.mark.parametrize(
     ("name", "k", "sampling"),
     [
-        pytest.param(*case, marks=[pytest.mark.long] if case[0] in LIKE_OTHERS else [])
+        pytest.param(
+            *case, marks=[pytest.mark.long] if case[0] in LIKE_OTHERS or case[1] == 1 else []
+        )
         for case in CASES
     ],
 )

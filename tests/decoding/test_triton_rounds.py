@@ -46,10 +46,9 @@ def test_logits_over_slots_are_the_fused_forwards(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["Llama", pytest.param("Qwen3, window, tied", marks=LONG)])
-@pytest.mark.parametrize(
-    "parameters", [pytest.param({}, marks=LONG), {"tree": (2, 2)}], ids=["chain", "tree"]
-)
+@LONG
+@pytest.mark.parametrize("name", ["Llama", "Qwen3, window, tied"])
+@pytest.mark.parametrize("parameters", [{}, {"tree": (2, 2)}], ids=["chain", "tree"])
 def test_texts_are_transformers_own(name: str, parameters: dict[str, Any]) -> None:
     model, prompts = family(name), ragged_prompts()
     texts = [generated(model, prompt, NUM_TOKENS) for prompt in prompts]

@@ -276,13 +276,11 @@ def test_the_number_of_tokens_is_the_one_asked_for(tiny: Bench) -> None:
     assert evidence.num_texts >= 777 // 64
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "temperature"),
-    [  # where the embedded pair shows it in the fewest tokens: p below 1e-14 on three seeds
-        ("temperature applied twice", 1.4),
-        pytest.param("one draft in fifty too many", 0.4, marks=pytest.mark.long),
-    ],
+    # Where the embedded pair shows it in the fewest tokens: p below 1e-14 on three seeds.
+    [("temperature applied twice", 1.4), ("one draft in fifty too many", 0.4)],
 )
 def test_the_embedded_pair_is_told_from_its_broken_self(
     fault: str, temperature: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
