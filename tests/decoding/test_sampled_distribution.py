@@ -81,10 +81,8 @@ LIKE_OTHERS += ("eagle3, chain", "self_speculation, tree 3 2")
 @pytest.mark.parametrize(
     ("name", "k", "sampling"),
     [
-        pytest.param(
-            *case, marks=[pytest.mark.long] if case[0] in LIKE_OTHERS or case[1] == 1 else []
-        )
-        for case in CASES
+        pytest.param(name, k, sampling, marks=pytest.mark.long if name in LIKE_OTHERS else ())
+        for name, k, sampling in CASES
     ],
 )
 def test_sampled_texts_are_distributed_as_the_targets(
