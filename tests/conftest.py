@@ -30,6 +30,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)  # tests make much that is no garbage
 
 
 def pytest_unconfigure() -> None:

@@ -81,7 +81,7 @@ def test_the_table_names_the_worst_k_and_counts_what_is_off():
     assert last.startswith("3 points: 1 within their bounds, 2 beyond, of these 1 by more")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_embedded_pair_is_compared_text_by_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -57,6 +57,7 @@ def test_the_text_of_traced_rounds_is_that_of_generate(method: str, k: int) -> N
     check_text(CompiledRounds(backend="aot_eager"), method, k, FusedRunner)
 
 
+@pytest.mark.long
 def test_the_stock_forward_can_be_traced_too() -> None:
     check_text(CompiledRounds(backend="aot_eager"), "none", 0, StockRunner)
     check_text(CompiledRounds(backend="aot_eager"), "self_speculation", 2, StockRunner)

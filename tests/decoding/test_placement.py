@@ -78,7 +78,7 @@ def beyond_weights(folder: Path, device: str, scheme: str, dtype: str) -> int:
     [
         pytest.param(4, "cpu", "int8", "auto", marks=pytest.mark.long),
         pytest.param(1, "cpu", "int4", "auto", marks=pytest.mark.long),
-        (4, "meta", "none", "float32"),
+        pytest.param(4, "meta", "none", "float32", marks=pytest.mark.long),
         pytest.param(4, "cuda:0", "int8", "bfloat16", marks=pytest.mark.gpu),
         pytest.param(4, "cuda:0", "none", "float32", marks=pytest.mark.gpu),
     ],

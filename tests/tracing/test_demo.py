@@ -29,6 +29,7 @@ KS = range(1, 9)
 EVERYWHERE = ("draft", "ngram")
 ON_EDIT = ("eagle", "eagle-tree", "medusa", "medusa-tree", "draft-tree", "self", "suffix")
 ON_EDIT += ("previous-turn", "poor")
+LIKE = ("draft-tree", "poor", "eagle-tree")  # another of the same method is replayed
 
 
 @cache
@@ -64,7 +65,10 @@ def test_every_k_is_replayed_to_the_round_on_every_workload(drafter: str, worklo
         assert_equal_counts(drafter, conversation)
 
 
-@pytest.mark.parametrize("drafter", ON_EDIT)
+@pytest.mark.parametrize(
+    "drafter",
+    [pytest.param(name, marks=pytest.mark.long if name in LIKE else ()) for name in ON_EDIT],
+)
 def test_every_other_method_is_replayed_to_the_round(drafter: str):
     """Of the editing prompts one has a second turn."""
     assert max(len(conversation) for conversation in texts("edit")) > 1

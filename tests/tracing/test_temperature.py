@@ -118,6 +118,7 @@ def test_replayed_rounds_are_what_measured_ones_are_on_average(name: str, sampli
     assert abs(found.z) < 4
 
 
+@pytest.mark.long
 def test_the_embedded_pairs_are_too():
     found = on_the_embedded_pair()
 
