@@ -7,7 +7,7 @@ record, so that K = 0, every K and every drafter share it, as do a later run and
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -88,7 +88,7 @@ class KernelChoices:
             sizes = (T, tuple(weight.shape), len(layers))
             key = _key(weight.device, scheme, packer, weight.dtype, sizes, self._is_captured)
             hold = partial(packed_contest, layers, T, scheme, self._timing)
-            choice = self._choice(key, f"{scheme} linear layer of {name}, T = {T}", hold)
+            choice = self._choice(key, f"{scheme} linear layer of {name}, T = {T}", (), hold)
             if (ratio := times_as_long(choice.contenders)) is not None:
                 ratios[T] = ratio
         note = slower_note(scheme, loaded.dtype, ratios)
@@ -98,9 +98,8 @@ class KernelChoices:
         subject = f"attention of {name}, {case}"
         key = _key(case.device, case, self._is_captured)
         if self._name == AUTO:
-            return self._choice(
-                key, subject, lambda: attention_contest(case, KERNELS, self._timing)
-            )
+            hold = partial(attention_contest, case, KERNELS, self._timing)
+            return self._choice(key, subject, ALL, hold)
         kernel = ALL[self._name]
         _, (tried,) = attention_contest(case, [kernel], self._timing)
         if tried.refusal is not None:
@@ -117,16 +116,20 @@ class KernelChoices:
         names = tuple(name for name in FORWARDS if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
         key = _key(runner.device, names, runner.cases, sizes, self._is_captured)
-        return self._choice(key, subject, lambda: forward_contest(runner, names, self._timing))
+        return self._choice(
+            key, subject, names, partial(forward_contest, runner, names, self._timing)
+        )
 
     @property
     def _is_captured(self) -> bool:
         return self._timing.captured is not None
 
-    def _choice(self, key: str, subject: str, hold: Callable[[], Outcome]) -> KernelChoice:
-        """What is known already, else what a contest says."""
+    def _choice(
+        self, key: str, subject: str, names: Collection[str], hold: Callable[[], Outcome]
+    ) -> KernelChoice:
+        """What is known already, else what a contest says; files may name what is not here."""
         known = _known.get(key) or _read(_file()).get(key)
-        if known is None:
+        if known is None or (names and known.chosen not in names):
             winner, contenders = hold()
             if winner is None:
                 reasons = "; ".join(f"{one.name}: {one.refusal}" for one in contenders)

@@ -98,6 +98,18 @@ def test_a_cache_that_cannot_be_read_is_as_if_there_were_none(content, held, tmp
     assert file.read_text().count('"chosen"') == 3
 
 
+def test_a_choice_of_what_is_not_here_is_made_anew(held, monkeypatch):
+    first = choices()
+    first.settle(FusedRunner(tiny_llama()), "auto", "big")
+    stored = {key: replace(choice, chosen="nobody") for key, choice in first.made.items()}
+    monkeypatch.setattr(kernel_choices, "_known", stored)
+    again = choices()
+    runner = again.settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert len(held) == 6
+    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    assert [choice.chosen for choice in again.made.values()] == ["plain", "plain", "fused"]
+
+
 def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_contest(held, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/no such folder")
     choices().settle(FusedRunner(tiny_llama()), "auto", "big")
