@@ -1,6 +1,7 @@
 """A Ray cluster: the one file that knows Ray."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from specbench.bench.spread import Ended, Event, Lost
 from specbench.bench.worker import Message, Tell
-from specbench.errors import UsageError, first_line
+from specbench.errors import DeviceLostError, UsageError, first_line
 from specbench.settings import MachineSettings
 
 AUTO, LOCAL = "auto", "local"
@@ -127,7 +128,7 @@ def _size(node: Any, resource: str) -> int:
 def _messages(
     task: Callable[[Tell], None], folder: Path, num_threads: str | None
 ) -> Iterator[Message]:
-    """On the node: what the task tells, as it tells it."""
+    """On the node: what the task tells, as it tells it; a lost device ends the process."""
     with suppress(OSError):  # paths that were typed mean the same, where the disk is shared
         os.chdir(folder)
     os.environ.pop(THREADS, None)
@@ -139,4 +140,8 @@ def _messages(
         done.add_done_callback(lambda _: told.put(None))
         while (message := told.get()) is not None:
             yield message
-        done.result()
+        try:
+            done.result()
+        except DeviceLostError as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)  # Ray keeps its workers, and this one would find no device again

@@ -54,7 +54,10 @@ class Cluster(Protocol):
         ...
 
     def start(self, node: str, task: Callable[[Tell], None]) -> int:
-        """Begin a task; returns the number that its events carry."""
+        """Begin a task; returns the number that its events carry.
+
+        The process of a task that raises DeviceLostError ends, and the task with Lost.
+        """
         ...
 
     def next_event(self) -> Event:

@@ -11,7 +11,7 @@ from specbench.bench.deadline import Deadline
 from specbench.bench.place import open_place
 from specbench.bench.spent import spent_s
 from specbench.bench.units import Unit
-from specbench.errors import SpecbenchError
+from specbench.errors import DeviceLostError, SpecbenchError
 from specbench.inputs.config import Pairing
 from specbench.records import Environment, RunRecord, ServerRecord
 from specbench.runs import StoredRecord, create_run
@@ -81,7 +81,8 @@ def work(
 ) -> None:
     """Measure a unit, and report each record as soon as it is stored.
 
-    `run` has this machine's environment; `known` is what `Unit.known` picked for it.
+    `run` has this machine's environment; `known` is what `Unit.known` picked for it. Raises
+    DeviceLostError, which is for the cluster: it ends this process, and another one resumes.
     """
     watch = _Telling(tell)
     with TemporaryDirectory(prefix="specbench-") as name:
@@ -100,6 +101,8 @@ def work(
                 spent = spent_s(ledger.stored, unit.plan)
                 deadline = Deadline(budget_s, time.monotonic, spent_s=spent)
                 unit.measure(place, ledger, watch, deadline)
+        except DeviceLostError:
+            raise
         except SpecbenchError as error:
             tell(Refused(str(error)))
 

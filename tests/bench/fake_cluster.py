@@ -8,6 +8,7 @@ from threading import Lock, Thread
 
 from specbench.bench.spread import Ended, Event, Lost
 from specbench.bench.worker import Message, Survey, Tell
+from specbench.errors import DeviceLostError
 
 # Transformers loads models under patches of torch that threads would leave in place for good.
 _LOADING = Lock()
@@ -80,6 +81,8 @@ class FakeCluster:
             if node in self._leaves:
                 self._slots.pop(node, None)
             what = Event(number, Lost("killed by the test"))
+        except DeviceLostError as error:
+            what = Event(number, Lost(str(error)))
         except BaseException as error:
             what = error
         self._count(node, -1)

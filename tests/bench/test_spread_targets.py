@@ -1,5 +1,7 @@
 """Targets in one process each, over the nodes of a cluster."""
 
+from specbench.errors import DeviceLostError
+from specbench.execution.launcher import EagerLauncher
 from tests.bench.fake_cluster import FakeCluster
 from tests.bench.fakes import RecordingWatch
 from tests.bench.tiny_runs import run_on, settings_for, write_tiny
@@ -43,3 +45,24 @@ def test_a_store_of_two_nodes_is_that_of_one_machine_whose_worker_dies_or_not(tm
     assert any("begins again" in text for text in watch.warnings)
     # What is said once of a load is said again; no block is decoded twice.
     assert blocks_of(again) == blocks_of(here)
+
+
+def test_a_device_that_is_lost_ends_its_worker_and_another_resumes(tmp_path, monkeypatch):
+    settings = two_targets(tmp_path)
+    here = run_on(tmp_path, settings, tmp_path / "runs")
+    launch, num_rounds = EagerLauncher.launch, 0
+
+    def lost_once(self, *arguments):
+        nonlocal num_rounds
+        num_rounds += 1
+        if num_rounds == 60:  # in a block of the first target
+            raise DeviceLostError("the GPU fails at everything since")
+        return launch(self, *arguments)
+
+    monkeypatch.setattr(EagerLauncher, "launch", lost_once)
+    watch = RecordingWatch()
+    there = run_on(tmp_path, settings, tmp_path / "runs", watch, cluster=FakeCluster({"a": 1}))
+    assert any("the GPU fails at everything since" in text for text in watch.warnings)
+    assert blocks_of(there) == blocks_of(here)
+    assert there.is_complete
+    assert there.failures == ()

@@ -11,6 +11,9 @@ import psutil
 import pytest
 
 from specbench.bench.on_ray import ray_cluster
+from specbench.bench.spread import Ended, Lost
+from specbench.bench.worker import Stage
+from specbench.errors import DeviceLostError
 from specbench.settings import MachineSettings
 from tests.bench.fakes import RecordingWatch
 from tests.bench.served.served_runs import measured, settings_for
@@ -94,3 +97,23 @@ def test_targets_in_processes_of_their_own_are_stored_as_from_one(tmp_path):
     with ray_cluster("local", None, ONE_CORE) as cluster:
         there = run_on(tmp_path, settings, tmp_path / "runs", cluster=cluster)
     assert work_of(there, purpose="explore") == work_of(here, purpose="explore")
+
+
+def loses_its_device(tell):
+    tell(Stage(str(os.getpid())))
+    raise DeviceLostError("the GPU fails at everything since")
+
+
+def names_its_process(tell):
+    tell(Stage(str(os.getpid())))
+
+
+def test_a_lost_device_ends_its_process_and_the_next_task_has_another():
+    with ray_cluster("local", None, ONE_CORE) as cluster:
+        cluster.start("local", loses_its_device)
+        told, last = cluster.next_event().what, cluster.next_event().what
+        assert isinstance(last, Lost)
+        cluster.start("local", names_its_process)
+        assert isinstance(told, Stage)
+        assert cluster.next_event().what != told
+        assert cluster.next_event().what == Ended()
