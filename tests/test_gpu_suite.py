@@ -84,6 +84,7 @@ def test_correct_finds_what_is_right(printed: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("printed", ["speed"], indirect=True)
 def test_speed_compares_who_drafts_with_who_drafts(printed: Any) -> None:
     found = printed["sections"]

@@ -73,7 +73,7 @@ def drafter_for(name: str, bench: SamplingBench) -> Drafter:
 
 
 # Their drafts come out of code that another of the cases samples by, too.
-LIKE_OTHERS = ("eagle, chain", "eagle3, static", "mtp", "self_speculation")
+LIKE_OTHERS = ("eagle", "eagle, chain", "eagle3, static", "mtp", "self_speculation")
 LIKE_OTHERS += ("eagle3, chain", "self_speculation, tree 3 2")
 
 

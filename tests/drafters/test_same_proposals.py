@@ -167,7 +167,7 @@ def test_drafts_have_probs_where_the_method_says_that_it_draws_them(variant: Var
 @pytest.mark.parametrize("variant", TURNS, ids=str)
 def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant) -> None:
     _, (first,) = served(variant, SAMPLED_PROMPT)
-    for num_left_out in (0, 1, 2, 3, 25):
+    for num_left_out in (0, 2, 25):
         end = len(first.output_ids) - num_left_out
         # It goes on as the answer did not.
         other = (first.output_ids[end] + 1) % 7 if num_left_out else 3

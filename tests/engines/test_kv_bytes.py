@@ -16,7 +16,7 @@ ROWS = 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree", ["chain", "dynamic"])
+@pytest.mark.parametrize("tree", [pytest.param("chain", marks=pytest.mark.long), "dynamic"])
 def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
     tmp_path: Path, tree: str
 ) -> None:

@@ -60,7 +60,9 @@ def write_model(folder: Path, num_layers: int) -> None:
     make_tokenizer().save_pretrained(folder)
 
 
+# Its parts, counted by their tensors, are in test_weights.py and test_kv_bytes.py.
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_process_grows_by_what_the_plan_says(tmp_path: Path) -> None:
     write_model(tmp_path / "target", num_layers=6)
     write_model(tmp_path / "draft", num_layers=2)

@@ -106,6 +106,7 @@ def test_identical_single_runs_pass_at_a_tight_tolerance_too(metric, greedy):
     assert found.alarms <= 0.05
 
 
+@pytest.mark.long
 def test_identical_runs_of_the_recipe_pass_and_are_decided(greedy):
     found = run_gates(
         "identical, recipe", greedy, {**LENGTH, **RECIPE_SPEEDUP}, None, RECIPE, 2_000
