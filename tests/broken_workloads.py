@@ -29,6 +29,16 @@ def _lines(name: str, line: int, says: str, text: str | bytes) -> BrokenInput:
     )
 
 
+def _named(file: str, says: str, content: bytes) -> BrokenInput:
+    return BrokenInput(
+        name=f"a file of another kind, {file}",
+        files={file: content},
+        place=f"{file}:1: ",
+        says=says,
+        workload=f"./{file}",
+    )
+
+
 def _card(name: str, line: int, says: str, text: str) -> BrokenInput:
     return BrokenInput(
         name=name,
@@ -56,14 +66,55 @@ def _own(name: str, says: str, entry: Mapping[str, object]) -> BrokenInput:
     )
 
 
+_PLACEHOLDER = json.dumps(
+    {"question_id": "q", "turns": ["FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"]}
+)
+_EMBEDDING = json.dumps({"custom_id": "a", "url": "/v1/embeddings", "body": {"input": "a"}})
+
 BROKEN_WORKLOADS = [
     _lines("an empty file", 1, "the file holds no prompts", ""),
     _lines("only blank lines", 1, "the file holds no prompts", "\n\n \n"),
     _lines("not JSON", 2, "not JSON: ", '{"prompt": "a"}\nhello\n'),
     _lines("a line cut off", 1, "not JSON: ", '{"prompt": "a\n'),
-    _lines("a JSON list", 1, "a JSON list begins here", '[{"prompt": "a"}]\n'),
+    _lines("an empty JSON array", 1, "the file holds no prompts", "[ ]\n"),
+    _lines("an array cut off", 2, "item 2: the JSON array is cut off", '[{"prompt": "a"},\n{"pr'),
+    _lines("an array without its end", 1, "closing ] is missing", '[{"prompt": "a"}'),
+    _lines("a comma too many", 1, "item 2: not JSON", '[{"prompt": "a"},]'),
+    _lines("more after an array", 1, "something follows", '[{"prompt": "a"}]\n[]'),
+    _lines("an array of texts", 1, "item 1: an object is needed", '["a"]'),
+    _lines(
+        "an item that is wrong",
+        3,
+        "item 2: prompt: is empty",
+        '[{"prompt": "a"},\n\n{"prompt": ""}]',
+    ),
+    _lines("an object over lines", 1, "one object per line, or one array", '{\n"prompt": "a"}'),
     _lines("a bare string", 1, "an object is needed, not text", '"hello"\n'),
-    _lines("no known key", 1, "none of the keys messages", '{"question": "a"}\n'),
+    _lines(
+        "no known key",
+        1,
+        "it has: story, meta.id, meta.lang; name one of them with --prompt-field",
+        '{"story": "a", "meta": {"id": 1, "lang": "en"}}\n',
+    ),
+    _lines(
+        "a question with choices",
+        1,
+        "it has: question, ch",
+        '{"question": "a", "choices": 1, "answer": "b"}',
+    ),
+    _lines("a placeholder", 1, "placeholder of SPEED-Bench", _PLACEHOLDER),
+    _lines("an embedding request", 1, "'/v1/embeddings' does not ask for text", _EMBEDDING),
+    _lines(
+        "a batch of nothing",
+        1,
+        "it has: custom_id, body.model",
+        '{"custom_id": "a", "body": {"model": "m"}}',
+    ),
+    _named("prompts.csv", "name the column with --prompt-field", b"question,answer\na,b\n"),
+    _named("prompts.tsv", "read_csv('prompts.tsv', sep='\\t')", b"question\tanswer\na\tb\n"),
+    _named("prompts.txt", "jq -Rc", b"What is one and one?\n"),
+    _named("prompts.txt.gz", "jq -Rc '{prompt: .}' prompts.txt", gzip.compress(b"One and one?\n")),
+    _named("test.bin", "pandas.read_parquet('test.bin')", b"PAR1\x15\x04"),
     _lines("an empty object", 1, "it has: none", "{}\n"),
     _lines("an empty prompt", 2, "prompt: is empty", '{"prompt": "a"}\n{"prompt": " "}\n'),
     _lines("a prompt that is a number", 1, "text is needed, not a number", '{"prompt": 3}\n'),
@@ -73,22 +124,22 @@ BROKEN_WORKLOADS = [
     _lines(
         "an unknown role",
         1,
-        "unknown role 'wizard' of a message; allowed: system, user",
+        "unknown role 'wizard' of a message; allowed: system, developer, user",
         '{"messages": [{"role": "wizard", "content": "a"}]}\n',
     ),
     _lines("a message without a role", 1, "unknown role None", '{"messages": [{"a": "b"}]}\n'),
     _lines("messages that are text", 1, "not a list of something", '{"messages": ["a"]}\n'),
     _lines(
-        "content in parts",
+        "an image in parts",
         1,
-        "text is needed, not a list",
-        '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}\n',
+        "a part of type 'image_url' in a message; only text",
+        '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}\n',
     ),
     _lines(
-        "nothing to answer",
+        "only conversations without a question",
         1,
-        "no user message to answer",
-        '{"conversations": [{"from": "gpt", "value": "a"}]}\n',
+        "no prompts; mine.jsonl: 2 of 2 rows skipped: conversations: no user message to answer (2)",
+        '{"conversations": [{"from": "gpt", "value": "a"}]}\n' * 2,
     ),
     _lines(
         "only a system prompt",
@@ -110,7 +161,7 @@ BROKEN_WORKLOADS = [
     _lines(
         "an id twice",
         3,
-        "the id '1' is already on line 1",
+        "a repeated id; '1' is already on line 1",
         '{"id": 1, "prompt": "a"}\n\n{"question_id": "1", "prompt": "b"}\n',
     ),
     _lines("an id that is a list", 1, "id: text or a whole", '{"id": [1], "prompt": "a"}\n'),
@@ -160,7 +211,7 @@ BROKEN_WORKLOADS = [
         name="an unknown name",
         files={"workloads/mine.jsonl": _PROMPT, "workloads/mine.yaml": _card_with().encode()},
         place="no workload 'mien', did you mean 'mine'?",
-        says="or give a JSONL file",
+        says="or give a JSONL or JSON file",
         workload="mien",
     ),
 ]

@@ -97,7 +97,7 @@ def run_benchmark(
         require_startable(plans)
     environment, *others = where.environments
     warnings = (
-        *(w for plan in plans for w in plan_warnings(plan)),
+        *dict.fromkeys(w for plan in plans for w in plan_warnings(plan)),
         *server_warnings(running, settings.load.engines[0], plans[0].target),
     )
     for warning in warnings:

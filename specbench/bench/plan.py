@@ -151,7 +151,8 @@ class TargetPlan:
 
     @property
     def left_out(self) -> Iterator[str]:
-        """Which K of a default range and which drafters are not in the plan, and why."""
+        """Which rows of files, K of a default range and drafters are not in it, and why."""
+        yield from (note for workload in self.workloads for note in workload.notes)
         for pairing in self.pairings if self.running_ks is None else ():
             ks = set(self.settings.draft.num_speculative_tokens or ())
             if deeper := ks.difference(self.ks(pairing)):

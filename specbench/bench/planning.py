@@ -49,7 +49,11 @@ def plan_targets(
         TargetPlan(
             target=group[0].target,
             pairings=tuple(group),
-            workloads=load_workloads(settings.workload.workloads, folder=group[0].target.workloads),
+            workloads=load_workloads(
+                settings.workload.workloads,
+                folder=group[0].target.workloads,
+                field=settings.workload.prompt_field,
+            ),
             settings=settings,
             dtype=dtype_of(group[0].target),
             depths=depths(group, read_head, made_up=made_up),

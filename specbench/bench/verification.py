@@ -46,7 +46,7 @@ def collect_evidence(
     look_for_hub(pairings, watch.warn)
     evidence: list[Evidence] = []
     for plan in plan_targets(settings, pairings, lambda _: "", read_shapes):
-        for warning in peer_warnings(plan):
+        for warning in (*peer_warnings(plan), *plan.left_out):
             watch.warn(warning)
         jobs = list(_jobs(plan))
         watch.stage(f"{plan.target.name}: loading")

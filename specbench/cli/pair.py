@@ -85,7 +85,9 @@ def _settings(asked: Paired) -> RunSettings:
     return checked(
         RunSettings(
             command="sweep-k",
-            workload=WorkloadSettings(pairings=(), workloads=asked.workloads),
+            workload=WorkloadSettings(
+                pairings=(), workloads=asked.workloads, prompt_field=asked.prompt_field
+            ),
             draft=asked.draft,
             sampling=SamplingSettings(
                 temperatures=asked.temperatures, max_new_tokens=asked.max_new_tokens

@@ -15,6 +15,7 @@ from specbench.settings.groups import (
     K,
     MaxNewTokens,
     PairingsFile,
+    PromptField,
     Seed,
     Temperatures,
     Workloads,
@@ -79,6 +80,7 @@ class Paired:
     discover: _Discover = False
     folders: _In = None
     workloads: Workloads
+    prompt_field: PromptField = None
     draft: Annotated[
         DraftSettings, replace(K, help="K to rank at: 4, 1..8 or 1,2,4.", shown="0..8")
     ] = DEFAULT_KS

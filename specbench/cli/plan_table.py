@@ -32,7 +32,7 @@ def plan_document(
             for plan in plans
             for cell in plan.cell_plans()
         ],
-        "warnings": [warning for plan in plans for warning in plan.left_out],
+        "warnings": list(_warnings(plans)),
         "sessions": [
             {
                 "target": one.target,
@@ -47,6 +47,11 @@ def plan_document(
             for one in outlooks(plan, earlier)
         ],
     }
+
+
+def _warnings(plans: Sequence[TargetPlan]) -> dict[str, None]:
+    """What is not measured, each said once: targets share workloads."""
+    return dict.fromkeys(warning for plan in plans for warning in plan.left_out)
 
 
 def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()) -> None:
@@ -75,7 +80,7 @@ def print_plan(plans: Sequence[TargetPlan], earlier: Sequence[ServerRecord] = ()
             table.add_row(*place, lengths(found), prompts, repeats)
     console = open_console()
     console.print(table)
-    for warning in (warning for plan in plans for warning in plan.left_out):
+    for warning in _warnings(plans):
         console.print(warning)
     for plan in plans:
         for one in outlooks(plan, earlier):

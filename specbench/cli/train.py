@@ -11,7 +11,7 @@ from specbench.cli import options
 from specbench.cli.pairing_entry import pairing_entry
 from specbench.exit_code import ExitCode
 from specbench.settings import MachineSettings
-from specbench.settings.groups import PairingsFile, Seed
+from specbench.settings.groups import PairingsFile, PromptField, Seed
 from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _Out = Annotated[Path, typer.Option(help="Folder for the head; name it as `model
 _Prompts = Annotated[
     list[str] | None,
     typer.Option(
-        help="Workloads or JSONL files of prompts; may be repeated.",
+        help="Workloads or files of prompts; may be repeated.",
         show_default="its corpus for demo:target, else all shipped workloads",
     ),
 ]
@@ -61,6 +61,7 @@ def train(
     target: _Target,
     out: _Out,
     prompts: _Prompts = None,
+    prompt_field: PromptField = None,
     texts: _Texts = None,
     num_texts: _NumTexts = 2000,
     temperature: _Temperature = "0,0.7",
@@ -106,6 +107,7 @@ def train(
             target=spec,
             out=out,
             prompts=tuple(name.strip() for item in prompts or () for name in item.split(",")),
+            prompt_field=prompt_field,
             texts=texts,
             num_texts=num_texts,
             temperatures=temperatures,

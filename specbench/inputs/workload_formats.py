@@ -1,36 +1,43 @@
-"""One line of a prompt file -> a Prompt: our own format and those of the field.
+"""One row of a prompt file -> a Prompt: our own format and those of the field.
 
     {"turns": ["...", "..."], "system": "..."}             Spec-Bench, MT-bench, ours
     {"messages": [{"role": "user", "content": "..."}]}     OpenAI chat, ours for tool use
     {"conversations": [{"from": "human", "value": "..."}]} ShareGPT
     {"prompt": "..."}                                      HumanEval and plain lists
 
-Beside these: id (or question_id), category, tools, template_args, prediction. Where a line has
-several, the first of messages, conversations, turns, prompt counts. A prediction is a text that
-the first answer may resemble, or a list of such texts or nulls, one a turn; the method
-`previous_turn` drafts from it.
+known_sets.py has the others. Beside these: id (or question_id), category, tools, template_args,
+prediction. A prediction is a text that the first answer may resemble, or a list of such texts or
+nulls, one a turn; the method `previous_turn` drafts from it.
 """
 
-import json
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NoReturn
 
-from specbench.errors import WorkloadError
+from specbench.inputs.known_sets import KNOWN_SETS, KnownSet, field_of, known_set, named_set
+from specbench.inputs.prompt_rows import Row
+from specbench.inputs.row_json import (
+    Refuse,
+    filled,
+    items,
+    kind,
+    mapping,
+    objects,
+    row_object,
+    text,
+    without_nulls,
+)
 from specbench.inputs.strict_yaml import nearest
 from specbench.records import Message, Prompt, Role
 
-PROMPT_KEYS = ("messages", "conversations", "turns", "prompt")
+OWN_FORMS = ("messages", "conversations", "turns", "prompt")
 OWN_KEYS = (
     *("id", "question_id", "category", "system", "tools", "template_args", "prediction"),
-    *PROMPT_KEYS,
+    *OWN_FORMS,
 )
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
+    "developer": "system",  # OpenAI's newer name
     "user": "user",
     "human": "user",
     "assistant": "assistant",
@@ -38,194 +45,191 @@ _ROLES: Mapping[str, Role] = {
     "tool": "tool",
     "observation": "tool",
 }
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_ENDPOINTS = ("/chat/completions", "/completions", "/responses")
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # of SPEED-Bench, for texts of others
+
+_Turns = tuple[tuple[Message, ...], ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """Where a prompt stands, for errors."""
-
-    file: Path
-    number: int
-
-    def fail(self, reason: str) -> NoReturn:
-        raise WorkloadError(f"{self.file}:{self.number}: {reason}")
+class SkippedRow(Exception):
+    """A row with nothing to ask, in a set that is known to have such rows; says why."""
 
 
-def read_prompt(content: bytes, line: Line, *, strict: bool) -> Prompt:
-    """The prompt on a line; `strict` refuses keys that our own format does not have.
+def read_prompt(
+    content: bytes,
+    row: Row,
+    taken: Mapping[str, int],
+    *,
+    strict: bool,
+    field: str | None = None,
+) -> Prompt:
+    """The prompt of a row; `strict` refuses keys that our own format does not have.
 
-    Trailing assistant messages are dropped: they are what the target shall answer itself.
-    Without an id the line number is the id.
+    `taken`: the ids before it, and their lines. `field` is read as the prompt, whatever set the
+    row seems to be of. Trailing assistant messages are dropped: they are what the target shall
+    answer itself. Without an id the row's number is the id. WorkloadError, and where it is not
+    strict SkippedRow.
     """
-    entry = _object(content, line)
-    given = [key for key in PROMPT_KEYS if key in entry]
-    if not given:
-        line.fail(
-            f"none of the keys {', '.join(PROMPT_KEYS)}; it has: {', '.join(entry) or 'none'}"
-        )
+    entry = row_object(content, row)
     if strict:
-        _refuse_unknown(entry, given, line)
-    turns = _turns(entry, given[0], line)
+        _refuse_unknown(entry, row)
+    if field is None:
+        known, told = known_set(entry), entry
+        if known is not None and known.form == "request":
+            told = _request(entry, known, row)
+            known = known_set(told)
+    else:
+        value, told = field_of(entry, field), entry
+        known = None if value is None else named_set(field, value)
+    if known is None:
+        row.fail(_unknown(entry, field))
+    entry = told
+    may_skip = known.form == "speech" and not strict
+    refuse = _skip if may_skip else row.fail
+    turns = _turns(entry, known, row, refuse)
+    id_ = _id(entry, known, row)
+    if id_ in taken:
+        refuse(f"a repeated id; {id_!r} is already on line {taken[id_]}")
     return Prompt(
-        id=_id(entry, line),
+        id=id_,
         turns=turns,
-        tools=tuple(_objects(entry.get("tools", []), "tools", line)),
-        template_args=_mapping(entry.get("template_args", {}), "template_args", line),
-        category=_text(entry.get("category", ""), "category", line),
-        predictions=_predictions(entry.get("prediction"), len(turns), line),
+        tools=tuple(objects(entry.get("tools", []), "tools", row.fail)),
+        template_args=mapping(entry.get("template_args", {}), "template_args", row.fail),
+        category=text(entry.get("category", ""), "category", row.fail),
+        predictions=_predictions(entry.get("prediction"), len(turns), row.fail),
     )
 
 
-def _object(content: bytes, line: Line) -> Mapping[str, Any]:
-    if content.lstrip().startswith(b"["):
-        line.fail("a JSON list begins here; write one object per line (jq -c '.[]' FILE)")
-    try:
-        entry = json.loads(
-            content.decode("utf-8-sig" if line.number == 1 else "utf-8"),
-            object_pairs_hook=_without_duplicates,
-            parse_constant=_not_finite,
-            parse_float=_finite,
-        )
-        is_text = not _HALF_PAIR.search(json.dumps(entry, ensure_ascii=False))
-    except UnicodeDecodeError:
-        line.fail("not UTF-8 text")
-    except json.JSONDecodeError as wrong:
-        line.fail(f"not JSON: {wrong.msg} at column {wrong.colno}")
-    except RecursionError:
-        line.fail("nested too deeply")
-    except ValueError as wrong:  # ours below, and numbers of thousands of digits
-        line.fail(f"not usable JSON: {wrong}")
-    if not isinstance(entry, dict):
-        line.fail(f"an object is needed, not {_kind(entry)}")
-    if not is_text:
-        line.fail("holds half a surrogate pair, which is not text")
-    return {key: value for key, value in entry.items() if value is not None}
-
-
-def _without_duplicates(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    entry = dict(pairs)
-    if len(entry) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key {next(k for k in keys if keys.count(k) > 1)!r} is given twice")
-    return entry
-
-
-def _not_finite(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    return number if math.isfinite(number) else _not_finite(digits)
-
-
-def _refuse_unknown(entry: Mapping[str, Any], given: Sequence[str], line: Line) -> None:
+def _refuse_unknown(entry: Mapping[str, Any], row: Row) -> None:
     for key in entry:
         if key not in OWN_KEYS:
             hint = nearest(key, OWN_KEYS)
-            line.fail(f"unknown key {key!r}{hint}; allowed: {', '.join(OWN_KEYS)}")
+            row.fail(f"unknown key {key!r}{hint}; allowed: {', '.join(OWN_KEYS)}")
+    given = [key for key in OWN_FORMS if key in entry]
     if len(given) > 1:
-        line.fail(f"gives {' and '.join(given)}; one of them is allowed")
+        row.fail(f"gives {' and '.join(given)}; one of them is allowed")
 
 
-def _id(entry: Mapping[str, Any], line: Line) -> str:
-    value = entry.get("id", entry.get("question_id", line.number))
+def _unknown(entry: Mapping[str, Any], field: str | None) -> str:
+    """What the row has in place of a prompt."""
+    seen = []
+    for key, value in entry.items():
+        inner = value if isinstance(value, dict) else {}
+        seen += [f"{key}.{name}" for name in inner] or [key]
+    has = f"it has: {', '.join(seen) or 'none'}"
+    if field is not None:
+        return f"--prompt-field {field}: no such field; {has}"
+    known = ", ".join(dict.fromkeys(" + ".join(known.fields) for known in KNOWN_SETS))
+    return f"no field known to hold a prompt ({known}); {has}; name one of them with --prompt-field"
+
+
+def _request(entry: Mapping[str, Any], known: KnownSet, row: Row) -> Mapping[str, Any]:
+    """A line of an OpenAI batch file as a row of our own."""
+    url = str(entry.get("url", _ENDPOINTS[0]))
+    if not url.endswith(_ENDPOINTS):
+        row.fail(f"url {url!r} does not ask for text; {', '.join(_ENDPOINTS)} do")
+    body = without_nulls(mapping(entry["body"], "body", row.fail))
+    asked: dict[str, Any] = {
+        key: body[key] for key in ("messages", "prompt", "tools") if key in body
+    }
+    if "input" in body:  # of /v1/responses
+        asked["prompt" if isinstance(body["input"], str) else "messages"] = body["input"]
+    if "instructions" in body:
+        asked["system"] = body["instructions"]
+    return {**asked, "id": _id(entry, known, row)}
+
+
+def _id(entry: Mapping[str, Any], known: KnownSet, row: Row) -> str:
+    given = [key for key in known.id if key in entry]
+    value = entry[given[0]] if given else row.number
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        line.fail(f"id: text or a whole number is needed, not {_kind(value)}")
+        row.fail(f"{given[0]}: text or a whole number is needed, not {kind(value)}")
     return str(value)
 
 
-def _turns(entry: Mapping[str, Any], key: str, line: Line) -> tuple[tuple[Message, ...], ...]:
-    if key in ("messages", "conversations"):
-        turns = [_history(entry[key], key, line)]
-    else:
-        texts = [entry[key]] if key == "prompt" else _list(entry[key], key, line)
-        turns = [(Message(role="user", content=_filled(text, key, line)),) for text in texts]
+def _turns(entry: Mapping[str, Any], known: KnownSet, row: Row, refuse: Refuse) -> _Turns:
+    field = known.fields[0]
+    value = field_of(entry, field)
+    match known.form:
+        case "text":
+            more = text(entry.get(known.then, ""), known.then, refuse) if known.then else ""
+            asked = filled(value, field, refuse)
+            turns = [_question(f"{asked}\n\n{more}" if more else asked)]
+        case "turns":
+            turns = [_question(filled(t, field, refuse)) for t in items(value, field, refuse)]
+        case _:
+            messages = _history(value, field, refuse)
+            turns = _each(messages) if known.form == "questions" else [messages]
+    if any(_PLACEHOLDER in message.content for turn in turns for message in turn):
+        row.fail(
+            f"{field} holds a placeholder of SPEED-Bench's public files in place of a prompt; let "
+            "the set's own prepare script write the whole file first"
+        )
     if entry.get("system") and turns[0][0].role != "system":
-        system = Message(role="system", content=_text(entry["system"], "system", line))
+        system = Message(role="system", content=text(entry["system"], "system", refuse))
         turns[0] = (system, *turns[0])
     return tuple(turns)
 
 
-def _predictions(value: Any, num_turns: int, line: Line) -> tuple[str | None, ...]:
+def _question(asked: str) -> tuple[Message, ...]:
+    return (Message(role="user", content=asked),)
+
+
+def _skip(reason: str) -> NoReturn:
+    raise SkippedRow(reason)
+
+
+def _predictions(value: Any, num_turns: int, refuse: Refuse) -> tuple[str | None, ...]:
     if value is None:
         return ()
     if isinstance(value, str):
         value = [value] + [None] * (num_turns - 1)
-    texts = _list(value, "prediction", line)
+    texts = items(value, "prediction", refuse)
     if len(texts) != num_turns:
-        line.fail(f"prediction: {len(texts)} texts for {num_turns} turns; expected one per turn")
-    return tuple(None if t is None else _filled(t, "prediction", line) for t in texts)
+        refuse(f"prediction: {len(texts)} texts for {num_turns} turns; expected one per turn")
+    return tuple(None if t is None else filled(t, "prediction", refuse) for t in texts)
 
 
-def _history(items: Any, key: str, line: Line) -> tuple[Message, ...]:
-    messages = [_message(item, line) for item in _objects(_list(items, key, line), key, line)]
+def _each(messages: tuple[Message, ...]) -> list[tuple[Message, ...]]:
+    """User messages as a turn each, a system message with the first; a dialogue is one turn."""
+    is_led = messages[0].role == "system"
+    if any(message.role != "user" for message in messages[is_led:]):
+        return [messages]
+    return [messages[: is_led + 1], *((message,) for message in messages[is_led + 1 :])]
+
+
+def _history(value: Any, key: str, refuse: Refuse) -> tuple[Message, ...]:
+    entries = objects(items(value, key, refuse), key, refuse)
+    messages = [_message(entry, refuse) for entry in entries]
     while messages and messages[-1].role == "assistant":
         messages.pop()
     if not messages or messages[-1].role == "system":
-        line.fail(f"{key}: no user message to answer")
+        refuse(f"{key}: no user message to answer")
     return tuple(messages)
 
 
-def _message(item: Mapping[str, Any], line: Line) -> Message:
-    role_key, content_key = ("from", "value") if "from" in item else ("role", "content")
-    name = item.get(role_key)
+def _message(entry: Mapping[str, Any], refuse: Refuse) -> Message:
+    role_key, content_key = ("from", "value") if "from" in entry else ("role", "content")
+    name = entry.get(role_key)
     if not isinstance(name, str) or name not in _ROLES:
-        line.fail(f"unknown {role_key} {name!r} of a message; allowed: {', '.join(_ROLES)}")
-    content = item.get(content_key)
-    if content is None and "tool_calls" in item:
+        refuse(f"unknown {role_key} {name!r} of a message; allowed: {', '.join(_ROLES)}")
+    content, what = entry.get(content_key), f"{content_key} of a message"
+    if content is None and "tool_calls" in entry:
         content = ""
-    read = _filled if _ROLES[name] == "user" else _text
+    if isinstance(content, list):
+        content = _joined(objects(content, what, refuse), refuse)
+    read = filled if _ROLES[name] == "user" else text
     return Message(
         role=_ROLES[name],
-        content=read(content, f"{content_key} of a message", line),
-        extra={key: item[key] for key in item if key not in (role_key, content_key)},
+        content=read(content, what, refuse),
+        extra={key: entry[key] for key in entry if key not in (role_key, content_key)},
     )
 
 
-def _list(value: Any, what: str, line: Line) -> list[Any]:
-    if not isinstance(value, list) or not value:
-        line.fail(f"{what}: a list of at least one item is needed, not {_kind(value)}")
-    return value
-
-
-def _objects(value: Any, what: str, line: Line) -> list[Mapping[str, Any]]:
-    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-        line.fail(f"{what}: a list of objects is needed, not {_kind(value)}")
-    return value
-
-
-def _mapping(value: Any, what: str, line: Line) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        line.fail(f"{what}: an object is needed, not {_kind(value)}")
-    return value
-
-
-def _text(value: Any, what: str, line: Line) -> str:
-    if not isinstance(value, str):
-        line.fail(f"{what}: text is needed, not {_kind(value)}")
-    return value
-
-
-def _filled(value: Any, what: str, line: Line) -> str:
-    text = _text(value, what, line)
-    if not text.strip():
-        line.fail(f"{what}: is empty")
-    return text
-
-
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "nothing"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "text" if value else "empty text"
-        case list():
-            return "a list of something else" if value else "an empty list"
-        case _:
-            return "an object"
+def _joined(parts: Sequence[Mapping[str, Any]], refuse: Refuse) -> str:
+    """Content in parts as one text, a part per line, as vLLM hands it to templates of text."""
+    for part in parts:
+        if part.get("type") not in _TEXT_PARTS:
+            refuse(f"a part of type {part.get('type')!r} in a message; only text is measured")
+    return "\n".join(text(part.get("text"), "a part of a message", refuse) for part in parts)

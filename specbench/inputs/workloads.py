@@ -9,28 +9,27 @@ A workload is two files: NAME.jsonl, one prompt a line, and NAME.yaml, its card:
     max_new_tokens: 256
     prompts: 48
 
-Any other JSONL file, plain or gzipped, is read as it is: workload_formats.py says which keys.
+Any other file of prompts is read as it was published: known_sets.py says which sets, and
+prompt_rows.py in which files.
 """
 
-import gzip
 import hashlib
-import io
 import re
-import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 from specbench.errors import UsageError, WorkloadError
+from specbench.inputs.prompt_rows import Row, read_rows
+from specbench.inputs.prompt_sample import PromptSample
 from specbench.inputs.strict_yaml import Value, nearest, read_yaml, whole
-from specbench.inputs.workload_formats import Line, read_prompt
+from specbench.inputs.workload_formats import SkippedRow, read_prompt
 from specbench.records import Prompt
 from specbench.shipped import shipped
 
-MAX_LINE_BYTES = 2**24  # a prompt of a million tokens is a quarter of it
 MAX_NEW_TOKENS = 131_072
+MOST_REASONS = 5  # why rows were skipped, told one by one
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 
 _CARD_KEYS = ("name", "description", "licence", "sha256", "max_new_tokens", "prompts")
@@ -48,6 +47,7 @@ class Workload:
     description: str = ""
     licence: str | None = None
     max_new_tokens: int | None = None
+    notes: tuple[str, ...] = ()  # what of the file is not among the prompts
 
     def take(self, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
         """A draw spread evenly over the categories; a smaller one begins a larger one.
@@ -75,11 +75,13 @@ def find_workloads(folder: Path | None = None) -> tuple[str, ...]:
     return tuple(sorted({path.stem for place in places for path in place.glob("*.jsonl")}))
 
 
-def load_workloads(names: Sequence[str], *, folder: Path | None = None) -> tuple[Workload, ...]:
+def load_workloads(
+    names: Sequence[str], *, folder: Path | None = None, field: str | None = None
+) -> tuple[Workload, ...]:
     """Those of a run, each once; WorkloadError, and UsageError for two of one name."""
     by_name: dict[str, Workload] = {}
     for name in names:
-        workload = load_workload(name, folder=folder)
+        workload = load_workload(name, folder=folder, field=field)
         twin = by_name.setdefault(workload.name, workload)
         if twin is not workload:
             raise UsageError(
@@ -89,22 +91,23 @@ def load_workloads(names: Sequence[str], *, folder: Path | None = None) -> tuple
     return tuple(by_name.values())
 
 
-def load_workload(name: str, *, folder: Path | None = None) -> Workload:
-    """The workload of that name, or the JSONL file: what has a dot or a slash is a file.
+def load_workload(name: str, *, folder: Path | None = None, field: str | None = None) -> Workload:
+    """The workload of that name, or the file of prompts: what has a dot or a slash is a file.
 
     A name is looked for in `folder` (a pairing's own workloads), then in workloads/ of the
-    working folder, then among those shipped. Whatever is wrong raises WorkloadError with
-    file, line and reason.
+    working folder, then among those shipped. `field` is where the rows of a file have the prompt,
+    if no set is known that has it there. Whatever is wrong raises WorkloadError with file, line
+    and reason.
     """
     if "." in name or "/" in name:
-        return _load_file(Path(name))
+        return _load_file(Path(name), field)
     for place in [folder, *_general_places()] if folder else _general_places():
         if name in find_workloads(place):
             return _load_with_card(place / f"{name}.yaml")
     known = sorted({*find_workloads(), *(find_workloads(folder) if folder else ())})
     raise WorkloadError(
         f"no workload {name!r}{nearest(name, known)}; there are: {', '.join(known)}; "
-        "or give a JSONL file, such as ./prompts.jsonl"
+        "or give a JSONL or JSON file, such as ./prompts.jsonl"
     )
 
 
@@ -112,9 +115,30 @@ def _general_places() -> list[Path]:
     return [Path("workloads"), shipped("workloads")]
 
 
-def _load_file(path: Path) -> Workload:
-    prompts = _read_prompts(path, strict=False)
-    return Workload(name=path.name, path=path, sha256=_sha256(path), prompts=prompts)
+def _load_file(path: Path, field: str | None) -> Workload:
+    sample, skipped, num_rows = PromptSample(), Counter[str](), 0
+    taken: dict[str, int] = {}
+    for row, content in read_rows(path):
+        num_rows += 1
+        try:
+            prompt = read_prompt(content, row, taken, strict=False, field=field)
+        except SkippedRow as why:
+            skipped[str(why).partition(";")[0]] += 1
+            continue
+        taken[prompt.id] = row.line
+        sample.add(prompt, _hash(prompt.id))
+    notes = _skipped(path.name, skipped, num_rows)
+    prompts = _some(sample.prompts, path, notes)
+    if sample.num_left_out:
+        notes += (sample.note(path.name),)
+    sha256 = _sha256(path)
+    return Workload(
+        name=path.name,
+        path=path,
+        sha256=sha256 if field is None else _hash(f"{sha256}/{field}"),  # other prompts
+        prompts=prompts,
+        notes=notes,
+    )
 
 
 def _load_with_card(card: Path) -> Workload:
@@ -123,7 +147,7 @@ def _load_with_card(card: Path) -> Workload:
     name = keys.must("name", Value.text)
     if name != path.stem:
         keys.entries["name"].fail(f"{name!r} is not the file's name, {path.stem!r}")
-    prompts = _read_prompts(path, strict=True)  # first: a malformed line says more than a sum
+    prompts = _strict_prompts(path)  # first: a malformed line says more than a sum
     sha256 = keys.must("sha256", _digest)
     if sha256 != _sha256(path):
         keys.entries["sha256"].fail(
@@ -162,40 +186,27 @@ def _sha256(path: Path) -> str:
         raise WorkloadError(f"{path}: cannot be read: {wrong.strerror}") from wrong
 
 
-def _read_prompts(path: Path, *, strict: bool) -> tuple[Prompt, ...]:
+def _strict_prompts(path: Path) -> tuple[Prompt, ...]:
     prompts: list[Prompt] = []
-    first_line: dict[str, int] = {}
-    for line, content in _lines(path):
-        prompt = read_prompt(content, line, strict=strict)
-        if prompt.id in first_line:
-            line.fail(f"the id {prompt.id!r} is already on line {first_line[prompt.id]}")
-        first_line[prompt.id] = line.number
-        prompts.append(prompt)
+    taken: dict[str, int] = {}
+    for row, content in read_rows(path):
+        prompts.append(read_prompt(content, row, taken, strict=True))
+        taken[prompts[-1].id] = row.line
+    return _some(prompts, path)
+
+
+def _some(prompts: Sequence[Prompt], path: Path, notes: Sequence[str] = ()) -> tuple[Prompt, ...]:
     if not prompts:
-        Line(file=path, number=1).fail("the file holds no prompts")
+        Row(file=path, line=1).fail("; ".join(("the file holds no prompts", *notes)))
     return tuple(prompts)
 
 
-def _lines(path: Path) -> Iterator[tuple[Line, bytes]]:
-    """The lines that are not blank, decompressed where the file is gzipped."""
-    try:
-        with path.open("rb") as raw:
-            is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
-            yield from _numbered(path, gzip.GzipFile(fileobj=raw) if is_gzip else raw)
-    except OSError as wrong:
-        raise WorkloadError(f"{path}: cannot be read: {wrong.strerror}") from wrong
-
-
-def _numbered(path: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Line, bytes]]:
-    for number in count(1):
-        line = Line(file=path, number=number)
-        try:
-            content = stream.readline(MAX_LINE_BYTES + 1)
-        except (EOFError, gzip.BadGzipFile, zlib.error) as wrong:
-            line.fail(f"the gzip file is cut off or damaged here: {wrong}")
-        if not content:
-            return
-        if len(content) > MAX_LINE_BYTES:
-            line.fail(f"longer than {MAX_LINE_BYTES} bytes")
-        if content.strip():
-            yield line, content
+def _skipped(file: str, skipped: Counter[str], num_rows: int) -> tuple[str, ...]:
+    """How many rows were skipped and why, in one sentence."""
+    if not skipped:
+        return ()
+    most = skipped.most_common(MOST_REASONS)
+    reasons = [f"{why} ({num:,})" for why, num in most]
+    if rest := skipped.total() - sum(num for _, num in most):
+        reasons.append(f"other reasons ({rest:,})")
+    return (f"{file}: {skipped.total():,} of {num_rows:,} rows skipped: {', '.join(reasons)}",)

@@ -56,9 +56,16 @@ Workloads = Annotated[
         names=("--workload", "-w"),
         is_repeated=True,
         read=_workloads,
-        help="Workload name or JSONL file; repeat it or separate with commas.  "
+        help="Workload name, or JSONL or JSON file; repeat it or separate with commas.  "
         f"[default: {', '.join(DEFAULT_WORKLOADS)}]",
         shown=False,
+    ),
+]
+PromptField = Annotated[
+    str | None,
+    Option(
+        help="Field that holds the prompt in the rows of a file: question, or body.text.",
+        shown="as published sets have it",
     ),
 ]
 K = Option(
@@ -112,6 +119,7 @@ class WorkloadSettings:
 
     pairings: PairingNames
     workloads: Workloads  # names or files
+    prompt_field: PromptField = None
     methods: Annotated[
         str | None,
         Option(

@@ -25,24 +25,36 @@ class Question(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """All questions, those held out first, and the names and hashes of where they come from."""
+    """All questions, those held out first, and the names and hashes of where they come from.
+
+    `notes`: what of the files is not among them.
+    """
 
     questions: tuple[Question, ...]
     sources: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 def workload_questions(
-    names: Sequence[str], tokenizer: Tokenizer, most_tokens: int, seed: int
+    names: Sequence[str],
+    tokenizer: Tokenizer,
+    most_tokens: int,
+    seed: int,
+    field: str | None = None,
 ) -> Asked:
-    """The first turns of workloads or JSONL files; without names, of every shipped workload."""
-    workloads = [load_workload(name) for name in (names or find_workloads())]
+    """The first turns of workloads or files of prompts; without names, of every shipped workload.
+
+    `field`: where the rows of files have the prompt.
+    """
+    workloads = [load_workload(name, field=field) for name in (names or find_workloads())]
     prompts = [prompt for workload in workloads for prompt in workload.prompts]
 
     def ids(prompt: Prompt) -> Ids:
         return tokenizer.prompt_ids(prompt.turns[0], prompt.tools, prompt.template_args)
 
     sources = {workload.name: workload.sha256 for workload in workloads}
-    return Asked(_questions(prompts, ids, most_tokens, seed), sources)
+    notes = tuple(note for workload in workloads for note in workload.notes)
+    return Asked(_questions(prompts, ids, most_tokens, seed), sources, notes)
 
 
 def corpus_questions(tokenizer: Tokenizer, most_tokens: int, seed: int, *, end: int = END) -> Asked:

@@ -15,6 +15,7 @@ class TrainSettings:
     target: ModelSpec
     out: Path
     prompts: tuple[str, ...] = ()
+    prompt_field: str | None = None  # of the rows of files
     texts: Path | None = None  # a file of texts to share between heads of one target
     num_texts: int = 2000
     temperatures: tuple[float, ...] = (0.0, 0.7)

@@ -175,7 +175,12 @@ def _questions(
     if settings.prompts or settings.target.source != "demo:target":
         if not settings.prompts:
             watch.warn("trains on the shipped workloads: measure the head on other prompts")
-        return workload_questions(settings.prompts, tokenizer, most, settings.seed)
+        asked = workload_questions(
+            settings.prompts, tokenizer, most, settings.seed, settings.prompt_field
+        )
+        for note in asked.notes:
+            watch.warn(note)
+        return asked
     return corpus_questions(tokenizer, most, settings.seed)
 
 

@@ -1,0 +1,161 @@
+"""The rows of a file of prompts, one at a time: JSONL or one JSON array, plain or gzipped.
+
+A file of any size is read in pieces; the largest row has MAX_ROW_BYTES.
+"""
+
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import NoReturn
+
+from specbench.errors import WorkloadError
+
+MAX_ROW_BYTES = 2**24  # a prompt of a million tokens is a quarter of it
+
+_PIECE_BYTES = 2**20
+_MARK = b"\xef\xbb\xbf"  # of byte order
+_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+# A string as a whole, so that no bracket or comma of a text counts; a lone quote has no end yet.
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[\]{},"]', re.DOTALL)
+_FILLED = re.compile(rb"\S")
+
+_PANDAS = (
+    "a table is not read; write its rows as JSON and name the column with --prompt-field: "
+    "python -c \"import pandas; pandas.{read}.to_json('{name}.jsonl', orient='records', "
+    'lines=True)"'
+)
+_LINES = (
+    "plain text does not say where a prompt ends; if every line is one: "
+    "jq -Rc '{{prompt: .}}' {file} > {name}.jsonl"
+)
+_ADVICE: Mapping[str, str] = {
+    ".csv": _PANDAS.replace("{read}", "read_csv('{file}')"),
+    ".tsv": _PANDAS.replace("{read}", "read_csv('{file}', sep='\\t')"),
+    ".parquet": _PANDAS.replace("{read}", "read_parquet('{file}')"),
+    ".txt": _LINES,
+    ".md": _LINES,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """Where a prompt stands, for errors and as its id where it has none."""
+
+    file: Path
+    line: int
+    item: int | None = None  # its place in a JSON array
+
+    @property
+    def number(self) -> int:
+        return self.line if self.item is None else self.item
+
+    def fail(self, reason: str) -> NoReturn:
+        """Raise `file:line: reason`."""
+        place = f"{self.file}:{self.line}: " + (f"item {self.item}: " if self.item else "")
+        raise WorkloadError(place + reason)
+
+
+def read_rows(file: Path) -> Iterator[tuple[Row, bytes]]:
+    """Every row that is not blank, as the bytes of its JSON. WorkloadError."""
+    try:
+        with file.open("rb") as raw:
+            is_gzip = raw.peek(2)[:2] == b"\x1f\x8b"
+            stream = gzip.GzipFile(fileobj=raw) if is_gzip else raw
+            start = _start(file, stream)
+            yield from _items(file, stream) if start == b"[" else _lines(file, stream)
+    except OSError as wrong:
+        raise WorkloadError(f"{file}: cannot be read: {wrong.strerror}") from wrong
+
+
+def _start(file: Path, stream: gzip.GzipFile | io.BufferedReader) -> bytes:
+    """The first byte that says something; advice where the file is of another kind."""
+    first = Row(file=file, line=1)
+    try:
+        head = stream.peek(2**12)
+    except _DAMAGED as wrong:
+        first.fail(f"the gzip file is cut off or damaged here: {wrong}")
+    start = head.removeprefix(_MARK).lstrip()[:1]
+    name = Path(file.name.removesuffix(".gz"))
+    kind = ".parquet" if head.startswith(b"PAR1") else name.suffix.lower()
+    if start not in (b"", b"{", b"[") and kind in _ADVICE:
+        first.fail(_ADVICE[kind].format(file=file.name, name=name.stem))
+    return start
+
+
+def _lines(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]:
+    for number in count(1):
+        row = Row(file=file, line=number)
+        try:
+            content = stream.readline(MAX_ROW_BYTES + 1)
+        except _DAMAGED as wrong:
+            row.fail(f"the gzip file is cut off or damaged here: {wrong}")
+        if not content:
+            return
+        if len(content) > MAX_ROW_BYTES:
+            row.fail(f"longer than {MAX_ROW_BYTES} bytes")
+        if number == 1:
+            content = content.removeprefix(_MARK)
+        if content.strip():
+            yield row, content
+
+
+def _items(file: Path, stream: io.BufferedIOBase) -> Iterator[tuple[Row, bytes]]:
+    """The items of one array: what stands between the commas of its own level."""
+    held, start, seen = b"", 0, 0  # bytes in memory, where the item starts, up to where it was read
+    depth, line, item = 0, 1, 1
+
+    def row() -> Row:
+        begins = _FILLED.search(held, start)
+        end = begins.start() if begins else len(held)
+        return Row(file=file, line=line + held.count(b"\n", start, end), item=item)
+
+    while True:
+        try:
+            piece = stream.read(_PIECE_BYTES)
+        except _DAMAGED as wrong:
+            row().fail(f"the gzip file is cut off or damaged here: {wrong}")
+        if not piece:
+            row().fail("the JSON array is cut off: its closing ] is missing")
+        held, seen, start = held[start:] + piece, seen - start, 0
+        for token in _TOKEN.finditer(held, seen):
+            sign = token[0]
+            if sign == b'"':  # its other end is in the next piece
+                seen = token.start()
+                break
+            if sign in (b"[", b"{"):
+                depth += 1
+                if depth == 1:
+                    line += held.count(b"\n", 0, token.start())
+                    start = token.end()
+                continue
+            is_end = sign in (b"]", b"}")
+            depth -= is_end
+            if depth == 0 or (depth == 1 and sign == b","):
+                content = held[start : token.start()]
+                if content.strip() or not is_end or item > 1:  # else the array is empty
+                    yield row(), content.strip()
+                line += content.count(b"\n")
+                item, start = item + 1, token.end()
+            if depth == 0:
+                _require_end(Row(file=file, line=line), held[start:], stream)
+                return
+        else:
+            seen = len(held)
+        if len(held) - start > MAX_ROW_BYTES:
+            row().fail(f"longer than {MAX_ROW_BYTES} bytes")
+
+
+def _require_end(row: Row, rest: bytes, stream: io.BufferedIOBase) -> None:
+    try:
+        while not rest.strip():
+            rest = stream.read(_PIECE_BYTES)
+            if not rest:
+                return
+    except _DAMAGED as wrong:
+        row.fail(f"the gzip file is cut off or damaged here: {wrong}")
+    row.fail("something follows the JSON array; a file holds one array, or one object per line")

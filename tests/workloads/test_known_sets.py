@@ -1,0 +1,223 @@
+"""Sets that people have are read as they are published; each file here has the shape of one."""
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import WorkloadError
+from specbench.inputs.workloads import Workload, load_workload
+from specbench.records import Message, Prompt
+
+HUMAN_EVAL = {
+    "task_id": "HumanEval/7",
+    "prompt": "def twice(x):\n",
+    "entry_point": "twice",
+    "canonical_solution": "    return 2 * x\n",
+    "test": "assert twice(2) == 4",
+}
+SPEED_BENCH = {
+    "question_id": "8f3a",
+    "category": "writing",
+    "sub_category": "poem",
+    "source": "ours",
+    "src_id": "1",
+    "difficulty": "easy",
+    "multiturn": True,
+}
+BATCH = {
+    "custom_id": "request-1",
+    "method": "POST",
+    "url": "/v1/chat/completions",
+    "body": {
+        "model": "m",
+        "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+        ],
+        "max_tokens": 10,
+        "tools": None,
+    },
+}
+
+
+def write(folder: Path, name: str, content: str) -> Path:
+    path = folder / name
+    data = content.encode()
+    path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    return path
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def only(workload: Workload) -> Prompt:
+    (prompt,) = workload.prompts
+    return prompt
+
+
+def said(prompt: Prompt) -> list[list[tuple[str, str]]]:
+    return [[(message.role, message.content) for message in turn] for turn in prompt.turns]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "id_", "turns"),
+    [
+        ("HumanEval.jsonl.gz", lines(HUMAN_EVAL), "HumanEval/7", ["def twice(x):\n"]),
+        (
+            "question.jsonl",  # MT-bench, and Spec-Bench with `reference`
+            lines({"question_id": 81, "category": "writing", "turns": ["A", "B"], "reference": []}),
+            "81",
+            ["A", "B"],
+        ),
+        ("speed.jsonl", lines({**SPEED_BENCH, "turns": ["A", "B"]}), "8f3a", ["A", "B"]),
+        (
+            "speed.jsonl",
+            lines({**SPEED_BENCH, "messages": [{"role": "user", "content": c} for c in "AB"]}),
+            "8f3a",
+            ["A", "B"],
+        ),
+        (
+            "gsm8k.jsonl",
+            lines({"question": "1 + 1?", "answer": "It is 2.\n#### 2"}),
+            "1",
+            ["1 + 1?"],
+        ),
+        (
+            "custom.jsonl",
+            lines({"prompt": "Capital of Chile?", "output_tokens": 8}),
+            "1",
+            ["Capital of Chile?"],
+        ),
+        ("texts.jsonl", lines({"text": "Once", "label": 3}), "1", ["Once"]),
+        (
+            "alpaca_data.json",
+            json.dumps(
+                [{"instruction": "Sum up.", "input": "A tale.", "output": "Tale."}], indent=4
+            ),
+            "1",
+            ["Sum up.\n\nA tale."],
+        ),
+        (
+            "alpaca.jsonl",  # another edition has the answer in `text`, too
+            lines({"instruction": "Name a fish.", "input": "", "output": "Cod", "text": "... Cod"}),
+            "1",
+            ["Name a fish."],
+        ),
+        (
+            "batch.jsonl",
+            lines({"custom_id": "c", "url": "/v1/completions", "body": {"prompt": "Once"}}),
+            "c",
+            ["Once"],
+        ),
+    ],
+)
+def test_a_set_is_read_as_it_is_published(
+    tmp_path: Path, name: str, content: str, id_: str, turns: Sequence[str]
+) -> None:
+    prompt = only(load_workload(str(write(tmp_path, name, content))))
+    assert prompt.id == id_
+    assert said(prompt) == [[("user", turn)] for turn in turns]
+
+
+def test_a_batch_file_is_read_as_what_it_asks_for(tmp_path: Path) -> None:
+    response = {
+        "custom_id": "request-2",
+        "url": "/v1/responses",
+        "body": {
+            "instructions": "Be kind.",
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hello"}]}],
+        },
+    }
+    workload = load_workload(str(write(tmp_path, "batch.jsonl", lines(BATCH, response))))
+    assert [prompt.id for prompt in workload.prompts] == ["request-1", "request-2"]
+    assert said(workload.prompts[0]) == [[("system", "Be brief."), ("user", "Hi")]]
+    assert said(workload.prompts[1]) == [[("system", "Be kind."), ("user", "Hello")]]
+
+
+def test_share_gpt_skips_what_cannot_be_asked_and_says_how_much(tmp_path: Path) -> None:
+    def row(id_: str, *speech: tuple[str, str]) -> Mapping[str, object]:
+        return {"id": id_, "conversations": [{"from": who, "value": what} for who, what in speech]}
+
+    rows = [
+        row("a_0", ("human", "A"), ("gpt", "B"), ("human", "C"), ("gpt", "D")),
+        row("b_0"),
+        row("c_0", ("human", "A"), ("bard", "B")),
+        row("d_0", ("gpt", "only an answer")),
+        row("e_0", ("human", "")),
+        row("a_0", ("human", "the same id")),
+        row("f_0"),
+        row("g_0", ("human", "E")),
+    ]
+    workload = load_workload(str(write(tmp_path, "ShareGPT.json", json.dumps(rows))))
+    assert [prompt.id for prompt in workload.prompts] == ["a_0", "g_0"]
+    assert said(workload.prompts[0]) == [[("user", "A"), ("assistant", "B"), ("user", "C")]]
+    (note,) = workload.notes
+    assert note.startswith("ShareGPT.json: 6 of 8 rows skipped: ")
+    for reason in ("an empty list (2)", "'bard' of a message (1)", "a repeated id (1)"):
+        assert reason in note
+
+
+def test_one_conversation_of_many_users_stays_one_turn(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": c} for c in "AB"]
+    prompt = only(load_workload(str(write(tmp_path, "chat.jsonl", lines({"messages": messages})))))
+    assert said(prompt) == [[("user", "A"), ("user", "B")]]
+
+
+def test_a_prepared_set_keeps_dialogues_and_the_system_message(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "S"}
+    a, b = ({"role": "user", "content": c} for c in "AB")
+    answer = {"role": "assistant", "content": "X"}
+    led, dialogue = load_workload(
+        str(
+            write(
+                tmp_path,
+                "speed.jsonl",
+                lines(
+                    {"question_id": "1", "messages": [system, a, b]},
+                    {"question_id": "2", "messages": [a, answer, b]},
+                ),
+            )
+        )
+    ).prompts
+    assert said(led) == [[("system", "S"), ("user", "A")], [("user", "B")]]
+    assert said(dialogue) == [[("user", "A"), ("assistant", "X"), ("user", "B")]]
+
+
+def test_content_in_parts_is_its_text(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "One"}, {"type": "text", "text": "Two"}]
+    row = {"messages": [{"role": "user", "content": parts}]}
+    prompt = only(load_workload(str(write(tmp_path, "chat.jsonl", lines(row)))))
+    assert prompt.turns == ((Message(role="user", content="One\nTwo"),),)
+
+
+@pytest.mark.parametrize(
+    ("field", "row", "turns"),
+    [
+        ("story", {"story": "A", "prompt": "not this"}, [[("user", "A")]]),
+        ("meta.text", {"meta": {"text": "A"}}, [[("user", "A")]]),
+        ("a.b", {"a.b": "A", "a": {"b": "not this"}}, [[("user", "A")]]),
+        ("asked", {"asked": ["A", "B"], "id": [1]}, [[("user", "A")], [("user", "B")]]),
+        ("chat", {"chat": [{"role": "user", "content": "A"}]}, [[("user", "A")]]),
+    ],
+)
+def test_any_field_can_be_named_as_the_prompt(
+    tmp_path: Path, field: str, row: object, turns: object
+) -> None:
+    path = str(write(tmp_path, "own.jsonl", lines(row)))
+    assert said(only(load_workload(path, field=field))) == turns
+
+
+def test_a_field_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    path = str(write(tmp_path, "own.jsonl", lines({"story": "A", "meta": {"text": "B"}})))
+    with pytest.raises(WorkloadError, match=r"--prompt-field tale: .* it has: story, meta\.text"):
+        load_workload(path, field="tale")
+
+
+def test_another_field_of_a_file_is_another_workload(tmp_path: Path) -> None:
+    path = str(write(tmp_path, "own.jsonl", lines({"prompt": "A", "story": "B"})))
+    hashes = {load_workload(path, field=field).sha256 for field in (None, "prompt", "story")}
+    assert len(hashes) == 3

@@ -1,0 +1,79 @@
+"""Files of any size are read in pieces, and what is held of them has a limit."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from specbench.inputs import prompt_rows
+from specbench.inputs.prompt_rows import read_rows
+from specbench.inputs.prompt_sample import PromptSample
+from specbench.inputs.workloads import load_workload
+from specbench.records import Message, Prompt
+
+ITEMS: list[object] = [
+    {"prompt": 'brackets ] } [ { , and "quotes" and \\ in text'},
+    {"prompt": "lines\nand é, 字", "more": [{"x": [1, 2, {}]}, []]},
+    {"prompt": '\\\\"'},
+    {},
+    [],
+    "text ]",
+    -1.5e3,
+    None,
+]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 2, 3, 7, 64, 2**20])
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_an_array_comes_apart_into_its_items_wherever_a_piece_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int, indent: int | None, pack
+) -> None:
+    monkeypatch.setattr(prompt_rows, "_PIECE_BYTES", piece_bytes)
+    text = "\ufeff \n" + json.dumps(ITEMS, indent=indent, ensure_ascii=False) + " \n"
+    path = tmp_path / "items.json"
+    path.write_bytes(pack(text.encode()))
+    rows = list(read_rows(path))
+    assert [json.loads(content) for _, content in rows] == ITEMS
+    assert [row.number for row, _ in rows] == list(range(1, len(ITEMS) + 1))
+    starts = [text.encode().split(content)[0].count(b"\n") + 1 for _, content in rows[:3]]
+    assert [row.line for row, _ in rows[:3]] == starts
+
+
+def prompt(number: int, length: int) -> Prompt:
+    return Prompt(id=str(number), turns=((Message(role="user", content="x" * length),),))
+
+
+def test_what_is_held_depends_on_the_prompts_and_not_on_their_order() -> None:
+    rng = random.Random(0)
+    many = [(prompt(i, rng.randrange(9_000)), f"{rng.getrandbits(64):x}") for i in range(300)]
+    kept = []
+    for _ in range(5):
+        rng.shuffle(many)
+        sample = PromptSample(most_characters=300_000)
+        for one, sha256 in many:
+            sample.add(one, sha256)
+        kept.append({one.id for one in sample.prompts})
+        assert len(kept[-1]) + sample.num_left_out == 300
+    assert kept.count(kept[0]) == 5
+    assert 40 < len(kept[0]) < 80
+    lowest = sorted(many, key=lambda one: int(one[1], 16))[: len(kept[0])]
+    assert kept[0] == {one.id for one, _ in lowest}
+
+
+def test_a_file_that_is_too_large_to_hold_says_how_much_of_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PromptSample.__init__, "__defaults__", (20_000,))
+    path = tmp_path / "many.json"
+    path.write_text(json.dumps([{"prompt": f"{i} " + "x" * 1000} for i in range(50)]))
+    workload = load_workload(str(path))
+    assert 5 < len(workload.prompts) < 15
+    numbers = [int(one.id) for one in workload.prompts]
+    assert numbers == sorted(numbers)
+    assert workload.notes == (
+        f"many.json: {len(numbers)} of 50 prompts are used, drawn evenly: at most 0 MiB of text "
+        "are held",
+    )
