@@ -21,7 +21,7 @@ def look_for_hub(pairings: Sequence[Pairing], warn: Callable[[str], None]) -> No
     Offline means that loading fails at once for what is not here, in place of retrying for
     minutes what one try has shown; what is here loads as ever.
     """
-    specs = [s for p in pairings for s in (p.target.model, p.drafter.model) if s is not None]
+    specs = [spec for pairing in pairings for spec in pairing.models]
     hub_ids = dict.fromkeys((spec.source, spec.revision) for spec in specs if spec.folder is None)
     missing = [source for source, revision in hub_ids if _is_missing(source, revision)]
     if not missing or constants.is_offline_mode():

@@ -60,12 +60,11 @@ def doctor(
 def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
     from specbench.inputs.methods import find_method
 
-    needs = pairing.needs_gib
-    models = [pairing.target.model, *([pairing.drafter.model] if pairing.drafter.model else [])]
-    is_here = all(_is_here(model) for model in models)
+    needs, least = pairing.needs_gib, pairing.least_gib
+    is_here = all(_is_here(model) for model in pairing.models)
     problems = []
-    if needs is not None and needs * GIB > free_bytes:
-        problems.append(f"needs {needs:g} GiB for weights alone")
+    if least * GIB > free_bytes:
+        problems.append(f"needs {least:g} GiB for weights alone")
     if not is_here:
         problems.append("not downloaded")
     elif pairing.drafter.model is not None and not find_method(pairing.drafter.method).is_head:

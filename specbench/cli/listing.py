@@ -1,15 +1,36 @@
 """`specbench list`: what there is to choose from."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specbench.cli import options
+from specbench.errors import UsageError
+from specbench.exit_code import ExitCode
 from specbench.settings.groups import PairingsFile
+
+if TYPE_CHECKING:
+    from specbench.inputs.config import Drafter, Pairing
+
+_Fits = Annotated[
+    bool, typer.Option("--fits", help="Only pairings whose weights fit this machine.")
+]
+_Gpu = Annotated[
+    str | None, typer.Option(help="With --fits: this GPU instead.", show_default="this machine")
+]
+_CheckHub = Annotated[
+    bool,
+    typer.Option("--check-hub", help="Ask the hub for revision, licence and size of each model."),
+]
+_Write = Annotated[
+    Path | None,
+    typer.Option(help="With --check-hub: a copy of the file, filled in.", show_default=False),
+]
 
 
 class Kind(StrEnum):
@@ -22,13 +43,20 @@ class Kind(StrEnum):
     RUNS = "runs"
 
 
+_HUB = {
+    "model": "model",
+    "revision": "revision",
+    "GiB": "gib",
+    "licence": "licence",
+}
+
 # Header -> key of a row.
 _COLUMNS = {
     Kind.PAIRINGS: {
         "pairing": "pairing",
         "method": "method",
         "K": "num_speculative_tokens",
-        "GiB": "needs_gib",
+        "GiB": "weights",
         "note": "note",
     },
     Kind.WORKLOADS: {
@@ -60,12 +88,20 @@ def list_things(
     as_json: options.AsJson = False,
     out: options.Out = Path("reports"),
     pairings_file: PairingsFile = None,
+    fits: _Fits = False,
+    gpu: _Gpu = None,
+    check_hub: _CheckHub = False,
+    write: _Write = None,
 ) -> None:
     """List pairings, workloads, drafters, metrics or runs."""
+    _require_together(kind, fits=fits, gpu=gpu, check_hub=check_hub, write=write)
+    if check_hub:
+        _check_hub(pairings_file, write, as_json=as_json)
+        return
     rows: Sequence[dict[str, Any]]
     match kind:
         case Kind.PAIRINGS:
-            rows = _pairings(pairings_file)
+            rows = _pairings(pairings_file, fits=fits, gpu=gpu)
         case Kind.WORKLOADS:
             rows = _workloads()
         case Kind.DRAFTERS:
@@ -77,12 +113,51 @@ def list_things(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     else:
-        _print(kind, rows)
+        _print(_COLUMNS[kind], rows)
 
 
-def _pairings(file: Path | None) -> list[dict[str, Any]]:
+def _require_together(
+    kind: Kind, *, fits: bool, gpu: str | None, check_hub: bool, write: Path | None
+) -> None:
+    """UsageError for options that would do nothing."""
+    if (fits or check_hub) and kind is not Kind.PAIRINGS:
+        raise UsageError(f"--fits and --check-hub are for list pairings, not list {kind.value}")
+    if fits and check_hub:
+        raise UsageError("--check-hub looks at every pairing; leave out --fits")
+    if gpu is not None and not fits:
+        raise UsageError("--gpu names what pairings are to fit; add --fits")
+    if write is not None and not check_hub:
+        raise UsageError("--write stores what the hub tells; add --check-hub")
+
+
+def _check_hub(file: Path | None, write: Path | None, *, as_json: bool) -> None:
+    from specbench.cli.catalogue import check_hub
     from specbench.inputs.config import load_pairings
 
+    rows, is_right = check_hub(load_pairings(file), write)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+    else:
+        short = [{**row, "revision": (row["revision"] or "")[:12] or None} for row in rows]
+        _print(_HUB, short)
+    if not is_right:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _weights(pairing: "Pairing") -> str | None:
+    """What the weights take; `>=` where the file does not tell it of every model."""
+    if pairing.needs_gib is not None:
+        return f"{pairing.needs_gib:g}"
+    return f">={pairing.least_gib:g}" if pairing.least_gib else None
+
+
+def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[str, Any]]:
+    from specbench.cli.catalogue import fitting
+    from specbench.inputs.config import load_pairings
+
+    pairings: Sequence[Pairing] = load_pairings(file).all
+    if fits:
+        pairings = fitting(pairings, gpu)
     return [
         {
             "pairing": pairing.name,
@@ -92,10 +167,19 @@ def _pairings(file: Path | None) -> list[dict[str, Any]]:
             "num_speculative_tokens": pairing.drafter.num_speculative_tokens,
             "lossy": str(pairing.drafter.lossy) if pairing.drafter.lossy else None,
             "needs_gib": pairing.needs_gib,
+            "weights": _weights(pairing),
             "note": pairing.drafter.note,
+            **_origin(pairing.drafter),
         }
-        for pairing in load_pairings(file).all
+        for pairing in pairings
     ]
+
+
+def _origin(drafter: "Drafter") -> dict[str, str | None]:
+    """Where the entry was read; each None for an entry of the user's own."""
+    if drafter.origin is None:
+        return dict.fromkeys(("source", "checked", "licence", "figure"))
+    return {**asdict(drafter.origin), "checked": drafter.origin.checked.isoformat()}
 
 
 def _workloads() -> list[dict[str, Any]]:
@@ -159,7 +243,7 @@ def _runs(out: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
+def _print(columns: Mapping[str, str], rows: Sequence[dict[str, Any]]) -> None:
     """A column per key that fits 80 columns; the wide ones wrap. --json has every key."""
     from rich.table import Table
 
@@ -170,11 +254,11 @@ def _print(kind: Kind, rows: Sequence[dict[str, Any]]) -> None:
         console.print("none")
         return
     table = Table(box=None, pad_edge=False)
-    *narrow, wide = _COLUMNS[kind]
+    *narrow, wide = columns
     for header in (*narrow, wide):
         table.add_column(header, no_wrap=header not in (wide, "parameters"), overflow="fold")
     for row in rows:
-        table.add_row(*(_entry(row, key) for key in _COLUMNS[kind].values()))
+        table.add_row(*(_entry(row, key) for key in columns.values()))
     console.print(table)
 
 

@@ -157,6 +157,7 @@ def _prepare(
     asked: Paired,
 ) -> "Prepared":
     from specbench.fit.candidates import prepare
+    from specbench.fit.catalogue import catalogued
     from specbench.fit.discover import discover, drafter_of, draftless, with_own_names
 
     if asked.folders and not asked.discover:
@@ -166,13 +167,16 @@ def _prepare(
     by_name = {drafter.name: drafter for drafter in known}
     for word in asked.drafts or ():
         drafters += [by_name[w] if w in by_name else drafter_of(w) for w in word.split(",") if w]
+    if asked.catalogue:
+        published = catalogued(target.model.source)
+        drafters += [d for d in published if (d.method, d.model) not in _kinds(drafters)]
     if asked.discover:
         found = discover(files, asked.folders or ())
         drafters += [d for d in found.drafters if (d.method, d.model) not in _kinds(drafters)]
         left_out = found.left_out
     if asked.resume is not None:
         drafters += known
-    elif not asked.drafts and not asked.discover:
+    elif not asked.drafts and not asked.discover and not asked.catalogue:
         lossless = tuple(drafter for drafter in known if drafter.lossy is None)
         drafters += lossless or tuple(draftless(files))
     count: Count | None = None

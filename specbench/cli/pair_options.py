@@ -35,6 +35,12 @@ _Drafts = Annotated[
 _Discover = Annotated[
     bool, typer.Option("--discover", help="Search the hub's cache and the --in folders.")
 ]
+_Catalogue = Annotated[
+    bool,
+    typer.Option(
+        "--catalogue", help="The published drafts and heads that specbench knows for this model."
+    ),
+]
 _In = Annotated[
     list[Path] | None,
     typer.Option("--in", help="Folder to search; may be repeated.", show_default=False),
@@ -78,6 +84,7 @@ class Paired:
 
     drafts: _Drafts = None
     discover: _Discover = False
+    catalogue: _Catalogue = False
     folders: _In = None
     workloads: Workloads
     prompt_field: PromptField = None

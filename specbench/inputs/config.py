@@ -15,6 +15,7 @@
             parameters: {}         # the method's own
             lossy: typical         # accept drafts by a rule that changes the text (records/lossy)
             num_speculative_tokens, note
+            source, checked, licence, figure  # of an entry that was read somewhere: origin.py
 
 A pairing is named target/drafter. A folder is relative to the file that names it. A drafter
 takes dtype and device_map from its target unless it has its own, a target from `defaults`.
@@ -29,6 +30,7 @@ from functools import partial
 from pathlib import Path
 
 from specbench.errors import ConfigError, UsageError
+from specbench.inputs.lossy_rule import read_lossy
 from specbench.inputs.methods import Method, Setting, all_methods
 from specbench.inputs.model_spec import (
     DTYPES,
@@ -38,9 +40,9 @@ from specbench.inputs.model_spec import (
     read_folder,
     read_model_spec,
 )
-from specbench.inputs.strict_yaml import Value, nearest, number, one_of, read_yaml, whole
+from specbench.inputs.origin import ORIGIN_KEYS, Origin, read_origin
+from specbench.inputs.strict_yaml import Value, nearest, one_of, read_yaml, whole
 from specbench.records import NO_DRAFTER, LossyRule
-from specbench.records.lossy import RULES
 from specbench.shipped import PACKAGE, shipped
 
 MAX_K = 64
@@ -57,6 +59,7 @@ class Drafter:
     num_speculative_tokens: int | None = None  # None: the file leaves it to the program
     lossy: LossyRule | None = None  # None: the text is the target's own
     note: str = ""
+    origin: Origin | None = None  # None: an entry of the user's own
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,16 +87,26 @@ class Pairing:
     @property
     def needs_gib(self) -> float | None:
         """Memory of both models' weights; None where the file does not tell."""
-        target = self.target.model.needs_gib
-        drafter = self.drafter.model.needs_gib if self.drafter.model else 0.0
-        return None if target is None or drafter is None else target + drafter
+        is_told = all(model.needs_gib is not None for model in self.models)
+        return self.least_gib if is_told else None
+
+    @property
+    def least_gib(self) -> float:
+        """The part of it that the file tells; 0 where it tells nothing."""
+        return sum(model.needs_gib or 0.0 for model in self.models)
+
+    @property
+    def models(self) -> tuple[ModelSpec, ...]:
+        """The target's, and the drafter's where it has one."""
+        drafter = self.drafter.model
+        return (self.target.model, drafter) if drafter else (self.target.model,)
 
     @property
     def sha256(self) -> str:
         """Hash of the entries that results follow from: models, method, parameters, lossy rule."""
-        models = self.target.model, self.drafter.model
+        draft = self.drafter.model
         facts = {
-            "models": [_weights(model) if model else None for model in models],
+            "models": [_weights(self.target.model), _weights(draft) if draft else None],
             "method": self.drafter.method,
             "parameters": dict(self.drafter.parameters),
             "lossy": str(self.drafter.lossy) if self.drafter.lossy else None,
@@ -178,8 +191,7 @@ def _is_named(pairing: Pairing, name: str) -> bool:
 
 _K = "num_speculative_tokens"
 _TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
-_LOSSY_KEYS = ("rule", *dict.fromkeys(p for parameters in RULES.values() for p in parameters))
-_DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note")
+_DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note", *ORIGIN_KEYS)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -244,8 +256,9 @@ def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) ->
         model=read_model_spec(keys, target.dtype, target.device_map) if takes_model else None,
         parameters=keys.may("parameters", partial(_parameters, method=method), {}),
         num_speculative_tokens=keys.may(_K, whole(1, MAX_K), defaults.num_speculative_tokens),
-        lossy=keys.may("lossy", _lossy, None),
+        lossy=keys.may("lossy", read_lossy, None),
         note=keys.may("note", Value.text, ""),
+        origin=read_origin(keys),
     )
 
 
@@ -271,19 +284,3 @@ def _parameters(value: Value, method: Method) -> Mapping[str, Setting]:
         if complaint := method.parameter(name).complaint(setting):
             keys.entries[name].fail(complaint)
     return settings
-
-
-def _lossy(value: Value) -> LossyRule:
-    """`typical`, or `{rule: typical, alpha: 0.5}` for other parameters than the rule's own."""
-    is_name = not value.is_mapping
-    rule = value if is_name else value.section(allowed=_LOSSY_KEYS).must("rule", lambda v: v)
-    name = one_of(tuple(RULES))(rule)
-    own = RULES[name]
-    given = {} if is_name else value.section(allowed=("rule", *own)).entries
-    for parameter, default in own.items():
-        if default is None and parameter not in given:
-            wanted = f"{{rule: {name}, {parameter}: 0.5}}"
-            value.fail(f"the rule {name} needs its `{parameter}`, such as {wanted}")
-    read = number(above=0, most=1)
-    chosen = {p: read(given[p]) if p in given else d for p, d in own.items()}
-    return LossyRule(name=name, parameters={p: v for p, v in chosen.items() if v is not None})

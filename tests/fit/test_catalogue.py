@@ -1,0 +1,232 @@
+"""What the package knows of published drafts, and what a hub says of them."""
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import close_session, constants
+
+from specbench.errors import UsageError
+from specbench.fit.catalogue import catalogued, fits
+from specbench.inputs.config import load_pairings
+from specbench.model_files.hub_facts import HubFacts, hub_facts
+from tests.cli.calls import specbench
+
+GIB = 2**30
+REVISION = "0123456789abcdef0123456789abcdef01234567"
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "org/big": {
+        "sha": REVISION,
+        "gated": "manual",
+        "cardData": {"license": "apache-2.0"},
+        "siblings": [
+            {"rfilename": "model-00001-of-00002.safetensors", "size": 9 * GIB},
+            {"rfilename": "model-00002-of-00002.safetensors", "size": 6 * GIB},
+            {"rfilename": "consolidated.safetensors", "size": 15 * GIB},
+            {"rfilename": "original/model.safetensors", "size": 15 * GIB},
+        ],
+    },
+    "org/head": {
+        "sha": REVISION[::-1],
+        "gated": False,
+        "cardData": {"license": "other", "license_name": "head-licence"},
+        "siblings": [
+            {"rfilename": "head.safetensors", "size": GIB},
+            {"rfilename": "notes.bin", "size": 5 * GIB},
+        ],
+    },
+    "org/bare": {"sha": REVISION, "gated": False, "siblings": [{"rfilename": "a.bin", "size": 1}]},
+}
+PAIRINGS = """\
+targets:
+  big:
+    # what is written by hand stays
+    model: org/big
+    needs_gib: 15.1  # close enough
+    drafters:
+      head:
+        method: eagle3
+        model: org/head
+        source: https://example.org/heads
+        checked: "2026-11-23"
+      copy: {method: ngram}
+"""
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub's API does for a model, and for one that is not there."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0].removeprefix("/api/models/")
+        source, _, revision = path.partition("/revision/")
+        known = MODELS.get(source)
+        error = "RepoNotFound" if known is None else "RevisionNotFound"
+        is_there = known is not None and revision in ("", REVISION)
+        body = json.dumps({"id": source, **(known or {})} if is_there else {"error": "x"}).encode()
+        self.send_response(200 if is_there else 404)
+        if not is_there:
+            self.send_header("X-Error-Code", error)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def hub(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("NO_PROXY", "*")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    close_session()
+    yield
+    close_session()
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_hub_tells_revision_licence_and_the_size_of_what_would_be_loaded() -> None:
+    assert hub_facts("org/big", None) == HubFacts(
+        source="org/big",
+        revision=REVISION,
+        licence="apache-2.0",
+        is_gated=True,
+        weight_bytes=15 * GIB,
+    )
+    head = hub_facts("org/head", None)
+    assert (head.licence, head.weight_bytes, head.is_gated) == ("head-licence", GIB, False)
+    assert hub_facts("org/bare", REVISION).weight_bytes is None
+
+
+@pytest.mark.usefixtures("hub")
+def test_what_is_not_there_is_told_and_a_hub_that_is_not_there_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert hub_facts("org/nothing", None).problem == "not on the hub, or private"
+    assert hub_facts("org/big", "v9").problem == "has no revision v9"
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1:9 cannot be asked of org/big"):
+        hub_facts("org/big", None)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match="HF_HUB_OFFLINE forbids it"):
+        hub_facts("org/big", None)
+
+
+@pytest.mark.usefixtures("hub")
+def test_checking_fills_in_what_the_file_leaves_out_and_changes_nothing_else(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
+    words = ("--check-hub", "--json", "--write", "full.yaml")
+    ran = specbench("list", "pairings", *words, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    rows = {row["model"]: row for row in json.loads(ran.out)}
+    assert rows["org/big"]["gib"] == 15.0
+    full = (tmp_path / "full.yaml").read_text()
+    assert [line for line in full.splitlines() if line in PAIRINGS.splitlines()] == (
+        PAIRINGS.splitlines()
+    )
+    target = load_pairings(tmp_path / "full.yaml").target("big")
+    assert (target.model.revision, target.model.needs_gib) == (REVISION, 15.1)
+    head = target.drafters[0]
+    assert head.model is not None
+    assert head.origin is not None
+    assert (head.model.revision, head.model.needs_gib) == (REVISION[::-1], 1.0)
+    assert head.origin.licence == "head-licence"
+
+
+@pytest.mark.usefixtures("hub")
+def test_checking_names_entries_that_the_hub_contradicts(tmp_path: Path) -> None:
+    entry = yaml.safe_load(PAIRINGS)
+    entry["targets"]["big"]["needs_gib"] = 12
+    head = entry["targets"]["big"]["drafters"]["head"]
+    head["licence"] = "mit"
+    entry["targets"]["big"]["drafters"]["gone"] = {"method": "eagle3", "model": "org/gone"}
+    (tmp_path / "pairings.yaml").write_text(yaml.safe_dump(entry))
+    ran = specbench("list", "pairings", "--check-hub", cwd=tmp_path)
+    assert ran.code == 1
+    assert ran.err.splitlines() == [
+        "org/gone: not on the hub, or private",
+        "org/big: needs_gib 12, the hub has 15.0 GiB",
+        "big/head: licence is mit, the hub says head-licence",
+    ]
+    assert REVISION[:12] in ran.out
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_hub_out_of_reach_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
+    ran = specbench("list", "pairings", "--check-hub", cwd=tmp_path)
+    assert ran.code == 2
+    assert ran.err.startswith("error: http://127.0.0.1:9 cannot be asked of org/big")
+    assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--fits", "--check-hub"), "leave out --fits"),
+        (("--gpu", "L4"), "add --fits"),
+        (("--write", "x.yaml"), "add --check-hub"),
+        (("--fits", "--gpu", "abacus"), "--gpu 'abacus': known are"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    ran = specbench("list", "pairings", *words, cwd=tmp_path)
+    assert (ran.code, says in ran.err) == (2, True)
+
+
+def test_only_pairings_whose_weights_fit_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "pairings.yaml").write_text(
+        """\
+targets:
+  small: {model: org/a, needs_gib: 20, drafters: {copy: {method: ngram}}}
+  tight: {model: org/b, needs_gib: 20, drafters: {
+    whole: {method: draft_model, model: org/c, needs_gib: 3},
+    too-much: {method: draft_model, model: org/c, needs_gib: 4},
+    untold: {method: eagle3, model: org/d}}}
+  untold: {model: org/e, drafters: {copy: {method: ngram}}}
+"""
+    )
+    ran = specbench("list", "pairings", "--fits", "--gpu", "RTX-4090", "--json", cwd=tmp_path)
+    rows = {row["pairing"]: row["weights"] for row in json.loads(ran.out)}
+    assert rows == {"small/copy": "20", "tight/whole": "23", "tight/untold": ">=20"}
+    assert "RTX-4090, 23.2 GiB: the weights of 3 pairings fit, those of 1 do not, of 1" in ran.err
+
+
+def test_a_model_without_entry_has_nothing_in_the_catalogue() -> None:
+    with pytest.raises(UsageError, match="did you mean 'Qwen/Qwen3-8B'"):
+        catalogued("Qwen/Qwen3-8b")
+
+
+def test_a_model_that_is_a_target_twice_has_each_draft_once() -> None:
+    drafts = catalogued("meta-llama/Llama-3.3-70B-Instruct")
+    sources = [drafter.model.source for drafter in drafts if drafter.model]
+    assert len(set(sources)) == len(sources) > 3
+
+
+def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:
+    (tmp_path / "pairings.yaml").write_text(PAIRINGS)
+    head, copy = load_pairings(tmp_path / "pairings.yaml").all
+    assert fits(head, 16 * GIB)
+    assert fits(copy, 15 * GIB) is False
