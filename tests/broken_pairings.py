@@ -30,6 +30,8 @@ def _target(name: str, line: int, says: str, text: str) -> BrokenInput:
     return _pairings(name, line, says, ("targets:\n  big:\n" + body + tail).encode())
 
 
+_ORIGIN = "method: ngram\nsource: https://example.org/heads{}"
+
 BROKEN_PAIRINGS = [
     _pairings("an empty file", 1, "the file is empty", ""),
     _pairings("only a comment", 1, "the file is empty", "# nothing\n"),
@@ -176,6 +178,18 @@ BROKEN_PAIRINGS = [
     _drafter("a model that no one reads", 7, "takes no model", "method: ngram\nmodel: o/s"),
     _drafter("K = 0", 7, "a whole number from 1 to 64", "method: ngram\nnum_speculative_tokens: 0"),
     _drafter("a huge K", 7, "from 1 to 64", "method: ngram\nnum_speculative_tokens: " + "9" * 6000),
+    _drafter("a source without a day", 5, "`checked` is missing", _ORIGIN.format("")),
+    _drafter(
+        "a day without a source", 5, "`source` is missing", 'method: ngram\nchecked: "2026-11-23"'
+    ),
+    _drafter("a day that is none", 8, "is not a day", _ORIGIN.format('\nchecked: "2026-13-01"')),
+    _drafter("a day without quotes", 8, "text is needed", _ORIGIN.format("\nchecked: 2026-11-23")),
+    _drafter(
+        "a source that is no page",
+        7,
+        "'a friend' is not an address",
+        "method: ngram\nsource: a friend",
+    ),
     _drafter("half a token", 7, "not a number", "method: ngram\nnum_speculative_tokens: 2.5"),
     _drafter("K in words", 7, "not text", "method: ngram\nnum_speculative_tokens: four"),
     _drafter(

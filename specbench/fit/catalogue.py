@@ -25,7 +25,8 @@ def catalogued(source: str) -> tuple[Drafter, ...]:
     for target in targets:
         for drafter in target.drafters if target.model.source == source else ():
             draft = drafter.model.source if drafter.model else None
-            found.setdefault((drafter.method, draft, drafter.lossy), drafter)
+            way = drafter.method, draft, str(drafter.parameters), str(drafter.lossy)
+            found.setdefault(way, drafter)
     if not found:
         known = [t.model.source for t in targets if ":" not in t.model.source]
         raise UsageError(

@@ -15,6 +15,7 @@ from specbench.errors import UsageError
 from specbench.fit.catalogue import catalogued, fits
 from specbench.inputs.config import load_pairings
 from specbench.model_files.hub_facts import HubFacts, hub_facts
+from specbench.shipped import shipped
 from tests.cli.calls import specbench
 
 GIB = 2**30
@@ -223,6 +224,18 @@ def test_a_model_that_is_a_target_twice_has_each_draft_once() -> None:
     drafts = catalogued("meta-llama/Llama-3.3-70B-Instruct")
     sources = [drafter.model.source for drafter in drafts if drafter.model]
     assert len(set(sources)) == len(sources) > 3
+    (demo,) = (t for t in load_pairings(shipped("pairings.yaml")).targets if t.name == "demo")
+    assert catalogued("demo:target") == demo.drafters
+
+
+def test_pair_takes_published_drafts_and_refuses_a_model_that_has_none(tmp_path: Path) -> None:
+    words = ("--catalogue", "--dry-run", "--json")
+    ran = specbench("pair", "demo:target", *words, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    drafters = {row["drafter"] for row in json.loads(ran.out)["drafters"]}
+    assert {"eagle3", "medusa-tree", "ngram"} <= drafters
+    ran = specbench("pair", "demo:draft", *words, cwd=tmp_path)
+    assert (ran.code, "--catalogue has nothing for demo:draft" in ran.err) == (2, True)
 
 
 def test_fitting_is_of_what_the_file_tells(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Prompt files of others, from the command line to the stored run."""
+
+import json
+import shutil
+from pathlib import Path
+
+from specbench.runs import load_run
+from tests.cli.calls import specbench
+from tests.cli.conftest import SMALL
+
+NOTE = "ShareGPT.json: 1 of 3 rows skipped: conversations: a list of at least one item is needed"
+
+
+def share_gpt(tiny: Path, folder: Path) -> None:
+    shutil.copytree(tiny, folder, dirs_exist_ok=True)
+    rows = [
+        {"id": id_, "conversations": [{"from": "human", "value": text} for text in texts]}
+        for id_, *texts in (("a", "Hello"), ("b",), ("c", "Name a colour"))
+    ]
+    (folder / "ShareGPT.json").write_text(json.dumps(rows, indent=1))
+
+
+def test_skipped_rows_are_told_in_the_plan_in_the_run_and_in_what_it_stores(tiny, tmp_path):
+    share_gpt(tiny, tmp_path)
+    words = ("run", "tiny/ngram", "-w", "./ShareGPT.json", "-k", "1", *SMALL[2:], "--prompts", "2")
+    planned = specbench(*words, "--dry-run", "--json", cwd=tmp_path)
+    assert planned.code == 0, planned.err
+    (warning,) = json.loads(planned.out)["warnings"]
+    assert warning.startswith(NOTE)
+    ran = specbench(*words, cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    assert NOTE in ran.err
+    stored = load_run("latest", tmp_path / "reports").run
+    assert stored.warnings == (warning,)
+    assert stored.workload_prompts == {"ShareGPT.json": 2}
+
+
+def test_the_field_of_a_file_is_an_option_that_a_resumed_run_keeps(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    rows = [{"story": text, "title": "t"} for text in ("Hello", "Name a colour")]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("run", "tiny/ngram", "-w", "./own.jsonl", "-k", "1", *SMALL[2:], "--prompts", "2")
+    ran = specbench(*words, "--dry-run", cwd=tmp_path)
+    assert ran.code == 2
+    assert "it has: story, title; name one of them with --prompt-field" in ran.err
+    ran = specbench(*words, "--prompt-field", "story", cwd=tmp_path)
+    assert ran.code == 0, ran.err
+    stored = load_run("latest", tmp_path / "reports").run
+    assert stored.settings.workload.prompt_field == "story"
+    again = specbench("run", "--resume", "latest", "--prompt-field", "title", cwd=tmp_path)
+    assert again.code == 2
+    assert "started with different settings (--prompt-field)" in again.err
