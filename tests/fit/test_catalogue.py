@@ -39,6 +39,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "siblings": [
             {"rfilename": "head.safetensors", "size": GIB},
             {"rfilename": "notes.bin", "size": 5 * GIB},
+            {"rfilename": "epoch_1/head.safetensors", "size": GIB},
         ],
     },
     "org/bare": {"sha": REVISION, "gated": False, "siblings": [{"rfilename": "a.bin", "size": 1}]},
@@ -207,12 +208,13 @@ targets:
     too-much: {method: draft_model, model: org/c, needs_gib: 4},
     untold: {method: eagle3, model: org/d}}}
   untold: {model: org/e, drafters: {copy: {method: ngram}}}
+  large: {model: org/f, needs_gib: 30, drafters: {untold: {method: eagle3, model: org/d}}}
 """
     )
     ran = specbench("list", "pairings", "--fits", "--gpu", "RTX-4090", "--json", cwd=tmp_path)
     rows = {row["pairing"]: row["weights"] for row in json.loads(ran.out)}
     assert rows == {"small/copy": "20", "tight/whole": "23", "tight/untold": ">=20"}
-    assert "RTX-4090, 23.2 GiB: the weights of 3 pairings fit, those of 1 do not, of 1" in ran.err
+    assert "RTX-4090, 23.2 GiB: the weights of 3 pairings fit, those of 2 do not, of 1" in ran.err
 
 
 def test_a_model_without_entry_has_nothing_in_the_catalogue() -> None:
