@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from specbench.cli.nodes import Nodes
+from specbench.cli.own_pair import OwnPair, own_file, to_keep
 from specbench.cli.resuming import require_as_asked
 from specbench.errors import DeviceLostError, UsageError
 from specbench.exit_code import ExitCode
@@ -45,18 +46,29 @@ def measure(
     dry_run: bool,
     nodes: Nodes | None,
     as_json: bool,
+    own: OwnPair,
 ) -> None:
     """Plan, measure, report, answer. Exits 4 when something could not be measured."""
     from specbench.inputs.config import load_pairings
 
     methods = read_methods(settings.workload.methods)
     if resume is not None:
+        if own.target is not None or own.drafts:
+            raise UsageError("--resume keeps the pair of its run; leave out --target and --draft")
         from specbench.runs import load_run
 
         stored = load_run(resume, out)
         require_as_asked(stored.run, settings, methods)
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
-    pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
+    pairings = own.pairings(settings, methods)
+    if pairings is None:
+        names = settings.workload.pairings
+        pairings = load_pairings(settings.pairings_file).select(names, methods)
+    elif not dry_run:
+        typer.echo(to_keep(pairings), err=True)
+        drafters = [pairing.drafter for pairing in pairings]
+        file = own_file(pairings[0].target, drafters, out)
+        settings = replace(settings, pairings_file=file)
     if dry_run:
         _show_plan(settings, pairings, out, is_here=nodes is None, as_json=as_json)
         return

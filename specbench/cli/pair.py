@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +10,7 @@ import typer
 
 from specbench.cli.checks import checked
 from specbench.cli.measure import of_pairings, require_complete, run_settings
+from specbench.cli.own_pair import find_target, named_drafters, own_file
 from specbench.cli.pair_options import Paired
 from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
 from specbench.errors import CompatibilityError, UsageError
@@ -35,25 +35,31 @@ if TYPE_CHECKING:
     from specbench.model_files.model import ModelFiles
     from specbench.runs import StoredRun
 
-_Target = Annotated[
-    str,
+_Word = Annotated[
+    str | None,
     typer.Argument(
         metavar="TARGET", help="Target in pairings.yaml, folder, hub id or demo:target."
     ),
 ]
+_Target = Annotated[
+    str | None, typer.Option("--target", help="The same, as `run` takes it.", show_default=False)
+]
 
 
-def pair(target: _Target, asked: Paired) -> None:
+def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
     """Rank drafts and methods for a target by fit, cost and gain."""
     from specbench.model_files.model import open_model
 
+    target = word or named
+    if target is None or (word and named):
+        raise UsageError("pair: name one target, as in `specbench pair ./models/target`")
     settings = _settings(asked)
     if asked.write is not None and not os.access(asked.write.absolute().parent, os.W_OK | os.X_OK):
         raise UsageError(f"--write {asked.write}: directory does not exist or is not writable")
     if asked.write is not None and asked.write.exists():
         raise UsageError(f"--write {asked.write}: file exists; name a new one")
     stored = interrupted_run(asked, settings)
-    chosen, known = _find_target(target, asked.pairings_file)
+    chosen, known = find_target(target, asked.pairings_file)
     if stored is not None:
         known, settings = drafters_of(stored, chosen), stored.run.settings
         asked = replace(
@@ -101,21 +107,6 @@ def _settings(asked: Paired) -> RunSettings:
     )
 
 
-def _find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, ...]]":
-    """The target, and the drafters that pairings.yaml has for it."""
-    from specbench.fit.discover import plain_name
-    from specbench.inputs.config import Target, load_pairings
-    from specbench.inputs.model_spec import model_spec
-    from specbench.shipped import PACKAGE
-
-    if ":" in word or "/" in word:
-        spec = model_spec(word)
-        own = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
-        return Target(name=plain_name(word), model=spec, drafters=(), workloads=own), ()
-    found = load_pairings(file).target(word)
-    return found, found.drafters
-
-
 def _machine(asked: Paired, settings: RunSettings, files: "ModelFiles") -> "Machine":
     from specbench.cli.hardware import find_machine
     from specbench.fit.memory_plan import Place
@@ -158,15 +149,12 @@ def _prepare(
 ) -> "Prepared":
     from specbench.fit.candidates import prepare
     from specbench.fit.catalogue import catalogued
-    from specbench.fit.discover import discover, drafter_of, draftless, with_own_names
+    from specbench.fit.discover import discover, draftless, with_own_names
 
     if asked.folders and not asked.discover:
         raise UsageError("--in names folders to search; add --discover")
-    drafters: list[Drafter] = []
+    drafters = list(named_drafters(asked.drafts or (), known))
     left_out: tuple[LeftOut, ...] = ()
-    by_name = {drafter.name: drafter for drafter in known}
-    for word in asked.drafts or ():
-        drafters += [by_name[w] if w in by_name else drafter_of(w) for w in word.split(",") if w]
     if asked.catalogue:
         published = catalogued(target.model.source)
         drafters += [d for d in published if (d.method, d.model) not in _kinds(drafters)]
@@ -221,7 +209,7 @@ def _measure(
             "here; download them, or plan with --dry-run"
         )
     if stored is None:
-        file = _own_file(prepared.target, drafters, asked.out)
+        file = own_file(prepared.target, drafters, asked.out)
         pairings, out, resume = load_pairings(file).all, asked.out, None
         settings = replace(
             of_pairings(settings, pairings),
@@ -253,21 +241,6 @@ def _measure(
     comment = f"measured by specbench pair, run {run.run.run_id}"
     _write(asked.write, prepared.target, best, comment, why_none)
     require_complete(document)
-
-
-def _own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:
-    """A pairings file for the run, so that an interrupted one goes on like any other."""
-    from specbench.fit.pairings_file import write_pairings
-    from specbench.runs import disk_errors_named
-
-    facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
-    file = out / "pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
-    with disk_errors_named(file):
-        if file.exists():
-            return file
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_pairings(file, target, drafters, "made by specbench pair")
-    return file
 
 
 def _show(prepared: "Prepared", machine: "Machine", asked: Paired) -> None:

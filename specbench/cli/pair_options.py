@@ -28,6 +28,7 @@ _Drafts = Annotated[
     list[str] | None,
     typer.Option(
         "--drafts",
+        "--draft",
         help="Folders, hub ids, demo:NAME or methods such as ngram: --drafts A B C.",
         show_default="the target's in pairings.yaml, else methods that need no draft",
     ),

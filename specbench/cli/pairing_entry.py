@@ -1,6 +1,5 @@
 """The lines of pairings.yaml that a freshly trained head needs, ready to be pasted."""
 
-import os
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,10 @@ def pairing_entry(
     `word` is the target as the command line named it. The entry is of a drafter where the file
     has the target, of a target where it has not, and a whole file where there is none.
     """
+    from specbench.fit.pairings_file import beside
+
     file = pairings_file or Path(FILE)
-    drafter = {head.name: {"method": method, "model": _beside(head, file)}}
+    drafter = {head.name: {"method": method, "model": beside(head, file.parent)}}
     known = _target_of(file, word, target) if file.exists() else None
     if known is not None:
         return f"To measure it, add under `drafters:` of {known.name} in {file}\n" + _lines(
@@ -54,14 +55,10 @@ def _place(spec: "ModelSpec") -> str:
 
 
 def _as_written(target: "ModelSpec", file: Path) -> str:
+    from specbench.fit.pairings_file import beside
+
     is_name = target.source.startswith(("demo:", "shape:"))
-    return target.source if is_name or target.folder is None else _beside(target.folder, file)
-
-
-def _beside(folder: Path, file: Path) -> str:
-    """The folder as the file may write it."""
-    path = Path(os.path.relpath(folder.resolve(), file.resolve().parent)).as_posix()
-    return path if path.startswith("..") else f"./{path}"
+    return target.source if is_name or target.folder is None else beside(target.folder, file.parent)
 
 
 def _lines(entry: dict[str, Any], depth: int) -> str:

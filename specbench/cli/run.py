@@ -6,10 +6,12 @@ from specbench.cli import options
 from specbench.cli.checks import checked
 from specbench.cli.measure import measure
 from specbench.cli.nodes import Nodes
+from specbench.cli.own_pair import OwnPair
 from specbench.settings import RunSettings
 
 
 def run(
+    own: OwnPair,
     asked: RunSettings,
     out: options.Out = Path("reports"),
     resume: options.Resume = None,
@@ -26,4 +28,5 @@ def run(
         dry_run=dry_run,
         nodes=Nodes.asked(ray, gpus_per_cell),
         as_json=as_json,
+        own=own,
     )

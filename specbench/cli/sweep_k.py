@@ -7,12 +7,14 @@ from specbench.cli import options
 from specbench.cli.checks import checked
 from specbench.cli.measure import measure
 from specbench.cli.nodes import Nodes
+from specbench.cli.own_pair import OwnPair
 from specbench.settings import DraftSettings, RunSettings
 
 DEFAULT_KS = DraftSettings(num_speculative_tokens=tuple(range(9)), is_default_range=True)
 
 
 def sweep_k(
+    own: OwnPair,
     asked: RunSettings,
     out: options.Out = Path("reports"),
     resume: options.Resume = None,
@@ -31,4 +33,5 @@ def sweep_k(
         dry_run=dry_run,
         nodes=Nodes.asked(ray, gpus_per_cell),
         as_json=as_json,
+        own=own,
     )

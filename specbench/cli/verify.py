@@ -10,6 +10,7 @@ import typer
 from specbench.cli import options
 from specbench.cli.checks import checked
 from specbench.cli.measure import read_methods
+from specbench.cli.own_pair import OwnPair
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
 from specbench.settings import (
@@ -106,6 +107,7 @@ class Examined:
 
 
 def verify(
+    own: OwnPair,
     asked: Examined,
     tokens: _Tokens = 16384,
     concurrency: _Concurrency = None,
@@ -131,7 +133,7 @@ def verify(
     with ProgressWatch() as watch:
         watch.stage("starting")
         try:
-            evidence = _collect(settings, watch, tokens, rows or concurrency)
+            evidence = _collect(settings, own, watch, tokens, rows or concurrency)
         except KeyboardInterrupt:
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
@@ -154,21 +156,28 @@ def verify(
 
 
 def _collect(
-    settings: RunSettings, watch: "ProgressWatch", num_tokens: int, concurrency: int | None
+    settings: RunSettings,
+    own: OwnPair,
+    watch: "ProgressWatch",
+    num_tokens: int,
+    concurrency: int | None,
 ) -> "list[Evidence]":
     """Of the engines in this process, then of servers, for which it needs no torch."""
     from specbench.inputs.config import load_pairings
 
     methods = read_methods(settings.workload.methods)
-    chosen = load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
+    chosen = own.pairings(settings, methods)
+    if chosen is None:
+        names = settings.workload.pairings
+        chosen = load_pairings(settings.pairings_file).select(names, methods)
     here = tuple(name for name in settings.load.engines if name not in SERVED)
     evidence: list[Evidence] = []
     if here:
         from specbench.bench.verification import collect_evidence
 
-        own = replace(settings, load=LoadSettings(engines=here), servers=ServerSettings())
+        ours = replace(settings, load=LoadSettings(engines=here), servers=ServerSettings())
         evidence += collect_evidence(
-            own, chosen, watch, num_tokens=num_tokens, num_rows=concurrency or ROWS
+            ours, chosen, watch, num_tokens=num_tokens, num_rows=concurrency or ROWS
         )
     if here != settings.load.engines:
         from specbench.bench.served.verification import collect_served_evidence

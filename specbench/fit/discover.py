@@ -69,7 +69,7 @@ def draftless(target: ModelFiles) -> Iterator[Drafter]:
         yield Drafter(name="mtp", method="mtp")
 
 
-def drafter_of(word: str) -> Drafter:
+def drafter_of(word: str, option: str = "--drafts") -> Drafter:
     """The drafter that a word names: a method without weights, a folder, a hub id, demo:NAME.
 
     Files that are not there stay a matter of compatibility. UsageError for any other word.
@@ -78,7 +78,7 @@ def drafter_of(word: str) -> Drafter:
     if word in methods:
         if methods[word].model == "required":
             raise UsageError(
-                f"--drafts {word}: the method needs weights; name their folder or hub id, and the "
+                f"{option} {word}: the method needs weights; name their folder or hub id, and the "
                 "method follows from the files"
             )
         return Drafter(name=word, method=word)
@@ -90,7 +90,7 @@ def drafter_of(word: str) -> Drafter:
         hint = nearest(word, list(methods))
         if spec.folder is None and "/" not in word and hint:
             raise UsageError(
-                f"--drafts {word}: no such method{hint}, and no model of that name on this machine"
+                f"{option} {word}: no such method{hint}, and no model of that name on this machine"
             ) from None
     return Drafter(name=plain_name(spec.source), method=method, model=spec)
 

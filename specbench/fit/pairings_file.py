@@ -1,5 +1,6 @@
 """Writes a target with chosen drafters as a pairings.yaml of its own."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,7 @@ def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comm
 
     UsageError where it is there already or cannot be written.
     """
-    entry: dict[str, Any] = {
-        **_model(target.model),
-        **({"workloads": _workloads(target.workloads)} if target.workloads else {}),
-        "drafters": {drafter.name: _drafter(drafter) for drafter in drafters},
-    }
-    text = yaml.safe_dump(
-        {"default": target.name, "targets": {target.name: entry}},
-        sort_keys=False,
-        default_flow_style=False,
-        allow_unicode=True,
-    )
+    text = pairings_text(target, drafters, path.parent)
     lines = "".join(f"# {line}\n" for line in comment.splitlines())
     try:
         with path.open("x", encoding="utf-8") as file:
@@ -38,14 +29,36 @@ def write_pairings(path: Path, target: Target, drafters: Sequence[Drafter], comm
         raise UsageError(f"--write {path}: {error.strerror}") from error
 
 
-def _workloads(folder: Path) -> str:
-    return "demo" if folder == PACKAGE / "demo" / "workloads" else str(folder)
+def pairings_text(target: Target, drafters: Sequence[Drafter], folder: Path) -> str:
+    """The YAML of a file in that folder, from where folders of models are named."""
+    entry: dict[str, Any] = {
+        **_model(target.model, folder),
+        **({"workloads": _workloads(target.workloads, folder)} if target.workloads else {}),
+        "drafters": {drafter.name: _drafter(drafter, folder) for drafter in drafters},
+    }
+    return yaml.safe_dump(
+        {"default": target.name, "targets": {target.name: entry}},
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=1000,
+    )
 
 
-def _drafter(drafter: Drafter) -> dict[str, Any]:
+def beside(folder: Path, own: Path) -> str:
+    """A folder of models as a file in the folder `own` may write it."""
+    path = Path(os.path.relpath(folder.resolve(), own.resolve())).as_posix()
+    return path if path.startswith("..") else f"./{path}"
+
+
+def _workloads(workloads: Path, folder: Path) -> str:
+    return "demo" if workloads == PACKAGE / "demo" / "workloads" else beside(workloads, folder)
+
+
+def _drafter(drafter: Drafter, folder: Path) -> dict[str, Any]:
     entry: dict[str, Any] = {"method": drafter.method}
     if drafter.model is not None:
-        entry |= _model(drafter.model)
+        entry |= _model(drafter.model, folder)
     if drafter.parameters:
         entry["parameters"] = {
             name: list(value) if isinstance(value, tuple) else value
@@ -58,9 +71,10 @@ def _drafter(drafter: Drafter) -> dict[str, Any]:
     return entry
 
 
-def _model(spec: ModelSpec) -> Mapping[str, Any]:
-    is_own_folder = spec.folder is not None and ":" not in spec.source
-    entry: dict[str, Any] = {"model": str(spec.folder) if is_own_folder else spec.source}
+def _model(spec: ModelSpec, folder: Path) -> Mapping[str, Any]:
+    entry: dict[str, Any] = {"model": spec.source}
+    if spec.folder is not None and not spec.source.startswith(("demo:", "shape:")):
+        entry["model"] = beside(spec.folder, folder)
     given = {
         "revision": spec.revision,
         "dtype": None if spec.dtype == "auto" else spec.dtype,

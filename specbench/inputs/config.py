@@ -116,15 +116,22 @@ class Pairing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pairings:
-    """A whole pairings.yaml."""
+    """A whole pairings.yaml, and the shipped targets whose names it has not."""
 
     path: Path
     targets: tuple[Target, ...]
     default: tuple[str, ...]  # names as `select` takes them
+    shipped: tuple[Target, ...] = ()
 
     @property
     def all(self) -> tuple[Pairing, ...]:
-        return tuple(Pairing(target=t, drafter=d) for t in self.targets for d in t.drafters)
+        """Those of the file itself."""
+        return _pairings(self.targets)
+
+    @property
+    def known(self) -> tuple[Pairing, ...]:
+        """Those of the file, then the shipped ones."""
+        return _pairings((*self.targets, *self.shipped))
 
     def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
         """The pairings named `target/drafter` or `target` (all its lossless drafters), each once.
@@ -135,12 +142,13 @@ class Pairings:
         """
         chosen: dict[str, Pairing] = {}
         for name in names or self.default:
-            found = {p.name: p for p in self.all if _is_named(p, name)}
+            found = {p.name: p for p in self.known if _is_named(p, name)}
             if not found:
-                known = [t.name for t in self.targets] + [p.name for p in self.all]
+                known = [t.name for t in (*self.targets, *self.shipped)]
+                known += [p.name for p in self.known]
                 raise UsageError(
                     f"no pairing {name!r} in {self.path}{nearest(name, known)}; "
-                    "`specbench list pairings` shows them all"
+                    f"`specbench list pairings` shows them all{_as_a_model(name)}"
                 )
             chosen |= found
         kept = tuple(p for p in chosen.values() if not methods or p.drafter.method in methods)
@@ -154,28 +162,49 @@ class Pairings:
 
     def target(self, name: str) -> Target:
         """The target of that name; UsageError where there is none."""
-        for target in self.targets:
+        every = (*self.targets, *self.shipped)
+        for target in every:
             if target.name == name:
                 return target
         raise UsageError(
-            f"no target {name!r} in {self.path}{nearest(name, [t.name for t in self.targets])}; "
+            f"no target {name!r} in {self.path}{nearest(name, [t.name for t in every])}; "
             "a hub id is owner/name, a folder begins with ./ ../ / or ~/"
         )
 
 
 def load_pairings(path: Path | None = None) -> Pairings:
-    """Read `path`, else pairings.yaml of the working folder, else the shipped one.
+    """Read `path`, else pairings.yaml of the working folder; the shipped one adds to either.
 
     Whatever is wrong raises ConfigError with file, line, key and what is allowed.
     """
-    own = Path("pairings.yaml")
-    file = path or (own if own.exists() else shipped("pairings.yaml"))
+    own, of_package = Path("pairings.yaml"), shipped("pairings.yaml")
+    file = path or (own if own.exists() else of_package)
+    pairings = _read(file)
+    if file.resolve() == of_package.resolve():
+        return pairings
+    names = {target.name for target in pairings.targets}
+    others = tuple(target for target in _read(of_package).targets if target.name not in names)
+    return replace(pairings, shipped=others)
+
+
+def _read(file: Path) -> Pairings:
     top = read_yaml(file, ConfigError).section(allowed=("default", "defaults", "targets"))
     defaults = top.may("defaults", _defaults, _Defaults())
     targets = top.must("targets", partial(_targets, defaults=defaults))
     pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
     names = partial(_default_names, pairings=pairings)
     return replace(pairings, default=top.may("default", names, pairings.default))
+
+
+def _pairings(targets: Sequence[Target]) -> tuple[Pairing, ...]:
+    return tuple(Pairing(target=t, drafter=d) for t in targets for d in t.drafters)
+
+
+def _as_a_model(word: str) -> str:
+    """What to type where the word is no pairing and looks like a model."""
+    if not set(word) & {"/", ":"} and not Path(word).is_dir():
+        return ""
+    return f"; to measure a model without a file: specbench run --target {word} --draft DRAFT"
 
 
 def _weights(model: ModelSpec) -> dict[str, object]:

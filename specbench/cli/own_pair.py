@@ -1,0 +1,123 @@
+"""A pair that is named on the command line, by --target and --draft, without a pairings file."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench.errors import UsageError
+
+if TYPE_CHECKING:
+    from specbench.inputs.config import Drafter, Pairing, Target
+    from specbench.settings import RunSettings
+
+_Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        metavar="MODEL",
+        help="Measure this model without a pairings file: a folder, hub id or demo:NAME.",
+        show_default=False,
+    ),
+]
+_Drafts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--draft",
+        metavar="DRAFT",
+        help="With --target: a draft model or head (folder, hub id, demo:NAME) or a method such "
+        "as ngram; may be repeated.",
+        show_default="methods that need no draft",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnPair:
+    """The pair of --target and --draft; none without --target."""
+
+    target: _Target = None
+    drafts: _Drafts = None
+
+    def pairings(
+        self, settings: "RunSettings", methods: Sequence[str]
+    ) -> "tuple[Pairing, ...] | None":
+        """What is named here; None where nothing is.
+
+        UsageError for a model or draft that is none, and for names of the file beside it.
+        """
+        from specbench.fit.discover import draftless
+        from specbench.inputs.config import Pairings
+        from specbench.model_files.model import open_model
+
+        if self.target is None:
+            if self.drafts:
+                raise UsageError(f"--draft {self.drafts[0]}: say for which model, with --target")
+            return None
+        if settings.workload.pairings:
+            raise UsageError(
+                f"--target {self.target}: leave out {', '.join(settings.workload.pairings)}, or "
+                "measure pairings of the file without --target"
+            )
+        target, known = find_target(self.target, settings.pairings_file)
+        drafters = named_drafters(self.drafts or (), known, option="--draft")
+        if not drafters:
+            drafters = known or tuple(draftless(open_model(target.model)))
+        whole = replace(target, drafters=drafters)
+        names = (whole.name,) if any(d.lossy is None for d in drafters) else ()
+        own = Pairings(path=Path("--target"), targets=(whole,), default=(whole.name,))
+        return own.select(names or [pairing.name for pairing in own.all], methods)
+
+
+def find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, ...]]":
+    """The target that a word names, and the drafters that the pairings file has for it."""
+    from specbench.fit.discover import plain_name
+    from specbench.inputs.config import Target, load_pairings
+    from specbench.inputs.model_spec import model_spec
+    from specbench.shipped import PACKAGE
+
+    if ":" in word or "/" in word or (Path(word) / "config.json").is_file():
+        spec = model_spec(word)
+        own = PACKAGE / "demo" / "workloads" if word.startswith("demo:") else None
+        return Target(name=plain_name(word), model=spec, drafters=(), workloads=own), ()
+    found = load_pairings(file).target(word)
+    return found, found.drafters
+
+
+def named_drafters(
+    words: Sequence[str], known: "Sequence[Drafter]", option: str = "--drafts"
+) -> "tuple[Drafter, ...]":
+    """The drafters of these words, some of which may be names of the file; UsageError."""
+    from specbench.fit.discover import drafter_of, with_own_names
+
+    by_name = {drafter.name: drafter for drafter in known}
+    every = [one for word in words for one in word.split(",") if one]
+    return with_own_names(by_name.get(one) or drafter_of(one, option) for one in every)
+
+
+def own_file(target: "Target", drafters: "Sequence[Drafter]", out: Path) -> Path:
+    """A pairings file for the run, so that an interrupted one is resumed like any other."""
+    from specbench.fit.pairings_file import write_pairings
+    from specbench.runs import disk_errors_named
+
+    facts = json.dumps([str(target.model), str(target.workloads), *map(str, drafters)]).encode()
+    file = out / "pairings" / f"{target.name}-{sha256(facts).hexdigest()[:8]}.yaml"
+    with disk_errors_named(file):
+        if file.exists():
+            return file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_pairings(file, target, drafters, "made by specbench")
+    return file
+
+
+def to_keep(pairings: "Sequence[Pairing]") -> str:
+    """The YAML of these pairings, as pairings.yaml of the working folder would have it."""
+    from specbench.fit.pairings_file import pairings_text
+
+    target = pairings[0].target
+    text = pairings_text(target, [pairing.drafter for pairing in pairings], Path())
+    return f"To keep this pair, write to pairings.yaml:\n\n{text}"
