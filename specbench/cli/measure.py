@@ -68,7 +68,7 @@ def measure(
         typer.echo(to_keep(pairings), err=True)
         drafters = [pairing.drafter for pairing in pairings]
         file = own_file(pairings[0].target, drafters, out)
-        settings = replace(settings, pairings_file=file)
+        settings, pairings = replace(settings, pairings_file=file), load_pairings(file).all
     if dry_run:
         _show_plan(settings, pairings, out, is_here=nodes is None, as_json=as_json)
         return

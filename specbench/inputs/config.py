@@ -5,7 +5,7 @@
       dtype, device_map, num_speculative_tokens
     targets:
       NAME:
-        model: demo:target         # Hugging Face id, folder (./ ../ / ~/), demo:NAME or shape:NAME
+        model: demo:target         # folder, Hugging Face id, demo:NAME or shape:NAME
         revision, dtype, device_map, quantization, trust_remote_code, needs_gib, note
         workloads: demo            # a folder of this target's own prompts, or `demo`
         drafters:
@@ -17,7 +17,8 @@
             num_speculative_tokens, note
             source, checked, licence, figure  # of an entry that was read somewhere: origin.py
 
-A pairing is named target/drafter. A folder is relative to the file that names it. A drafter
+A pairing is named target/drafter. A folder is relative to the file that names it, and goes before a
+hub id of the same name. A drafter
 takes dtype and device_map from its target unless it has its own, a target from `defaults`.
 """
 

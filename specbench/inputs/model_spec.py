@@ -80,6 +80,8 @@ def model_spec(source: str) -> ModelSpec:
             f"{source!r} is not a target in pairings.yaml, a Hugging Face id (owner/name), a "
             "folder (./ ../ / ~/) or an embedded model (demo:NAME)"
         )
+    if _holds_a_model(Path(source)):
+        return ModelSpec(source=source, folder=Path(source).absolute())
     if complaint := _folder_complaint(source, Path()):
         raise UsageError(complaint)
     return ModelSpec(source=source)
@@ -140,6 +142,9 @@ def _model_folder(value: Value) -> Path | None:
             f"{source!r} is not a Hugging Face id (owner/name), a folder (./ ../ / ~/), "
             "an embedded model (demo:NAME) or a shape (shape:NAME)"
         )
+    beside = value.file.parent / source
+    if _holds_a_model(beside):
+        return beside.absolute()
     if complaint := _folder_complaint(source, value.file.parent):
         value.fail(complaint)
     return None
@@ -175,6 +180,13 @@ def _shipped_model(value: Value, name: str, folder: Path, what: str) -> Path:
     if known and name not in known:  # with none at all (before training), loading says so
         value.fail(f"no {what} {name!r}{nearest(name, known)}; there are: {', '.join(known)}")
     return folder / name
+
+
+def _holds_a_model(folder: Path) -> bool:
+    try:
+        return (folder / "config.json").is_file()
+    except OSError:  # too long to be a path
+        return False
 
 
 def _is_folder(path: Path) -> bool:

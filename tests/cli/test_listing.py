@@ -27,9 +27,10 @@ def test_every_kind_is_listed_for_machines(kind, tiny, finished):
 
 def test_pairings_are_those_of_the_working_folder(tiny):
     rows = json.loads(specbench("list", "pairings", "--json", cwd=tiny).out)
-    assert [(row["pairing"], row["method"], row["draft"]) for row in rows] == [
+    assert [(row["pairing"], row["method"], row["draft"]) for row in rows[:3]] == [
         ("tiny/draft", "draft_model", "./draft"),
         ("tiny/ngram", "ngram", None),
+        ("demo/draft", "draft_model", "demo:draft"),  # the shipped ones follow
     ]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from specbench.errors import ConfigError, UsageError
 from specbench.inputs.config import Pairings, load_pairings
+from specbench.inputs.model_spec import model_spec
 
 TWO_TARGETS = """
     default: small/copy
@@ -237,7 +238,7 @@ def test_a_quantization_that_does_not_exist_is_answered_with_those_that_do(tmp_p
 
 
 @pytest.mark.parametrize("where", ["here", "file"])
-def test_a_hub_id_is_never_a_folder_of_that_name(tmp_path, monkeypatch, where):
+def test_a_hub_id_is_never_an_empty_folder_of_that_name(tmp_path, monkeypatch, where):
     (tmp_path / "here" / "file").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -250,3 +251,37 @@ def test_a_hub_id_is_never_a_folder_of_that_name(tmp_path, monkeypatch, where):
     place.mkdir()
     with pytest.raises(ConfigError, match=r"a folder begins with \./ \(\./my-head\)"):
         load_pairings(file)
+
+
+def test_a_model_that_lies_beside_the_file_is_that_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "there" / "models" / "target"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    file = tmp_path / "there" / "pairings.yaml"
+    file.write_text("targets: {big: {model: models/target, drafters: {copy: {method: ngram}}}}")
+    assert load_pairings(file).all[0].target.model.folder == folder
+    monkeypatch.chdir(tmp_path / "there")
+    assert model_spec("models/target").folder == folder
+
+
+def test_a_file_adds_to_the_shipped_pairings_and_wins_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = "targets: {mine: {model: o/b, drafters: {copy: {method: ngram}}}}"
+    Path("pairings.yaml").write_text(own)
+    pairings = load_pairings()
+    assert [pairing.name for pairing in pairings.all] == ["mine/copy"]
+    assert pairings.select()[0].name == "mine/copy"
+    assert pairings.select(["demo/draft"])[0].target.model.source == "demo:target"
+    assert pairings.target("demo").name == "demo"
+
+    Path("pairings.yaml").write_text(own.replace("mine", "demo"))
+    assert [pairing.name for pairing in load_pairings().select(["demo"])] == ["demo/copy"]
+    with pytest.raises(UsageError, match="no pairing 'demo/draft'"):
+        load_pairings().select(["demo/draft"])
+
+
+@pytest.mark.parametrize("name", ["owner/model", "./folder", "demo:target"])
+def test_a_model_that_is_no_pairing_is_answered_with_how_to_measure_it(name):
+    with pytest.raises(UsageError, match=f"specbench run --target {name} --draft DRAFT"):
+        load_pairings().select([name])
