@@ -4,6 +4,7 @@ Open `measure.py` first; `options.py` makes options of settings.
 """
 
 import errno
+import logging
 import sys
 from itertools import pairwise
 
@@ -34,6 +35,8 @@ _NOT_OURS = (
     *(errno.ELOOP, errno.EIO, errno.ESTALE),
 )
 
+# They tell of every kernel of torchao that is made for another device.
+_TALKATIVE = ("torchao", "torch.utils._pytree")
 _STORING = ("run", "sweep-k", "pair", "import", "train")  # what was typed is in the record
 
 app = typer.Typer(
@@ -69,6 +72,8 @@ def main() -> None:
 
     Typer sees to Ctrl-C (exit code 130) and to a reader that went away, as in `| head`.
     """
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         app(args=_prepared(sys.argv[1:]))
     except SpecbenchError as error:
