@@ -6,14 +6,18 @@ Open `measure.py` first; `options.py` makes options of settings.
 import errno
 import logging
 import sys
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Annotated
 
 import typer
 
+from specbench import __version__
 from specbench.cli.baseline import baseline
 from specbench.cli.check import check
 from specbench.cli.doctor import doctor
 from specbench.cli.export import export
+from specbench.cli.help import EXAMPLES, NEXT, Grouped
 from specbench.cli.history import history
 from specbench.cli.import_results import import_results
 from specbench.cli.listing import list_things
@@ -45,25 +49,42 @@ app = typer.Typer(
         "Does speculative decoding pay off for your target, your GPU and "
         "your text - and with which draft, method and K?"
     ),
-    no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run")(spread(run))
-app.command("sweep-k")(spread(sweep_k, draft="0..8"))
-app.command("pair")(spread(pair))
-app.command("verify")(spread(verify))
-app.command("train")(spread(train))
-app.command("report")(spread(report))
-app.command("recommend")(spread(recommend))
-app.command("export")(spread(export))
-app.command("import")(spread(import_results))
-app.command("history")(spread(history))
-app.command("check")(spread(check))
-app.command("baseline")(spread(baseline))
-app.command("list")(spread(list_things))
-app.command("doctor")(spread(doctor))
+_COMMANDS: dict[str, Callable[..., None]] = {
+    "run": spread(run),
+    "sweep-k": spread(sweep_k, draft="0..8"),
+    "pair": spread(pair),
+    "verify": spread(verify),
+    "train": spread(train),
+    "report": spread(report),
+    "recommend": spread(recommend),
+    "export": spread(export),
+    "import": spread(import_results),
+    "history": spread(history),
+    "check": spread(check),
+    "baseline": spread(baseline),
+    "list": spread(list_things),
+    "doctor": spread(doctor),
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name, cls=Grouped, epilog=f"Example: {EXAMPLES[_name]}")(_command)
+
+
+@app.callback(invoke_without_command=True)
+def _without_command(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"specbench {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(NEXT.format(version=__version__))
+    else:
+        return
+    raise typer.Exit
 
 
 def main() -> None:
@@ -75,7 +96,7 @@ def main() -> None:
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        app(args=_prepared(sys.argv[1:]))
+        app(args=prepared(sys.argv[1:]))
     except SpecbenchError as error:
         typer.echo(f"error: {error}", err=True)
         is_lost = isinstance(error, DeviceLostError)
@@ -99,7 +120,7 @@ def main() -> None:
         sys.exit(ExitCode.BUG)
 
 
-def _prepared(arguments: list[str]) -> list[str]:
+def prepared(arguments: list[str]) -> list[str]:
     """What people type as the parser takes it; UsageError for what no run could store."""
     if arguments and arguments[0] in _STORING:
         for word in arguments:

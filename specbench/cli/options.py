@@ -74,14 +74,20 @@ def spread(command: Callable[..., None], **shown: str) -> Callable[..., None]:
     return spread_out
 
 
-def _parameters(asked: list[_Asked], shown: Mapping[str, str]) -> Iterator[inspect.Parameter]:
+def _parameters(
+    asked: list[_Asked], shown: Mapping[str, str], panel: str | None = None
+) -> Iterator[inspect.Parameter]:
     for name, hint, default in asked:
+        kind = bare_type(hint)
         if (option := option_of(hint)) is not None:
             option = replace(option, shown=shown.get(name, option.shown))
-            annotation, words = _as_typer(name, bare_type(hint), option, default)
+            own = _heading(kind) if is_group(kind) else panel
+            annotation, words = _as_typer(name, kind, option, default, own)
             yield inspect.Parameter(name, _KEYWORD, default=words, annotation=annotation)
         elif is_group(hint):
-            yield from _parameters(_asked_of(hint, default), shown)
+            within = _asked_of(hint, default)
+            holds_groups = any(is_group(bare_type(one.hint)) for one in within)
+            yield from _parameters(within, shown, None if holds_groups else _heading(hint))
         elif hasattr(hint, "__metadata__"):  # typer's own; what has neither cannot be asked for
             yield inspect.Parameter(name, _KEYWORD, default=default, annotation=hint)
 
@@ -113,16 +119,27 @@ def _asked_of(group: Any, default: Any) -> list[_Asked]:
     return found
 
 
-def _as_typer(name: str, kind: Any, option: Option, default: Any) -> tuple[Any, Any]:
+def _heading(group: type) -> str:
+    """What help prints above a group's options: the first sentence of its docstring."""
+    return (inspect.getdoc(group) or "").partition(".")[0]
+
+
+def _as_typer(
+    name: str, kind: Any, option: Option, default: Any, panel: str | None
+) -> tuple[Any, Any]:
     """The annotation that typer wants, and the default as it is typed."""
+    metavar = None if kind in (bool, int, float) else option.names_of(name)[0].strip("-").upper()
     if option.is_repeated:
         kind, default = list[str] | None, None
     elif option.read is not None or _choices(kind):
         kind, default = str | None, _typed(default)
     if option.is_argument:
-        return Annotated[kind, typer.Argument(help=option.help, show_default=option.shown)], default
+        made = typer.Argument(help=option.help, show_default=option.shown, metavar="[PAIRING]...")
+        return Annotated[kind, made], default
     made = typer.Option(
         *option.names_of(name),
+        metavar=metavar,
+        rich_help_panel=panel,
         help=option.help,
         min=option.min,
         max=option.max,

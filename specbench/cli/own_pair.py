@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from specbench.inputs.config import Drafter, Pairing, Target
     from specbench.settings import RunSettings
 
+_PANEL = "A pair of your own, without a pairings file"
 _Target = Annotated[
     str | None,
     typer.Option(
         "--target",
         metavar="MODEL",
-        help="Measure this model without a pairings file: a folder, hub id or demo:NAME.",
+        rich_help_panel=_PANEL,
+        help="Measure this model: a folder, hub id or demo:NAME.",
         show_default=False,
     ),
 ]
@@ -29,6 +31,7 @@ _Drafts = Annotated[
     typer.Option(
         "--draft",
         metavar="DRAFT",
+        rich_help_panel=_PANEL,
         help="With --target: a draft model or head (folder, hub id, demo:NAME) or a method such "
         "as ngram; may be repeated.",
         show_default="methods that need no draft",

@@ -133,7 +133,7 @@ class WorkloadSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftSettings:
-    """How far drafters draft ahead: all of it is -k."""
+    """How far drafters draft ahead."""
 
     num_speculative_tokens: tuple[int, ...] | None = None  # None: the pairing's own
     is_default_range: bool = False  # nobody asked for each of these K

@@ -1,5 +1,10 @@
-import pytest
+import shlex
+from importlib.metadata import version
 
+import pytest
+from typer.main import get_command
+
+from specbench.cli import app, prepared
 from specbench.gate.check import default_tolerances
 from tests.cli.calls import specbench
 
@@ -45,10 +50,48 @@ def test_every_option_says_what_it_does(tmp_path):
             assert described.strip(), f"{command} {name}"
 
 
-def test_without_a_command_help_is_shown(tmp_path):
+def test_options_stand_under_the_heading_of_their_group(tmp_path):
+    lines = specbench("run", "-h", cwd=tmp_path).out.splitlines()
+    headings = [n for n, line in enumerate(lines) if line.endswith(":") and line[0] != " "]
+    assert len(headings) >= 8
+    own = lines.index("A pair of your own, without a pairings file:")
+    assert lines[own + 1].startswith("  --target MODEL")
+    assert lines[headings[-1]] == "Options:"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_an_example_that_it_understands(command, tmp_path):
+    out = specbench(command, "--help", cwd=tmp_path).out
+    example = " ".join(out.partition("Example: specbench ")[2].split())
+    name, *arguments = shlex.split(example)
+    assert name == command
+    found = get_command(app).get_command(None, command)
+    assert found.make_context(command, prepared([name, *arguments])[1:]).params
+
+
+def test_without_a_command_it_says_what_to_do_next(tmp_path):
     ran = specbench(cwd=tmp_path)
-    assert "Usage: " in ran.out + ran.err
-    assert "sweep-k" in ran.out + ran.err
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.count("\n  specbench ") == 3
+    assert max(map(len, ran.out.splitlines())) <= 80
+
+
+def test_the_version_is_the_packages(tmp_path):
+    assert specbench("--version", cwd=tmp_path).out == f"specbench {version('specbench')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_commands_and_options(shell, tmp_path):
+    asked = {"_SPECBENCH_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        asked |= {"COMP_WORDS": "specbench sw", "COMP_CWORD": "1"}
+    else:
+        asked |= {"_TYPER_COMPLETE_ARGS": "specbench sw"}
+        asked |= {"_TYPER_COMPLETE_FISH_ACTION": "get-args"} if shell == "fish" else {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in asked.items():
+            patch.setenv(name, value)
+        assert "sweep-k" in specbench(cwd=tmp_path).out
 
 
 def test_the_gates_help_has_the_tolerances_that_it_judges_by(tmp_path):

@@ -1,0 +1,57 @@
+"""Help as plain text: options under the heading of their group, then an example."""
+
+from typing import Any
+
+from typer.core import TyperCommand
+
+EXAMPLES = {
+    "run": "specbench run demo/draft --workload code",
+    "sweep-k": "specbench sweep-k demo/draft --workload code -k 0..8 --budget 3m",
+    "pair": "specbench pair ./models/target --drafts ./models/draft ngram",
+    "verify": "specbench verify demo/draft",
+    "train": "specbench train eagle --target demo:target --budget 5m",
+    "report": "specbench report latest",
+    "recommend": "specbench recommend latest",
+    "export": "specbench export latest --engine vllm",
+    "import": "specbench import results.json --pairing llama-8b/eagle3",
+    "history": "specbench history",
+    "check": "specbench check baseline.json latest",
+    "baseline": "specbench baseline latest --to baseline.json",
+    "list": "specbench list pairings",
+    "doctor": "specbench doctor demo/draft",
+}
+
+NEXT = """\
+specbench {version}: does speculative decoding pay off for your model, GPU and text?
+
+Three things to do next:
+  specbench sweep-k demo/draft --budget 2m
+      try it: the embedded pair needs no download
+  specbench pair MODEL --drafts DRAFT --dry-run
+      does your draft fit your model and this memory? (folders or hub ids)
+  specbench run --target MODEL --draft DRAFT
+      measure them, with a verdict for chat, code and creative writing
+
+specbench --help lists every command."""
+
+
+class Grouped(TyperCommand):
+    """A command whose help lists options by group."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Arguments, then each group, then what belongs to no group."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panels.setdefault(_panel(parameter), []).append(record)
+        rest = panels.pop("Options", [])
+        for heading, records in (*panels.items(), ("Options", rest)):
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+def _panel(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    return getattr(parameter, "rich_help_panel", None) or "Options"
