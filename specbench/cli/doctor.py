@@ -23,15 +23,18 @@ def doctor(
     as_json: options.AsJson = False,
 ) -> None:
     """Check versions, GPU, memory, tokenizers and the model cache."""
+    from specbench.inputs.config import load_pairings
+
+    file = load_pairings(pairings_file)
+    chosen = file.select(pairings) if pairings else file.known
+
     import torch
 
-    from specbench.inputs.config import load_pairings
     from specbench.probes.allocator import cuda_uuid
     from specbench.probes.environment import describe_environment
     from specbench.probes.host import host_available_bytes
     from specbench.probes.nvml import open_probe
 
-    file = load_pairings(pairings_file)
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     probe = open_probe(device, uuid=cuda_uuid(device))
     environment = describe_environment(device, torch.get_num_threads(), ("specbench",), probe)
@@ -40,7 +43,6 @@ def doctor(
         free_bytes = environment.gpu_memory_bytes - used
     else:
         free_bytes = host_available_bytes()
-    chosen = file.select(pairings) if pairings else file.all
     document = {
         "device": device,
         "gpu": environment.gpu,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specbench.cli.first_look import look_first
 from specbench.cli.nodes import Nodes
 from specbench.cli.own_pair import OwnPair, own_file, to_keep
 from specbench.cli.resuming import require_as_asked
@@ -77,7 +78,10 @@ def measure(
             "--ray starts servers on its nodes, and --base-url measures those that run already; "
             "leave one or the other out"
         )
-    run = run_settings(of_pairings(settings, pairings), pairings, out, resume, nodes=nodes)
+    settings = of_pairings(settings, pairings)
+    if nodes is None:
+        look_first(settings, pairings, out)
+    run = run_settings(settings, pairings, out, resume, nodes=nodes)
     _tell(run, as_json=as_json)
 
 

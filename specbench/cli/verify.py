@@ -9,6 +9,7 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.checks import checked
+from specbench.cli.first_look import look_first
 from specbench.cli.measure import read_methods
 from specbench.cli.own_pair import OwnPair
 from specbench.errors import UsageError
@@ -38,6 +39,7 @@ from specbench.settings.words import MAX_CONCURRENCY
 
 if TYPE_CHECKING:
     from specbench.cli.progress import ProgressWatch
+    from specbench.inputs.config import Pairing
     from specbench.verify.evidence import Evidence
     from specbench.verify.finding import Finding
 
@@ -128,12 +130,14 @@ def verify(
     if settings.servers.cycles is not None:
         raise UsageError("--cycles: verify starts each K once and measures no time; drop it")
 
+    chosen = _chosen(settings, own)
+    look_first(settings, chosen)
     from specbench.cli.progress import ProgressWatch
 
     with ProgressWatch() as watch:
         watch.stage("starting")
         try:
-            evidence = _collect(settings, own, watch, tokens, rows or concurrency)
+            evidence = _collect(settings, chosen, watch, tokens, rows or concurrency)
         except KeyboardInterrupt:
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
@@ -155,21 +159,24 @@ def verify(
     raise typer.Exit(exit_code(findings))
 
 
+def _chosen(settings: RunSettings, own: OwnPair) -> "Sequence[Pairing]":
+    from specbench.inputs.config import load_pairings
+
+    methods = read_methods(settings.workload.methods)
+    named = own.pairings(settings, methods)
+    if named is not None:
+        return named
+    return load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
+
+
 def _collect(
     settings: RunSettings,
-    own: OwnPair,
+    chosen: "Sequence[Pairing]",
     watch: "ProgressWatch",
     num_tokens: int,
     concurrency: int | None,
 ) -> "list[Evidence]":
     """Of the engines in this process, then of servers, for which it needs no torch."""
-    from specbench.inputs.config import load_pairings
-
-    methods = read_methods(settings.workload.methods)
-    chosen = own.pairings(settings, methods)
-    if chosen is None:
-        names = settings.workload.pairings
-        chosen = load_pairings(settings.pairings_file).select(names, methods)
     here = tuple(name for name in settings.load.engines if name not in SERVED)
     evidence: list[Evidence] = []
     if here:

@@ -147,9 +147,10 @@ class Pairings:
             if not found:
                 known = [t.name for t in (*self.targets, *self.shipped)]
                 known += [p.name for p in self.known]
+                near = nearest(name, known)
                 raise UsageError(
-                    f"no pairing {name!r} in {self.path}{nearest(name, known)}; "
-                    f"`specbench list pairings` shows them all{_as_a_model(name)}"
+                    f"no pairing {name!r} in {self.path}{near}; `specbench list pairings` shows "
+                    f"them all{'' if near else _as_a_model(name)}"
                 )
             chosen |= found
         kept = tuple(p for p in chosen.values() if not methods or p.drafter.method in methods)

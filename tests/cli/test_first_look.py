@@ -1,0 +1,74 @@
+"""Wrong names, files, devices and folders are answered before torch is imported."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specbench.cli import first_look
+from specbench.errors import UsageError
+from specbench.inputs.config import load_pairings
+from specbench.settings import MachineSettings, RunSettings, WorkloadSettings
+
+WRONG = {
+    "run demo/draft -w caht": "no workload 'caht', did you mean 'chat'?",
+    "sweep-k demo/draft -w ./missing.jsonl": "missing.jsonl: cannot be read",
+    "run demo/drafft": "no pairing 'demo/drafft'",
+    "verify demo/draft -w caht": "no workload 'caht'",
+    "verify demo/drafft": "no pairing 'demo/drafft'",
+    "run demo/draft --kernels best": "--kernels",
+    "run demo/draft -w chat --out ./file": "--out file: ",
+    "run --target ./nowhere --draft ngram": "the folder ./nowhere has no config.json",
+    "report nothing": "no run",
+    "list pairing": "pairing",
+    "history --metric speed": "speed",
+    "doctor demo/drafft": "no pairing 'demo/drafft'",
+    "pair demo:taget --dry-run": "did you mean 'target'",
+}
+COMMANDS = """
+import contextlib, io, shlex, sys
+from specbench.cli import main
+for command in {commands!r}:
+    sys.argv = ["specbench", *shlex.split(command)]
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            main()
+    except SystemExit as done:
+        print(done.code, "torch" in sys.modules, said.getvalue().strip().splitlines()[-1:])
+"""
+
+
+def test_what_is_wrong_is_said_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS.format(commands=list(WRONG))],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == len(WRONG)
+    for (command, said), line in zip(WRONG.items(), lines, strict=True):
+        assert line.startswith("2 False "), f"{command}: {line}"
+        assert said in line, f"{command}: {line}"
+
+
+def settings(device: str) -> RunSettings:
+    return RunSettings(
+        workload=WorkloadSettings(pairings=("demo/draft",), workloads=("chat",)),
+        machine=MachineSettings(device=device),
+    )
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_gpu_needs_a_driver(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairings = load_pairings().select(["demo/draft"])
+    monkeypatch.setattr(first_look, "_GPU_FILES", (str(tmp_path / "driver"),))
+    with pytest.raises(UsageError, match=f"--device {device}: this machine has no GPU driver"):
+        first_look.look_first(settings(device), pairings)
+    first_look.look_first(settings("cpu"), pairings)
+    (tmp_path / "driver").write_text("")
+    first_look.look_first(settings(device), pairings)
