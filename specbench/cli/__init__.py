@@ -20,6 +20,7 @@ from specbench.cli.export import export
 from specbench.cli.help import EXAMPLES, NEXT, Grouped
 from specbench.cli.history import history
 from specbench.cli.import_results import import_results
+from specbench.cli.init import init
 from specbench.cli.listing import list_things
 from specbench.cli.options import spread
 from specbench.cli.pair import pair
@@ -68,6 +69,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "baseline": spread(baseline),
     "list": spread(list_things),
     "doctor": spread(doctor),
+    "init": spread(init),
 }
 for _name, _command in _COMMANDS.items():
     app.command(_name, cls=Grouped, epilog=f"Example: {EXAMPLES[_name]}")(_command)

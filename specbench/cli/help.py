@@ -19,6 +19,7 @@ EXAMPLES = {
     "baseline": "specbench baseline latest --to baseline.json",
     "list": "specbench list pairings",
     "doctor": "specbench doctor demo/draft",
+    "init": "specbench init --target demo:target --draft demo:draft",
 }
 
 NEXT = """\

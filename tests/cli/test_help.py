@@ -21,6 +21,7 @@ COMMANDS = (
     "baseline",
     "list",
     "doctor",
+    "init",
 )
 
 

@@ -1,0 +1,117 @@
+"""`specbench init`: the three files of a project that measures its own pair."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench.cli.own_pair import OwnPair
+from specbench.errors import UsageError
+from specbench.settings import RunSettings, WorkloadSettings
+from specbench.settings.groups import DEFAULT_WORKLOADS
+
+if TYPE_CHECKING:
+    from specbench.inputs.config import Pairing
+
+_Folder = Annotated[Path, typer.Argument(help="Folder to write to; files there are kept.")]
+
+PAIRINGS, PROMPTS, WORKFLOW = "pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml"
+_DEMO = OwnPair(target="demo:target", drafts=["demo:draft", "ngram"])
+
+_HEAD = """\
+# What specbench measures here. A target is the model whose text you want; a drafter guesses its
+# tokens. `specbench run {pairing}` measures a pairing, `specbench run {target}` all drafters.
+# Beside `model` and `method`, every entry may have `dtype`, `revision`, `device_map`,
+# `quantization` (int8, int4, fp8) and `note`; a drafter also `num_speculative_tokens`, its K.
+# `specbench list drafters` shows the methods and their parameters.
+#
+# `model` is a folder (relative to this file), a Hugging Face id, or demo:NAME.
+"""
+# Of a user's own kind: replaced by real ones, in the same form.
+_PROMPTS = (
+    "Summarise in one sentence why unit tests should not depend on the clock.",
+    "Write a Python function that returns the n-th Fibonacci number, with a docstring.",
+    "Rewrite as a polite email: the report is late, send it today.",
+    "List three things to check before a database migration.",
+    "Explain to a new colleague what a load balancer does.",
+    "Translate into German: The meeting has moved to Thursday at ten.",
+)
+_WORKFLOW = """\
+# Measures {pairing} for every pull request and fails where speculative decoding got worse.
+# Make the baseline once on the same kind of runner and commit it as ci/baseline.json:
+#   for i in 1 2 3 4 5; do specbench run {pairing} -w ./{prompts}; done
+#   specbench baseline reports/*/ --to ci/baseline.json
+name: specbench
+on: [pull_request]
+jobs:
+  gate:
+    runs-on: ubuntu-latest  # a runner that has the GPU you serve with also judges seconds
+    timeout-minutes: 30
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with: {{python-version: "3.12", cache: pip}}
+      - run: pip install specbench
+      - name: Measure
+        run: |
+          for i in 1 2 3; do specbench run {pairing} -w ./{prompts}; done
+          specbench baseline reports/*/ --to candidate.json
+      - name: Judge
+        run: >
+          specbench check ci/baseline.json candidate.json
+          --fail-on "mean_acceptance_length:2%"
+          --junit gate.xml
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with:
+          name: gate
+          path: |
+            gate.xml
+            candidate.json
+            reports
+"""
+
+
+def init(own: OwnPair, folder: _Folder = Path()) -> None:
+    """Write a pairings.yaml, prompts and a CI workflow to begin with."""
+    pairings = _pairings(own)
+    texts = {
+        PAIRINGS: _pairings_text(pairings, folder),
+        PROMPTS: _prompts_text(),
+        WORKFLOW: _WORKFLOW.format(pairing=pairings[0].name, prompts=PROMPTS),
+    }
+    if taken := [name for name in texts if (folder / name).exists()]:
+        raise UsageError(
+            f"{', '.join(str(folder / name) for name in taken)}: there already, and kept; name "
+            "another folder, as in `specbench init DIRECTORY`"
+        )
+    for name, text in texts.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        typer.echo(f"written: {file}")
+    typer.echo(
+        f"\nNext: put your own prompts into {PROMPTS} (ten or more), then"
+        f"\n  specbench run {pairings[0].name} -w ./{PROMPTS}"
+    )
+
+
+def _pairings(own: OwnPair) -> "Sequence[Pairing]":
+    asked = own if own.target is not None or own.drafts else _DEMO
+    settings = RunSettings(workload=WorkloadSettings(pairings=(), workloads=DEFAULT_WORKLOADS))
+    return asked.pairings(settings, ()) or ()
+
+
+def _pairings_text(pairings: "Sequence[Pairing]", folder: Path) -> str:
+    from specbench.fit.pairings_file import pairings_text
+
+    target = pairings[0].target
+    head = _HEAD.format(pairing=pairings[0].name, target=target.name)
+    return head + pairings_text(target, [pairing.drafter for pairing in pairings], folder)
+
+
+def _prompts_text() -> str:
+    rows = (json.dumps({"id": f"p{n}", "turns": [text]}) for n, text in enumerate(_PROMPTS, 1))
+    return "\n".join(rows) + "\n"

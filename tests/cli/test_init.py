@@ -1,0 +1,45 @@
+"""`specbench init`: files that work as they are."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from specbench.inputs.config import load_pairings
+from specbench.inputs.workloads import load_workload
+from tests.cli.calls import specbench
+
+FILES = ("pairings.yaml", "prompts.jsonl", ".github/workflows/specbench.yml")
+
+
+def test_a_project_of_the_demo_pair_is_ready_to_run(tmp_path: Path) -> None:
+    ran = specbench("init", cwd=tmp_path)
+    assert (ran.code, ran.err) == (0, "")
+    names = [pairing.name for pairing in load_pairings(tmp_path / "pairings.yaml").all]
+    assert names == ["target/draft", "target/ngram"]
+    assert len(load_workload(str(tmp_path / "prompts.jsonl")).prompts) >= 5
+    command = ran.out.splitlines()[-1].split()[1:]
+    assert specbench(*command, "--dry-run", cwd=tmp_path).code == 0
+
+
+def test_ones_own_pair_is_named_in_all_files(tiny: Path, tmp_path: Path) -> None:
+    ran = specbench("init", tmp_path, "--target", "./target", "--draft", "./draft", cwd=tiny)
+    assert (ran.code, ran.err) == (0, "")
+    (pairing,) = load_pairings(tmp_path / "pairings.yaml").all
+    assert pairing.target.model.folder is not None
+    assert pairing.target.model.folder.resolve() == (tiny / "target").resolve()
+    workflow = yaml.safe_load((tmp_path / FILES[2]).read_text())
+    steps = [step.get("run", "") for step in workflow["jobs"]["gate"]["steps"]]
+    assert any(f"specbench run {pairing.name} -w ./prompts.jsonl" in step for step in steps)
+
+
+@pytest.mark.parametrize("taken", FILES)
+def test_nothing_is_written_over(taken: str, tmp_path: Path) -> None:
+    file = tmp_path / taken
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
+    ran = specbench("init", cwd=tmp_path)
+    assert ran.code == 2
+    assert f"{taken}: there already, and kept" in ran.err
+    assert file.read_text() == "mine"
+    assert sum((tmp_path / name).exists() for name in FILES) == 1
