@@ -13,3 +13,4 @@ class ExitCode(IntEnum):
     INCOMPLETE = 4  # cells are missing or failed, or the device was lost: resume the run
     BUG = 70  # ours
     INTERRUPTED = 130
+    TERMINATED = 143

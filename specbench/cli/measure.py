@@ -119,7 +119,7 @@ def run_settings(
             if watch.id is not None:
                 what = f"interrupted; {_to_resume(settings, out, watch.id, again, nodes)}"
             typer.echo(what, err=True)
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+            raise typer.Exit(watch.interrupted) from None
         except DeviceLostError as error:
             watch.close()
             if watch.id is None:

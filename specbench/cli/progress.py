@@ -1,5 +1,8 @@
 """Progress with an estimate of the time left, on stderr."""
 
+import signal
+from threading import current_thread, main_thread
+from types import FrameType
 from typing import Self
 
 from rich.progress import (
@@ -12,13 +15,19 @@ from rich.progress import (
 )
 
 from specbench.cli.console import open_console
+from specbench.exit_code import ExitCode
 
 
 class ProgressWatch:
-    """Shows a run on a terminal; elsewhere one line a stage, so that logs stay short."""
+    """Shows a run on a terminal; elsewhere one line a stage, so that logs stay short.
+
+    Within it SIGTERM stops work as Ctrl-C does, by KeyboardInterrupt; `interrupted` is the exit
+    code of whichever came.
+    """
 
     def __init__(self) -> None:
         self.id: str | None = None
+        self.interrupted = ExitCode.INTERRUPTED
         self._console = open_console(stderr=True, soft_wrap=True)
         self._progress = Progress(
             SpinnerColumn(),
@@ -36,10 +45,18 @@ class ProgressWatch:
 
     def __enter__(self) -> Self:
         self._progress.start()
+        if current_thread() is main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._terminate)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+        if current_thread() is main_thread():
+            signal.signal(signal.SIGTERM, self._before)
+
+    def _terminate(self, _number: int, _frame: FrameType | None) -> None:
+        self.interrupted = ExitCode.TERMINATED
+        raise KeyboardInterrupt
 
     def close(self) -> None:
         """Clear the display; may be called twice."""

@@ -9,7 +9,6 @@ import typer
 
 from specbench.cli import options
 from specbench.cli.pairing_entry import pairing_entry
-from specbench.exit_code import ExitCode
 from specbench.settings import MachineSettings
 from specbench.settings.groups import PairingsFile, PromptField, Seed
 from specbench.settings.words import MAX_CONCURRENCY, one_of, parse_seconds, parse_temperatures
@@ -131,7 +130,7 @@ def train(
                 "command plus --resume",
                 err=True,
             )
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+            raise typer.Exit(watch.interrupted) from None
     if as_json:
         typer.echo(json.dumps(card, indent=2))
     else:

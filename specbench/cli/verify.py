@@ -13,7 +13,6 @@ from specbench.cli.first_look import look_first
 from specbench.cli.measure import read_methods
 from specbench.cli.own_pair import OwnPair
 from specbench.errors import UsageError
-from specbench.exit_code import ExitCode
 from specbench.settings import (
     BUILTIN,
     SERVED,
@@ -141,7 +140,7 @@ def verify(
         except KeyboardInterrupt:
             watch.close()
             typer.echo("interrupted: evidence is judged as a whole, so nothing was kept", err=True)
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+            raise typer.Exit(watch.interrupted) from None
     from specbench.verify.answer import document, exit_code, sentences
     from specbench.verify.judge import judge
 

@@ -31,7 +31,8 @@ def wait_for_blocks(root, num_blocks, process):
 
 
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_is_done_exits_130_and_says_how_to_go_on(tiny, tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_keep_what_is_done_and_say_how_to_resume(tiny, tmp_path, number, code):
     out = tmp_path / "my runs"
     many = ("--repeats", "2")
     arguments = (
@@ -48,9 +49,9 @@ def test_ctrl_c_keeps_what_is_done_exits_130_and_says_how_to_go_on(tiny, tmp_pat
     )
     with session(*arguments, cwd=tiny, most_records=MOST_RECORDS) as running:
         folder = wait_for_blocks(out, 2, running.process)
-        os.kill(running.process.pid, signal.SIGINT)
+        os.kill(running.process.pid, number)
         running.process.join(PATIENCE_S)
-        assert running.process.exitcode == 130
+        assert running.process.exitcode == code
     err = running.err.read_text()
     assert "Traceback" not in err
     assert running.out.read_text() == ""
