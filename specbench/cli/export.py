@@ -4,12 +4,13 @@ import json
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from specbench.cli import options
 from specbench.errors import StoreError, UsageError
+from specbench.exit_code import ExitCode
 from specbench.settings.groups import PairingsFile
 from specbench.settings.words import MAX_CONCURRENCY, MAX_K
 from specbench.whole_file import write_whole
@@ -91,7 +92,7 @@ def export(
 ) -> None:
     """Print the winner as a serving engine's flags.
 
-    A config file comes first where the engine takes one.
+    A config file comes first where the engine takes one. Exit code 3 if undecided.
     """
     from specbench.export.deployment import Deployment, Tier
     from specbench.export.engines import find_exporter
@@ -132,6 +133,8 @@ def export(
         made = export_as_measured(exporter, deployment, measured_version, config_name)
     else:
         made = exporter.export(deployment, engine_version, config_name)
+    if deployment.is_undecided:
+        _tell_undecided(deployment, as_json=as_json)
     if out is not None:
         _write(out, made.config.text if made.config else _script(made))
     if as_json:
@@ -140,6 +143,20 @@ def export(
         typer.echo(_script(replace(made, config=None) if out else made), nl=False)
         if out is not None:
             typer.echo(f"# written: {out}")
+
+
+def _tell_undecided(deployment: "Deployment", *, as_json: bool) -> NoReturn:
+    """What is missing, and no command: a plain one would pass for advice. Exits 3."""
+    if as_json:
+        told = {"pairing": deployment.pairing.name, "undecided": True, "basis": deployment.basis}
+        typer.echo(json.dumps(told, indent=2))
+    else:
+        for sentence in deployment.basis:
+            typer.echo(sentence)
+        typer.echo(
+            "undecided, so nothing is exported: measure more prompts, or set K by hand: -k 4"
+        )
+    raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
 def _measured(

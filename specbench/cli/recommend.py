@@ -8,6 +8,7 @@ import typer
 
 from specbench.cli import options
 from specbench.errors import UsageError
+from specbench.exit_code import ExitCode
 
 
 def recommend(
@@ -52,7 +53,7 @@ def recommend(
 ) -> None:
     """Recommend a configuration from a stored run.
 
-    That is a drafter, K and batch size, or no speculation.
+    That is a drafter, K and batch size, or no speculation. Exit code 3 if undecided.
     """
     from specbench.decide.objective import OBJECTIVES, Objective, parse_limits
 
@@ -74,6 +75,8 @@ def recommend(
     from specbench.cli.console import WIDTH, open_console
     from specbench.report.document import build_document
     from specbench.report.recommendation import (
+        is_untried,
+        open_question,
         pick_grid,
         pick_lines,
         picks_of,
@@ -104,12 +107,14 @@ def recommend(
 
         found = recommendation_json(document, picks, wanted, workloads=workload or ())
         typer.echo(json.dumps(found, indent=2))
-        return
-    console = open_console(width=WIDTH)
-    for one in picks:
-        console.print(grid_table(pick_grid(document, one, wanted, picks)))
-    for line in pick_lines(document, picks, wanted, workloads=workload or ()):
-        typer.echo(line)
+    else:
+        console = open_console(width=WIDTH)
+        for one in picks:
+            console.print(grid_table(pick_grid(document, one, wanted, picks)))
+        for line in pick_lines(document, picks, wanted, workloads=workload or ()):
+            typer.echo(line)
+    if any(is_untried(document, one) or open_question(document, one) for one in picks):
+        raise typer.Exit(ExitCode.INCONCLUSIVE)
 
 
 def _require_measured(option: str, asked: Sequence[object], known: Sequence[object]) -> None:

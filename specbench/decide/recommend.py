@@ -131,6 +131,11 @@ def judge(speedup: Interval | None) -> Verdict:
     return Verdict.HELPS if speedup.low > BEATS_BASELINE else Verdict.NOT_SHOWN
 
 
+def is_undecided(decision: Decision) -> bool:
+    """Whether the measurements say neither to speculate nor to leave it."""
+    return judge(decision.speedup) is Verdict.NOT_SHOWN
+
+
 def lower_bound(of: CellSummary | Decision) -> float:
     """Lower bound of its speed-up; 0, the worst a ratio can be, where too few prompts give none."""
     return of.speedup.low or 0.0 if of.speedup else 0.0
@@ -162,7 +167,7 @@ def _answer(
     if verdict is Verdict.HELPS:
         return f"{k_text(cell)}, {speedup_text(speedup, ' faster')}"
     if verdict is Verdict.GAINS_NOTHING:
-        return f"do not speculate, {speedup_text(speedup)}"
+        return f"do not speculate, {k_text(cell)} measured {speedup_text(speedup)}"
     text = f"undecided: {k_text(cell)} measured {speedup_text(speedup)}"
     if speedup.low is None:
         units = units_of(cell)

@@ -34,6 +34,7 @@ class Deployment:
     dtype: str | None = None  # as it was measured; None: the checkpoint's
     basis: tuple[str, ...] = ()  # where K comes from, in sentences
     measured_with: str | None = None  # the engine; None: K was set by hand
+    is_undecided: bool = False  # K = 0 for want of evidence, not because nothing is gained
 
     @property
     def k(self) -> int:

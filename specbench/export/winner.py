@@ -6,7 +6,14 @@ from statistics import fmean
 from typing import NamedTuple
 
 from specbench.decide.compromise import find_compromise, losses_in_words
-from specbench.decide.recommend import Verdict, by_question, choose, judge, lower_bound
+from specbench.decide.recommend import (
+    Verdict,
+    by_question,
+    choose,
+    is_undecided,
+    judge,
+    lower_bound,
+)
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Tier
 from specbench.inputs.config import Pairing
@@ -72,6 +79,8 @@ def winner(
         dtype=own[0].condition.dtype,
         basis=basis,
         measured_with=own[0].condition.engine,
+        is_undecided=not any(tier.num_speculative_tokens for tier in tiers)
+        and any(is_undecided(decision) for decision in meant),
     )
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Sequence
 from specbench.decide.compromise import losses_in_words
 from specbench.decide.objective import Objective, Pick, SharedPick, pick, shared_pick
 from specbench.decide.reasons import speedup_text
-from specbench.decide.recommend import Verdict, judge
+from specbench.decide.recommend import Verdict, is_undecided, judge
 from specbench.decide.scaling import Crossover
-from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
+from specbench.records import NO_DRAFTER, CellKey, Decision, Interval, MemoryRecord
 from specbench.report.document import Document
 from specbench.report.grids import Grid
 from specbench.report.numbers import listed, measured, plural
@@ -89,7 +89,11 @@ def pick_grid(
     document: Document, one: Pick, objective: Objective, picks: Sequence[Pick] = ()
 ) -> Grid:
     """The ways it was chosen from, best first; `picks` are those that its title tells it from."""
-    chosen = "nothing to compare with" if is_untried(document, one) else "chosen"
+    chosen = "chosen"
+    if is_untried(document, one):
+        chosen = "nothing to compare with"
+    elif open_question(document, one) is not None:
+        chosen = "undecided"
     return Grid(
         title=title(one, picks),
         headers=("configuration", "requests", _header(objective), "at least", ""),
@@ -127,19 +131,31 @@ def reasons(document: Document, one: Pick) -> Iterator[str]:
 
 def _lost(document: Document, plain: CellKey) -> Iterator[str]:
     """Why the best of what was tried beside a K = 0 does not help."""
-    first_pass = {cell.key: cell.speedup for cell in document.cells}
-    found = [
-        (speedup, decision)
-        for decision in document.decisions
-        if not decision.draft.k and decision.condition == plain.condition
-        if (speedup := decision.speedup or first_pass.get(decision.leader)) is not None
-    ]
-    if found:
+    if found := list(_beside(document, plain)):
         speedup, best = max(found, key=lambda one: one[0].estimate)
         is_lost = speedup.estimate <= 1 or judge(speedup) is Verdict.GAINS_NOTHING
         which = "runner-up" if is_lost else "best undecided"
         yield f"{which}: {_method(best.leader)}, {speedup_text(speedup)}"
         yield from best.reasons_and_warnings
+
+
+def _beside(document: Document, plain: CellKey) -> Iterator[tuple[Interval, Decision]]:
+    """The decisions for no drafts beside a K = 0, with the speed-ups that they are about."""
+    first_pass = {cell.key: cell.speedup for cell in document.cells}
+    for decision in document.decisions:
+        if not decision.draft.k and decision.condition == plain.condition:
+            speedup = decision.speedup or first_pass.get(decision.leader)
+            if speedup is not None:
+                yield speedup, decision
+
+
+def open_question(document: Document, one: Pick) -> Decision | None:
+    """The most promising undecided way beside a K = 0 that was chosen for want of evidence."""
+    if one.best is None or one.best.key.draft.k:
+        return None
+    beside = _beside(document, one.best.key)
+    undecided = [found for found in beside if is_undecided(found[1])]
+    return max(undecided, key=lambda found: found[0].estimate)[1] if undecided else None
 
 
 def is_untried(document: Document, one: Pick) -> bool:
@@ -178,6 +194,10 @@ def headline(document: Document, one: Pick, objective: Objective) -> str:
     if is_untried(document, one):
         rows = one.best.key.condition.requests
         return f"undecided: nothing valid was measured with drafts; without drafts, {rows}, {value}"
+    if (undecided := open_question(document, one)) is not None:
+        _, _, said = undecided.sentence.partition("undecided: ")
+        rows = one.best.key.condition.requests
+        return f"undecided: {undecided.leader.source}, {said}; without drafts, {rows}, {value}"
     return f"{_way(one.best.key)}, {value}"
 
 

@@ -12,6 +12,7 @@ from specbench.report.document import Document
 from specbench.report.recommendation import (
     headline,
     is_untried,
+    open_question,
     reasons,
     shared_picks,
     unanswered,
@@ -41,6 +42,7 @@ def recommendation_json(
                     **_setting_json(one.condition),
                     "sentence": headline(document, one, objective) + document.mark,
                     "is_untried": is_untried(document, one),
+                    "is_undecided": open_question(document, one) is not None,
                     "best": _candidate_json(one.best) if one.best else None,
                     "candidates": [_candidate_json(c) for c in one.candidates],
                     "reasons": list(reasons(document, one)),

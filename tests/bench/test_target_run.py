@@ -147,7 +147,7 @@ def test_a_decision_quotes_the_second_measurement(tmp_path):
     assert good.speedup.estimate == pytest.approx(40 / 11.2)
     assert good.sentence.startswith("own.jsonl: K=4, 3.57x faster")
     # At K = 2 the bad drafter takes 40 rounds of 1.2 s, at K = 4 of 1.4 s.
-    assert bad.sentence.startswith("own.jsonl: do not speculate, 0.83x")
+    assert bad.sentence.startswith("own.jsonl: do not speculate, K=2 measured 0.83x")
     assert (bad.draft.method, bad.draft.k) == ("none", 0)
 
 

@@ -25,7 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_newest_run_is_answered_for_latency(folder: Path) -> None:
     ran = specbench("recommend", cwd=folder)
-    assert ran.code == 0, ran.err
+    assert ran.code == 3, ran.err  # one of its questions is open
+    assert ": undecided: " in ran.out
     assert "chosen" in ran.out
     assert "one configuration for all workloads" in ran.out
 

@@ -84,7 +84,7 @@ def test_a_win_that_does_not_repeat_is_taken_back(summarised):
     choice = choose([summarised(2, 0.9, 1.0, 1.1), summarised(6, 1.1, 1.2, 1.3)])
     lost = decide(choice, summarised(6, 0.90, 0.95, 1.00))
     unclear = decide(choice, summarised(6, 0.98, 1.03, 1.08))
-    assert lost.sentence == "code: do not speculate, 0.95x [0.90, 1.00]"
+    assert lost.sentence == "code: do not speculate, K=6 measured 0.95x [0.90, 1.00]"
     assert unclear.sentence == "code: undecided: K=6 measured 1.03x [0.98, 1.08]"
     assert {lost.draft.method, unclear.draft.method} == {"none"}
 
@@ -92,7 +92,7 @@ def test_a_win_that_does_not_repeat_is_taken_back(summarised):
 def test_no_gain_means_do_not_speculate(summarised):
     cells = [summarised(1, 0.94, 0.97, 1.00), summarised(4, 0.7, 0.8, 0.9)]
     decision = decide(choose(cells))
-    assert decision.sentence == "code: do not speculate, 0.97x [0.94, 1.00]"
+    assert decision.sentence == "code: do not speculate, K=1 measured 0.97x [0.94, 1.00]"
     assert (decision.draft.method, decision.draft.k) == ("none", 0)
     assert decision.speedup == Interval(estimate=0.97, low=0.94, high=1.00)
 

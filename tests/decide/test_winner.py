@@ -59,7 +59,7 @@ def test_one_question_gives_its_own_k(measured):
 def test_where_nothing_helps_the_sentence_says_so(measured):
     made = found([measured({2: 0.8, 4: 0.7})])
     assert made.k == 0
-    assert made.basis == ("code: do not speculate, 0.80x [0.75, 0.85]",)
+    assert made.basis == ("code: do not speculate, K=2 measured 0.80x [0.75, 0.85]",)
 
 
 def test_several_workloads_share_the_k_of_least_regret(measured):
