@@ -25,7 +25,8 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.forecast.replay import replay_one, serves
-from specbench.inputs.config import Drafter, Pairing, load_pairings
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Drafter, Pairing
 from specbench.inputs.workloads import Workload, load_workload
 from specbench.probes.environment import describe_environment
 from specbench.probes.probe import NoProbe
@@ -39,8 +40,7 @@ from specbench.tracing.text import Text
 DRAFTERS = ("draft", "ngram", "medusa", "eagle")
 # How often a prompt is decoded where drafts are drawn: about as many tokens of every workload.
 REPEATS = {"chat": 3, "code": 2, "creative": 2, "qa": 8, "edit": 5}
-MOST, ROWS = 8, 16
-FEW = 10  # prompts where nothing is drawn: their counts are equal, or something is wrong
+MOST, ROWS, FEW = 8, 16, 10  # FEW prompts where nothing is drawn: their counts must be equal
 BOUNDS = {"draft_model": 0.02, "ngram": 0.02, "medusa": 0.05, "eagle": 0.05}  # above temperature 0
 DRAWN = {"draft_model": 1, "eagle": 3}  # drawn drafts; a wider bound needs a third of them
 

@@ -11,7 +11,7 @@ from benchmarks.turns import Sample, median_ratio, take_turns
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import RoundForward
 from specbench.engines.model_pool import ModelPool
-from specbench.inputs.config import Target
+from specbench.inputs.pairing import Target
 from specbench.records import NO_DRAFTER, Interval
 from specbench.settings import DecoderSettings
 

@@ -26,7 +26,8 @@ import transformers
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Export, Tier
 from specbench.export.engines import find_exporter
-from specbench.inputs.config import Drafter, load_pairings
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Drafter
 from specbench.shipped import shipped
 
 ONE, SEVERAL, NONE = (Tier(None, 4),), (Tier(1, 5), Tier(4, 3), Tier(16, 0)), (Tier(None, 0),)

@@ -12,8 +12,8 @@ from specbench.drafters.draft_model import DraftModel
 from specbench.drafters.registry import Parts
 from specbench.engines.model_pool import ModelPool
 from specbench.forward.runner import Runner
-from specbench.inputs.config import Drafter, Target
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter, Target
 from specbench.models.dummy import fill, make_skeleton
 from specbench.models.loading import LoadedModel
 from specbench.shipped import PACKAGE

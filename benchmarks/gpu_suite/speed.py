@@ -25,7 +25,8 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import Work
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
-from specbench.inputs.config import Drafter, Target, load_pairings
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Drafter, Target
 from specbench.inputs.workloads import load_workload
 from specbench.models.dummy import make_skeleton
 from specbench.records import NO_DRAFTER, Message

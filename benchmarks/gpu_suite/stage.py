@@ -17,7 +17,7 @@ from benchmarks.gpu_suite.models import (
 )
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest
-from specbench.inputs.config import Drafter, Target
+from specbench.inputs.pairing import Drafter, Target
 from specbench.records import Sampling
 from specbench.settings import DecoderSettings
 

@@ -23,7 +23,7 @@ from specbench.bench.where import Here, OnNodes, Where
 from specbench.errors import UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import is_address, read_file
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.records import EngineCost, Prompt, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,

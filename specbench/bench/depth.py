@@ -7,8 +7,8 @@ from typing import Any
 from specbench.drafting.depth import deepest_k
 from specbench.errors import ModelError, UsageError
 from specbench.fit.drafting import settings
-from specbench.inputs.config import Pairing
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Pairing
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.model import open_model
 

@@ -8,7 +8,7 @@ from specbench.bench.blocks import Cell
 from specbench.bench.plan import TargetPlan
 from specbench.bench.round_costs import Costed
 from specbench.forecast.forecast import Effort, middle_context, replayed
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.records import CellKey, Condition, TraceRecord
 from specbench.stats.acceptance import RoundCounts
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from huggingface_hub import constants, get_session, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError
 
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 
 PATIENCE_S = 5.0  # a hub that answers at all answers sooner
 # The hub's error derives from that of the HTTP client it uses, which is another one by release.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from specbench.bench.blocks import Block, Cell
 from specbench.bench.pruning import ENOUGH_PROMPTS
 from specbench.engines.peers import ASSISTED_DEFAULT_K, BASELINES, peer_methods
-from specbench.inputs.config import Drafter, Pairing, Target
+from specbench.inputs.pairing import Drafter, Pairing, Target
 from specbench.inputs.workloads import Workload
 from specbench.records import (
     ASSISTED_DEFAULT,

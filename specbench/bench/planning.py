@@ -7,7 +7,7 @@ from specbench.bench.depth import ReadHead, any_shape, depths, headers_on_this_m
 from specbench.bench.plan import TargetPlan, peers_of
 from specbench.bench.served.deployments import refusals
 from specbench.errors import UsageError
-from specbench.inputs.config import Pairing, Target
+from specbench.inputs.pairing import Pairing, Target
 from specbench.inputs.workloads import load_workloads
 from specbench.settings import BUILTIN, SERVED, TRANSFORMERS, RunSettings
 

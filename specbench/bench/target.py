@@ -21,7 +21,7 @@ from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest, InProcess, Load, Work
 from specbench.engines.refusals import REFUSALS, device_errors_told
 from specbench.errors import ModelMemoryError, first_line
-from specbench.inputs.config import Drafter, Pairing
+from specbench.inputs.pairing import Drafter, Pairing
 from specbench.probes.probe import Probe
 from specbench.records import NO_DRAFTER, FailureRecord, MemoryRecord, Sampling
 from specbench.runs import Ledger

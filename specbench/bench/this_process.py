@@ -18,8 +18,8 @@ from specbench.engines.kernel_choices import remember, require_kernel
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError
-from specbench.inputs.config import Pairing, Target
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Pairing, Target
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from specbench.models.loading import ModelSource, planned_dtype
 from specbench.probes.allocator import cuda_uuid

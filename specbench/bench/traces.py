@@ -13,7 +13,7 @@ from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
 from specbench.engines.refusals import REFUSALS, device_errors_told
 from specbench.errors import DeviceError, UsageError, first_line
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.records import Condition, Prompt, TraceRecord
 from specbench.records.traces import Drafting
 from specbench.runs import Ledger

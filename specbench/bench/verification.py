@@ -16,7 +16,7 @@ from specbench.engines.model_pool import ModelPool
 from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, WorkloadError, first_line
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.records import Message, Sampling
 from specbench.settings import BUILTIN, RunSettings

@@ -17,8 +17,8 @@ from specbench.bench.units import InProcess, Job
 from specbench.bench.watch import Watch
 from specbench.bench.worker import RunInputs
 from specbench.inputs.address import Address
-from specbench.inputs.config import Pairing, Target
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Pairing, Target
 from specbench.model_files.head_files import HeadFiles
 from specbench.records import Environment
 from specbench.runs import Ledger

@@ -12,7 +12,7 @@ from specbench.bench.place import open_place
 from specbench.bench.spent import spent_s
 from specbench.bench.units import Unit
 from specbench.errors import DeviceLostError, SpecbenchError
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.records import Environment, RunRecord, ServerRecord
 from specbench.runs import StoredRecord, create_run
 from specbench.settings import RunSettings

@@ -10,7 +10,7 @@ from specbench.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from specbench.inputs.config import Pairing, Pairings
+    from specbench.inputs.pairing import Pairing, Pairings
 
 GIB = 2**30
 

@@ -11,8 +11,8 @@ from specbench.errors import SpecbenchError
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
-    from specbench.inputs.config import Pairing
     from specbench.inputs.model_spec import ModelSpec
+    from specbench.inputs.pairing import Pairing
 
 GIB = 2**30
 
@@ -26,7 +26,7 @@ def doctor(
     from specbench.inputs.config import load_pairings
 
     file = load_pairings(pairings_file)
-    chosen = file.select(pairings) if pairings else file.known
+    chosen = file.select(pairings) if pairings else file.all
 
     import torch
 

@@ -18,7 +18,7 @@ from specbench.whole_file import write_whole
 if TYPE_CHECKING:
     from specbench.export.deployment import Deployment, Export
     from specbench.export.winner import Asked
-    from specbench.inputs.config import Pairing
+    from specbench.inputs.pairing import Pairing
     from specbench.runs import StoredRun
 
 _PairingName = Annotated[

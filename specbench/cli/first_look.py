@@ -13,7 +13,7 @@ from specbench.errors import UsageError
 from specbench.settings import SERVED, RunSettings
 
 if TYPE_CHECKING:
-    from specbench.inputs.config import Pairing
+    from specbench.inputs.pairing import Pairing
 
 # Of NVIDIA's driver, of Windows' under Linux, and of AMD's, whose GPUs torch calls cuda too.
 _GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")

@@ -13,7 +13,7 @@ from specbench.settings import RunSettings, WorkloadSettings
 from specbench.settings.groups import DEFAULT_WORKLOADS
 
 if TYPE_CHECKING:
-    from specbench.inputs.config import Pairing
+    from specbench.inputs.pairing import Pairing
 
 _Folder = Annotated[Path, typer.Argument(help="Folder to write to; files there are kept.")]
 

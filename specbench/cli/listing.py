@@ -15,7 +15,7 @@ from specbench.exit_code import ExitCode
 from specbench.settings.groups import PairingsFile
 
 if TYPE_CHECKING:
-    from specbench.inputs.config import Drafter, Pairing
+    from specbench.inputs.pairing import Drafter, Pairing
 
 _Fits = Annotated[
     bool, typer.Option("--fits", help="Only pairings whose weights fit this machine.")

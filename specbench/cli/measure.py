@@ -20,7 +20,7 @@ from specbench.settings import SERVED, RunSettings
 from specbench.settings.words import parse_names
 
 if TYPE_CHECKING:
-    from specbench.inputs.config import Pairing
+    from specbench.inputs.pairing import Pairing
     from specbench.records import ServerRecord
     from specbench.report.document import Document
     from specbench.runs import StoredRun

@@ -12,7 +12,7 @@ import typer
 from specbench.errors import UsageError
 
 if TYPE_CHECKING:
-    from specbench.inputs.config import Drafter, Pairing, Target
+    from specbench.inputs.pairing import Drafter, Pairing, Target
     from specbench.settings import RunSettings
 
 _PANEL = "A pair of your own, without a pairings file"
@@ -54,7 +54,7 @@ class OwnPair:
         UsageError for a model or draft that is none, and for names of the file beside it.
         """
         from specbench.fit.discover import draftless
-        from specbench.inputs.config import Pairings
+        from specbench.inputs.pairing import Pairings
         from specbench.model_files.model import open_model
 
         if self.target is None:
@@ -79,8 +79,9 @@ class OwnPair:
 def find_target(word: str, file: Path | None) -> "tuple[Target, tuple[Drafter, ...]]":
     """The target that a word names, and the drafters that the pairings file has for it."""
     from specbench.fit.discover import plain_name
-    from specbench.inputs.config import Target, load_pairings
+    from specbench.inputs.config import load_pairings
     from specbench.inputs.model_spec import model_spec
+    from specbench.inputs.pairing import Target
     from specbench.shipped import PACKAGE
 
     if ":" in word or "/" in word or (Path(word) / "config.json").is_file():

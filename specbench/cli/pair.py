@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from specbench.fit.candidates import Prepared
     from specbench.fit.discover import LeftOut
     from specbench.fit.memory_plan import Count
-    from specbench.inputs.config import Drafter, Target
+    from specbench.inputs.pairing import Drafter, Target
     from specbench.model_files.model import ModelFiles
     from specbench.runs import StoredRun
 

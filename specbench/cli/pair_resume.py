@@ -8,7 +8,7 @@ from specbench.errors import UsageError
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
-    from specbench.inputs.config import Drafter, Target
+    from specbench.inputs.pairing import Drafter, Target
     from specbench.runs import StoredRun
 
 

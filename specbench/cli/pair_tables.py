@@ -16,7 +16,7 @@ from specbench.decide.recommend import Verdict, judge
 from specbench.fit.candidates import Candidate, Prepared
 from specbench.fit.finding import Finding
 from specbench.fit.memory_plan import MemoryPlan
-from specbench.inputs.config import Drafter
+from specbench.inputs.pairing import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
 from specbench.report.notes import failure_lines

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 if TYPE_CHECKING:
-    from specbench.inputs.config import Target
     from specbench.inputs.model_spec import ModelSpec
+    from specbench.inputs.pairing import Target
 
 FILE = "pairings.yaml"
 

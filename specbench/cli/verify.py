@@ -38,7 +38,7 @@ from specbench.settings.words import MAX_CONCURRENCY
 
 if TYPE_CHECKING:
     from specbench.cli.progress import ProgressWatch
-    from specbench.inputs.config import Pairing
+    from specbench.inputs.pairing import Pairing
     from specbench.verify.evidence import Evidence
     from specbench.verify.finding import Finding
 

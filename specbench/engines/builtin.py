@@ -32,7 +32,7 @@ from specbench.forward.attention.choice import USUAL
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
-from specbench.inputs.config import Drafter, Target
+from specbench.inputs.pairing import Drafter, Target
 from specbench.models.loading import eos_ids
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity
 from specbench.round.drafter import Drafter as DraftingMethod

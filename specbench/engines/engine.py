@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-from specbench.inputs.config import Drafter
+from specbench.inputs.pairing import Drafter
 from specbench.records import (
     AnswerCheck,
     EngineRecord,

@@ -15,9 +15,9 @@ from specbench.engines.refusals import device_errors_told
 from specbench.errors import ModelError, UsageError
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward, make_checked_runner
-from specbench.inputs.config import Drafter
 from specbench.inputs.methods import find_method
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter
 from specbench.json_text import parse_json
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.loading import LoadedModel

@@ -25,7 +25,7 @@ from specbench.engines.peer_module import make_peer, refusals_told
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
 from specbench.errors import CompatibilityError, UsageError
 from specbench.forward.runner import check_context, context_limit
-from specbench.inputs.config import Drafter, Target
+from specbench.inputs.pairing import Drafter, Target
 from specbench.models.loading import LoadedModel, eos_ids
 from specbench.models.tokenizer import require_same_vocabulary
 from specbench.records import NO_DRAFTER, EngineRecord, ModelIdentity

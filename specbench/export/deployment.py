@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn, Protocol
 
 from specbench.errors import UsageError
-from specbench.inputs.config import Pairing
 from specbench.inputs.methods import Setting, find_method
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Pairing
 
 GREEDY = "greedy: a draft is accepted if it is the target's argmax"
 MATCHED = "a draft is accepted if the target's own sample equals it"

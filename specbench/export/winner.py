@@ -16,7 +16,7 @@ from specbench.decide.recommend import (
 )
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Tier
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.records import ASSISTED_DEFAULT, CellSummary, Condition, Decision
 
 _NO_FIXED_K = "engines take a fixed K, and no fixed K has a proven speed-up"

@@ -13,7 +13,7 @@ from specbench.fit.compatibility import (
 from specbench.fit.discover import LeftOut
 from specbench.fit.finding import Finding, finding
 from specbench.fit.memory_plan import Count, MemoryPlan, Place, plan_pair, plan_target
-from specbench.inputs.config import Drafter, Target
+from specbench.inputs.pairing import Drafter, Target
 from specbench.model_files.model import ModelFiles
 
 

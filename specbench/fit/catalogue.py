@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specbench.errors import UsageError
-from specbench.inputs.config import Drafter, Pairing, Pairings, load_pairings
+from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter, Pairing, Pairings
 from specbench.inputs.strict_yaml import nearest
 from specbench.model_files.hub_facts import HubFacts
 from specbench.shipped import shipped

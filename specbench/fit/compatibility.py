@@ -19,8 +19,8 @@ from specbench.fit.vocabulary_findings import (
     padding_findings,
     vocabulary_findings,
 )
-from specbench.inputs.config import Drafter
 from specbench.inputs.methods import find_method
+from specbench.inputs.pairing import Drafter
 from specbench.model_files.attention import RECURRENT, unsupported_attention
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.model import ModelFiles, open_model

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from specbench.errors import ModelError, UsageError
 from specbench.fit.weights import model_weights
-from specbench.inputs.config import Drafter
 from specbench.inputs.methods import all_methods
 from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.inputs.pairing import Drafter
 from specbench.inputs.strict_yaml import nearest
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.model import ModelFiles, open_model

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from specbench.drafting.published import EAGLE_STATIC
 from specbench.footprint import DEEPEST_BEAM, num_dynamic_drafts, num_static_drafts, spare_slots
-from specbench.inputs.config import Drafter
 from specbench.inputs.methods import Setting, find_method
+from specbench.inputs.pairing import Drafter
 
 
 class Drafting(NamedTuple):

@@ -16,8 +16,8 @@ from specbench.fit.weights import (
 )
 from specbench.fit.workspace import Layers, sampling_bytes, state_bytes
 from specbench.footprint import NGRAM_BUCKETS, row_slots
-from specbench.inputs.config import Drafter
 from specbench.inputs.methods import find_method
+from specbench.inputs.pairing import Drafter
 from specbench.model_files.model import ModelFiles, open_model
 
 Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows

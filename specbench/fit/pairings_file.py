@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from specbench.errors import UsageError
-from specbench.inputs.config import Drafter, Target
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter, Target
 from specbench.shipped import PACKAGE
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from specbench.fit.drafting import Drafting, settings
 from specbench.fit.weights import Weights
-from specbench.inputs.config import Drafter
+from specbench.inputs.pairing import Drafter
 from specbench.model_files.model import ModelFiles
 from specbench.stats.costs import bytes_per_forward, roofline_s
 

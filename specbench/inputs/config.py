@@ -17,16 +17,14 @@
             num_speculative_tokens, note
             source, checked, licence, figure  # of an entry that was read somewhere: origin.py
 
-A pairing is named target/drafter. A folder is relative to the file that names it, and goes before a
-hub id of the same name. A drafter
-takes dtype and device_map from its target unless it has its own, a target from `defaults`.
+A pairing is named target/drafter. A folder is relative to the file that names it, and goes before
+a hub id of the same name. A drafter takes dtype and device_map from its target unless it has its
+own, a target from `defaults`.
 """
 
-import hashlib
-import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -41,137 +39,13 @@ from specbench.inputs.model_spec import (
     read_folder,
     read_model_spec,
 )
-from specbench.inputs.origin import ORIGIN_KEYS, Origin, read_origin
-from specbench.inputs.strict_yaml import Value, nearest, one_of, read_yaml, whole
-from specbench.records import NO_DRAFTER, LossyRule
+from specbench.inputs.origin import ORIGIN_KEYS, read_origin
+from specbench.inputs.pairing import Drafter, Pairings, Target
+from specbench.inputs.strict_yaml import Value, one_of, read_yaml, whole
+from specbench.records import NO_DRAFTER
 from specbench.shipped import PACKAGE, shipped
 
 MAX_K = 64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Drafter:
-    """One way to guess a target's tokens."""
-
-    name: str
-    method: str
-    model: ModelSpec | None = None
-    parameters: Mapping[str, Setting] = field(default_factory=dict)
-    num_speculative_tokens: int | None = None  # None: the file leaves it to the program
-    lossy: LossyRule | None = None  # None: the text is the target's own
-    note: str = ""
-    origin: Origin | None = None  # None: an entry of the user's own
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """The model whose distribution is kept, and its drafters in the file's order."""
-
-    name: str
-    model: ModelSpec
-    drafters: tuple[Drafter, ...]
-    workloads: Path | None = None  # a folder of its own prompts
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pairing:
-    """A target with one of its drafters."""
-
-    target: Target
-    drafter: Drafter
-
-    @property
-    def name(self) -> str:
-        return f"{self.target.name}/{self.drafter.name}"
-
-    @property
-    def needs_gib(self) -> float | None:
-        """Memory of both models' weights; None where the file does not tell."""
-        is_told = all(model.needs_gib is not None for model in self.models)
-        return self.least_gib if is_told else None
-
-    @property
-    def least_gib(self) -> float:
-        """The part of it that the file tells; 0 where it tells nothing."""
-        return sum(model.needs_gib or 0.0 for model in self.models)
-
-    @property
-    def models(self) -> tuple[ModelSpec, ...]:
-        """The target's, and the drafter's where it has one."""
-        drafter = self.drafter.model
-        return (self.target.model, drafter) if drafter else (self.target.model,)
-
-    @property
-    def sha256(self) -> str:
-        """Hash of the entries that results follow from: models, method, parameters, lossy rule."""
-        draft = self.drafter.model
-        facts = {
-            "models": [_weights(self.target.model), _weights(draft) if draft else None],
-            "method": self.drafter.method,
-            "parameters": dict(self.drafter.parameters),
-            "lossy": str(self.drafter.lossy) if self.drafter.lossy else None,
-        }
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pairings:
-    """A whole pairings.yaml, and the shipped targets whose names it has not."""
-
-    path: Path
-    targets: tuple[Target, ...]
-    default: tuple[str, ...]  # names as `select` takes them
-    shipped: tuple[Target, ...] = ()
-
-    @property
-    def all(self) -> tuple[Pairing, ...]:
-        """Those of the file itself."""
-        return _pairings(self.targets)
-
-    @property
-    def known(self) -> tuple[Pairing, ...]:
-        """Those of the file, then the shipped ones."""
-        return _pairings((*self.targets, *self.shipped))
-
-    def select(self, names: Sequence[str] = (), methods: Sequence[str] = ()) -> tuple[Pairing, ...]:
-        """The pairings named `target/drafter` or `target` (all its lossless drafters), each once.
-
-        A lossy drafter is taken by its own name alone. No names mean the file's default, no
-        methods every method. A name that is not there, and methods that none of the pairings
-        has, raise UsageError.
-        """
-        chosen: dict[str, Pairing] = {}
-        for name in names or self.default:
-            found = {p.name: p for p in self.known if _is_named(p, name)}
-            if not found:
-                known = [t.name for t in (*self.targets, *self.shipped)]
-                known += [p.name for p in self.known]
-                near = nearest(name, known)
-                raise UsageError(
-                    f"no pairing {name!r} in {self.path}{near}; `specbench list pairings` shows "
-                    f"them all{'' if near else _as_a_model(name)}"
-                )
-            chosen |= found
-        kept = tuple(p for p in chosen.values() if not methods or p.drafter.method in methods)
-        if not kept:
-            have = ", ".join(dict.fromkeys(p.drafter.method for p in chosen.values()))
-            raise UsageError(
-                f"--method {', '.join(methods)}: no pairing uses this method: {', '.join(chosen)} "
-                f"have {have}"
-            )
-        return kept
-
-    def target(self, name: str) -> Target:
-        """The target of that name; UsageError where there is none."""
-        every = (*self.targets, *self.shipped)
-        for target in every:
-            if target.name == name:
-                return target
-        raise UsageError(
-            f"no target {name!r} in {self.path}{nearest(name, [t.name for t in every])}; "
-            "a hub id is owner/name, a folder begins with ./ ../ / or ~/"
-        )
 
 
 def load_pairings(path: Path | None = None) -> Pairings:
@@ -196,28 +70,6 @@ def _read(file: Path) -> Pairings:
     pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
     names = partial(_default_names, pairings=pairings)
     return replace(pairings, default=top.may("default", names, pairings.default))
-
-
-def _pairings(targets: Sequence[Target]) -> tuple[Pairing, ...]:
-    return tuple(Pairing(target=t, drafter=d) for t in targets for d in t.drafters)
-
-
-def _as_a_model(word: str) -> str:
-    """What to type where the word is no pairing and looks like a model."""
-    if not set(word) & {"/", ":"} and not Path(word).is_dir():
-        return ""
-    return f"; to measure a model without a file: specbench run --target {word} --draft DRAFT"
-
-
-def _weights(model: ModelSpec) -> dict[str, object]:
-    """A model's entry without what the same weights may differ by: place and memory told."""
-    facts = asdict(model)
-    return {key: value for key, value in facts.items() if key not in ("folder", "needs_gib")}
-
-
-def _is_named(pairing: Pairing, name: str) -> bool:
-    is_lossless = pairing.drafter.lossy is None
-    return name == pairing.name or (name == pairing.target.name and is_lossless)
 
 
 _K = "num_speculative_tokens"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from specbench.engines.engine import Engine, Work
 from specbench.engines.refusals import REFUSALS
 from specbench.errors import ModelError, first_line
-from specbench.inputs.config import Drafter
+from specbench.inputs.pairing import Drafter
 from specbench.records import Sampling
 from specbench.verify.collect import Collector, Examined
 from specbench.verify.evidence import Evidence, Refused, Subject

@@ -14,7 +14,8 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
 from specbench.bench.target import TargetRun
 from specbench.bench.traces import Trace
-from specbench.inputs.config import Pairing, load_pairings
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Pairing
 from specbench.probes.probe import NoProbe
 from specbench.records import BlockRecord, EngineCost, Environment, RunRecord
 from specbench.runs import SCHEMA_VERSION, StoredRun, create_run, load_run, resume_run

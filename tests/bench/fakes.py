@@ -22,7 +22,7 @@ from specbench.engines.engine import (
     Work,
 )
 from specbench.errors import ModelError, WorkloadError
-from specbench.inputs.config import Drafter
+from specbench.inputs.pairing import Drafter
 from specbench.records import EngineRecord, Message, ModelIdentity, RoundLog, RoundTimeline
 from specbench.stats.costs import bytes_per_forward
 

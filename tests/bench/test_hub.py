@@ -6,7 +6,8 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from specbench.bench import hub
-from specbench.inputs.config import Pairing, load_pairings
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Pairing
 
 PAIRINGS = """\
 targets:

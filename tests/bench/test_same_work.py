@@ -7,7 +7,8 @@ import pytest
 
 from specbench.bench.benchmark import require_same_work
 from specbench.errors import ModelError, UsageError
-from specbench.inputs.config import Pairing, load_pairings
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Pairing
 from specbench.records import RunRecord
 from specbench.report.document import build_document
 from tests.bench.fake_runs import ENVIRONMENT, RUN_ID, SETTINGS, make_plan, measure

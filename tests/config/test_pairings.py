@@ -6,8 +6,9 @@ from textwrap import dedent
 import pytest
 
 from specbench.errors import ConfigError, UsageError
-from specbench.inputs.config import Pairings, load_pairings
+from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import model_spec
+from specbench.inputs.pairing import Pairings
 
 TWO_TARGETS = """
     default: small/copy

@@ -15,8 +15,9 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError, ModelError, UsageError
-from specbench.inputs.config import Drafter, Target, load_pairings
+from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter, Target
 from specbench.records import Sampling
 from tests.tiny_pair import make_tokenizer, write_pair
 

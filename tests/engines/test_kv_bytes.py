@@ -8,7 +8,7 @@ import torch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.model_pool import ModelPool
-from specbench.inputs.config import Drafter, Target
+from specbench.inputs.pairing import Drafter, Target
 from specbench.records import Sampling
 from tests.tiny_models import write_head, write_model
 

@@ -8,7 +8,7 @@ import torch
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, RoundForward, Work
 from specbench.engines.model_pool import ModelPool
-from specbench.inputs.config import Drafter
+from specbench.inputs.pairing import Drafter
 from specbench.records import Sampling
 
 REQUEST = EngineRequest(

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specbench.fit.compatibility import Compatibility, check_drafter
-from specbench.inputs.config import Drafter
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter
 from specbench.model_files.model import ModelFiles
 from tests.tiny_models import (
     HEADS,

@@ -30,7 +30,7 @@ def test_any_models_config_is_refused_where_no_pickle_hides_what_it_is(target, t
 
 def test_an_ngram_needs_no_room_for_distributions():
     from specbench.fit.workspace import sampling_bytes
-    from specbench.inputs.config import Drafter
+    from specbench.inputs.pairing import Drafter
 
     big = open_model(shape("llama-8b"))
     cold = replace(H100, num_speculative_tokens=4)

@@ -6,8 +6,8 @@ import pytest
 
 from specbench.fit.memory_plan import CUBLAS_BYTES, Place, plan_pair
 from specbench.fit.weights import model_weights
-from specbench.inputs.config import Drafter
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter
 from specbench.model_files.model import open_model
 from specbench.shipped import PACKAGE
 

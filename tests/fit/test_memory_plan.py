@@ -10,8 +10,8 @@ from specbench.fit.drafting import drafting
 from specbench.fit.gpus import GPUS, find_gpu, parse_bandwidth, parse_bytes
 from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
 from specbench.fit.workspace import sampling_bytes
-from specbench.inputs.config import Drafter
 from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.inputs.pairing import Drafter
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.shipped import PACKAGE
 from tests.tiny_models import write_head, write_model

@@ -6,8 +6,9 @@ import pytest
 
 from specbench.errors import UsageError
 from specbench.fit.pairings_file import write_pairings
-from specbench.inputs.config import Drafter, Target, load_pairings
+from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import ModelSpec, model_spec
+from specbench.inputs.pairing import Drafter, Target
 from specbench.records import LossyRule
 from specbench.shipped import shipped
 

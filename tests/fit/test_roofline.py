@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specbench.fit.memory_plan import Place, plan_pair
-from specbench.inputs.config import Drafter
+from specbench.inputs.pairing import Drafter
 from specbench.stats.costs import bytes_per_forward, roofline_s
 from tests.fit.tiny_drafters import TinyDrafters
 from tests.tiny_models import VOCAB_SIZE

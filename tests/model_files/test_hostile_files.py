@@ -10,8 +10,8 @@ from specbench.errors import ModelError, SpecbenchError
 from specbench.fit.compatibility import check_drafter
 from specbench.fit.discover import discover
 from specbench.fit.memory_plan import Place, plan_pair
-from specbench.inputs.config import Drafter
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter
 from specbench.model_files.headers import read_headers
 from specbench.model_files.model import ModelFiles
 from tests.test_hostile_inputs import damaged

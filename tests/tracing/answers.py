@@ -10,7 +10,8 @@ from specbench.bench.predictions import quoted_text
 from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, Work
 from specbench.engines.model_pool import ModelPool
-from specbench.inputs.config import Target, load_pairings
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Target
 from specbench.inputs.workloads import load_workload
 from specbench.records import Message, Prompt, RoundLog, Sampling
 from specbench.shipped import shipped

@@ -7,7 +7,7 @@ import torch
 
 from specbench.engines.engine import Engine, Work
 from specbench.errors import CompatibilityError, ModelError, UsageError, WorkloadError
-from specbench.inputs.config import Drafter
+from specbench.inputs.pairing import Drafter
 from specbench.records import Sampling
 from specbench.records.lossy import LossyRule
 from specbench.verify.collect import Collector

@@ -12,7 +12,8 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, ServedPass, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.forward.runner import StockRunner
-from specbench.inputs.config import Pairing, load_pairings
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import load_workload
 from specbench.records import Sampling
 from specbench.round import verifier

@@ -8,7 +8,7 @@ from pathlib import Path
 from specbench.errors import UsageError
 from specbench.export.deployment import Deployment, Export, Tier
 from specbench.export.engines import engines, find_exporter
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.settings import RunSettings
 
 PROBE_K = 1  # at which an exporter is asked whether the engine has a method at all

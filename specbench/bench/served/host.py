@@ -17,7 +17,7 @@ from specbench.engines.served import Start, find_served
 from specbench.errors import UsageError
 from specbench.export.deployment import Export
 from specbench.inputs.address import Address
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.servers.client import Client
 from specbench.servers.command import command_line
 from specbench.servers.process import LOOPBACK, free_port, started

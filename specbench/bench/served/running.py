@@ -11,7 +11,7 @@ from specbench.bench.served.sessions import Session
 from specbench.engines.served import ServerFacts, find_served
 from specbench.errors import UsageError
 from specbench.inputs.address import Address
-from specbench.inputs.config import Target
+from specbench.inputs.pairing import Target
 from specbench.servers.client import Client, ServerError
 from specbench.servers.process import ServerProcess
 from specbench.settings import SERVED, RunSettings

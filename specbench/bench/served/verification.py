@@ -22,7 +22,7 @@ from specbench.bench.served.running import (
 )
 from specbench.bench.watch import Watch
 from specbench.errors import UsageError, first_line
-from specbench.inputs.config import Pairing
+from specbench.inputs.pairing import Pairing
 from specbench.records import Sampling
 from specbench.settings import BUILTIN, SERVED, RunSettings
 from specbench.verify.evidence import (
