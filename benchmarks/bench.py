@@ -165,7 +165,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("-k", type=int, nargs="+", default=KS, help="0 among them")
     parser.add_argument("--samples", type=int, default=40, help="of each forward")
-    parser.add_argument("--compile", action="store_true", help="the built-in decoder's rounds")
+    parser.add_argument("--compile", action="store_true", help="compiled layers compete, too")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/bench.json"))
     parser.add_argument("--runs", type=Path, default=Path("reports"), help="keeps the run itself")
     return parser.parse_args(arguments)

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.machine import Json, Machine
 from benchmarks.gpu_suite.models import make_model, shape
-from specbench.engines.kernel_choices import contest_timing
+from specbench.engines.contests import contest_timing
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.forward.attention.choice import KERNELS

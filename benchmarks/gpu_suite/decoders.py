@@ -15,6 +15,7 @@ from benchmarks.gpu_suite.models import (
     medium,
     random_prompt,
 )
+from specbench.engines.contests import Contests
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
@@ -89,7 +90,7 @@ def make_runner(machine: Machine, model: Any, forward: str = "auto") -> Runner:
     """
     checked, _ = make_checked_runner(model, "stock" if forward == "stock" else "auto")
     graphs = Launchers("auto", machine.device).graphs
-    choices = KernelChoices(machine.kernels, make_clock(machine.device), graphs)
+    choices = KernelChoices(machine.kernels, Contests(make_clock(machine.device), graphs))
     settled = choices.settle(checked, "auto", "the suite's model")
     if forward in ("auto", "stock") or not isinstance(checked, FusedRunner):
         return settled

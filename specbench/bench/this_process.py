@@ -13,8 +13,9 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.target import TargetRun
 from specbench.bench.watch import Watch
 from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.choice_file import remember
 from specbench.engines.engine import Engine
-from specbench.engines.kernel_choices import remember, require_kernel
+from specbench.engines.kernel_choices import require_kernel
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.transformers import TransformersEngine
 from specbench.errors import ModelError, UsageError

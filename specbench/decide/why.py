@@ -103,7 +103,7 @@ _BOUND: Mapping[Bound, str] = {
         "verify-bound: verifying K + 1 tokens costs more than a step, which dominates the loss"
     ),
     "acceptance": "acceptance-bound: rejected drafts dominate the loss",
-    "overhead": "overhead-bound: time between forwards dominates; graphs or --compile may help",
+    "overhead": "overhead-bound: time between forwards dominates; graphs may help",
 }
 
 

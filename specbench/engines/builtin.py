@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specbench.engines.arrivals import arrivals
+from specbench.engines.contests import Contests
 from specbench.engines.controllers import Controllers
 from specbench.engines.engine import (
     EngineRequest,
@@ -60,10 +61,9 @@ class BuiltinEngine(Instrumented):
         self._options = options
         self._clock = make_clock(pool.device)
         self.tokenizer = pool.tokenizer(target.model)
-        self._launchers = Launchers(options.graph, pool.device, compiled=options.compile)
-        self._kernels = KernelChoices(
-            options.kernels, self._clock, self._launchers.graphs, is_compiled=options.compile
-        )
+        self._launchers = Launchers(options.graph, pool.device)
+        contests = Contests(self._clock, self._launchers.graphs)
+        self._kernels = KernelChoices(options.kernels, contests, compiles=options.compile)
         held = take(pool, target.model, options.forward, self._kernels)
         self._target, self._runner = held.loaded, held.runner
         self.eos_ids = eos_ids(self._target.model)
@@ -84,9 +84,9 @@ class BuiltinEngine(Instrumented):
             forward=self._runner.kind,
             **graph_facts(launched, self._launchers.graphs, self._pool.device),
             attention=self._attention(),
-            kernels=tuple(self._kernels.made.values()),
+            **self._kernels.facts,
             quantization=self._target.quantization,
-            notes=(*self._drafters.notes, *graph_notes(launched)),
+            notes=(*self._drafters.notes, *graph_notes(launched), *self._kernels.notes),
             max_k=dict(self._drafters.max_ks),
         )
 
@@ -156,10 +156,10 @@ class BuiltinEngine(Instrumented):
             for request, arrival in zip(requests, arrivals(requests, load), strict=True)
         ]
         for _ in range(MOST_CAPTURING_PASSES):
-            num_captures, cpu_s = decoder.num_captures, time.process_time()
+            made, cpu_s = decoder.num_captures + self._kernels.num_compiled, time.process_time()
             served = decoder.serve(asked, sampler, policy, num_rows=load.concurrency)
-            if decoder.num_captures == num_captures:
-                break  # else the time of capturing is in it: the same texts once more
+            if decoder.num_captures + self._kernels.num_compiled == made:
+                break  # else the time of making graphs is in it: the same texts once more
         finished_s = max(result.finished_s for result in served.results)
         longest = max(request.num_tokens for request in asked)
         kv_bytes = load.concurrency * self._row_bytes(work.drafter, longest, k)

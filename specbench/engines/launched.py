@@ -24,12 +24,10 @@ def graph_kind(launched: Launched) -> GraphKind:
 
 def graph_facts(launched: Launched, graphs: Graphs | None, device: torch.device) -> dict[str, Any]:
     """Fields of an EngineRecord: how rounds are started, and what was spent on that."""
-    captured = graphs if device.type == "cuda" else None
     return {
         "graph": graph_kind(launched) if device.type == "cuda" else "off",
-        "compile_s": graphs.compile_s if graphs else None,
-        "num_captures": captured.num_captures if captured else None,
-        "capture_s": captured.capture_s if captured else None,
+        "num_captures": graphs.num_captures if graphs else None,
+        "capture_s": graphs.capture_s if graphs else None,
     }
 
 

@@ -11,6 +11,7 @@ from specbench.engines.engine import Work
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity, shown
+from specbench.engines.packed_weights import packed_notes
 from specbench.engines.refusals import device_errors_told
 from specbench.errors import ModelError, UsageError
 from specbench.forward.runner import Runner
@@ -57,7 +58,7 @@ def take(pool: ModelPool, spec: ModelSpec, forward: Forward, kernels: KernelChoi
     try:
         runner, notes = make_checked_runner(loaded.model, forward)
         runner = kernels.settle(runner, forward, shown(spec))
-        notes = (*notes, *kernels.packed_notes(loaded, shown(spec)))
+        notes = (*notes, *packed_notes(kernels.contests, loaded, shown(spec)))
     except (ModelError, torch.OutOfMemoryError):
         pool.release(spec)
         raise

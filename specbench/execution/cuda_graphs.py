@@ -29,8 +29,6 @@ class Captured(Generic[T]):
 class Graphs(Protocol):
     """Captures functions as graphs that run one after another, in the order of the work."""
 
-    compile_s: float | None  # spent on compiling what is captured; None: it is not compiled
-
     @property
     def num_captures(self) -> int:
         """Those that succeeded."""
@@ -76,8 +74,6 @@ class CudaGraphs:
     They share memory because no two run at once, and what a graph returns is read before the
     next one starts. UsageError with a torch that cannot clean up after a capture that fails.
     """
-
-    compile_s: float | None = None
 
     def __init__(self) -> None:
         if missing := [name for name in _ENDS if not hasattr(torch._C, name)]:

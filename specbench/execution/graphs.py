@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from specbench.errors import first_line
 from specbench.execution.clock import Clock
-from specbench.execution.compiled_rounds import CompiledRounds
 from specbench.execution.cuda_graphs import NUM_WARM_UPS, Captured, CudaGraphs, Graphs
 from specbench.execution.launcher import (
     EagerLauncher,
@@ -231,20 +230,14 @@ class GraphLauncher:
 class Launchers:
     """Makes launchers for a device: all share one pool of memory and one set of host buffers.
 
-    `graph` auto is `round` on CUDA and `off` elsewhere. `compiled` rounds are compiled whole,
-    and captured as graphs where there are any. `graphs` is None where rounds run eagerly.
+    `graph` auto is `round` on CUDA and `off` elsewhere. `graphs` is None where rounds run eagerly.
     """
 
     def __init__(
-        self,
-        graph: Literal["auto", "off", "step", "round"],
-        device: torch.device,
-        *,
-        compiled: bool = False,
+        self, graph: Literal["auto", "off", "step", "round"], device: torch.device
     ) -> None:
         has_graphs = device.type == "cuda" and graph != "off"
-        cuda_graphs: Graphs | None = CudaGraphs() if has_graphs else None
-        self.graphs: Graphs | None = CompiledRounds(cuda_graphs) if compiled else cuda_graphs
+        self.graphs: Graphs | None = CudaGraphs() if has_graphs else None
         self._graph: GraphKind = "step" if graph == "step" and has_graphs else "round"
         self._readback = make_readback(device)
         self._reason: str | None = None

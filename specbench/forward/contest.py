@@ -12,13 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specbench.errors import first_line
+from specbench.errors import ModelError, first_line
 from specbench.forward.attention.kernel import Case, Kernel
 from specbench.forward.attention.trial import Placed, Shape, Trial
+from specbench.forward.rounding import wrong
 from specbench.records import Contender
 
 Run = Callable[[], object]
 MOST_TURNS = 5
+MOST_READY_S = 120.0  # of one candidate; a compiler's first program takes half a minute
 _MOMENT_S = 1.0  # that all turns together take, where one does not take longer
 _MARGIN = 1.05
 # A short and a long text, each in its bucket; one row and several; K = 0 and K = 4.
@@ -28,16 +30,15 @@ SHAPES = tuple(
     for num_rows in (1, 4)
     for num_tokens in (1, 5)
 )
-# The largest error allowed, of the root mean square of what comes out.
-_ALLOWED = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.02, torch.bfloat16: 0.1}
 
 
 class Candidate(NamedTuple):
-    """Takes part with `run`, or does not for a reason."""
+    """Takes part with `run`, or does not for a reason; it took `ready_s` to get that far."""
 
     name: str
     run: Run | None
     refusal: str | None = None
+    ready_s: float = 0.0
 
 
 class Timing(NamedTuple):
@@ -49,9 +50,11 @@ class Timing(NamedTuple):
 
 def fastest(candidates: Sequence[Candidate], timing: Timing) -> tuple[str | None, list[Contender]]:
     """Who won, None where nobody took part; and what became of each, in the given order."""
+    warm_s = {one.name: timing.seconds(one.run) for one in candidates if one.run is not None}
+    candidates = [_in_time(one, warm_s.get(one.name, 0.0)) for one in candidates]
     runs = {one.name: one.run for one in candidates if one.run is not None}
-    warm_s = sum(timing.seconds(run) for run in runs.values())
-    num_turns = min(max(int(_MOMENT_S / max(warm_s, 1e-9)), 1), MOST_TURNS)
+    warm = sum(warm_s[name] for name in runs)
+    num_turns = min(max(int(_MOMENT_S / max(warm, 1e-9)), 1), MOST_TURNS)
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(num_turns):
         for name, run in runs.items():
@@ -65,6 +68,35 @@ def fastest(candidates: Sequence[Candidate], timing: Timing) -> tuple[str | None
     return next((name for name, taken_s in medians.items() if taken_s <= limit), None), contenders
 
 
+def prepared(name: str, prepare: Callable[[], Run], timing: Timing) -> Candidate:
+    """Takes part with what `prepare` returns, checked and captured where rounds are.
+
+    One that raises ModelError, or what computing may raise, does not.
+    """
+    run: Run | None = None
+    refusal: str | None = None
+
+    def get_ready() -> None:
+        nonlocal run, refusal
+        try:
+            run = prepare()
+        except ModelError as error:
+            refusal = first_line(error)
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            refusal = f"it raises {type(error).__name__}: {first_line(error)}"
+
+    ready_s = timing.seconds(get_ready)
+    return Candidate(name, run, refusal, ready_s)
+
+
+def _in_time(one: Candidate, warm_s: float) -> Candidate:
+    """What it takes to run is not what it takes to get ready."""
+    if one.ready_s - warm_s <= MOST_READY_S:
+        return one
+    refusal = f"it took more than {MOST_READY_S:g} s to compile and to run for the first time"
+    return one._replace(run=None, refusal=refusal)
+
+
 @torch.inference_mode()
 def attention_contest(
     case: Case, kernels: Sequence[Kernel], timing: Timing, shapes: Sequence[Shape] = SHAPES
@@ -75,45 +107,37 @@ def attention_contest(
     asked = [(trial.placed(case), trial.expected()) for trial in trials]
     candidates = []
     for kernel in kernels:
-        refusal = kernel.refusal(case)
-        runs: list[Run] = []
-        for placed, expected in asked:
-            if refusal is None:
-                run, refusal = _tried(kernel, placed, expected, case, timing)
-                runs.append(run)
-        work = None if refusal else in_turn(runs)
-        candidates.append(Candidate(kernel.name, work, refusal))
+        if refusal := kernel.refusal(case):
+            candidates.append(Candidate(kernel.name, None, refusal))
+            continue
+
+        def prepare(kernel: Kernel = kernel) -> Run:
+            return in_turn([_tried(kernel, *one, case, timing) for one in asked])
+
+        candidates.append(prepared(kernel.name, prepare, timing))
     return fastest(candidates, timing)
 
 
-def _tried(
-    kernel: Kernel, placed: Placed, expected: Tensor, case: Case, timing: Timing
-) -> tuple[Run, str | None]:
-    """How it runs, captured where rounds are; and what is wrong with it."""
+def _tried(kernel: Kernel, placed: Placed, expected: Tensor, case: Case, timing: Timing) -> Run:
+    """How it runs, captured where rounds are; ModelError where it is wrong."""
 
     def run() -> None:
         placed.attend(kernel)
 
-    try:
-        run()
-        refusal = _wrong(placed.work.joined, expected, case.dtype)
-        if refusal is None and timing.captured is not None:
-            replay = timing.captured(run)
-            placed.work.joined.fill_(torch.nan)
-            replay()
-            refusal = _wrong(placed.work.joined, expected, case.dtype)
-            return replay, refusal and f"replayed, {refusal}"
-        return run, refusal
-    except (RuntimeError, ValueError, NotImplementedError) as error:
-        return run, f"it raises {type(error).__name__}: {first_line(error)}"
+    run()
+    _check(placed, expected, case)
+    if timing.captured is None:
+        return run
+    replay = timing.captured(run)
+    placed.work.joined.fill_(torch.nan)
+    replay()
+    _check(placed, expected, case, "replayed, ")
+    return replay
 
 
-def _wrong(got: Tensor, expected: Tensor, dtype: torch.dtype) -> str | None:
-    error = (got.to("cpu", torch.float32) - expected).abs().max() / expected.square().mean().sqrt()
-    allowed = _ALLOWED[dtype]
-    if error <= allowed:  # and not where it is no number
-        return None
-    return f"it is wrong: off by {float(error):.2g} of the output's size ({allowed:g} is rounding)"
+def _check(placed: Placed, expected: Tensor, case: Case, how: str = "") -> None:
+    if reason := wrong(placed.work.joined.cpu(), expected, case.dtype):
+        raise ModelError(f"{how}{reason}")
 
 
 def in_turn(runs: Sequence[Run]) -> Run:

@@ -1,4 +1,4 @@
-"""Whole forwards compete: transformers' own, ours, and ours with kernels of ours.
+"""Whole forwards compete: transformers' own, ours, ours with kernels of ours or compiled layers.
 
 Shape suffixes: T tokens of one row.
 """
@@ -9,20 +9,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specbench.errors import ModelError, first_line
-from specbench.forward.contest import Candidate, Run, Timing, fastest, in_turn
+from specbench.errors import ModelError
+from specbench.forward.compiled_steps import FIRST
+from specbench.forward.contest import Run, Timing, fastest, in_turn, prepared
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.self_test import TOLERANCE, distance
 from specbench.records import Contender
 
 _LENGTH, _SPAN = 200, 1024
-_NUM_TOKENS = (1, 5)  # K = 0 and K = 4
+_NUM_TOKENS = FIRST  # K = 0 and K = 4
 
+COMPILED = "fused, compiled"  # takes part where it is asked for
 # In the order that decides among equals.
 FORWARDS: dict[str, Callable[[FusedRunner], Runner]] = {
     "fused, triton": FusedRunner.with_triton,
     "fused": lambda runner: runner,
+    COMPILED: FusedRunner.with_compiled,
     "stock": lambda runner: StockRunner(runner.model),
 }
 
@@ -33,29 +36,25 @@ def forward_contest(
 ) -> tuple[str | None, list[Contender]]:
     """The fastest of the named forwards whose logits are those of a runner that was checked."""
     expected = [_forward(runner, T) for T in _NUM_TOKENS]
-    candidates = [_candidate(name, runner, expected, timing) for name in names]
+    candidates = [
+        prepared(name, partial(_tried, name, runner, expected, timing), timing) for name in names
+    ]
     outcome = fastest(candidates, timing)
     runner.release()
     return outcome
 
 
-def _candidate(
-    name: str, checked: FusedRunner, expected: list[Tensor], timing: Timing
-) -> Candidate:
-    try:
-        runner = FORWARDS[name](checked)
-        runs: list[Run] = [partial(_forward, runner, T) for T in _NUM_TOKENS]
-        worst = max(
-            float(distance(_forward(runner, T), own))
-            for T, own in zip(_NUM_TOKENS, expected, strict=True)
-        )
-        if not worst <= TOLERANCE[checked.dtype]:
-            return Candidate(name, None, f"it is wrong: logits are off by {worst:.2g}")
-        if timing.captured is not None:
-            runs = [timing.captured(run) for run in runs]
-    except (ModelError, RuntimeError, ValueError) as error:
-        return Candidate(name, None, first_line(error))
-    return Candidate(name, in_turn(runs))
+def _tried(name: str, checked: FusedRunner, expected: list[Tensor], timing: Timing) -> Run:
+    """Its forwards, captured where rounds are; ModelError where they are wrong."""
+    runner = FORWARDS[name](checked)
+    worst = max(
+        float(distance(_forward(runner, T), own))
+        for T, own in zip(_NUM_TOKENS, expected, strict=True)
+    )
+    if not worst <= TOLERANCE[checked.dtype]:
+        raise ModelError(f"it is wrong: logits are off by {worst:.2g}")
+    runs: list[Run] = [partial(_forward, runner, T) for T in _NUM_TOKENS]
+    return in_turn(runs if timing.captured is None else [timing.captured(run) for run in runs])
 
 
 def _forward(runner: Runner, T: int) -> Tensor:

@@ -18,10 +18,10 @@ from specbench.footprint import KEPT_TOKENS, Sizes
 from specbench.forward.attention.choice import Kernels, usual_kernels
 from specbench.forward.attention.kernel import Case, Seen
 from specbench.forward.attention.stock import causal_attention
+from specbench.forward.compiled_steps import CompiledSteps, Programs
 from specbench.forward.fused_weights import can_fuse, fuse
 from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
 from specbench.forward.runner import Output, context_limit, refuse_unsupported
-from specbench.forward.traced_forward import traced_states
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import JoinedCache, Kept, Reach, Slots, Workspace
 from specbench.kernels.availability import why_not
@@ -65,6 +65,7 @@ class FusedRunner:
         )
         self._windows = {layer.window for layer in self._weights.layers}
         self.kernels: Kernels = usual_kernels()
+        self.programs = Programs()
         self.steps: LayerSteps = TorchSteps(self._sizes, self._eps, mirrored=self._mirrored)
         self._scratch = self._new_scratch(KEPT_TOKENS)
         self._workspaces: dict[tuple[int, int], Workspace] = {}
@@ -122,6 +123,20 @@ class FusedRunner:
             for is_tree in (False, True)
         )
 
+    def with_compiled(self) -> Self:
+        """The same over the same slots, its layers compiled.
+
+        ModelError where they cannot be, or compute something else.
+        """
+        other = copy(self)
+        usual: LayerSteps = self.steps
+        if why_not(self.device) is None:
+            usual = TritonSteps(self._sizes, self._eps)
+        first = self._weights.layers[0]
+        other.steps = CompiledSteps(self._sizes, self._eps, usual, first, self.programs)
+        other.kind = "fused, compiled"
+        return other
+
     def with_triton(self) -> Self:
         """The same over the same slots, its small operations in kernels of ours.
 
@@ -153,14 +168,9 @@ class FusedRunner:
     ) -> Output:
         B, T = tokens_BT.shape
         span = span if start is None else start + T
-        if torch.compiler.is_compiling():
-            reach = self.cache.reach(B, span, first_row, self._sizes)
-            inputs = (reach, self._slots.rope, tokens_BT, positions_BT, branches)
-            states = dict(enumerate(traced_states(self._weights, self._sizes, self._eps, *inputs)))
-        else:
-            states = self._states(
-                tokens_BT, positions_BT, span, first_row, features, branches, start is not None
-            )
+        states = self._states(
+            tokens_BT, positions_BT, span, first_row, features, branches, start is not None
+        )
         normed = states[len(self._weights.layers)]
         if last_B is not None:
             normed = normed.view(B, T, -1)[torch.arange(B, device=self.device), last_B]
@@ -183,30 +193,27 @@ class FusedRunner:
         slots_BT = positions_BT if branches is None else branches.slots_BT
         if B > 1 or first_row:
             slots_BT = slots_BT + reach.first_slot_B1
-        slots_N = slots_BT.reshape(-1)
-        turns = self.steps.turns(self._slots.rope, positions_BT.reshape(-1))
+        # Prompts have many lengths, of which a step need know nothing.
+        steps = self.steps.sized(None if is_plain else B * T)
+        places = steps.places(self._slots.rope, positions_BT.reshape(-1), slots_BT.reshape(-1))
         # What is looked up once a forward is not looked up once a layer: that is Python's time.
         attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_plainly, None)}
         for window in self._windows - {None} if is_plain else self._windows:
             kernel = self.kernels[window, branches is not None]
             seen = Seen(positions_BT, reach, self._sizes, self.dtype, window, branches)
             attends[window] = kernel.attend, kernel.look(seen)
-        norm, keep, gate = self.steps.norm, self.steps.keep, self.steps.gate
-        torch.index_select(self._weights.embedding, 0, tokens_BT.reshape(-1), out=work.hidden)
+        hidden = steps.embed(work, self._weights.embedding, tokens_BT.reshape(-1))
 
         states: dict[int, Tensor] = {}
         layers = self._weights.layers  # the cache may have more
         for i, (layer, kept) in enumerate(zip(layers, reach.layers, strict=False)):
             if i in features:
-                states[i] = work.hidden.clone()
-            _product(norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
-            keep(work, layer, kept, slots_N, turns)
+                states[i] = hidden.clone()
+            steps.before_attention(work, hidden, layer, kept, places)
             attend, look = attends[layer.window]
             attend(work, kept, look)
-            _add_product(work.joined, layer.output, layer.output_bias, work.hidden)
-            _product(norm(work, layer.mlp_norm), layer.gate_up, layer.gate_up_bias, work.gate_up)
-            _add_product(gate(work), layer.down, layer.down_bias, work.hidden)
-        states[len(layers)] = norm(work, self._weights.final_norm)
+            hidden = steps.after_attention(work, hidden, layer)
+        states[len(layers)] = steps.final_norm(work, hidden, self._weights.final_norm)
         return states
 
     def _rope_table(self, length: int) -> Tensor:
@@ -260,18 +267,3 @@ def _attend_plainly(work: Workspace, kept: Kept, _: None) -> None:
     """Tokens that are the last of the slots, each seeing all up to itself: no mask is needed."""
     out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
     work.spread.copy_(out.reshape(work.spread.shape))
-
-
-def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out = x @ matrix + bias"""
-    if bias is None:
-        torch.mm(x, matrix, out=out)
-    else:
-        torch.addmm(bias, x, matrix, out=out)
-
-
-def _add_product(x: Tensor, matrix: Tensor, bias: Tensor | None, total: Tensor) -> None:
-    """total += x @ matrix + bias"""
-    total.addmm_(x, matrix)
-    if bias is not None:
-        total.add_(bias)

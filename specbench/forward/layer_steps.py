@@ -1,12 +1,13 @@
-"""The small operations of a fused layer between its matrix products.
+"""What a fused layer computes beside its attention: products, and small operations between them.
 
-In torch's own operations anywhere, or in Triton kernels in a third of the launches.
-Shape suffixes: N tokens, F hidden size, D head size, P positions.
+In torch's own operations anywhere, or the small ones in Triton kernels in a third of the launches;
+`compiled_steps.py` has them compiled.
+Shape suffixes: N tokens, F hidden size, M width of the MLP, D head size, P positions.
 """
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -18,26 +19,37 @@ from specbench.forward.workspace import Kept, Workspace
 
 
 class LayerSteps(Protocol):
-    """What a layer does to its workspace."""
+    """What a layer computes beside its attention, over a workspace.
+
+    The hidden state [N, F] is handed from step to step: it may be the workspace's own or not.
+    """
 
     name: str
 
-    def turns(self, rope_P: Tensor, positions_N: Tensor) -> Any:
-        """How far each token's heads are turned, made once a forward."""
+    def sized(self, num_tokens: int | None) -> "LayerSteps":
+        """Those that run a forward of so many tokens; None: of a prompt, of any number."""
         ...
 
-    def keep(
-        self, work: Workspace, layer: FusedLayer, kept: Kept, slots_N: Tensor, turns: Any
+    def places(self, rope_P: Tensor, positions_N: Tensor, slots_N: Tensor) -> Any:
+        """How far each token's heads are turned, and its slot; made once a forward."""
+        ...
+
+    def embed(self, work: Workspace, embedding: Tensor, tokens_N: Tensor) -> Tensor:
+        """The first hidden state."""
+        ...
+
+    def before_attention(
+        self, work: Workspace, hidden: Tensor, layer: FusedLayer, kept: Kept, places: Any
     ) -> None:
-        """Turn the heads of `work.qkv` and write keys and values to the slots."""
+        """Write queries to `work.qkv`, and keys and values to their slots."""
         ...
 
-    def norm(self, work: Workspace, weight: Tensor) -> Tensor:
-        """The RMS norm of the hidden state [N, F]."""
+    def after_attention(self, work: Workspace, hidden: Tensor, layer: FusedLayer) -> Tensor:
+        """The next hidden state, of this one and of `work.joined`."""
         ...
 
-    def gate(self, work: Workspace) -> Tensor:
-        """silu(gate) * up [N, M]."""
+    def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
+        """The RMS norm after the last layer [N, F]."""
         ...
 
 
@@ -49,7 +61,37 @@ class TorchSteps:
     def __init__(self, sizes: Sizes, eps: float, *, mirrored: bool) -> None:
         self._sizes, self._eps, self._mirrored = sizes, eps, mirrored
 
+    def sized(self, num_tokens: int | None) -> Self:  # noqa: ARG002
+        return self
+
+    def places(self, rope_P: Tensor, positions_N: Tensor, slots_N: Tensor) -> Any:
+        return slots_N, self.turns(rope_P, positions_N)
+
+    def embed(self, work: Workspace, embedding: Tensor, tokens_N: Tensor) -> Tensor:
+        return torch.index_select(embedding, 0, tokens_N, out=work.hidden)
+
+    def before_attention(
+        self,
+        work: Workspace,
+        hidden: Tensor,  # noqa: ARG002
+        layer: FusedLayer,
+        kept: Kept,
+        places: Any,
+    ) -> None:
+        _product(self.norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
+        self.keep(work, layer, kept, *places)
+
+    def after_attention(self, work: Workspace, hidden: Tensor, layer: FusedLayer) -> Tensor:
+        _add_product(work.joined, layer.output, layer.output_bias, hidden)
+        _product(self.norm(work, layer.mlp_norm), layer.gate_up, layer.gate_up_bias, work.gate_up)
+        _add_product(self.gate(work), layer.down, layer.down_bias, hidden)
+        return hidden
+
+    def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG002
+        return self.norm(work, weight)
+
     def turns(self, rope_P: Tensor, positions_N: Tensor) -> Sequence[Tensor]:
+        """How far each token's heads are turned."""
         return rope_P.index_select(0, positions_N).unbind(1)
 
     def keep(
@@ -60,6 +102,7 @@ class TorchSteps:
         slots_N: Tensor,
         turns: Sequence[Tensor],
     ) -> None:
+        """Turn the heads of `work.qkv` and write keys and values to the slots."""
         if layer.head_norm is not None:
             torch.mul(self._unit_heads(work.heads), layer.head_norm, out=work.heads)
         cos, sin = turns
@@ -68,8 +111,11 @@ class TorchSteps:
         kept.buffer.index_copy_(0, slots_N, work.new_kv)
 
     def norm(self, work: Workspace, weight: Tensor) -> Tensor:
-        """[x, -x] has mean 0 and the variance mean(x ** 2): its layer norm, which is one kernel
-        on a CPU, is an RMS norm of x."""
+        """The RMS norm of the hidden state [N, F].
+
+        [x, -x] has mean 0 and the variance mean(x ** 2): its layer norm, which is one kernel on a
+        CPU, is an RMS norm of x.
+        """
         if not self._mirrored:
             return torch.rms_norm(work.hidden, (self._sizes.hidden,), weight, self._eps)
         torch.neg(work.hidden, out=work.mirror)
@@ -78,6 +124,7 @@ class TorchSteps:
         return both.as_strided(work.hidden.shape, work.hidden.stride())
 
     def gate(self, work: Workspace) -> Tensor:
+        """silu(gate) * up [N, M]."""
         return silu(work.gate, inplace=True).mul_(work.up)
 
     def _unit_heads(self, heads: Tensor) -> Tensor:
@@ -125,3 +172,18 @@ class TritonSteps(TorchSteps):
     def gate(self, work: Workspace) -> Tensor:
         self._gate(work.gate_up)
         return work.gate
+
+
+def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """out = x @ matrix + bias"""
+    if bias is None:
+        torch.mm(x, matrix, out=out)
+    else:
+        torch.addmm(bias, x, matrix, out=out)
+
+
+def _add_product(x: Tensor, matrix: Tensor, bias: Tensor | None, total: Tensor) -> None:
+    """total += x @ matrix + bias"""
+    total.addmm_(x, matrix)
+    if bias is not None:
+        total.add_(bias)

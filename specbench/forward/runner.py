@@ -52,7 +52,7 @@ class KvCache(Protocol):
 class Runner(Protocol):
     """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
 
-    kind: str  # "stock", "fused" or "fused, triton": whose code runs
+    kind: str  # "stock", "fused", "fused, triton" or "fused, compiled": whose code runs
     model: Any  # transformers' own, which holds the weights
     vocab_size: int
     hidden_size: int

@@ -22,7 +22,8 @@ Kernels = Annotated[
     ),
 ]
 Compile = Annotated[
-    bool, Option(help="Compile whole rounds with torch.compile; compile time is shown.")
+    bool,
+    Option(help="Let compiled layers compete with the other forwards; compiling takes a while."),
 ]
 
 

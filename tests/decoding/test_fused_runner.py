@@ -9,7 +9,6 @@ from torch import Tensor
 
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
-from specbench.forward.traced_forward import traced_states
 from specbench.serving.request import Request
 from tests.decoding.fused_families import FAMILIES, LLAMA3_ROPE, TOKENS_2T, family
 from tests.decoding.lossless import acceptance_rate, assert_texts, decode, make_drafter
@@ -62,25 +61,6 @@ def test_logits_are_as_near_to_the_truth_as_the_stock_ones(name: str, dtype: tor
     assert fused.dtype is dtype
     assert error(fused, truth) < 2 * error(stock, truth)
     assert error(stock, truth) < 0.05 * float(truth.std())
-
-
-@pytest.mark.parametrize("name", list(FAMILIES))
-@torch.no_grad()
-def test_the_forward_for_compilers_gives_the_same_states(name: str) -> None:
-    runner = FusedRunner(family(name))
-    runner.allocate(3, 64)
-    T, last = TOKENS_2T.shape[1], len(runner.model.model.layers)
-    places = positions(0, T, 2)
-
-    out = runner.forward(TOKENS_2T, places, 64, first_row=1, features=range(last + 1))
-    reach = runner.cache.reach(2, 64, 1, runner._sizes)
-    traced = traced_states(
-        runner._weights, runner._sizes, runner._eps, reach, runner._slots.rope, TOKENS_2T, places
-    )
-
-    assert len(traced) == last + 1
-    for state, other in zip(out.features, traced, strict=True):
-        torch.testing.assert_close(state.flatten(0, 1), other, **CLOSE)
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from specbench.engines import kernel_choices
+from specbench.engines import choice_file, contests
+from specbench.engines.contests import Contests
 from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.loaded_drafters import take
 from specbench.engines.model_pool import ModelPool
@@ -109,14 +110,14 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
     tmp_path, monkeypatch, layer_s, is_said
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(kernel_choices, "_known", {})
+    monkeypatch.setattr(choice_file, "_known", {})
     tiny_llama(hidden_size=128, intermediate_size=256).save_pretrained(tmp_path / "model")
     spec = ModelSpec(source="wide", folder=tmp_path / "model", quantization="int8")
     pool = ModelPool(CPU)
     clock = Metered(pool.load(spec).model, layer_s)
-    monkeypatch.setattr(kernel_choices, "_seconds", lambda _, run: clock.seconds(run))
+    monkeypatch.setattr(contests, "_seconds", lambda _, run: clock.seconds(run))
 
-    choices = KernelChoices("auto", HostClock(), None)
+    choices = KernelChoices("auto", Contests(HostClock(), None))
     held = take(pool, spec, "stock", choices)
     said = [note for note in held.notes if "slower than float32" in note]
     assert said == (
@@ -127,11 +128,11 @@ def test_an_engine_notes_slower_weights_and_times_them_once(
         if is_said
         else []
     )
-    timed = [choice for choice in choices.made.values() if choice.chosen == "int8"]
+    timed = [choice for choice in choices.contests.made.values() if choice.chosen == "int8"]
     assert [c.subject for c in timed] == [f"int8 linear layer of model, T = {T}" for T in (1, 5)]
 
     num_runs = clock.num_runs
-    monkeypatch.setattr(kernel_choices, "_known", {})  # a later run: the file is left
-    again = take(pool, spec, "stock", KernelChoices("auto", HostClock(), None))
+    monkeypatch.setattr(choice_file, "_known", {})  # a later run: the file is left
+    again = take(pool, spec, "stock", KernelChoices("auto", Contests(HostClock(), None)))
     assert again.notes == held.notes
     assert clock.num_runs == num_runs

@@ -5,8 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from specbench.engines import kernel_choices
-from specbench.engines.kernel_choices import KernelChoices, remember, require_kernel
+from specbench.engines import choice_file, kernel_choices
+from specbench.engines.choice_file import remember
+from specbench.engines.contests import Contests
+from specbench.engines.kernel_choices import KernelChoices, require_kernel
 from specbench.errors import UsageError
 from specbench.execution.clock import HostClock
 from specbench.forward.attention.choice import ALL
@@ -20,7 +22,7 @@ from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 @pytest.fixture(autouse=True)
 def fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(kernel_choices, "_known", {})
+    monkeypatch.setattr(choice_file, "_known", {})
 
 
 @pytest.fixture
@@ -42,7 +44,7 @@ def held(monkeypatch):
 
 
 def choices(name="auto"):
-    return KernelChoices(name, HostClock(), None)
+    return KernelChoices(name, Contests(HostClock(), None))
 
 
 def test_the_winner_runs_and_every_contest_is_held_once(held):
@@ -52,7 +54,7 @@ def test_the_winner_runs_and_every_contest_is_held_once(held):
     assert held == ["chain", "tree", "forward"]
     made.settle(FusedRunner(tiny_llama(seed=1)), "auto", "draft")  # of the same shape
     assert len(held) == 3
-    assert [choice.subject for choice in made.made.values()] == [
+    assert [choice.subject for choice in made.contests.made.values()] == [
         "attention of big, chain",
         "attention of big, tree",
         "forward of big",
@@ -68,7 +70,7 @@ def test_layers_with_a_window_and_without_compete_apart(held):
 
 def test_a_later_process_takes_what_was_chosen_and_another_shape_competes(held, monkeypatch):
     choices().settle(FusedRunner(tiny_llama()), "auto", "big")
-    monkeypatch.setattr(kernel_choices, "_known", {})
+    monkeypatch.setattr(choice_file, "_known", {})
     runner = choices().settle(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 3
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
@@ -101,13 +103,13 @@ def test_a_cache_that_cannot_be_read_is_as_if_there_were_none(content, held, tmp
 def test_a_choice_of_what_is_not_here_is_made_anew(held, monkeypatch):
     first = choices()
     first.settle(FusedRunner(tiny_llama()), "auto", "big")
-    stored = {key: replace(choice, chosen="nobody") for key, choice in first.made.items()}
-    monkeypatch.setattr(kernel_choices, "_known", stored)
+    stored = {key: replace(choice, chosen="nobody") for key, choice in first.contests.made.items()}
+    monkeypatch.setattr(choice_file, "_known", stored)
     again = choices()
     runner = again.settle(FusedRunner(tiny_llama()), "auto", "big")
     assert len(held) == 6
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
-    assert [choice.chosen for choice in again.made.values()] == ["plain", "plain", "fused"]
+    assert [choice.chosen for choice in again.contests.made.values()] == ["plain", "plain", "fused"]
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_contest(held, monkeypatch):
@@ -119,9 +121,9 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_contest(held,
 def test_a_run_that_is_resumed_goes_on_with_its_own_choice(held, monkeypatch):
     first = choices()
     first.settle(FusedRunner(tiny_llama()), "auto", "big")
-    stored = [replace(choice, chosen="torch") for choice in first.made.values()]
+    stored = [replace(choice, chosen="torch") for choice in first.contests.made.values()]
     stored[-1] = replace(stored[-1], chosen="stock")
-    monkeypatch.setattr(kernel_choices, "_known", {})
+    monkeypatch.setattr(choice_file, "_known", {})
     remember(stored)  # though the cache says otherwise
     runner = choices().settle(FusedRunner(tiny_llama()), "auto", "big")
     assert isinstance(runner, StockRunner)
@@ -132,10 +134,10 @@ def test_one_can_be_forced_and_is_checked():
     made = choices("plain")
     runner = made.settle(FusedRunner(tiny_llama()), "fused", "big")
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
-    forced = [choice.is_forced for choice in made.made.values()]
+    forced = [choice.is_forced for choice in made.contests.made.values()]
     assert forced == [True, True, False]  # a forward is still picked among ours
-    remember(made.made.values())
-    assert not any(choice.is_forced for choice in kernel_choices._known.values())
+    remember(made.contests.made.values())
+    assert not any(choice.is_forced for choice in choice_file._known.values())
 
 
 def test_what_no_cpu_runs_is_refused_with_what_it_runs():
@@ -148,10 +150,3 @@ def test_what_no_cpu_runs_is_refused_with_what_it_runs():
 def test_the_option_has_every_implementation():
     assert Kernels.__origin__.__args__ == ("auto", *ALL)
     assert all(kernel.name == name for name, kernel in ALL.items())
-
-
-def test_compiled_rounds_are_the_compilers_business(held):
-    made = KernelChoices("auto", HostClock(), None, is_compiled=True)
-    runner = FusedRunner(tiny_llama())
-    assert made.settle(runner, "auto", "big") is runner
-    assert held == []

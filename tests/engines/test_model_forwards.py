@@ -45,7 +45,6 @@ class Recorder:
 class Replays:
     """Keeps no function it captured, as a GPU keeps none: a replay reads memory."""
 
-    compile_s = None
     reserved_bytes = 0
 
     def __init__(self, *, fails: bool = False) -> None:

@@ -1,0 +1,59 @@
+"""What contests chose, kept in this process and in a file of the user's cache folder."""
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specbench.json_text import parse_json
+from specbench.records import Contender, KernelChoice
+from specbench.whole_file import write_whole
+
+_known: dict[str, KernelChoice] = {}
+
+
+def remember(choices: Iterable[KernelChoice]) -> None:
+    """Let a run that is resumed go on with what it began with."""
+    _known.update({choice.key: choice for choice in choices if not choice.is_forced})
+
+
+def find(key: str) -> KernelChoice | None:
+    """What was chosen in this process or by an earlier one, which may name what is not here."""
+    if key not in _known and (kept := _read(_file()).get(key)):
+        _known[key] = kept
+    return _known.get(key)
+
+
+def keep(choice: KernelChoice) -> None:
+    """For this process and for later ones."""
+    _known[choice.key] = choice
+    with suppress(OSError):  # without it the next run holds the contest again
+        file = _file()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        kept = _read(file) | {choice.key: choice}
+        text = json.dumps({key: asdict(one) for key, one in kept.items()}, indent=1)
+        write_whole(file, text)
+
+
+def _file() -> Path:
+    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "specbench" / "kernels.json"
+
+
+def _read(file: Path) -> dict[str, KernelChoice]:
+    """What earlier runs chose; nothing where there is no such file or it is not ours."""
+    try:
+        return {key: _choice_of(**kept) for key, kept in parse_json(file.read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _choice_of(*, chosen: str, contenders: Iterable[Any], **others: Any) -> KernelChoice:
+    """A choice from its JSON; TypeError where it is none."""
+    if not isinstance(chosen, str):
+        raise TypeError(f"{chosen!r} is no name")
+    own = tuple(Contender(**contender) for contender in contenders)
+    return KernelChoice(chosen=chosen, contenders=own, **others)
