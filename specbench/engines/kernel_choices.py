@@ -11,11 +11,13 @@ from specbench.forward.attention.choice import ALL, KERNELS
 from specbench.forward.attention.kernel import Case
 from specbench.forward.compiled_steps import Programs
 from specbench.forward.contest import attention_contest
-from specbench.forward.forward_contest import COMPILED, FORWARDS, forward_contest
+from specbench.forward.forward_contest import FORWARDS, UNASKED, forward_contest
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward
+from specbench.kernels.availability import DEVICES
 from specbench.records import KernelChoice
+from specbench.round.drawing_contest import DRAWINGS, NAMES, TRITON, drawing_contest
 
 AUTO = "auto"
 
@@ -55,6 +57,7 @@ class KernelChoices:
 
         Transformers' own code takes torch's own attention.
         """
+        self._settle_draws(runner, name)
         if not isinstance(runner, FusedRunner):
             return runner
         runner.programs = self._programs
@@ -62,6 +65,20 @@ class KernelChoices:
             chosen = self._attention(case, name).chosen
             runner.kernels[case.window, case.is_tree] = ALL[chosen]
         return FORWARDS[self._forward(runner, forward, name).chosen](runner)
+
+    def _settle_draws(self, runner: Runner, name: str) -> None:
+        """Let kernels of ours draw over such a vocabulary where they are right and the faster."""
+        if runner.device.type not in DEVICES:
+            return
+        vocab_size, device = runner.vocab_size, runner.device
+        for drawing in DRAWINGS:
+            hold = partial(
+                drawing_contest, drawing, vocab_size, runner.dtype, device, self.contests.timing
+            )
+            subject = f"{drawing.name} of {name}, {vocab_size} tokens"
+            facts = (drawing.name, vocab_size, runner.dtype)
+            chosen = self.contests.choose(subject, device, facts, NAMES, hold).chosen
+            drawing.switch.turn(vocab_size, on=chosen == TRITON)
 
     def _attention(self, case: Case, name: str) -> KernelChoice:
         subject = f"attention of {name}, {case}"
@@ -82,12 +99,8 @@ class KernelChoices:
         )
 
     def _forward(self, runner: FusedRunner, forward: Forward, name: str) -> KernelChoice:
-        names = tuple(
-            name
-            for name in FORWARDS
-            if (forward == "auto" or name.startswith(forward))
-            and (name != COMPILED or self._compiles)
-        )
+        competing = FORWARDS if self._compiles else UNASKED
+        names = tuple(name for name in competing if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
         facts = (names, runner.cases, sizes)
         hold = partial(forward_contest, runner, names, self.contests.timing)

@@ -20,7 +20,7 @@ from specbench.records import Contender
 _LENGTH, _SPAN = 200, 1024
 _NUM_TOKENS = FIRST  # K = 0 and K = 4
 
-COMPILED = "fused, compiled"  # takes part where it is asked for
+COMPILED = "fused, compiled"
 # In the order that decides among equals.
 FORWARDS: dict[str, Callable[[FusedRunner], Runner]] = {
     "fused, triton": FusedRunner.with_triton,
@@ -28,6 +28,9 @@ FORWARDS: dict[str, Callable[[FusedRunner], Runner]] = {
     COMPILED: FusedRunner.with_compiled,
     "stock": lambda runner: StockRunner(runner.model),
 }
+
+# Those that compete unasked: compiling takes its time.
+UNASKED = tuple(name for name in FORWARDS if name != COMPILED)
 
 
 @torch.inference_mode()

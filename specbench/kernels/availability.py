@@ -1,11 +1,14 @@
-"""Whether our Triton kernels can run here."""
+"""Whether our Triton kernels can run here, and which of a round's were found right."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from shutil import which
 
 import torch
+from torch import Tensor
 
 _COMPILERS = ("gcc", "clang")  # of which it takes one to build what starts a kernel
 
@@ -26,4 +29,35 @@ def _missing() -> str | None:
     return None
 
 
-ON_CUDA = why_not(torch.device("cuda")) is None  # for a round, which looks for no modules
+# For a round, which looks for no modules.
+DEVICES = {"cuda"} if why_not(torch.device("cuda")) is None else set()
+
+
+class Switch:
+    """Whether kernels of ours draw: wherever they can, but for vocabularies where they lost."""
+
+    def __init__(self) -> None:
+        self._lost: frozenset[int] = frozenset()
+
+    def is_on(self, x: Tensor, vocab_size: int | None = None) -> bool:
+        """For a tensor, and a vocabulary of so many tokens; None: for any."""
+        lost = bool(self._lost) if vocab_size is None else vocab_size in self._lost
+        return x.device.type in DEVICES and not lost
+
+    def turn(self, vocab_size: int, *, on: bool) -> None:
+        """From now on, for such vocabularies; what is captured stays as it is."""
+        self._lost = self._lost - {vocab_size} if on else self._lost | {vocab_size}
+
+    @contextmanager
+    def turned(self, vocab_size: int, *, on: bool) -> Iterator[None]:
+        """Inside, for such vocabularies alone."""
+        before = self._lost
+        self._lost = frozenset() if on else frozenset({vocab_size})
+        try:
+            yield
+        finally:
+            self._lost = before
+
+
+DRAWS = Switch()
+TOP_P = Switch()

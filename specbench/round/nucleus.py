@@ -11,9 +11,9 @@ Shape suffixes: N distributions, V vocabulary; `...` any leading shape.
 import torch
 from torch import Tensor
 
-from specbench.kernels.availability import ON_CUDA
+from specbench.kernels.availability import DEVICES, TOP_P
 
-if ON_CUDA:
+if DEVICES:
     from specbench.kernels import nucleus as in_parts
 
 # Bits that a histogram tells apart, from so many tokens on: more buckets than tokens would take
@@ -46,7 +46,7 @@ def nucleus(scores: Tensor, top_p: float) -> Tensor:
     it would hang on the sort which of them stay. Source: Holtzman et al. 2020 (arXiv:1904.09751).
     """
     rows_NV = scores.flatten(0, -2) if scores.dim() > 1 else scores[None]
-    if ON_CUDA and scores.is_cuda:
+    if TOP_P.is_on(scores, scores.shape[-1]):
         kept_NV: Tensor = in_parts.nucleus(rows_NV, rows_NV.softmax(-1), top_p)
         return kept_NV.view_as(scores)
     num_bits = next(bits for tokens, bits in _BITS if scores.shape[-1] >= tokens)

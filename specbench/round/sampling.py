@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from specbench.errors import UsageError
-from specbench.kernels.availability import ON_CUDA
+from specbench.kernels.availability import DEVICES, DRAWS
 from specbench.records import Sampling
 from specbench.round.nucleus import likeliest, nucleus
 
-if ON_CUDA:
+if DEVICES:
     from specbench.kernels import noise, race
 
 _MASK32 = 0xFFFFFFFF
@@ -52,7 +52,7 @@ def uniform(
     seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, turns_T: Tensor | None = None
 ) -> Tensor:
     """Uniform numbers in (0, 1], float32 [B, T]; others for other turns, 0 unless told."""
-    if ON_CUDA and seeds_B.is_cuda:
+    if DRAWS.is_on(seeds_B):
         drawn_BT: Tensor = noise.uniform(seeds_B, positions_BT, purpose, turns_T, len(Purpose))
         return drawn_BT
     own_T = purpose if turns_T is None else turns_T * len(Purpose) + purpose
@@ -62,7 +62,7 @@ def uniform(
 
 def exponential(seeds_B: Tensor, positions_BT: Tensor, purpose: Purpose, num_tokens: int) -> Tensor:
     """Exponential(1) noise for every token of every draw, float32 [B, T, V], above 0."""
-    if ON_CUDA and seeds_B.is_cuda:
+    if DRAWS.is_on(seeds_B, num_tokens):
         drawn_BTV: Tensor = noise.exponential(seeds_B, positions_BT, purpose, num_tokens)
         return drawn_BTV
     tokens_V = _mix32(torch.arange(num_tokens, device=seeds_B.device) * 2 + 1)
@@ -102,7 +102,7 @@ class Sampler:
         if self.is_greedy:
             return logits_BTV.argmax(-1)
         is_cut = self.sampling.top_k > 0 or self.sampling.top_p < 1
-        if ON_CUDA and logits_BTV.is_cuda and not is_cut:
+        if DRAWS.is_on(logits_BTV, logits_BTV.shape[-1]) and not is_cut:
             own_BT: Tensor = race.race(
                 logits_BTV, seeds_B, positions_BT, Purpose.TARGET, self.sampling.temperature
             )
@@ -119,7 +119,7 @@ def draw(weights_BTV: Tensor, seeds_B: Tensor, positions_BT: Tensor, purpose: Pu
 
     An exponential race: argmax of w / Exp(1), which needs neither a sort nor a host sync.
     """
-    if ON_CUDA and weights_BTV.is_cuda:
+    if DRAWS.is_on(weights_BTV, weights_BTV.shape[-1]):
         drawn_BT: Tensor = race.race(weights_BTV, seeds_B, positions_BT, purpose, None)
         return drawn_BT
     noise_BTV = exponential(seeds_B, positions_BT, purpose, weights_BTV.shape[-1])

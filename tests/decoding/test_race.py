@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from specbench.drafting.topology import Topology
-from specbench.kernels import noise, race
+from specbench.kernels import availability, noise, race
 from specbench.records import Sampling
-from specbench.round import sampling as drawing
 from specbench.round.growth import Frontier, grow_static
 from specbench.round.sampling import Purpose, Sampler, draw, exponential, uniform
 from specbench.round.state import State
@@ -157,7 +156,7 @@ def test_without_triton_torch_draws_the_same_in_more_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours = launched(WARM, 16)
-    monkeypatch.setattr(drawing, "ON_CUDA", False)
+    monkeypatch.setattr(availability, "DEVICES", set())
     theirs = launched(WARM, 16)
     assert theirs["pick"] > 10 * ours["pick"]
     assert theirs["judge"] > ours["judge"]

@@ -1,0 +1,140 @@
+"""Kernels of ours that draw compete with torch's operations, over a model's own vocabulary.
+
+Right means: the same numbers and tokens but for rounding, as called and, where rounds are captured,
+replayed. Shape suffixes: B rows, T positions, V vocabulary.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.errors import ModelError
+from specbench.forward.contest import Run, Timing, fastest, prepared
+from specbench.kernels.availability import DRAWS, TOP_P, Switch
+from specbench.records import Contender, Sampling
+from specbench.round.nucleus import nucleus
+from specbench.round.sampling import Purpose, Sampler, draw, exponential, uniform
+
+TRITON, TORCH = "triton", "torch"
+NAMES = (TRITON, TORCH)  # in the order that decides among equals
+_B, _T = 2, 5  # K = 4
+_TEMPERATURE, _TOP_P = 0.7, 0.9
+_NEAR = 1e-4  # of a logarithm: two tokens this near may change places
+_MOVED = 1e-3  # of a distribution: the token at the cut may stay or go
+
+
+class _Numbers(NamedTuple):
+    logits_BTV: Tensor
+    probs_BTV: Tensor
+    seeds_B: Tensor
+    positions_BT: Tensor
+
+
+Drawn = tuple[Tensor, ...]
+
+
+class Drawing(NamedTuple):
+    """What is drawn with kernels of ours or without, and what is wrong with it."""
+
+    name: str
+    switch: Switch
+    drawn: Callable[[_Numbers], Drawn]
+    wrong: Callable[[_Numbers, Drawn, Drawn], str | None]
+
+
+@torch.inference_mode()
+def drawing_contest(
+    drawing: Drawing, vocab_size: int, dtype: torch.dtype, device: torch.device, timing: Timing
+) -> tuple[str | None, list[Contender]]:
+    """The faster of both where the kernels of ours are right, as `fastest` has it."""
+    numbers = _made_up(vocab_size, dtype, device)
+    with drawing.switch.turned(vocab_size, on=False):
+        expected = drawing.drawn(numbers)
+    return fastest(
+        [
+            prepared(name, partial(_tried, name, drawing, numbers, expected, timing), timing)
+            for name in NAMES
+        ],
+        timing,
+    )
+
+
+def _tried(name: str, drawing: Drawing, numbers: _Numbers, expected: Drawn, timing: Timing) -> Run:
+    """Draws, captured where rounds are; ModelError where they are wrong."""
+    vocab_size = numbers.logits_BTV.shape[-1]
+    held = tuple(torch.zeros_like(one) for one in expected)
+
+    def run() -> None:
+        with drawing.switch.turned(vocab_size, on=name == TRITON):
+            for own, new in zip(held, drawing.drawn(numbers), strict=True):
+                own.copy_(new)
+
+    def check(how: str = "") -> None:
+        if reason := drawing.wrong(numbers, held, expected):
+            raise ModelError(f"{how}it is wrong: {reason}")
+
+    run()
+    check()
+    if timing.captured is None:
+        return run
+    replay = timing.captured(run)
+    for own in held:
+        own.zero_()
+    replay()
+    check("replayed, ")
+    return replay
+
+
+def _made_up(vocab_size: int, dtype: torch.dtype, device: torch.device) -> _Numbers:
+    generator = torch.Generator().manual_seed(0)
+    logits_BTV = (torch.randn(_B, _T, vocab_size, generator=generator) * 3).to(device, dtype)
+    probs_BTV = (logits_BTV.float() / _TEMPERATURE).softmax(-1)
+    seeds_B = torch.randint(-(2**63), 2**63 - 1, (_B,), generator=generator).to(device)
+    positions_BT = torch.randint(1, 2**20, (_B, 1), generator=generator) + torch.arange(_T)
+    return _Numbers(logits_BTV, probs_BTV, seeds_B, positions_BT.to(device))
+
+
+def _draws(numbers: _Numbers) -> Drawn:
+    places = (numbers.seeds_B, numbers.positions_BT)
+    sampler = Sampler(Sampling(temperature=_TEMPERATURE))
+    return (
+        uniform(*places, Purpose.ACCEPT),
+        exponential(*places, Purpose.TARGET, numbers.probs_BTV.shape[-1]),
+        sampler.pick(numbers.logits_BTV, *places),
+        draw(numbers.probs_BTV, *places, Purpose.TARGET),
+    )
+
+
+def _wrong_draws(numbers: _Numbers, drawn: Drawn, expected: Drawn) -> str | None:
+    """Uniform numbers to the last bit, noise but for rounding, tokens but for near-ties."""
+    (chances_BT, noise_BTV, *tokens), (own_BT, own_BTV, *_) = drawn, expected
+    if not torch.equal(chances_BT, own_BT):
+        return "its uniform numbers are others"
+    if not torch.allclose(noise_BTV, own_BTV, rtol=_NEAR, atol=0.0):
+        return "its noise is another"
+    scores_BTV = numbers.probs_BTV.double().log() - own_BTV.double().log()
+    best_BT = scores_BTV.amax(-1)
+    for tokens_BT in tokens:
+        if not bool(((tokens_BT >= 0) & (tokens_BT < scores_BTV.shape[-1])).all()):
+            return "its tokens are out of bounds"
+        if not bool((best_BT - scores_BTV.gather(-1, tokens_BT[..., None])[..., 0] < _NEAR).all()):
+            return "its tokens are others"
+    return None
+
+
+def _cut(numbers: _Numbers) -> Drawn:
+    return (nucleus(numbers.logits_BTV.float(), _TOP_P),)
+
+
+def _wrong_cut(numbers: _Numbers, drawn: Drawn, expected: Drawn) -> str | None:  # noqa: ARG001
+    moved = float((drawn[0] - expected[0]).abs().sum(-1).max())
+    return None if moved <= _MOVED else f"{moved:.2g} of a distribution is elsewhere"
+
+
+DRAWINGS = (
+    Drawing("draws", DRAWS, _draws, _wrong_draws),
+    Drawing("top-p", TOP_P, _cut, _wrong_cut),
+)

@@ -1,0 +1,127 @@
+"""Kernels of ours draw over a model's vocabulary where they are right there, else torch does.
+
+They run in Triton's interpreter, as if a CPU were one of their devices.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specbench.engines import choice_file, kernel_choices
+from specbench.engines.contests import Contests
+from specbench.engines.kernel_choices import KernelChoices
+from specbench.execution.clock import HostClock
+from specbench.forward.contest import Timing
+from specbench.forward.runner import StockRunner
+from specbench.kernels import availability, noise, nucleus, race
+from specbench.round.drawing_contest import DRAWINGS, drawing_contest
+from tests.decoding.models import tiny_llama
+
+V = 130
+DRAWS, TOP_P = DRAWINGS
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def interpreted(monkeypatch, tmp_path):
+    monkeypatch.setattr(availability, "DEVICES", {"cpu"})
+    monkeypatch.setattr(kernel_choices, "DEVICES", {"cpu"})
+    monkeypatch.setattr(choice_file, "_known", {})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for drawing in DRAWINGS:
+        monkeypatch.setattr(drawing.switch, "_lost", frozenset())
+
+
+def even(run):
+    """By this clock all take the same: the first that is right wins."""
+    run()
+    return 1.0
+
+
+def held(drawing, timing=Timing(even)):  # noqa: B008
+    return drawing_contest(drawing, V, torch.float32, CPU, timing)
+
+
+def twice_the_noise(seeds_B, positions_BT, *others):
+    return 2 * noise.exponential(seeds_B, positions_BT, *others)
+
+
+def another_token(x_BTV, *others):
+    return (race.race(x_BTV, *others) + 1) % V
+
+
+def raises(*_):
+    raise RuntimeError("no image for this card\nand more")
+
+
+WRONG = [
+    (DRAWS, "noise", "uniform", lambda *places: 1 - noise.uniform(*places), "uniform numbers"),
+    (DRAWS, "noise", "exponential", twice_the_noise, "its noise is another"),
+    (DRAWS, "race", "race", another_token, "its tokens are others"),
+    (DRAWS, "race", "race", lambda *given: race.race(*given) + V, "out of bounds"),
+    (DRAWS, "race", "race", raises, "it raises RuntimeError: no image for this card"),
+    (TOP_P, "in_parts", "nucleus", lambda s, p, top_p: nucleus.nucleus(s, p, top_p / 2), "of a"),
+]
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.name)
+def test_those_that_are_right_win(drawing):
+    winner, contenders = held(drawing)
+    assert winner == "triton"
+    assert [one.refusal for one in contenders] == [None, None]
+
+
+@pytest.mark.parametrize(("drawing", "module", "name", "wrong", "said"), WRONG, ids=range(6))
+def test_one_that_is_wrong_or_fails_loses_to_torch(monkeypatch, drawing, module, name, wrong, said):
+    from specbench.round import nucleus as cut
+    from specbench.round import sampling
+
+    where = cut if module == "in_parts" else sampling
+    monkeypatch.setattr(
+        where, module, SimpleNamespace(**{**vars(noise), **vars(race), name: wrong})
+    )
+    winner, (lost, _) = held(drawing)
+    assert winner == "torch"
+    assert said in lost.refusal
+
+
+def test_what_a_replay_does_not_draw_anew_loses():
+    def frozen(run):
+        run()
+        return lambda: None
+
+    winner, contenders = held(DRAWS, Timing(even, frozen))
+    assert winner is None
+    assert all(one.refusal.startswith("replayed, it is wrong") for one in contenders)
+
+
+def test_a_models_own_vocabulary_is_settled_when_it_is_loaded_and_recorded(monkeypatch):
+    asked = []
+
+    def contest(drawing, vocab_size, *_):
+        asked.append((drawing.name, vocab_size))
+        return "torch" if drawing is DRAWS else "triton", []
+
+    monkeypatch.setattr(kernel_choices, "drawing_contest", contest)
+    contests = Contests(HostClock(), None)
+    runner = StockRunner(tiny_llama())
+    KernelChoices("auto", contests).settle(runner, "stock", "big")
+
+    assert asked == [("draws", runner.vocab_size), ("top-p", runner.vocab_size)]
+    assert [(one.subject, one.chosen) for one in contests.made.values()] == [
+        (f"draws of big, {runner.vocab_size} tokens", "torch"),
+        (f"top-p of big, {runner.vocab_size} tokens", "triton"),
+    ]
+    anything = torch.zeros(1)
+    assert not DRAWS.switch.is_on(anything, runner.vocab_size)
+    assert not DRAWS.switch.is_on(anything)  # what has no vocabulary is as safe as the rest
+    assert DRAWS.switch.is_on(anything, runner.vocab_size + 1)
+    assert TOP_P.switch.is_on(anything, runner.vocab_size)
+
+
+def test_where_triton_has_no_kernels_nothing_is_asked(monkeypatch):
+    monkeypatch.setattr(kernel_choices, "DEVICES", {"cuda"})
+    contests = Contests(HostClock(), None)
+    KernelChoices("auto", contests).settle(StockRunner(tiny_llama()), "stock", "big")
+    assert contests.made == {}
