@@ -1,6 +1,6 @@
 """The built-in decoder beside transformers on the embedded pair, on this CPU.
 
-    python -m benchmarks.bench [--prompts 30] [-k 0 4 8 20] [--samples 40] [--compile] [--out FILE]
+    python -m benchmarks.bench [--prompts 30] [-k 0 4 8 20] [--samples 40] [--out FILE]
 
 One interleaved run of the product (engines builtin and transformers, code, float32, one
 thread), then fused and stock forwards in turns. Writes one JSON and prints its figures.
@@ -23,7 +23,6 @@ from specbench.metrics.summary import summarise
 from specbench.records import ASSISTED_DEFAULT, CellSummary
 from specbench.runs import StoredRun
 from specbench.settings import (
-    DecoderSettings,
     DraftSettings,
     EffortSettings,
     LoadSettings,
@@ -49,7 +48,7 @@ METRICS = (
 
 def main(arguments: Sequence[str] | None = None) -> None:
     asked = _parse(arguments)
-    settings = _settings(asked.prompts, asked.repeats, asked.k, compiled=asked.compile)
+    settings = _settings(asked.prompts, asked.repeats, asked.k)
     stored = run(settings, asked.runs)
     document = {**_results(stored), "forwards": _forwards(stored, asked.samples)}
     write({**provenance(stored), **document}, asked.out)
@@ -135,16 +134,13 @@ def _forwards(stored: StoredRun, num_samples: int) -> list[dict[str, Any]]:
     return [asdict(ratio) for ratio in ratios]
 
 
-def _settings(
-    num_prompts: int, num_repeats: int, ks: Sequence[int], *, compiled: bool
-) -> RunSettings:
+def _settings(num_prompts: int, num_repeats: int, ks: Sequence[int]) -> RunSettings:
     return RunSettings(
         command="run",
         workload=WorkloadSettings(pairings=(PAIRING,), workloads=("code",)),
         draft=DraftSettings(num_speculative_tokens=tuple(ks)),
         effort=EffortSettings(num_prompts=num_prompts, num_repeats=num_repeats),
         load=LoadSettings(engines=("builtin", "transformers")),
-        decoder=DecoderSettings(compile=compiled),
         machine=MachineSettings(device="cpu", dtype=DTYPE, threads=1),
     )
 
@@ -165,7 +161,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("-k", type=int, nargs="+", default=KS, help="0 among them")
     parser.add_argument("--samples", type=int, default=40, help="of each forward")
-    parser.add_argument("--compile", action="store_true", help="compiled layers compete, too")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/bench.json"))
     parser.add_argument("--runs", type=Path, default=Path("reports"), help="keeps the run itself")
     return parser.parse_args(arguments)

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.gpu_suite.beside_vllm import beside_vllm
 from benchmarks.gpu_suite.claims import claim
+from benchmarks.gpu_suite.compiled_layers import compiled_layers
 from benchmarks.gpu_suite.machine import Json, Machine, Section, absent, run_part
 from benchmarks.gpu_suite.models import shape
 from benchmarks.gpu_suite.ours import by_choosing, sampled
@@ -132,6 +133,7 @@ def sections() -> dict[str, Section]:
         "beside_vllm": partial(beside_vllm, stage),
         "attention_table": alone(attention_table),
         "product_table": alone(product_table),
+        "compiled_layers": alone(compiled_layers),
         "embedded_pair": alone(embedded_pair),
         "large_pair": alone(large_pair),
     }
