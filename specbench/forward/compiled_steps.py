@@ -22,9 +22,13 @@ from specbench.forward.workspace import JoinedCache, Kept, Workspace
 
 MOST_PROGRAMS = 16  # of one model; the numbers of tokens that are met first have them
 FIRST = (1, 5)  # K = 0 and K = 4
-_MOST_OF_ALL = 256  # models in turn; the compiler's own limit of 8 is against accidents
+_MOST_OF_ALL = 256  # of all models; the compiler's own limit of 8 is against accidents
 # Where graphs hide what a call costs the host, kernels are tried out; else calls are made cheap.
-_ON_CUDA: dict[str, Any] = {"max_autotune": True, "coordinate_descent_tuning": True}
+_ON_CUDA: dict[str, Any] = {
+    "max_autotune": True,
+    "coordinate_descent_tuning": True,
+    "autotune_num_choices_displayed": 0,
+}
 _ON_HOST: dict[str, Any] = {"cpp_wrapper": True}
 
 
@@ -34,7 +38,12 @@ class Programs:
     def __init__(self) -> None:
         self.num_compiled = 0
         self.compile_s = 0.0
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what runs as it is, and why
+
+    def note(self, text: str) -> None:
+        """Say it once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
 
 class Pieces(NamedTuple):
@@ -69,17 +78,19 @@ class CompiledSteps:
         if num_tokens is None or num_tokens > KEPT_TOKENS:
             return self._usual
         kind = self._kind(num_tokens)
-        known = self._known.get(kind)
-        if known is None:
+        if kind not in self._known:
+            self._known[kind] = self._usual
+            if len(self._known) > MOST_PROGRAMS:
+                self._programs.note(
+                    f"{MOST_PROGRAMS} numbers of tokens are the most that a model's layers are "
+                    "compiled for: others run as they are"
+                )
+                return self._usual
             try:
                 self._make(num_tokens)
             except ModelError as error:
-                self._programs.notes.append(
-                    f"layers of {num_tokens} tokens run as they are, not compiled: {error}"
-                )
-                self._known[kind] = self._usual
-            known = self._known[kind]
-        return known
+                self._programs.note(f"layers of {num_tokens} tokens run as they are: {error}")
+        return self._known[kind]
 
     def places(
         self, rope_P: Tensor, positions_N: Tensor, slots_N: Tensor
@@ -135,12 +146,9 @@ class CompiledSteps:
 
     def _make(self, num_tokens: int) -> None:
         """Compile for so many tokens; ModelError with its reason."""
-        if len(self._known) >= MOST_PROGRAMS:
-            raise ModelError(f"{MOST_PROGRAMS} programs are the most that are made for a model")
         began_s = time.perf_counter()
         try:
-            with torch._dynamo.config.patch(recompile_limit=_MOST_OF_ALL):
-                got = self._outcome(self, num_tokens)
+            got = self._outcome(self, num_tokens)
         except RuntimeError as error:
             said = " ".join(str(error).splitlines()[:2])  # some begin with who says it
             raise ModelError(f"torch.compile: {said}") from error
@@ -231,6 +239,8 @@ def after(
 
 
 def _compiled(piece: Callable[..., Any], options: dict[str, Any]) -> Any:
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, _MOST_OF_ALL)
     return torch.compile(piece, fullgraph=True, dynamic=False, options=options)
 
 

@@ -71,9 +71,17 @@ def test_two_sizes_of_each_piece_serve_all_layers_and_shapes_on_a_cpu(monkeypatc
         assert_same(compiled, whole, *shape)
     whole.allocate(3, 128)
     assert_same(compiled, whole, 1, 9)
+    columns_1T = torch.arange(20, 30).view(5, 2)[:, 0][None]  # as a tree's slots may lie
+    compiled.forward(columns_1T, columns_1T, 64)
+    compiled.forward(columns_1T[:, :1], columns_1T[:, :1], 64)
     assert counters["stats"]["unique_graphs"] - before == 4
     assert whole.programs.num_compiled == 2
     assert whole.programs.compile_s > 0
+
+
+@pytest.mark.parametrize("options", [compiled_steps._ON_CUDA, compiled_steps._ON_HOST])
+def test_the_compiler_knows_what_it_is_asked_for(options):
+    compiled_steps._compiled(compiled_steps.after, options)  # raises at an option it has not
 
 
 @pytest.mark.slow
@@ -151,13 +159,13 @@ def test_prompts_and_what_is_beyond_the_limit_run_uncompiled(monkeypatch):
     monkeypatch.setattr(compiled_steps, "MOST_PROGRAMS", 3)
     monkeypatch.setattr(compiled_steps.CompiledSteps, "_kind", lambda _, number: number)
     runner = FusedRunner(tiny_llama()).with_compiled()
-    assert [steps_of(runner, number) for number in (1, 5, 2, 7, 2, 7)] == [
+    assert [steps_of(runner, number) for number in (1, 5, 2, 7, 2, 8)] == [
         *["compiled"] * 3, "torch", "compiled", "torch"
     ]  # fmt: skip
     assert [steps_of(runner, number) for number in (None, 10_000)] == ["torch", "torch"]
     assert runner.programs.notes == [
-        "layers of 7 tokens run as they are, not compiled: 3 programs are the most that are made "
-        "for a model"
+        "3 numbers of tokens are the most that a model's layers are compiled for: others run as "
+        "they are"
     ]
 
 
@@ -189,7 +197,7 @@ def test_what_cannot_be_compiled_is_said_and_runs_as_it_is(monkeypatch):
     monkeypatch.setattr(runner.steps, "_pieces", SimpleNamespace(before=fails))
     assert steps_of(runner, 5) == steps_of(runner, 5) == "torch"
     (note,) = runner.programs.notes
-    assert note.startswith("layers of 5 tokens run as they are, not compiled: torch.compile: ")
+    assert note.startswith("layers of 5 tokens run as they are: torch.compile: ")
     assert note.endswith("No working C++ compiler")
 
 
