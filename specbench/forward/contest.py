@@ -91,7 +91,7 @@ def prepared(name: str, prepare: Callable[[], Run], timing: Timing) -> Candidate
 
 def _in_time(one: Candidate, warm_s: float) -> Candidate:
     """What it takes to run is not what it takes to get ready."""
-    if one.ready_s - warm_s <= MOST_READY_S:
+    if one.run is None or one.ready_s - warm_s <= MOST_READY_S:
         return one
     refusal = f"it took more than {MOST_READY_S:g} s to compile and to run for the first time"
     return one._replace(run=None, refusal=refusal)
