@@ -160,6 +160,10 @@ def test_prompts_and_what_is_beyond_the_limit_run_uncompiled(monkeypatch):
     monkeypatch.setattr(compiled_steps.CompiledSteps, "_kind", lambda _, number: number)
     runner = FusedRunner(tiny_llama()).with_compiled()
     assert [steps_of(runner, number) for number in (None, 10_000)] == ["torch", "torch"]
+    runner.allocate(1, 64)
+    prompt_1T = torch.arange(9)[None]
+    runner.forward(prompt_1T, prompt_1T, 64, start=0)
+    assert runner.programs.num_compiled == 2  # none for the prompt's nine
     assert [steps_of(runner, number) for number in (1, 5, 2, 7, 2, 8)] == [
         *["compiled"] * 3, "torch", "compiled", "torch"
     ]  # fmt: skip
