@@ -18,7 +18,7 @@ Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
 MISMATCHED = 0.5  # the first draft is accepted less often
 TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be accepted so often
-_WITH_MODEL = {"draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash"}
+_WITH_MODEL = {"draft_model", "eagle", "eagle3", "peagle", "medusa", "mtp", "dflash"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ def _shows_match(cell: CellSummary) -> bool:
     """
     if cell.key.condition.temperature == 0:
         return cell.key.draft.method in _WITH_MODEL
-    return cell.key.draft.method in {"draft_model", "mtp", "dflash"}
+    return cell.key.draft.method in {"draft_model", "peagle", "mtp", "dflash"}
 
 
 def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:

@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specbench.drafters.heads.dflash import DFlashHead, new_dflash_checkpoint
 from specbench.drafters.registry import Parts, drafter
-from specbench.drafting.depth import NEW_BLOCK_SIZE, dflash_depth
+from specbench.drafting.depth import NEW_BLOCK_SIZE
 from specbench.models.checkpoint import Checkpoint
 from specbench.round.drafter import (
     Chunk,
@@ -24,6 +23,7 @@ from specbench.round.drafter import (
     RowBuffer,
     Traits,
 )
+from specbench.round.growth import grow_block
 from specbench.round.head_part import HeadPart
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
@@ -33,14 +33,15 @@ from specbench.round.state import State
 class DFlash(PlainDrafter):
     """A block-diffusion head fills in K masks at once (Chen et al. 2026, arXiv:2602.06036).
 
-    The block is the current token and K masks, K below the head's block size; the head sees the
-    target's hidden states at all tokens before. Drafts do not know of each other, so above
+    The block is the current token and K masks, K below the head's block size (of some heads the
+    current token's place says the first draft, too: one mask less); the head sees the target's
+    hidden states at all tokens before. Drafts do not know of each other, so above
     temperature 0 each is drawn from a distribution of its own, whatever the others are.
     """
 
     def __init__(self, parts: Parts) -> None:
         self.head = DFlashHead(parts.checkpoint(), parts.target)
-        self.traits = Traits(features=self.head.features, max_k=dflash_depth(self.head.block_size))
+        self.traits = Traits(features=self.head.features, max_k=self.head.depth)
 
     @staticmethod
     def new_checkpoint(
@@ -55,7 +56,10 @@ class DFlash(PlainDrafter):
             keeps=self.head.layers,
             weights=self.head.weights,
             head_parts=self._head_parts(),
-            forwards=lambda k: (OwnForward(k + 1, 1, "observe"), OwnForward(k + 1, 1, "block")),
+            forwards=lambda k: (
+                OwnForward(k + 1, 1, "observe"),
+                OwnForward(self.head.num_places(k), 1, "block"),
+            ),
         )
 
     def _head_parts(self) -> Mapping[str, HeadPart]:
@@ -98,11 +102,6 @@ class DFlash(PlainDrafter):
 
     def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
         current_B1 = state.tokens_at(state.length_B1)
-        places_BN = state.positions(0, k + 1)
+        places_BN = state.positions(0, self.head.num_places(k))
         logits_BKV = self.head.logits(current_B1, places_BN, span, state.first_row)
-        num_drafted_B = torch.full_like(state.budget_B, k)
-        if sampler.is_greedy:
-            return Proposal(logits_BKV.argmax(-1), num_drafted_B)
-        probs_BKV = sampler.probs(logits_BKV)
-        tokens_BK = sampler.guess(probs_BKV, state.seed_B, state.positions(1, k))
-        return Proposal(tokens_BK, num_drafted_B, probs_BKV)
+        return grow_block(state, logits_BKV, sampler)

@@ -31,7 +31,7 @@ def deepest_k(
             return _medusa_tree(parameters, head(), vocab_size()).depth
         case "dflash":
             files = head()
-            return dflash_depth(DFlashStyle.of(files).block_size if files else NEW_BLOCK_SIZE)
+            return DFlashStyle.of(files).depth if files else NEW_BLOCK_SIZE - 1
         case "eagle" | "eagle3":
             return feature_depth(parameters["tree"])
         case "lookahead":
@@ -39,11 +39,6 @@ def deepest_k(
         case "token_recycling":
             return recycling_tree(parameters["max_drafts"], vocab_size()).depth
     return None
-
-
-def dflash_depth(block_size: int) -> int:
-    """The first token of a block is known."""
-    return block_size - 1
 
 
 def feature_depth(tree: str) -> int | None:

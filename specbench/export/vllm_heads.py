@@ -81,5 +81,6 @@ def _names(files: ModelFiles) -> Collection[str]:
 _LOST: Mapping[str, Callable[[ModelFiles], Iterator[str]]] = {
     "eagle": _of_eagle,
     "eagle3": _of_eagle3,
+    "peagle": _of_eagle3,
     "medusa": _of_medusa,
 }

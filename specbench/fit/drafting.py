@@ -43,6 +43,8 @@ def drafting(drafter: Drafter, k: int) -> Drafting:
             return Drafting(k if tree == "chain" else whole(most), 1)
         case "dflash":
             return Drafting(k, 2)
+        case "peagle":
+            return Drafting(k, min(k, 2))
         case "mtp":
             return Drafting(k, k)
         case "token_recycling":

@@ -27,8 +27,10 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
             reason = f"{kind.reason}: could be any model; loading checks its tensors"
             yield finding("kind", "warning", method, kind.method, reason)
         elif kind.method != method:
-            what = f"a {kind.method} head" if kind.method in _FITS else "no head"
-            reason = f"it is {what} by {kind.reason}; choose its own method for it"
+            reason = f"it is a {kind.method} head by {kind.reason}; choose its own method for it"
+            if kind.method not in _FITS:
+                known = ", ".join(_FITS)
+                reason = f"it is not a head of {method} ({kind.reason}); heads of {known} are read"
             yield finding("kind", "refused", method, kind.method or "unknown", reason)
             return
         else:
@@ -80,6 +82,10 @@ def _eagle3(files: Files, target: HeadTarget) -> Fit:
     return eagle3_fit(files.renamed(EAGLE3_NAMES), target)
 
 
+def _peagle(files: Files, target: HeadTarget) -> Fit:
+    return eagle3_fit(files.renamed(EAGLE3_NAMES), target, is_parallel=True)
+
+
 def _medusa(files: Files, target: HeadTarget) -> Fit:
     return medusa_fit(medusa_tensors(files), target)
 
@@ -94,6 +100,7 @@ def _mtp(files: Files, target: HeadTarget) -> Fit:
 _FITS: Mapping[str, Callable[[Files, HeadTarget], Fit]] = {
     "eagle": _eagle,
     "eagle3": _eagle3,
+    "peagle": _peagle,
     "medusa": _medusa,
     "dflash": dflash_fit,
     "mtp": _mtp,
@@ -103,9 +110,10 @@ _FITS: Mapping[str, Callable[[Files, HeadTarget], Fit]] = {
 def _layers(files: HeadFiles[Shaped], target: ModelFiles, method: str) -> Iterator[Finding]:
     """The target's layers that a head reads; those it lacks were refused before."""
     layers = f"{target.num_layers} layers"
-    if method == "eagle3":
-        ids = list(Style.of(files, target.num_layers).layer_ids)
-        yield finding("layer_ids", "ok", layers, ids, "all are there")
+    if method in ("eagle3", "peagle"):
+        style = Style.of(files, target.num_layers, is_parallel=method == "peagle")
+        reason = "the inputs of these layers are read; all are there"
+        yield finding("layer_ids", "ok", layers, list(style.layer_ids), reason)
     elif method == "dflash":
         ids = list(DFlashStyle.of(files).layer_ids)
         yield finding("layer_ids", "ok", layers, ids, "all are there")

@@ -15,7 +15,11 @@ from specbench.model_files.model import ModelFiles
 from specbench.model_files.mtp_families import layer_tensors, num_mtp_layers
 
 Files = HeadFiles[TensorHeader]
-_NAMES: Mapping[str, Mapping[str, str]] = {"eagle": EAGLE_NAMES, "eagle3": EAGLE3_NAMES}
+_NAMES: Mapping[str, Mapping[str, str]] = {
+    "eagle": EAGLE_NAMES,
+    "eagle3": EAGLE3_NAMES,
+    "peagle": EAGLE3_NAMES,
+}
 _NOT_KEPT = ("d2t", "t2d")  # of EAGLE-3: a table of ids, and a mask that only training needs
 
 

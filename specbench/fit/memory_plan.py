@@ -221,7 +221,7 @@ def _own_buffers(drafter: Drafter, rows: int, capacity: int, target: Layers) -> 
     match drafter.method:
         case "token_recycling":
             return (target.vocab_size + 1) * 8 * 8  # 8 successors of every token
-        case "eagle" | "eagle3" | "medusa" | "mtp":
+        case "eagle" | "eagle3" | "peagle" | "medusa" | "mtp":
             return rows * target.sizes.hidden * target.size
         case "lookahead":
             ngram, window, guesses = (whole(asked.get(n)) for n in ("ngram", "window", "guesses"))

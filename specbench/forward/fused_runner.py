@@ -213,6 +213,8 @@ class FusedRunner:
             attend, look = attends[layer.window]
             attend(work, kept, look)
             hidden = steps.after_attention(work, hidden, layer)
+        if len(layers) + 1 in features:
+            states[len(layers) + 1] = hidden.clone()
         states[len(layers)] = steps.final_norm(work, hidden, self._weights.final_norm)
         return states
 

@@ -38,7 +38,9 @@ class WholeTexts:
         values.append(value_states)
         return torch.cat(keys, 2), torch.cat(values, 2)
 
-    def seen(self, positions_BT: Tensor, layer: int, first: int) -> Tensor:
+    def seen(
+        self, positions_BT: Tensor, layer: int, first: int, window: int | None = None
+    ) -> Tensor:
         """What the next pass of a layer may attend to, bool [1, T, S].
 
         Before position `first` there is nothing.
@@ -47,6 +49,8 @@ class WholeTexts:
         at_T = torch.arange(T, device=positions_BT.device)
         behind_TT = at_T[:, None] - at_T
         blocks = [(behind_TT >= passes) & (at_T >= first)]
+        if window is not None:
+            blocks[0] &= behind_TT < window
         blocks += [behind_TT == passes - j for j in range(1, passes + 1)]
         return torch.cat(blocks, 1)[None]
 
@@ -62,12 +66,20 @@ class LayerStack:
     """Transformers' layers, or ones whose `self_attn` is called like theirs.
 
     `config` is theirs, with an attention implementation of its own; layer i must say
-    `layer_idx` i. `rotary` gives cosines and sines for states and positions.
+    `layer_idx` i. `rotary` gives cosines and sines for states and positions. `windows` say how
+    many tokens each layer sees, itself included; None: all.
     """
 
-    def __init__(self, config: Any, layers: Sequence[nn.Module], rotary: nn.Module) -> None:
+    def __init__(
+        self,
+        config: Any,
+        layers: Sequence[nn.Module],
+        rotary: nn.Module,
+        windows: Sequence[int | None] = (),
+    ) -> None:
         config._attn_implementation = stock.NAME
         self.layers = layers
+        self.windows = tuple(windows) or (None,) * len(layers)
         self.cache = SlotCache(0, 0, 0)
         self._texts: WholeTexts | None = None
         self.rotary = rotary
@@ -104,29 +116,39 @@ class LayerStack:
         branches: Branches | None = None,
         only: int | None = None,
         first_slot: int = 0,
+        windows_from_BT: Tensor | None = None,
     ) -> Tensor:
         """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward.
 
         `only` runs that layer alone. Slots before `first_slot` hold nothing and are not seen.
+        Among branches, windows count back from `windows_from_BT` where it is given, else from
+        each token's own position.
         """
         cache: SlotCache | WholeTexts = self.cache
+        layers = range(len(self.layers)) if only is None else (only,)
+        windows = {self.windows[i] for i in layers}
         if self._texts is not None:
-            cache = self._texts
-            seen_BTS = cache.seen(positions_BT, only or 0, first_slot)
+            cache = texts = self._texts
+            seen = {w: texts.seen(positions_BT, only or 0, first_slot, w) for w in windows}
         else:
             slots_BT = positions_BT if branches is None else branches.slots_BT
             self.cache.index.point(slots_BT, span, first_row)
             slots_S = torch.arange(span, device=positions_BT.device)
-            seen_BTS = visible(positions_BT, slots_S, window=None, branches=branches)
+            places_BT = positions_BT if windows_from_BT is None else windows_from_BT
+            seen = {w: visible(places_BT, slots_S, window=w, branches=branches) for w in windows}
             if first_slot:
-                seen_BTS = seen_BTS & (slots_S >= first_slot)
+                seen = {w: seen_BTS & (slots_S >= first_slot) for w, seen_BTS in seen.items()}
+        masks = {
+            window: additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack)
+            for window, seen_BTS in seen.items()
+        }
         arguments = {
-            "attention_mask": additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack),
             "position_embeddings": self.rotary(states_BTF, positions_BT),
             "position_ids": positions_BT,
             "past_key_values": cache,
             "use_cache": True,
         }
-        for layer in self.layers if only is None else (self.layers[only],):
-            states_BTF = _run_layer(layer, states_BTF, arguments)
+        for i in layers:
+            mask = {"attention_mask": masks[self.windows[i]]}
+            states_BTF = _run_layer(self.layers[i], states_BTF, arguments | mask)
         return states_BTF

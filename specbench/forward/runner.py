@@ -14,6 +14,7 @@ from torch import Tensor
 from specbench.errors import ModelError
 from specbench.forward.attention import stock
 from specbench.forward.attention.masks import additive_mask, visible
+from specbench.forward.final_norm import entering
 from specbench.forward.slot_cache import SlotCache
 from specbench.forward.tree import Branches
 from specbench.model_files.attention import (
@@ -91,9 +92,10 @@ class Runner(Protocol):
         Row i of the batch is row `first_row + i` of the cache; every position must be below
         `span`, the number of slots attended to. `last_B` asks for one position's logits a row.
         `last_B` of one entry holds for all rows. `features` names hidden states: 0 is the
-        embedding, i the output of layer i - 1, the last one after the final norm. `branches`
-        say where tokens are written and what they see when they form no chain. `start` says
-        that every row's tokens stand at start .. start + T - 1: no mask is needed then.
+        embedding, i the output of layer i - 1, `num_layers` the last one after the final norm,
+        `num_layers + 1` the last one before it. `branches` say where tokens are written and what
+        they see when they form no chain. `start` says that every row's tokens stand at
+        start .. start + T - 1: no mask is needed then.
         """
         ...
 
@@ -203,21 +205,25 @@ class StockRunner:
         model_positions = positions_BT
         if self.max_position is not None:
             model_positions = positions_BT.clamp(max=self.max_position - 1)
-        out = self.model(
-            input_ids=tokens_BT,
-            position_ids=model_positions,
-            attention_mask=self._masks(positions_BT, span, branches, is_plain=start is not None),
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=0 if last_B is None else last_B,
-            # All of them: asked by number, transformers 5.17 mistakes the last one.
-            output_hidden_states=bool(features),
-        )
+        with entering(self.model, is_wanted=self.num_layers + 1 in features) as entered:
+            out = self.model(
+                input_ids=tokens_BT,
+                position_ids=model_positions,
+                attention_mask=self._masks(
+                    positions_BT, span, branches, is_plain=start is not None
+                ),
+                past_key_values=self.cache,
+                use_cache=True,
+                logits_to_keep=0 if last_B is None else last_B,
+                # All of them: asked by number, transformers 5.17 mistakes the last one.
+                output_hidden_states=bool(features),
+            )
         logits = out.logits
         if last_B is not None and len(last_B) > 1:
             # [B, B, V]: position last_B[j] of row i; the diagonal is ours
             logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
-        return Output(logits, tuple(out.hidden_states[i] for i in features))
+        states = (*(out.hidden_states or ()), *entered)
+        return Output(logits, tuple(states[i] for i in features))
 
     def _masks(
         self, positions_BT: Tensor, span: int, branches: Branches | None, *, is_plain: bool

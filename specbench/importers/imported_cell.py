@@ -12,7 +12,10 @@ UNKNOWN = "unknown"  # a name that neither the file nor the user gives
 Figures = Mapping[str, float | tuple[float, ...]]
 
 # Methods that draft in every round: a count of the rounds that drafted is one of all rounds.
-ALWAYS_DRAFTING = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash", "self_speculation")
+ALWAYS_DRAFTING = (
+    *("draft_model", "self_speculation"),
+    *("eagle", "eagle3", "peagle", "medusa", "mtp", "dflash"),
+)
 
 # The convention of vLLM's counters, and so of the tools that read them: metrics/acceptance.py.
 PAST_THE_END = (

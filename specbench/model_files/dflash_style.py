@@ -1,23 +1,40 @@
-"""What a DFlash head says of itself, and whether it fits. Facts: z-lab/dflash."""
+"""What a DFlash head says of itself, in the layouts that there are, and whether it fits.
 
-from dataclasses import dataclass
+Facts: z-lab/dflash (dflash/model.py), speculators 0.9 (models/dflash), SpecForge 0.2
+(modeling/draft/dflash.py), NVIDIA's modelopt 0.47 (plugins/hf_dflash.py, hf_spec_export.py).
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from specbench.errors import ModelError
 from specbench.model_files.fields import Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import Fit, HeadTarget, misfits
+from specbench.model_files.head_fit import SPECULATORS, Fit, HeadTarget, misfits
+from specbench.model_files.layer_config import SLIDING, layer_windows
+
+F = TypeVar("F", bound=HeadFiles[Any])
 
 DFLASH_ARCHITECTURE = "DFlashDraftModel"
+_ARCHITECTURES = (DFLASH_ARCHITECTURE, "DFlashSpeculator")
+_OWN, _SPECULATORS_OWN = "dflash_config", "transformer_layer_config"
 _NEEDS = ("target_layer_ids", "mask_token_id", "num_hidden_layers")
+_SPECULATORS_NEEDS = ("aux_hidden_state_layer_ids", "mask_token_id")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DFlashStyle:
     """What differs between heads, as their configs say it."""
 
-    layer_ids: tuple[int, ...]  # of the target; the output of each is read
+    layer_ids: tuple[int, ...]  # of the target; the output of each is read, -1 is the embedding
+    reads_bare_output: bool  # of the target's last layer, not what its final norm makes of it
     mask_id: int
     block_size: int  # the current token and its drafts
+    drafts_from_current: bool  # the current token's place says a draft, too
+    num_tokens: int | None  # that it can say; None: all of the target's
+    windows: tuple[int | None, ...]  # by layer
+    is_causal: tuple[bool, ...]  # by layer: of a block only what comes before is seen
+    windows_from_current: bool  # windows count back from the current token, not from each
     embedding_scale: float
     logit_scale: float
     softcap: float  # of logits; 0: none
@@ -25,29 +42,35 @@ class DFlashStyle:
     @classmethod
     def of(cls, files: HeadFiles[Shaped]) -> "DFlashStyle":
         """ModelError for relatives that are not run, for what it lacks, and wrong values."""
-        given = _fields(files)
-        if others := [n for n in given.texts("architectures") if n != DFLASH_ARCHITECTURE]:
-            raise ModelError(
-                f"{files.source}: architecture {others[0]}; {DFLASH_ARCHITECTURE} is supported"
-            )
-        if lacking := [name for name in _NEEDS if not given.has(name)]:
+        given, is_speculators = _fields(files), files.fields.has(SPECULATORS)
+        _refuse_relatives(files, given)
+        needs = _SPECULATORS_NEEDS if is_speculators else _NEEDS
+        if lacking := [name for name in needs if not given.has(name)]:
             given.lacks(*lacking)
-        if given.flag("is_causal"):
-            raise ModelError(
-                f"{files.source}: is_causal is true; only non-causal blocks are supported"
-            )
-        layer_ids = given.ids("target_layer_ids")
+        layer_ids = given.ids(needs[0])
         if not layer_ids:
-            given.fail("target_layer_ids", "the numbers of one layer or more")
+            given.fail(needs[0], "the numbers of one layer or more")
+        windows = _windows(given)
         scales = given.number("input_embedding_scale"), given.number("output_multiplier")
         return cls(
-            layer_ids=layer_ids,
+            layer_ids=tuple(i - 1 for i in layer_ids) if is_speculators else layer_ids,
+            reads_bare_output=is_speculators,
             mask_id=given.must("mask_token_id"),
-            block_size=given.whole("block_size", least=2) or 16,
+            block_size=given.whole("block_size", least=2) or (8 if is_speculators else 16),
+            drafts_from_current=bool(given.flag("sample_from_anchor")),
+            num_tokens=given.whole("draft_vocab_size", least=1) if is_speculators else None,
+            windows=windows,
+            is_causal=_causal_layers(given, windows, is_speculators=is_speculators),
+            windows_from_current=is_speculators,
             embedding_scale=1.0 if scales[0] is None else scales[0],
             logit_scale=1.0 if scales[1] is None else scales[1],
             softcap=given.number("final_logit_softcapping") or 0.0,
         )
+
+    @property
+    def depth(self) -> int:
+        """Drafts of a block."""
+        return self.block_size - (not self.drafts_from_current)
 
 
 def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
@@ -68,8 +91,65 @@ def dflash_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
     return fit
 
 
+def with_layer_fields(files: F) -> F:
+    """With a config that says of its layers what they are: like Qwen 3's, with these windows."""
+    windows = DFlashStyle.of(files).windows
+    fields = {
+        **_fields(files).values,
+        "model_type": "qwen3",
+        "layer_types": [SLIDING if window else "full_attention" for window in windows],
+        "sliding_window": next(filter(None, windows), None),
+    }
+    fields.pop(_SPECULATORS_OWN, None)
+    return replace(files, config=fields)
+
+
 def _fields(files: HeadFiles[Shaped]) -> Fields:
-    """Its config, with what lies in the section of its own."""
-    own = files.fields.section("dflash_config")
-    values = {**files.config, **(own.values if own else {})}
+    """Its config, with what lies in the sections of its own."""
+    values = dict(files.config)
+    for name in (_OWN, _SPECULATORS_OWN):
+        section = files.fields.section(name)
+        values |= section.values if section else {}
     return Fields(source=files.source, values=values)
+
+
+def _refuse_relatives(files: HeadFiles[Shaped], given: Fields) -> None:
+    known = " or ".join(_ARCHITECTURES)
+    if files.fields.text(SPECULATORS) not in (None, "dflash"):
+        kind = files.fields.text(SPECULATORS)
+        raise ModelError(f"{files.source}: {SPECULATORS} is {kind}; dflash is supported")
+    # The layer's own config names the target's class.
+    if others := [n for n in files.fields.texts("architectures") if n not in _ARCHITECTURES]:
+        raise ModelError(f"{files.source}: architecture {others[0]}; {known} is supported")
+    if (projector := given.text("projector_type")) not in (None, "dflash"):
+        raise ModelError(
+            f"{files.source}: projector_type is {projector}: a head over DFlash's own, which is "
+            "not supported; choose a plain DFlash head"
+        )
+    if given.flag("attention_sink_bias") or given.flag("add_swa_attention_sink_bias"):
+        raise ModelError(
+            f"{files.source}: attention_sink_bias is true, which heads cannot run; choose a head "
+            "without attention sinks"
+        )
+
+
+def _windows(given: Fields) -> tuple[int | None, ...]:
+    """By layer. modelopt switches windows on for all layers at once, whatever their types are."""
+    layers = Fields(source=given.source, values={**given.values, "model_type": "qwen3"})
+    if not given.flag("use_swa") or SLIDING in given.texts("layer_types"):
+        return layer_windows(layers)
+    window = given.whole("swa_window_size", least=1) or given.whole("sliding_window", least=1)
+    if window is None:
+        given.fail("swa_window_size", "a number of tokens, for use_swa is true")
+    return (window,) * (given.whole("num_hidden_layers") or 1)
+
+
+def _causal_layers(
+    given: Fields, windows: tuple[int | None, ...], *, is_speculators: bool
+) -> tuple[bool, ...]:
+    """Layers with windows, unless the config says it for all: under names of several projects."""
+    if is_speculators and given.flag("sliding_window_non_causal"):
+        return (False,) * len(windows)
+    told = (given.flag(name) for name in ("is_causal", "causal"))
+    of_all = next((is_so for is_so in told if is_so is not None), None)
+    return tuple(bool(window) if of_all is None else of_all for window in windows)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from specbench.errors import ModelError
+from specbench.model_files.fields import Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import Fit, HeadTarget
+from specbench.model_files.head_fit import SPECULATORS, Fit, HeadTarget
 from specbench.model_files.layer_config import layer_fields
 
 # SafeAILab and SpecForge, speculators, and the first form of one norm a captured state.
@@ -16,6 +17,10 @@ EAGLE3_NAMES = {
     "aux_norm_mid.": "fc_norm.1.",
     "aux_norm_high.": "fc_norm.2.",
 }
+MASK_IDS = ("mask_token_id", "pard_token", "ptd_token_id")
+
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
 def default_layer_ids(num_layers: int) -> tuple[int, ...]:
@@ -29,43 +34,31 @@ class Style:
     """What differs between heads, as their configs say it."""
 
     num_tokens: int
-    layer_ids: tuple[int, ...]
+    layer_ids: tuple[int, ...]  # of states: layer i's input has number i
     norm_before_residual: bool  # the residual is the normalised state
     norm_before_fc: bool  # one norm over all captured states
     fc_norm: bool  # one norm each
     norm_output: bool  # what is fed back went through the last norm (EAGLE-3.1)
     logit_scale: float
+    mask_id: int | None = None  # of a head that drafts all tokens at once (P-EAGLE)
 
     @classmethod
-    def of(cls, files: HeadFiles[Shaped], num_layers: int) -> "Style":
+    def of(cls, files: HeadFiles[Shaped], num_layers: int, *, is_parallel: bool = False) -> "Style":
         """ModelError where the head is of another kind, or of layers that the target lacks."""
         config, source = files.fields, files.source
         inner = config.section("eagle_config")
-        kind = config.text("speculators_model_type") or "eagle3"
-        if kind != "eagle3" or (inner and inner.flag("use_aux_hidden_state") is False):
-            what = f"speculators_model_type {kind}" if kind != "eagle3" else "use_aux_hidden_state"
-            raise ModelError(
-                f"{source} is not an EAGLE-3 head ({what}); choose its own method for it"
-            )
-        steps = (inner and inner.whole("parallel_draft_step")) or 1
-        if config.flag("parallel_drafting") or steps > 1:
-            what = f"parallel_draft_step is {steps}" if steps > 1 else "parallel_drafting is true"
-            raise ModelError(
-                f"{source}: {what} (P-EAGLE), which is not supported; choose an EAGLE-3 head that "
-                "drafts one token after the other"
-            )
-        name = "eagle_aux_hidden_state_layer_ids"
-        given = (inner.ids(name) if inner else None) or config.ids(name)
-        layer_ids = given or default_layer_ids(num_layers)
+        _refuse_other_kinds(config, inner, is_parallel=is_parallel)
+        layer_ids = _layer_ids(config, inner) or default_layer_ids(num_layers)
         count = config.whole("num_aux_hidden_states") or len(layer_ids)
         if count != len(layer_ids):
             raise ModelError(
-                f"{source}: num_aux_hidden_states is {count}, and {name} are {list(layer_ids)}"
+                f"{source}: num_aux_hidden_states is {count}, and {_IDS} are {list(layer_ids)}"
             )
-        if not all(0 <= i < num_layers for i in layer_ids):
+        if not all(0 <= i <= num_layers for i in layer_ids):
             raise ModelError(
-                f"{source} was not made for this target: {name} are {list(layer_ids)}, the "
-                f"target's layers go from 0 to {num_layers - 1}"
+                f"{source} was not made for this target: {_IDS} are {list(layer_ids)}, the "
+                f"inputs of the target's layers go from 0 to {num_layers - 1}, and {num_layers} is "
+                "the last one's output"
             )
         layer = config.section("transformer_layer_config") or config
         scale = config.number("logit_scale")
@@ -77,14 +70,69 @@ class Style:
             fc_norm=bool(config.flag("fc_norm")),
             norm_output=bool(config.flag("norm_output")),
             logit_scale=scale or 1.0,
+            mask_id=_mask_id(config) if is_parallel else None,
         )
 
 
-def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget) -> Fit:
+def _layer_ids(config: Fields, inner: Fields | None) -> tuple[int, ...] | None:
+    """Numbers of states. SpecForge and modelopt write those of the layers whose outputs they are.
+
+    Which is meant in `eagle_config` the first number tells: nobody reads the embedding, so 0 and
+    1 are layers. Source: sgl-project/sglang, pull request 25454; NVIDIA's modelopt, hf_eagle.py.
+    """
+    if given := inner and inner.ids(_IDS):
+        return tuple(i + 1 for i in given) if given[0] <= 1 else given
+    return config.ids(_IDS) or None
+
+
+def _refuse_other_kinds(config: Fields, inner: Fields | None, *, is_parallel: bool) -> None:
+    source, wanted = config.source, "peagle" if is_parallel else "eagle3"
+    kind = config.text(SPECULATORS) or wanted
+    if kind != wanted:
+        raise ModelError(f"{source}: {SPECULATORS} is {kind}, and {wanted} reads {wanted}")
+    if inner and inner.flag("use_aux_hidden_state") is False:
+        raise ModelError(
+            f"{source} is not an EAGLE-3 head: use_aux_hidden_state is false, and no layers' "
+            "states are fused"
+        )
+    steps = (inner and inner.whole("parallel_draft_step")) or 1
+    if steps > 1:
+        raise ModelError(
+            f"{source}: parallel_draft_step is {steps} (modelopt's parallel heads over one "
+            "EAGLE-3 layer), which is not supported; choose a head that drafts one token after "
+            "the other, or P-EAGLE"
+        )
+    if config.flag("parallel_drafting") and not is_parallel:
+        raise ModelError(
+            f"{source}: parallel_drafting is true: it drafts all tokens at once; choose method: "
+            "peagle for it"
+        )
+
+
+def _mask_id(config: Fields) -> int:
+    """Under the names that there are: speculators', vLLM's for others. ModelError."""
+    found = (config.whole(name) for name in MASK_IDS)
+    mask_id = next((i for i in found if i is not None), None)
+    if mask_id is None:
+        raise ModelError(
+            f"{config.source}: its config lacks {MASK_IDS[0]}, the token that stands for those "
+            "not known yet; SpecForge does not write it: add the one that the head was trained "
+            f"with ({', '.join(MASK_IDS[1:])} are read too)"
+        )
+    return mask_id
+
+
+def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: bool = False) -> Fit:
     """Sizes that have to be the target's; tensors go by the names of today. ModelError."""
     names, layer = files.tensors.keys(), layer_fields(files)
     size = layer.must("hidden_size")
-    num_tokens = Style.of(files, target.num_layers).num_tokens
+    style = Style.of(files, target.num_layers, is_parallel=is_parallel)
+    num_tokens, mask_id = style.num_tokens, style.mask_id
+    if mask_id is not None and mask_id >= target.vocab_size:
+        raise ModelError(
+            f"{files.source}: mask_token_id {mask_id} must be one of the target's "
+            f"{target.vocab_size} tokens"
+        )
     needs_targets = not {"embed_tokens.weight", "lm_head.weight"} <= names
     of_target = files.fields.whole("target_hidden_size") or size
     return {

@@ -11,7 +11,7 @@ from specbench.model_files.head_fit import EAGLE_NAMES
 from specbench.model_files.model import ModelFiles
 
 _CAUSAL = re.compile(r".*(ForCausalLM|LMHeadModel|ForConditionalGeneration)")
-_SPECULATORS = {"eagle": "eagle", "eagle3": "eagle3", "dflash": "dflash", "mtp": "mtp"}
+_SPECULATORS = ("eagle", "eagle3", "peagle", "dflash", "mtp")  # methods have the same names
 _MEDUSA_NAME = re.compile(r"(medusa_heads?\.)?(\d+\.\d+\.linear|blocks\.\d+\.layers\.\d+)\.weight")
 
 
@@ -27,12 +27,15 @@ def kind_of(files: ModelFiles) -> Kind:
     config = files.config
     of_speculators = config.get("speculators_model_type")
     if of_speculators is not None:
-        method = _SPECULATORS.get(str(of_speculators))
+        method = of_speculators if of_speculators in _SPECULATORS else None
         return Kind(method, f"speculators_model_type {of_speculators}")
     architecture = files.architecture or ""
+    if config.get("parallel_drafting") or "peagle" in architecture.lower():
+        said = "parallel_drafting" if config.get("parallel_drafting") else architecture
+        return Kind("peagle", said)
     if architecture == DFLASH_ARCHITECTURE:
         return Kind("dflash", f"architecture {architecture}")
-    if "eagle3" in architecture.lower():
+    if "eagle3" in architecture.lower() and not _is_peagle(_names(files)):
         return Kind("eagle3", f"architecture {architecture}")
     if "medusa_num_heads" in config or any(files.folder.glob("medusa_lm_head.*")):
         return Kind("medusa", "medusa_num_heads" if "medusa_num_heads" in config else "its files")
@@ -60,6 +63,10 @@ def _names(files: ModelFiles) -> frozenset[str]:
         return frozenset()
 
 
+def _is_peagle(names: frozenset[str]) -> bool:
+    return "mask_hidden" in names
+
+
 def _is_eagle3(names: frozenset[str]) -> bool:
     renamed = _renamed(names, EAGLE3_NAMES)
     return {"fc.weight", "layers.0.hidden_norm.weight"} <= renamed
@@ -76,7 +83,8 @@ def _is_medusa(names: frozenset[str]) -> bool:
 
 def _is_mtp(names: frozenset[str]) -> bool:
     """MTP layers alone; beside a whole model's tensors they are that model's own."""
-    return bool(names) and all(name.startswith(("mtp.", "model.mtp_layers.")) for name in names)
+    of_layers = ("mtp.", "mtp_layers.", "model.mtp_layers.")
+    return bool(names) and all(name.startswith(of_layers) for name in names)
 
 
 def _renamed(names: frozenset[str], rename: Mapping[str, str]) -> frozenset[str]:
@@ -91,6 +99,7 @@ def _renamed(names: frozenset[str], rename: Mapping[str, str]) -> frozenset[str]
 
 _BY_TENSORS: Mapping[str, Callable[[frozenset[str]], bool]] = {
     "mtp": _is_mtp,
+    "peagle": _is_peagle,
     "eagle3": _is_eagle3,
     "eagle": _is_eagle,
     "medusa": _is_medusa,

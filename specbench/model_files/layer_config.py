@@ -10,6 +10,11 @@ from specbench.model_files.head_files import HeadFiles, Shaped
 LAYER_NEEDS = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
 # Numbers above 0 where a config has them.
 SIZES = (*LAYER_NEEDS, "num_key_value_heads", "head_dim", "max_position_embeddings")
+SLIDING, FULL = "sliding_attention", "full_attention"
+_ATTENTION = {FULL, SLIDING}
+# What Qwen's config classes take for fields that a file leaves out. Source: transformers.
+_QWEN = ("qwen2", "qwen3")
+_FIRST_WINDOW, _QWEN_WINDOW = 28, 4096
 # What would change the computation, with the value that does not.
 _NEUTRAL = {
     "partial_rotary_factor": 1.0,
@@ -39,7 +44,7 @@ def layer_fields(files: HeadFiles[Shaped]) -> Fields:
     for name in ("hidden_act", "model_type"):
         fields.text(name)
     _refuse_uneven_heads(fields)
-    _refuse_windows(fields)
+    layer_windows(fields)
     _refuse_positions(fields)
     _refuse_scales(fields)
     return fields
@@ -51,6 +56,31 @@ def head_size(fields: Fields) -> int:
     return fields.whole("head_dim", least=1) or fields.must("hidden_size", least=1) // heads
 
 
+def layer_windows(fields: Fields) -> tuple[int | None, ...]:
+    """By layer, how many tokens one sees, itself included; None: all. ModelError.
+
+    Where `layer_types` are left out it means what transformers' classes make of it: Llama has
+    no windows, Mistral has them in all layers, Qwen from layer `max_window_layers` on.
+    """
+    num_layers = fields.whole("num_hidden_layers") or 1
+    window, is_on = fields.whole("sliding_window", least=1), fields.flag("use_sliding_window")
+    first, kind = fields.whole("max_window_layers"), fields.text("model_type")
+    if types := fields.texts("layer_types"):
+        if len(types) < num_layers or set(types) - _ATTENTION:
+            fields.fail("layer_types", f"{' or '.join(sorted(_ATTENTION))} for {num_layers} layers")
+        slides = [types[i] == SLIDING for i in range(num_layers)]
+    elif kind == "mistral":
+        slides = [bool(window)] * num_layers
+    else:
+        starts = _FIRST_WINDOW if first is None else first
+        slides = [kind in _QWEN and is_on is True and i >= starts for i in range(num_layers)]
+    if window is None and kind in _QWEN and is_on:
+        window = _QWEN_WINDOW
+    if any(slides) and window is None:
+        fields.fail("sliding_window", f"a number of tokens, for layers of type {SLIDING}")
+    return tuple(window if is_sliding else None for is_sliding in slides)
+
+
 def _refuse_uneven_heads(fields: Fields) -> None:
     heads = fields.must("num_attention_heads")
     if heads % (fields.whole("num_key_value_heads") or heads):
@@ -58,18 +88,6 @@ def _refuse_uneven_heads(fields: Fields) -> None:
     if head_size(fields) % 2 or not head_size(fields):
         name = "head_dim" if fields.has("head_dim") else "hidden_size"
         fields.fail(name, "such that each attention head has an even number of its own")
-
-
-def _refuse_windows(fields: Fields) -> None:
-    is_sliding = fields.flag("use_sliding_window") and fields.whole("sliding_window")
-    is_sliding = is_sliding or "sliding_attention" in fields.texts("layer_types")
-    if fields.text("model_type") == "mistral":  # which has no switch for it
-        is_sliding = is_sliding or fields.whole("sliding_window")
-    if is_sliding:
-        raise ModelError(
-            f"{fields.source}: its config has sliding_attention (layer_types, or sliding_window), "
-            "which heads cannot run; choose a head whose layers attend to everything"
-        )
 
 
 def _refuse_positions(fields: Fields) -> None:

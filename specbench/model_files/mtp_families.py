@@ -4,13 +4,13 @@ Facts: vLLM's deepseek_mtp, glm4_moe_mtp, mimo_mtp and qwen3_next_mtp; transform
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from specbench.errors import ModelError
 from specbench.model_files.fields import MOST_LAYERS, Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import Fit, HeadTarget
+from specbench.model_files.head_fit import SPECULATORS, Fit, HeadTarget
 from specbench.model_files.layer_config import SIZES
 
 F = TypeVar("F", bound=HeadFiles[Any])
@@ -53,6 +53,7 @@ _MIMO = {
     "model.mtp_layers.{i}.final_layernorm.": "{i}.out_norm.",
     "model.mtp_layers.{i}.": "{i}.block.",
 }
+_SPECULATORS = {name.removeprefix("model."): ours for name, ours in _MIMO.items()}
 _QWEN = {
     "mtp.pre_fc_norm_embedding.": "0.token_norm.",
     "mtp.pre_fc_norm_hidden.": "0.state_norm.",
@@ -77,13 +78,22 @@ FAMILIES: Mapping[str, Family] = {
         decoder="qwen3_5_moe_text", files=_QWEN, recycles_normed=True, num_axes=3
     ),
 }
+# What speculators 0.9 writes of these, with one MTP layer. Facts: its models/mtp.
+SPECULATORS_FAMILIES: Mapping[str, Family] = {
+    "qwen3": Family(decoder="qwen3", files=_SPECULATORS, recycles_normed=True),
+    **{
+        name: replace(FAMILIES[name], files=_SPECULATORS)
+        for name in ("qwen3_next", "qwen3_5", "qwen3_5_moe")
+    },
+}
 _MTP_SIZES = ("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok")
 _COUNTS = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
 
 
 def text_fields(files: HeadFiles[Shaped]) -> Fields:
     """The config of the language model, which may lie within that of a larger one."""
-    return files.fields.section("text_config") or files.fields
+    within = (files.fields.section(name) for name in ("transformer_layer_config", "text_config"))
+    return next(filter(None, within), files.fields)
 
 
 def family_name(model_type: object) -> str:
@@ -93,18 +103,21 @@ def family_name(model_type: object) -> str:
 
 def family_of(files: HeadFiles[Shaped]) -> Family:
     """ModelError names those there are."""
-    kind = family_name(files.config.get("model_type"))
-    if kind not in FAMILIES:
+    families, config = FAMILIES, files.config
+    if files.fields.has(SPECULATORS):
+        families, config = SPECULATORS_FAMILIES, text_fields(files).values
+    kind = family_name(config.get("model_type"))
+    if kind not in families:
         raise ModelError(
             f"{files.source}: no MTP layers of model type {kind} are known; those of "
-            f"{', '.join(FAMILIES)} are"
+            f"{', '.join(families)} are"
         )
-    return FAMILIES[kind]
+    return families[kind]
 
 
 def num_mtp_layers(files: HeadFiles[Shaped]) -> int:
     """As the config says; some families say nothing and have one."""
-    fields = text_fields(files)
+    fields = files.fields if files.fields.has(SPECULATORS) else text_fields(files)
     found = (fields.whole(name, most=MOST_LAYERS) for name in _COUNTS)
     counts = [count for count in found if count is not None]
     if 0 in counts:

@@ -53,6 +53,20 @@ def grow_chain(
     return Proposal(torch.cat(drafts, 1), num_drafted_B, torch.cat(probs, 1) if probs else None)
 
 
+def grow_block(state: State, logits_BKV: Tensor, sampler: Sampler) -> Proposal:
+    """K drafts made at once, none of which knows of the others.
+
+    Above temperature 0 each is drawn from the distribution of its own place.
+    """
+    K = logits_BKV.shape[1]
+    num_drafted_B = torch.full_like(state.budget_B, K)
+    if sampler.is_greedy:
+        return Proposal(logits_BKV.argmax(-1), num_drafted_B)
+    probs_BKV = sampler.probs(logits_BKV)
+    tokens_BK = sampler.guess(probs_BKV, state.seed_B, state.positions(1, K))
+    return Proposal(tokens_BK, num_drafted_B, probs_BKV)
+
+
 def grow_static(
     tree: StaticTree, state: State, logits_BV: Tensor, feed: Feed, sampler: Sampler
 ) -> Proposal:

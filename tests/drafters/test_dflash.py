@@ -215,13 +215,22 @@ def test_the_layers_to_fuse_are_spread_evenly(
     assert spread_layers(num_layers, count) == chosen
 
 
+MASK = {"target_layer_ids": [1, 2], "mask_token_id": 3}
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another width": ({"hidden_size": 64}, "hidden_size is 64, the target's is 32"),
     "another vocabulary": ({"vocab_size": 12}, "vocab_size is 12, the target's is 11"),
     "another depth": ({"num_target_layers": 9}, "num_target_layers is 9, the target's is 4"),
     "a relative": ({"architectures": ["DFlash2DraftModel"]}, "architecture DFlash2DraftModel"),
-    "causal blocks": ({"is_causal": True}, "is_causal is true"),
-    "windows": ({"layer_types": ["sliding_attention"] * 2}, "sliding_attention"),
+    "a window of no size": ({"layer_types": ["sliding_attention"] * 2}, "sliding_window is None"),
+    "a head over its own": (
+        {"dflash_config": {**MASK, "projector_type": "domino"}},
+        "projector_type is domino",
+    ),
+    "attention sinks": (
+        {"dflash_config": {**MASK, "attention_sink_bias": True}},
+        "attention_sink_bias is true",
+    ),
+    "a relative of speculators": ({"speculators_model_type": "dspark"}, "type is dspark"),
     "no mask": ({"dflash_config": {"target_layer_ids": [1]}}, "lacks mask_token_id"),
     "layers beyond the target's": (
         {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 3}},

@@ -192,7 +192,25 @@ def test_a_config_names_the_layers_it_wants(is_inner: bool) -> None:
     config = {**new().config, "eagle_aux_hidden_state_layer_ids": None}
     config |= {"eagle_config": ids} if is_inner else ids
 
-    assert Eagle3Head(replace(new(), config=config), target()).features == (1, 4, 5)
+    # In `eagle_config` they are the layers whose outputs are read.
+    expected = (2, 5, 7) if is_inner else (1, 4, 5)
+    assert Eagle3Head(replace(new(), config=config), target()).features == expected
+
+
+def test_ids_in_a_section_of_their_own_that_begin_with_2_are_those_of_inputs() -> None:
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}
+    config = {**new().config, "eagle_aux_hidden_state_layer_ids": None, "eagle_config": ids}
+
+    assert Eagle3Head(replace(new(), config=config), target()).features == (2, 4, 5)
+
+
+def test_a_table_of_said_tokens_that_nobody_filled_in_is_not_looked_at() -> None:
+    whole = new(target_ids=())
+    unfilled = with_tensors(
+        whole, d2t=torch.zeros(97, dtype=torch.long), t2d=torch.zeros(97, dtype=torch.bool)
+    )
+
+    torch.testing.assert_close(spoken(unfilled), spoken(whole))
 
 
 REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
@@ -200,13 +218,15 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "vocabulary": ({"vocab_size": 99}, "vocab_size is 99, the target's is 97"),
     "draft vocabulary": ({"draft_vocab_size": 30}, r"d2t is \(29,\), not \(30,\)"),
     "layers": (
-        {"eagle_aux_hidden_state_layer_ids": [2, 3, 6]},
-        r"eagle_aux_hidden_state_layer_ids are \[2, 3, 6\].* from 0 to 5",
+        {"eagle_aux_hidden_state_layer_ids": [2, 3, 7]},
+        r"eagle_aux_hidden_state_layer_ids are \[2, 3, 7\].* from 0 to 5",
     ),
     "number of states": ({"num_aux_hidden_states": 4}, "num_aux_hidden_states is 4"),
-    "another kind": ({"speculators_model_type": "peagle"}, "speculators_model_type peagle"),
+    "another kind": ({"speculators_model_type": "peagle"}, "speculators_model_type is peagle"),
     "no states": ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
-    "a window": ({"layer_types": ["sliding_attention"]}, "sliding_attention"),
+    "a window of no size": ({"layer_types": ["sliding_attention"]}, "sliding_window is None"),
+    "chunks": ({"layer_types": ["chunked_attention"]}, "layer_types is"),
+    "all at once": ({"parallel_drafting": True}, "choose method: peagle"),
     "dynamic positions": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
     "no size": ({"intermediate_size": None}, "lacks intermediate_size"),
     "a word for a number": ({"intermediate_size": "many"}, "intermediate_size is 'many'"),

@@ -102,7 +102,7 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
     "differences to the target's ids are taken for ids": (
         chains,
         "eagle3",
-        eagle3._target_ids,
+        eagle3.target_ids,
         "torch.arange(D, device=d2t_D.device) + d2t_D",
         "d2t_D",
     ),

@@ -22,7 +22,7 @@ from tests.decoding.lossless import parts_of
 from tests.decoding.models import tiny_llama
 from tests.tiny_models import VOCAB_SIZE, change_config, files_of, write_head, write_model
 
-METHODS = ("eagle", "eagle3", "medusa", "dflash", "mtp")
+METHODS = ("eagle", "eagle3", "peagle", "medusa", "dflash", "mtp")
 IDS = "eagle_aux_hidden_state_layer_ids"
 # Method, what its config says, the field that the refusal names.
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [
@@ -35,10 +35,13 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("eagle", {"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ("eagle", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     ("eagle", {"rope_parameters": 3}, "rope_parameters"),
-    ("eagle3", {"sliding_window": 8, "use_sliding_window": True}, "sliding_window"),
+    ("eagle3", {"layer_types": ["sliding_attention"]}, "sliding_window"),
+    ("eagle3", {"layer_types": ["sliding_attention"], "sliding_window": "8"}, "sliding_window"),
+    ("eagle3", {"layer_types": ["chunked_attention"]}, "layer_types"),
     ("eagle3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("eagle3", {"query_pre_attn_scalar": 7}, "query_pre_attn_scalar"),
-    ("eagle3", {"parallel_drafting": True}, "parallel_drafting"),
+    ("peagle", {"mask_token_id": None}, "mask_token_id"),
+    ("peagle", {"mask_token_id": 10**6}, "mask_token_id"),
     ("eagle3", {"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step"),
     ("eagle3", {IDS: ["a"]}, IDS),
     ("eagle3", {IDS: 3}, IDS),

@@ -4,6 +4,7 @@ Shape suffixes: B rows, T tokens, K drafts, N = K + 1 tokens of a block, F hidde
 V vocabulary.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -22,42 +23,59 @@ from specbench.drafters.heads.layers import (
     require_fit,
     tensors_of,
 )
+from specbench.drafters.heads.own_vocabulary import spread, table_shapes, target_ids
+from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
 from specbench.forward.tree import Branches
-from specbench.model_files.dflash_style import DFLASH_ARCHITECTURE, DFlashStyle, dflash_fit
+from specbench.model_files.dflash_style import (
+    DFLASH_ARCHITECTURE,
+    DFlashStyle,
+    dflash_fit,
+    with_layer_fields,
+)
 from specbench.models.checkpoint import Checkpoint
 
 
 class _Layers(nn.Module):
     """The tensors of a head, named as in its files."""
 
-    def __init__(self, config: Any, num_features: int) -> None:
+    def __init__(self, config: Any, num_features: int, names: Collection[str]) -> None:
         super().__init__()
         F, count = config.hidden_size, config.num_hidden_layers
         self.fc = nn.Linear(num_features * F, F, bias=False)
         self.hidden_norm = Qwen3RMSNorm(F, eps=config.rms_norm_eps)
-        self.layers = nn.ModuleList(decoder_layer(config, i, ()) for i in range(count))
+        self.layers = nn.ModuleList(decoder_layer(config, i, names) for i in range(count))
         self.norm = Qwen3RMSNorm(F, eps=config.rms_norm_eps)
+        self.lm_head: nn.Linear | None = None  # of a head that can say fewer tokens
 
 
 class DFlashHead:
     """Layers like those of Qwen 3 with the target's embedding and head.
 
     A committed token gives every layer its keys and values through the target's states alone;
-    those of a block, whose tokens all see each other, are forgotten after its forward.
-    Facts: z-lab/dflash, dflash/model.py.
+    those of a block are forgotten after its forward. Facts: those of `DFlashStyle`.
     """
 
     def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
         """ModelError says what is missing, does not fit the target or cannot be run."""
         self._style = style = DFlashStyle.of(checkpoint)
         require_fit(checkpoint, **dflash_fit(checkpoint, target))
+        V, names = target.vocab_size, checkpoint.tensors.keys()
         self.features = tuple(i + 1 for i in style.layer_ids)
-        self.block_size = style.block_size
+        if style.reads_bare_output:
+            self.features = state_features(self.features, target.model, target.num_layers)
+        self.depth = style.depth
         self._target = target
         config = make_config(checkpoint, target.max_position)
-        self.model = make_layers(config, len(self.features))
-        load(self.model, checkpoint, target, {})
+        self.model = make_layers(config, len(self.features), names)
+        if "lm_head.weight" in names:
+            with torch.device("meta"):
+                self.model.lm_head = nn.Linear(
+                    config.hidden_size, style.num_tokens or V, bias=False
+                )
+        tables = table_shapes(style.num_tokens or V, V)
+        beside = load(self.model, checkpoint, target, tables)
+        self._target_ids_D = target_ids(checkpoint, beside, style.num_tokens or V, V)
         self.layers = layer_stack(config, self.model.layers, target.device)
 
     @property
@@ -76,8 +94,13 @@ class DFlashHead:
     @property
     def reads_to_say(self) -> tuple[Tensor, ...]:
         """The tensors that `logits` reads."""
-        own = tensors_of(self.model.layers, self.model.norm)
-        return (*own, *output_weights(self._target))
+        own, lm_head = tensors_of(self.model.layers, self.model.norm), self.model.lm_head
+        says = output_weights(self._target) if lm_head is None else tensors_of(lm_head)
+        return (*own, *says)
+
+    def num_places(self, k: int) -> int:
+        """Tokens of a block with k drafts."""
+        return k + self._style.block_size - self.depth
 
     def see(
         self, features: tuple[Tensor, ...], positions_BT: Tensor, span: int, first_row: int
@@ -96,34 +119,49 @@ class DFlashHead:
 
     def logits(self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int) -> Tensor:
         """For each of the K tokens after the current one, of which none is known [B, K, V]."""
-        B, N = places_BN.shape
-        masks_BK = torch.full_like(places_BN[:, 1:], self._style.mask_id)
-        embedded = self._target.embed(torch.cat([current_B1, masks_BK], 1))
-        everything = torch.ones(B, N, N, dtype=torch.bool, device=places_BN.device)
-        branches = Branches(places_BN[:, :1], places_BN, everything, places_BN)
-        embedded = embedded * self._style.embedding_scale
-        states_BNF = self.layers.forward(
-            embedded, places_BN, span, first_row=first_row, branches=branches
-        )
-        logits_BKV = (
-            self._target.logits(self.model.norm(states_BNF[:, 1:])) * self._style.logit_scale
-        )
-        if cap := self._style.softcap:
+        style = self._style
+        masks_BK = torch.full_like(places_BN[:, 1:], style.mask_id)
+        states_BNF = self._target.embed(torch.cat([current_B1, masks_BK], 1))
+        states_BNF = states_BNF * style.embedding_scale
+        is_causal = set(style.is_causal)
+        # Blocks that layers see differently go through them one by one.
+        for only in (None,) if len(is_causal) == 1 else range(len(style.is_causal)):
+            states_BNF = self.layers.forward(
+                states_BNF,
+                places_BN,
+                span,
+                first_row=first_row,
+                branches=_block(places_BN, is_causal=style.is_causal[only or 0]),
+                only=only,
+                windows_from_BT=places_BN[:, :1] - 1 if style.windows_from_current else None,
+            )
+        states_BKF = self.model.norm(states_BNF[:, 0 if style.drafts_from_current else 1 :])
+        if (lm_head := self.model.lm_head) is not None:
+            return spread(lm_head(states_BKF), self._target_ids_D, self._target.vocab_size)
+        logits_BKV = self._target.logits(states_BKF) * style.logit_scale
+        if cap := style.softcap:
             logits_BKV = (logits_BKV / cap).tanh() * cap
         return logits_BKV
 
 
-def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
-    """The layers' config: Qwen 3's, whatever the target is."""
-    return layer_config(
-        replace(checkpoint, config={**checkpoint.config, "model_type": "qwen3"}), num_positions
+def _block(places_BN: Tensor, *, is_causal: bool) -> Branches:
+    """Tokens after the committed ones: each sees all of them, or those up to itself."""
+    B, N = places_BN.shape
+    seen_BNN = torch.ones(B, N, N, dtype=torch.bool, device=places_BN.device)
+    return Branches(
+        places_BN[:, :1], places_BN, seen_BNN.tril() if is_causal else seen_BNN, places_BN
     )
 
 
-def make_layers(config: Any, num_features: int) -> _Layers:
-    """Without weights."""
+def make_config(checkpoint: Checkpoint, num_positions: int | None) -> Any:
+    """The layers' config: Qwen 3's, whatever the target is."""
+    return layer_config(with_layer_fields(checkpoint), num_positions)
+
+
+def make_layers(config: Any, num_features: int, names: Collection[str] = ()) -> _Layers:
+    """Without weights; attention has the biases that `names` has."""
     with torch.device("meta"):
-        return _Layers(config, num_features)
+        return _Layers(config, num_features, names)
 
 
 def spread_layers(num_layers: int, count: int) -> list[int]:

@@ -4,7 +4,7 @@ Shape suffixes: B rows, T tokens, F the head's hidden size, D the tokens that it
 V the target's vocabulary.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from specbench.drafters.heads.layers import (
     token_embedding,
     wide_attention,
 )
-from specbench.errors import ModelError
+from specbench.drafters.heads.own_vocabulary import spread, table_shapes, target_ids
+from specbench.forward.final_norm import state_features
 from specbench.forward.runner import Runner
 from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
 from specbench.models.checkpoint import Checkpoint
@@ -38,13 +39,15 @@ class Eagle3Head(JoiningHead):
 
     _weights: "Eagle3Weights"
 
-    def __init__(self, checkpoint: Checkpoint, target: Runner) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, target: Runner, *, is_parallel: bool = False
+    ) -> None:
         checkpoint = checkpoint.renamed(EAGLE3_NAMES)
         names = checkpoint.tensors.keys()
         config = layer_config(checkpoint, target.max_position)
-        self._style = style = Style.of(checkpoint, target.num_layers)
+        self._style = style = Style.of(checkpoint, target.num_layers, is_parallel=is_parallel)
         F, D, V = config.hidden_size, style.num_tokens, target.vocab_size
-        require_fit(checkpoint, **eagle3_fit(checkpoint, target))
+        require_fit(checkpoint, **eagle3_fit(checkpoint, target, is_parallel=is_parallel))
         with torch.device("meta"):
             self._weights = Eagle3Weights(config, style, names, target.hidden_size)
             if "lm_head.weight" not in names:
@@ -53,15 +56,15 @@ class Eagle3Head(JoiningHead):
             self._weights,
             checkpoint,
             target,
-            {"embed_tokens.weight": (V, F), "d2t": (D,), "t2d": (V,)},
+            {"embed_tokens.weight": (V, F), **table_shapes(D, V)},
         )
-        self._target_ids_D = _target_ids(checkpoint, beside, D, V)
+        self._target_ids_D = target_ids(checkpoint, beside, D, V)
         self._embed = token_embedding(target, beside.get("embed_tokens.weight"))
         self._target = target
-        self.features = style.layer_ids
+        self.features = state_features(style.layer_ids, target.model, target.num_layers)
         self.feature_size = target.hidden_size
         self.state_size: int = F
-        self.num_tokens = D
+        self.num_tokens, self.mask_id = D, style.mask_id or 0
         self.device, self.dtype = target.device, target.dtype
         self.layers = layer_stack(config, self._weights.layers, target.device)
 
@@ -77,6 +80,13 @@ class Eagle3Head(JoiningHead):
             step=(*step, *norm) if self._style.norm_output else step,
             logits=(*head, *ids) if self._style.norm_output else (*norm, *head, *ids),
         )
+
+    def masks(self, like_BT: Tensor) -> tuple[Tensor, Tensor]:
+        """Of a head that drafts all tokens at once: tokens [B, T] and states [B, T, F] of those
+        that nobody knows yet."""
+        hidden_11F, tokens_BT = self._weights.mask_hidden, torch.full_like(like_BT, self.mask_id)
+        masked = self.fuse(hidden_11F.chunk(len(self.features), -1))
+        return tokens_BT, masked.expand(*like_BT.shape, -1)
 
     def fuse(self, features: tuple[Tensor, ...]) -> Tensor:
         weights = self._weights
@@ -100,49 +110,7 @@ class Eagle3Head(JoiningHead):
         if not hasattr(weights, "lm_head"):
             return self._target.logits(states_BTF)
         logits_BTD: Tensor = weights.lm_head(states_BTF) * self._style.logit_scale
-        if self._target_ids_D is None:
-            return logits_BTD
-        shape = (*logits_BTD.shape[:2], self._target.vocab_size)
-        unsaid_BTV = logits_BTD.new_full(shape, -torch.inf)
-        return unsaid_BTV.index_copy(-1, self._target_ids_D, logits_BTD)
-
-
-def _target_ids(
-    checkpoint: Checkpoint, tables: Mapping[str, Tensor], D: int, V: int
-) -> Tensor | None:
-    """The target's id of each token the head can say; d2t holds differences, not ids.
-
-    ModelError where there is none such, or t2d, a mark for each of the target's ids, says others.
-    """
-    d2t_D, t2d_V = tables.get("d2t"), tables.get("t2d")
-    for name, table in tables.items():
-        is_flag = table.dtype == torch.bool and name == "t2d"
-        if name != "embed_tokens.weight" and not is_flag and not _is_whole(table):
-            raise ModelError(f"{checkpoint.source}: {name} is of {table.dtype}, not whole numbers")
-    if d2t_D is None:
-        if D != V:
-            raise ModelError(
-                f"{checkpoint.source} does not fit: missing: d2t, for draft_vocab_size is {D} and "
-                f"vocab_size {V}"
-            )
-        if t2d_V is not None and not t2d_V.all():
-            raise ModelError(f"{checkpoint.source}: t2d leaves tokens out, and there is no d2t")
-        return None
-    ids_D = torch.arange(D, device=d2t_D.device) + d2t_D
-    ids = set(ids_D.tolist())
-    if min(ids) < 0 or max(ids) >= V or len(ids) != D:
-        raise ModelError(
-            f"{checkpoint.source}: d2t does not lead to {D} different tokens of the target's {V}"
-        )
-    if t2d_V is not None and set(t2d_V.nonzero()[:, 0].tolist()) != ids:
-        raise ModelError(
-            f"{checkpoint.source}: d2t and t2d name different tokens; one is of another head"
-        )
-    return ids_D
-
-
-def _is_whole(table: Tensor) -> bool:
-    return table.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        return spread(logits_BTD, self._target_ids_D, self._target.vocab_size)
 
 
 class Eagle3Weights(nn.Module):
@@ -154,6 +122,8 @@ class Eagle3Weights(nn.Module):
         if style.fc_norm:
             self.fc_norm = nn.ModuleList(LlamaRMSNorm(target_size, eps) for _ in range(num_states))
         self.fc = nn.Linear(num_states * target_size, F, bias="fc.bias" in names)
+        if style.mask_id is not None:
+            self.mask_hidden = nn.Parameter(torch.empty(1, 1, num_states * target_size))
         self.layers = nn.ModuleList([_FusingLayer(config, style, names)])
         for i in range(1, config.num_hidden_layers):
             self.layers.append(decoder_layer(config, i, names))

@@ -25,7 +25,13 @@ from specbench.errors import ModelError, first_line
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.model_files.head_fit import misfits
-from specbench.model_files.layer_config import LAYER_NEEDS, layer_fields
+from specbench.model_files.layer_config import (
+    FULL,
+    LAYER_NEEDS,
+    SLIDING,
+    layer_fields,
+    layer_windows,
+)
 from specbench.models.checkpoint import Checkpoint
 
 # What transformers raises for a config that it cannot build from.
@@ -60,6 +66,9 @@ def layer_config(checkpoint: Checkpoint, num_positions: int | None = None) -> An
         raise ModelError(
             f"{checkpoint.source}: its config is wrong: {first_line(error)}"
         ) from error
+    windows = layer_windows(given)
+    config.layer_types = [SLIDING if window else FULL for window in windows]
+    config.sliding_window = next(filter(None, windows), None)
     if config.hidden_act not in ACT2FN:
         given.fail("hidden_act", "an activation that transformers has")
     return config
@@ -112,7 +121,8 @@ def layer_stack(config: Any, layers: nn.ModuleList, device: torch.device) -> Lay
     except WRONG_CONFIG as error:
         what = f"rope_parameters are {config.rope_parameters}"
         raise ModelError(f"a head's config is wrong: {what}: {first_line(error)}") from error
-    return LayerStack(config, list(layers), rotary)
+    windows = [config.sliding_window if kind == SLIDING else None for kind in config.layer_types]
+    return LayerStack(config, list(layers), rotary, windows)
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -214,7 +214,7 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
     }
     needed: dict[str, tuple[int, ...]] = {}
     for file, shape in files.values():
-        needed |= by_expert(file, shape)
+        needed |= by_expert(file, shape, found.tensors)
     heads = copies(checkpoint, "head")
     beside = frozenset([*heads, *copies(checkpoint, "embedding")])
     found.require(needed | dict.fromkeys(beside, (V, F)), beside)
@@ -224,7 +224,7 @@ def load_layers(layers: nn.ModuleList, checkpoint: Checkpoint, target: Runner) -
         return tensor.to(target.device, dtype)
 
     for name, (file, shape) in files.items():
-        tensor = placed(name, joined_experts(file, shape, found.tensors.__getitem__))
+        tensor = placed(name, joined_experts(file, shape, found.tensors))
         layers.load_state_dict({name: tensor}, strict=False, assign=True)
     for layer, file in zip(layers, heads, strict=False):
         head_VF = found.tensors.get(file)

@@ -3,7 +3,7 @@
 Shape suffixes: E experts, I width of an expert, F hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Container, Mapping
 from typing import Literal
 
 import torch
@@ -22,22 +22,27 @@ def copies(checkpoint: Checkpoint, kind: Literal["embedding", "head"]) -> list[s
 _JOINED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 
 
-def by_expert(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """In files every expert has matrices of its own; transformers holds all in one tensor."""
+def by_expert(
+    name: str, shape: tuple[int, ...], joined: Container[str] = ()
+) -> dict[str, tuple[int, ...]]:
+    """In most files every expert has matrices of its own; transformers holds all in one tensor.
+
+    `joined` are the tensors that files have as transformers holds them.
+    """
     before, _, last = name.rpartition(".")
-    if not before.endswith(".experts"):
+    if not before.endswith(".experts") or name in joined:
         return {name: shape}
     parts, (E, IF, F) = _JOINED[last], shape
     rows = IF // len(parts)
     return {f"{before}.{e}.{part}.weight": (rows, F) for e in range(E) for part in parts}
 
 
-def joined_experts(name: str, shape: tuple[int, ...], read: Callable[[str], Tensor]) -> Tensor:
+def joined_experts(name: str, shape: tuple[int, ...], files: Mapping[str, Tensor]) -> Tensor:
     """A tensor as transformers holds it, from those of the files."""
-    names = list(by_expert(name, shape))
+    names = list(by_expert(name, shape, files))
     if names == [name]:
-        return read(name)
-    return torch.cat([read(of_expert) for of_expert in names]).view(shape)
+        return files[name]
+    return torch.cat([files[of_expert] for of_expert in names]).view(shape)
 
 
 def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:

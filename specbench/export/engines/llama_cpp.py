@@ -25,6 +25,7 @@ _KINDS = {
 }
 _NEAREST = {
     "eagle": "an eagle3 head",
+    "peagle": "an eagle3 head",
     "medusa": "an eagle3 head",
     "suffix": "ngram; ngram-map-k4v also weighs continuations by how often they came",
     "previous_turn": "ngram; ngram-mod also remembers earlier answers",

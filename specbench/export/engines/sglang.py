@@ -32,6 +32,7 @@ _ADAPTIVE = ("eagle", "eagle3")
 _THRESHOLDS = ("draft_model", "eagle", "eagle3", "mtp")  # verified by EAGLE's kernel
 _NEAREST = {
     "medusa": "an eagle or eagle3 head",
+    "peagle": "an eagle3 head",
     "suffix": "ngram, whose trie also remembers earlier answers",
     "previous_turn": "ngram, whose trie also remembers earlier answers",
     "lookahead": "ngram",

@@ -34,6 +34,7 @@ _TYPES = {
 }
 _NEAREST = {
     "eagle": "an eagle3 head",
+    "peagle": "an eagle3 head",
     "medusa": "an eagle3 head",
     "suffix": "ngram; its own suffix automaton (decoding_type: SA) is another method",
     "previous_turn": "ngram, whose pool also remembers earlier answers",

@@ -24,6 +24,7 @@ _OLDEST, _NEWEST = (5, 17), (5, 23)
 _NEAREST = {
     "eagle": "draft_model with a small model of the target's family",
     "eagle3": "draft_model with a small model of the target's family",
+    "peagle": "draft_model with a small model of the target's family",
     "medusa": "draft_model with a small model of the target's family",
     "suffix": "ngram",
     "previous_turn": "ngram",

@@ -22,7 +22,7 @@ CONFIG_NAME = None
 
 _OLDEST, _NEWEST = (0, 30), (0, 33)
 _WITHOUT_MEDUSA = (0, 33)
-_WITH_MODEL = ("draft_model", "eagle", "eagle3", "medusa", "mtp", "dflash")
+_WITH_MODEL = ("draft_model", "eagle", "eagle3", "peagle", "medusa", "mtp", "dflash")
 _NEAREST = {
     "previous_turn": "ngram, or suffix, which remembers earlier answers",
     "lookahead": "ngram",
@@ -53,6 +53,8 @@ def _speculative_config(deployment: Deployment, *, has_medusa: bool) -> dict[str
     if method in _NEAREST and not (method == "medusa" and has_medusa):
         deployment.refuse("vllm", _NEAREST[method])
     config: dict[str, Any] = {"method": method, "num_speculative_tokens": deployment.k}
+    if method == "peagle":  # as vLLM has it, a way to run EAGLE-3
+        config |= {"method": "eagle3", "parallel_drafting": True}
     if deployment.drafter is not None:
         config["model"] = model_name(deployment.drafter)
         if deployment.drafter.revision:

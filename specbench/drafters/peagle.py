@@ -1,0 +1,66 @@
+"""P-EAGLE: an EAGLE-3 head that guesses all tokens of a round at once.
+
+Shape suffixes: B rows, K drafts, V vocabulary.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from specbench.drafters.eagle3 import Eagle3
+from specbench.drafters.heads.eagle3 import Eagle3Head
+from specbench.drafters.heads.feature_drafter import FeatureDrafter, TreePlan
+from specbench.drafters.registry import Parts, drafter
+from specbench.models.checkpoint import Checkpoint
+from specbench.round.drafter import OwnForward, Proposal
+from specbench.round.growth import grow_block
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+
+
+@drafter("peagle", model="required", is_head=True, draws=True)
+class PEagle(FeatureDrafter):
+    """EAGLE-3's head, trained to draft K tokens in one forward (arXiv:2602.01469).
+
+    Where EAGLE-3 feeds back a draft and the state that it came from, this one is fed a mask and a
+    learnt state for every token after the next: K - 1 of them, each of which sees those before
+    it. Drafts do not know of each other, so above temperature 0 each is drawn from a
+    distribution of its own, whatever the others are.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        head = Eagle3Head(parts.checkpoint(), parts.target, is_parallel=True)
+        super().__init__(head, TreePlan())
+        self._masks = head.masks
+
+    @staticmethod
+    def new_checkpoint(config: Any, seed: int, **changes: Any) -> Checkpoint:
+        """A head that knows nothing yet; its mask is the target's last token."""
+        text = config.get_text_config()
+        parallel = {"parallel_drafting": True, "mask_token_id": text.vocab_size - 1}
+        bare = Eagle3.new_checkpoint(config, seed, **changes)
+        width = bare.tensors["fc.weight"].shape[1]
+        generator = torch.Generator("cpu").manual_seed(seed)
+        mask = torch.randn(1, 1, width, generator=generator, device="cpu")
+        return replace(
+            bare,
+            source="a new P-EAGLE head",
+            config={**bare.config, **parallel},
+            tensors={**bare.tensors, "mask_hidden": mask},
+        )
+
+    def _forwards(self, k: int) -> tuple[OwnForward, ...]:
+        masks = (OwnForward(k - 1, 1, "draft"),) if k > 1 else ()
+        return (OwnForward(k + 1, 1, "observe"), *masks)
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:
+        head = self.head
+        logits_BKV = head.logits(state.rows_of(self._last_RF)[:, None])
+        if k > 1:
+            # The head's positions are one below the target's.
+            places_BK = state.positions(0, k - 1)
+            masks = self._masks(places_BK)
+            states_BKF = head.step(*masks, places_BK, span, first_row=state.first_row, depth=1)
+            logits_BKV = torch.cat([logits_BKV, head.logits(states_BKF)], 1)
+        return grow_block(state, logits_BKV, sampler)
