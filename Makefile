@@ -22,7 +22,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run test test-fast test-long test-engines test-margins check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run test test-fast test-long test-engines test-models test-margins check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -37,7 +37,7 @@ test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
 	$(BIN)/python -m pytest $(SPREAD)
 
 test-fast: $(DEV_STAMP)  ## The tests that take no long measurement (below a minute)
-	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not gpu and not long and not engines"
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow and not gpu and not long and not engines and not models"
 
 test-long: $(DEV_STAMP)  ## The proofs at full size that make test has samples of (minutes)
 	$(BIN)/python -m pytest -m long -s
@@ -46,6 +46,11 @@ test-long: $(DEV_STAMP)  ## The proofs at full size that make test has samples o
 test-engines: $(DEV_STAMP)  ## The proofs on real vLLM and llama.cpp; TABLE=1: with 40 prompts
 	$(BIN)/python tests/real_engines/environments.py
 	$(BIN)/python -m pytest -m engines -s tests/real_engines
+
+# Once, environments of other libraries are made beside those engines: 1 GB, minutes.
+test-models: $(DEV_STAMP)  ## Heads that other libraries write, against their own forwards
+	$(BIN)/python tests/foreign_heads/environments.py
+	$(BIN)/python -m pytest -m models -s
 
 test-margins: $(DEV_STAMP)  ## How far the tests' figures are from their limits (an hour)
 	$(BIN)/python -m tests.margins $(TESTS)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from specbench.errors import ModelError
 from specbench.model_files.fields import Fields
 from specbench.model_files.head_files import HeadFiles, Shaped
-from specbench.model_files.head_fit import SPECULATORS, Fit, HeadTarget
+from specbench.model_files.head_fit import SPECULATORS, Fit, HeadTarget, misfits
 from specbench.model_files.layer_config import layer_fields
 
 # SafeAILab and SpecForge, speculators, and the first form of one norm a captured state.
@@ -127,20 +127,20 @@ def eagle3_fit(files: HeadFiles[Shaped], target: HeadTarget, *, is_parallel: boo
     names, layer = files.tensors.keys(), layer_fields(files)
     size = layer.must("hidden_size")
     style = Style.of(files, target.num_layers, is_parallel=is_parallel)
-    num_tokens, mask_id = style.num_tokens, style.mask_id
-    if mask_id is not None and mask_id >= target.vocab_size:
-        raise ModelError(
-            f"{files.source}: mask_token_id {mask_id} must be one of the target's "
-            f"{target.vocab_size} tokens"
-        )
     needs_targets = not {"embed_tokens.weight", "lm_head.weight"} <= names
     of_target = files.fields.whole("target_hidden_size") or size
-    return {
+    fit: Fit = {
         "vocab_size": (layer.must("vocab_size"), target.vocab_size),
         "target_hidden_size": (of_target, target.hidden_size),
         "hidden_size": (size if needs_targets else target.hidden_size, target.hidden_size),
         "draft_vocab_size": (
-            num_tokens if "lm_head.weight" not in names else target.vocab_size,
+            style.num_tokens if "lm_head.weight" not in names else target.vocab_size,
             target.vocab_size,
         ),
     }
+    if style.mask_id is not None and style.mask_id >= target.vocab_size and not misfits(fit):
+        raise ModelError(
+            f"{files.source}: mask_token_id {style.mask_id} must be one of the target's "
+            f"{target.vocab_size} tokens"
+        )
+    return fit

@@ -65,7 +65,9 @@ def test_layers_that_the_target_lacks_are_refused_with_both(target, tmp_path):
     head = write_head(tmp_path / "head", "eagle3", target)
     changed = change_config(head, eagle_aux_hidden_state_layer_ids=[1, 3, 7])
     (found,) = check(target, changed, "eagle3").of_level("refused")
-    assert "layer_ids are [1, 3, 7], the inputs of the target's layers go from 0 to 5" in found.reason
+    assert (
+        "layer_ids are [1, 3, 7], the inputs of the target's layers go from 0 to 5" in found.reason
+    )
 
 
 def test_a_block_of_a_deeper_target_is_refused_with_both(target, tmp_path):

@@ -1,0 +1,211 @@
+"""Heads as other libraries write them say what these libraries' own forwards say.
+
+Shape suffixes: K drafts, W tokens that a head can say, V the target's vocabulary.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from specbench.drafters.heads.dflash import DFlashHead
+from specbench.drafters.heads.eagle import EagleHead
+from specbench.drafters.heads.eagle3 import Eagle3Head
+from specbench.drafters.heads.mtp import MtpHead
+from specbench.drafters.registry import build_drafter
+from specbench.fit.compatibility import check_drafter
+from specbench.forward.runner import Runner, StockRunner
+from specbench.inputs.config import Drafter
+from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.kinds import kind_of
+from specbench.models.checkpoint import Checkpoint, read_checkpoint
+from tests.decoding.lossless import parts_of
+from tests.drafters.feature_cases import run_rounds
+from tests.foreign_heads.environments import PYTHON
+from tests.tiny_models import files_of
+
+pytestmark = pytest.mark.models
+
+HERE = Path(__file__).parent
+WRITTEN = {
+    "specforge": ("eagle3", "eagle3_ids", "peagle", "dflash", "dflash_mixed"),
+    "speculators": (
+        *("eagle3", "eagle3_last_output", "eagle3_window", "eagle3_mixed"),
+        *("peagle", "peagle_window"),
+        *("dflash", "dflash_last_output", "dflash_window", "dflash_mixed", "dflash_from_anchor"),
+        *("mtp_qwen3", "mtp_qwen3_5_text", "mtp_qwen3_next"),
+    ),
+}
+HEADS = [(library, name) for library, names in WRITTEN.items() for name in names]
+SPAN = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A head in its folder, the target that it was made for, and the library's logits."""
+
+    folder: Path
+    target: Runner
+    checkpoint: Checkpoint
+    tokens: list[int]
+    facts: Mapping[str, Any]
+    logits: Mapping[int, Tensor]  # [K, W] by the tokens that the target has read
+
+    @property
+    def method(self) -> str:
+        return str(self.facts["method"])
+
+
+@cache
+def written_by(library: str) -> Path:
+    """The folder of all heads that a library's script writes, made once in its environment."""
+    out = PYTHON.parents[2] / "heads" / library
+    script = HERE / f"write_{library}.py"
+    quiet = {"TORCHDYNAMO_DISABLE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    subprocess.run([PYTHON, script, out], check=True, env={**os.environ, **quiet})
+    return out
+
+
+@cache
+def target_of(library: str) -> Runner:
+    model = AutoModelForCausalLM.from_pretrained(written_by(library) / "target")
+    return StockRunner(model.eval())
+
+
+def opened(library: str, name: str) -> Written:
+    folder = written_by(library) / name
+    with safe_open(folder / "proof.safetensors", "pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        logits = {int(key): file.get_tensor(key) for key in file.keys() if key != "tokens"}  # noqa: SIM118
+        tokens = file.get_tensor("tokens").tolist()
+    return Written(
+        folder=folder,
+        target=target_of(library),
+        checkpoint=read_checkpoint(str(folder)),
+        tokens=tokens,
+        facts=facts,
+        logits=logits,
+    )
+
+
+@pytest.mark.parametrize(("library", "name"), HEADS)
+def test_logits_are_those_of_the_librarys_own_forward(library: str, name: str) -> None:
+    written = opened(library, name)
+    say, ids_W = SAID[written.method](written), torch.tensor(written.facts["ids"])
+    others_V = torch.ones(written.target.vocab_size, dtype=torch.bool).index_fill(0, ids_W, False)
+    largest = 0.0
+    for n, expected_KW in written.logits.items():
+        logits_KV = say(n, len(expected_KW))
+        assert bool((logits_KV[:, others_V] == -torch.inf).all())
+        deviation = (logits_KV[:, ids_W] - expected_KW).abs().max() / expected_KW.std()
+        largest = max(largest, float(deviation))
+        assert largest < 1e-4, f"after {n} tokens"
+    print(f"{library} {name}: {len(written.logits)} places, off by {largest:.1e} deviations")
+
+
+@pytest.mark.parametrize(("library", "name"), HEADS)
+def test_its_files_are_told_apart_and_fit(library: str, name: str) -> None:
+    written = opened(library, name)
+    files, spec = files_of(written.folder), ModelSpec(source=name, folder=written.folder)
+    target = files_of(written_by(library) / "target")
+
+    found = check_drafter(target, Drafter(name="head", method=written.method, model=spec))
+
+    assert kind_of(files).method == written.method
+    assert found.level != "refused", [one.text for one in found.of_level("refused")]
+
+
+@pytest.mark.parametrize(("library", "name"), HEADS)
+def test_it_drafts_without_changing_the_text(library: str, name: str) -> None:
+    written = opened(library, name)
+    prompts, rounds = [tuple(written.tokens[:9]), tuple(written.tokens[3:17])], [3, 3, 1, 3, 3]
+    texts = {}
+    for k in (0, 1):
+        drafter = build_drafter(
+            written.method, parts_of(written.target, None, written.checkpoint), {}
+        )
+        texts[k] = run_rounds(written.target, drafter, prompts, [k * each for each in rounds])
+
+    for plain, drafted in zip(texts[0], texts[1], strict=True):
+        assert drafted[: len(plain)] == plain
+
+
+Say = Callable[[int, int], Tensor]
+
+
+def features_of(written: Written, features: tuple[int, ...], n: int) -> tuple[Tensor, ...]:
+    """The target's hidden states at the first n tokens [1, n, F] each."""
+    written.target.allocate(1, SPAN)
+    places_1T = torch.arange(n)[None]
+    tokens_1T = torch.tensor([written.tokens[:n]])
+    return written.target.forward(tokens_1T, places_1T, SPAN, features=features).features
+
+
+def chain(written: Written, head: Any) -> Say:
+    """Each draft after the true tokens before it, from the head's own states."""
+
+    @torch.no_grad()
+    def say(n: int, k: int) -> Tensor:
+        head.layers.allocate(1, SPAN)
+        states = head.fuse(features_of(written, head.features, n))
+        tokens_1T = torch.tensor([written.tokens[1 : n + 1]])
+        states = head.step(tokens_1T, states, torch.arange(n)[None], SPAN)[:, -1:]
+        said = [head.logits(states)[0, 0]]
+        for depth in range(1, k):
+            at_11 = torch.tensor([[n + depth - 1]])
+            token_11 = torch.tensor([[written.tokens[n + depth]]])
+            states = head.step(token_11, states, at_11, SPAN, depth=depth)
+            said.append(head.logits(states)[0, 0])
+        return torch.stack(said)
+
+    return say
+
+
+def masked(written: Written) -> Say:
+    head = Eagle3Head(written.checkpoint, written.target, is_parallel=True)
+
+    @torch.no_grad()
+    def say(n: int, k: int) -> Tensor:
+        head.layers.allocate(1, SPAN)
+        states = head.fuse(features_of(written, head.features, n))
+        tokens_1T = torch.tensor([written.tokens[1 : n + 1]])
+        states = head.step(tokens_1T, states, torch.arange(n)[None], SPAN)[:, -1:]
+        if k > 1:
+            places = torch.arange(n, n + k - 1)[None]
+            after = head.step(*head.masks(places), places, SPAN, depth=1)
+            states = torch.cat([states, after], 1)
+        return head.logits(states)[0]
+
+    return say
+
+
+def block(written: Written) -> Say:
+    head = DFlashHead(written.checkpoint, written.target)
+
+    @torch.no_grad()
+    def say(n: int, k: int) -> Tensor:
+        head.layers.allocate(1, SPAN)
+        head.see(features_of(written, head.features, n), torch.arange(n)[None], SPAN, 0)
+        places = torch.arange(n, n + head.num_places(k))[None]
+        return head.logits(torch.tensor([[written.tokens[n]]]), places, SPAN, 0)[0]
+
+    return say
+
+
+SAID: Mapping[str, Callable[[Written], Say]] = {
+    "eagle": lambda written: chain(written, EagleHead(written.checkpoint, written.target)),
+    "eagle3": lambda written: chain(written, Eagle3Head(written.checkpoint, written.target)),
+    "mtp": lambda written: chain(written, MtpHead(written.checkpoint, written.target)),
+    "peagle": masked,
+    "dflash": block,
+}
