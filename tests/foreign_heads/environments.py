@@ -17,9 +17,9 @@ ENGINES = Path(os.environ.get("ENGINES") or Path.home() / ".cache" / "specbench-
 FOLDER = ENGINES / "foreign_heads"
 PYTHON = FOLDER / "venv" / "bin" / "python"
 
+TRANSFORMERS = "transformers==5.8.1"  # that all of the libraries run with
 PACKAGES = (
     *("speculators==0.9.0", "hs-connectors==0.9.0", "specforge==0.2.0", "nvidia-modelopt==0.47.0"),
-    "transformers==5.19.0",
 )
 IMPORTED = (
     *("loguru", "pydantic-settings", "python-dotenv", "openai", "distro", "jiter", "sniffio"),
@@ -33,10 +33,11 @@ IMPORTED = (
 def make() -> None:
     """The environment, unless it is there with the same packages."""
     made_of = FOLDER / "packages.txt"
-    wanted = "\n".join([sys.version, *PACKAGES, *IMPORTED])
+    wanted = "\n".join([sys.version, TRANSFORMERS, *PACKAGES, *IMPORTED])
     if made_of.exists() and made_of.read_text() == wanted:
         return
     _run(sys.executable, "-m", "venv", "--clear", PYTHON.parents[1])
+    _run(PYTHON, "-m", "pip", "install", "-q", TRANSFORMERS)
     _run(PYTHON, "-m", "pip", "install", "-q", "--no-deps", *PACKAGES, *IMPORTED)
     own = subprocess.run(
         [PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],

@@ -1,6 +1,6 @@
 """Heads that SpecForge writes, and what its own forwards say.
 
-    python write_specforge.py OUT     (in the environment that environments.py makes)
+python write_specforge.py OUT     (in the environment that environments.py makes)
 """
 
 import sys
@@ -8,8 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import NUM_LAYERS, ROPE, SHAPE, V, draw, make_target, make_tokens, said_tokens
-from shapes import states_of, write_proof
+from shapes import (
+    NUM_LAYERS,
+    ROPE,
+    SHAPE,
+    V,
+    draw,
+    make_target,
+    make_tokens,
+    said_tokens,
+    states_of,
+    write_proof,
+)
 from specforge.algorithms.common.dflash_family_model import create_dflash_sdpa_mask
 from specforge.algorithms.peagle import model as peagle_model
 from specforge.export.checkpoint_io import apply_legacy_rope_scaling
@@ -89,8 +99,8 @@ def peagle(out: Path) -> None:
     states, last_TF = states_of(target, tokens_T)
     picked: list[tuple[Tensor, Tensor]] = []
     sample = peagle_model.generate_cod_sample_indices
-    peagle_model.generate_cod_sample_indices = lambda **given: picked.append(sample(**given)) or (
-        picked[-1]
+    peagle_model.generate_cod_sample_indices = lambda **given: (
+        picked.append(sample(**given)) or (picked[-1])
     )
     peagle_model.compute_peagle_metrics = lambda **_: (None, {})  # a kernel for GPUs
     said: list[Tensor] = []

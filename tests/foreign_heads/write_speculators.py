@@ -8,8 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import NUM_LAYERS, ROPE, SHAPE, V, draw, make_target, make_tokens, said_tokens
-from shapes import states_of, write_proof
+from shapes import (
+    NUM_LAYERS,
+    ROPE,
+    SHAPE,
+    V,
+    draw,
+    make_target,
+    make_tokens,
+    said_tokens,
+    states_of,
+    write_proof,
+)
 from speculators.config import SpeculatorsConfig, VerifierConfig
 from speculators.losses import resolve_loss_config
 from speculators.models.dflash import DFlashDraftModel, DFlashSpeculatorConfig
