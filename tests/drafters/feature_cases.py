@@ -25,15 +25,19 @@ from tests.decoding.fakes import Wrapped
 from tests.decoding.lossless import parts_of
 from tests.decoding.models import generated, random_prompt, tiny_llama
 from tests.drafters.changed_heads import with_config, with_tensors
-from tests.drafters.plain_heads import PlainEagle, PlainEagle3, PlainHead
+from tests.drafters.plain_heads import PlainEagle, PlainEagle3, PlainHead, PlainPEagle
 
 VOCAB_SIZE = 11
 SPAN = 128
 GREEDY = Sampling()
 PROMPTS = [random_prompt(n, n, VOCAB_SIZE) for n in (9, 6, 14)]
 BEAM = {"top_k": 3, "max_drafts": 8}
-PLAIN: dict[str, type[PlainHead]] = {"eagle": PlainEagle, "eagle3": PlainEagle3}
-METHODS = sorted(PLAIN)
+PLAIN: dict[str, type[PlainHead]] = {
+    "eagle": PlainEagle,
+    "eagle3": PlainEagle3,
+    "peagle": PlainPEagle,
+}
+METHODS = ["eagle", "eagle3"]
 Path = tuple[int, ...]
 
 
@@ -239,7 +243,7 @@ def attentive(checkpoint: Checkpoint) -> Checkpoint:
     return replace(checkpoint, tensors=tensors)
 
 
-CHANGED = {"eagle": biased, "eagle3": attentive}
+CHANGED = {"eagle": biased, "eagle3": attentive, "peagle": attentive}
 
 
 @cache
@@ -249,7 +253,7 @@ def subject(method: str) -> Subject:
     # Every difference between a token of the head and the target's is another one, so that
     # they could be mistaken for ids.
     more: dict[str, Any] = {"target_ids": (0, 2, 4, 6, 8, 10), "layer_ids": (0, 1, 2)}
-    options = more if method == "eagle3" else {}
+    options = {} if method == "eagle" else more
     drawn = drafter_class(method).new_checkpoint(model.config, 1, **options)
     checkpoint = CHANGED[method](drawn)
     target = StockRunner(tiny_llama(vocab_size=VOCAB_SIZE, num_hidden_layers=3))

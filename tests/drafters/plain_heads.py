@@ -98,6 +98,20 @@ class PlainEagle3(PlainHead):
         return logits
 
 
+class PlainPEagle(PlainEagle3):
+    """P-EAGLE, arXiv:2602.01469: masks stand for the drafts, whatever these are."""
+
+    @torch.no_grad()
+    def logits(self, text: Sequence[int], drafts: Sequence[int] = ()) -> Tensor:
+        ids_1T = torch.tensor([text[:-1]])
+        out = self.model.model(input_ids=ids_1T, use_cache=False, output_hidden_states=True)
+        masks, mask_F = len(drafts), self.tensors["mask_hidden"][0] @ self.tensors["fc.weight"].T
+        known_TF = self.first([state_1TF[0] for state_1TF in out.hidden_states])
+        states_TF = torch.cat([known_TF, mask_F.expand(masks, -1)])
+        tokens = [*text[1:], *[self.config["mask_token_id"]] * masks]
+        return self.say(self.next(self.embedding_VF[tokens], states_TF)[-1])
+
+
 def attend(inputs: Tensor, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> Tensor:
     T, D = len(inputs), config["head_dim"]
     q, k, v = (
@@ -107,7 +121,10 @@ def attend(inputs: Tensor, tensors: Mapping[str, Tensor], config: Mapping[str, A
     k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
     q, k = rotated(q, config["rope_theta"]), rotated(k, config["rope_theta"])
     scores_HTT = torch.einsum("thd,shd->hts", q, k) / D**0.5
-    scores_HTT = scores_HTT.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)
+    unseen_TT = torch.ones(T, T).triu(1).bool()
+    if config.get("layer_types") == ["sliding_attention"]:
+        unseen_TT |= torch.ones(T, T).tril(-config["sliding_window"]).bool()
+    scores_HTT = scores_HTT.masked_fill(unseen_TT, -torch.inf)
     joined = torch.einsum("hts,shd->thd", scores_HTT.softmax(-1), v).reshape(T, -1)
     return joined @ tensors["self_attn.o_proj.weight"].T
 

@@ -61,10 +61,27 @@ class PlainDFlash:
         else:
             context_TF = states_NF[:0]
         for i in range(self.config["num_hidden_layers"]):
-            states_NF = self.layer(f"layers.{i}.", context_TF, states_NF)
+            seen_NS = self.seen(i, len(context_TF), len(block))
+            states_NF = self.layer(f"layers.{i}.", context_TF, states_NF, seen_NS)
         return self.norm(states_NF[1:], "norm") @ self.model.get_output_embeddings().weight.T
 
-    def layer(self, at: str, context_TF: Tensor, states_NF: Tensor) -> Tensor:
+    def seen(self, i: int, T: int, N: int) -> Tensor:
+        """What layer i sees of the context and the block."""
+        window = self.windows[i] if self.windows else None
+        places_S, places_N1 = torch.arange(T + N), torch.arange(T, T + N)[:, None]
+        seen_NS = torch.ones(N, T + N, dtype=torch.bool)
+        if self.causal[i]:
+            seen_NS &= places_S <= places_N1
+        if window is not None:
+            since_N1 = places_N1 - window if not self.from_current else T - 1 - window
+            seen_NS &= (places_S > since_N1) | (places_S >= T)
+        return seen_NS
+
+    windows: Sequence[int | None] = ()
+    causal: Sequence[bool] = (False, False)
+    from_current = False
+
+    def layer(self, at: str, context_TF: Tensor, states_NF: Tensor, seen_NS: Tensor) -> Tensor:
         normed_NF = self.norm(states_NF, f"{at}input_layernorm")
         both_SF = torch.cat([context_TF, normed_NF])
         places_S = torch.arange(len(both_SF))
@@ -76,7 +93,8 @@ class PlainDFlash:
         values = (both_SF @ names["v"]).unflatten(-1, (-1, D))
         group = query.shape[1] // keys.shape[1]
         keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
-        weights = torch.einsum("nhd,shd->hns", query, keys).div(D**0.5).softmax(-1)
+        scores = torch.einsum("nhd,shd->hns", query, keys).div(D**0.5)
+        weights = scores.masked_fill(~seen_NS, -torch.inf).softmax(-1)
         mixed = torch.einsum("hns,shd->nhd", weights, values).flatten(1)
         states_NF = states_NF + mixed @ names["o"]
         normed_NF = self.norm(states_NF, f"{at}post_attention_layernorm")
@@ -150,6 +168,47 @@ def test_every_block_is_that_of_the_plain_facts_after_any_number_of_drafts_was_k
         assert end == text[: len(end)]
     assert set(num_kept(ends, watched.seen)) >= set(range(6))
     assert_blocks(plain, watched.seen)
+
+
+SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6}
+SEEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "mixed": (SLIDING, {"windows": (6, None), "causal": (True, False)}),
+    "none causal": ({**SLIDING, "is_causal": False}, {"windows": (6, None)}),
+    "all causal": ({"is_causal": True}, {"causal": (True, True)}),
+    "modelopt's": (
+        {"dflash_config": {"use_swa": True, "swa_window_size": 6, "causal": True}},
+        {"windows": (6, 6), "causal": (True, True)},
+    ),
+    "speculators'": (
+        {"speculators_model_type": "dflash", **SLIDING},
+        {"windows": (6, None), "causal": (True, False), "from_current": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_layers_see_of_context_and_block_what_the_config_says(name: str) -> None:
+    target, checkpoint, plain, texts = subject()
+    fields, facts = SEEN[name]
+    own = {**checkpoint.config["dflash_config"], **fields.get("dflash_config", {})}
+    config = {**checkpoint.config, **fields, "dflash_config": own}
+    if "speculators_model_type" in fields:
+        ids = [i + 1 for i in own["target_layer_ids"]]
+        own_fields = ("layer_types", "sliding_window", "dflash_config", "architectures")
+        layer = {n: value for n, value in config.items() if n not in own_fields[2:]}
+        config = {
+            **{n: config[n] for n in ("speculators_model_type", "block_size")},
+            "transformer_layer_config": layer,
+            "aux_hidden_state_layer_ids": ids,
+            "mask_token_id": own["mask_token_id"],
+        }
+    expected = PlainDFlash(plain.model, checkpoint)
+    vars(expected).update(facts)
+    watched = Watched(DFlash(parts_of(target, checkpoint=replace(checkpoint, config=config))))
+
+    run_rounds(target, Guided(watched, texts), PROMPTS, [5, 5, 3, 5])
+
+    assert_blocks(expected, watched.seen)
 
 
 def test_above_temperature_0_every_draft_has_the_distribution_of_its_place() -> None:
