@@ -77,7 +77,24 @@ def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
         "downloaded": is_here,
         "ready": not problems,
         "problems": problems,
+        "notes": _notes(pairing) if is_here else [],
     }
+
+
+def _notes(pairing: "Pairing") -> list[str]:
+    """Whose layout a head has, and whether a head by its author was ever met."""
+    from specbench.inputs.methods import find_method
+    from specbench.model_files.head_layouts import layout_of
+    from specbench.model_files.model import open_model
+
+    drafter = pairing.drafter
+    if drafter.model is None or not find_method(drafter.method).is_head:
+        return []
+    try:
+        layout = layout_of(open_model(drafter.model).head, drafter.method)
+    except SpecbenchError:
+        return []  # loading says what is wrong, and of pickles the layout
+    return [layout.note] if layout is not None else []
 
 
 def _is_here(model: "ModelSpec") -> bool:
@@ -126,5 +143,11 @@ def _print(document: dict[str, Any]) -> None:
             row["pairing"], needs, "yes" if row["ready"] else "no", "; ".join(row["problems"])
         )
     console.print(table)
+    notes: dict[str, list[str]] = {}
+    for row in document["pairings"]:
+        for note in row["notes"]:
+            notes.setdefault(note, []).append(row["pairing"])
+    for note, names in notes.items():
+        console.print(f"{', '.join(names)}: {note}")
     num_ready = sum(row["ready"] for row in document["pairings"])
     console.print(f"{num_ready} of {len(document['pairings'])} pairings can run on this machine.")

@@ -8,6 +8,7 @@ from specbench.model_files.dflash_style import DFlashStyle, dflash_fit
 from specbench.model_files.eagle3_style import EAGLE3_NAMES, Style, eagle3_fit
 from specbench.model_files.head_files import HeadFiles, Shaped
 from specbench.model_files.head_fit import EAGLE_NAMES, Fit, HeadTarget, eagle_fit
+from specbench.model_files.head_layouts import layout_of
 from specbench.model_files.headers import TensorHeader
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.medusa_layout import medusa_fit, medusa_tensors
@@ -55,6 +56,8 @@ def head_findings(target: ModelFiles, head: ModelFiles, method: str) -> Iterator
         if own != wanted:
             reason = "the head was made for another target; choose the one trained for this"
         yield finding(name, "ok" if own == wanted else "refused", wanted, own, reason)
+    if (layout := layout_of(files, method)) is not None:
+        yield finding("layout", "ok", None, layout.author, layout.note)
     yield from _layers(files, target, method)
     yield from _verifier(head, target)
 

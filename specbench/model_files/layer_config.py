@@ -43,6 +43,7 @@ def layer_fields(files: HeadFiles[Shaped]) -> Fields:
     fields.flag("mlp_bias")
     for name in ("hidden_act", "model_type"):
         fields.text(name)
+    _refuse_unread(files.fields, fields)
     _refuse_uneven_heads(fields)
     layer_windows(fields)
     _refuse_positions(fields)
@@ -79,6 +80,19 @@ def layer_windows(fields: Fields) -> tuple[int | None, ...]:
     if any(slides) and window is None:
         fields.fail("sliding_window", f"a number of tokens, for layers of type {SLIDING}")
     return tuple(window if is_sliding else None for is_sliding in slides)
+
+
+def _refuse_unread(config: Fields, layer: Fields) -> None:
+    if config.has("quantization_config"):
+        raise ModelError(
+            f"{config.source}: its config has a quantization_config, and quantised heads are not "
+            "read; choose a copy in plain weights"
+        )
+    if layer.has("kv_lora_rank"):
+        raise ModelError(
+            f"{config.source}: its layers have latent attention (kv_lora_rank), which heads cannot "
+            "run; choose a head with plain attention"
+        )
 
 
 def _refuse_uneven_heads(fields: Fields) -> None:

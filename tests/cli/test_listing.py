@@ -119,6 +119,15 @@ def test_doctor_of_one_pairing_looks_at_that_alone(tiny):
     assert [row["pairing"] for row in document["pairings"]] == ["tiny/ngram"]
 
 
+def test_doctor_says_whose_layout_a_head_has_and_that_no_real_one_was_met(tmp_path):
+    (eagle,) = json.loads(specbench("doctor", "demo/eagle", "--json", cwd=tmp_path).out)["pairings"]
+    (note,) = eagle["notes"]
+    assert note.startswith("SafeAILab's layout")
+    assert note.endswith("never met a real one")
+    text = " ".join(specbench("doctor", "demo/eagle", cwd=tmp_path).out.split())
+    assert f"demo/eagle: {note}" in text
+
+
 def test_drafters_are_listed_with_what_each_parameter_may_be(tmp_path):
     text = " ".join(specbench("list", "drafters", cwd=tmp_path).out.split())
     assert "max_ngram=3 (a" in text

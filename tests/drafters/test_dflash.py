@@ -1,6 +1,6 @@
-"""DFlash against its plain facts: the whole context and the block at once, without a cache.
+"""DFlash's blocks against its plain facts, round after round.
 
-Shape suffixes: T tokens of the context, N of the block, F hidden size, V vocabulary.
+Shape suffixes: K drafts, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn.functional import silu
 
 from specbench.drafters.dflash import DFlash
 from specbench.drafters.heads.dflash import spread_layers
@@ -33,87 +31,11 @@ from tests.drafters.feature_cases import (
     prefilled,
     run_rounds,
 )
+from tests.drafters.plain_dflash import PlainDFlash
 
 VOCAB_SIZE, NUM_LAYERS, BLOCK_SIZE = 11, 2, 6
 PROMPTS = [random_prompt(n, n, VOCAB_SIZE) for n in (9, 1, 14)]
 WARM = Sampling(temperature=0.7)
-
-
-class PlainDFlash:
-    """A head's tensors and what they say, by the facts."""
-
-    def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
-        self.model, self.config, self.tensors = model, checkpoint.config, checkpoint.tensors
-
-    @torch.no_grad()
-    def logits(self, text: Path, k: int) -> Tensor:
-        """For the k tokens after a text, whose last token the target has not read [K, V]."""
-        facts = self.config["dflash_config"]
-        block = torch.tensor([text[-1], *[facts["mask_token_id"]] * k])
-        states_NF = self.model.get_input_embeddings().weight[block]
-        if len(text) > 1:
-            ids_1T = torch.tensor([text[:-1]])
-            out = self.model.model(input_ids=ids_1T, use_cache=False, output_hidden_states=True)
-            chosen = [out.hidden_states[i + 1][0] for i in facts["target_layer_ids"]]
-            context_TF = self.norm(
-                torch.cat(chosen, -1) @ self.tensors["fc.weight"].T, "hidden_norm"
-            )
-        else:
-            context_TF = states_NF[:0]
-        for i in range(self.config["num_hidden_layers"]):
-            seen_NS = self.seen(i, len(context_TF), len(block))
-            states_NF = self.layer(f"layers.{i}.", context_TF, states_NF, seen_NS)
-        return self.norm(states_NF[1:], "norm") @ self.model.get_output_embeddings().weight.T
-
-    def seen(self, i: int, T: int, N: int) -> Tensor:
-        """What layer i sees of the context and the block."""
-        window = self.windows[i] if self.windows else None
-        places_S, places_N1 = torch.arange(T + N), torch.arange(T, T + N)[:, None]
-        seen_NS = torch.ones(N, T + N, dtype=torch.bool)
-        if self.causal[i]:
-            seen_NS &= places_S <= places_N1
-        if window is not None:
-            since_N1 = places_N1 - window if not self.from_current else T - 1 - window
-            seen_NS &= (places_S > since_N1) | (places_S >= T)
-        return seen_NS
-
-    windows: Sequence[int | None] = ()
-    causal: Sequence[bool] = (False, False)
-    from_current = False
-
-    def layer(self, at: str, context_TF: Tensor, states_NF: Tensor, seen_NS: Tensor) -> Tensor:
-        normed_NF = self.norm(states_NF, f"{at}input_layernorm")
-        both_SF = torch.cat([context_TF, normed_NF])
-        places_S = torch.arange(len(both_SF))
-        names = {name: self.tensors[f"{at}self_attn.{name}_proj.weight"].T for name in "qkvo"}
-        D = self.config["head_dim"]
-        places_N = places_S[-len(states_NF) :]
-        query = self.turned(normed_NF @ names["q"], f"{at}self_attn.q_norm", places_N)
-        keys = self.turned(both_SF @ names["k"], f"{at}self_attn.k_norm", places_S)
-        values = (both_SF @ names["v"]).unflatten(-1, (-1, D))
-        group = query.shape[1] // keys.shape[1]
-        keys, values = (x.repeat_interleave(group, 1) for x in (keys, values))
-        scores = torch.einsum("nhd,shd->hns", query, keys).div(D**0.5)
-        weights = scores.masked_fill(~seen_NS, -torch.inf).softmax(-1)
-        mixed = torch.einsum("hns,shd->nhd", weights, values).flatten(1)
-        states_NF = states_NF + mixed @ names["o"]
-        normed_NF = self.norm(states_NF, f"{at}post_attention_layernorm")
-        names = {n: self.tensors[f"{at}mlp.{n}_proj.weight"].T for n in ("gate", "up", "down")}
-        gated = silu(normed_NF @ names["gate"]) * (normed_NF @ names["up"])
-        return states_NF + gated @ names["down"]
-
-    def turned(self, x: Tensor, norm: str, places: Tensor) -> Tensor:
-        """Heads with their norm, turned by their places."""
-        D = self.config["head_dim"]
-        heads = self.norm(x.unflatten(-1, (-1, D)), norm)
-        rates = self.config["rope_theta"] ** -(torch.arange(0, D, 2) / D)
-        angles = (places[:, None] * rates).repeat(1, 2)[:, None]
-        swapped = torch.cat([-heads[..., D // 2 :], heads[..., : D // 2]], -1)
-        return heads * angles.cos() + swapped * angles.sin()
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        unit = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"])
-        return unit * self.tensors[f"{name}.weight"]
 
 
 class Subject(NamedTuple):

@@ -16,6 +16,7 @@ MODELS = {
     "draft_model": "org/Small-1B",
     "eagle": "org/Big-EAGLE",
     "eagle3": "org/Big-EAGLE3",
+    "peagle": "org/Big-P-EAGLE",
     "medusa": "org/Big-Medusa",
     "dflash": "org/Big-DFlash",
 }

@@ -22,10 +22,10 @@ _COPYING = {"previous_turn", "lookahead", "token_recycling"}
 _BESIDES = {"medusa", "suffix", *_COPYING}
 LACKS = {
     "vllm": {"medusa", "self_speculation", *_COPYING},
-    "sglang": {"self_speculation", *_BESIDES},
-    "tensorrt_llm": {"eagle", "self_speculation", *_BESIDES},
-    "llama_cpp": {"eagle", "self_speculation", *_BESIDES},
-    "transformers": {"eagle", "eagle3", *_BESIDES},
+    "sglang": {"peagle", "self_speculation", *_BESIDES},
+    "tensorrt_llm": {"eagle", "peagle", "self_speculation", *_BESIDES},
+    "llama_cpp": {"eagle", "peagle", "self_speculation", *_BESIDES},
+    "transformers": {"eagle", "eagle3", "peagle", *_BESIDES},
 }
 METHODS = tuple(method.name for method in all_methods())
 

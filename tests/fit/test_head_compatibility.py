@@ -87,6 +87,41 @@ def test_a_head_says_which_layers_it_reads(target, tmp_path):
     assert (found.level, found.target, found.draft) == ("ok", "6 layers", "[0, 2, 4]")
 
 
+@pytest.mark.parametrize(
+    ("method", "fields", "note"),
+    [
+        (
+            "eagle3",
+            {},
+            "SafeAILab's layout (`specbench train` has it too), read in SafeAILab/EAGLE",
+        ),
+        ("peagle", {}, "as SpecForge writes it: logits are those of SpecForge 0.2.0's own forward"),
+        ("peagle", {"mask_token_id": None, "ptd_token_id": 3}, "Amazon's layout, read in vLLM"),
+        ("dflash", {"dflash_config": {"causal": False}}, "as NVIDIA's modelopt writes it: logits"),
+        ("dflash", {"num_target_layers": None}, "z-lab's layout, read in z-lab/dflash at 1012959"),
+        ("eagle", {}, "never met a real one"),
+    ],
+)
+def test_a_head_says_whose_layout_it_has_and_whether_one_was_met(
+    target, tmp_path, method, fields, note
+):
+    head = write_head(tmp_path / "head", method, target)
+    if "dflash_config" in fields:
+        fields = {"dflash_config": {**head.config["dflash_config"], **fields["dflash_config"]}}
+    checked = check(target, change_config(head, **fields), method)
+    (found,) = [one for one in checked.findings if one.field == "layout"]
+    assert (found.level, note in found.reason) == ("ok", True), found.reason
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash2", "xpress"])
+def test_relatives_that_are_not_run_are_refused_by_name(target, tmp_path, kind):
+    head = write_head(tmp_path / "head", "dflash", target)
+    changed = change_config(head, speculators_model_type=kind)
+    (found,) = check(target, changed, "dflash").of_level("refused")
+    assert f"speculators_model_type {kind}" in found.reason
+    assert "heads of eagle, eagle3, peagle, medusa, dflash, mtp are read" in found.reason
+
+
 @pytest.mark.parametrize(("wrote", "asked"), [("eagle", "eagle3"), ("medusa", "eagle")])
 def test_a_head_of_another_method_is_refused_with_both_methods(target, tmp_path, wrote, asked):
     head = write_head(tmp_path / "head", wrote, target)

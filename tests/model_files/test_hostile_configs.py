@@ -38,6 +38,8 @@ HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("eagle3", {"layer_types": ["sliding_attention"]}, "sliding_window"),
     ("eagle3", {"layer_types": ["sliding_attention"], "sliding_window": "8"}, "sliding_window"),
     ("eagle3", {"layer_types": ["chunked_attention"]}, "layer_types"),
+    ("eagle3", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    ("dflash", {"kv_lora_rank": 8}, "kv_lora_rank"),
     ("eagle3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
     ("eagle3", {"query_pre_attn_scalar": 7}, "query_pre_attn_scalar"),
     ("peagle", {"mask_token_id": None}, "mask_token_id"),

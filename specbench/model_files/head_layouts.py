@@ -1,0 +1,89 @@
+"""Whose layout a head's files have, and whether a head by its author was ever met.
+
+`tests/foreign_heads` holds heads that libraries wrote against their own forwards; of the rest
+only the source was read. docs/heads.md has the same as a table.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from specbench.model_files.head_files import HeadFiles
+from specbench.model_files.head_fit import SPECULATORS
+
+Files = HeadFiles[Any]
+
+
+class Layout(NamedTuple):
+    """`release` is the one whose heads were met; None: its source alone was read."""
+
+    author: str
+    source: str
+    release: str | None = None
+    is_ours: bool = False  # `specbench train` writes it, too
+
+    @property
+    def note(self) -> str:
+        if self.release is not None:
+            return f"as {self.author} writes it: logits are those of {self.release}'s own forward"
+        ours = " (`specbench train` has it too)" if self.is_ours else ""
+        return f"{self.author}'s layout{ours}, read in {self.source}; never met a real one"
+
+
+def layout_of(files: Files, method: str) -> Layout | None:
+    """None where nothing is known of the method's layouts. Pickled tensors have no names here."""
+    return next((layout for is_such, layout in _LAYOUTS.get(method, ()) if is_such(files)), None)
+
+
+def _says(name: str, section: str | None = None) -> Callable[[Files], bool]:
+    def says(files: Files) -> bool:
+        values = files.config if section is None else files.config.get(section)
+        return isinstance(values, dict) and values.get(name) is not None
+
+    return says
+
+
+def _holds(*prefixes: str) -> Callable[[Files], bool]:
+    return lambda files: any(name.startswith(prefixes) for name in files.tensors)
+
+
+def _any(_: Files) -> bool:
+    return True
+
+
+_SPECULATORS = Layout("speculators", "speculators 0.9.0", "speculators 0.9.0")
+_SPECFORGE = Layout("SpecForge", "SpecForge 0.2.0", "SpecForge 0.2.0")
+_MODELOPT = Layout("NVIDIA's modelopt", "modelopt 0.47.0", "modelopt 0.47.0")
+_EAGLE = "SafeAILab/EAGLE at cb7e084, eagle/model"
+_OF_SPECULATORS = (_says(SPECULATORS), _SPECULATORS)
+_LAYOUTS: dict[str, tuple[tuple[Callable[[Files], bool], Layout], ...]] = {
+    "eagle": (
+        (_says(SPECULATORS), Layout("speculators", "speculators 0.1")),
+        (_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
+    ),
+    "eagle3": (
+        _OF_SPECULATORS,
+        (_says("next_layer_regular", "eagle_config"), _MODELOPT),
+        (_holds("midlayer."), _SPECFORGE),
+        (_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
+    ),
+    "peagle": (
+        _OF_SPECULATORS,
+        (_says("mask_token_id"), _SPECFORGE),
+        (_any, Layout("Amazon", "vLLM 0.32, models/llama_eagle3.py")),
+    ),
+    "dflash": (
+        _OF_SPECULATORS,
+        (_says("causal", "dflash_config"), _MODELOPT),
+        (_says("num_target_layers"), _SPECFORGE),
+        (_any, Layout("z-lab", "z-lab/dflash at 1012959, dflash/model.py")),
+    ),
+    "medusa": (
+        (_holds("medusa_heads."), _MODELOPT),
+        (_holds("blocks."), Layout("vLLM", "vLLM 0.32, models/medusa.py")),
+        (_any, Layout("FasterDecoding", "vLLM 0.32, models/medusa.py", is_ours=True)),
+    ),
+    "mtp": (
+        _OF_SPECULATORS,
+        (_any, Layout("its model", "vLLM 0.32, models/*_mtp.py", is_ours=True)),
+    ),
+}
