@@ -24,7 +24,7 @@ class PlainDFlash:
         self.model, self.config, self.tensors = model, checkpoint.config, checkpoint.tensors
 
     @torch.no_grad()
-    def logits(self, text: Path, k: int) -> Tensor:
+    def logits(self, text: Sequence[int], k: int) -> Tensor:
         """For the k tokens after a text, whose last token the target has not read [K, V]."""
         facts = self.config["dflash_config"]
         block = torch.tensor([text[-1], *[facts["mask_token_id"]] * k])

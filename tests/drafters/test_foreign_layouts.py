@@ -51,9 +51,9 @@ def windowed(method: str) -> Subject:
 def test_a_window_counts_positions_in_chains(method: str) -> None:
     case = windowed(method)
 
-    seen, kept = case.rounds([4] * 4, tree="chain")
+    seen, kept = case.rounds([4] * 3, tree="chain")
 
-    assert len(kept) > 2
+    assert len(kept) > 1
     assert_chains(case.plain, seen)
 
 
@@ -89,7 +89,7 @@ def test_a_window_that_holds_everything_changes_nothing_and_a_small_one_does() -
 def test_peagle_drafts_what_masks_say_after_any_number_of_kept_drafts(is_windowed: bool) -> None:
     case = windowed("peagle") if is_windowed else subject("peagle")
 
-    seen, kept = case.rounds([4, 4, 0, 0, 4, 1, *[4] * 8])
+    seen, kept = case.rounds([4, 0, 0, 4, 1, *[4] * 5])
 
     assert kept >= {0, 1, 2, 3, 4}
     assert_chains(case.plain, seen)

@@ -96,7 +96,11 @@ def test_a_head_says_which_layers_it_reads(target, tmp_path):
             "SafeAILab's layout (`specbench train` has it too), read in SafeAILab/EAGLE",
         ),
         ("peagle", {}, "as SpecForge writes it: logits are those of SpecForge 0.2.0's own forward"),
-        ("peagle", {"mask_token_id": None, "ptd_token_id": 3}, "Amazon's layout, read in vLLM"),
+        (
+            "peagle",
+            {"mask_token_id": None, "ptd_token_id": 3, "parallel_drafting": None},
+            "Amazon's layout, read in vLLM",
+        ),
         ("dflash", {"dflash_config": {"causal": False}}, "as NVIDIA's modelopt writes it: logits"),
         ("dflash", {"num_target_layers": None}, "z-lab's layout, read in z-lab/dflash at 1012959"),
         ("eagle", {}, "never met a real one"),
