@@ -27,8 +27,8 @@ from specbench.drafters.heads.mtp import MtpHead
 from specbench.drafters.registry import build_drafter
 from specbench.fit.compatibility import check_drafter
 from specbench.forward.runner import Runner, StockRunner
-from specbench.inputs.config import Drafter
 from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter
 from specbench.model_files.kinds import kind_of
 from specbench.models.checkpoint import Checkpoint, read_checkpoint
 from tests.decoding.lossless import parts_of
