@@ -12,6 +12,10 @@ SPAN_BUCKET_MIN, SPAN_BUCKET_STEP = 256, 4096  # slots
 PREFILL_CHUNK = 512  # tokens of a prompt that are fed at once
 PREFILL_LOGITS = 2**25  # at once: a stock forward computes them for every pair of rows
 MOST_DRAFTS = 256  # of one row in one round
+# A row's recurrent states beside those that a round's drafts leave: the one that it begins with,
+# that of the current token, and the one before it, which another turn or a draft model's next
+# round begins with.
+STATES_BESIDE_DRAFTS = 3
 NGRAM_BUCKETS = 1024  # of a row's pool of n-grams; at most one per token of the vocabulary
 DEEPEST_BEAM = 16  # levels of a dynamic tree; its authors go to 8
 KEPT_TOKENS = 256  # a fused forward of more is a prefill; its tensors are not kept

@@ -1,8 +1,13 @@
 """Counts the weights of a model by building it without memory: the way for any architecture."""
 
-from torch import nn
+from typing import Any
+
+import torch
+from torch import Tensor, nn
 
 from specbench.fit.weights import DTYPE_BYTES, Weights, kv_elements_per_token
+from specbench.forward.own_state import cache_bytes
+from specbench.model_files.attention import is_hybrid
 from specbench.model_files.model import ModelFiles
 from specbench.models.loading import ModelSource, load_skeleton
 from specbench.models.quantization import packable
@@ -22,8 +27,7 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
         trust_remote_code=spec.trust_remote_code,
     )
     model = load_skeleton(source, dtype)
-    kv, size = kv_elements_per_token(files), DTYPE_BYTES[dtype]
-    if kv is None:
+    if not is_hybrid(files.field) and kv_elements_per_token(files) is None:
         return None
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
@@ -34,14 +38,39 @@ def built_weights(files: ModelFiles, dtype: str) -> Weights | None:
             _packed_bytes(linear, spec.quantization) - linear.weight.nbytes
             for linear in packable(model)
         )
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    kv_bytes, state_bytes = _kept_bytes(files, dtype, model)
     return Weights(
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        num_parameters=num_parameters,
         nbytes=nbytes,
         read_bytes=nbytes - (0 if is_tied else embedding.nbytes),
-        kv_bytes_per_token=kv * size,
+        kv_bytes_per_token=kv_bytes,
         is_exact=spec.quantization is None,
         basis="built",
+        state_bytes=state_bytes,
     )
+
+
+def _kept_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[int, int]:
+    """What a model keeps of each token, and of a row whatever its length.
+
+    As the config tells; where layers differ, as a forward without memory leaves it, after which
+    the model is good for nothing else.
+    """
+    if not is_hybrid(files.field):
+        return (kv_elements_per_token(files) or 0) * DTYPE_BYTES[dtype], 0
+    model.to("meta")
+    for module in model.modules():
+        is_layer = hasattr(module, "layer_idx")
+        if not is_layer and any(w.ndim == 3 for w in module.parameters(recurse=False)):
+            module.forward = _as_it_came  # experts: their kernels want real numbers
+    with torch.device("meta"), torch.inference_mode():
+        out = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=True)
+    return cache_bytes(out.past_key_values)
+
+
+def _as_it_came(states: Tensor, *_: Any, **__: Any) -> Tensor:
+    return states
 
 
 def _packed_bytes(linear: nn.Linear, scheme: str) -> int:

@@ -81,6 +81,7 @@ class MemoryMeter:
             drafter=drafter,
             weights_bytes=engine.weights_bytes(drafter),
             kv_bytes_per_token=engine.kv_bytes_per_token(drafter),
+            state_bytes_per_row=engine.state_bytes_per_row(drafter),
             peak_allocated_bytes=peaks.allocated,
             peak_reserved_bytes=peaks.reserved,
             process_peak_bytes=peaks.process,

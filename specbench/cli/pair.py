@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from specbench.cli.hardware import Machine
     from specbench.fit.candidates import Prepared
     from specbench.fit.discover import LeftOut
-    from specbench.fit.memory_plan import Count
+    from specbench.fit.weights import Weights
     from specbench.inputs.pairing import Drafter, Target
     from specbench.model_files.model import ModelFiles
     from specbench.runs import StoredRun
@@ -167,19 +167,28 @@ def _prepare(
     elif not asked.drafts and not asked.discover and not asked.catalogue:
         lossless = tuple(drafter for drafter in known if drafter.lossy is None)
         drafters += lossless or tuple(draftless(files))
-    count: Count | None = None
-    if not asked.dry_run:
-        from specbench.bench.built_weights import built_weights
-
-        count = built_weights
     return prepare(
         target,
         files,
         with_own_names(drafters),
         machine.place,
         left_out=left_out,
-        count=count,
+        count=_built_hybrid if asked.dry_run else _built,
     )
+
+
+def _built(files: "ModelFiles", dtype: str) -> "Weights | None":
+    """Counted by building it without memory."""
+    from specbench.bench.built_weights import built_weights
+
+    return built_weights(files, dtype)
+
+
+def _built_hybrid(files: "ModelFiles", dtype: str) -> "Weights | None":
+    """A dry run imports torch only where nothing else tells what layers keep."""
+    from specbench.model_files.attention import is_hybrid
+
+    return _built(files, dtype) if is_hybrid(files.field) else None
 
 
 def _kinds(drafters: "Sequence[Drafter]") -> set[object]:

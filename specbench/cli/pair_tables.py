@@ -16,6 +16,7 @@ from specbench.decide.recommend import Verdict, judge
 from specbench.fit.candidates import Candidate, Prepared
 from specbench.fit.finding import Finding
 from specbench.fit.memory_plan import MemoryPlan
+from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.inputs.pairing import Drafter
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document
@@ -164,6 +165,11 @@ def _print_memory(prepared: Prepared, machine: Machine) -> None:
         "hold; lost: to speculation"
     )
     plans = [plan for plan in (alone, *(c.plan for c in prepared.candidates)) if plan]
+    if states := max((_state_bytes(plan) for plan in plans), default=0):
+        typer.echo(
+            f"each request takes up to {measured(states, 'bytes')} for recurrent states, however "
+            "long it is: those of a round's tokens are kept to roll drafts back"
+        )
     for note in dict.fromkeys((*machine.notes, *(n for plan in plans for n in plan.notes))):
         typer.echo(note)
     if alone is not None and alone.step_s is not None:
@@ -171,6 +177,12 @@ def _print_memory(prepared: Prepared, machine: Machine) -> None:
             "bound: lower bound on the tokens a round must emit to pay off, by bandwidth alone; a "
             f"step takes at least {measured(alone.step_s, 's')}"
         )
+
+
+def _state_bytes(plan: MemoryPlan) -> int:
+    """What a row keeps of recurrent state, whatever its length."""
+    each = plan.target.state_bytes + (plan.draft.state_bytes if plan.draft else 0)
+    return (plan.num_drafts + STATES_BESIDE_DRAFTS) * each
 
 
 def _memory_cells(plan: MemoryPlan, lost: int | None) -> list[str]:

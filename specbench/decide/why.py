@@ -85,6 +85,16 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
             )
         elif alpha is not None:
             yield f"breaks even if {needed:.0%} of tested drafts are accepted; {alpha:.0%} were"
+    states, verify = (
+        number_of(metrics, "state_bytes_per_row"),
+        number_of(metrics, "verify_cost_ratio"),
+    )
+    if states:
+        checking = "" if verify is None else f": checking K + 1 tokens costs {verify:.2f} steps"
+        yield (
+            f"recurrent layers step token by token and keep {states / 2**20:,.1f} MiB of states "
+            f"per row, so that drafts can be rolled back{checking}"
+        )
     first = metrics.get("acceptance_rate_per_position")
     shows_match = _shows_match(cell) and not is_synthetic
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:

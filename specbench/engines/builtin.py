@@ -162,14 +162,13 @@ class BuiltinEngine(Instrumented):
                 break  # else the time of making graphs is in it: the same texts once more
         finished_s = max(result.finished_s for result in served.results)
         longest = max(request.num_tokens for request in asked)
-        kv_bytes = load.concurrency * self._row_bytes(work.drafter, longest, k)
         scores = self._score(requests[0].prompt_ids, served.results) if load.best_of else None
         return ServedPass(
             results=tuple(self._result(result) for result in served.results),
             seconds=finished_s,
             rounds=served.timeline,
             cpu_s=time.process_time() - cpu_s,
-            kv_bytes=kv_bytes,
+            kv_bytes=load.concurrency * self._row_bytes(work.drafter, longest, k),
             scores=scores,
         )
 
@@ -204,19 +203,21 @@ class BuiltinEngine(Instrumented):
         return bytes_per_forward(weights, rows, context, kv)
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        return (
-            self._runner.cache.bytes_per_token
-            + self._drafters[drafter].footprint.kv_bytes_per_token
-        )
+        own = self._drafters[drafter].footprint.kv_bytes_per_token
+        return self._runner.cache.bytes_per_token + own
+
+    def state_bytes_per_row(self, drafter: str) -> int:
+        own = self._drafters[drafter].footprint.state_bytes_per_row
+        return self._runner.cache.state_bytes_per_row + own
 
     def _row_bytes(self, drafter: str, num_tokens: int, k: int) -> int:
-        """Bytes of the keys and values that a row of so many tokens has room for."""
+        """Bytes of keys, values and states that a row of so many tokens has room for."""
         method = self._drafters[drafter]
         num_drafts = method.num_drafts(k) if k else 0
         slots = row_slots(num_tokens + num_drafts + 1, self._pool.device.type)
         own = method.footprint
         spare = own.spare_slots * own.kv_bytes_per_token
-        return slots * self.kv_bytes_per_token(drafter) + spare
+        return slots * self.kv_bytes_per_token(drafter) + spare + self.state_bytes_per_row(drafter)
 
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         method, times = self._drafters[drafter], Counter[tuple[int, str]]()

@@ -188,6 +188,10 @@ class InProcess(Protocol):
         """KV-cache bytes a token of context takes in target and drafter, after a request."""
         ...
 
+    def state_bytes_per_row(self, drafter: str) -> int:
+        """Bytes of recurrent state that a request takes in both, however long it is."""
+        ...
+
 
 @runtime_checkable
 class Instrumented(InProcess, Protocol):

@@ -20,6 +20,7 @@ from specbench.inputs.methods import find_method
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter
 from specbench.json_text import parse_json
+from specbench.model_files.attention import NO_TREES
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.loading import LoadedModel
 from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
@@ -114,6 +115,7 @@ class LoadedDrafters:
             checkpoint=head,
         )
         method = build_drafter(drafter.method, parts, dict(drafter.parameters))
+        _refuse_trees(drafter.name, method, self._target.runner)
         self._methods[drafter.name] = method
         if drafter.lossy is not None:
             self._rules[drafter.name] = drafter.lossy
@@ -219,6 +221,14 @@ class LoadedDrafters:
 
     def _note(self, *notes: str) -> None:
         self.notes = (*self.notes, *(note for note in notes if note not in self.notes))
+
+
+def _refuse_trees(name: str, method: DraftingMethod, target: Runner) -> None:
+    """ModelError where drafts form a tree and a state would have to take all of its branches."""
+    is_chain = all(method.num_drafts(k) == k for k in (1, method.traits.max_k or 4))
+    for runner in (target, method.footprint.runner):
+        if runner is not None and runner.most_drafts is not None and not is_chain:
+            raise ModelError(f"{name}: {type(runner.model).__name__} {NO_TREES}")
 
 
 def _in_tree(drafter: Drafter) -> str:

@@ -5,6 +5,7 @@ Shape suffixes: T tokens of one row.
 
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from specbench.execution.clock import Clock
 from specbench.execution.cuda_graphs import Captured, Graphs
 from specbench.footprint import rounded_up, span_bucket
 from specbench.forward.attention.backends import pinned_attention
+from specbench.forward.slot_cache import SlotCache
 from specbench.round.head_part import Slots
 
 
@@ -91,7 +93,8 @@ class ModelForwards:
         tokens_1T = torch.zeros(1, T, dtype=torch.long, device=whose.device)
 
         def run() -> object:
-            return whose.forward(tokens_1T, positions_1T, span)
+            with _leaving_states(whose.cache):
+                return whose.forward(tokens_1T, positions_1T, span)
 
         if self._graphs is None or is_known:
             return run
@@ -106,3 +109,9 @@ class ModelForwards:
             weakref.ref(whose), weakref.ref(whose.cache), captured, (tokens_1T, positions_1T)
         )
         return run if captured is None else captured.replay
+
+
+def _leaving_states(cache: Slots) -> AbstractContextManager[None]:
+    """Recurrent states lie close together: a round under way may need any of them."""
+    states = cache.states if isinstance(cache, SlotCache) else None
+    return nullcontext() if states is None else states.nothing_kept()

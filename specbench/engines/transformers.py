@@ -24,7 +24,7 @@ from specbench.engines.model_pool import ModelPool, identity
 from specbench.engines.peer_module import make_peer, refusals_told
 from specbench.engines.peers import BASELINES, COUNTERPARTS, peer_methods
 from specbench.errors import CompatibilityError, UsageError
-from specbench.forward.runner import check_context, context_limit
+from specbench.forward.context import check_context, context_limit
 from specbench.inputs.pairing import Drafter, Target
 from specbench.models.loading import LoadedModel, eos_ids
 from specbench.models.tokenizer import require_same_vocabulary
@@ -174,6 +174,10 @@ class TransformersEngine(InProcess):
 
     def kv_bytes_per_token(self, drafter: str) -> int:
         return sum(_kv_bytes_per_token(loaded.model) for loaded in self._loaded(drafter))
+
+    def state_bytes_per_row(self, drafter: str) -> int:  # noqa: ARG002
+        """Its states are transformers' own, and nobody counts them."""
+        return 0
 
     def _add_lookup(self, drafter: Drafter) -> None:
         longest = drafter.parameters.get("max_ngram")

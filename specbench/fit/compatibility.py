@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specbench.errors import ModelError
+from specbench.fit.drafting import is_chain
 from specbench.fit.finding import Finding, Level, finding
 from specbench.fit.head_findings import head_findings
 from specbench.fit.vocabulary_findings import (
@@ -21,18 +22,19 @@ from specbench.fit.vocabulary_findings import (
 )
 from specbench.inputs.methods import find_method
 from specbench.inputs.pairing import Drafter
-from specbench.model_files.attention import RECURRENT, unsupported_attention
+from specbench.model_files.attention import (
+    NO_TREES,
+    RECURRENT,
+    is_hybrid,
+    unsupported_attention,
+)
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.tokenizer_files import TOKENIZER_FILES
 
-# Model types whose layers keep state of fixed size; transformers marks their classes.
+# Model types with nothing but state; transformers marks their classes.
 _RECURRENT_TYPES = frozenset(
-    {
-        *("mamba", "mamba2", "falcon_mamba", "falcon_h1", "rwkv", "xlstm", "recurrent_gemma"),
-        *("jamba", "bamba", "zamba", "zamba2", "granitemoehybrid", "nemotron_h", "mamba_hybrid"),
-        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "minimax", "lfm2", "lfm2_moe"),
-    }
+    {"mamba", "mamba2", "falcon_mamba", "mamba_hybrid", "rwkv", "xlstm", "recurrent_gemma"}
 )
 _PAIR_CHECKS = (
     vocabulary_findings,
@@ -75,6 +77,7 @@ def check_drafter(target: ModelFiles, drafter: Drafter) -> Compatibility:
 
 def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
     method = find_method(drafter.method)
+    yield from _read(partial(_tree_findings, target, drafter))
     if drafter.model is None and method.model == "required":
         yield finding("model", "refused", reason=f"the method {drafter.method} needs a model")
         return
@@ -91,7 +94,7 @@ def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]
         if draft is not target and any(map(draft.tokenizer_file, TOKENIZER_FILES)):
             yield from _read(partial(vocabulary_findings, target, draft))
         return
-    yield from _read(partial(_model_findings, draft))
+    yield from _read(partial(_draft_findings, draft, drafter))
     for check in _PAIR_CHECKS:
         yield from _read(partial(check, target, draft))
 
@@ -130,6 +133,17 @@ def _model_findings(model: ModelFiles) -> Iterator[Finding]:
         yield finding("weights", "warning", None, NO_WEIGHTS, reason)
     else:
         yield finding("weights", "ok", None, f"{len(model.tensors)} tensors", "readable")
+
+
+def _draft_findings(draft: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
+    yield from _model_findings(draft)
+    yield from _tree_findings(draft, drafter)
+
+
+def _tree_findings(model: ModelFiles, drafter: Drafter) -> Iterator[Finding]:
+    """Whether the model takes the drafts in the shape that they come in."""
+    if is_hybrid(model.field) and not is_chain(drafter):
+        yield finding("attention", "refused", reason=f"{model.spec.source} {NO_TREES}")
 
 
 def _code_findings(model: ModelFiles) -> Iterator[Finding]:

@@ -56,6 +56,11 @@ def drafting(drafter: Drafter, k: int) -> Drafting:
     return Drafting(k, 0)
 
 
+def is_chain(drafter: Drafter) -> bool:
+    """Whether it drafts one token after the other, whatever its K is."""
+    return all(drafting(drafter, k).num_drafts == k for k in (2, 4))
+
+
 def settings(drafter: Drafter) -> Mapping[str, Setting]:
     """Its parameters, the method's own defaults where it says nothing."""
     defaults = {p.name: p.default for p in find_method(drafter.method).parameters}

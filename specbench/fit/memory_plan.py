@@ -1,7 +1,7 @@
 """What a pair takes in memory and what speculation costs in context, before anything is loaded."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specbench.fit.drafting import Drafting, drafting, settings, whole
@@ -15,9 +15,10 @@ from specbench.fit.weights import (
     sizes_of,
 )
 from specbench.fit.workspace import Layers, sampling_bytes, state_bytes
-from specbench.footprint import NGRAM_BUCKETS, row_slots
+from specbench.footprint import NGRAM_BUCKETS, STATES_BESIDE_DRAFTS, row_slots
 from specbench.inputs.methods import find_method
 from specbench.inputs.pairing import Drafter
+from specbench.model_files.attention import is_hybrid
 from specbench.model_files.model import ModelFiles, open_model
 
 Count = Callable[[ModelFiles, str], Weights | None]  # of an architecture that no rule here knows
@@ -126,7 +127,10 @@ def _model(
     files: ModelFiles, place: Place, asked: str | None, count: Count | None
 ) -> _Model | None:
     dtype = planned_dtype(files, place.device, asked)
-    weights = model_weights(files, dtype) or (count(files, dtype) if count else None)
+    weights = model_weights(files, dtype)
+    if weights is None or is_hybrid(files.field):
+        # Of a hybrid's layers some keep keys and some a state: only building it tells which.
+        weights = _with_kept(weights, count(files, dtype) if count else None)
     sizes = sizes_of(files)
     if weights is None or sizes is None:
         return None
@@ -137,6 +141,14 @@ def _model(
         mirrored=place.device == "cpu",
     )
     return _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
+
+
+def _with_kept(weights: Weights | None, built: Weights | None) -> Weights | None:
+    """The weights that files tell, with what the built model keeps of a row."""
+    if weights is None or built is None:
+        return built
+    kv, state = built.kv_bytes_per_token, built.state_bytes
+    return replace(weights, kv_bytes_per_token=kv, state_bytes=state)
 
 
 def _plan(
@@ -191,6 +203,9 @@ def _peak(
     kv = rows * capacity * own.kv_bytes_per_token
     if draft is not None:
         kv += rows * (capacity + shape.spare_slots) * draft.weights.kv_bytes_per_token
+    # Beside those of rows a slot for what is not fed, and one for where texts begin.
+    num_states = rows * (shape.num_drafts + STATES_BESIDE_DRAFTS) + 2
+    kv += num_states * sum(model.weights.state_bytes for model in models)
     layers = [model.layers for model in models if model.layers is not None]
     kept = sum(la.kept_bytes + la.rotary_bytes(capacity) for la in layers)
     of_target = layers[0]

@@ -33,6 +33,7 @@ class Weights:
     kv_bytes_per_token: int
     is_exact: bool  # False: packed, or stored in a format that only loading knows
     basis: Literal["config", "headers", "built"]  # what it was counted from
+    state_bytes: int = 0  # of a row's recurrent state after one of its tokens
 
 
 def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], asked: str | None) -> str:

@@ -19,9 +19,10 @@ from specbench.forward.attention.choice import Kernels, usual_kernels
 from specbench.forward.attention.kernel import Case, Seen
 from specbench.forward.attention.stock import causal_attention
 from specbench.forward.compiled_steps import CompiledSteps, Programs
+from specbench.forward.context import context_limit
 from specbench.forward.fused_weights import can_fuse, fuse
 from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
-from specbench.forward.runner import Output, context_limit, refuse_unsupported
+from specbench.forward.runner import Output, refuse_unsupported
 from specbench.forward.tree import Branches
 from specbench.forward.workspace import JoinedCache, Kept, Reach, Slots, Workspace
 from specbench.kernels.availability import why_not
@@ -75,6 +76,13 @@ class FusedRunner:
     def cache(self) -> JoinedCache:
         return self._slots.cache
 
+    @property
+    def most_drafts(self) -> None:
+        """Keys and values alone: any number of drafts is taken back."""
+
+    def reserve(self, num_drafts: int) -> None:
+        """Any number."""
+
     def allocate(self, num_rows: int, max_len: int) -> None:
         rows, length = max(num_rows, self.cache.num_rows), max(max_len, self.cache.max_len)
         if (rows, length) == (self.cache.num_rows, self.cache.max_len):
@@ -93,6 +101,9 @@ class FusedRunner:
     def release(self) -> None:
         self._reaches.clear()
         self._slots.cache = JoinedCache(0, 0, ())
+
+    def holds(self, row: int, num_tokens: int) -> bool:  # noqa: ARG002
+        return True
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)

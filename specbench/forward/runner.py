@@ -12,17 +12,21 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
+from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.attention import stock
-from specbench.forward.attention.masks import additive_mask, visible
+from specbench.forward.context import context_limit, fields_of
 from specbench.forward.final_norm import entering
 from specbench.forward.slot_cache import SlotCache
-from specbench.forward.tree import Branches
-from specbench.model_files.attention import (
-    RECURRENT,
-    Fields,
-    longest_context,
-    unsupported_attention,
+from specbench.forward.state_layers import (
+    has_other_state,
+    run_over_slots,
+    slot_cache_class,
+    state_layers,
 )
+from specbench.forward.state_slots import StateSlots
+from specbench.forward.stock_masks import StockMasks
+from specbench.forward.tree import Branches
+from specbench.model_files.attention import NO_TREES, RECURRENT, unsupported_attention
 from specbench.models.first_layers import cut_model
 
 
@@ -46,6 +50,11 @@ class KvCache(Protocol):
         """Bytes that one token of one row takes in all layers; 0 before the first forward."""
         ...
 
+    @property
+    def state_bytes_per_row(self) -> int:
+        """Bytes of recurrent state that any row takes; 0 before the first forward."""
+        ...
+
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` slots of a row to another, in all layers."""
 
@@ -66,6 +75,18 @@ class Runner(Protocol):
     def cache(self) -> KvCache:
         """Another one after an `allocate` that had to grow it."""
         ...
+
+    @property
+    def most_drafts(self) -> int | None:
+        """Of a forward, how many tokens after the first may be taken back; None: any number.
+
+        A number says that layers keep a state: they take chains alone, of rows whose prompts are
+        not padded, and a row can be continued only where its state was kept.
+        """
+        ...
+
+    def reserve(self, num_drafts: int) -> None:
+        """Let forwards of so many drafts be taken back, from the next `allocate` on."""
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Make room for `num_rows` rows of at least `max_len` tokens, to be prefilled anew."""
@@ -99,6 +120,10 @@ class Runner(Protocol):
         """
         ...
 
+    def holds(self, row: int, num_tokens: int) -> bool:
+        """Whether a row can be continued after its first tokens; may wait for the device."""
+        ...
+
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy what is kept of a row's first `num_tokens` tokens to another row."""
 
@@ -127,6 +152,7 @@ class _Slots:
     """The cache of a runner and of those of its first layers."""
 
     cache: SlotCache
+    num_states: int = STATES_BESIDE_DRAFTS  # of a row, where layers keep any
 
 
 class StockRunner:
@@ -143,26 +169,50 @@ class StockRunner:
         self.num_layers: int = self.config.num_hidden_layers
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
-        self._slots = _Slots(SlotCache(self.num_layers, 0, 0))
-        self._pack = _query_heads_per_kv_head(self.config)
-        self._windows = _windows(self.config)
+        self._has_states = bool(state_layers(model))
+        # Some layers take many tokens only from a text's beginning; the self-test says.
+        self.continues = True
+        self._cache_class = slot_cache_class(model)
+        self._slots = _Slots(self._new_cache(0, 0))
+        self._masks = StockMasks(self.config, self.dtype, has_states=self._has_states)
         self.max_position = context_limit(self.config)
         model.set_attn_implementation(stock.NAME)
+        run_over_slots(model)
 
     @property
     def cache(self) -> SlotCache:
         return self._slots.cache
 
+    @property
+    def most_drafts(self) -> int | None:
+        return self._slots.num_states - STATES_BESIDE_DRAFTS if self._has_states else None
+
+    def reserve(self, num_drafts: int) -> None:
+        self._slots.num_states = max(self._slots.num_states, num_drafts + STATES_BESIDE_DRAFTS)
+
     def allocate(self, num_rows: int, max_len: int) -> None:
         # A larger cache is kept: stale slots are masked, and memory is that of the largest.
-        index = self.cache.index
-        if num_rows > index.num_rows or max_len > index.max_len:
+        index, states = self.cache.index, self.cache.states
+        max_len += self._has_states  # the last slot is for tokens that are not fed
+        has_states = states is None or self._slots.num_states <= states.num_slots
+        if num_rows > index.num_rows or max_len > index.max_len or not has_states:
             rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
             self.release()  # before taking
-            self._slots.cache = SlotCache(len(self.cache.layers), rows, length)
+            self._slots.cache = self._new_cache(rows, length)
 
     def release(self) -> None:
-        self._slots.cache = SlotCache(len(self.cache.layers), 0, 0)
+        self._slots.cache = self._new_cache(0, 0)
+
+    def _new_cache(self, num_rows: int, max_len: int) -> SlotCache:
+        states = None
+        if self._has_states:
+            num_states = self._slots.num_states if num_rows else 0
+            states = StateSlots(num_rows, num_states, self.device)
+        return self._cache_class(self.num_layers, num_rows, max_len, states)
+
+    def holds(self, row: int, num_tokens: int) -> bool:
+        states = self.cache.states
+        return states is None or states.holds(row, num_tokens)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         self.cache.copy_row(source, destination, num_tokens)
@@ -197,9 +247,9 @@ class StockRunner:
         branches: Branches | None = None,
         start: int | None = None,
     ) -> Output:
-        slots_BT = positions_BT if branches is None else branches.slots_BT
         if start is not None:
             span = start + tokens_BT.shape[1]
+        slots_BT = self._slots_of(positions_BT, first_row, branches, start)
         self.cache.index.point(slots_BT, span, first_row)
         # Drafts past the budget may lie beyond the model's last position; they are discarded.
         model_positions = positions_BT
@@ -225,58 +275,26 @@ class StockRunner:
         states = (*(out.hidden_states or ()), *entered)
         return Output(logits, tuple(states[i] for i in features))
 
-    def _masks(
-        self, positions_BT: Tensor, span: int, branches: Branches | None, *, is_plain: bool
-    ) -> Tensor | dict[str, Tensor]:
-        slots_S = torch.arange(span, device=positions_BT.device)
-        masks = {}
-        for kind, window in self._windows.items():
-            if is_plain and window is None:
-                masks[kind] = torch.empty(1, 1, 0, 0, dtype=self.dtype, device=slots_S.device)
-                continue
-            seen_BTS = visible(positions_BT, slots_S, window=window, branches=branches)
-            masks[kind] = additive_mask(seen_BTS, self.dtype, pack=self._pack)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+    def _slots_of(
+        self, positions_BT: Tensor, first_row: int, branches: Branches | None, start: int | None
+    ) -> Tensor:
+        """Where each token's keys are written; states are told which tokens come."""
+        states = self.cache.states
+        if states is None:
+            return positions_BT if branches is None else branches.slots_BT
+        if branches is not None:
+            raise ModelError(f"{type(self.model).__name__} {NO_TREES}")
+        if start == 0 or (start is not None and self.continues):
+            states.point_at(start, positions_BT.shape[1], len(positions_BT), first_row)
+            return positions_BT
+        is_fed_BT = states.point(positions_BT, first_row)
+        return torch.where(is_fed_BT, positions_BT, self.cache.max_len - 1)
 
 
 def refuse_unsupported(model: Any) -> None:
     """ModelError where the decoder would be wrong: recurrent state, unknown attention kinds."""
     name = type(model).__name__
-    if getattr(model, "_is_stateful", False):
+    if has_other_state(model):
         raise ModelError(f"{name} {RECURRENT}")
-    if reason := unsupported_attention(_fields(model.config.get_text_config())):
+    if reason := unsupported_attention(fields_of(model.config.get_text_config())):
         raise ModelError(f"{name} {reason}")
-
-
-def _fields(config: Any) -> Fields:
-    return lambda name: getattr(config, name, None)
-
-
-def context_limit(config: Any) -> int | None:
-    """Tokens of context the model was made for, up to where its positions change their meaning."""
-    return longest_context(_fields(config))
-
-
-def check_context(limit: int | None, num_tokens: int) -> None:
-    """ModelError where a request's `num_tokens` are more than the target's context holds."""
-    if limit is not None and num_tokens > limit:
-        raise ModelError(
-            f"prompt and output take {num_tokens} tokens, the target's context has {limit}; "
-            "choose shorter prompts or a smaller --max-new-tokens"
-        )
-
-
-def _query_heads_per_kv_head(config: Any) -> int:
-    heads: int = config.num_attention_heads
-    return heads // (getattr(config, "num_key_value_heads", None) or heads)
-
-
-def _windows(config: Any) -> dict[str, int | None]:
-    """Attention window per layer type; one entry means that the model takes a single mask."""
-    window: int | None = getattr(config, "sliding_window", None)
-    kinds = sorted(set(getattr(config, "layer_types", None) or ()))
-    if len(kinds) > 1:
-        return {kind: window if kind == "sliding_attention" else None for kind in kinds}
-    if kinds == ["full_attention"]:
-        return {"full_attention": None}
-    return {"all": window}

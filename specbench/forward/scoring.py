@@ -10,7 +10,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from specbench.footprint import rounded_up
 from specbench.forward.attention.backends import pinned_attention
-from specbench.forward.runner import Runner, check_context
+from specbench.forward.context import check_context
+from specbench.forward.runner import Runner
 
 MOST_LOGITS = 2**25  # at once
 _CHUNK = 512  # tokens a row at once
@@ -47,6 +48,7 @@ def mean_log_probs(
                 fed_BT[:, places_T],
                 (begin + places_T).expand(num_samples, -1),
                 rounded_up(begin + start + len(places_T)),
+                start=begin + start,
             ).logits
             said_BT1 = fed_BT[:, places_T + 1, None]
             log_probs_BT = logits_BTV.float().log_softmax(-1).gather(-1, said_BT1)[..., 0]
@@ -65,6 +67,7 @@ def _prefill(target: Runner, tokens: Sequence[int], num_rows: int) -> None:
             positions_1T,
             rounded_up(stop),
             last_B=torch.zeros_like(positions_1T[0, :1]),
+            start=start,
         )
     for row in range(1, num_rows):
         target.copy_row(0, row, len(tokens))

@@ -13,6 +13,7 @@ from specbench.errors import ModelError
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import can_fuse
 from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
+from specbench.forward.state_layers import state_layers
 
 Forward = Literal["auto", "stock", "fused"]
 
@@ -38,7 +39,6 @@ def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, 
     tokens_BT = torch.randint(0, vocab_size - 1, (2, max(_LENGTHS)), generator=generator)
     tokens_BT = tokens_BT.to(model.device)
     plain = _plain(model, tokens_BT)
-
     notes = _not_crossed(model)
     if forward != "stock":
         reason = can_fuse(model)
@@ -53,9 +53,12 @@ def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, 
                 "ask for the forward auto or stock"
             )
         notes = (*notes, f"stock forward instead of the fused one: {reason}")
+    stepped = _stepped(model, tokens_BT) if state_layers(model) else plain
     stock = StockRunner(model)
-    if reason := _difference(stock, tokens_BT, plain):
+    if reason := _difference(stock, tokens_BT, stepped):
         raise ModelError(f"{type(model).__name__}: {reason}; this architecture is not supported")
+    if stock.most_drafts is not None:
+        stock.continues = _difference(stock, tokens_BT, plain, in_chunks=True) is None
     return stock, notes
 
 
@@ -71,19 +74,46 @@ def _plain(model: Any, tokens_BT: Tensor) -> list[Tensor]:
     return rows
 
 
-def _difference(runner: Runner, tokens_BT: Tensor, plain: list[Tensor]) -> str | None:
+def _stepped(model: Any, tokens_BT: Tensor) -> list[Tensor]:
+    """The same with a cache of the model's own, as it decodes.
+
+    Its recurrent layers may step otherwise than they scan: Zamba 2 bounds its time steps only in
+    a scan.
+    """
+    attention = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    places_1T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)[None]
+    rows = []
+    for row, length in zip(list(tokens_BT[:, None]), _LENGTHS, strict=True):
+        out, logits = None, []
+        for at in (slice(0, _HEAD), *(slice(t, t + 1) for t in range(_HEAD, length))):
+            out = model(
+                input_ids=row[:, at],
+                position_ids=places_1T[:, at],  # not every model counts what it has seen
+                past_key_values=out.past_key_values if out else None,
+                use_cache=True,
+            )
+            logits.append(out.logits[0])
+        rows.append(torch.cat(logits))
+    model.set_attn_implementation(attention)
+    return rows
+
+
+def _difference(
+    runner: Runner, tokens_BT: Tensor, plain: list[Tensor], *, in_chunks: bool = False
+) -> str | None:
     """None where the runner's logits are the plain ones but for rounding; else what differs."""
     runner.allocate(2, _SPAN)
-    slots_BTV = _over_slots(runner, tokens_BT)
+    slots_BTV = _in_chunks(runner, tokens_BT) if in_chunks else _over_slots(runner, tokens_BT)
     runner.release()  # rows are never given back singly: one alone would keep room for two
     rows = zip(slots_BTV, plain, strict=True)
     worst = torch.stack([distance(got[: len(row)], row) for got, row in rows]).max()
-    allowed = TOLERANCE[plain[0].dtype]
+    allowed = TOLERANCE[runner.dtype]  # a head may give its logits in float32
     if worst <= allowed:
         return None
     return (
         f"the decoder's logits differ from the model's own by {worst:.2g} of their spread "
-        f"({allowed:g} is rounding in {plain[0].dtype})"
+        f"({allowed:g} is rounding in {runner.dtype})"
     )
 
 
@@ -100,6 +130,17 @@ def _over_slots(runner: Runner, tokens_BT: Tensor) -> Tensor:
     heads = [feed(tokens_BT[row : row + 1, :_HEAD], 0, row) for row in range(len(tokens_BT))]
     feed(tokens_BT[:, _HEAD : _HEAD + 1] + 1, _HEAD)
     return torch.cat([torch.cat(heads), feed(tokens_BT[:, _HEAD:], _HEAD)], 1)
+
+
+def _in_chunks(runner: Runner, tokens_BT: Tensor) -> Tensor:
+    """Logits [B, T, V] of a prompt that is fed in two pieces, each at once."""
+    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+    pieces = (slice(0, _HEAD), slice(_HEAD, None))
+    logits = [
+        runner.forward(tokens_BT[:, at], positions_BT[:, at], _SPAN, start=at.start).logits
+        for at in pieces
+    ]
+    return torch.cat(logits, 1)
 
 
 def distance(got_TV: Tensor, expected_TV: Tensor) -> Tensor:

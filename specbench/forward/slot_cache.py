@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from specbench.forward.state_slots import StateSlots
+
 
 class SlotIndex:
     """Where the forward in progress writes and reads; shared by all layers of a cache."""
@@ -79,14 +81,23 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """`num_rows` rows of `max_len` slots for a model of `num_layers` layers."""
+    """`num_rows` rows of `max_len` slots for a model of `num_layers` layers.
 
-    def __init__(self, num_layers: int, num_rows: int, max_len: int) -> None:
+    `states` has what layers keep that have no keys.
+    """
+
+    def __init__(
+        self, num_layers: int, num_rows: int, max_len: int, states: StateSlots | None = None
+    ) -> None:
         self.index = SlotIndex(num_rows, max_len)
-        super().__init__(layers=[SlotLayer(self.index) for _ in range(num_layers)])
+        self.states = states
+        # Not super(): a model may insist on a class that takes no layers.
+        Cache.__init__(self, layers=[SlotLayer(self.index) for _ in range(num_layers)])
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` slots of a row to another, in all layers."""
+        if self.states is not None:
+            self.states.copy_row(source, destination)
         for layer in self.layers:
             if layer.is_initialized:
                 for buffer in (layer.keys, layer.values):
@@ -115,6 +126,11 @@ class SlotCache(Cache):  # type: ignore[misc]
     def nbytes(self) -> int:
         """Bytes allocated for all rows; 0 before the first forward."""
         return self.bytes_per_token * self.index.num_rows * self.index.max_len
+
+    @property
+    def state_bytes_per_row(self) -> int:
+        """Bytes of the states of one row, however long it is; 0 before the first forward."""
+        return 0 if self.states is None else self.states.bytes_per_row
 
     @property
     def bytes_per_token(self) -> int:

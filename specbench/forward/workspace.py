@@ -77,6 +77,8 @@ class JoinedCache:
     Whatever a graph may have captured lives as long as the cache does.
     """
 
+    state_bytes_per_row = 0
+
     def __init__(self, num_rows: int, max_len: int, layers: Sequence[Tensor]) -> None:
         self.num_rows = num_rows
         self.max_len = max_len

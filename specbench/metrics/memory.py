@@ -18,6 +18,14 @@ def kv_bytes_per_token(cell: CellData) -> int | None:
 
 
 @metric(unit="bytes", better="lower")
+def state_bytes_per_row(cell: CellData) -> int | None:
+    """Bytes of recurrent state that a request takes, however long it is: after each token of a
+    round, so that drafts can be rolled back. Absent where all layers are attention.
+    """
+    return (cell.memory.state_bytes_per_row or None) if cell.memory else None
+
+
+@metric(unit="bytes", better="lower")
 def peak_allocated_bytes(cell: CellData) -> int | None:
     """Peak bytes of torch's CUDA allocator in live tensors."""
     return cell.memory.peak_allocated_bytes if cell.memory else None

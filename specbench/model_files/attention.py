@@ -7,9 +7,35 @@ Fields = Callable[[str], Any]  # a field of a config by name; None where it has 
 
 RECURRENT = (
     "keeps recurrent state that cannot be rolled back after a rejected draft; choose a target and "
-    "a draft whose layers are all attention"
+    "a draft that have attention layers"
 )
-_KNOWN_LAYER_TYPES = {"full_attention", "sliding_attention"}
+NO_TREES = (
+    "has recurrent layers, which check chains of drafts alone; choose a method without a tree"
+)
+ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+STATE_LAYERS = ("linear_attention", "conv")  # by the names that masks go by
+# `mamba` is an older name; `hybrid` layers have attention and a state; the last two have neither.
+_KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp", "moe"}
+
+
+# Model types with recurrent or convolutional layers beside attention.
+_HYBRIDS = frozenset(
+    {
+        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "olmo_hybrid", "minimax"),
+        *("nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "jamba", "zamba", "zamba2"),
+        *("lfm2", "lfm2_moe"),
+    }
+)
+
+
+def is_hybrid(fields: Fields) -> bool:
+    """Whether layers keep a state beside keys and values, which is rolled back position by
+    position: such a model checks chains of drafts alone."""
+    if str(fields("model_type")).removesuffix("_text") not in _HYBRIDS:
+        return False
+    kinds = fields("layer_types")
+    is_told = isinstance(kinds, list)
+    return not (is_told and all(isinstance(k, str) and k in ATTENTION_LAYERS for k in kinds))
 
 
 def unsupported_attention(fields: Fields) -> str | None:

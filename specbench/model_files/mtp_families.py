@@ -64,8 +64,7 @@ _QWEN = {
 _ALL_EXPERTS = {"first_k_dense_replace": 0}
 _EVERY_EXPERT = {"mlp_only_layers": [], "decoder_sparse_step": 1}
 
-# By the model type in the target's config. Qwen's targets keep recurrent state, and cannot be
-# rolled back themselves.
+# By the model type in the target's config.
 FAMILIES: Mapping[str, Family] = {
     "deepseek_v3": Family(decoder="deepseek_v3", files=_AFTER_THE_LAYERS, fields=_ALL_EXPERTS),
     "glm4_moe": Family(decoder="glm4_moe", files=_AFTER_THE_LAYERS, fields=_ALL_EXPERTS),

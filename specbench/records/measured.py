@@ -226,6 +226,7 @@ class MemoryRecord:
     peak_reserved_bytes: int | None = None
     process_peak_bytes: int | None = None  # NVML process memory, or host RSS on a CPU
     device_peak_bytes: int | None = None  # NVML device memory, or host memory in use
+    state_bytes_per_row: int = 0  # of recurrent layers, whose states a row keeps K + 3 of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

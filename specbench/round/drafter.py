@@ -137,6 +137,11 @@ class Footprint:
         """What one row's token takes in its own cache; 0 before the first forward."""
         return 0 if self.keeps is None else self.keeps.cache.bytes_per_token
 
+    @property
+    def state_bytes_per_row(self) -> int:
+        """What its own recurrent layers keep of a row; 0 before the first forward."""
+        return 0 if self.keeps is None else self.keeps.cache.state_bytes_per_row
+
 
 RowBuffer = Tensor | KvCache  # of all rows: a tensor's first dimension
 

@@ -50,11 +50,18 @@ class Rows:
         self.target = target
         self.drafter = drafter
         self.prefill_chunk = prefill_chunk
+        own = drafter.footprint.runner
+        self._runners = [target, *([own] if own else [])]
         self._all = State.allocate(num_rows, capacity, list(eos_ids), target.device)
         self.state = self._all
 
-    def begin(self, num_rows: int) -> None:
-        """Start a pass over the first `num_rows` rows; every row is done and empty."""
+    def begin(self, num_rows: int, num_drafts: int = 0) -> None:
+        """Start a pass over the first `num_rows` rows; every row is done and empty.
+
+        `num_drafts` is the most that a round of it checks in a row.
+        """
+        for runner in self._runners:
+            runner.reserve(num_drafts)
         self.target.allocate(self.num_rows, self.capacity)
         self.drafter.allocate(self.num_rows, self.capacity)
         self._all.budget_B.zero_()
@@ -87,12 +94,12 @@ class Rows:
         first: dict[int, tuple[int, bool]] = {}
         most = rows_prefilled_together(self.target.vocab_size)
         fed, copies = _split(fills)
-        for group in _together(fed, most):
+        for group in _together(fed, most, are_padded=not self._have_states):
             prefilled = self._prefill(group)
             starts = [prefilled]
             for i, fill in enumerate(group):
                 # Before the row has a first token of its own, which its copies do not share.
-                for same in _together(copies.get(fill.row, ()), most):
+                for same in _together(copies.get(fill.row, ()), most, are_padded=True):
                     starts.append(self._copy(prefilled, i, same))
             for start in starts:
                 first |= self._start(start, sampler)
@@ -106,7 +113,9 @@ class Rows:
         self.target.copy_row(source, destination, num_tokens)
         self.drafter.copy_row(source, destination, num_tokens)
 
-    def num_kept(self, text: Sequence[int], num_seen: int, prompt_ids: Sequence[int]) -> int:
+    def num_kept(
+        self, row: int, text: Sequence[int], num_seen: int, prompt_ids: Sequence[int]
+    ) -> int:
         """How many tokens a prompt need not feed to the row that a text was left in.
 
         Target and drafter have seen the text's first `num_seen` tokens there.
@@ -118,7 +127,16 @@ class Rows:
         num_shared = next((i for i, (a, b) in pairs if a != b), end)
         # A head's entry for a token has the next one in it, too: that of the last one shared
         # may be the old text's.
-        return max(min(num_shared - 1, num_seen, len(prompt_ids) - 1), 0)
+        num_kept = max(min(num_shared - 1, num_seen, len(prompt_ids) - 1), 0)
+        if not self._have_states:
+            return num_kept
+        # A state is that of all tokens before it; older ones may be those of rejected drafts.
+        is_last = num_kept == len(text) - 2
+        return num_kept if is_last and all(r.holds(row, num_kept) for r in self._runners) else 0
+
+    @property
+    def _have_states(self) -> bool:
+        return any(runner.most_drafts is not None for runner in self._runners)
 
     def _load(self, group: Sequence[Fill]) -> State:
         state = self.state.rows(group[0].row, len(group))
@@ -241,8 +259,11 @@ def _later(is_later_B: Tensor, later: Output, earlier: Output) -> Output:
     return Output(choose(later.logits, earlier.logits), tuple(choose(*pair) for pair in features))
 
 
-def _together(fills: Sequence[Fill], most: int) -> list[list[Fill]]:
-    """Groups of at most `most` neighbouring rows with equally many kept tokens."""
+def _together(fills: Sequence[Fill], most: int, *, are_padded: bool) -> list[list[Fill]]:
+    """Groups of at most `most` neighbouring rows with equally many kept tokens.
+
+    They have prompts of one length unless they `are_padded`: padding must enter no state.
+    """
     groups: list[list[Fill]] = []
     for fill in sorted(fills, key=lambda fill: fill.row):
         last = groups[-1] if groups else []
@@ -250,6 +271,7 @@ def _together(fills: Sequence[Fill], most: int) -> list[list[Fill]]:
             last
             and fill.row == last[-1].row + 1
             and fill.num_kept == last[-1].num_kept
+            and (are_padded or len(fill.prompt_ids) == len(last[-1].prompt_ids))
             and len(last) < most
         ):
             last.append(fill)

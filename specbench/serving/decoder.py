@@ -8,7 +8,8 @@ from specbench.execution.clock import Clock
 from specbench.execution.launcher import EagerLauncher, Launcher
 from specbench.footprint import PREFILL_CHUNK, row_slots
 from specbench.forward.attention.backends import pinned_attention
-from specbench.forward.runner import Runner, check_context
+from specbench.forward.context import check_context
+from specbench.forward.runner import Runner
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter
 from specbench.round.round import Verifier
@@ -68,7 +69,7 @@ class Decoder:
         longest = max(request.num_tokens for request in requests)
         check_context(self.target.max_position, longest)
         num_drafts = self.drafter.num_drafts(policy.max_k) if policy.max_k else 0
-        rows = self._open_rows(num_rows, longest + num_drafts + 1)
+        rows = self._open_rows(num_rows, longest + num_drafts + 1, num_drafts)
         launcher = self.launcher = self._open_launcher(rows, sampler)
         with pinned_attention(self.target.device):
             serving = Serving(
@@ -76,7 +77,7 @@ class Decoder:
             )
             return serving.run()
 
-    def _open_rows(self, num_rows: int, num_tokens: int) -> Rows:
+    def _open_rows(self, num_rows: int, num_tokens: int, num_drafts: int) -> Rows:
         """The rows of the last pass where they suffice: graphs are bound to their addresses."""
         rows, capacity = self._rows, row_slots(num_tokens, self.target.device.type)
         if rows is None or num_rows > rows.num_rows or capacity > rows.capacity:
@@ -92,7 +93,7 @@ class Decoder:
                 eos_ids=self._eos_ids,
                 prefill_chunk=self._prefill_chunk,
             )
-        rows.begin(num_rows)
+        rows.begin(num_rows, num_drafts)
         self._rows = rows
         return rows
 

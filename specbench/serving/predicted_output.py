@@ -39,6 +39,8 @@ def check_predicted_output(
     state = rows.state.rows(row, 1)
     length, left = torch.cat([state.length_B, state.budget_B]).tolist()
     at_once = min(rows.prefill_chunk, PREFILL_LOGITS // rows.target.vocab_size, FURTHEST)
+    if rows.target.most_drafts is not None:
+        at_once = min(at_once, rows.target.most_drafts + 1)
     tokens: list[int] = []
     num_drafted = num_accepted = 0
     while left > 1:  # the last token of a budget is the target's own

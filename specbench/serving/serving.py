@@ -152,7 +152,9 @@ class Serving:
             seed=request.seed,
             prediction_ids=request.prediction_ids,
             is_sample=request.is_sample,
-            num_kept=self._rows.num_kept(kept.tokens, kept.num_tokens, request.prompt_ids),
+            num_kept=self._rows.num_kept(
+                admission.row, kept.tokens, kept.num_tokens, request.prompt_ids
+            ),
         )
 
     def _packed(self) -> tuple[int, ...]:

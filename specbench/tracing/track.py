@@ -25,6 +25,7 @@ MOST_ROWS = 128
 TOKENS_AT_ONCE = 2**16  # of all rows together: bounds their keys and values
 LOGITS_AT_ONCE = 2**25
 _CHUNK = 512  # tokens of a text fed to the target at once
+_MOST_STATES = 8  # rows of a draft that keeps recurrent state, which is large
 
 
 class Along(NamedTuple):
@@ -69,8 +70,12 @@ class Track:
         num_rows = max(1, min(most, max(text.num_starts for text in texts)))
         runner = footprint.runner
         self._shares_cache = runner is not None and runner.cache is target.cache
+        has_states = runner is not None and runner.most_drafts is not None
+        if has_states:  # row 0 holds those of all starts
+            num_rows = min(num_rows, _MOST_STATES)
+        self._steps = has_states and self._shares_cache
         self._rows = Rows(target, drafter, num_rows=1, capacity=capacity, eos_ids=())
-        self._rows.begin(1)
+        self._rows.begin(1, num_rows + num_drafts)
         drafter.allocate(num_rows, capacity)
         if self._shares_cache:
             target.allocate(num_rows, capacity)
@@ -103,7 +108,7 @@ class Track:
             prompt_ids=text.prompt_ids,
             max_new_tokens=text.max_new_tokens,
             seed=text.seed,
-            num_kept=self._rows.num_kept(self._before, len(self._before) - 2, text.prompt_ids),
+            num_kept=self._rows.num_kept(0, self._before, len(self._before) - 2, text.prompt_ids),
             prediction_ids=text.prediction_ids,
         )
         self._rows.fill([fill], sampler)
@@ -133,7 +138,7 @@ class Track:
                 positions_1T,
                 rounded_up(first + end - begin),
                 features=self._drafter.traits.features,
-                start=first,
+                start=None if self._steps else first,
             )
             yield _Read(begin, end, first, out.logits, out.features)
 

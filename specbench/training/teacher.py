@@ -51,7 +51,9 @@ class Teacher:
             last_1 = torch.tensor([T - 1], device=ids_BT.device)
             numbers = (*self._features, self.runner.num_layers)
             wanted = sorted(set(numbers))
-            out = self.runner.forward(ids_BT, positions_BT, T, last_B=last_1, features=wanted)
+            out = self.runner.forward(
+                ids_BT, positions_BT, T, last_B=last_1, features=wanted, start=0
+            )
         # Copies made outside of inference mode can be part of a graph.
         states = {i: state_BTF.clone() for i, state_BTF in zip(wanted, out.features, strict=True)}
         return tuple(states[i] for i in numbers)

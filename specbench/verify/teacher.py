@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
-from specbench.forward.runner import check_context
+from specbench.forward.context import check_context
 from specbench.forward.self_test import make_checked_runner
 from specbench.records import Sampling
 from specbench.verify.distribution import token_distribution
@@ -52,13 +52,16 @@ class Teacher:
         tokens_1T = torch.tensor([fed], device=self.device)
         first = len(prompt_ids) - 1
         is_fed = self._fed == tuple(prompt_ids) and self._runner.cache is cache
+        is_fed &= self._runner.most_drafts is None  # a state has gone on with the last output
         self._fed = ()
         # The prompt and the output share no chunk: of the prompt no logits are needed.
         begins = [*range(first if is_fed else 0, first, _CHUNK), *range(first, len(fed), _CHUNK)]
         for begin, end in itertools.pairwise([*begins, len(fed)]):
             positions_1T = torch.arange(begin, end, device=self.device)[None]
             last_1 = None if begin >= first else torch.zeros_like(positions_1T[0, :1])
-            out = self._runner.forward(tokens_1T[:, begin:end], positions_1T, end, last_B=last_1)
+            out = self._runner.forward(
+                tokens_1T[:, begin:end], positions_1T, end, last_B=last_1, start=begin
+            )
             if begin >= first:
                 self._fed = tuple(prompt_ids)
                 if bool(out.logits.isnan().any()):
@@ -127,7 +130,7 @@ class Teacher:
         self._fed = ()
         self._runner.allocate(R, T)
         positions_RT = torch.arange(T, device=self.device).expand(R, -1)
-        out = self._runner.forward(tokens_RT.to(self.device), positions_RT, T)
+        out = self._runner.forward(tokens_RT.to(self.device), positions_RT, T, start=0)
         return token_distribution(out.logits[:, -1], sampling)
 
 

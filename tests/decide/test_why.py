@@ -62,6 +62,16 @@ def test_nothing_is_said_of_a_cell_that_does_not_tell():
     assert losses(metrics(), 0) is None
 
 
+def test_what_rolling_states_back_takes_is_named(summarised):
+    states = metrics(state_bytes_per_row=3 * 2**20)
+    (line,) = [x for x in why(summarised(4, 1.4, 1.3, 1.5, metrics=states)) if "states" in x]
+    assert line == (
+        "recurrent layers step token by token and keep 3.0 MiB of states per row, so that drafts "
+        "can be rolled back: checking K + 1 tokens costs 1.40 steps"
+    )
+    assert not any("states" in x for x in why(summarised(4, 1.4, 1.3, 1.5, metrics=metrics())))
+
+
 def test_a_mismatched_draft_is_called_so(summarised):
     poor = metrics(length=1.3, alpha=0.3, acceptance_rate_per_position=(0.3, 0.05))
     assert list(why(summarised(2, 0.8, 0.9, 1.0, metrics=poor))) == [

@@ -78,6 +78,13 @@ class CountingRunner:
         next_BT = (tokens_BT + 1) % self.vocab_size
         return Output(torch.nn.functional.one_hot(next_BT, self.vocab_size).float())
 
+    most_drafts = None
+
+    def reserve(self, num_drafts: int) -> None: ...
+
+    def holds(self, row: int, num_tokens: int) -> bool:  # noqa: ARG002
+        return True
+
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None: ...
 
     def move_slots(

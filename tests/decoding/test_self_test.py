@@ -15,13 +15,18 @@ from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 
 
 class SeesTheFuture(StockRunner):
-    def _masks(self, positions_BT, *others, **named):
-        return super()._masks(positions_BT + 1, *others, **named)
+    off = 1
+
+    def __init__(self, model):
+        super().__init__(model)
+        right = self._masks
+        self._masks = lambda at_BT, *others, **named: right(
+            (at_BT + self.off).clamp(min=0), *others, **named
+        )
 
 
-class ForgetsItsOwnToken(StockRunner):
-    def _masks(self, positions_BT, *others, **named):
-        return super()._masks((positions_BT - 1).clamp(min=0), *others, **named)
+class ForgetsItsOwnToken(SeesTheFuture):
+    off = -1
 
 
 class KeepsRejectedTokens(StockRunner):

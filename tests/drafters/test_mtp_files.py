@@ -108,11 +108,6 @@ def test_files_that_lost_their_mtp_layers_are_refused_with_what_to_do() -> None:
         Mtp(parts_of(target_of("glm4_moe"), checkpoint=saved))
 
 
-def test_a_target_that_keeps_recurrent_state_is_refused_before_its_head_is_asked_for() -> None:
-    with pytest.raises(ModelError, match="recurrent state"):
-        StockRunner(build(family_of("qwen3_next").config))
-
-
 KERNEL = "someone/kernel"
 IMPLEMENTATIONS = {
     "attn_implementation": KERNEL,

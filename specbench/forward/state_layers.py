@@ -1,0 +1,238 @@
+"""Layers that fold their past into a state, run by transformers' own code over state slots.
+
+A recurrent or convolutional layer of a model (gated delta net, Mamba, lightning attention, short
+convolution) is called piece by piece, each with the state that lies before it, and what it leaves
+is kept. In a round a piece is one token: the step that every such layer has for plain decoding,
+so that the state after each token exists. Products that depend on the token alone are taken out
+of the steps: they run once over all tokens, and read their weights once.
+Shape suffixes: B rows, T tokens, F hidden size.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from specbench.forward.own_state import LinearState, OwnState
+from specbench.forward.slot_cache import SlotCache
+from specbench.forward.state_slots import Piece, StateSlots
+from specbench.model_files.attention import ATTENTION_LAYERS
+
+# What transformers' layers call on a cache to leave their state there.
+_LEAVES_STATE = {"update_recurrent_state", "update_conv_state", "set_linear_cache"}
+
+
+def state_layers(model: Any) -> list[nn.Module]:
+    """The modules of a model that keep a state, in order."""
+    kinds: dict[type, bool] = {}
+    found = []
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            kind = type(module)
+            if kind not in kinds:
+                kinds[kind] = _leaves_state(kind)
+            if kinds[kind]:
+                found.append(module)
+    return found
+
+
+def has_other_state(model: Any) -> bool:
+    """Whether the model keeps state that no slot cache can hold.
+
+    A class may keep state in some of its models and have nothing but attention in this one.
+    """
+    if state_layers(model):
+        return "past_key_values" not in inspect.signature(model.forward).parameters
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ("unknown",)
+    return getattr(model, "_is_stateful", False) and not ATTENTION_LAYERS.issuperset(kinds)
+
+
+def run_over_slots(model: Any) -> None:
+    """Have the model's state layers use state slots wherever they are called with a SlotCache.
+
+    With any other cache they are what they were.
+    """
+    config = model.config.get_text_config()
+    for module in state_layers(model):
+        if not isinstance(vars(module).get("forward"), _OverSlots):
+            module.forward = _OverSlots(module, config, _cache_class_of(model))
+
+
+def slot_cache_class(model: Any) -> type[SlotCache]:
+    """The slot cache, as a child of the class of cache that the model insists on, if any."""
+    insisted = _cache_class_of(model)
+    return SlotCache if insisted is None else type("SlotCache", (SlotCache, insisted), {})
+
+
+def _cache_class_of(model: Any) -> type[Cache] | None:
+    """The class of cache that a model's own file defines; usually none."""
+    home = sys.modules[type(model).__module__]
+    own = (thing for thing in vars(home).values() if inspect.isclass(thing))
+    return next(
+        (c for c in own if issubclass(c, Cache) and c.__module__ == home.__name__),
+        None,
+    )
+
+
+def _leaves_state(kind: type) -> bool:
+    methods = (inspect.unwrap(m) for m in vars(kind).values() if inspect.isfunction(m))
+    return any(_LEAVES_STATE & set(method.__code__.co_names) for method in methods)
+
+
+class _OverSlots:
+    """The forward of one state layer; stands in its module's place."""
+
+    def __init__(self, module: nn.Module, config: Any, cache_class: type[Cache] | None) -> None:
+        self._module = module
+        self._plain: Callable[..., Any] = module.forward
+        index = module.layer_idx
+        assert isinstance(index, int), "a layer's number"
+        self._layer: int = index
+        self._own = (
+            OwnState(config, index) if cache_class is None else LinearState(cache_class, index)
+        )
+        self._products: tuple[tuple[str, ...], str | None] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = next((n for n, value in kwargs.items() if isinstance(value, SlotCache)), None)
+        if name is None:
+            return self._plain(*args, **kwargs)
+        states = kwargs[name].states
+        assert states is not None, "the runner's cache has state slots"
+        if "hidden_states" in kwargs:
+            hidden_BTF = kwargs.pop("hidden_states")
+        else:
+            hidden_BTF, *args = args  # type: ignore[assignment]
+        # No token of a forward over slots is padding.
+        kwargs |= {name: self._own.cache, "attention_mask": None}
+
+        def step(new_BTF: Tensor) -> Any:
+            return self._plain(new_BTF, *args, **kwargs)
+
+        pieces = states.pieces
+        if len(pieces) == 1:
+            return self._run(step, hidden_BTF, states, pieces[0])
+        if self._products is None:
+            self._products = self._token_products(step, hidden_BTF[:, :1], states, pieces[0])
+        with self._products_once(hidden_BTF) as (at, finish):
+            outs = []
+            for piece in pieces:
+                at(piece.begin)
+                step_B1F = hidden_BTF[:, piece.begin : piece.end]
+                outs.append(self._run(step, step_B1F, states, piece))
+            return finish(_joined(outs))
+
+    def _run(
+        self, step: Callable[[Tensor], Any], new_BTF: Tensor, states: StateSlots, piece: Piece
+    ) -> Any:
+        self._own.load(states.read(self._layer, piece))
+        out = step(new_BTF)
+        states.write(self._layer, piece, self._own.left())
+        return out
+
+    def _token_products(
+        self, step: Callable[[Tensor], Any], hidden_B1F: Tensor, states: StateSlots, piece: Piece
+    ) -> tuple[tuple[str, ...], str | None]:
+        """The children that are fed the layer's input as it is, and the one that gives its output.
+
+        Found by watching one step.
+        """
+        inputs: list[str] = []
+        outputs: dict[str, Tensor] = {}
+
+        def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            def see(_: nn.Module, args: Any, out: Any) -> None:
+                if args and args[0] is hidden_B1F and isinstance(out, Tensor):
+                    inputs.append(name)
+                if isinstance(out, Tensor):
+                    outputs[name] = out
+
+            return see
+
+        children = dict(self._module.named_children())
+        hooks = [
+            child.register_forward_hook(watch(name))
+            for name, child in children.items()
+            if not any(isinstance(part, nn.Conv1d) for part in child.modules())
+        ]
+        self._own.load(states.read(self._layer, piece))
+        out = _first(step(hidden_B1F))
+        for hook in hooks:
+            hook.remove()
+        last = next((name for name, made in outputs.items() if made is out), None)
+        return tuple(inputs), last if isinstance(children.get(last or ""), nn.Linear) else None
+
+    @contextmanager
+    def _products_once(
+        self, hidden_BTF: Tensor
+    ) -> Iterator[tuple[Callable[[int], None], Callable[[Any], Any]]]:
+        """While it lasts, steps look the products of their inputs up and leave out the last one."""
+        assert self._products is not None
+        inputs, last = self._products
+        modules = self._module._modules
+        known = {name: modules[name] for name in (*inputs, *([last] if last else []))}
+        ready = {name: _Ready(modules[name], hidden_BTF) for name in inputs}
+
+        def at(token: int) -> None:
+            for product in ready.values():
+                product.token = token
+
+        def finish(out: Any) -> Any:
+            if last is None:
+                return out
+            product: Any = known[last]
+            made = product(_first(out))
+            return (made, *out[1:]) if isinstance(out, tuple) else made
+
+        modules.update(ready)  # type: ignore[arg-type]
+        if last is not None:
+            modules[last] = _Through(modules[last])  # type: ignore[assignment]
+        try:
+            yield at, finish
+        finally:
+            modules.update(known)
+
+
+class _Stand:
+    """Stands in a module's place for a while; what else is asked of it is the module's."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+
+class _Ready(_Stand):
+    """What a module made of all tokens, to be handed out token by token."""
+
+    def __init__(self, module: Any, hidden_BTF: Tensor) -> None:
+        super().__init__(module)
+        self.token = 0
+        self._made_BTF: Tensor = module(hidden_BTF)
+
+    def __call__(self, _: Tensor) -> Tensor:
+        return self._made_BTF[:, self.token : self.token + 1]
+
+
+class _Through(_Stand):
+    """Leaves its module's work to be done later, over all tokens."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
+
+
+def _first(out: Any) -> Tensor:
+    first: Tensor = out[0] if isinstance(out, tuple) else out
+    return first
+
+
+def _joined(outs: list[Any]) -> Any:
+    """The outputs of pieces, one after the other; what a layer returns besides is the last's."""
+    whole = torch.cat([_first(out) for out in outs], 1)
+    return (whole, *outs[-1][1:]) if isinstance(outs[-1], tuple) else whole

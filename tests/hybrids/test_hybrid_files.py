@@ -1,0 +1,99 @@
+"""What the files of a hybrid model say before it is loaded: its memory, and that trees are out."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.bench.built_weights import built_weights
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.model_pool import ModelPool
+from specbench.errors import ModelError
+from specbench.fit.compatibility import check_drafter, check_target
+from specbench.fit.memory_plan import Place, plan_pair
+from specbench.footprint import STATES_BESIDE_DRAFTS
+from specbench.forward.runner import StockRunner
+from specbench.inputs.pairing import Drafter, Target
+from specbench.model_files.attention import is_hybrid
+from specbench.model_files.model import ModelFiles
+from specbench.records import Sampling
+from specbench.serving.request import Request
+from tests.decoding.lossless import decode, make_drafter
+from tests.decoding.models import generated, ragged_prompts
+from tests.hybrids.models import HYBRIDS, tiny_hybrid
+from tests.tiny_models import VOCAB_SIZE, files_of
+from tests.tiny_pair import make_tokenizer
+
+pytestmark = pytest.mark.slow
+
+TREE = Drafter(name="own", method="self_speculation", parameters={"tree": (2, 2)})
+NGRAM = Drafter(name="ngram", method="ngram")
+
+
+def written(folder: Path, family: str) -> ModelFiles:
+    tiny_hybrid(family, vocab_size=VOCAB_SIZE).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    return files_of(folder)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=[] if f == "LFM2" else pytest.mark.long) for f in HYBRIDS],
+)
+def test_a_plan_counts_the_keys_and_states_that_the_decoder_keeps(
+    tmp_path: Path, family: str
+) -> None:
+    files = written(tmp_path, family)
+    place = Place(device="cpu", concurrency=2, context=60, num_speculative_tokens=4)
+    plan = plan_pair(files, NGRAM, place, built_weights)
+    runner = StockRunner(tiny_hybrid(family, vocab_size=VOCAB_SIZE))
+    requests = [Request(prompt_ids=(1, 2, 3), max_new_tokens=2)] * 2
+    decode(runner, make_drafter("ngram", runner), requests, k=4)
+
+    assert plan is not None
+    assert is_hybrid(files.field) == (family != "Granite, all attention")
+    assert plan.target.kv_bytes_per_token == runner.cache.bytes_per_token
+    num_states = 4 + STATES_BESIDE_DRAFTS
+    assert num_states * plan.target.state_bytes == runner.cache.state_bytes_per_row
+    capacity = 128  # 60 tokens, 4 drafts and one more, in steps of 64
+    states = (2 * num_states + 2) * plan.target.state_bytes
+    assert plan.peak.kv_cache == 2 * capacity * plan.target.kv_bytes_per_token + states
+
+
+def test_a_hybrid_is_no_reason_to_refuse_and_a_tree_over_it_is(tmp_path: Path) -> None:
+    files = written(tmp_path, "LFM2")
+
+    assert not [f for f in check_target(files) if f.level == "refused"]
+    assert check_drafter(files, NGRAM).level == "ok"
+    (refusal,) = check_drafter(files, TREE).of_level("refused")
+    assert "has recurrent layers, which check chains of drafts alone" in refusal.reason
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> BuiltinEngine:
+    files = written(tmp_path_factory.mktemp("models") / "lfm2", "LFM2")
+    target = Target(name="lfm2", model=files.spec, drafters=())
+    return BuiltinEngine(target, ModelPool(torch.device("cpu")))
+
+
+def test_loading_refuses_a_tree_by_the_drafters_name(engine: BuiltinEngine) -> None:
+    with pytest.raises(ModelError, match="own: Lfm2ForCausalLM has recurrent layers"):
+        engine.add_drafter(TREE)
+
+
+def test_forwards_timed_between_rounds_leave_the_text_as_it_was(engine: BuiltinEngine) -> None:
+    own = replace(TREE, name="chain", parameters={"num_layers": 1})
+    engine.add_drafter(own)
+    prompt = ragged_prompts()[0]
+    request = EngineRequest(
+        prompt_ids=prompt, max_new_tokens=16, sampling=Sampling(), seed=0, stop_at_eos=False
+    )
+
+    timed = engine.time_forwards(request, Work(drafter="chain", method=own.method, k=3))
+
+    assert timed is not None
+    expected = generated(tiny_hybrid("LFM2", vocab_size=VOCAB_SIZE), prompt, 16)
+    assert timed.result.output_ids == expected
+    assert engine.state_bytes_per_row("chain") == (3 + STATES_BESIDE_DRAFTS) * 3 * 32 * 4
