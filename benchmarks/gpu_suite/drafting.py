@@ -10,6 +10,7 @@ import torch
 from benchmarks.gpu_suite.claims import all_of, claim
 from benchmarks.gpu_suite.decoders import GREEDY, make_runner, medium_pair, num_equal
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, in_a_line
+from benchmarks.gpu_suite.made_up_tokenizers import made_up_tokenizers
 from benchmarks.gpu_suite.models import random_prompt
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.drafting.medusa import ACCURACIES, NEW_HEADS
@@ -106,6 +107,7 @@ def _parts(method: str, target: Runner, draft: Runner) -> Parts:
         target=target,
         draft_runner=lambda: draft,
         checkpoint=partial(_made_up_head, method, target),
+        tokenizers=partial(made_up_tokenizers, target.vocab_size, draft.vocab_size),
     )
 
 

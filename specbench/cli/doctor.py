@@ -13,6 +13,7 @@ from specbench.settings.groups import PairingNames, PairingsFile
 if TYPE_CHECKING:
     from specbench.inputs.model_spec import ModelSpec
     from specbench.inputs.pairing import Pairing
+    from specbench.models.tokenizer import Tokenizer
 
 GIB = 2**30
 
@@ -63,21 +64,27 @@ def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
     from specbench.inputs.methods import find_method
 
     needs, least = pairing.needs_gib, pairing.least_gib
+    method = find_method(pairing.drafter.method)
     is_here = all(_is_here(model) for model in pairing.models)
-    problems = []
+    problems: list[str] = []
+    notes = _notes(pairing) if is_here else []
     if least * GIB > free_bytes:
         problems.append(f"needs {least:g} GiB for weights alone")
     if not is_here:
         problems.append("not downloaded")
-    elif pairing.drafter.model is not None and not find_method(pairing.drafter.method).is_head:
-        problems += _tokenizer_problems(pairing.target.model, pairing.drafter.model)
+    elif pairing.drafter.model is not None and not method.is_head:
+        check = _common_tokens if method.retokenizes else _same_vocabulary
+        try:
+            notes += check(pairing.target.model, pairing.drafter.model)
+        except SpecbenchError as error:
+            problems.append(str(error))
     return {
         "pairing": pairing.name,
         "needs_gib": needs,
         "downloaded": is_here,
         "ready": not problems,
         "problems": problems,
-        "notes": _notes(pairing) if is_here else [],
+        "notes": notes,
     }
 
 
@@ -107,21 +114,28 @@ def _is_here(model: "ModelSpec") -> bool:
     return isinstance(cached, str) and Path(cached).exists()
 
 
-def _tokenizer_problems(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
-    from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
+def _same_vocabulary(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
+    from specbench.models.tokenizer import require_same_vocabulary
 
-    def tokenizer(model: "ModelSpec") -> Tokenizer:
-        return Tokenizer(
-            model.tokenizer_location,
-            revision=model.revision,
-            trust_remote_code=model.trust_remote_code,
-        )
-
-    try:
-        require_same_vocabulary(tokenizer(target), tokenizer(draft))
-    except SpecbenchError as error:
-        return [str(error)]
+    require_same_vocabulary(_tokenizer(target), _tokenizer(draft))
     return []
+
+
+def _common_tokens(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
+    from specbench.models.retokenizer import require_common_tokens
+
+    found = require_common_tokens(_tokenizer(target).vocabulary, _tokenizer(draft).vocabulary)
+    return [found.in_words]
+
+
+def _tokenizer(model: "ModelSpec") -> "Tokenizer":
+    from specbench.models.tokenizer import Tokenizer
+
+    return Tokenizer(
+        model.tokenizer_location,
+        revision=model.revision,
+        trust_remote_code=model.trust_remote_code,
+    )
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -18,7 +18,8 @@ Bound = Literal["draft", "verify", "acceptance", "overhead"]
 
 MISMATCHED = 0.5  # the first draft is accepted less often
 TOO_SMALL = 0.3  # of a target's step for one drafted token, and K = 1 must be accepted so often
-_WITH_MODEL = {"draft_model", "eagle", "eagle3", "peagle", "medusa", "mtp", "dflash"}
+_DRAFT_MODELS = {"draft_model", "token_intersection", "string_match"}
+_WITH_MODEL = {*_DRAFT_MODELS, "eagle", "eagle3", "peagle", "medusa", "mtp", "dflash"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +101,7 @@ def why(cell: CellSummary, *, is_synthetic: bool = False) -> Iterator[str]:
     if isinstance(first, tuple) and first and first[0] < MISMATCHED and shows_match:
         yield f"the draft is mismatched: its first token is accepted {first[0]:.0%} of the time"
     cost = number_of(metrics, "draft_cost_ratio")
-    if cost is not None and cost > TOO_SMALL and cell.key.draft.method == "draft_model":
+    if cost is not None and cost > TOO_SMALL and cell.key.draft.method in _DRAFT_MODELS:
         yield (
             "the target is too small for a separate draft model of this size: a drafted token "
             f"costs {cost:.2f} of its steps; a smaller draft, a head or n-grams cost less"
@@ -124,7 +125,7 @@ def _shows_match(cell: CellSummary) -> bool:
     """
     if cell.key.condition.temperature == 0:
         return cell.key.draft.method in _WITH_MODEL
-    return cell.key.draft.method in {"draft_model", "peagle", "mtp", "dflash"}
+    return cell.key.draft.method in {"draft_model", "token_intersection", "peagle", "mtp", "dflash"}
 
 
 def _break_even(metrics: Mapping[str, float | tuple[float, ...]]) -> float | None:

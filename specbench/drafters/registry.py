@@ -9,6 +9,7 @@ from specbench.errors import UsageError
 from specbench.forward.runner import Runner
 from specbench.inputs.methods import find_method
 from specbench.models.checkpoint import Checkpoint
+from specbench.models.retokenizer import TextTokenizer
 from specbench.round.drafter import Drafter
 
 D = TypeVar("D", bound=Callable[..., Drafter])
@@ -26,6 +27,8 @@ class Parts:
     target: Runner
     draft_runner: Callable[[], Runner] = _not_given  # the draft model, checked
     checkpoint: Callable[[], Checkpoint] = _not_given  # the files of a head, as they are
+    # The target's and the draft model's.
+    tokenizers: Callable[[], tuple[TextTokenizer, TextTokenizer]] = _not_given
 
 
 def drafter(
@@ -35,10 +38,11 @@ def drafter(
     is_head: bool = False,  # noqa: ARG001
     draws: bool = False,  # noqa: ARG001
     learns: bool = False,  # noqa: ARG001
+    retokenizes: bool = False,  # noqa: ARG001
 ) -> Callable[[D], D]:
     """Register a drafter class; its keyword-only parameters are what pairings.yaml may set.
 
-    `model`, `is_head`, `draws` and `learns` are read by methods.py, without importing the file.
+    The other arguments are read by methods.py, without importing the file.
     """
 
     def register(cls: D) -> D:

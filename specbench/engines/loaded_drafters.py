@@ -23,6 +23,7 @@ from specbench.json_text import parse_json
 from specbench.model_files.attention import NO_TREES
 from specbench.models.checkpoint import Checkpoint
 from specbench.models.loading import LoadedModel
+from specbench.models.retokenizer import require_common_tokens
 from specbench.models.tokenizer import Tokenizer, require_same_vocabulary
 from specbench.records import NO_DRAFTER, LossyRule, ModelIdentity
 from specbench.round.drafter import Drafter as DraftingMethod
@@ -97,14 +98,18 @@ class LoadedDrafters:
     def add(self, drafter: Drafter) -> ModelIdentity | None:
         """Load it; the identity of its own model. UsageError, ModelError, CompatibilityError."""
         # A method that arrives later has files of another kind.
-        is_head, spec = find_method(drafter.method).is_head, drafter.model
+        means, spec = find_method(drafter.method), drafter.model
+        is_head = means.is_head
         tokenizer, head = self._tokenizer, cache(partial(self._head, drafter))
         if is_head:
             head()
         if spec is not None and (not is_head or self._pool.has_tokenizer(spec)):
             # Vocabularies are compared before the weights go anywhere near the device.
             tokenizer = self._pool.tokenizer(spec)
-            if renamed := require_same_vocabulary(self._tokenizer, tokenizer):
+            if means.retokenizes:
+                found = require_common_tokens(self._tokenizer.vocabulary, tokenizer.vocabulary)
+                self._note(f"{drafter.name}: {found.in_words}")
+            elif renamed := require_same_vocabulary(self._tokenizer, tokenizer):
                 self._note(
                     f"{drafter.name}: {len(renamed)} special tokens have other names than the "
                     f"target's, the first is id {renamed[0]}"
@@ -113,6 +118,7 @@ class LoadedDrafters:
             target=self._target.runner,
             draft_runner=partial(self._draft_runner, drafter),
             checkpoint=head,
+            tokenizers=lambda: (self._tokenizer, tokenizer),
         )
         method = build_drafter(drafter.method, parts, dict(drafter.parameters))
         _refuse_trees(drafter.name, method, self._target.runner)

@@ -18,6 +18,7 @@ from specbench.fit.vocabulary_findings import (
     context_findings,
     eos_findings,
     padding_findings,
+    retokenized_findings,
     vocabulary_findings,
 )
 from specbench.inputs.methods import find_method
@@ -43,6 +44,7 @@ _PAIR_CHECKS = (
     padding_findings,
     context_findings,
 )
+_RETOKENIZED_CHECKS = (retokenized_findings, chat_template_findings, context_findings)
 NO_WEIGHTS = "none"
 _UNREADABLE = (ModelError, OSError, TypeError, ValueError, LookupError, AttributeError)
 
@@ -95,7 +97,7 @@ def _drafter_findings(target: ModelFiles, drafter: Drafter) -> Iterator[Finding]
             yield from _read(partial(vocabulary_findings, target, draft))
         return
     yield from _read(partial(_draft_findings, draft, drafter))
-    for check in _PAIR_CHECKS:
+    for check in _RETOKENIZED_CHECKS if method.retokenizes else _PAIR_CHECKS:
         yield from _read(partial(check, target, draft))
 
 

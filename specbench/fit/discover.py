@@ -72,15 +72,18 @@ def draftless(target: ModelFiles) -> Iterator[Drafter]:
 def drafter_of(word: str, option: str = "--drafts") -> Drafter:
     """The drafter that a word names: a method without weights, a folder, a hub id, demo:NAME.
 
+    METHOD=MODEL names a method that a draft model's files do not tell: one for another tokenizer.
     Files that are not there stay a matter of compatibility. UsageError for any other word.
     """
     methods = {method.name: method for method in all_methods()}
+    told, _, source = word.partition("=")
+    if source and told in methods and methods[told].retokenizes:
+        return Drafter(name=f"{plain_name(source)}-{told}", method=told, model=model_spec(source))
     if word in methods:
         if methods[word].model == "required":
-            raise UsageError(
-                f"{option} {word}: the method needs weights; name their folder or hub id, and the "
-                "method follows from the files"
-            )
+            follows = "name their folder or hub id, and the method follows from the files"
+            how = f"write {word}=MODEL" if methods[word].retokenizes else follows
+            raise UsageError(f"{option} {word}: the method needs weights; {how}")
         return Drafter(name=word, method=word)
     spec = model_spec(word)
     try:

@@ -45,7 +45,7 @@ def drafting(drafter: Drafter, k: int) -> Drafting:
             return Drafting(k, 2)
         case "peagle":
             return Drafting(k, min(k, 2))
-        case "mtp":
+        case "mtp" | "token_intersection" | "string_match":
             return Drafting(k, k)
         case "token_recycling":
             return Drafting(whole(most), 0)

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from specbench.fit.finding import Finding, finding
 from specbench.model_files.model import ModelFiles
 from specbench.model_files.tokenizer_files import OTHER_VOCABULARIES
-from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies
+from specbench.model_files.vocabulary import (
+    NOTHING_IN_COMMON,
+    Vocabulary,
+    common_tokens,
+    compare_vocabularies,
+    mismatch_advice,
+)
 
 
 def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
@@ -19,11 +25,29 @@ def vocabulary_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Findi
     sizes = f"{len(of_target.ids_by_token):,} tokens", f"{len(own.ids_by_token):,} tokens"
     if found.wrong:
         number = f"{len(found.wrong):,} ids mean something else ({found.shown})"
-        advice = "choose a draft of the same model family, or a method without a draft model"
+        advice = mismatch_advice(of_target, own)
         yield finding("tokenizer", "refused", *sizes, f"{number}; {advice}")
         return
     yield finding("tokenizer", "ok", *sizes, "every id means the same token")
     yield _special(of_target, own, found.renamed)
+
+
+def retokenized_findings(target: ModelFiles, draft: ModelFiles) -> Iterator[Finding]:
+    """Of a draft whose tokenizer may be another: what both have in common, and what it costs."""
+    own, of_target = draft.vocabulary, target.vocabulary
+    if own is None or of_target is None:
+        yield _by_files(target, draft)
+        return
+    found = common_tokens(of_target, own)
+    sizes = f"{found.target_size:,} tokens", f"{found.draft_size:,} tokens"
+    if not found.draft_ids:
+        yield finding("tokenizer", "refused", *sizes, NOTHING_IN_COMMON)
+    elif not compare_vocabularies(of_target, own).wrong:
+        reason = "every id means the same token: draft_model drafts the same without the host"
+        yield finding("tokenizer", "warning", *sizes, reason)
+    else:
+        cost = "every round waits for the host, which encodes new text for the draft (in draft_s)"
+        yield finding("tokenizer", "warning", *sizes, f"{found.in_words}; {cost}")
 
 
 def _special(target: Vocabulary, draft: Vocabulary, renamed: tuple[int, ...]) -> Finding:

@@ -82,6 +82,7 @@ class Method:
 
     `draws`: above temperature 0 drafts are drawn from their own distribution, except those of a
     dynamic tree, which are its likeliest. `learns`: it drafts from the answers of other requests.
+    `retokenizes`: its model may have another tokenizer than the target.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Method:
     is_head: bool
     draws: bool
     learns: bool
+    retokenizes: bool
     parameters: tuple[Parameter, ...]
 
     def parameter(self, name: str) -> Parameter:
@@ -139,6 +141,7 @@ def _method(node: ast.ClassDef, mark: ast.Call, stem: str) -> Method:
         is_head=bool(marks.get("is_head", False)),
         draws=bool(marks.get("draws", False)),
         learns=bool(marks.get("learns", False)),
+        retokenizes=bool(marks.get("retokenizes", False)),
         parameters=tuple(
             _parameter(arg, default)
             for item in node.body

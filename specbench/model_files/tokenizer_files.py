@@ -6,6 +6,7 @@ from typing import Any
 
 from specbench.errors import ModelError
 from specbench.model_files.folder import LARGEST_JSON, local_file, read_json
+from specbench.model_files.spelling import spelling_of
 from specbench.model_files.vocabulary import Vocabulary
 
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json")
@@ -38,7 +39,7 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
         ids_by_token.setdefault(content, i)
         if is_special:
             special.add(i)
-    return Vocabulary(ids_by_token, frozenset(special))
+    return Vocabulary(ids_by_token, frozenset(special), spelling_of(inner.decoder))
 
 
 def read_chat_template(folder: Path) -> str | None:

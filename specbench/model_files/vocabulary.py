@@ -3,17 +3,43 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from specbench.model_files.spelling import Spelling, text_of
+
+_ANOTHER = "choose a draft of the same model family, or a method without a draft model (ngram)"
+NOTHING_IN_COMMON = (
+    "the two tokenizers have no token in common, or one does not tell the text of its tokens "
+    f"(byte-level BPE and SentencePiece do); {_ANOTHER}"
+)
+
 
 class Vocabulary(NamedTuple):
-    """A tokenizer's tokens. `special_ids` are those of control tokens, reserved ones included."""
+    """A tokenizer's tokens. `special_ids` are those of control tokens, reserved ones included.
+
+    `spelling` says how a token's name spells its text; None: it cannot be told token by token.
+    """
 
     ids_by_token: Mapping[str, int]
     special_ids: frozenset[int]
+    spelling: Spelling | None = None
 
     @property
     def num_ids(self) -> int:
         """One more than the highest id."""
         return max(self.ids_by_token.values(), default=-1) + 1
+
+    def texts(self) -> dict[int, bytes]:
+        """What each ordinary token adds to a text; empty where the spelling is not known."""
+        if self.spelling is None:
+            return {}
+        return {
+            i: text_of(token, self.spelling)
+            for token, i in self.ids_by_token.items()
+            if i not in self.special_ids
+        }
+
+    def specials(self) -> dict[str, int]:
+        """The ids of special tokens by name."""
+        return {token: i for token, i in self.ids_by_token.items() if i in self.special_ids}
 
 
 class Difference(NamedTuple):
@@ -47,3 +73,58 @@ def compare_vocabularies(target: Vocabulary, draft: Vocabulary) -> Difference:
         wrong=tuple((i, targets.get(i), drafts.get(i)) for i in ids if i not in special),
         renamed=tuple(i for i in ids if i in special),
     )
+
+
+class Overlap(NamedTuple):
+    """The tokens that two vocabularies have in common, each by both of its ids."""
+
+    draft_ids: Mapping[int, int]  # by the target's id
+    target_size: int
+    draft_size: int
+
+    @property
+    def share(self) -> float:
+        """Of the target's tokens, 0 to 1."""
+        return len(self.draft_ids) / max(self.target_size, 1)
+
+    @property
+    def in_words(self) -> str:
+        """`1,232 tokens in common, 60.2 % of the target's and 80.2 % of the draft's`."""
+        number = len(self.draft_ids)
+        of_draft = number / max(self.draft_size, 1)
+        return (
+            f"{number:,} tokens in common, {100 * self.share:.1f} % of the target's and "
+            f"{100 * of_draft:.1f} % of the draft's"
+        )
+
+
+def common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
+    """Ordinary tokens of the same text, however it is spelt, and special ones of the same name.
+
+    A text that one side has several tokens for is paired once. None are in common where a
+    spelling is not known.
+    """
+    sizes = len(target.ids_by_token), len(draft.ids_by_token)
+    if target.spelling is None or draft.spelling is None:
+        return Overlap({}, *sizes)
+    names = draft.specials()
+    pairs = {i: names[name] for name, i in target.specials().items() if name in names}
+    own = _by_text(draft)
+    pairs |= {i: own[text] for text, i in _by_text(target).items() if text in own}
+    return Overlap(pairs, *sizes)
+
+
+def mismatch_advice(target: Vocabulary, draft: Vocabulary) -> str:
+    """What can be done with a draft model whose ids mean something else."""
+    found = common_tokens(target, draft)
+    if not found.draft_ids:
+        return _ANOTHER
+    return (
+        f"{found.in_words}: method token_intersection drafts these, string_match whole texts, both "
+        f"lossless; or {_ANOTHER}"
+    )
+
+
+def _by_text(vocabulary: Vocabulary) -> dict[bytes, int]:
+    """The last id of each text: SentencePiece has a piece after the byte that it falls back to."""
+    return {text: i for i, text in sorted(vocabulary.texts().items()) if text}

@@ -9,7 +9,8 @@ from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
 from specbench.errors import CompatibilityError, ModelError, WorkloadError
-from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies
+from specbench.model_files.spelling import spelling_of
+from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies, mismatch_advice
 from specbench.records import Message
 
 _REFUSALS = (OSError, ValueError, ImportError, KeyError)
@@ -37,7 +38,16 @@ class Tokenizer:
         """Its tokens and which of them are special."""
         added = self._inner.added_tokens_decoder
         special_ids = frozenset(i for i, token in added.items() if token.special)
-        return Vocabulary(self.ids_by_token, special_ids)
+        inner = getattr(self._inner, "backend_tokenizer", None)
+        spelling = None if inner is None else spelling_of(inner.decoder)
+        return Vocabulary(self.ids_by_token, special_ids, spelling)
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What the model expects before any text, such as a token for its beginning."""
+        ids, alone = self._inner("a")["input_ids"], self.ids("a")
+        start = next((i for i in range(len(ids)) if tuple(ids[i : i + len(alone)]) == alone), 0)
+        return tuple(ids[:start])
 
     @property
     def sha256(self) -> str:
@@ -92,7 +102,7 @@ def require_same_vocabulary(target: Tokenizer, draft: Tokenizer) -> tuple[int, .
     if found.wrong:
         raise CompatibilityError(
             f"{draft.location} cannot draft for {target.location}: {len(found.wrong)} token ids "
-            f"mean something else ({found.shown}); choose a draft of the same model family, or a "
-            "method without a draft model (ngram)"
+            f"mean something else ({found.shown}); "
+            f"{mismatch_advice(target.vocabulary, draft.vocabulary)}"
         )
     return found.renamed

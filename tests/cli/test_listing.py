@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import pytest
 
@@ -134,3 +135,28 @@ def test_drafters_are_listed_with_what_each_parameter_may_be(tmp_path):
     rows = json.loads(specbench("list", "drafters", "--json", cwd=tmp_path).out)
     medusa = next(row for row in rows if row["method"] == "medusa")
     assert medusa["allowed"]["tree"] == "auto, chain, published, stage2 or fitted"
+
+
+def test_doctor_says_what_another_tokenizer_has_in_common(tiny, tmp_path):
+    for name in ("target", "draft"):
+        shutil.copytree(tiny / name, tmp_path / name)
+    file = tmp_path / "draft" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["zz"] = vocab.pop("A")
+    file.write_text(json.dumps(tokenizer))
+    (tmp_path / "pairings.yaml").write_text(
+        """\
+targets:
+  tiny:
+    model: ./target
+    drafters:
+      same: {method: draft_model, model: ./draft}
+      other: {method: token_intersection, model: ./draft}
+"""
+    )
+    same, other = json.loads(specbench("doctor", "--json", cwd=tmp_path).out)["pairings"]
+    share = "258 tokens in common, 99.6 % of the target's and 99.6 % of the draft's"
+    assert f"{share}: method token_intersection" in same["problems"][0]
+    assert (other["ready"], other["problems"], other["notes"]) == (True, [], [share])
+    assert "258 tokens in common" in specbench("doctor", cwd=tmp_path).out

@@ -14,11 +14,13 @@ from scipy.stats import chi2
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from benchmarks.gpu_suite.made_up_tokenizers import made_up_tokenizers
 from specbench.drafters.registry import Parts, build_drafter, drafter_class
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.inputs.methods import find_method
 from specbench.models.checkpoint import Checkpoint
+from specbench.models.retokenizer import TextTokenizer
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter, NoDrafter, Proposal
 from specbench.round.sampling import Purpose, Sampler, draw
@@ -84,7 +86,10 @@ def parts_of(
         assert checkpoint is not None, "the drafter asked for a head and the test has none"
         return checkpoint
 
-    return Parts(target=target, draft_runner=draft_runner, checkpoint=files)
+    def tokenizers() -> tuple[TextTokenizer, TextTokenizer]:
+        return made_up_tokenizers(target.vocab_size, draft_runner().vocab_size)
+
+    return Parts(target=target, draft_runner=draft_runner, checkpoint=files, tokenizers=tokenizers)
 
 
 def acceptance_rate(results: Sequence[Result]) -> float:
@@ -134,9 +139,10 @@ def sampled_model(seed: int, num_layers: int = 1) -> Any:
     )
 
 
-def exact_probs(model: Any, sampling: Sampling) -> Tensor:
+def exact_probs(model: Any, sampling: Sampling, num_tokens: int = NUM_SAMPLED_TOKENS) -> Tensor:
     """Probability of each text [7, 7, 7, 7, 7, 7] from plain forwards and transformers' warpers."""
-    prefixes = list(itertools.product(range(SAMPLED_VOCAB_SIZE), repeat=NUM_SAMPLED_TOKENS - 1))
+    V = model.config.vocab_size
+    prefixes = list(itertools.product(range(V), repeat=num_tokens - 1))
     tokens_NT = torch.tensor([[*SAMPLED_PROMPT, *prefix] for prefix in prefixes])
     warpers: list[Any] = [TemperatureLogitsWarper(sampling.temperature)]
     if sampling.top_k:
@@ -146,11 +152,11 @@ def exact_probs(model: Any, sampling: Sampling) -> Tensor:
 
     probs = torch.ones((), dtype=torch.float64)
     logits_NTV = plain_logits(model, tokens_NT)[:, len(SAMPLED_PROMPT) - 1 :]
-    for i in range(NUM_SAMPLED_TOKENS):
-        scores_NV = logits_NTV[:: SAMPLED_VOCAB_SIZE ** (NUM_SAMPLED_TOKENS - 1 - i), i].double()
+    for i in range(num_tokens):
+        scores_NV = logits_NTV[:: V ** (num_tokens - 1 - i), i].double()
         for warper in warpers:
             scores_NV = warper(None, scores_NV)
-        probs = probs[..., None] * scores_NV.softmax(-1).view(*probs.shape, SAMPLED_VOCAB_SIZE)
+        probs = probs[..., None] * scores_NV.softmax(-1).view(*probs.shape, V)
     return probs
 
 
@@ -162,6 +168,7 @@ def sample_texts(
     sampling: Sampling,
     first_seed: int = 0,
     num_samples: int = NUM_SAMPLES,
+    num_tokens: int = NUM_SAMPLED_TOKENS,
 ) -> tuple[Tensor, float]:
     """Texts [N, 6], NUM_ROWS of them decoded at once, and the share of drafts accepted."""
     results: list[Result] = []
@@ -170,7 +177,7 @@ def sample_texts(
         requests = [
             Request(
                 prompt_ids=SAMPLED_PROMPT,
-                max_new_tokens=NUM_SAMPLED_TOKENS,
+                max_new_tokens=num_tokens,
                 seed=s,
                 prediction_ids=SAMPLED_PREDICTION,
             )
@@ -186,9 +193,10 @@ def sampled_p_value(texts_N6: Tensor, probs: Tensor, triple: slice) -> float:
 
     A text of probability 0 gives p = 0.
     """
-    other = [i for i in range(NUM_SAMPLED_TOKENS) if i not in range(NUM_SAMPLED_TOKENS)[triple]]
+    V, places = probs.shape[0], range(probs.ndim)
+    other = [i for i in places if i not in places[triple]]
     expected = probs.sum(dim=other).flatten() * len(texts_N6)
-    weights_3 = torch.tensor([SAMPLED_VOCAB_SIZE**2, SAMPLED_VOCAB_SIZE, 1])
+    weights_3 = torch.tensor([V**2, V, 1])
     cells_N = (texts_N6[:, triple] * weights_3).sum(1)
     observed = torch.bincount(cells_N, minlength=len(expected)).double()
     if bool((observed[expected == 0] > 0).any()):

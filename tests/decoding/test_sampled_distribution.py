@@ -44,6 +44,7 @@ WITH_PROBABILITIES = (
     "self_speculation",
     "draft_model, tree 3 2",
     "self_speculation, tree 3 2",
+    "token_intersection",
 )
 CHAIN, TREE = "draft_model", "draft_model, tree 3 2"
 CASES = [
@@ -74,7 +75,7 @@ def drafter_for(name: str, bench: SamplingBench) -> Drafter:
 
 # Their drafts come out of code that another of the cases samples by, too.
 LIKE_OTHERS = ("eagle", "eagle, chain", "eagle3, static", "mtp", "self_speculation")
-LIKE_OTHERS += ("eagle3, chain", "self_speculation, tree 3 2")
+LIKE_OTHERS += ("eagle3, chain", "self_speculation, tree 3 2", "token_intersection")
 
 
 @pytest.mark.slow  # 10,000 texts a case

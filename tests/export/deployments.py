@@ -14,6 +14,8 @@ from specbench.inputs.pairing import Drafter, Pairing, Target
 TARGET = Target(name="big", model=ModelSpec(source="org/Big-8B"), drafters=())
 MODELS = {
     "draft_model": "org/Small-1B",
+    "token_intersection": "org/Other-1B",
+    "string_match": "org/Other-1B",
     "eagle": "org/Big-EAGLE",
     "eagle3": "org/Big-EAGLE3",
     "peagle": "org/Big-P-EAGLE",

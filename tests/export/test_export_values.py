@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from specbench.errors import UsageError
 from specbench.export.deployment import GREEDY, MATCHED, REJECTION
 from tests.export.deployments import (
     SEVERAL,
@@ -27,6 +28,8 @@ from tests.export.deployments import (
         ("eagle", {"tree": "chain"}, REJECTION),
         ("eagle", {"tree": "dynamic"}, MATCHED),
         ("medusa", {}, MATCHED),
+        ("token_intersection", {}, REJECTION),
+        ("string_match", {}, MATCHED),
         ("ngram", {}, MATCHED),
         ("suffix", {}, MATCHED),
     ],
@@ -146,3 +149,33 @@ def test_transformers_drafts_k_in_every_round_from_the_whole_distribution():
         assert said in made
     early = exported("transformers", deployment("self_speculation", 3, num_layers=2)).config.text
     assert "assistant_early_exit=2" in early
+
+
+def test_a_draft_of_another_vocabulary_drafts_greedily_in_vllm():
+    made = exported("vllm", deployment("token_intersection", 3, temperature=0.7))
+    assert config_of(made) == {
+        "method": "draft_model",
+        "num_speculative_tokens": 3,
+        "use_heterogeneous_vocab": True,
+        "model": "org/Other-1B",
+        "draft_sample_method": "greedy",
+    }
+    assert any("drafts that are drawn" in lost for lost in made.not_expressed)
+
+
+@pytest.mark.parametrize(
+    ("method", "temperature"), [("string_match", 0.0), ("token_intersection", 0.7)]
+)
+def test_generate_is_given_both_tokenizers_where_they_differ(method, temperature):
+    text = exported("transformers", deployment(method, temperature=temperature)).config.text
+    assert "assistant_tokenizer = AutoTokenizer.from_pretrained('org/Other-1B')" in text
+    assert "tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer)" in text
+    with pytest.raises(UsageError, match="string_match at temperature 0 and token_intersection"):
+        exported("transformers", deployment(method, temperature=0.7 - temperature))
+
+
+def test_llama_cpp_translated_drafts_until_may_2026():
+    made = exported("llama_cpp", deployment("string_match", 3), "2026-04")
+    assert flag(made, "--model-draft") == "Other-1B.gguf"
+    with pytest.raises(UsageError, match="a build that translates drafts"):
+        exported("llama_cpp", deployment("string_match", 3))

@@ -20,6 +20,8 @@ FORWARDS = [
     ("dflash", 3, {}, 2),
     ("ngram", 3, {}, 0),
     ("suffix", 3, {}, 0),
+    ("token_intersection", 3, {}, 3),
+    ("string_match", 3, {}, 3),
     ("lookahead", 3, {}, 0),
     ("token_recycling", 3, {}, 0),
 ]

@@ -24,7 +24,8 @@ class TinyDrafters:
 
     def __init__(self, folder: Path) -> None:
         self.files = write_model(folder / "target")
-        write_model(folder / "draft_model", num_hidden_layers=2)
+        for method in ("draft_model", "token_intersection", "string_match"):
+            write_model(folder / method, num_hidden_layers=2)
         for method in (*HEADS, "mtp"):
             write_head(folder / method, method, self.files)
         self._folder = folder

@@ -1,7 +1,8 @@
 """llama.cpp: `llama-server`, whose dialect changed with pull request 22673 of May 2026.
 
 Since then a draft model drafts only where --spec-type says how; before, --model-draft alone did,
-and --spec-type knew the kinds without a model. `--engine-version` is a date (2026-04) or a
+and --spec-type knew the kinds without a model. Drafts of another vocabulary were translated then
+and are refused by later builds. `--engine-version` is a date (2026-04) or a
 build (b9235) as `llama-server --version` prints it.
 """
 
@@ -32,6 +33,11 @@ _NEAREST = {
     "lookahead": "ngram",
     "token_recycling": "ngram",
     "self_speculation": "draft_model with a small model of the target's family",
+    "token_intersection": "draft_model with a small model of the target's family",
+    "string_match": (
+        "draft_model with a small model of the target's family, or a build that translates drafts "
+        "(--engine-version 2026-04)"
+    ),
 }
 
 
@@ -83,7 +89,8 @@ def _dialect(version: str | None) -> _Dialect:
 
 def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
     method, k = deployment.method, str(deployment.k)
-    if method in _NEAREST:
+    translates = method == "string_match" and not dialect.is_new
+    if method in _NEAREST and not translates:
         deployment.refuse("llama_cpp", _NEAREST[method])
     flags = []
     if deployment.drafter is not None:
@@ -100,7 +107,7 @@ def _draft_flags(deployment: Deployment, dialect: _Dialect) -> list[str]:
         size = str(deployment.setting("max_ngram"))
         flags += ["--spec-type", "ngram-simple", "--draft-max", k]
         return [*flags, "--spec-ngram-size-n", size, "--spec-ngram-size-m", k]
-    if method != "draft_model":
+    if method != "draft_model" and not translates:
         raise UsageError(
             f"llama.cpp before {_CHANGED} has no {method}; nearest: draft_model, or a newer build"
         )

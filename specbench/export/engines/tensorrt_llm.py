@@ -41,6 +41,8 @@ _NEAREST = {
     "lookahead": "ngram",
     "token_recycling": "ngram",
     "self_speculation": "draft_model with a small model of the target's family",
+    "token_intersection": "draft_model with a small model of the target's family",
+    "string_match": "draft_model with a small model of the target's family",
 }
 
 

@@ -31,6 +31,8 @@ _NEAREST = {
     "lookahead": "ngram",
     "token_recycling": "ngram",
 }
+# Between different tokenizers: the one way at temperature 0, the other above.
+_RETOKENIZING = ("string_match", "token_intersection")
 
 _PROGRAM = """\
 import sys
@@ -54,6 +56,9 @@ print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_t
 _ASSISTANT = """\
 assistant = AutoModelForCausalLM.{model}
 assistant.generation_config = GenerationConfig({settings})
+"""
+_ASSISTANTS_TOKENIZER = """\
+assistant_tokenizer = AutoTokenizer.from_pretrained({source})
 """
 
 
@@ -87,10 +92,13 @@ def _program(deployment: Deployment) -> str:
     assistant, arguments = "", ""
     if deployment.k and deployment.method in _NEAREST:
         deployment.refuse("transformers", _NEAREST[deployment.method])
-    elif deployment.k and deployment.method in ("draft_model", "dflash"):
+    elif deployment.k and deployment.method in ("draft_model", "dflash", *_RETOKENIZING):
         model = _loading(deployment, is_drafter=True)
         assistant = _ASSISTANT.format(model=model, settings=_keywords(drafting))
         arguments = ", assistant_model=assistant"
+        if deployment.method in _RETOKENIZING:
+            assistant += _ASSISTANTS_TOKENIZER.format(source=_retokenized(deployment))
+            arguments += ", tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer"
         if deployment.method == "dflash":
             settings["speculation_type"] = "dflash"
     elif deployment.k and deployment.method == "ngram":
@@ -107,6 +115,17 @@ def _program(deployment: Deployment) -> str:
         settings=_keywords(settings),
         arguments=arguments,
     )
+
+
+def _retokenized(deployment: Deployment) -> str:
+    """Where the assistant's tokenizer is; UsageError where transformers would draft otherwise."""
+    if deployment.method != _RETOKENIZING[deployment.temperature > 0]:
+        deployment.refuse(
+            "transformers",
+            "string_match at temperature 0 and token_intersection above it, which are what "
+            "generate does there",
+        )
+    return _source(deployment.head, {})
 
 
 def _early_exit(deployment: Deployment) -> int:
@@ -144,6 +163,11 @@ def _keywords(values: dict[str, Any]) -> str:
 def _lost(deployment: Deployment) -> list[str]:
     lost = ["more than one request at a time: assisted generation takes a batch of one"]
     lost += deployment.tree_lost
+    if deployment.method in _RETOKENIZING:
+        lost.append(
+            "models of equal vocab_size with different tokenizers: transformers takes their "
+            "tokenizers for equal and stops"
+        )
     if deployment.method == "ngram":
         lost.append(
             f"min_ngram {deployment.setting('min_ngram')}: prompt lookup tries suffixes down to "

@@ -23,11 +23,14 @@ CONFIG_NAME = None
 _OLDEST, _NEWEST = (0, 30), (0, 33)
 _WITHOUT_MEDUSA = (0, 33)
 _WITH_MODEL = ("draft_model", "eagle", "eagle3", "peagle", "medusa", "mtp", "dflash")
+# Ways to run another method, as vLLM has it.
+_NAMES = {"peagle": "eagle3", "token_intersection": "draft_model"}
 _NEAREST = {
     "previous_turn": "ngram, or suffix, which remembers earlier answers",
     "lookahead": "ngram",
     "token_recycling": "suffix",
     "self_speculation": "draft_model with a small model of the target's family",
+    "string_match": "token_intersection, which vLLM has (use_heterogeneous_vocab)",
     "medusa": "an eagle or eagle3 head; medusa ended with vLLM 0.32 (--engine-version 0.32)",
 }
 
@@ -52,9 +55,12 @@ def _speculative_config(deployment: Deployment, *, has_medusa: bool) -> dict[str
     method = deployment.method
     if method in _NEAREST and not (method == "medusa" and has_medusa):
         deployment.refuse("vllm", _NEAREST[method])
-    config: dict[str, Any] = {"method": method, "num_speculative_tokens": deployment.k}
-    if method == "peagle":  # as vLLM has it, a way to run EAGLE-3
-        config |= {"method": "eagle3", "parallel_drafting": True}
+    name = _NAMES.get(method, method)
+    config: dict[str, Any] = {"method": name, "num_speculative_tokens": deployment.k}
+    if method == "peagle":
+        config["parallel_drafting"] = True
+    if method == "token_intersection":
+        config["use_heterogeneous_vocab"] = True
     if deployment.drafter is not None:
         config["model"] = model_name(deployment.drafter)
         if deployment.drafter.revision:
@@ -67,9 +73,9 @@ def _speculative_config(deployment: Deployment, *, has_medusa: bool) -> dict[str
         config["suffix_decoding_max_cached_requests"] = deployment.setting("max_cached_requests")
         config["suffix_decoding_max_spec_factor"] = deployment.setting("max_spec_factor")
         config["suffix_decoding_min_token_prob"] = deployment.setting("min_token_prob")
-    if method in _WITH_MODEL and deployment.temperature > 0:
+    if name in _WITH_MODEL and deployment.temperature > 0:
         # vLLM drafts greedily at any temperature unless told otherwise.
-        drawn = deployment.draws_drafts
+        drawn = deployment.draws_drafts and method != "token_intersection"
         config["draft_sample_method"] = "probabilistic" if drawn else "greedy"
     if deployment.is_tiered:
         config["num_speculative_tokens_per_batch_size"] = _schedule(deployment)
@@ -102,6 +108,11 @@ def _lost(deployment: Deployment) -> list[str]:
         )
     if deployment.drafter is not None:
         lost += head_lost(deployment.method, deployment.drafter)
+    if deployment.method == "token_intersection" and deployment.temperature > 0:
+        lost.append(
+            "drafts that are drawn: between different vocabularies vLLM drafts greedily, which "
+            "accepts fewer tokens than measured"
+        )
     if deployment.method == "suffix":
         lost.append("suffix needs the package arctic-inference beside vLLM")
     return lost

@@ -1,0 +1,154 @@
+"""A draft model with another tokenizer: the target's text in its tokens, read on the host.
+
+Shape suffixes: B rows, T tokens, D the draft's vocabulary.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.drafters.registry import Parts
+from specbench.footprint import PREFILL_CHUNK, rounded_up
+from specbench.models.retokenizer import Reading, Retokenizer
+from specbench.round.drafter import (
+    Footprint,
+    Outcome,
+    OwnForward,
+    PlainDrafter,
+    RowBuffer,
+)
+from specbench.round.state import State
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A row's text as it was read, and the draft's tokens whose keys the cache has."""
+
+    reading: Reading
+    fed: list[int] = field(default_factory=list)
+
+
+class Standing(NamedTuple):
+    """Where the draft stands in its own tokens after the rows' texts."""
+
+    logits_B1D: Tensor  # for its next token
+    length_B1: Tensor  # tokens of its own up to here, the place of the next
+    span: int
+
+
+class RetokenizedModel(PlainDrafter):
+    """What drafters share whose model reads the text in tokens of its own.
+
+    Positions differ, and so do the tokens as the text grows: each round the host reads what is
+    new, encodes the word that was open anew, and feeds what follows the tokens still shared.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.retokenizer = Retokenizer(*parts.tokenizers())
+        self.runner = parts.draft_runner()
+        self._rows: list[_Row] = []
+        self._filled: set[int] = set()  # rows whose prompt is to be read
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        def forwards(k: int) -> tuple[OwnForward, ...]:
+            return (OwnForward(1, 1),) * k
+
+        return Footprint(runner=self.runner, keeps=self.runner, forwards=forwards)
+
+    @property
+    def buffers(self) -> tuple[RowBuffer, ...]:
+        return (self.runner.cache,)
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        self.runner.allocate(num_rows, max_len)
+        self._rows = [_Row(self.retokenizer.read()) for _ in range(num_rows)]
+        self._filled.clear()
+
+    def begin(self, state: State, predictions: object) -> None:  # noqa: ARG002
+        """Keys of the row's last text are kept as far as the new one begins like it."""
+        for number in self._numbers(state):
+            self._rows[number].reading = self.retokenizer.read()
+            self._filled.add(number)
+
+    def observe(self, state: State, outcome: Outcome) -> None:  # noqa: ARG002
+        """Read prompts that were just prefilled; rounds, which may be replayed, find none."""
+        if not self._filled.isdisjoint(self._numbers(state)):
+            self.stand(state, 0)
+
+    def catch_up(self, state: State, num_tokens: int, span: int) -> None:  # noqa: ARG002
+        self.stand(state, 0)
+
+    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:  # noqa: ARG002
+        """A sample of a prompt that was not read yet reads it by itself."""
+        if source in self._filled:
+            return
+        fed = self._rows[source].fed
+        self._rows[destination] = _Row(self.retokenizer.read(), [*fed])
+        self._filled.discard(destination)
+        self.runner.cache.copy_row(source, destination, len(fed))
+
+    def stand(self, state: State, k: int) -> Standing:
+        """Feed what the rows' texts have beyond the cache, and make room for k drafts."""
+        rows = [self._rows[number] for number in self._numbers(state)]
+        self._filled.difference_update(self._numbers(state))
+        self._read(state, rows)
+        texts = [row.reading.ids or [0] for row in rows]  # a model stands after some token
+        longest = max(map(len, texts)) + k
+        self._make_room(longest)
+        span = min(rounded_up(longest), self.runner.cache.max_len)
+        # The last token is always fed: its logits are wanted.
+        num_new = max(
+            len(ids) - min(_num_equal(row.fed, ids), len(ids) - 1)
+            for row, ids in zip(rows, texts, strict=True)
+        )
+        for begin in range(num_new, 0, -PREFILL_CHUNK):
+            # The same place from the end in every row: what was fed before is fed alike.
+            places_T = range(-begin, -max(begin - PREFILL_CHUNK, 0))
+            at = [[max(len(ids) + place, 0) for place in places_T] for ids in texts]
+            tokens = [[ids[i] for i in of_row] for ids, of_row in zip(texts, at, strict=True)]
+            tokens_BT, positions_BT = torch.tensor([tokens, at], device=self.runner.device)
+            last_1 = torch.full_like(tokens_BT[0, :1], tokens_BT.shape[1] - 1)
+            out = self.runner.forward(
+                tokens_BT, positions_BT, span, first_row=state.first_row, last_B=last_1
+            )
+        for row, ids in zip(rows, texts, strict=True):
+            row.fed = ids
+        return Standing(out.logits, positions_BT[:, -1:] + 1, span)
+
+    def word(self, state: State, i: int) -> bytes:
+        """The word that the text of a row ends in."""
+        return self._rows[state.first_row + i].reading.word
+
+    def _read(self, state: State, rows: list[_Row]) -> None:
+        """Bring the texts up to the current tokens."""
+        lengths = [length + 1 for length in state.length_B.tolist()]
+        for row, length in zip(rows, lengths, strict=True):
+            if row.reading.num_read > length:  # a copy of a row that stood further on
+                row.reading = self.retokenizer.read()
+        news = [length - row.reading.num_read for row, length in zip(rows, lengths, strict=True)]
+        if most := max(news):
+            offsets_T = torch.arange(1 - most, 1, device=state.length_B1.device)
+            last_BT = state.tokens_at((state.length_B1 + offsets_T).clamp(min=0)).tolist()
+            for row, new, tokens in zip(rows, news, last_BT, strict=True):
+                row.reading.extend(tokens[most - new :])
+
+    def _make_room(self, num_tokens: int) -> None:
+        """A text may be longer in these tokens than in the target's; a larger cache is empty."""
+        if num_tokens > self.runner.cache.max_len:
+            self.runner.allocate(len(self._rows), rounded_up(2 * num_tokens))
+            for row in self._rows:
+                row.fed = []
+
+    def _numbers(self, state: State) -> range:
+        return range(state.first_row, state.first_row + state.num_rows)
+
+
+def _num_equal(some: list[int], others: list[int]) -> int:
+    """Leading tokens that two texts share."""
+    pairs = zip(some, others, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -1,0 +1,87 @@
+"""A small model of another vocabulary drafts text, which the host encodes in the target's tokens.
+
+Shape suffixes: B rows, K drafts, R numbers a row.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.shared.retokenized_model import RetokenizedModel
+from specbench.models.retokenizer import Encoder, require_common_tokens
+from specbench.records import Sampling
+from specbench.round.drafter import Proposal, Traits
+from specbench.round.growth import grow_chain
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+
+_GREEDY = Sampler(Sampling())
+
+
+@drafter("string_match", model="required", retokenizes=True)
+class StringMatch(RetokenizedModel):
+    """Drafts the text of a model with another tokenizer, encoded anew in the target's tokens
+    (Timor et al. 2025, arXiv:2502.05202, SLEM).
+
+    The draft guesses its likeliest K tokens, of which the target may need fewer or more; at most
+    K of those are checked. Drafts without probabilities, matched against the target's own tokens.
+    """
+
+    traits = Traits(needs_host=True)
+
+    def __init__(self, parts: Parts) -> None:
+        target, draft = parts.tokenizers()
+        require_common_tokens(target.vocabulary, draft.vocabulary)
+        super().__init__(parts)
+        self._target = Encoder(target)
+        self._draft = self.retokenizer.encoder
+        names = target.vocabulary.specials()
+        # The target's tokens for the draft's special ones; none where it has no such name.
+        self._specials = {
+            i: [names[name]] if name in names else []
+            for name, i in draft.vocabulary.specials().items()
+        }
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        logits_B1D, length_B1, own_span = self.stand(state, k)
+        ahead_B1 = length_B1 - state.length_B1 - 1
+
+        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
+            return self.runner.forward(
+                tokens_B1, positions_B1 + ahead_B1, own_span, first_row=state.first_row
+            ).logits
+
+        guessed = grow_chain(state, logits_B1D[:, 0], follow, k, _GREEDY).tokens_BK.tolist()
+        drafts = [self._encoded(self.word(state, i), ids)[:k] for i, ids in enumerate(guessed)]
+        padded_BR = [[len(ids), *ids, *[0] * (k - len(ids))] for ids in drafts]
+        numbers_BR = torch.tensor(padded_BR, dtype=torch.long, device=state.budget_B.device)
+        return Proposal(numbers_BR[:, 1:], numbers_BR[:, 0])
+
+    def _encoded(self, word: bytes, guessed: Sequence[int]) -> list[int]:
+        """The target's tokens for what the draft guessed, up to its first special token.
+
+        Encoded together with the word that it may go on with, if the tokens of that word come
+        out whole; else by itself, and not at all where its text would not.
+        """
+        end = next((i for i, token in enumerate(guessed) if token in self._specials), len(guessed))
+        special = [own for token in guessed[end : end + 1] for own in self._specials[token]]
+        text = self._draft.text(guessed[:end])
+        if not text:
+            return special
+        for before in (word, b""):
+            ids = self._target.encode(before + text)
+            num_before = self._num_tokens(ids, len(before))
+            if num_before is not None and self._target.text(ids) == before + text:
+                return [*ids[num_before:], *special]
+        return []
+
+    def _num_tokens(self, ids: Sequence[int], num_bytes: int) -> int | None:
+        """How many leading tokens have so many bytes; None where a token straddles the place."""
+        num_seen = 0
+        for num, token in enumerate(ids):
+            if num_seen >= num_bytes:
+                return num if num_seen == num_bytes else None
+            num_seen += len(self._target.text([token]))
+        return len(ids) if num_seen == num_bytes else None

@@ -1,0 +1,63 @@
+"""A small model of another vocabulary drafts the tokens that both vocabularies have.
+
+Shape suffixes: B rows, T tokens, S tokens in common, D the draft's vocabulary, V the target's.
+"""
+
+import torch
+from torch import Tensor
+
+from specbench.drafters.registry import Parts, drafter
+from specbench.drafters.shared.retokenized_model import RetokenizedModel
+from specbench.errors import CompatibilityError
+from specbench.model_files.vocabulary import NOTHING_IN_COMMON
+from specbench.models.retokenizer import require_common_tokens
+from specbench.round.drafter import Proposal, Traits
+from specbench.round.growth import grow_chain
+from specbench.round.sampling import Sampler
+from specbench.round.state import State
+
+
+@drafter("token_intersection", model="required", draws=True, retokenizes=True)
+class TokenIntersection(RetokenizedModel):
+    """Drafts from a model with another tokenizer, only tokens that both have (Timor et al. 2025,
+    arXiv:2502.05202, TLI).
+
+    The draft's distribution is renormalised over these tokens before one is drawn, and that is
+    the q that drafts are judged by: lossless at any temperature.
+    """
+
+    traits = Traits(needs_host=True, chains_nest=True)
+
+    def __init__(self, parts: Parts) -> None:
+        target, draft = (tokenizer.vocabulary for tokenizer in parts.tokenizers())
+        draft_ids = require_common_tokens(target, draft).draft_ids
+        super().__init__(parts)
+        # A tokenizer may have ids that its model has no row for.
+        width, own_width = parts.target.vocab_size, self.runner.vocab_size
+        pairs = [(i, own) for i, own in draft_ids.items() if i < width and own < own_width]
+        if not pairs:
+            raise CompatibilityError(NOTHING_IN_COMMON)
+        self._target_S, self._draft_S = torch.tensor(pairs, device=parts.target.device).T
+        self._draft_ids_V = torch.zeros(width, dtype=torch.long, device=parts.target.device)
+        self._draft_ids_V[self._target_S] = self._draft_S
+
+    def propose(self, state: State, k: int, span: int, sampler: Sampler) -> Proposal:  # noqa: ARG002
+        logits_B1D, length_B1, own_span = self.stand(state, k)
+        ahead_B1 = length_B1 - state.length_B1 - 1
+
+        def follow(tokens_B1: Tensor, positions_B1: Tensor) -> Tensor:
+            out = self.runner.forward(
+                self._draft_ids_V[tokens_B1],
+                positions_B1 + ahead_B1,
+                own_span,
+                first_row=state.first_row,
+            )
+            return self._in_common(out.logits)
+
+        return grow_chain(state, self._in_common(logits_B1D)[:, 0], follow, k, sampler)
+
+    def _in_common(self, logits_BTD: Tensor) -> Tensor:
+        """Over the target's vocabulary [B, T, V]; tokens that only one side has are impossible."""
+        shape = (*logits_BTD.shape[:2], len(self._draft_ids_V))
+        nothing_BTV = logits_BTD.new_full(shape, -torch.inf)
+        return nothing_BTV.index_copy_(2, self._target_S, logits_BTD.index_select(2, self._draft_S))

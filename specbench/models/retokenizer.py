@@ -1,0 +1,141 @@
+"""A model's text in another model's tokens, kept up with as the text grows.
+
+A text is encoded word by word, so that more of it changes nothing but the last word, and so
+that what a row is encoded as follows from its text alone.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from specbench.errors import CompatibilityError
+from specbench.model_files.vocabulary import (
+    NOTHING_IN_COMMON,
+    Overlap,
+    Vocabulary,
+    common_tokens,
+)
+
+MOST_WORDS = 1 << 16  # remembered
+LONGEST_WORD = 64  # tokens; scripts without spaces are cut there
+_WORDS = re.compile(rb"(?<=\S)(?=\s)")
+_RUNS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]+")
+
+
+class TextTokenizer(Protocol):
+    """What a tokenizer says of its tokens."""
+
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+
+    @property
+    def prefix_ids(self) -> tuple[int, ...]:
+        """What its model expects before any text."""
+        ...
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The ids of a text, nothing put before or after it."""
+        ...
+
+
+class Encoder:
+    """Bytes to the tokens of one vocabulary."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._texts = tokenizer.vocabulary.texts()
+        self._bytes = {text[0]: i for i, text in self._texts.items() if len(text) == 1}
+        self._words: dict[bytes, tuple[int, ...]] = {}
+
+    def encode(self, text: bytes) -> list[int]:
+        """The tokens of a text, word by word."""
+        return [i for word in _WORDS.split(text) for i in self.encode_word(word)]
+
+    def encode_word(self, word: bytes) -> tuple[int, ...]:
+        """As the tokenizer has it; bytes that are no whole character by tokens of a byte."""
+        ids = self._words.get(word)
+        if ids is None:
+            if len(self._words) >= MOST_WORDS:
+                self._words.clear()
+            ids = self._words[word] = tuple(self._encode(word))
+        return ids
+
+    def text(self, ids: Sequence[int]) -> bytes:
+        """Special tokens have none."""
+        return b"".join(self._texts.get(i, b"") for i in ids)
+
+    def _encode(self, word: bytes) -> Iterator[int]:
+        for run in _RUNS.findall(word.decode("utf-8", "surrogateescape")):
+            data = run.encode("utf-8", "surrogateescape")
+            if "\udc80" <= run[0] <= "\udcff":
+                yield from (self._bytes[byte] for byte in data if byte in self._bytes)
+                continue
+            ids = self._tokenizer.ids(run)
+            if run[0] == " " and self.text(ids) == b" " + data:  # one that begins with a space
+                ids = self._tokenizer.ids(run[1:])
+            yield from ids
+
+
+class Reading:
+    """A text as far as it was read in the tokens of its own model, and as another's."""
+
+    def __init__(self, retokenizer: "Retokenizer") -> None:
+        self._own = retokenizer
+        self.num_read = 0
+        self.word = b""  # the last one, which may go on
+        self._num_in_word = 0
+        self._closed: list[int] = []  # the other's tokens up to it
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Read on: these come after the text."""
+        own = self._own
+        for token in tokens:
+            if token in own.source_specials:
+                self._close()
+                self._closed += own.specials.get(token, ())
+                continue
+            text = own.source_texts.get(token, b"")
+            begins = text[:1].isspace() and not self.word[-1:].isspace()
+            if begins or self._num_in_word == LONGEST_WORD:
+                self._close()
+            self.word += text
+            self._num_in_word += 1
+        self.num_read += len(tokens)
+
+    @property
+    def ids(self) -> list[int]:
+        """The whole text in the other's tokens, with what its model expects before it."""
+        ids, prefix = [*self._closed, *self._own.encoder.encode_word(self.word)], self._own.prefix
+        return ids if tuple(ids[: len(prefix)]) == prefix else [*prefix, *ids]
+
+    def _close(self) -> None:
+        self._closed += self._own.encoder.encode_word(self.word)
+        self.word, self._num_in_word = b"", 0
+
+
+class Retokenizer:
+    """From the tokens of `source` to those of `destination`.
+
+    Special tokens become those of the same name, or nothing.
+    """
+
+    def __init__(self, source: TextTokenizer, destination: TextTokenizer) -> None:
+        self.encoder = Encoder(destination)
+        self.prefix = destination.prefix_ids
+        self.source_texts = source.vocabulary.texts()
+        names = destination.vocabulary.specials()
+        of_source = source.vocabulary.specials()
+        self.source_specials = frozenset(of_source.values())
+        self.specials = {i: (names[name],) for name, i in of_source.items() if name in names}
+
+    def read(self) -> Reading:
+        """A text of which nothing was read yet."""
+        return Reading(self)
+
+
+def require_common_tokens(target: Vocabulary, draft: Vocabulary) -> Overlap:
+    """CompatibilityError where the two have no token in common, or do not tell their text."""
+    found = common_tokens(target, draft)
+    if not found.draft_ids:
+        raise CompatibilityError(NOTHING_IN_COMMON)
+    return found

@@ -1,0 +1,162 @@
+"""A text in another model's tokens: the same text, whatever pieces it came in."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import CompatibilityError
+from specbench.model_files.spelling import text_of
+from specbench.model_files.vocabulary import Vocabulary, common_tokens
+from specbench.models.retokenizer import Retokenizer, require_common_tokens
+from specbench.models.tokenizer import Tokenizer
+from tests.other_tokenizers import SPECIALS, TEXTS, write_byte_level, write_pieces
+
+TEXT = "Drafts jump:\n\n  over Größe, 日本🎉 and   tabs\tnaïvely.\n"
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    folder = tmp_path_factory.mktemp("tokenizers")
+    return {
+        "bytes": write_byte_level(folder / "bytes", 400),
+        "pieces": write_pieces(folder / "pieces", 480),
+    }
+
+
+@pytest.mark.parametrize(
+    ("token", "spelling", "text"),
+    [
+        ("Ġthe", "bytes", b" the"),
+        ("Ċ", "bytes", b"\n"),
+        ("Ã", "bytes", b"\xc3"),
+        ("two words", "bytes", b"two words"),  # added by hand
+        ("▁the", "pieces", b" the"),
+        ("<0xC3>", "pieces", b"\xc3"),
+        ("ö", "pieces", "ö".encode()),
+    ],
+)
+def test_a_tokens_name_spells_its_text(token, spelling, text):
+    assert text_of(token, spelling) == text
+
+
+@pytest.mark.parametrize("kind", ["bytes", "pieces"])
+def test_the_texts_of_tokens_make_up_what_was_encoded(tokenizers, kind):
+    tokenizer = tokenizers[kind]
+    texts = tokenizer.vocabulary.texts()
+    before = b" " if kind == "pieces" else b""
+    assert b"".join(texts[i] for i in tokenizer.ids(TEXT)) == before + TEXT.encode()
+
+
+def vocabulary(*tokens: str, special: int = 0, spelling="bytes") -> Vocabulary:
+    ids = {token: i for i, token in enumerate(tokens)}
+    return Vocabulary(ids, frozenset(range(special)), spelling)
+
+
+def test_tokens_of_one_text_are_in_common_however_they_are_spelt():
+    target = vocabulary("<s>", "Ġthe", "a", "Ċ", "cat", special=1)
+    draft = vocabulary("<s>", "<0x61>", "cat", "▁the", "a", "dog", special=1, spelling="pieces")
+
+    found = common_tokens(target, draft)
+
+    # The piece `a`, not the byte that SentencePiece falls back to.
+    assert found.draft_ids == {0: 0, 1: 3, 2: 4, 4: 2}
+    assert found.share == 4 / 5
+    assert found.in_words == "4 tokens in common, 80.0 % of the target's and 66.7 % of the draft's"
+
+
+def test_a_special_token_is_in_common_with_a_special_one_alone():
+    target, draft = vocabulary("<s>", "a", special=1), vocabulary("a", "<s>", special=1)
+    assert common_tokens(target, draft).draft_ids == {}
+    with pytest.raises(CompatibilityError, match="no token in common"):
+        require_common_tokens(target, draft)
+
+
+def test_tokens_whose_text_is_not_told_are_not_in_common():
+    told, untold = vocabulary("a", "b"), vocabulary("a", "b", spelling=None)
+    assert common_tokens(told, untold).draft_ids == {}
+    with pytest.raises(CompatibilityError, match="does not tell the text of its tokens"):
+        require_common_tokens(untold, told)
+
+
+@pytest.mark.parametrize(("source", "destination"), [("bytes", "pieces"), ("pieces", "bytes")])
+def test_a_text_read_in_pieces_is_encoded_as_one_read_at_once(tokenizers, source, destination):
+    own, other = tokenizers[source], tokenizers[destination]
+    retokenizer = Retokenizer(own, other)
+    rng = random.Random(0)
+    # Texts as people write them, and as a random model does.
+    texts = [own.ids(text) for text in (TEXT, *TEXTS)]
+    texts += [rng.choices(range(2, len(own.ids_by_token)), k=90) for _ in range(20)]
+    for ids in texts:
+        whole, parts = retokenizer.read(), retokenizer.read()
+        whole.extend(ids)
+        done = 0
+        while done < len(ids):
+            step = rng.randint(1, 5)
+            parts.extend(ids[done : done + step])
+            assert retokenizer.encoder.text(parts.ids)  # asked for in between
+            done += step
+        assert parts.ids == whole.ids
+        assert (parts.num_read, parts.word) == (len(ids), whole.word)
+
+
+def test_more_text_changes_only_what_the_open_word_became(tokenizers):
+    retokenizer = Retokenizer(tokenizers["bytes"], tokenizers["pieces"])
+    reading, before = retokenizer.read(), []
+    for token in tokenizers["bytes"].ids(TEXT):
+        reading.extend([token])
+        closed = reading.ids[: len(reading.ids) - len(retokenizer.encoder.encode(reading.word))]
+        assert closed[: len(before)] == before
+        before = closed
+
+
+def test_the_text_stays_the_same_in_byte_level_tokens(tokenizers):
+    retokenizer = Retokenizer(tokenizers["pieces"], tokenizers["bytes"])
+    for text in (TEXT, *TEXTS):
+        reading = retokenizer.read()
+        reading.extend(tokenizers["pieces"].ids(text))
+        assert retokenizer.encoder.text(reading.ids) == b" " + text.encode()
+
+
+def test_half_a_character_is_encoded_by_its_bytes(tokenizers):
+    for kind in ("bytes", "pieces"):
+        encoder = Retokenizer(tokenizers["bytes"], tokenizers[kind]).encoder
+        assert encoder.text(encoder.encode(b" a\xe6\x97")) == b" a\xe6\x97"
+
+
+def test_special_tokens_become_those_of_the_same_name_or_nothing(tokenizers):
+    target, draft = tokenizers["bytes"], tokenizers["pieces"]
+    end, turn = (target.ids_by_token[name] for name in SPECIALS)
+    retokenizer = Retokenizer(target, draft)
+    del retokenizer.specials[turn]  # as if the draft had no such token
+
+    reading = retokenizer.read()
+    reading.extend([turn, *target.ids(" the fox"), end, *target.ids(" dog")])
+
+    expected = (*draft.ids(" the fox"), draft.ids_by_token[SPECIALS[0]], *draft.ids(" dog"))
+    assert tuple(reading.ids) == expected
+
+
+def test_what_a_model_expects_before_a_text_is_put_there_once(tokenizers):
+    target, draft = tokenizers["bytes"], tokenizers["pieces"]
+    retokenizer = Retokenizer(target, draft)
+    start = draft.ids_by_token[SPECIALS[0]]
+    retokenizer.prefix = (start,)
+    for before in ((), (target.ids_by_token[SPECIALS[0]],)):
+        reading = retokenizer.read()
+        reading.extend([*before, *target.ids(" the fox")])
+        assert tuple(reading.ids) == (start, *draft.ids(" the fox"))
+
+
+def test_a_tokenizer_says_what_its_model_expects_before_a_text(tokenizers, tmp_path: Path):
+    from tokenizers.processors import TemplateProcessing
+    from transformers import AutoTokenizer
+
+    assert tokenizers["bytes"].prefix_ids == ()
+    inner = AutoTokenizer.from_pretrained(tokenizers["bytes"].location)
+    start = [("<|turn|>", inner.convert_tokens_to_ids("<|turn|>"))]
+    template = TemplateProcessing(single="<|turn|> $A", special_tokens=start)
+    inner.backend_tokenizer.post_processor = template
+    inner.save_pretrained(tmp_path)
+    made = Tokenizer(str(tmp_path), revision=None, trust_remote_code=False)
+    assert made.prefix_ids == (made.ids_by_token["<|turn|>"],)

@@ -1,0 +1,63 @@
+"""A draft with another tokenizer, by its files alone: what is in common, and which method fits."""
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.fit.compatibility import Compatibility, check_drafter
+from specbench.fit.discover import drafter_of
+from specbench.inputs.config import Drafter
+from specbench.inputs.model_spec import ModelSpec
+from specbench.model_files.model import ModelFiles
+from tests.fit.test_compatibility import change_tokenizer, check, only
+from tests.fit.test_compatibility import draft as draft
+from tests.fit.test_compatibility import target as target
+
+
+def renamed(model: ModelFiles, number: int) -> ModelFiles:
+    """So many of its tokens are the target's no longer."""
+
+    def change(content):
+        vocab = content["model"]["vocab"]
+        for token in sorted(vocab, key=vocab.get)[3 : 3 + number]:
+            vocab[token * 2] = vocab.pop(token)
+
+    return change_tokenizer(model, change)
+
+
+def with_method(target: ModelFiles, draft: ModelFiles, method: str) -> Compatibility:
+    spec = ModelSpec(source=str(draft.folder), folder=draft.folder)
+    return check_drafter(target, Drafter(name="draft", method=method, model=spec))
+
+
+def test_a_refused_tokenizer_says_which_methods_can_use_it_and_what_is_in_common(target, draft):
+    found = only(check(target, renamed(draft, 102)), "refused")
+    assert "157 tokens in common, 60.6 % of the target's and 60.6 % of the draft's" in found.reason
+    assert "method token_intersection drafts these, string_match whole texts" in found.reason
+
+
+@pytest.mark.parametrize("method", ["token_intersection", "string_match"])
+def test_another_tokenizer_fits_with_what_is_in_common_and_what_it_costs(target, draft, method):
+    found = only(with_method(target, renamed(draft, 102), method), "warning")
+    assert (found.field, found.target, found.draft) == ("tokenizer", "259 tokens", "259 tokens")
+    assert found.reason.startswith("157 tokens in common, 60.6 % of the target's")
+    assert "every round waits for the host" in found.reason
+
+
+def test_an_equal_tokenizer_needs_no_such_method(target, draft):
+    found = only(with_method(target, draft, "token_intersection"), "warning")
+    assert "draft_model drafts the same without the host" in found.reason
+
+
+def test_a_tokenizer_that_does_not_tell_its_tokens_texts_is_refused(target, draft):
+    changed = change_tokenizer(draft, lambda content: content.update(decoder=None))
+    found = only(with_method(target, changed, "token_intersection"), "refused")
+    assert "does not tell the text of its tokens" in found.reason
+
+
+@pytest.mark.parametrize("method", ["token_intersection", "string_match"])
+def test_a_draft_with_another_tokenizer_is_named_with_its_method(method, draft):
+    found = drafter_of(f"{method}={draft.folder}")
+    assert (found.method, found.model.folder) == (method, draft.folder)
+    assert found.name == f"draft-{method}"
+    with pytest.raises(UsageError, match=f"write {method}=MODEL"):
+        drafter_of(method)
