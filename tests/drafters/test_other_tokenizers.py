@@ -19,6 +19,8 @@ from specbench.forward.runner import Runner, StockRunner
 from specbench.models.tokenizer import Tokenizer
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter, Proposal
+from specbench.round.round import run_round
+from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.decoder import Decoder
@@ -37,6 +39,7 @@ from tests.decoding.lossless import (
     sampled_p_value,
 )
 from tests.decoding.models import exact_llama, generated, random_prompt, tiny_llama
+from tests.drafters.test_draft_model import CountingStockRunner
 from tests.drafters.test_suffix_graphs import ReplaysOfTheDevice
 from tests.other_tokenizers import TEXTS, revocabularied, write_byte_level, write_pieces
 
@@ -253,3 +256,21 @@ def test_vocabularies_without_a_token_in_common_are_refused_before_the_draft_is_
     for method in METHODS:
         with pytest.raises(CompatibilityError, match="no token in common"):
             build_drafter(method, parts, {})
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_a_row_that_moves_keeps_its_keys(method: str) -> None:
+    target, draft = StockRunner(tiny_llama()), CountingStockRunner(tiny_llama(1))
+    drafter = make_drafter(method, target, draft)
+    rows = Rows(target, drafter, num_rows=2, capacity=64, eos_ids=())
+    rows.begin(2)
+    prompts = enumerate((random_prompt(9, 0), random_prompt(20, 1)))
+    fills = [Fill(row=row, prompt_ids=ids, max_new_tokens=30, seed=0) for row, ids in prompts]
+    rows.fill(fills, Sampler(Sampling()))
+    rows.move_row(1, 0, 21)
+    draft.fed.clear()
+
+    run_round(target, drafter, rows.state.rows(0, 1), Sampler(Sampling()), k=3, span=64)
+
+    assert draft.fed == [1, 1, 1], "the current token and the drafts, not the prompt again"
