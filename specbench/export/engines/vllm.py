@@ -23,7 +23,7 @@ CONFIG_NAME = None
 _OLDEST, _NEWEST = (0, 30), (0, 33)
 _WITHOUT_MEDUSA = (0, 33)
 _WITH_MODEL = ("draft_model", "eagle", "eagle3", "peagle", "medusa", "mtp", "dflash")
-# Ways to run another method, as vLLM has it.
+# Our methods that are ways to run one of vLLM's.
 _NAMES = {"peagle": "eagle3", "token_intersection": "draft_model"}
 _NEAREST = {
     "previous_turn": "ngram, or suffix, which remembers earlier answers",
