@@ -45,7 +45,7 @@ def drafters_of(stored: "StoredRun", target: "Target") -> "tuple[Drafter, ...]":
     from specbench.inputs.config import load_pairings
 
     pairings = load_pairings(stored.run.settings.pairings_file).all
-    if any(pairing.target.model.location != target.model.location for pairing in pairings):
+    if any(pairing.target.model.place != target.model.place for pairing in pairings):
         raise UsageError(
             f"run {stored.run.run_id} ranks drafters for {pairings[0].target.name}, not for "
             f"{target.name}"

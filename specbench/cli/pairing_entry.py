@@ -46,12 +46,8 @@ def _target_of(file: Path, word: str, spec: "ModelSpec") -> "Target | None":
         targets = load_pairings(file).targets
     except SpecbenchError:
         return None
-    same = (t for t in targets if t.name == word or _place(t.model) == _place(spec))
+    same = (t for t in targets if t.name == word or t.model.place == spec.place)
     return next(same, None)
-
-
-def _place(spec: "ModelSpec") -> str:
-    return spec.source if spec.folder is None else str(spec.folder.resolve())
 
 
 def _as_written(target: "ModelSpec", file: Path) -> str:

@@ -47,6 +47,11 @@ class ModelSpec:
         return str(self.folder or self.source)
 
     @property
+    def place(self) -> str:
+        """The same for the same model, however its folder is written."""
+        return self.source if self.folder is None else str(self.folder.resolve())
+
+    @property
     def is_shape(self) -> bool:
         """True where there is only a config: its weights can only be made up."""
         return self.source.startswith("shape:")
