@@ -12,7 +12,10 @@ from specbench.forward.attention.kernel import Case
 from specbench.forward.compiled_steps import Programs
 from specbench.forward.contest import attention_contest
 from specbench.forward.forward_contest import FORWARDS, UNASKED, forward_contest
+from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.layer_self_test import check_layers
+from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward
 from specbench.kernels.availability import DEVICES
@@ -61,10 +64,20 @@ class KernelChoices:
         if not isinstance(runner, FusedRunner):
             return runner
         runner.programs = self._programs
-        for case in runner.cases:
-            chosen = self._attention(case, name).chosen
-            runner.kernels[case.window, case.is_tree] = ALL[chosen]
+        self._attend(runner.layers, name)
         return FORWARDS[self._forward(runner, forward, name).chosen](runner)
+
+    def settle_layers(self, layers: LayerStack, forward: Forward, name: str) -> tuple[str, ...]:
+        """Likewise a head's layers, which take their steps from the target; what is to be said."""
+        notes = check_layers(layers, forward, name)
+        if layers.fused is not None:
+            self._attend(layers.fused, name)
+        return notes
+
+    def _attend(self, layers: FusedLayers, name: str) -> None:
+        for case in layers.cases:
+            chosen = self._attention(case, name).chosen
+            layers.kernels[case.window, case.is_tree] = ALL[chosen]
 
     def _settle_draws(self, runner: Runner, name: str) -> None:
         """Let kernels of ours draw over such a vocabulary where they are right and the faster."""

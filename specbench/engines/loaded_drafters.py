@@ -14,6 +14,7 @@ from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, i
 from specbench.engines.packed_weights import packed_notes
 from specbench.engines.refusals import device_errors_told
 from specbench.errors import ModelError, UsageError
+from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import Forward, make_checked_runner
 from specbench.inputs.methods import find_method
@@ -122,6 +123,9 @@ class LoadedDrafters:
         )
         method = build_drafter(drafter.method, parts, dict(drafter.parameters))
         _refuse_trees(drafter.name, method, self._target.runner)
+        if isinstance(layers := method.footprint.keeps, LayerStack):
+            self._note(*self._kernels.settle_layers(layers, self._forward, drafter.name))
+            self._pool.give_back()  # parts of which joined matrices were made
         self._methods[drafter.name] = method
         if drafter.lossy is not None:
             self._rules[drafter.name] = drafter.lossy

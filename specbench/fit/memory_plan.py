@@ -115,7 +115,11 @@ def plan_pair(
         dtype = planned_dtype(target, place.device, place.dtype)
         if is_head:
             weights = head_weights(target, own, drafter.method, dtype)
-            draft = None if weights is None else _Model(weights=weights, size=DTYPE_BYTES[dtype])
+            if weights is not None:
+                layers = None
+                if weights.kv_bytes_per_token:  # else it has no layers
+                    layers = _layers(own, target.vocab_size, place, dtype)
+                draft = _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
         else:
             draft = _model(own, place, place.dtype, count)
         if draft is None:
@@ -131,16 +135,22 @@ def _model(
     if weights is None or is_hybrid(files.field):
         # Of a hybrid's layers some keep keys and some a state: only building it tells which.
         weights = _with_kept(weights, count(files, dtype) if count else None)
-    sizes = sizes_of(files)
-    if weights is None or sizes is None:
+    layers = None if weights is None else _layers(files, files.vocab_size, place, dtype)
+    if weights is None or layers is None:
         return None
-    layers = Layers(
+    return _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
+
+
+def _layers(files: ModelFiles, vocab_size: int, place: Place, dtype: str) -> Layers | None:
+    sizes = sizes_of(files)
+    if sizes is None:
+        return None
+    return Layers(
         sizes=sizes,
-        vocab_size=files.vocab_size,
+        vocab_size=vocab_size,
         size=DTYPE_BYTES[dtype],
         mirrored=place.device == "cpu",
     )
-    return _Model(weights=weights, size=DTYPE_BYTES[dtype], layers=layers)
 
 
 def _with_kept(weights: Weights | None, built: Weights | None) -> Weights | None:

@@ -19,7 +19,7 @@ class Layers:
     sizes: Sizes
     vocab_size: int
     size: int
-    mirrored: bool  # as forward/fused_runner.py keeps its hidden state on a CPU
+    mirrored: bool  # as forward/fused_layers.py keeps its hidden state on a CPU
 
     @property
     def kept_bytes(self) -> int:

@@ -109,7 +109,10 @@ class CompiledSteps:
         layer: FusedLayer,
         kept: Kept,
         places: tuple[Tensor, Tensor, Tensor],
+        entry: Tensor | None = None,
     ) -> None:
+        assert entry is None, "heads' layers run as they are"
+        assert layer.input_norm is not None
         self._pieces.before(
             hidden,
             layer.input_norm,
@@ -124,7 +127,14 @@ class CompiledSteps:
             self._eps,
         )
 
-    def after_attention(self, work: Workspace, hidden: Tensor, layer: FusedLayer) -> Tensor:
+    def after_attention(
+        self,
+        work: Workspace,
+        hidden: Tensor,
+        layer: FusedLayer,
+        *,
+        lasts: bool = False,  # noqa: ARG002 - it always does
+    ) -> Tensor:
         return self._pieces.after(
             hidden,
             work.joined,
@@ -137,6 +147,11 @@ class CompiledSteps:
             layer.down_bias,
             self._eps,
         )
+
+    def keys_alone(
+        self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kept: Kept, places: Any
+    ) -> None:
+        raise NotImplementedError("heads' layers run as they are")
 
     def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG002
         return _norm(hidden, weight, self._eps)
@@ -171,7 +186,7 @@ class CompiledSteps:
                 made = torch.empty(shape, dtype=layer.qkv.dtype, device=layer.qkv.device)
             return made.normal_(generator=generator)
 
-        mirrored = len(layer.input_norm) > sizes.hidden
+        mirrored = len(layer.mlp_norm) > sizes.hidden
         work = Workspace(
             sizes, drawn(N * sum(sizes.widths(mirrored=mirrored))), N, 1, mirrored=mirrored
         )

@@ -1,10 +1,10 @@
-"""The weights of a dense Llama-family model, joined so that a layer takes four matrix products.
+"""The weights of dense Llama-family layers, joined so that a layer takes four matrix products.
 
-Nothing is held twice: the joined matrices are made once, layer by layer, and the model's own
-parameters become views of them, so that its own forward still runs.
+Nothing is held twice: the joined matrices are made once, layer by layer, and the modules' own
+parameters become views of them, so that their own forward still runs.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +16,14 @@ _ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
+_FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+_NEEDS_LENGTH = ("dynamic", "longrope")
 
 
 class FusedLayer(NamedTuple):
     """One layer; matrices are transposed views [in, out], ready for a product from the right."""
 
-    input_norm: Tensor
+    input_norm: Tensor | None  # None: what comes in is read as it is
     qkv: Tensor
     qkv_bias: Tensor | None
     head_norm: Tensor | None  # [query heads + key heads, D], Qwen 3
@@ -49,16 +51,43 @@ def can_fuse(model: Any) -> str | None:
     name = type(model).__name__
     if name not in _ARCHITECTURES:
         return f"{name} is not one of {', '.join(_ARCHITECTURES)}"
-    if model.config.hidden_act != "silu":
-        return f"its activation is {model.config.hidden_act}, not silu"
-    layers = model.model.layers
+    decoder, head = model.model, model.lm_head
+    reason = _reason(model.config, decoder.layers, decoder.rotary_emb, [head], model.parameters())
+    if reason is None and head.bias is not None:
+        return "its lm_head has a bias"
+    return reason
+
+
+def can_fuse_layers(config: Any, layers: Sequence[Any], rotary: Any) -> str | None:
+    """Likewise for decoder layers by themselves, those of a head."""
+    for layer in layers:
+        for part, kind in ((layer.self_attn, "Attention"), (layer.mlp, "MLP")):
+            if (name := type(part).__name__) not in [f"{family}{kind}" for family in _FAMILIES]:
+                return f"{name} is not that of {', '.join(_FAMILIES)}"
+    rope_type = (config.rope_parameters or {}).get("rope_type")
+    if rope_type in _NEEDS_LENGTH:
+        return f"its rotary positions ({rope_type}) change with the length of the text"
+    parameters = (parameter for layer in layers for parameter in layer.parameters())
+    return _reason(config, layers, rotary, (), parameters)
+
+
+def _reason(
+    config: Any,
+    layers: Sequence[Any],
+    rotary: Any,
+    others: Iterable[Any],
+    parameters: Iterable[nn.Parameter],
+) -> str | None:
+    """What stands against fusing; `others` are linear layers beside those of `layers`."""
+    if config.hidden_act != "silu":
+        return f"its activation is {config.hidden_act}, not silu"
     linears = [module for layer in layers for module in _linears(layer)]
-    if others := {type(m).__name__ for m in (*linears, model.lm_head) if type(m) is not nn.Linear}:
-        return f"its linear layers are {', '.join(sorted(others))} (quantised or adapted)"
-    tensors = list(model.parameters())
+    if odd := {type(module).__name__ for module in (*linears, *others)} - {"Linear"}:
+        return f"its linear layers are {', '.join(sorted(odd))} (quantised or adapted)"
+    tensors = list(parameters)
     # Quantised weights may hide in plain linear layers, as tensors made of other tensors.
-    if others := {type(t).__name__ for t in tensors if hasattr(t, "__tensor_flatten__")}:
-        return f"its weights are {', '.join(sorted(others))} (quantised)"
+    if odd := {type(t).__name__ for t in tensors if hasattr(t, "__tensor_flatten__")}:
+        return f"its weights are {', '.join(sorted(odd))} (quantised)"
     if len(devices := {str(tensor.device) for tensor in tensors}) > 1:
         return f"it is spread over {', '.join(sorted(devices))}"
     if len(dtypes := {str(tensor.dtype) for tensor in tensors}) > 1:
@@ -66,10 +95,8 @@ def can_fuse(model: Any) -> str | None:
     for joined in (joined for layer in layers for joined in _joined(layer)):
         if len({linear.bias is None for linear in joined}) > 1:
             return "some of the linear layers to be joined have a bias and others have none"
-    if 2 * len(model.model.rotary_emb.inv_freq) != layers[0].self_attn.head_dim:
+    if 2 * len(rotary.inv_freq) != layers[0].self_attn.head_dim:
         return "its rotary positions turn only a part of each head"
-    if model.lm_head.bias is not None:
-        return "its lm_head has a bias"
     return None
 
 
@@ -79,35 +106,49 @@ def fuse(model: Any, *, mirrored: bool) -> FusedWeights:
     Calling it again gives the same tensors: joined weights are found, not joined once more.
     """
     decoder = model.model
+    windows = [_window(model.config, layer.self_attn) for layer in decoder.layers]
+    return FusedWeights(
+        embedding=decoder.embed_tokens.weight.detach(),
+        layers=fuse_layers(model.config, decoder.layers, windows, mirrored=mirrored),
+        final_norm=_norm(decoder.norm, mirrored=mirrored),
+        head=model.lm_head.weight.detach().t(),
+    )
 
-    def norm(module: Any) -> Tensor:
-        return _mirrored(module) if mirrored else module.weight.detach()
 
-    layers = []
-    for layer in decoder.layers:
-        attention, mlp = layer.self_attn, layer.mlp
+def fuse_layers(
+    config: Any, layers: Iterable[Any], windows: Sequence[int | None], *, mirrored: bool
+) -> tuple[FusedLayer, ...]:
+    """As `fuse`, of layers alone; one whose norm is an Identity reads what comes in."""
+    fused = []
+    for layer, window in zip(layers, windows, strict=True):
+        attention, mlp, first = layer.self_attn, layer.mlp, layer.input_layernorm
         qkv, gate_up = _joined(layer)
-        layers.append(
+        fused.append(
             FusedLayer(
-                input_norm=norm(layer.input_layernorm),
+                input_norm=None if type(first) is nn.Identity else _norm(first, mirrored=mirrored),
                 qkv=_join([linear.weight for linear in qkv]).t(),
                 qkv_bias=_join_biases(qkv),
-                head_norm=_head_norm(model.config, attention),
+                head_norm=_head_norm(config, attention),
                 output=attention.o_proj.weight.detach().t(),
                 output_bias=_join_biases([attention.o_proj]),
-                mlp_norm=norm(layer.post_attention_layernorm),
+                mlp_norm=_norm(layer.post_attention_layernorm, mirrored=mirrored),
                 gate_up=_join([linear.weight for linear in gate_up]).t(),
                 gate_up_bias=_join_biases(gate_up),
                 down=mlp.down_proj.weight.detach().t(),
                 down_bias=_join_biases([mlp.down_proj]),
-                window=_window(model.config, attention),
+                window=window,
             )
         )
-    return FusedWeights(
-        embedding=decoder.embed_tokens.weight.detach(),
-        layers=tuple(layers),
-        final_norm=norm(decoder.norm),
-        head=model.lm_head.weight.detach().t(),
+    return tuple(fused)
+
+
+def without_queries(layer: FusedLayer, num_queries: int) -> FusedLayer:
+    """What makes a layer's keys and values alone: the first `num_queries` heads are left out."""
+    width = len(layer.output)  # of all queries
+    return layer._replace(
+        qkv=layer.qkv[:, width:],
+        qkv_bias=None if layer.qkv_bias is None else layer.qkv_bias[width:],
+        head_norm=None if layer.head_norm is None else layer.head_norm[num_queries:],
     )
 
 
@@ -151,9 +192,11 @@ def _join_biases(linears: Sequence[Any]) -> Tensor | None:
     return _join([linear.bias for linear in linears])
 
 
-def _mirrored(norm: Any) -> Tensor:
-    """The norm's weight with as many zeros behind it; see FusedRunner._norm."""
+def _norm(norm: Any, *, mirrored: bool) -> Tensor:
+    """The norm's weight; `mirrored` with as many zeros behind it, see TorchSteps.norm."""
     weight: Tensor = norm.weight.detach()
+    if not mirrored:
+        return weight
     size = len(weight)
     if weight.untyped_storage().nbytes() == 2 * size * weight.element_size():
         return weight.as_strided((2 * size,), (1,), 0)

@@ -1,73 +1,28 @@
-"""Decoder layers of a draft head over slots of their own, fed with states instead of tokens.
+"""Decoder layers of a head over slots of their own, fed with states instead of tokens.
 
-Shape suffixes: B rows, T tokens, F hidden size, S slots.
+They run fused where that is possible, as a target's do. Shape suffixes: B rows, T tokens,
+F hidden size, W what the first layer's attention reads.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from specbench.forward.attention import stock
-from specbench.forward.attention.masks import additive_mask, visible
-from specbench.forward.slot_cache import SlotCache
+from specbench.forward.fused_layers import FusedLayers, is_mirrored
+from specbench.forward.fused_weights import can_fuse_layers, fuse_layers
+from specbench.forward.runner import KvCache, Runner
+from specbench.forward.stock_layers import StockLayers
 from specbench.forward.tree import Branches
-
-
-class WholeTexts:
-    """Keys and values of every pass over the same texts so far, one after the other.
-
-    The first pass reads the target's states. Pass u reads states that the head made in u passes
-    of its own, so its token at t follows a context that ends at t - u: it sees the first pass up
-    to there, and of each later pass the one token that led to it, which is what a draft at depth
-    u sees. Source: training-time test, Li et al. 2025 (EAGLE-3, arXiv:2503.01840), section 3.2.
-    """
-
-    def __init__(self, num_layers: int) -> None:
-        self._keys: list[list[Tensor]] = [[] for _ in range(num_layers)]
-        self._values: list[list[Tensor]] = [[] for _ in range(num_layers)]
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
-    ) -> tuple[Tensor, Tensor]:
-        """As transformers' caches have it; [B, H, T, D] of this pass and all before it."""
-        keys, values = self._keys[layer_idx], self._values[layer_idx]
-        keys.append(key_states)
-        values.append(value_states)
-        return torch.cat(keys, 2), torch.cat(values, 2)
-
-    def seen(
-        self, positions_BT: Tensor, layer: int, first: int, window: int | None = None
-    ) -> Tensor:
-        """What the next pass of a layer may attend to, bool [1, T, S].
-
-        Before position `first` there is nothing.
-        """
-        T, passes = positions_BT.shape[1], len(self._keys[layer])
-        at_T = torch.arange(T, device=positions_BT.device)
-        behind_TT = at_T[:, None] - at_T
-        blocks = [(behind_TT >= passes) & (at_T >= first)]
-        if window is not None:
-            blocks[0] &= behind_TT < window
-        blocks += [behind_TT == passes - j for j in range(1, passes + 1)]
-        return torch.cat(blocks, 1)[None]
-
-
-def _run_layer(layer: Any, states_BTF: Tensor, attention_args: dict[str, Any]) -> Tensor:
-    """A layer of transformers' own as it stands."""
-    out = layer(states_BTF, **attention_args)
-    states: Tensor = out[0] if isinstance(out, tuple) else out
-    return states
+from specbench.kernels.availability import why_not
 
 
 class LayerStack:
-    """Transformers' layers, or ones whose `self_attn` is called like theirs.
+    """Layers as StockLayers takes them, and who runs them; `windows` are one for each layer.
 
-    `config` is theirs, with an attention implementation of its own; layer i must say
-    `layer_idx` i. `rotary` gives cosines and sines for states and positions. `windows` say how
-    many tokens each layer sees, itself included; None: all.
+    Fused ones take their small operations from the target, and are made when first wanted: a
+    head that is trained runs its modules.
     """
 
     def __init__(
@@ -75,36 +30,54 @@ class LayerStack:
         config: Any,
         layers: Sequence[nn.Module],
         rotary: nn.Module,
+        target: Runner,
         windows: Sequence[int | None] = (),
     ) -> None:
-        config._attn_implementation = stock.NAME
-        self.layers = layers
-        self.windows = tuple(windows) or (None,) * len(layers)
-        self.cache = SlotCache(0, 0, 0)
-        self._texts: WholeTexts | None = None
-        self.rotary = rotary
-        heads = config.num_attention_heads
-        self._pack: int = heads // (getattr(config, "num_key_value_heads", None) or heads)
+        self.layers, self.windows = layers, tuple(windows) or (None,) * len(layers)
+        self._config, self._rotary, self._target = config, rotary, target
+        self._stock = StockLayers(config, layers, rotary, self.windows)
+        self._fused: FusedLayers | None = None
+        self.reason = can_fuse_layers(config, layers, rotary)  # None: they run fused
+
+    @property
+    def fused(self) -> FusedLayers | None:
+        """What runs them; None where transformers' own code does."""
+        if self._fused is None and self.reason is None:
+            target, mirrored = self._target, is_mirrored(self._target.device)
+            joined = fuse_layers(self._config, self.layers, self.windows, mirrored=mirrored)
+            fused = FusedLayers(joined, self._config, self._rotary, mirrored=mirrored)
+            # What a target compiles stands for these.
+            is_compiled = target.kind == "fused, compiled" and why_not(target.device) is None
+            has_triton = target.kind == "fused, triton" or is_compiled
+            self._fused = fused.with_triton() if has_triton else fused
+        return self._fused
+
+    def run_stock(self, reason: str) -> None:
+        """From now on, and why."""
+        self.reason, self._fused = reason, None
+
+    def as_stock(self) -> "LayerStack":
+        """The same layers over other slots, in transformers' own code."""
+        stock = LayerStack(self._config, self.layers, self._rotary, self._target, self.windows)
+        stock.run_stock("what fused layers are compared with")
+        return stock
+
+    @property
+    def cache(self) -> KvCache:
+        """Another one after an `allocate` that had to grow it."""
+        return (self.fused or self._stock).cache
 
     def allocate(self, num_rows: int, max_len: int) -> None:
         """Make room; a larger cache is kept, for stale slots are masked."""
-        index = self.cache.index
-        if num_rows > index.num_rows or max_len > index.max_len:
-            rows, length = max(num_rows, index.num_rows), max(max_len, index.max_len)
-            self.cache = SlotCache(len(self.layers), 0, 0)  # give back before taking
-            self.cache = SlotCache(len(self.layers), rows, length)
+        (self.fused or self._stock).allocate(num_rows, max_len)
 
-    @contextmanager
-    def whole_texts(self) -> Iterator[None]:
-        """Inside, each `forward` is one more pass over the same texts, with gradients.
+    def release(self) -> None:
+        """Give the memory of all rows back."""
+        (self.fused or self._stock).release()
 
-        Every row begins at position 0; slots, rows and branches are not looked at.
-        """
-        self._texts = WholeTexts(len(self.layers))
-        try:
-            yield
-        finally:
-            self._texts = None
+    def whole_texts(self) -> AbstractContextManager[None]:
+        """As StockLayers.whole_texts: for training."""
+        return self._stock.whole_texts()
 
     def forward(
         self,
@@ -116,39 +89,49 @@ class LayerStack:
         branches: Branches | None = None,
         only: int | None = None,
         first_slot: int = 0,
+        entry_BTW: Tensor | None = None,
         windows_from_BT: Tensor | None = None,
     ) -> Tensor:
         """The last layer's states [B, T, F]; rows, slots and masks as in Runner.forward.
 
         `only` runs that layer alone. Slots before `first_slot` hold nothing and are not seen.
-        Among branches, windows count back from `windows_from_BT` where it is given, else from
-        each token's own position.
+        `entry_BTW` is what the first layer's attention reads instead of the normed states. Among
+        branches, windows count back from `windows_from_BT` where it is given, else from each
+        token's own position.
         """
-        cache: SlotCache | WholeTexts = self.cache
-        layers = range(len(self.layers)) if only is None else (only,)
-        windows = {self.windows[i] for i in layers}
-        if self._texts is not None:
-            cache = texts = self._texts
-            seen = {w: texts.seen(positions_BT, only or 0, first_slot, w) for w in windows}
+        fused = None if self._stock.is_over_texts else self.fused
+        if fused is None:
+            return self._stock.forward(
+                states_BTF,
+                positions_BT,
+                span,
+                first_row=first_row,
+                branches=branches,
+                only=only,
+                first_slot=first_slot,
+                entry_BTW=entry_BTW,
+                windows_from_BT=windows_from_BT,
+            )
+        assert not first_slot, "fused layers see a row from its first slot on"
+        B, T = positions_BT.shape
+        states = fused.forward(
+            fused.workspace(B, T),
+            states_BTF.reshape(B * T, -1),
+            positions_BT,
+            span,
+            first_row=first_row,
+            branches=branches,
+            entry_NW=None if entry_BTW is None else entry_BTW.reshape(B * T, -1),
+            only=only,
+            windows_from_BT=None if windows_from_BT is None else windows_from_BT.expand(B, T),
+            is_kept=True,
+        )
+        return states[len(self.layers) if only is None else only + 1].view(B, T, -1)
+
+    def keep(self, x_BTF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
+        """Write the keys and values that every layer makes of the same states, as they are."""
+        if self.fused is None:
+            self._stock.keep(x_BTF, positions_BT, span, first_row=first_row)
         else:
-            slots_BT = positions_BT if branches is None else branches.slots_BT
-            self.cache.index.point(slots_BT, span, first_row)
-            slots_S = torch.arange(span, device=positions_BT.device)
-            places_BT = positions_BT if windows_from_BT is None else windows_from_BT
-            seen = {w: visible(places_BT, slots_S, window=w, branches=branches) for w in windows}
-            if first_slot:
-                seen = {w: seen_BTS & (slots_S >= first_slot) for w, seen_BTS in seen.items()}
-        masks = {
-            window: additive_mask(seen_BTS, states_BTF.dtype, pack=self._pack)
-            for window, seen_BTS in seen.items()
-        }
-        arguments = {
-            "position_embeddings": self.rotary(states_BTF, positions_BT),
-            "position_ids": positions_BT,
-            "past_key_values": cache,
-            "use_cache": True,
-        }
-        for i in layers:
-            mask = {"attention_mask": masks[self.windows[i]]}
-            states_BTF = _run_layer(self.layers[i], states_BTF, arguments | mask)
-        return states_BTF
+            x_NF = x_BTF.reshape(positions_BT.numel(), -1)
+            self.fused.keep(x_NF, positions_BT, span, first_row=first_row)

@@ -2,7 +2,8 @@
 
 In torch's own operations anywhere, or the small ones in Triton kernels in a third of the launches;
 `compiled_steps.py` has them compiled.
-Shape suffixes: N tokens, F hidden size, M width of the MLP, D head size, P positions.
+Shape suffixes: N tokens, F hidden size, M width of the MLP, D head size, P positions,
+W what a first product reads.
 """
 
 from collections.abc import Sequence
@@ -39,13 +40,31 @@ class LayerSteps(Protocol):
         ...
 
     def before_attention(
-        self, work: Workspace, hidden: Tensor, layer: FusedLayer, kept: Kept, places: Any
+        self,
+        work: Workspace,
+        hidden: Tensor,
+        layer: FusedLayer,
+        kept: Kept,
+        places: Any,
+        entry: Tensor | None = None,
     ) -> None:
-        """Write queries to `work.qkv`, and keys and values to their slots."""
+        """Write queries to `work.qkv`, and keys and values to their slots.
+
+        `entry` [N, W] is read instead of the normed hidden state where there is one.
+        """
         ...
 
-    def after_attention(self, work: Workspace, hidden: Tensor, layer: FusedLayer) -> Tensor:
-        """The next hidden state, of this one and of `work.joined`."""
+    def after_attention(
+        self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
+    ) -> Tensor:
+        """The next hidden state, of this one and of `work.joined`; one that `lasts` is not
+        overwritten by what comes after."""
+        ...
+
+    def keys_alone(
+        self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kept: Kept, places: Any
+    ) -> None:
+        """Write the keys and values that a layer without queries makes of states as they are."""
         ...
 
     def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
@@ -73,22 +92,34 @@ class TorchSteps:
     def before_attention(
         self,
         work: Workspace,
-        hidden: Tensor,  # noqa: ARG002
+        hidden: Tensor,
         layer: FusedLayer,
         kept: Kept,
         places: Any,
+        entry: Tensor | None = None,
     ) -> None:
-        _product(self.norm(work, layer.input_norm), layer.qkv, layer.qkv_bias, work.qkv)
+        if entry is None:
+            weight = layer.input_norm
+            entry = hidden if weight is None else self.norm(work, hidden, weight)
+        self.keys_alone(work, entry, layer, kept, places)
+
+    def after_attention(
+        self, work: Workspace, hidden: Tensor, layer: FusedLayer, *, lasts: bool = False
+    ) -> Tensor:
+        hidden = _add_product(hidden, work.joined, layer.output, layer.output_bias, work.hidden)
+        normed = self.norm(work, hidden, layer.mlp_norm)
+        _product(normed, layer.gate_up, layer.gate_up_bias, work.gate_up)
+        out = None if lasts else work.hidden
+        return _add_product(hidden, self.gate(work), layer.down, layer.down_bias, out)
+
+    def keys_alone(
+        self, work: Workspace, x_NF: Tensor, layer: FusedLayer, kept: Kept, places: Any
+    ) -> None:
+        _product(x_NF, layer.qkv, layer.qkv_bias, work.qkv)
         self.keep(work, layer, kept, *places)
 
-    def after_attention(self, work: Workspace, hidden: Tensor, layer: FusedLayer) -> Tensor:
-        _add_product(work.joined, layer.output, layer.output_bias, hidden)
-        _product(self.norm(work, layer.mlp_norm), layer.gate_up, layer.gate_up_bias, work.gate_up)
-        _add_product(self.gate(work), layer.down, layer.down_bias, hidden)
-        return hidden
-
-    def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:  # noqa: ARG002
-        return self.norm(work, weight)
+    def final_norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
+        return self.norm(work, hidden, weight)
 
     def turns(self, rope_P: Tensor, positions_N: Tensor) -> Sequence[Tensor]:
         """How far each token's heads are turned."""
@@ -110,14 +141,16 @@ class TorchSteps:
         work.halves.mul_(cos).addcmul_(swapped, sin)
         kept.buffer.index_copy_(0, slots_N, work.new_kv)
 
-    def norm(self, work: Workspace, weight: Tensor) -> Tensor:
-        """The RMS norm of the hidden state [N, F].
+    def norm(self, work: Workspace, hidden: Tensor, weight: Tensor) -> Tensor:
+        """The RMS norm of a hidden state [N, F].
 
         [x, -x] has mean 0 and the variance mean(x ** 2): its layer norm, which is one kernel on a
         CPU, is an RMS norm of x.
         """
         if not self._mirrored:
-            return torch.rms_norm(work.hidden, (self._sizes.hidden,), weight, self._eps)
+            return torch.rms_norm(hidden, (self._sizes.hidden,), weight, self._eps)
+        if hidden is not work.hidden:
+            work.hidden.copy_(hidden)
         torch.neg(work.hidden, out=work.mirror)
         both = torch.layer_norm(work.pair, (2 * self._sizes.hidden,), weight, None, self._eps)
         # A slice, at a third of its cost.
@@ -164,8 +197,8 @@ class TritonSteps(TorchSteps):
             layer.head_norm,
             turns[1],
             slots_N,
-            self._sizes.query_heads,
-            self._sizes.head,
+            work.sizes.query_heads,
+            work.sizes.head,
             self._eps,
         )
 
@@ -182,8 +215,11 @@ def _product(x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor) -> Non
         torch.addmm(bias, x, matrix, out=out)
 
 
-def _add_product(x: Tensor, matrix: Tensor, bias: Tensor | None, total: Tensor) -> None:
-    """total += x @ matrix + bias"""
-    total.addmm_(x, matrix)
+def _add_product(
+    total: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None, out: Tensor | None
+) -> Tensor:
+    """total + x @ matrix + bias in `out`, which may be `total`; None: in a tensor of its own."""
+    out = torch.addmm(total, x, matrix, out=out)
     if bias is not None:
-        total.add_(bias)
+        out.add_(bias)
+    return out

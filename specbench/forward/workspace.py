@@ -19,10 +19,12 @@ from specbench.forward.attention.masks import hidden
 class Workspace:
     """The tensors that a forward of B rows and T tokens writes, with their views.
 
-    `mirrored` keeps the hidden state's negative beside it, see FusedRunner.
+    `mirrored` keeps the hidden state's negative beside it, see TorchSteps.norm. Sizes without
+    query heads are those of a layer that only makes keys and values.
     """
 
     def __init__(self, sizes: Sizes, scratch: Tensor, B: int, T: int, *, mirrored: bool) -> None:
+        self.sizes = sizes
         N, D, G = B * T, sizes.head, sizes.group
         query, kv = sizes.query_heads * D, sizes.kv_heads * D
         widths = sizes.widths(mirrored=mirrored)
@@ -130,7 +132,7 @@ class JoinedCache:
 
 @dataclass(slots=True)
 class Slots:
-    """What `allocate` replaces, of a runner and of those of its first layers."""
+    """What `allocate` replaces, of layers and of the first ones among them."""
 
     cache: JoinedCache
     rope: Tensor

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner, StockRunner
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter, Proposal
@@ -58,6 +60,9 @@ def trace_round(
         drafter = make_drafter(method, target, draft, **parameters)
         if k := deepest(drafter, k):
             drafter.num_drafts(k)  # asked before any round, as the decoder does
+        layers = drafter.footprint.keeps
+        if isinstance(target, FusedRunner) and isinstance(layers, LayerStack) and layers.fused:
+            layers.fused.kernels = target.kernels  # as contests do for equal heads
         for holder in (target, draft, drafter):
             holder.allocate(3, SPAN)
         state = State.allocate(3, SPAN, [5, 6], DEVICE)

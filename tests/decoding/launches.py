@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any, Self
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +18,7 @@ from specbench.kernels import gated, noise, nucleus, race, rotary, slot_attentio
 _FREE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view"}
 _FREE |= {"detach", "alias", "lift_fresh", "device"}
 # One kernel each on CUDA; a trace without it sees what a CPU build would compute them by.
-_FUSED = (torch.rms_norm, scaled_dot_product_attention)
+_FUSED = (torch.rms_norm, rms_norm, scaled_dot_product_attention)
 _OURS = "specbench"
 _BY_CALL = {
     "rotary": rotary.LAUNCHES,

@@ -141,16 +141,16 @@ def test_where_rounds_are_captured_nothing_waits_for_the_host(monkeypatch):
         with DEVICE:
             runner = FusedRunner(family("Qwen3"))
         compiled = runner.with_compiled()
-        compiled.kernels = defaultdict(Parts)
+        compiled.layers.kernels = defaultdict(Parts)
         compiled.allocate(2, 64)
-        compiled.steps._known = dict.fromkeys((1, 5, 10), compiled.steps)
+        compiled.layers.steps._known = dict.fromkeys((1, 5, 10), compiled.layers.steps)
         tokens = torch.zeros(2, 5, dtype=torch.long, device=DEVICE)
         with HostWatch():
             compiled.forward(tokens, tokens, 64)
 
 
 def steps_of(runner, num_tokens):
-    return runner.steps.sized(num_tokens).name
+    return runner.layers.steps.sized(num_tokens).name
 
 
 @pytest.mark.usefixtures("uncompiled")
@@ -197,8 +197,8 @@ def fails(*_):
 @torch.inference_mode()
 def test_what_cannot_be_compiled_is_said_and_runs_as_it_is(monkeypatch):
     runner = FusedRunner(tiny_llama()).with_compiled()
-    monkeypatch.setattr(runner.steps, "_known", {})
-    monkeypatch.setattr(runner.steps, "_pieces", SimpleNamespace(before=fails))
+    monkeypatch.setattr(runner.layers.steps, "_known", {})
+    monkeypatch.setattr(runner.layers.steps, "_pieces", SimpleNamespace(before=fails))
     assert steps_of(runner, 5) == steps_of(runner, 5) == "torch"
     (note,) = runner.programs.notes
     assert note.startswith("layers of 5 tokens run as they are: torch.compile: ")

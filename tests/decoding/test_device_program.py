@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -55,13 +56,18 @@ def test_no_fused_forward_syncs_or_copies(name: str, method: str, k: int) -> Non
 
 def on_triton(name: str) -> FusedRunner:
     runner = FusedRunner(family(name)).with_triton()
-    runner.kernels = defaultdict(Parts)
+    runner.layers.kernels = defaultdict(Parts)
     return runner
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["draft_model", "draft_model, tree 3 2", "eagle"])
-@pytest.mark.parametrize("name", ["Llama", "Qwen2, window", "Qwen3"])
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        *product(("Llama", "Qwen2, window", "Qwen3"), ("draft_model", "draft_model, tree 3 2")),
+        *product(["Llama"], ("eagle", "eagle, chain", "eagle3", "eagle3, static", "mtp", "dflash")),
+    ],
+)
 def test_no_round_on_kernels_of_ours_syncs_or_copies(name: str, variant: str) -> None:
     (chosen,) = (one for one in VARIANTS if str(one) == variant)
     trace_round(chosen.method, 3, make_runner=lambda: on_triton(name), **chosen.parameters)
@@ -80,7 +86,7 @@ def test_no_attention_that_is_told_lengths_syncs_or_copies(
 
     def make() -> FusedRunner:
         runner = FusedRunner(family("Qwen2, window"))
-        runner.kernels = defaultdict(kernel)
+        runner.layers.kernels = defaultdict(kernel)
         return runner
 
     trace_round("draft_model", 3, make_runner=make)

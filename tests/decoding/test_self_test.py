@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from specbench.errors import ModelError
-from specbench.forward import self_test
+from specbench.forward import fused_runner, self_test
 from specbench.forward.attention.masked import Masked
-from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.layer_steps import TorchSteps
 from specbench.forward.runner import StockRunner
 from specbench.forward.self_test import make_checked_runner
@@ -68,25 +68,24 @@ def test_a_runner_that_attends_wrongly_is_refused(broken, monkeypatch):
         make_checked_runner(tiny_llama(), "stock")
 
 
-class TurnsTheOtherWay(FusedRunner):
+class TurnsTheOtherWay(FusedLayers):
     def _rope_table(self, length):
         return super()._rope_table(length) * torch.tensor([1.0, -1.0]).view(2, 1, 1, 1)
 
 
-class ForgetsRope(FusedRunner):
+class ForgetsRope(FusedLayers):
     def _rope_table(self, length):
         return torch.tensor([1.0, 0.0]).view(2, 1, 1, 1).expand_as(super()._rope_table(length))
 
 
-class ChangesLayers(FusedRunner):
+class ChangesLayers(FusedLayers):
     """Computes with other layers than the model's."""
 
     change: ClassVar[dict[str, None]]
 
-    def __init__(self, model):
-        super().__init__(model)
-        layers = tuple(layer._replace(**self.change) for layer in self._weights.layers)
-        self._weights = self._weights._replace(layers=layers)
+    def __init__(self, layers, *others, **named):
+        changed = tuple(layer._replace(**self.change) for layer in layers)
+        super().__init__(changed, *others, **named)
 
 
 class ForgetsTheBias(ChangesLayers):
@@ -100,23 +99,19 @@ class ForgetsTheHeadNorm(ChangesLayers):
 class ForgetsTheWindow(ChangesLayers):
     change: ClassVar = {"window": None}
 
-    def __init__(self, model):
-        super().__init__(model)
-        self._windows = {None}
-
 
 class Further(Masked):
     def look(self, seen):
         return super().look(seen._replace(positions_BT=seen.positions_BT + 1))
 
 
-class SeesTooMuch(FusedRunner):
-    def __init__(self, model):
-        super().__init__(model)
+class SeesTooMuch(FusedLayers):
+    def __init__(self, *parts, **named):
+        super().__init__(*parts, **named)
         self.kernels = defaultdict(lambda: Further("further"))
 
 
-class WritesToTheFirstRows(FusedRunner):
+class WritesToTheFirstRows(FusedLayers):
     """Rows are mixed up, but every one of them alone is right."""
 
     def _reach(self, B, span, first_row):  # noqa: ARG002
@@ -130,12 +125,12 @@ class WritesOnce(TorchSteps):
         super().keep(work, layer, kept, slots_N.where(is_new, elsewhere), turns)
 
 
-class NeverWritesAgain(FusedRunner):
+class NeverWritesAgain(FusedLayers):
     """What a wrong draft left behind stays."""
 
-    def __init__(self, model):
-        super().__init__(model)
-        self.steps = WritesOnce(self._sizes, self._eps, mirrored=True)
+    def __init__(self, *parts, **named):
+        super().__init__(*parts, **named)
+        self.steps = WritesOnce(self.sizes, self.eps, mirrored=True)
 
 
 def tiny_family(name, **changes):
@@ -170,7 +165,7 @@ def test_a_wrong_fused_forward_is_caught_when_the_model_is_loaded(
     model = model().to(dtype)
     right, notes = make_checked_runner(model)
     assert (right.kind, notes) == ("fused", ())
-    monkeypatch.setattr(self_test, "FusedRunner", broken)
+    monkeypatch.setattr(fused_runner, "FusedLayers", broken)
 
     runner, notes = make_checked_runner(model)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from specbench.forward.attention.parts import Parts
+from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import fuse
 from specbench.forward.layer_steps import TritonSteps
@@ -22,16 +23,22 @@ NUM_TOKENS = 4
 LONG = pytest.mark.long
 
 
+def interpreted(*parts: Any, **named: Any) -> FusedLayers:
+    """On our kernels, which only Triton's interpreter runs here."""
+    layers = FusedLayers(*parts, **named)
+    layers.steps = TritonSteps(layers.sizes, layers.eps)
+    layers.kernels = defaultdict(Parts)
+    return layers
+
+
 class Interpreted(FusedRunner):
     """As on a GPU: norms by torch's one kernel, all else by ours."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self._mirrored = False
         self._weights = fuse(model, mirrored=False)
-        self._scratch = self._new_scratch(256)
-        self.steps = TritonSteps(self._sizes, self._eps)
-        self.kernels = defaultdict(Parts)
+        rotary = model.model.rotary_emb
+        self.layers = interpreted(self._weights.layers, model.config, rotary, mirrored=False)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def launches_a_layer(name: str, *, triton: bool) -> int:
             whole = FusedRunner(family(name))
         if triton:
             whole = whole.with_triton()
-            whole.kernels = defaultdict(Parts)
+            whole.layers.kernels = defaultdict(Parts)
         whole.allocate(1, 64)
         tokens_1T = torch.zeros(1, 5, dtype=torch.long, device=DEVICE)
         counted = []

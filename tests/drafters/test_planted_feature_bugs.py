@@ -89,15 +89,15 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
         "eagle",
         EagleHead.__init__,
         "self.layers = layer",
-        "self._weights.layers[0].input_layernorm = nn.RMSNorm(config.hidden_size, None, False)\n"
+        "self._weights.layers[0].input_layernorm = nn.RMSNorm(config.hidden_size)\n"
         "    self.layers = layer",
     ),
     "the token's embedding comes after the state": (
         chains,
         "eagle",
-        JoiningHead.step,
-        "[self._embed(tokens_BT), states_BTF]",
-        "[states_BTF, self._embed(tokens_BT)]",
+        EagleHead._enter,
+        "[embedded_BTF, states_BTF]",
+        "[states_BTF, embedded_BTF]",
     ),
     "differences to the target's ids are taken for ids": (
         chains,
@@ -110,8 +110,8 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
         chains,
         "eagle3",
         JoiningHead.step,
-        "[self._embed(tokens_BT), states_BTF]",
-        "[self._embed(tokens_BT), self.fuse((states_BTF,) * 3) if depth else states_BTF]",
+        "(self._embed(tokens_BT), states_BTF)",
+        "(self._embed(tokens_BT), self.fuse((states_BTF,) * 3) if depth else states_BTF)",
     ),
     "the head's own states are fed back with their norm": (
         chains,
@@ -123,7 +123,7 @@ BUGS: dict[str, tuple[Check, str, Any, str, str]] = {
     "the state is added with its norm": (
         chains,
         "eagle3",
-        eagle3._FusingLayer.forward,
+        eagle3._FusingLayer.enter,
         "if self._norm_before_residual",
         "if True",
     ),

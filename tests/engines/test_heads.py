@@ -15,10 +15,15 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Load, RoundForward, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.errors import CompatibilityError, ModelError, UsageError
+from specbench.forward.layer_stack import LayerStack
+from specbench.forward.self_test import Forward
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Target
 from specbench.records import Sampling
+from specbench.settings import DecoderSettings
+from tests import tiny_models
+from tests.tiny_models import change_config, write_model
 from tests.tiny_pair import make_tokenizer, write_pair
 
 NUM_HEADS, WIDTH, VOCAB = 3, 32, 272
@@ -211,3 +216,35 @@ def test_a_head_that_was_trained_for_another_target_is_told(pair: Target) -> Non
         BuiltinEngine(pair, ModelPool(torch.device("cpu"))).add_drafter(head)
     finally:
         place.unlink()
+
+
+@pytest.mark.parametrize("forward", ["auto", "stock"])
+def test_a_heads_layers_run_as_the_forward_says(tmp_path: Path, forward: Forward) -> None:
+    files = write_model(tmp_path / "target")
+    head = tiny_models.write_head(tmp_path / "head", "eagle", files)
+    target = Target(name="tiny", model=files.spec, drafters=())
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")), DecoderSettings(forward=forward))
+    engine.add_drafter(Drafter(name="e", method="eagle", model=head.spec))
+    layers = engine.drafting("e").footprint.keeps
+
+    assert isinstance(layers, LayerStack)
+    assert (layers.fused is None) is (forward == "stock")
+    assert not [note for note in engine.record.notes if note.startswith("e:")]
+    drafted = engine.generate(REQUEST, Work(drafter="e", method="eagle", k=2))
+    assert drafted.output_ids == engine.generate(REQUEST, engine.baseline).output_ids
+
+
+def test_a_head_whose_layers_cannot_run_fused_says_why(tmp_path: Path) -> None:
+    files = write_model(tmp_path / "target")
+    head = tiny_models.write_head(tmp_path / "head", "eagle", files)
+    change_config(head, hidden_act="gelu")
+    target = Target(name="tiny", model=files.spec, drafters=())
+    drafter = Drafter(name="e", method="eagle", model=head.spec)
+    engine = BuiltinEngine(target, ModelPool(torch.device("cpu")))
+    engine.add_drafter(drafter)
+
+    (note,) = [note for note in engine.record.notes if note.startswith("e:")]
+    assert note == "e: stock layers instead of fused ones: its activation is gelu, not silu"
+    asked = DecoderSettings(forward="fused")
+    with pytest.raises(ModelError, match="e: its layers cannot run fused: its activation is gelu"):
+        BuiltinEngine(target, ModelPool(torch.device("cpu")), asked).add_drafter(drafter)

@@ -12,10 +12,12 @@ from specbench.engines.kernel_choices import KernelChoices, require_kernel
 from specbench.errors import UsageError
 from specbench.execution.clock import HostClock
 from specbench.forward.attention.choice import ALL
+from specbench.forward.forward_contest import COMPILED
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from specbench.records import Contender
 from specbench.settings.decoder import Kernels
+from tests.decoding.lossless import make_drafter
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 
 
@@ -59,6 +61,37 @@ def test_the_winner_runs_and_every_contest_is_held_once(held):
         "attention of big, tree",
         "forward of big",
     ]
+
+
+def test_a_heads_layers_take_steps_and_attention_as_their_target_does(held):
+    made = choices()
+    target = made.settle(FusedRunner(tiny_llama()), "auto", "big")
+    same, narrow = (make_drafter("eagle", t).head.layers for t in (target, narrow_target()))
+    assert made.settle_layers(same, "auto", "head") == ()
+    assert len(held) == 3  # of equal heads
+    assert {kernel.name for kernel in same.fused.kernels.values()} == {"plain"}
+    made.settle_layers(narrow, "auto", "narrow")
+    assert held[3:] == ["chain", "tree"]
+
+
+def narrow_target():
+    return FusedRunner(tiny_llama(num_key_value_heads=1))
+
+
+def test_a_heads_layers_are_stock_where_that_is_asked_for(held):
+    layers = make_drafter("eagle", FusedRunner(tiny_llama())).head.layers
+    assert choices().settle_layers(layers, "stock", "head") == ()
+    assert layers.fused is None
+    assert held == []
+
+
+@pytest.mark.usefixtures("held")
+def test_a_heads_layers_run_as_they_are_where_those_of_its_target_are_compiled():
+    target = FusedRunner(tiny_llama())
+    target.kind = COMPILED
+    layers = make_drafter("eagle", target).head.layers
+    assert choices().settle_layers(layers, "auto", "head") == ()
+    assert layers.fused.steps.name == "torch"
 
 
 def test_layers_with_a_window_and_without_compete_apart(held):

@@ -36,7 +36,7 @@ def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
         served = engine.serve(requests, work, Load(concurrency=ROWS))
         of_target = sum(both.nbytes for both in engine.runner.cache.layers)
         own = engine.drafting("e").head.layers.cache.layers  # type: ignore[attr-defined]
-        of_head = sum(layer.keys.nbytes + layer.values.nbytes for layer in own)
+        of_head = sum(both.nbytes for both in own)
         assert served.kv_bytes == of_target + of_head, f"{most} new tokens"
         told.add(served.kv_bytes)
     assert len(told) == 2

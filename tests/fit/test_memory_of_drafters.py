@@ -9,7 +9,7 @@ from torch import Tensor
 from specbench.fit.memory_plan import Place, plan_pair, plan_target
 from specbench.fit.weights import kv_elements_per_token, model_weights
 from specbench.forward.runner import StockRunner
-from specbench.forward.slot_cache import SlotCache
+from specbench.forward.workspace import JoinedCache
 from tests.decoding.models import build
 from tests.drafters.mtp_families import family_of
 from tests.fit.tiny_drafters import CONTEXT, TinyDrafters
@@ -49,8 +49,8 @@ def planned(tiny, drafter, place=PLACE):
 def test_what_a_drafter_keeps_besides_keys_is_planned(tiny, method, parameters):
     """Against n-grams, which keep nothing, in as many rows of as many slots."""
     drafter = tiny.drafter(method, **parameters)
-    held = tiny.decoded(drafter, K)._drafters[drafter.name].buffers
-    own = sum(buffer.nbytes for buffer in held if isinstance(buffer, Tensor))
+    drafting = tiny.decoded(drafter, K)._drafters[drafter.name]
+    own = sum(buffer.nbytes for buffer in drafting.buffers if isinstance(buffer, Tensor))
     assert own > 0
 
     def rest(of, rows: int) -> int:
@@ -62,16 +62,20 @@ def test_what_a_drafter_keeps_besides_keys_is_planned(tiny, method, parameters):
         alone = planned(tiny, bare, replace(at, num_speculative_tokens=k))
         return whole.peak.rest - alone.peak.rest
 
-    shared = method == "token_recycling"  # by all rows
-    assert rest(drafter, 1) == own
-    assert rest(drafter, 3) == (own if shared else 3 * own)
+    shared = own if method == "token_recycling" else 0  # by all rows
+    if drafting.footprint.keeps is not None:
+        layers = drafting.footprint.keeps.fused
+        shared = layers._scratch.nbytes + layers.slots.rope.nbytes
+    by_row = 0 if method == "token_recycling" else own
+    assert rest(drafter, 1) == by_row + shared
+    assert rest(drafter, 3) == 3 * by_row + shared
 
 
 @pytest.mark.parametrize("beam", BEAMS, ids=str)
 def test_a_beam_has_slots_of_its_own_in_the_heads_cache(tiny, beam):
     drafter = tiny.drafter("eagle3", tree="dynamic", **beam)
     engine = tiny.decoded(drafter, K)
-    (cache,) = (b for b in engine._drafters["eagle3"].buffers if isinstance(b, SlotCache))
+    (cache,) = (b for b in engine._drafters["eagle3"].buffers if isinstance(b, JoinedCache))
     of_target = engine._runner.cache
     assert cache.max_len > of_target.max_len
 

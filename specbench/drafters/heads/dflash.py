@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, apply_rotary_pos_emb
 
 from specbench.drafters.heads.layers import (
     decoder_layer,
@@ -43,9 +42,9 @@ class _Layers(nn.Module):
         super().__init__()
         F, count = config.hidden_size, config.num_hidden_layers
         self.fc = nn.Linear(num_features * F, F, bias=False)
-        self.hidden_norm = Qwen3RMSNorm(F, eps=config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(F, config.rms_norm_eps)
         self.layers = nn.ModuleList(decoder_layer(config, i, names) for i in range(count))
-        self.norm = Qwen3RMSNorm(F, eps=config.rms_norm_eps)
+        self.norm = nn.RMSNorm(F, config.rms_norm_eps)
         self.lm_head: nn.Linear | None = None  # of a head that can say fewer tokens
 
 
@@ -76,7 +75,7 @@ class DFlashHead:
         tables = table_shapes(style.num_tokens or V, V)
         beside = load(self.model, checkpoint, target, tables)
         self._target_ids_D = target_ids(checkpoint, beside, style.num_tokens or V, V)
-        self.layers = layer_stack(config, self.model.layers, target.device)
+        self.layers = layer_stack(config, self.model.layers, target)
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
@@ -106,23 +105,16 @@ class DFlashHead:
         self, features: tuple[Tensor, ...], positions_BT: Tensor, span: int, first_row: int
     ) -> None:
         """Write the keys and values of committed tokens from the target's states at them."""
-        model, cache = self.model, self.layers.cache
-        context_BTF = model.hidden_norm(model.fc(torch.cat(features, -1)))
-        cache.index.point(positions_BT, span, first_row)
-        turn = self.layers.rotary(context_BTF, positions_BT)
-        for i, layer in enumerate(self.layers.layers):
-            attention: Any = layer.self_attn
-            shape = (*positions_BT.shape, -1, attention.head_dim)
-            keys = attention.k_norm(attention.k_proj(context_BTF).view(shape)).transpose(1, 2)
-            values = attention.v_proj(context_BTF).view(shape).transpose(1, 2)
-            cache.update(apply_rotary_pos_emb(keys, keys, *turn)[1], values, i)
+        context_BTF = self.model.hidden_norm(self.model.fc(torch.cat(features, -1)))
+        self.layers.keep(context_BTF, positions_BT, span, first_row=first_row)
 
     def logits(self, current_B1: Tensor, places_BN: Tensor, span: int, first_row: int) -> Tensor:
         """For each of the K tokens after the current one, of which none is known [B, K, V]."""
         style = self._style
         masks_BK = torch.full_like(places_BN[:, 1:], style.mask_id)
         states_BNF = self._target.embed(torch.cat([current_B1, masks_BK], 1))
-        states_BNF = states_BNF * style.embedding_scale
+        if style.embedding_scale != 1:
+            states_BNF = states_BNF * style.embedding_scale
         is_causal = set(style.is_causal)
         # Blocks that layers see differently go through them one by one.
         for only in (None,) if len(is_causal) == 1 else range(len(style.is_causal)):
@@ -138,7 +130,9 @@ class DFlashHead:
         states_BKF = self.model.norm(states_BNF[:, 0 if style.drafts_from_current else 1 :])
         if (lm_head := self.model.lm_head) is not None:
             return spread(lm_head(states_BKF), self._target_ids_D, self._target.vocab_size)
-        logits_BKV = self._target.logits(states_BKF) * style.logit_scale
+        logits_BKV = self._target.logits(states_BKF)
+        if style.logit_scale != 1:
+            logits_BKV = logits_BKV * style.logit_scale
         if cap := style.softcap:
             logits_BKV = (logits_BKV / cap).tanh() * cap
         return logits_BKV

@@ -51,7 +51,7 @@ class EagleHead(JoiningHead):
         self.state_size: int = config.hidden_size
         self.num_tokens: int = config.vocab_size
         self.device, self.dtype = target.device, target.dtype
-        self.layers = layer_stack(config, self._weights.layers, target.device)
+        self.layers = layer_stack(config, self._weights.layers, target)
 
     def reads(self, depth: int = 0) -> Reads:  # noqa: ARG002
         return Reads(fuse=(), step=tensors_of(self._weights), logits=output_weights(self._target))
@@ -60,9 +60,8 @@ class EagleHead(JoiningHead):
         """The hidden state that the target's own head reads, as it is."""
         return features[0]
 
-    def _enter(self, joined: Tensor) -> Tensor:
-        fused_BTF: Tensor = self._weights.fc(joined)
-        return fused_BTF
+    def _enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, None]:
+        return self._weights.fc(torch.cat([embedded_BTF, states_BTF], -1)), None
 
     def logits(self, states_BTF: Tensor) -> Tensor:
         return self._target.logits(states_BTF)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.joining_head import JoiningHead
@@ -66,7 +65,7 @@ class Eagle3Head(JoiningHead):
         self.state_size: int = F
         self.num_tokens, self.mask_id = D, style.mask_id or 0
         self.device, self.dtype = target.device, target.dtype
-        self.layers = layer_stack(config, self._weights.layers, target.device)
+        self.layers = layer_stack(config, self._weights.layers, target)
 
     def reads(self, depth: int = 0) -> Reads:  # noqa: ARG002
         weights, has_own = self._weights, hasattr(self._weights, "lm_head")
@@ -100,6 +99,9 @@ class Eagle3Head(JoiningHead):
         fused_BTF: Tensor = weights.fc(joined)
         return fused_BTF
 
+    def _enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor]:
+        return self._weights.first.enter(embedded_BTF, states_BTF)
+
     def _leave(self, states_BTF: Tensor) -> Tensor:
         return self._weights.norm(states_BTF) if self._style.norm_output else states_BTF
 
@@ -109,7 +111,9 @@ class Eagle3Head(JoiningHead):
             states_BTF = weights.norm(states_BTF)
         if not hasattr(weights, "lm_head"):
             return self._target.logits(states_BTF)
-        logits_BTD: Tensor = weights.lm_head(states_BTF) * self._style.logit_scale
+        logits_BTD: Tensor = weights.lm_head(states_BTF)
+        if self._style.logit_scale != 1:
+            logits_BTD = logits_BTD * self._style.logit_scale
         return spread(logits_BTD, self._target_ids_D, self._target.vocab_size)
 
 
@@ -118,17 +122,23 @@ class Eagle3Weights(nn.Module):
         super().__init__()
         F, num_states, eps = config.hidden_size, len(style.layer_ids), config.rms_norm_eps
         if style.norm_before_fc:
-            self.input_norm = LlamaRMSNorm(num_states * target_size, eps)
+            self.input_norm = nn.RMSNorm(num_states * target_size, eps)
         if style.fc_norm:
-            self.fc_norm = nn.ModuleList(LlamaRMSNorm(target_size, eps) for _ in range(num_states))
+            self.fc_norm = nn.ModuleList(nn.RMSNorm(target_size, eps) for _ in range(num_states))
         self.fc = nn.Linear(num_states * target_size, F, bias="fc.bias" in names)
         if style.mask_id is not None:
             self.mask_hidden = nn.Parameter(torch.empty(1, 1, num_states * target_size))
         self.layers = nn.ModuleList([_FusingLayer(config, style, names)])
         for i in range(1, config.num_hidden_layers):
             self.layers.append(decoder_layer(config, i, names))
-        self.norm = LlamaRMSNorm(F, eps)
+        self.norm = nn.RMSNorm(F, eps)
         self.lm_head = nn.Linear(F, style.num_tokens, bias=False)
+
+    @property
+    def first(self) -> "_FusingLayer":
+        layer = self.layers[0]
+        assert isinstance(layer, _FusingLayer)
+        return layer
 
 
 class _FusingLayer(nn.Module):
@@ -137,18 +147,20 @@ class _FusingLayer(nn.Module):
     def __init__(self, config: Any, style: Style, names: Collection[str]) -> None:
         super().__init__()
         plain = decoder_layer(config, 0, names)
-        self.input_layernorm = plain.input_layernorm
-        self.hidden_norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = wide_attention(config, 2 * config.hidden_size, names)
         self.post_attention_layernorm = plain.post_attention_layernorm
         self.mlp = plain.mlp
         self._norm_before_residual = style.norm_before_residual
 
-    def forward(self, joined: Tensor, **attention_args: Any) -> Tensor:
-        embedded_BTF, states_BTF = joined.chunk(2, -1)
+    def enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor]:
+        """The states that go on [B, T, F], and what attention reads [B, T, 2 F]."""
         normed_BTF = self.hidden_norm(states_BTF)
-        residual_BTF = normed_BTF if self._norm_before_residual else states_BTF
-        joined = torch.cat([self.input_layernorm(embedded_BTF), normed_BTF], -1)
-        states_BTF = residual_BTF + self.self_attn(joined, **attention_args)[0]
+        entry = torch.cat([self.input_layernorm(embedded_BTF), normed_BTF], -1)
+        return normed_BTF if self._norm_before_residual else states_BTF, entry
+
+    def forward(self, states_BTF: Tensor, entry_BTW: Tensor, **attention_args: Any) -> Tensor:
+        states_BTF = states_BTF + self.self_attn(entry_BTW, **attention_args)[0]
         out_BTF: Tensor = states_BTF + self.mlp(self.post_attention_layernorm(states_BTF))
         return out_BTF

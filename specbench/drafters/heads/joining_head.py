@@ -1,9 +1,8 @@
 """The step that EAGLE's heads share: a token's embedding and a state go in side by side.
 
-Shape suffixes: B rows, T tokens, F hidden size.
+Shape suffixes: B rows, T tokens, F hidden size, W what the first layer's attention reads.
 """
 
-import torch
 from torch import Tensor, nn
 
 from specbench.drafters.heads.layers import Embed, weights_of
@@ -40,15 +39,20 @@ class JoiningHead:
         branches: Branches | None = None,
         depth: int = 0,  # noqa: ARG002
     ) -> Tensor:
-        joined = torch.cat([self._embed(tokens_BT), states_BTF], -1)
+        added_BTF, entry_BTW = self._enter(self._embed(tokens_BT), states_BTF)
         states_BTF = self.layers.forward(
-            self._enter(joined), positions_BT, span, first_row=first_row, branches=branches
+            added_BTF,
+            positions_BT,
+            span,
+            first_row=first_row,
+            branches=branches,
+            entry_BTW=entry_BTW,
         )
         return self._leave(states_BTF)
 
-    def _enter(self, joined: Tensor) -> Tensor:
-        """What the first layer is fed."""
-        return joined
+    def _enter(self, embedded_BTF: Tensor, states_BTF: Tensor) -> tuple[Tensor, Tensor | None]:
+        """What the layers are fed: states, and what the first reads if not them."""
+        raise NotImplementedError
 
     def _leave(self, states_BTF: Tensor) -> Tensor:
         """What the next step is fed of the last layer's states."""

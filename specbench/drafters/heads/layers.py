@@ -111,18 +111,18 @@ def _fit_biases(attention: nn.Module, prefix: str, names: Collection[str]) -> No
         setattr(attention, name, nn.Linear(linear.in_features, linear.out_features, bias=has_bias))
 
 
-def layer_stack(config: Any, layers: nn.ModuleList, device: torch.device) -> LayerStack:
+def layer_stack(config: Any, layers: nn.ModuleList, target: Runner) -> LayerStack:
     """The layers over slots of their own, at the positions that the config's rotary gives.
 
     ModelError for a rotary that transformers cannot make.
     """
     try:
-        rotary = LlamaRotaryEmbedding(config).to(device)
+        rotary = LlamaRotaryEmbedding(config).to(target.device)
     except WRONG_CONFIG as error:
         what = f"rope_parameters are {config.rope_parameters}"
         raise ModelError(f"a head's config is wrong: {what}: {first_line(error)}") from error
     windows = [config.sliding_window if kind == SLIDING else None for kind in config.layer_types]
-    return LayerStack(config, list(layers), rotary, windows)
+    return LayerStack(config, list(layers), rotary, target, windows)
 
 
 def shapes_of(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
 from specbench.drafters.heads.feature_drafter import Reads
 from specbench.drafters.heads.layers import (
@@ -50,7 +51,9 @@ class MtpLayer(nn.Module):
 
     def __init__(self, block: Any, hidden_size: int, eps: float) -> None:
         super().__init__()
-        make_norm = type(block.input_layernorm)  # Qwen's adds 1 to its weights
+        make_norm = type(block.input_layernorm)  # that of Qwen's hybrids adds 1 to its weights
+        if make_norm is Qwen2RMSNorm:
+            make_norm = nn.RMSNorm  # the same in one operation
         self.token_norm = make_norm(hidden_size, eps=eps)
         self.state_norm = make_norm(hidden_size, eps=eps)
         self.join = nn.Linear(2 * hidden_size, hidden_size, bias=False)
@@ -65,18 +68,15 @@ class MtpLayer(nn.Module):
         return joined_BTF
 
 
-class Rotary(nn.Module):
-    """Cosines and sines for positions in a text."""
+class _RotaryOfAxes(nn.Module):
+    """Cosines and sines for positions in a text, where a token has a position on several axes."""
 
-    def __init__(self, decoder: Any, num_axes: int) -> None:
+    def __init__(self, rotary: nn.Module, num_axes: int) -> None:
         super().__init__()
-        self.rotary = type(decoder.rotary_emb)(decoder.config)
-        self.num_axes = num_axes
+        self.rotary, self.num_axes = rotary, num_axes
 
     def forward(self, states_BTF: Tensor, positions_BT: Tensor) -> Any:
-        if self.num_axes > 1:
-            return self.rotary(states_BTF, positions_BT.expand(self.num_axes, -1, -1))
-        return self.rotary(states_BTF, positions_BT)
+        return self.rotary(states_BTF, positions_BT.expand(self.num_axes, -1, -1))
 
 
 class MtpHead:
@@ -99,11 +99,15 @@ class MtpHead:
         self._target = target
         self.modules, decoder = make_layers(checkpoint)
         load_layers(self.modules, checkpoint, target)
+        rotary, axes = type(decoder.rotary_emb)(decoder.config), self.family.num_axes
         self.layers = LayerStack(
             decoder.config,
             [self._layer(i).block for i in range(self.num_layers)],
-            Rotary(decoder, self.family.num_axes).to(target.device),
+            (_RotaryOfAxes(rotary, axes) if axes > 1 else rotary).to(target.device),
+            target,
         )
+        if self.num_layers > 1:
+            self.layers.run_stock("layers after the first do not see a row's first slots")
 
     @property
     def weights(self) -> tuple[Tensor, ...]:

@@ -1,0 +1,271 @@
+"""Decoder layers of the Llama family in as few operations as it takes, over slots of their own.
+
+On a small model the time goes into calling operations, not into arithmetic: a layer here is
+four matrix products, attention, and a dozen small operations in place on tensors and views
+that were made once. Shape suffixes: B rows, T new tokens, N = B * T, S slots, F hidden size,
+W what the first product reads.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from specbench.errors import ModelError
+from specbench.footprint import KEPT_TOKENS, Sizes
+from specbench.forward.attention.choice import Kernels, usual_kernels
+from specbench.forward.attention.kernel import Case, Seen
+from specbench.forward.attention.stock import causal_attention
+from specbench.forward.compiled_steps import CompiledSteps, Programs
+from specbench.forward.fused_weights import FusedLayer, without_queries
+from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
+from specbench.forward.tree import Branches
+from specbench.forward.workspace import JoinedCache, Kept, Reach, Slots, Workspace
+from specbench.kernels.availability import why_not
+
+_KEPT_SHAPES = 256
+Attend = Callable[[Workspace, Kept, Any], None]
+
+
+def is_mirrored(device: torch.device) -> bool:
+    """torch has one kernel for an RMS norm on a GPU and ten on a CPU, see TorchSteps.norm."""
+    return device.type == "cpu"
+
+
+class FusedLayers:
+    """A model's or a head's layers, joined as fused_weights has them.
+
+    `rotary` gives cosines and sines for states and positions, `last_position` is the one that
+    stands for all behind it. What is not told to be kept is overwritten by the next forward.
+    """
+
+    def __init__(
+        self,
+        layers: tuple[FusedLayer, ...],
+        config: Any,
+        rotary: Any,
+        *,
+        mirrored: bool,
+        last_position: int | None = None,
+    ) -> None:
+        first = layers[0]
+        self.layers = layers
+        self.device, self.dtype = first.output.device, first.output.dtype
+        self.sizes = Sizes(
+            hidden=first.output.shape[1],
+            query_heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head=first.output.shape[0] // config.num_attention_heads,
+            mlp=first.down.shape[0],
+        )
+        self.eps: float = config.rms_norm_eps
+        self.kernels: Kernels = usual_kernels()
+        self.steps: LayerSteps = TorchSteps(self.sizes, self.eps, mirrored=mirrored)
+        self.slots = Slots(JoinedCache(0, 0, ()), torch.empty(0))
+        self._rotary, self._last_position = rotary, last_position
+        self._mirrored = mirrored
+        self._windows = {layer.window for layer in layers}
+        self._keys_alone = [without_queries(layer, self.sizes.query_heads) for layer in layers]
+        self._scratch = self._new_scratch(KEPT_TOKENS)
+        self._workspaces: dict[tuple[int, int, bool], Workspace] = {}
+        self._reaches: dict[tuple[int, int, int], Reach] = {}
+
+    @property
+    def cache(self) -> JoinedCache:
+        return self.slots.cache
+
+    def allocate(self, num_rows: int, max_len: int) -> None:
+        """Make room; a larger cache is kept, for stale slots are masked."""
+        rows, length = max(num_rows, self.cache.num_rows), max(max_len, self.cache.max_len)
+        if (rows, length) == (self.cache.num_rows, self.cache.max_len):
+            return
+        self.release()  # before taking
+        width = 2 * self.sizes.kv_heads * self.sizes.head
+        # Tensors made in inference mode could not be written outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            layers = [
+                torch.zeros(rows * length, width, dtype=self.dtype, device=self.device)
+                for _ in self.layers
+            ]
+            self.slots.cache = JoinedCache(rows, length, layers)
+            self.slots.rope = self._rope_table(length)
+
+    def release(self) -> None:
+        """Give the memory of all rows back."""
+        self._reaches.clear()
+        self.slots.cache = JoinedCache(0, 0, ())
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """What an implementation of attention is chosen for, one by one."""
+        return tuple(
+            Case(
+                device=self.device,
+                dtype=self.dtype,
+                query_heads=self.sizes.query_heads,
+                kv_heads=self.sizes.kv_heads,
+                head_size=self.sizes.head,
+                window=window,
+                is_tree=is_tree,
+            )
+            for window in sorted(self._windows, key=lambda window: window or 0)
+            for is_tree in (False, True)
+        )
+
+    def with_triton(self) -> Self:
+        """The same over the same slots, its small operations in kernels of ours.
+
+        ModelError where they cannot run.
+        """
+        if reason := why_not(self.device):
+            raise ModelError(reason)
+        other = copy(self)
+        other.steps = TritonSteps(self.sizes, self.eps)
+        return other
+
+    def with_compiled(self, programs: Programs) -> Self:
+        """The same over the same slots, compiled.
+
+        ModelError where they cannot be, or compute something else.
+        """
+        other = copy(self)
+        usual: LayerSteps = self.steps
+        if why_not(self.device) is None:
+            usual = TritonSteps(self.sizes, self.eps)
+        other.steps = CompiledSteps(self.sizes, self.eps, usual, self.layers[0], programs)
+        return other
+
+    def first(self, num_layers: int) -> Self:
+        """The first ones over the same slots."""
+        first = copy(self)
+        first.layers = self.layers[:num_layers]
+        return first
+
+    def workspace(self, B: int, T: int, *, has_queries: bool = True) -> Workspace:
+        """What a forward of B rows and T tokens writes; without queries, `keep`."""
+        known = self._workspaces.get((B, T, has_queries))
+        if known is not None:
+            return known
+        is_kept = B * T <= KEPT_TOKENS
+        sizes = self.sizes if has_queries else self.sizes._replace(query_heads=0)
+        with torch.inference_mode(False):
+            scratch = self._scratch if is_kept else self._new_scratch(B * T)
+            made = Workspace(sizes, scratch, B, T, mirrored=self._mirrored)
+        if is_kept:
+            _keep(self._workspaces, (B, T, has_queries), made)
+        return made
+
+    def forward(
+        self,
+        work: Workspace,
+        x_NF: Tensor,
+        positions_BT: Tensor,
+        span: int,
+        *,
+        first_row: int = 0,
+        branches: Branches | None = None,
+        is_plain: bool = False,
+        entry_NW: Tensor | None = None,
+        features: Sequence[int] = (),
+        only: int | None = None,
+        windows_from_BT: Tensor | None = None,
+        is_kept: bool = False,
+    ) -> dict[int, Tensor]:
+        """States [N, F] by number: `x_NF` is 0, what layer i - 1 makes of it is i.
+
+        They are those of `features`, and the last; one that `is_kept` is not overwritten by the
+        next forward. `work` is the workspace of B rows and T tokens, whose hidden state may be
+        `x_NF`. The first product reads `entry_NW` where there is one, not the normed `x_NF`.
+        `is_plain` says that the tokens are the last of the span in every row. `only` runs that
+        layer alone. `windows_from_BT` is as in LayerStack.forward, the rest as in Runner.forward.
+        """
+        reach = self._reach(len(positions_BT), span, first_row)
+        # Prompts have many lengths, of which a step need know nothing.
+        steps = self.steps.sized(None if is_plain else positions_BT.numel())
+        places = self._places(steps, positions_BT, reach, first_row, branches)
+        # What is looked up once a forward is not looked up once a layer: that is Python's time.
+        attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_plainly, None)}
+        from_BT = positions_BT if windows_from_BT is None else windows_from_BT
+        for window in self._windows - {None} if is_plain else self._windows:
+            kernel = self.kernels[window, branches is not None]
+            seen = Seen(from_BT, reach, self.sizes, self.dtype, window, branches)
+            attends[window] = kernel.attend, kernel.look(seen)
+
+        states: dict[int, Tensor] = {}
+        hidden, last = x_NF, len(self.layers) - 1  # the cache may have more
+        for i in range(last + 1) if only is None else (only,):
+            layer, kept = self.layers[i], reach.layers[i]
+            if i in features:
+                states[i] = hidden.clone()
+            steps.before_attention(work, hidden, layer, kept, places, entry_NW)
+            attend, look = attends[layer.window]
+            attend(work, kept, look)
+            lasts = is_kept and i == (last if only is None else only)
+            hidden, entry_NW = steps.after_attention(work, hidden, layer, lasts=lasts), None
+        states[i + 1] = hidden
+        return states
+
+    def keep(self, x_NF: Tensor, positions_BT: Tensor, span: int, *, first_row: int = 0) -> None:
+        """Write the keys and values that every layer makes of the same states, as they are."""
+        B, T = positions_BT.shape
+        work = self.workspace(B, T, has_queries=False)
+        reach = self._reach(B, span, first_row)
+        places = self._places(self.steps, positions_BT, reach, first_row, None)
+        for layer, kept in zip(self._keys_alone, reach.layers, strict=True):
+            self.steps.keys_alone(work, x_NF, layer, kept, places)
+
+    def _places(
+        self,
+        steps: LayerSteps,
+        positions_BT: Tensor,
+        reach: Reach,
+        first_row: int,
+        branches: Branches | None,
+    ) -> Any:
+        """As steps want it: where each token is written, and how far its heads are turned."""
+        slots_BT = positions_BT if branches is None else branches.slots_BT
+        if len(slots_BT) > 1 or first_row:
+            slots_BT = slots_BT + reach.first_slot_B1
+        return steps.places(self.slots.rope, positions_BT.reshape(-1), slots_BT.reshape(-1))
+
+    def _rope_table(self, length: int) -> Tensor:
+        """Cosines and signed sines by position, [length, 2, 1, 2, D / 2].
+
+        x * cos + swapped halves of x * sin turns a head. Positions past the last, where only
+        drafts to be discarded can lie, repeat it.
+        """
+        positions_1P = torch.arange(length, device=self.device)[None]
+        if self._last_position is not None:
+            positions_1P = positions_1P.clamp(max=self._last_position)
+        cos, sin = self._rotary(self.layers[0].output, positions_1P)
+        first, second = sin.chunk(2, -1)
+        sin = torch.cat((-first, second), -1)
+        return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, -1)
+
+    def _reach(self, B: int, span: int, first_row: int) -> Reach:
+        known = self._reaches.get((B, span, first_row))
+        if known is not None:
+            return known
+        with torch.inference_mode(False):
+            made = self.cache.reach(B, span, first_row, self.sizes)
+        _keep(self._reaches, (B, span, first_row), made)
+        return made
+
+    def _new_scratch(self, num_tokens: int) -> Tensor:
+        width = sum(self.sizes.widths(mirrored=self._mirrored))
+        with torch.inference_mode(False):
+            return torch.empty(num_tokens * width, dtype=self.dtype, device=self.device)
+
+
+def _keep(known: dict[Any, Any], key: Any, made: Any) -> None:
+    if len(known) >= _KEPT_SHAPES:
+        known.clear()
+    known[key] = made
+
+
+def _attend_plainly(work: Workspace, kept: Kept, _: None) -> None:
+    """Tokens that are the last of the slots, each seeing all up to itself: no mask is needed."""
+    out = causal_attention(work.unpacked.flatten(1, 2), kept.keys, kept.values)
+    work.spread.copy_(out.reshape(work.spread.shape))
