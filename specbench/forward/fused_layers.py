@@ -87,7 +87,7 @@ class FusedLayers:
         with torch.inference_mode(False), torch.no_grad():
             layers = [
                 torch.zeros(rows * length, width, dtype=self.dtype, device=self.device)
-                for _ in self.layers
+                for _ in self._keys_alone  # of all, though only the first may run
             ]
             self.slots.cache = JoinedCache(rows, length, layers)
             self.slots.rope = self._rope_table(length)

@@ -181,3 +181,10 @@ def test_what_was_made_in_inference_mode_can_be_used_outside(expected_1TV: Tenso
     logits = runner.forward(TOKENS_1T, positions(0, 12), 64).logits
 
     torch.testing.assert_close(logits, expected_1TV, **CLOSE)
+
+
+@torch.no_grad()
+def test_room_that_the_first_layers_make_is_for_all() -> None:
+    runner = FusedRunner(tiny_llama())
+    runner.first_layers(1).allocate(1, 64)
+    assert len(runner.cache.layers) == 2
