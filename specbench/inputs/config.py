@@ -25,7 +25,7 @@ own, a target from `defaults`.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from specbench.errors import ConfigError, UsageError
@@ -55,12 +55,18 @@ def load_pairings(path: Path | None = None) -> Pairings:
     """
     own, of_package = Path("pairings.yaml"), shipped("pairings.yaml")
     file = path or (own if own.exists() else of_package)
-    pairings = _read(file)
     if file.resolve() == of_package.resolve():
-        return pairings
+        return _read_once(file)
+    pairings = _read(file)
     names = {target.name for target in pairings.targets}
-    others = tuple(target for target in _read(of_package).targets if target.name not in names)
-    return replace(pairings, shipped=others)
+    others = (target for target in _read_once(of_package).targets if target.name not in names)
+    return replace(pairings, shipped=tuple(others))
+
+
+@cache
+def _read_once(shipped_file: Path) -> Pairings:
+    """It is long, and the same for as long as the program runs."""
+    return _read(shipped_file)
 
 
 def _read(file: Path) -> Pairings:
