@@ -155,7 +155,8 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
     from specbench.cli.catalogue import fitting
     from specbench.inputs.config import load_pairings
 
-    pairings: Sequence[Pairing] = load_pairings(file).known
+    found = load_pairings(file)
+    pairings: Sequence[Pairing] = found.all if file else found.known
     if fits:
         pairings = fitting(pairings, gpu)
     return [

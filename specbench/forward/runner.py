@@ -173,6 +173,7 @@ class StockRunner:
         # Some layers take many tokens only from a text's beginning; the self-test says.
         self.continues = True
         self._cache_class = slot_cache_class(model)
+        self._num_kept = self.num_layers  # first layers share the slots of all
         self._slots = _Slots(self._new_cache(0, 0))
         self._masks = StockMasks(self.config, self.dtype, has_states=self._has_states)
         self.max_position = context_limit(self.config)
@@ -208,7 +209,7 @@ class StockRunner:
         if self._has_states:
             num_states = self._slots.num_states if num_rows else 0
             states = StateSlots(num_rows, num_states, self.device)
-        return self._cache_class(self.num_layers, num_rows, max_len, states)
+        return self._cache_class(self._num_kept, num_rows, max_len, states)
 
     def holds(self, row: int, num_tokens: int) -> bool:
         states = self.cache.states
