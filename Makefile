@@ -22,7 +22,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run test test-fast test-long test-engines test-models test-margins check format train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run test test-fast test-long test-engines test-models test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -47,10 +47,18 @@ test-engines: $(DEV_STAMP)  ## The proofs on real vLLM and llama.cpp; TABLE=1: w
 	$(BIN)/python tests/real_engines/environments.py
 	$(BIN)/python -m pytest -m engines -s tests/real_engines
 
-# Once, environments of other libraries are made beside those engines: 1 GB, minutes.
-test-models: $(DEV_STAMP)  ## Heads that other libraries write, against their own forwards
+# Once, environments of other libraries are made outside the tree: 1 GB, minutes.
+test-models: $(DEV_STAMP)  ## Heads of other libraries; every family of models, on two transformers (25 minutes)
 	$(BIN)/python tests/foreign_heads/environments.py
+	$(BIN)/python tests/families/environment.py
 	$(BIN)/python -m pytest -m models -s
+
+families: $(DEV_STAMP)  ## Write docs/families.md again, of two versions of transformers (20 minutes)
+	$(BIN)/python tests/families/environment.py
+	mkdir -p build
+	$(ENGINES)/transformers-5.17.0/bin/python -m tools.families --rows build/families-old.json
+	$(BIN)/python -m tools.families --rows build/families-new.json
+	$(BIN)/python -m tools.families --page build/families-old.json build/families-new.json
 
 test-margins: $(DEV_STAMP)  ## How far the tests' figures are from their limits (an hour)
 	$(BIN)/python -m tests.margins $(TESTS)

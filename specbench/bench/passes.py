@@ -19,7 +19,7 @@ from specbench.bench.watch import Watch
 from specbench.decide.adaptive import best_fixed
 from specbench.decide.recommend import by_question, choose
 from specbench.engines.engine import Engine, Instrumented
-from specbench.engines.refusals import REFUSALS, device_errors_told
+from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import first_line
 from specbench.metrics.gathering import gather_cells
 from specbench.metrics.summary import summarise
@@ -126,7 +126,7 @@ class Passes:
                     continue
                 record = session.run_block(block)
                 try:
-                    with device_errors_told():
+                    with failures_told():
                         self._measure_beside(session, engine, block, record)
                 except REFUSALS as error:  # the block is stored: what bounds it is not known
                     self._watch.warn(f"{block.condition.target}: {first_line(error)}")

@@ -19,7 +19,7 @@ from specbench.bench.traces import Trace
 from specbench.bench.warm_up import WARM_UP_TOKENS, answer_shortly, warm_up_works
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine, EngineRequest, InProcess, Load, Work
-from specbench.engines.refusals import REFUSALS, device_errors_told
+from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import ModelMemoryError, first_line
 from specbench.inputs.pairing import Drafter, Pairing
 from specbench.probes.probe import Probe
@@ -65,7 +65,7 @@ class TargetRun:
         target = self._plan.target.name
         self._watch.stage(f"{target}: loading")
         try:
-            with device_errors_told():
+            with failures_told():
                 engines = open_engines()
         except REFUSALS as error:
             self._fail(target, "load", error, self._plan.all_cells)

@@ -11,7 +11,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.session import Session
 from specbench.bench.watch import Watch
 from specbench.engines.engine import Engine
-from specbench.engines.refusals import REFUSALS, device_errors_told
+from specbench.engines.refusals import REFUSALS, failures_told
 from specbench.errors import DeviceError, UsageError, first_line
 from specbench.inputs.pairing import Pairing
 from specbench.records import Condition, Prompt, TraceRecord
@@ -161,7 +161,7 @@ class Tracer:
             return
         drafting = self._drafting(temperature)
         try:
-            with device_errors_told():
+            with failures_told():
                 traces = self._trace(
                     self._session.engine,
                     drafter.name,

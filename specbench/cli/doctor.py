@@ -8,12 +8,16 @@ import typer
 
 from specbench.cli import options
 from specbench.errors import SpecbenchError
+from specbench.inputs.methods import find_method
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from specbench.fit.compatibility import Compatibility
+    from specbench.fit.finding import Finding
     from specbench.inputs.model_spec import ModelSpec
     from specbench.inputs.pairing import Pairing
-    from specbench.models.tokenizer import Tokenizer
 
 GIB = 2**30
 
@@ -61,23 +65,17 @@ def doctor(
 
 
 def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
-    from specbench.inputs.methods import find_method
-
     needs, least = pairing.needs_gib, pairing.least_gib
-    method = find_method(pairing.drafter.method)
     is_here = all(_is_here(model) for model in pairing.models)
     problems: list[str] = []
-    notes = _notes(pairing) if is_here else []
+    notes: list[str] = []
     if least * GIB > free_bytes:
         problems.append(f"needs {least:g} GiB for weights alone")
     if not is_here:
         problems.append("not downloaded")
-    elif pairing.drafter.model is not None and not method.is_head:
-        check = _common_tokens if method.retokenizes else _same_vocabulary
-        try:
-            notes += check(pairing.target.model, pairing.drafter.model)
-        except SpecbenchError as error:
-            problems.append(str(error))
+    else:
+        refusals, notes = _told(pairing)
+        problems += refusals
     return {
         "pairing": pairing.name,
         "needs_gib": needs,
@@ -86,22 +84,6 @@ def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
         "problems": problems,
         "notes": notes,
     }
-
-
-def _notes(pairing: "Pairing") -> list[str]:
-    """Whose layout a head has, and whether a head by its author was ever met."""
-    from specbench.inputs.methods import find_method
-    from specbench.model_files.head_layouts import layout_of
-    from specbench.model_files.model import open_model
-
-    drafter = pairing.drafter
-    if drafter.model is None or not find_method(drafter.method).is_head:
-        return []
-    try:
-        layout = layout_of(open_model(drafter.model).head, drafter.method)
-    except SpecbenchError:
-        return []  # loading says what is wrong, and of pickles the layout
-    return [layout.note] if layout is not None else []
 
 
 def _is_here(model: "ModelSpec") -> bool:
@@ -114,28 +96,43 @@ def _is_here(model: "ModelSpec") -> bool:
     return isinstance(cached, str) and Path(cached).exists()
 
 
-def _same_vocabulary(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
-    from specbench.models.tokenizer import require_same_vocabulary
+def _told(pairing: "Pairing") -> tuple[list[str], list[str]]:
+    """What loading would say against the target, else against the drafter beside it; and notes."""
+    from specbench.fit.compatibility import check_drafter, check_target
+    from specbench.model_files.model import open_model
 
-    require_same_vocabulary(_tokenizer(target), _tokenizer(draft))
-    return []
+    try:
+        target = open_model(pairing.target.model)
+    except SpecbenchError as error:
+        return [str(error)], []
+    drafter = check_drafter(target, pairing.drafter)
+    refusals = _of_model(pairing.target.model, check_target(target))
+    return refusals or _of_drafter(drafter), _notes(drafter)
 
 
-def _common_tokens(target: "ModelSpec", draft: "ModelSpec") -> list[str]:
-    from specbench.models.retokenizer import require_common_tokens
+def _of_drafter(found: "Compatibility") -> list[str]:
+    drafter, refused = found.drafter, found.of_level("refused")
+    if refused or drafter.model is None or find_method(drafter.method).is_head:
+        return [one.text for one in refused]
+    return _of_model(drafter.model, ())
 
-    found = require_common_tokens(_tokenizer(target).vocabulary, _tokenizer(draft).vocabulary)
-    return [found.in_words]
+
+def _notes(found: "Compatibility") -> list[str]:
+    """Whose layout a head has, whether a head by its author was ever met, and what another
+    tokenizer has in common with the target's."""
+    layouts = [one.reason for one in found.of_level("ok") if one.field == "layout"]
+    return layouts + [one.reason for one in found.of_level("warning") if one.field == "tokenizer"]
 
 
-def _tokenizer(model: "ModelSpec") -> "Tokenizer":
-    from specbench.models.tokenizer import Tokenizer
+def _of_model(model: "ModelSpec", findings: "Iterable[Finding]") -> list[str]:
+    """What its files say, else what a small one of its family says when it is run."""
+    from specbench.engines.family_trial import family_refusal
+    from specbench.engines.model_pool import model_source
 
-    return Tokenizer(
-        model.tokenizer_location,
-        revision=model.revision,
-        trust_remote_code=model.trust_remote_code,
-    )
+    if said := [one.text for one in findings if one.level == "refused"]:
+        return said
+    refusal = family_refusal(model_source(model, None))
+    return [refusal] if refusal else []
 
 
 def _print(document: dict[str, Any]) -> None:

@@ -24,12 +24,13 @@ from specbench.engines.launched import graph_facts, graph_notes
 from specbench.engines.loaded_drafters import LoadedDrafters, take
 from specbench.engines.model_forwards import Forwards, ModelForwards
 from specbench.engines.model_pool import ModelPool, bytes_read, identity
-from specbench.engines.refusals import device_errors_told
+from specbench.engines.refusals import failures_told
 from specbench.execution.clock import make_clock
 from specbench.execution.graphs import Launchers
 from specbench.footprint import row_slots
 from specbench.forward.attention.backends import attention_backend
 from specbench.forward.attention.choice import USUAL
+from specbench.forward.attention.reach import field
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner
 from specbench.forward.scoring import mean_log_probs
@@ -98,13 +99,11 @@ class BuiltinEngine(Instrumented):
             if names != {USUAL.name}:
                 return ", ".join(sorted(names))
         config = runner.model.config.get_text_config()
-        heads = config.num_attention_heads
+        heads = field(config, "num_attention_heads") or 1
+        kv_heads = field(config, "num_key_value_heads") or heads
+        size = field(config, "head_dim") or runner.hidden_size // heads
         return attention_backend(
-            runner.device,
-            runner.dtype,
-            num_heads=heads,
-            num_kv_heads=getattr(config, "num_key_value_heads", heads),
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            runner.device, runner.dtype, num_heads=heads, num_kv_heads=kv_heads, head_dim=size
         )
 
     def add_drafter(self, drafter: Drafter) -> ModelIdentity | None:
@@ -120,7 +119,7 @@ class BuiltinEngine(Instrumented):
         served = self.serve([request], work, Load())
         return replace(served.results[0], cpu_s=served.cpu_s)
 
-    @device_errors_told()
+    @failures_told()
     def serve(self, requests: Sequence[EngineRequest], work: Work, load: Load) -> ServedPass:
         if not work.adaptive:
             return self._serve(requests, work, load, FixedK(self._drafters.depth(work)))

@@ -12,7 +12,7 @@ from specbench.engines.kernel_choices import KernelChoices
 from specbench.engines.model_forwards import Forwards
 from specbench.engines.model_pool import ModelPool, bytes_read, head_identity, identity, shown
 from specbench.engines.packed_weights import packed_notes
-from specbench.engines.refusals import device_errors_told
+from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError, UsageError
 from specbench.forward.layer_stack import LayerStack
 from specbench.forward.runner import Runner
@@ -59,9 +59,10 @@ def take(pool: ModelPool, spec: ModelSpec, forward: Forward, kernels: KernelChoi
     """The model from the pool, its runner checked and its kernels chosen; ModelError."""
     loaded = pool.load(spec)
     try:
-        runner, notes = make_checked_runner(loaded.model, forward)
+        with failures_told():
+            runner, notes = make_checked_runner(loaded.model, forward)
         runner = kernels.settle(runner, forward, shown(spec))
-        notes = (*notes, *packed_notes(kernels.contests, loaded, shown(spec)))
+        notes = (*loaded.notes, *notes, *packed_notes(kernels.contests, loaded, shown(spec)))
     except (ModelError, torch.OutOfMemoryError):
         pool.release(spec)
         raise
@@ -95,7 +96,7 @@ class LoadedDrafters:
     def __getitem__(self, name: str) -> DraftingMethod:
         return self._methods[name]
 
-    @device_errors_told()
+    @failures_told()
     def add(self, drafter: Drafter) -> ModelIdentity | None:
         """Load it; the identity of its own model. UsageError, ModelError, CompatibilityError."""
         # A method that arrives later has files of another kind.

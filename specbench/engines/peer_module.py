@@ -9,7 +9,8 @@ import torch
 from transformers import GenerationConfig
 
 from specbench.engines.refusals import device_errors_told
-from specbench.errors import ModelError
+from specbench.errors import ModelError, SpecbenchError, first_line
+from specbench.models.raised import raised_by_model
 
 
 def twin(model: Any) -> Any:
@@ -52,9 +53,11 @@ def refusals_told(module: Any, method: str) -> Iterator[None]:
             yield
     except torch.OutOfMemoryError:
         raise
-    except (ValueError, RuntimeError) as error:  # NotImplementedError is one of the latter
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+    except Exception as error:
+        is_refusal = isinstance(error, ValueError | RuntimeError)
+        if isinstance(error, SpecbenchError) or not (is_refusal or raised_by_model(error)):
+            raise
         raise ModelError(
-            f"transformers cannot run {method} on {type(module).__name__}: {said}; choose another "
-            "model, or leave transformers out of --engine"
+            f"transformers cannot run {method} on {type(module).__name__}: {first_line(error)}; "
+            "choose another model, or leave transformers out of --engine"
         ) from error

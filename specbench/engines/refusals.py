@@ -1,4 +1,4 @@
-"""What an engine, a machine or a model may refuse, and what CUDA's errors are taken for."""
+"""What an engine, a machine or a model may refuse, and whose errors are taken for a refusal."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +14,26 @@ from specbench.errors import (
     WorkloadError,
     first_line,
 )
+from specbench.model_files.attention import ELSEWHERE
+from specbench.models.raised import is_of_device, raised_by_model
 
 # A refusal is a stored result, and the rest goes on.
 REFUSALS = (
     *(ModelError, CompatibilityError, UsageError, WorkloadError, DeviceError),
     torch.OutOfMemoryError,
 )
-# Errors of CUDA and its libraries have no class of their own in every version of torch.
-_SAID_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
+
+
+@contextmanager
+def failures_told() -> Iterator[None]:
+    """As `device_errors_told`, and ModelError where a model's own code fails at what is done."""
+    with device_errors_told():
+        try:
+            yield
+        except Exception as error:
+            if raised := raised_by_model(error):
+                raise ModelError(f"{raised.model}: {raised.words}; {ELSEWHERE}") from error
+            raise
 
 
 @contextmanager
@@ -44,13 +56,6 @@ def device_errors_told() -> Iterator[None]:
                 f"the GPU fails at everything since: {first_line(error)}"
             ) from error
         raise DeviceError(first_line(error)) from error
-
-
-def is_of_device(error: RuntimeError) -> bool:
-    """Whether CUDA or one of its libraries failed, and not our code."""
-    return isinstance(error, torch.AcceleratorError) or any(
-        words in str(error) for words in _SAID_BY_CUDA
-    )
 
 
 def _is_lost() -> bool:

@@ -173,7 +173,7 @@ class TransformersEngine(InProcess):
         return sum(loaded.weights_bytes for loaded in set(self._loaded(drafter)))
 
     def kv_bytes_per_token(self, drafter: str) -> int:
-        return sum(_kv_bytes_per_token(loaded.model) for loaded in self._loaded(drafter))
+        return sum(_kv_bytes_per_token(make_peer(one.model)) for one in self._loaded(drafter))
 
     def state_bytes_per_row(self, drafter: str) -> int:  # noqa: ARG002
         """Its states are transformers' own, and nobody counts them."""
@@ -257,14 +257,13 @@ def _num_tokens(request: EngineRequest) -> int:
     return len(request.prompt_ids) + request.max_new_tokens
 
 
+@torch.inference_mode()
 def _kv_bytes_per_token(model: Any) -> int:
-    config = model.config.get_text_config()
-    heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_size: int = (
-        getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    )
-    num_values: int = config.num_hidden_layers * 2 * heads * head_size
-    return num_values * int(model.dtype.itemsize)
+    """What the library's own cache holds for a token: sizes may differ from layer to layer."""
+    token_11 = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    cache = model(input_ids=token_11, use_cache=True).past_key_values
+    kept = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    return sum(tensor.nbytes for tensor in kept if isinstance(tensor, torch.Tensor))
 
 
 @contextmanager

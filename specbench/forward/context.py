@@ -1,14 +1,16 @@
 """How many tokens of context a loaded model was made for."""
 
+from functools import partial
 from typing import Any
 
 from specbench.errors import ModelError
+from specbench.forward.attention.reach import field
 from specbench.model_files.attention import Fields, longest_context
 
 
 def fields_of(config: Any) -> Fields:
     """The fields of a loaded config, as the files' rules read them."""
-    return lambda name: getattr(config, name, None)
+    return partial(field, config)
 
 
 def context_limit(config: Any) -> int | None:

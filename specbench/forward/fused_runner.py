@@ -17,8 +17,9 @@ from specbench.forward.compiled_steps import Programs
 from specbench.forward.context import context_limit
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse, fuse
-from specbench.forward.runner import Output, refuse_unsupported
+from specbench.forward.runner import Output
 from specbench.forward.tree import Branches
+from specbench.forward.unsupported import refuse_unsupported
 from specbench.forward.workspace import JoinedCache
 
 

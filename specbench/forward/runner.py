@@ -6,6 +6,7 @@ Shape suffixes: B rows, T new tokens, V vocabulary, F features.
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -14,19 +15,16 @@ from torch import Tensor
 from specbench.errors import ModelError
 from specbench.footprint import STATES_BESIDE_DRAFTS
 from specbench.forward.attention import stock
-from specbench.forward.context import context_limit, fields_of
+from specbench.forward.context import context_limit
 from specbench.forward.final_norm import entering
+from specbench.forward.kv_cache import KvCache
 from specbench.forward.slot_cache import SlotCache
-from specbench.forward.state_layers import (
-    has_other_state,
-    run_over_slots,
-    slot_cache_class,
-    state_layers,
-)
+from specbench.forward.state_layers import run_over_slots, slot_cache_class, state_layers
 from specbench.forward.state_slots import StateSlots
 from specbench.forward.stock_masks import StockMasks
 from specbench.forward.tree import Branches
-from specbench.model_files.attention import NO_TREES, RECURRENT, unsupported_attention
+from specbench.forward.unsupported import refuse_unsupported
+from specbench.model_files.attention import ELSEWHERE, NO_TREES
 from specbench.models.first_layers import cut_model
 
 
@@ -35,28 +33,6 @@ class Output(NamedTuple):
 
     logits: Tensor
     features: tuple[Tensor, ...] = ()
-
-
-class KvCache(Protocol):
-    """A model's keys and values for all rows."""
-
-    @property
-    def max_len(self) -> int:
-        """Slots of a row; 0 before `allocate`."""
-        ...
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Bytes that one token of one row takes in all layers; 0 before the first forward."""
-        ...
-
-    @property
-    def state_bytes_per_row(self) -> int:
-        """Bytes of recurrent state that any row takes; 0 before the first forward."""
-        ...
-
-    def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
-        """Copy the first `num_tokens` slots of a row to another, in all layers."""
 
 
 class Runner(Protocol):
@@ -156,11 +132,15 @@ class _Slots:
 
 
 class StockRunner:
-    """Runner over transformers' own modelling code."""
+    """Runner over transformers' own modelling code.
+
+    `whole_masks` is for code that works on masks itself: every forward gets one, with one row per
+    token.
+    """
 
     kind = "stock"
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, whole_masks: bool = False) -> None:
         refuse_unsupported(model)
         self.model = model
         self.config = model.config.get_text_config()
@@ -175,7 +155,11 @@ class StockRunner:
         self._cache_class = slot_cache_class(model)
         self._num_kept = self.num_layers  # first layers share the slots of all
         self._slots = _Slots(self._new_cache(0, 0))
-        self._masks = StockMasks(self.config, self.dtype, has_states=self._has_states)
+        self.whole_masks = whole_masks
+        self._masks = StockMasks(
+            self.config, self.dtype, has_states=self._has_states, are_whole=whole_masks
+        )
+        self._keeps_some = "logits_to_keep" in signature(model.forward).parameters
         self.max_position = context_limit(self.config)
         model.set_attn_implementation(stock.NAME)
         run_over_slots(model)
@@ -265,16 +249,24 @@ class StockRunner:
                 ),
                 past_key_values=self.cache,
                 use_cache=True,
-                logits_to_keep=0 if last_B is None else last_B,
+                **self._kept(last_B),
                 # All of them: asked by number, transformers 5.17 mistakes the last one.
                 output_hidden_states=bool(features),
             )
+        if features and out.hidden_states is None:
+            raise ModelError(f"{type(self.model).__name__} gives no hidden states; {ELSEWHERE}")
         logits = out.logits
+        if last_B is not None and not self._keeps_some:
+            logits = logits[:, last_B]
         if last_B is not None and len(last_B) > 1:
             # [B, B, V]: position last_B[j] of row i; the diagonal is ours
             logits = logits.diagonal(dim1=0, dim2=1).permute(1, 0)[:, None]
         states = (*(out.hidden_states or ()), *entered)
         return Output(logits, tuple(states[i] for i in features))
+
+    def _kept(self, last_B: Tensor | None) -> dict[str, Any]:
+        """Which logits to compute, for models that take it; others give all (Qwen2-Audio)."""
+        return {"logits_to_keep": 0 if last_B is None else last_B} if self._keeps_some else {}
 
     def _slots_of(
         self, positions_BT: Tensor, first_row: int, branches: Branches | None, start: int | None
@@ -290,12 +282,3 @@ class StockRunner:
             return positions_BT
         is_fed_BT = states.point(positions_BT, first_row)
         return torch.where(is_fed_BT, positions_BT, self.cache.max_len - 1)
-
-
-def refuse_unsupported(model: Any) -> None:
-    """ModelError where the decoder would be wrong: recurrent state, unknown attention kinds."""
-    name = type(model).__name__
-    if has_other_state(model):
-        raise ModelError(f"{name} {RECURRENT}")
-    if reason := unsupported_attention(fields_of(model.config.get_text_config())):
-        raise ModelError(f"{name} {reason}")

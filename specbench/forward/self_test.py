@@ -4,22 +4,31 @@ An architecture nobody tried can be wrong in silence, and so can a forward of ou
 costs milliseconds. Shape suffixes: B rows, T tokens, V vocabulary.
 """
 
+from collections.abc import Callable
+from inspect import signature
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from specbench.errors import ModelError
+from specbench.forward.attention.reach import field
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import can_fuse
-from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
+from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.state_layers import state_layers
+from specbench.forward.unsupported import refuse_unsupported
+from specbench.model_files.attention import ELSEWHERE
+from specbench.models.raised import raised_by_model
 
 Forward = Literal["auto", "stock", "fused"]
+_Way = Callable[[Runner, Tensor], Tensor]  # feeds a runner rows of tokens; logits [B, T, V]
 
 _LENGTHS = (9, 6)  # ragged rows
 _HEAD = 4  # tokens that each row is fed alone
 _SPAN = 64
+_REACHES = ("sliding_window", "attention_chunk_size")
+_SHORT_REACH = 5
 # Norms and rotary positions are float32 inside a float64 model.
 TOLERANCE = {torch.float64: 3e-5, torch.float32: 3e-4, torch.float16: 0.02, torch.bfloat16: 0.15}
 
@@ -38,28 +47,68 @@ def make_checked_runner(model: Any, forward: Forward = "auto") -> tuple[Runner, 
     generator = torch.Generator().manual_seed(0)
     tokens_BT = torch.randint(0, vocab_size - 1, (2, max(_LENGTHS)), generator=generator)
     tokens_BT = tokens_BT.to(model.device)
-    plain = _plain(model, tokens_BT)
-    notes = _not_crossed(model)
+    try:
+        plain = _plain(model, tokens_BT)
+    except Exception as error:
+        if raised := raised_by_model(error):
+            raise ModelError(
+                f"{raised.model} does not run on text alone: {raised.words}; choose a model that "
+                "writes text from text"
+            ) from error
+        raise
+
+    notes: tuple[str, ...] = ()
     if forward != "stock":
         reason = can_fuse(model)
         if reason is None:
             fused = FusedRunner(model)
             reason = _difference(fused, tokens_BT, plain)
             if reason is None:
-                return fused, notes
+                return fused, _not_crossed(model)
         if forward == "fused":
             raise ModelError(
                 f"{type(model).__name__} cannot run with the fused forward: {reason}; "
                 "ask for the forward auto or stock"
             )
-        notes = (*notes, f"stock forward instead of the fused one: {reason}")
+        notes = (f"stock forward instead of the fused one: {reason}",)
     stepped = _stepped(model, tokens_BT) if state_layers(model) else plain
-    stock = StockRunner(model)
-    if reason := _difference(stock, tokens_BT, stepped):
-        raise ModelError(f"{type(model).__name__}: {reason}; this architecture is not supported")
-    if stock.most_drafts is not None:
-        stock.continues = _difference(stock, tokens_BT, plain, in_chunks=True) is None
-    return stock, notes
+    for whole_masks in (False, True):  # some models work on masks themselves
+        stock = StockRunner(model, whole_masks=whole_masks)
+        reason = _failure(stock, tokens_BT, stepped) or _crossing_failure(stock, tokens_BT)
+        if reason is None:
+            if stock.most_drafts is not None:
+                stock.continues = _failure(stock, tokens_BT, plain, _in_chunks) is None
+            return stock, notes
+    raise ModelError(f"{type(model).__name__}: {reason}{_positions(model)}; {ELSEWHERE}")
+
+
+def _crossing_failure(stock: StockRunner, tokens_BT: Tensor) -> str | None:
+    """What fails with windows and chunks so short that the test's few tokens cross them.
+
+    A model may name a window in its config that its code does not heed.
+    """
+    config = stock.config
+    told = {name: field(config, name) for name in _REACHES}
+    longer = {name: reach for name, reach in told.items() if reach and reach > _SHORT_REACH}
+    if not longer:
+        return None
+    for name in longer:
+        setattr(config, name, _SHORT_REACH)
+    try:
+        crossed = StockRunner(stock.model, whole_masks=stock.whole_masks)
+        expected = (_stepped if state_layers(stock.model) else _plain)(stock.model, tokens_BT)
+        reason = _failure(crossed, tokens_BT, expected)
+    finally:
+        for name, reach in longer.items():
+            setattr(config, name, reach)
+    return None if reason is None else f"past its {' and '.join(longer)}, {reason}"
+
+
+def _positions(model: Any) -> str:
+    """Why a model may differ that is told no positions."""
+    if "position_ids" in signature(model.forward).parameters:
+        return ""
+    return " (its code takes no position_ids: it counts them by a cache of its own)"
 
 
 def _plain(model: Any, tokens_BT: Tensor) -> list[Tensor]:
@@ -99,15 +148,31 @@ def _stepped(model: Any, tokens_BT: Tensor) -> list[Tensor]:
     return rows
 
 
+def _failure(runner: Runner, tokens_BT: Tensor, expected: list[Tensor], *ways: _Way) -> str | None:
+    """What differs, or what the model's code raises over slots; None where all is right."""
+    try:
+        return _difference(runner, tokens_BT, expected, *ways)
+    except Exception as error:
+        if raised := raised_by_model(error):
+            return raised.words
+        raise
+
+
 def _difference(
-    runner: Runner, tokens_BT: Tensor, plain: list[Tensor], *, in_chunks: bool = False
+    runner: Runner, tokens_BT: Tensor, expected: list[Tensor], *ways: _Way
 ) -> str | None:
-    """None where the runner's logits are the plain ones but for rounding; else what differs."""
-    runner.allocate(2, _SPAN)
-    slots_BTV = _in_chunks(runner, tokens_BT) if in_chunks else _over_slots(runner, tokens_BT)
-    runner.release()  # rows are never given back singly: one alone would keep room for two
-    rows = zip(slots_BTV, plain, strict=True)
-    worst = torch.stack([distance(got[: len(row)], row) for got, row in rows]).max()
+    """None where the runner's logits are the expected ones but for rounding; else what differs.
+
+    It is fed in those `ways`; without any, in those that every model has to bear.
+    """
+    distances = []
+    for way in ways or (_over_slots, _last_alone):
+        runner.allocate(2, _SPAN)
+        slots_BTV = way(runner, tokens_BT)
+        runner.release()  # rows are never given back singly: one alone would keep room for two
+        for got, row in zip(slots_BTV, expected, strict=True):
+            distances.append(distance(got[: len(row)], row[-len(got) :]))
+    worst = torch.stack(distances).max()
     allowed = TOLERANCE[runner.dtype]  # a head may give its logits in float32
     if worst <= allowed:
         return None
@@ -119,28 +184,37 @@ def _difference(
 
 def _over_slots(runner: Runner, tokens_BT: Tensor) -> Tensor:
     """Logits [B, T, V] fed as: 4 tokens a row; one wrong token, rolled back; the rest."""
-    places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+    heads_BTV = _heads(runner, tokens_BT)
+    _feed(runner, tokens_BT[:, _HEAD : _HEAD + 1] + 1, _HEAD)
+    return torch.cat([heads_BTV, _feed(runner, tokens_BT[:, _HEAD:], _HEAD)], 1)
 
-    def feed(tokens: Tensor, first: int, first_row: int = 0) -> Tensor:
-        B, T = tokens.shape
-        positions_BT = places_T[first : first + T].expand(B, -1)
-        start = None if first else 0  # with a mask and without
-        return runner.forward(tokens, positions_BT, _SPAN, first_row=first_row, start=start).logits
 
-    heads = [feed(tokens_BT[row : row + 1, :_HEAD], 0, row) for row in range(len(tokens_BT))]
-    feed(tokens_BT[:, _HEAD : _HEAD + 1] + 1, _HEAD)
-    return torch.cat([torch.cat(heads), feed(tokens_BT[:, _HEAD:], _HEAD)], 1)
+def _last_alone(runner: Runner, tokens_BT: Tensor) -> Tensor:
+    """Logits [B, 1, V] of each row's last token, the only ones asked for after 4 tokens a row."""
+    _heads(runner, tokens_BT)
+    lasts = [length - 1 - _HEAD for length in _LENGTHS]
+    last_B = torch.tensor(lasts, device=tokens_BT.device)
+    return _feed(runner, tokens_BT[:, _HEAD:], _HEAD, last_B=last_B)
 
 
 def _in_chunks(runner: Runner, tokens_BT: Tensor) -> Tensor:
     """Logits [B, T, V] of a prompt that is fed in two pieces, each at once."""
-    positions_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
     pieces = (slice(0, _HEAD), slice(_HEAD, None))
-    logits = [
-        runner.forward(tokens_BT[:, at], positions_BT[:, at], _SPAN, start=at.start).logits
-        for at in pieces
-    ]
+    logits = [_feed(runner, tokens_BT[:, at], at.start, start=at.start) for at in pieces]
     return torch.cat(logits, 1)
+
+
+def _heads(runner: Runner, tokens_BT: Tensor) -> Tensor:
+    """Logits [B, T, V] of the first tokens of each row, fed alone and without a mask."""
+    rows = range(len(tokens_BT))
+    fed = [_feed(runner, tokens_BT[r : r + 1, :_HEAD], 0, first_row=r, start=0) for r in rows]
+    return torch.cat(fed)
+
+
+def _feed(runner: Runner, tokens_BT: Tensor, first: int, **options: Any) -> Tensor:
+    """The logits of tokens that stand at `first` and after it in every row."""
+    places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device) + first
+    return runner.forward(tokens_BT, places_T.expand_as(tokens_BT), _SPAN, **options).logits
 
 
 def distance(got_TV: Tensor, expected_TV: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ is overwritten by the next round. Shape suffixes: B rows, T new tokens, S slots,
 D head size.
 """
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,15 +95,15 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.states = states
         # Not super(): a model may insist on a class that takes no layers.
         Cache.__init__(self, layers=[SlotLayer(self.index) for _ in range(num_layers)])
+        # Some layers keep more than one pair of keys and values (LongCat Flash).
+        self.layer_class_to_replicate = partial(SlotLayer, self.index)
 
     def copy_row(self, source: int, destination: int, num_tokens: int) -> None:
         """Copy the first `num_tokens` slots of a row to another, in all layers."""
         if self.states is not None:
             self.states.copy_row(source, destination)
-        for layer in self.layers:
-            if layer.is_initialized:
-                for buffer in (layer.keys, layer.values):
-                    buffer[destination, :num_tokens].copy_(buffer[source, :num_tokens])
+        for buffer in self._buffers():
+            buffer[destination, :num_tokens].copy_(buffer[source, :num_tokens])
 
     def move_slots(self, sources_BT: Tensor, destinations_BT: Tensor, first_row: int = 0) -> None:
         """Copy slots of B rows from `first_row` on within their row, in all layers.
@@ -111,11 +113,16 @@ class SlotCache(Cache):  # type: ignore[misc]
         rows_B = torch.arange(len(sources_BT), device=sources_BT.device) + first_row
         first_B1 = rows_B[:, None] * self.index.max_len
         from_N, to_N = (first_B1 + sources_BT).flatten(), (first_B1 + destinations_BT).flatten()
+        for buffer in self._buffers():
+            flat = buffer.view(-1, *buffer.shape[2:])
+            here_N = to_N.to(buffer.device)
+            flat.index_copy_(0, here_N, flat.index_select(0, from_N.to(buffer.device)))
+
+    def _buffers(self) -> Iterator[Tensor]:
+        """Of every layer that keeps keys and values of its own (not all of Gemma 3n's do)."""
         for layer in self.layers:
-            for buffer in (layer.keys, layer.values):
-                flat = buffer.view(-1, *buffer.shape[2:])
-                here_N = to_N.to(buffer.device)
-                flat.index_copy_(0, here_N, flat.index_select(0, from_N.to(buffer.device)))
+            if layer.is_initialized:
+                yield from (layer.keys, layer.values)
 
     @property
     def max_len(self) -> int:
@@ -135,6 +142,5 @@ class SlotCache(Cache):  # type: ignore[misc]
     @property
     def bytes_per_token(self) -> int:
         """Bytes that one token of one row takes in all layers; 0 before the first forward."""
-        used = [layer for layer in self.layers if layer.is_initialized]
         slots = self.index.num_rows * self.index.max_len
-        return sum((la.keys.nbytes + la.values.nbytes) // slots for la in used)
+        return sum(buffer.nbytes // slots for buffer in self._buffers())

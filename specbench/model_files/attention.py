@@ -12,11 +12,15 @@ RECURRENT = (
 NO_TREES = (
     "has recurrent layers, which check chains of drafts alone; choose a method without a tree"
 )
-ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"})
+ATTENTION_LAYERS = frozenset(
+    {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+)
 STATE_LAYERS = ("linear_attention", "conv")  # by the names that masks go by
 # `mamba` is an older name; `hybrid` layers have attention and a state; the last two have neither.
 _KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp", "moe"}
-
+_WITH_ALIBI = ("bloom", "mpt")  # by model type; others have a field for it
+_PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
+ELSEWHERE = "measure it with --engine transformers, or with vllm where vLLM serves it"
 
 # Model types with recurrent or convolutional layers beside attention.
 _HYBRIDS = frozenset(
@@ -43,15 +47,24 @@ def unsupported_attention(fields: Fields) -> str | None:
     if unknown := set(fields("layer_types") or ()) - _KNOWN_LAYER_TYPES:
         return (
             f"has layers of type {', '.join(sorted(unknown))}; "
-            f"supported: {', '.join(sorted(_KNOWN_LAYER_TYPES))}"
+            f"supported: {', '.join(sorted(_KNOWN_LAYER_TYPES))}; {ELSEWHERE}"
         )
     if any(rope_type(rope) == "dynamic" for rope in ropes(fields)):
         return (
             "rescales its rotary positions by the current length (rope_type dynamic), "
             "which makes text depend on drafts; set rope_type to default in its config"
         )
-    if fields("alibi") or fields("model_type") == "bloom":
-        return "uses ALiBi, which takes no ready-made mask; not supported"
+    for name in _PICKED:
+        if budget := fields(name):
+            return (
+                f"picks the {budget} slots that a token sees by an index of its own ({name}), "
+                f"which the decoder does not keep; {ELSEWHERE}"
+            )
+    if fields("alibi") or fields("model_type") in _WITH_ALIBI:
+        return (
+            "uses ALiBi, whose bias counts slots where the decoder has positions, so trees and "
+            f"ragged rows would be wrong; {ELSEWHERE}"
+        )
     return None
 
 
@@ -59,9 +72,13 @@ def longest_context(fields: Fields) -> int | None:
     """Tokens of context the model was made for, up to where its positions change their meaning.
 
     longrope turns a whole batch to other frequencies once any position, a draft's or a
-    neighbour's, passes the original length: beyond it text would depend on both.
+    neighbour's, passes the original length: beyond it text would depend on both. Llama 4 scales
+    the queries of layers without rope from `floor_scale` tokens on by a position that it takes
+    from a cache of its own.
     """
     limits = [fields("max_position_embeddings")]
+    if fields("attn_temperature_tuning") and fields("floor_scale"):
+        limits.append(fields("floor_scale") - 1)
     for rope in ropes(fields):
         if rope_type(rope) == "longrope":
             name = "original_max_position_embeddings"

@@ -13,9 +13,10 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import PretrainedConfig
 
 from specbench.models.quantization import pack, packable
+from specbench.models.text_part import text_class
 
 
 def make_skeleton(
@@ -28,9 +29,8 @@ def make_skeleton(
     """
     with _matrices_on_meta(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)  # some vectors are drawn: GPT-OSS's sinks
-        return AutoModelForCausalLM.from_config(
-            config, dtype=dtype, trust_remote_code=trust_remote_code
-        )
+        auto = text_class(config, trust_remote_code=trust_remote_code)
+        return auto.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 def fill(skeleton: Any, device: torch.device, *, seed: int, scheme: str | None) -> None:

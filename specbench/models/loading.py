@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.utils.logging import disable_progress_bar
 
 from specbench.errors import ModelError, ModelMemoryError, first_line
@@ -23,6 +22,8 @@ from specbench.models.quantization import (
     require_packable,
     stored_format,
 )
+from specbench.models.raised import is_of_device
+from specbench.models.text_part import keep_text_part, text_class
 
 # Its bars would break into the program's own progress.
 disable_progress_bar()
@@ -34,7 +35,6 @@ _DTYPES = {
     "float64": torch.float64,
 }
 _NOT_SHAPE = ("_name_or_path", "_commit_hash", "transformers_version")
-_REFUSALS = (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +65,18 @@ class LoadedModel:
     revision: str | None
     content_sha256: str  # of packed weights: the scheme, a colon, and that of the checkpoint
     quantization: str | None = None  # the scheme, or the format of a checkpoint stored so
+    dropped: tuple[str, ...] = ()  # modules for images, video or sound, which no prompt has
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know about how it was loaded."""
+        if not self.dropped:
+            return ()
+        part = type(self.model.get_decoder()).__name__
+        return (
+            f"the text part of {type(self.model).__name__} runs ({part}); left out: "
+            + ", ".join(self.dropped),
+        )
 
 
 def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
@@ -76,17 +88,18 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
     """
     if source.dummy:
         return load_dummy(source, device)
-    config = _load_config(source)
+    config = load_config(source)
     dtype = _planned(source, config, device)
     stored = _stored(source, config)
     placement = source.device_map
     if stored is not None and device.type != "cpu":
         placement = placement or str(device)  # most stored formats can only be placed once
     with _refusing(source, placement or str(device), stored):
+        auto = text_class(config, trust_remote_code=source.trust_remote_code)
         if source.quantization is not None:
             require_packable(source.quantization, device, dtype or torch.float32)
         with placing(None if placement else device, source.quantization):
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = auto.from_pretrained(
                 source.location,
                 config=config,
                 revision=source.revision,
@@ -97,6 +110,7 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
                 output_loading_info=True,
             )
         weights = dict(model.named_parameters())  # buffers follow from the config
+        dropped = keep_text_part(model)
         missing = sorted(weights.keys() & set(report["missing_keys"]))
         if missing and stored is None:
             raise ModelError(
@@ -109,7 +123,7 @@ def load_model(source: ModelSource, device: torch.device) -> LoadedModel:
         if stored_format(model.config) is not None and not is_read:
             raise ModelError(f"its weights are stored as {stored}, which transformers cannot read")
     commit = getattr(config, "_commit_hash", None)
-    return _loaded(model, source, config, weights_sha256(source.location, commit))
+    return _loaded(model, source, config, weights_sha256(source.location, commit), dropped)
 
 
 def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> LoadedModel:
@@ -118,7 +132,7 @@ def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> L
     Its speed and memory are the real model's, its text means nothing. dtype and errors are
     those of `load_model`; a config stored quantised or spread by device_map is refused.
     """
-    config = _load_config(source)
+    config = load_config(source)
     dtype = _planned(source, config, device) or torch.float32
     stored = _stored(source, config)
     if stored is not None or source.device_map not in (None, device.type, str(device)):
@@ -131,22 +145,25 @@ def load_dummy(source: ModelSource, device: torch.device, *, seed: int = 0) -> L
         if source.quantization is not None:
             require_packable(source.quantization, device, dtype)
         model = make_skeleton(config, dtype, seed=seed, trust_remote_code=source.trust_remote_code)
+        dropped = keep_text_part(model)
         fill(model, device, seed=seed, scheme=source.quantization)
-    return _loaded(model, source, config, "dummy:" + _config_sha256(config, seed))
+    return _loaded(model, source, config, "dummy:" + _config_sha256(config, seed), dropped)
 
 
 def load_skeleton(source: ModelSource, dtype: str) -> Any:
     """The model without its matrices, to be counted; ModelError where there is no such config."""
-    config = _load_config(source)
+    config = load_config(source)
     with _refusing(source, "meta", None):
-        return make_skeleton(config, _DTYPES[dtype], trust_remote_code=source.trust_remote_code)
+        model = make_skeleton(config, _DTYPES[dtype], trust_remote_code=source.trust_remote_code)
+        keep_text_part(model)
+        return model
 
 
 def planned_dtype(source: ModelSource, device: torch.device) -> str:
     """The dtype that `load_model` will use, read from the config alone; ModelError as there."""
     if source.dtype != "auto":
         return source.dtype
-    dtype = _planned(source, _load_config(source), device) or torch.float32
+    dtype = _planned(source, load_config(source), device) or torch.float32
     return str(dtype).removeprefix("torch.")
 
 
@@ -185,21 +202,23 @@ def _refusing(source: ModelSource, placement: str, stored: str | None) -> Iterat
         ) from error
     except ModelError as error:
         raise ModelError(f"{source.location}: {error}") from error
-    except _REFUSALS as error:
+    except Exception as error:  # a model's own code may raise anything
+        if is_of_device(error):
+            raise
         install = missing_readers(stored) if stored else None
         kind = f" (stored as {stored})" if stored else ""
         advice = f"{first_line(error)}; all that it needs: {install}" if install else _advice(error)
         raise ModelError(f"{source.location}{kind}: cannot be loaded: {advice}") from error
 
 
-def _load_config(source: ModelSource) -> Any:
+def load_config(source: ModelSource) -> Any:
     """As the files have it, but for implementations: a name there may be that of a repository
     whose kernels transformers would fetch and run."""
     try:
         config = AutoConfig.from_pretrained(
             source.location, revision=source.revision, trust_remote_code=source.trust_remote_code
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:
+    except Exception as error:  # a config's own class may raise anything
         raise ModelError(f"{source.location}: cannot be loaded: {_advice(error)}") from error
     for name in ("_attn_implementation", "_experts_implementation"):
         setattr(config, name, None)
@@ -207,7 +226,11 @@ def _load_config(source: ModelSource) -> Any:
 
 
 def _loaded(
-    model: Any, source: ModelSource, config: PretrainedConfig, content_sha256: str
+    model: Any,
+    source: ModelSource,
+    config: PretrainedConfig,
+    content_sha256: str,
+    dropped: tuple[str, ...],
 ) -> LoadedModel:
     model.requires_grad_(False)
     model.eval()
@@ -221,6 +244,7 @@ def _loaded(
         revision=getattr(config, "_commit_hash", None),
         content_sha256=scheme + content_sha256,
         quantization=source.quantization or stored,
+        dropped=dropped,
     )
 
 

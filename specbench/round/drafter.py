@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from specbench.forward.runner import KvCache, Runner
+from specbench.forward.kv_cache import KvCache
+from specbench.forward.runner import Runner
 from specbench.forward.tree import Tree
 from specbench.round.head_part import HeadPart
 from specbench.round.sampling import Sampler

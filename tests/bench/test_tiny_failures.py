@@ -4,7 +4,7 @@ import json
 import shutil
 
 import pytest
-from transformers import Mamba2Config, Mamba2ForCausalLM
+from transformers import Mamba2Config, Mamba2ForCausalLM, OpenAIGPTConfig, OpenAIGPTLMHeadModel
 
 from specbench.bench.benchmark import run_benchmark
 from specbench.bench.this_process import find_device
@@ -24,7 +24,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def refusing(tiny, tmp_path_factory):
-    """A run in which three drafters and one whole target are refused for reasons of their own."""
+    """A run in which several drafters and one whole target are refused for reasons of their own."""
     folder = tmp_path_factory.mktemp("refusing")
     for name in ("target", "draft"):
         shutil.copytree(tiny / name, folder / name)
@@ -38,6 +38,9 @@ def refusing(tiny, tmp_path_factory):
     mamba = Mamba2Config(vocab_size=272, hidden_size=32, num_hidden_layers=1, **shape)
     Mamba2ForCausalLM(mamba).save_pretrained(folder / "mamba")
     make_tokenizer().save_pretrained(folder / "mamba")
+    own_masks = OpenAIGPTConfig(vocab_size=272, n_embd=32, n_layer=1, n_head=2)
+    OpenAIGPTLMHeadModel(own_masks).save_pretrained(folder / "own-masks")
+    make_tokenizer().save_pretrained(folder / "own-masks")
     (folder / "pairings.yaml").write_text(
         """\
 targets:
@@ -50,6 +53,7 @@ targets:
       foreign: {method: draft_model, model: ./foreign}
       gone: {method: draft_model, model: ./gone-draft}
       mamba: {method: draft_model, model: ./mamba}
+      own-masks: {method: draft_model, model: ./own-masks}
       head: {method: medusa, model: ./draft}
       range: {method: ngram, parameters: {min_ngram: 5, max_ngram: 2}}
       ngram: {method: ngram}
@@ -69,6 +73,7 @@ targets:
         ("tiny/foreign", "load", "2 token ids mean something else (35: 'A' against 'B', 36:"),
         ("tiny/gone", "load", "gone-draft"),
         ("tiny/mamba", "load", "Mamba2ForCausalLM keeps recurrent state that cannot be rolled"),
+        ("tiny/own-masks", "load", "OpenAIGPTLMHeadModel: its code raises RuntimeError: "),
         ("tiny/head", "load", "draft holds no Medusa heads; their tensors are named like"),
         ("tiny/range", "load", "ngram: min_ngram 5, max_ngram 2; 1 <= min <= max is allowed"),
     ],
@@ -80,7 +85,7 @@ def test_what_cannot_run_is_a_stored_failure_that_says_why(refusing, pairing, st
 
 
 def test_what_can_run_beside_it_is_measured(refusing):
-    assert len(refusing.failures) == 6
+    assert len(refusing.failures) == 7
     cells = build_document(refusing).cells
     assert {cell.key.pairing for cell in cells} == {"tiny", "tiny/ngram"}
     assert len(refusing.blocks) == 2

@@ -12,8 +12,9 @@ from specbench.drafting.topology import Topology
 from specbench.errors import ModelError
 from specbench.forward.attention.masks import additive_mask, visible
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.runner import Runner, StockRunner, refuse_unsupported
+from specbench.forward.runner import Runner, StockRunner
 from specbench.forward.tree import branches_of
+from specbench.forward.unsupported import refuse_unsupported
 from specbench.round.topology import StaticTree
 from specbench.serving.request import Request
 from tests.decoding.lossless import assert_texts, decode, make_drafter
@@ -245,11 +246,11 @@ def test_longrope_is_used_up_to_the_length_at_which_it_changes() -> None:
 
 
 def test_an_unknown_kind_of_layer_is_refused_with_what_is_known() -> None:
-    config = SimpleNamespace(layer_types=["full_attention", "chunked_attention"])
+    config = SimpleNamespace(layer_types=["full_attention", "indexed_attention"])
     whole = SimpleNamespace(get_text_config=lambda: config)
     model = SimpleNamespace(config=whole, modules=lambda: [])
 
-    with pytest.raises(ModelError, match=r"chunked_attention; supported: .*full_attention"):
+    with pytest.raises(ModelError, match=r"indexed_attention; supported: .*full_attention"):
         refuse_unsupported(model)
 
 

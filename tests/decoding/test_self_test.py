@@ -17,8 +17,8 @@ from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 class SeesTheFuture(StockRunner):
     off = 1
 
-    def __init__(self, model):
-        super().__init__(model)
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
         right = self._masks
         self._masks = lambda at_BT, *others, **named: right(
             (at_BT + self.off).clamp(min=0), *others, **named
@@ -32,8 +32,8 @@ class ForgetsItsOwnToken(SeesTheFuture):
 class KeepsRejectedTokens(StockRunner):
     """Never writes a slot again: what a wrong draft left behind stays."""
 
-    def __init__(self, model):
-        super().__init__(model)
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
         self.next_slot = 0
 
     def forward(self, tokens_BT, positions_BT, span, **options):
@@ -52,6 +52,13 @@ class MixesRows(StockRunner):
         return super().forward(tokens_BT.flip(0), positions_BT, span, **options)
 
 
+class ReadsTheTokenBefore(StockRunner):
+    """Right wherever all logits are asked for."""
+
+    def forward(self, *fed, last_B=None, **options):
+        return super().forward(*fed, last_B=None if last_B is None else last_B - 1, **options)
+
+
 class StretchesPositions(StockRunner):
     def forward(self, tokens_BT, positions_BT, span, **options):
         return super().forward(tokens_BT, positions_BT * 2, span, **options)
@@ -59,7 +66,10 @@ class StretchesPositions(StockRunner):
 
 @pytest.mark.parametrize(
     "broken",
-    [SeesTheFuture, ForgetsItsOwnToken, KeepsRejectedTokens, MixesRows, StretchesPositions],
+    [
+        *(SeesTheFuture, ForgetsItsOwnToken, KeepsRejectedTokens, MixesRows, StretchesPositions),
+        ReadsTheTokenBefore,
+    ],
     ids=lambda broken: broken.__name__,
 )
 def test_a_runner_that_attends_wrongly_is_refused(broken, monkeypatch):

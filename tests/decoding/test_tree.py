@@ -96,6 +96,16 @@ def test_a_window_counts_positions_not_slots() -> None:
     assert seen_1NS[0, 5].nonzero().flatten().tolist() == [9]
 
 
+def test_a_chunk_counts_positions_not_slots() -> None:
+    positions_BN, branches = branches_of(tree_of(), torch.tensor([[4]]))
+
+    seen_1NS = visible(positions_BN, torch.arange(14), window=None, chunk=3, branches=branches)
+
+    # Chunks begin at positions 3 and 6: node 1 is at 5, node 5 at 6 in slot 9.
+    assert seen_1NS[0, 1].nonzero().flatten().tolist() == [3, 4, 5]
+    assert seen_1NS[0, 5].nonzero().flatten().tolist() == [9]
+
+
 @pytest.mark.parametrize("make", [StockRunner, FusedRunner])
 @torch.no_grad()
 def test_every_branch_has_the_logits_of_its_own_text_and_the_path_goes_on(make: Any) -> None:

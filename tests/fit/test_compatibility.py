@@ -207,7 +207,7 @@ def test_code_beside_a_known_architecture_is_told_and_not_run(target, draft):
     ("fields", "reason"),
     [
         ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type dynamic"),
-        ({"layer_types": ["chunked_attention"]}, "layers of type chunked_attention"),
+        ({"layer_types": ["indexed_attention"]}, "layers of type indexed_attention"),
         ({"model_type": "mamba2"}, "keeps recurrent state"),
         ({"alibi": True}, "uses ALiBi"),
     ],

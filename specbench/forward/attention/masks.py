@@ -23,27 +23,34 @@ def visible(
     slots_S: Tensor,
     *,
     window: int | None,
+    chunk: int | None = None,
     branches: Branches | None = None,
 ) -> Tensor:
     """Which slots each token attends to, bool [B, T, S].
 
     In a chain a slot's number is its position, so one comparison covers ragged rows, stale
-    slots of rejected drafts and the padded tail. Windows compare positions, never slots.
+    slots of rejected drafts and the padded tail. Windows and chunks compare positions, never
+    slots: a token sees the last `window` positions, or those of its own `chunk` (Llama 4).
     """
     places_BT1 = positions_BT[..., None]
+    first_BT1 = None
+    if window is not None:
+        first_BT1 = places_BT1 - window + 1
+    elif chunk is not None:
+        first_BT1 = places_BT1 - places_BT1 % chunk
     if branches is None:
         seen_BTS = slots_S <= places_BT1
-        return seen_BTS if window is None else seen_BTS & (slots_S > places_BT1 - window)
+        return seen_BTS if first_BT1 is None else seen_BTS & (slots_S >= first_BT1)
     T, M = branches.seen_BTM.shape[1:]
     offsets_BS = slots_S - branches.base_B1
     is_branch_BS = (offsets_BS >= 0) & (offsets_BS < M)
     node_BS = offsets_BS.clamp(0, M - 1)
     told_BTS = branches.seen_BTM.gather(2, node_BS[:, None].expand(-1, T, -1))
     seen_BTS = (told_BTS & is_branch_BS[:, None]) | (offsets_BS < 0)[:, None]
-    if window is None:
+    if first_BT1 is None:
         return seen_BTS
     at_BS = torch.where(is_branch_BS, branches.positions_BM.gather(1, node_BS), slots_S)
-    return seen_BTS & (at_BS[:, None] > places_BT1 - window)
+    return seen_BTS & (at_BS[:, None] >= first_BT1)
 
 
 def additive_mask(seen_BTS: Tensor, dtype: torch.dtype, *, pack: int) -> Tensor:

@@ -42,7 +42,8 @@ def slot_attention(
     G = H // N
     if attention_mask.numel() == 0:
         if softcap is None and s_aux is None:
-            return causal_attention(query, key, value, scaling).transpose(1, 2), None
+            out = causal_attention(query, key, value, scaling)
+            return out.transpose(1, 2).contiguous(), None
         places_1T = torch.arange(key.shape[2] - T, key.shape[2], device=key.device)[None]
         slots_S = torch.arange(key.shape[2], device=key.device)
         seen_1TS = visible(places_1T, slots_S, window=None)
@@ -59,7 +60,7 @@ def slot_attention(
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         out = _softmax(scores + attention_mask, s_aux, T).to(value.dtype) @ value
-    return out.reshape(B, H, T, -1).transpose(1, 2), None
+    return out.reshape(B, H, T, -1).transpose(1, 2).contiguous(), None  # AfMoE takes a view
 
 
 def causal_attention(

@@ -1,0 +1,35 @@
+"""Would the decoder run models of this family? A small one with random weights is asked."""
+
+import torch
+
+from specbench.engines.refusals import failures_told
+from specbench.errors import ModelError
+from specbench.forward.self_test import make_checked_runner
+from specbench.models.loading import ModelSource, load_config
+from specbench.models.small import small_config
+from specbench.models.text_part import keep_text_part, text_class
+
+
+def family_refusal(source: ModelSource) -> str | None:
+    """What loading would say against the model, from its config alone; None where it would run.
+
+    None as well where no small model of it can be made: loading has the last word.
+    """
+    try:
+        config = load_config(source)
+        auto = text_class(config, trust_remote_code=source.trust_remote_code)
+    except ModelError as error:
+        return str(error)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = auto.from_config(small_config(config)).eval()
+    except Exception:
+        return None  # sizes that do not go together say nothing about the model's own
+    try:
+        with failures_told():
+            keep_text_part(model)
+            make_checked_runner(model)
+    except ModelError as error:
+        return f"{source.location}: {error}"
+    return None

@@ -1,0 +1,33 @@
+"""How far back the layers of a model look, as its loaded config says it."""
+
+from typing import Any, NamedTuple
+
+
+class Reach(NamedTuple):
+    """What a token sees: the last `window` positions, or those of its `chunk`; else all."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+EVERYTHING = Reach()
+
+
+def reaches(config: Any) -> dict[str, Reach]:
+    """By layer type; one entry means that the model takes a single mask."""
+    window = Reach(window=field(config, "sliding_window"))
+    known = {
+        "full_attention": EVERYTHING,
+        "sliding_attention": window,
+        "chunked_attention": Reach(chunk=field(config, "attention_chunk_size")),
+    }
+    kinds = sorted(set(field(config, "layer_types") or ()))
+    return {kind: known.get(kind, EVERYTHING) for kind in kinds} if kinds else {"all": window}
+
+
+def field(config: Any, name: str) -> Any:
+    """A field of a loaded config; None where it has none, or another in each layer (Gemma 4)."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:
+        return None

@@ -1,0 +1,54 @@
+"""Whose error is it? The device's, a model's own code's, or ours."""
+
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from specbench.errors import SpecbenchError, first_line
+
+# Errors of CUDA and its libraries have no class of their own in every version of torch.
+_SAID_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "cuDNN Frontend error")
+_PACKAGES = ("transformers", "transformers_modules")  # the latter: a repository's own code
+
+
+def is_of_device(error: BaseException) -> bool:
+    """Whether CUDA or one of its libraries failed, and not our code."""
+    return isinstance(error, torch.AcceleratorError) or any(
+        words in str(error) for words in _SAID_BY_CUDA
+    )
+
+
+class Raised(NamedTuple):
+    """An error of a model's own code."""
+
+    model: str  # the name of its class
+    words: str
+
+
+def raised_by_model(error: BaseException) -> Raised | None:
+    """What a model's own code raised; None for errors of other code.
+
+    Errors of ours, of the device and lack of memory are none of a model's.
+    """
+    if isinstance(error, SpecbenchError | torch.OutOfMemoryError) or is_of_device(error):
+        return None
+    frames: list[FrameType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    own = [frame for frame in frames if _package(frame) in _PACKAGES]
+    if not own:
+        return None
+    owners = (type(f.f_locals["self"]).__name__ for f in own if _is_module(f.f_locals.get("self")))
+    name = next(owners, "the model")
+    return Raised(name, f"its code raises {type(error).__name__}: {first_line(error)}")
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _is_module(value: Any) -> bool:
+    return isinstance(value, torch.nn.Module)

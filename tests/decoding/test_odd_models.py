@@ -1,0 +1,118 @@
+"""Models whose code differs from most: what they keep, what they return and what they raise."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from specbench.engines.refusals import failures_told
+from specbench.errors import ModelError, UsageError
+from specbench.forward.attention.reach import Reach, field, reaches
+from specbench.forward.attention.stock import slot_attention
+from specbench.forward.runner import StockRunner
+from specbench.forward.self_test import make_checked_runner
+from specbench.forward.slot_cache import SlotCache
+from tests.decoding.models import build, tiny_llama
+
+
+def test_layers_without_keys_of_their_own_are_left_alone() -> None:
+    cache = SlotCache(2, 1, 4)
+    cache.index.point(torch.tensor([[0, 1]]), 2, 0)
+    cache.update(torch.arange(4.0).view(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
+
+    cache.move_slots(torch.tensor([[1]]), torch.tensor([[0]]))
+
+    assert cache.layers[0].keys[0, 0, 0].tolist() == [2, 3]
+    assert not cache.layers[1].is_initialized
+
+
+def test_a_layer_that_keeps_two_pairs_gets_both() -> None:
+    cache = SlotCache(1, 1, 4)
+    cache.index.point(torch.tensor([[0]]), 1, 0)
+    for layer in (0, 1):
+        cache.update(torch.full((1, 1, 1, 2), 1.0 + layer), torch.ones(1, 1, 1, 2), layer)
+    assert [layer.keys[0, 0, 0, 0].item() for layer in cache.layers] == [1, 2]
+    assert cache.bytes_per_token == 2 * 2 * 2 * 4
+
+
+@pytest.mark.parametrize("mask", [torch.empty(1, 1, 0, 0), torch.zeros(1, 1, 6, 3)])
+def test_attention_is_contiguous_for_models_that_take_a_view_of_it(mask: torch.Tensor) -> None:
+    query, keys = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8)
+    out, _ = slot_attention(torch.nn.Identity(), query, keys, keys, mask)
+    assert out.shape == (1, 3, 4, 8)
+    assert out.is_contiguous()
+
+
+def test_a_field_that_differs_from_layer_to_layer_is_none() -> None:
+    class PerLayer:
+        @property
+        def head_dim(self) -> int:
+            raise RuntimeError("head_dim is a per-layer attribute")
+
+    assert field(PerLayer(), "head_dim") is None
+    assert field(PerLayer(), "other") is None
+
+
+def test_each_kind_of_layer_looks_as_far_back_as_its_config_says() -> None:
+    kinds = ["chunked_attention", "full_attention", "sliding_attention"]
+    config = SimpleNamespace(layer_types=kinds, sliding_window=7, attention_chunk_size=5)
+    assert reaches(config) == {
+        "chunked_attention": Reach(chunk=5),
+        "full_attention": Reach(),
+        "sliding_attention": Reach(window=7),
+    }
+    assert reaches(SimpleNamespace(sliding_window=7)) == {"all": Reach(window=7)}
+
+
+def test_a_model_that_gives_every_logit_is_read_at_the_right_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_llama()
+    forward = model.forward
+
+    def without(input_ids: Any = None, position_ids: Any = None, **others: Any) -> Any:
+        assert "logits_to_keep" not in others
+        return forward(input_ids=input_ids, position_ids=position_ids, **others)
+
+    monkeypatch.setattr(model, "forward", without)
+    runner = StockRunner(model)
+    runner.allocate(2, 16)
+    tokens_BT = torch.arange(1, 11).view(2, 5)
+    positions_BT = torch.arange(5).expand(2, -1)
+    every = runner.forward(tokens_BT, positions_BT, 8).logits
+
+    both = runner.forward(tokens_BT, positions_BT, 8, last_B=torch.tensor([1, 4])).logits
+    one = runner.forward(tokens_BT, positions_BT, 8, last_B=torch.tensor([2])).logits
+
+    torch.testing.assert_close(both[:, 0], torch.stack([every[0, 1], every[1, 4]]))
+    torch.testing.assert_close(one[:, 0], every[:, 2])
+
+
+def test_a_window_that_a_models_code_does_not_heed_is_refused() -> None:
+    model = tiny_llama()  # whose code has no windows
+    model.config.sliding_window = 4096
+    with pytest.raises(ModelError, match="past its sliding_window, the decoder's logits differ"):
+        make_checked_runner(model, "stock")
+    assert model.config.sliding_window == 4096
+
+
+def test_what_a_models_code_raises_is_a_refusal_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(tiny_llama().config)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("two\nlines")
+
+    monkeypatch.setattr(model.model.layers[1].self_attn.q_proj, "forward", fail)
+    words = "LlamaForCausalLM does not run on text alone: its code raises AssertionError: two; choo"
+    with pytest.raises(ModelError, match=words), failures_told():
+        make_checked_runner(model)
+    words = "AssertionError: two; measure it with --engine transformers"
+    with pytest.raises(ModelError, match=words), failures_told():
+        model(input_ids=torch.ones(1, 2, dtype=torch.long))
+
+
+@pytest.mark.parametrize("error", [KeyError("ours"), UsageError("ours")])
+def test_errors_of_our_own_code_stay_what_they_are(error: Exception) -> None:
+    with pytest.raises(type(error), match="ours"), failures_told():
+        raise error

@@ -1,0 +1,74 @@
+"""Of a multimodal model only what text needs is loaded, and its text stays what it was."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
+
+from specbench.errors import ModelError
+from specbench.forward.self_test import make_checked_runner
+from specbench.models.loading import LoadedModel, ModelSource, load_model
+from tests.decoding.models import SHAPE, plain_logits
+
+CPU = torch.device("cpu")
+DROPPED = ("model.vision_tower", "model.multi_modal_projector")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """A tiny Llava and the folder it is stored in."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    small = {"num_attention_heads": 2, "image_size": 28, "patch_size": 14, "projection_dim": 16}
+    config = LlavaConfig(
+        text_config=LlamaConfig(**SHAPE),
+        vision_config=CLIPVisionConfig(**vision, **small),
+        image_token_index=96,
+    )
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(config).eval()
+    folder = tmp_path_factory.mktemp("llava")
+    model.save_pretrained(folder)
+    return model, folder
+
+
+@pytest.fixture(scope="module")
+def loaded(whole: tuple[Any, Path]) -> LoadedModel:
+    return load_model(ModelSource(location=str(whole[1])), CPU)
+
+
+def test_what_images_need_is_left_out_and_named(loaded: LoadedModel) -> None:
+    assert loaded.dropped == DROPPED
+    (note,) = loaded.notes
+    assert note == (
+        "the text part of LlavaForConditionalGeneration runs (LlamaModel); left out: "
+        + ", ".join(DROPPED)
+    )
+
+
+def test_what_is_left_out_counts_neither_as_parameters_nor_as_bytes(
+    whole: tuple[Any, Path], loaded: LoadedModel
+) -> None:
+    towers = (whole[0].model.vision_tower, whole[0].model.multi_modal_projector)
+    gone = sum(p.numel() for tower in towers for p in tower.parameters())
+    assert loaded.num_parameters == sum(p.numel() for p in whole[0].parameters()) - gone
+
+
+def test_the_text_part_says_what_the_whole_says(
+    whole: tuple[Any, Path], loaded: LoadedModel
+) -> None:
+    tokens_BT = torch.arange(1, 20)[None]
+    assert torch.equal(plain_logits(loaded.model, tokens_BT), plain_logits(whole[0], tokens_BT))
+    runner, _ = make_checked_runner(loaded.model)
+    assert runner.kind == "stock"
+
+
+def test_made_up_weights_are_of_the_text_part_alone(whole: tuple[Any, Path]) -> None:
+    made = load_model(ModelSource(location=str(whole[1]), dummy=True), CPU)
+    assert made.dropped == DROPPED
+
+
+def test_an_image_that_comes_along_is_refused_by_name(loaded: LoadedModel) -> None:
+    with pytest.raises(ModelError, match=r"model.vision_tower was not loaded: prompts hold text"):
+        loaded.model.model.vision_tower(torch.zeros(1))

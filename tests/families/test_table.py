@@ -1,0 +1,81 @@
+"""docs/families.md says what becomes of every family, on both versions of transformers."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import transformers
+
+from tests.families.environment import OLDEST, PYTHON
+from tools.families.__main__ import PAGE
+from tools.families.proof import IDENTICAL, NOT_BUILT, REFUSED, Verdict, verdict
+from tools.families.registry import families
+from tools.families.table import ABSENT, render
+
+ROOT = PAGE.parents[1]
+NEWEST = "5.23.0"
+# One of each way that a family may take: fused, windows, chunks, experts and latents, keys that
+# layers share, masks of its own, a text part, and refusals by name, by numbers and by an error.
+SAMPLE = (
+    *("llama", "gemma4_text", "llama4_text", "deepseek_v3", "gptj", "afmoe", "qwen2_audio"),
+    *("mistral3", "mpt", "moshi", "bart", "blip-2", "openai-gpt", "udop"),
+)
+
+
+def told() -> dict[tuple[str, str], tuple[str, str]]:
+    """State and reason by family and version, as the page has them."""
+    rows = re.findall(r"^\| (\S+) \| ([\d., ]+) \| ([a-z ]+) \| (.*) \|$", PAGE.read_text(), re.M)
+    return {
+        (family, version): (state, why)
+        for family, versions, state, why in rows
+        for version in versions.split(", ")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SAMPLE)
+def test_a_family_is_what_the_page_says(family: str) -> None:
+    found = verdict(family)
+    assert transformers.__version__ != NEWEST or told()[family, NEWEST] == found.shown
+
+
+def test_no_family_gives_another_text_and_every_refusal_has_words() -> None:
+    assert {state for state, _ in told().values()} == {IDENTICAL, REFUSED, NOT_BUILT, ABSENT}
+    refusals = [why for state, why in told().values() if state == REFUSED]
+    assert all(re.search(r"; (measure|choose)", why) for why in refusals)
+
+
+def test_the_page_has_every_decoder_of_the_registry() -> None:
+    known = {family for (family, version), _ in told().items() if version == NEWEST}
+    assert transformers.__version__ != NEWEST or set(families()) <= known
+
+
+def test_what_differs_between_versions_has_a_row_each() -> None:
+    one, other = Verdict(IDENTICAL, "stock"), Verdict(REFUSED, "has no head; choose another")
+    page = render(
+        {"1.0": {"same": one, "new": one, "worse": one}, "2.0": {"same": one, "worse": other}}
+    )
+    assert "| same | 1.0, 2.0 | identical | stock |" in page
+    assert "| worse | 1.0 | identical | stock |" in page
+    assert "| worse | 2.0 | refused | has no head; choose another |" in page
+    assert f"| new | 2.0 | {ABSENT} |" in page
+
+
+@pytest.mark.models
+@pytest.mark.parametrize(("version", "python"), [(OLDEST, PYTHON), (NEWEST, Path(sys.executable))])
+def test_all_families_are_what_the_page_says(version: str, python: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.json"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [python, "-m", "tools.families", "--rows", rows]
+    subprocess.run(command, check=True, env=environment, cwd=ROOT)
+
+    said = json.loads(rows.read_text())
+
+    found = {family: Verdict(*row).shown for family, row in said["families"].items()}
+    page = {family: row for (family, of), row in told().items() if of == version}
+    assert said["transformers"] == version
+    assert found == {family: row for family, row in page.items() if row[0] != ABSENT}
