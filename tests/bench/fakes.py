@@ -227,6 +227,9 @@ class FakeEngine(FakeServer):
     def kv_bytes_per_token(self, drafter: str) -> int:
         return 64 if drafter == "none" else 72
 
+    def state_bytes_per_row(self, drafter: str) -> int:  # noqa: ARG002
+        return 0
+
     def forwards(self, drafter: str, k: int) -> tuple[RoundForward, ...]:
         target = RoundForward(role="target", num_tokens=k + 1, times=1)
         own = RoundForward(role="drafter", num_tokens=1, times=k)

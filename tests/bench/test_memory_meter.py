@@ -8,7 +8,8 @@ import pytest
 from specbench.bench import memory
 from specbench.bench.memory import MemoryMeter
 
-ENGINE: Any = SimpleNamespace(weights_bytes=lambda _: 0, kv_bytes_per_token=lambda _: 0)
+NOTHING = ("weights_bytes", "kv_bytes_per_token", "state_bytes_per_row")
+ENGINE: Any = SimpleNamespace(**{name: lambda _: 0 for name in NOTHING})
 PROBE: Any = SimpleNamespace(
     start=lambda: None,
     stop=lambda: None,

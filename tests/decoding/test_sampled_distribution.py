@@ -47,6 +47,7 @@ WITH_PROBABILITIES = (
     "token_intersection",
 )
 CHAIN, TREE = "draft_model", "draft_model, tree 3 2"
+PEAGLE = "peagle"
 CASES = [
     ("none", 0, WARM),
     ("none", 0, CUT),
@@ -54,6 +55,7 @@ CASES = [
     *((name, k, WARM) for name in (CHAIN, TREE) for k in (1, 4)),
     ("draft_model without its distribution", 4, WARM),
     ("eagle", 4, WARM),  # a tree without probabilities
+    (PEAGLE, 4, CUT),
 ]
 FALSE_ALARM = 1e-3 / (2 * len(CASES))
 NUM_EQUAL = 256  # texts that are compared one by one
@@ -74,7 +76,7 @@ def drafter_for(name: str, bench: SamplingBench) -> Drafter:
 
 
 # Their drafts come out of code that another of the cases samples by, too.
-LIKE_OTHERS = ("eagle", "eagle, chain", "eagle3, static", "mtp", "self_speculation")
+LIKE_OTHERS = (PEAGLE, "eagle", "eagle, chain", "eagle3, static", "mtp", "self_speculation")
 LIKE_OTHERS += ("eagle3, chain", "self_speculation, tree 3 2", "token_intersection")
 
 
@@ -123,7 +125,7 @@ def texts_without_drafts(sampling: Sampling) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "variant", [v for v in VARIANTS if str(v) not in WITH_PROBABILITIES], ids=str
+    "variant", [v for v in VARIANTS if str(v) not in (*WITH_PROBABILITIES, PEAGLE)], ids=str
 )
 def test_drafts_without_probabilities_leave_every_text_as_it_was(variant: Variant) -> None:
     target, draft = exact_models()
