@@ -71,8 +71,8 @@ GREEDY_BUGS = {
     ),
     "window off by one": (
         masks.visible,
-        "slots_S > places_BT1 - window",
-        "slots_S >= places_BT1 - window",
+        "places_BT1 - window + 1",
+        "places_BT1 - window",
     ),
     "heads of a group in the wrong order": (
         stock.slot_attention,
