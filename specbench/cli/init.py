@@ -89,8 +89,11 @@ def init(own: OwnPair, folder: _Folder = Path()) -> None:
         )
     for name, text in texts.items():
         file = folder / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be written: {error.strerror}") from error
         typer.echo(f"written: {file}")
     typer.echo(
         f"\nNext: put your own prompts into {PROMPTS} (ten or more), then"

@@ -68,6 +68,8 @@ class OwnPair:
             )
         target, known = find_target(self.target, settings.pairings_file)
         drafters = named_drafters(self.drafts or (), known, option="--draft")
+        if self.drafts and not drafters:
+            raise UsageError("--draft: expected a folder, hub id, demo:NAME or method, got nothing")
         if not drafters:
             drafters = known or tuple(draftless(open_model(target.model)))
         whole = replace(target, drafters=drafters)

@@ -43,3 +43,10 @@ def test_nothing_is_written_over(taken: str, tmp_path: Path) -> None:
     assert f"{taken}: there already, and kept" in ran.err
     assert file.read_text() == "mine"
     assert sum((tmp_path / name).exists() for name in FILES) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = specbench("init", "file", cwd=tmp_path)
+    assert ran.code == 2
+    assert "cannot be written" in ran.err

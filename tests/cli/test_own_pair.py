@@ -66,6 +66,7 @@ def test_a_dry_run_writes_nothing(tiny: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--target", "./target", "--draft", ""], "--draft: expected a folder"),
         (["--draft", "./draft"], "--draft ./draft: say for which model, with --target"),
         (["tiny", "--target", "./target"], "--target ./target: leave out tiny"),
         (["--target", "./nowhere"], "the folder ./nowhere has no config.json"),
