@@ -62,6 +62,15 @@ def test_where_nothing_helps_the_sentence_says_so(measured):
     assert made.basis == ("code: do not speculate, K=2 measured 0.80x [0.75, 0.85]",)
 
 
+def test_k_0_for_want_of_evidence_is_told_from_one_that_was_shown(measured):
+    lost, open_ = measured({2: 0.8, 4: 0.7}), measured({2: 0.8, 4: 1.03}, workload="edit")
+    assert not found([lost]).is_undecided
+    assert found([open_]).is_undecided
+    assert found([lost, open_]).is_undecided
+    helps = found([measured({4: 1.6}), open_])
+    assert (helps.k, helps.is_undecided) == (4, False)
+
+
 def test_several_workloads_share_the_k_of_least_regret(measured):
     # K = 4 is best nowhere and loses little everywhere.
     parts = [
