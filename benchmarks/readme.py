@@ -15,13 +15,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
-from specbench.report.html import charts
+from specbench.report.pictures import pictures
 from specbench.runs import load_run
 
 ROOT = Path(__file__).parents[1]
@@ -54,18 +54,25 @@ def take_over(folder: Path, place: Path) -> None:
     document = build_document(load_run(folder, folder.parent))
     place.write_text(json.dumps(to_json(document), indent=1) + "\n", encoding="utf-8")
     if place == SWEEP:
-        FIGURE.write_text(standalone(charts(document)[0].svg), encoding="utf-8")
+        FIGURE.write_text(standalone(pictures(document).proof[0].panels), encoding="utf-8")
 
 
-def standalone(svg: str) -> str:
-    """An inline chart as a file of its own, readable on light and dark pages."""
-    head, separator, body = svg.partition(">")
+def standalone(panels: Sequence[str]) -> str:
+    """The panels of a chart side by side as a file, readable on light and dark pages."""
+    sizes = [re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', panel) for panel in panels]
+    widths = [float(size[1]) for size in sizes if size]
+    heights = [float(size[2]) for size in sizes if size]
+    placed = (
+        panel.replace("<svg", f'<svg x="{sum(widths[:i]):g}" width="{width:g}"', 1)
+        for i, (panel, width) in enumerate(zip(panels, widths, strict=True))
+    )
     namespace = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     style = (
         "<style>svg { color: #1f2328; font-family: sans-serif }"
         " @media (prefers-color-scheme: dark) { svg { color: #e6edf3 } }</style>"
     )
-    return f"{head.replace('<svg', f'<svg {namespace}', 1)}{separator}{style}{body}\n"
+    box = f'viewBox="0 0 {sum(widths):g} {max(heights):g}"'
+    return f"<svg {namespace} {box}>{style}{''.join(placed)}</svg>\n"
 
 
 def help_block() -> str:

@@ -21,6 +21,11 @@ class Answer:
     reasons: tuple[str, ...]  # of the quoted decision
     others: tuple[Decision, ...]
 
+    @property
+    def explained(self) -> bool:
+        """Whether there are reasons for it, or for one of the others."""
+        return bool(self.reasons) or any(other.reasons for other in self.others)
+
 
 def answer(section: Section) -> Answer:
     """The best drafter of a section, or why there is none."""

@@ -15,7 +15,7 @@ from specbench.report.cell_texts import (
     roofline,
     split,
 )
-from specbench.report.numbers import ABSENT, measured, significant
+from specbench.report.numbers import ABSENT, measured, scalar, significant
 from specbench.report.sections import Section, drafter_of
 
 
@@ -53,6 +53,15 @@ def note(section: Section, cell: CellSummary) -> str:
     return "chosen" if section.is_chosen(cell.key) else ""
 
 
+def _is_tree(cell: CellSummary) -> bool:
+    nodes = scalar(cell.metrics.get("num_draft_nodes"))
+    return nodes is not None and nodes > cell.key.draft.k
+
+
+def _rate(cell: CellSummary, form: Callable[[float], str]) -> str | None:
+    return metric("acceptance_rate", form)(cell)
+
+
 def legend(columns: Sequence[Column]) -> str:
     """What the headers mean, in one paragraph."""
     return "; ".join(f"{c.header}: {c.meaning}" for c in columns if c.meaning) + "."
@@ -86,7 +95,16 @@ _CYCLES = Column(
     "cycles", "of sessions: in each every K was started twice", metric("num_cycles", "{:g}".format)
 )
 _RATE = Column(
-    "rate", "acceptance rate, accepted / drafted tokens", metric("acceptance_rate", "{:.0%}".format)
+    "rate",
+    "acceptance rate, accepted / drafted tokens",
+    lambda cell: None if _is_tree(cell) else _rate(cell, "{:.0%}".format),
+)
+# A round accepts one path: the share of a large tree is small however well it drafts.
+_OF_NODES = Column(
+    "of nodes",
+    "accepted / drafted nodes of a tree, of which a round accepts one path of at most K; compare "
+    "trees with other drafters by length",
+    lambda cell: _rate(cell, "{:.1%}".format) if _is_tree(cell) else None,
 )
 
 _END_TO_END = metric("end_to_end_speedup", "{:.2f}x".format)
@@ -150,6 +168,7 @@ TERMINAL_COLUMNS = (
     _LENGTH_THERE,
     _AT_ONCE,
     _RATE,
+    _OF_NODES,
     Column(
         "draft/verify", "shares of the round time", lambda cell: split(cell, "draft_s", "verify_s")
     ),
@@ -173,6 +192,7 @@ PAGE_COLUMNS = (
     _AT_ONCE,
     _BREAK_EVEN,
     _RATE,
+    _OF_NODES,
     _ROUND,
     Column(
         "draft, verify, other",
@@ -233,6 +253,7 @@ PAGE_STREAM_COLUMNS = (
     _AT_ONCE,
     _BREAK_EVEN,
     _RATE,
+    _OF_NODES,
     _ROUND,
     Column(
         "KV cache",

@@ -1,60 +1,14 @@
 """Tables of text: Markdown and HTML print the same ones."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from specbench.decide.reasons import k_text
 from specbench.metrics.registry import all_metrics
-from specbench.records import NO_DRAFTER, CellKey, CellSummary, MemoryRecord
+from specbench.records import NO_DRAFTER, CellSummary
 from specbench.report.columns import legend, name_of, note, page_columns, row, shown, union
-from specbench.report.document import Document
-from specbench.report.numbers import ABSENT, measured, number, scalar, scale_of, series
+from specbench.report.numbers import ABSENT, number, scalar, scale_of, series
 from specbench.report.sections import Section
-
-
-class Need(NamedTuple):
-    """Bytes by purpose; `rest` is None where no peak was measured."""
-
-    weights: int
-    kv_cache: int
-    rest: int | None
-
-    @property
-    def total(self) -> int:
-        """All that is known."""
-        return self.weights + self.kv_cache + (self.rest or 0)
-
-
-def need(record: MemoryRecord, context: int) -> Need:
-    """What `record` needs for `context` tokens in one row.
-
-    The peak is of a short pass, so the KV cache of the whole context comes on top of it.
-    """
-    peak = peak_bytes(record)
-    return Need(
-        weights=record.weights_bytes,
-        kv_cache=record.kv_bytes_per_token * context,
-        rest=None if peak is None else max(peak - record.weights_bytes, 0),
-    )
-
-
-def peak_bytes(record: MemoryRecord) -> int | None:
-    """Torch's own peak, else the process's: what the program itself holds."""
-    if record.peak_allocated_bytes is not None:
-        return record.peak_allocated_bytes
-    return record.process_peak_bytes
-
-
-def owner(record: MemoryRecord) -> str:
-    """The pairing, or the target where it is alone."""
-    return record.target if record.drafter == NO_DRAFTER else f"{record.target}/{record.drafter}"
-
-
-def owner_label(record: MemoryRecord, keys: Iterable[CellKey]) -> str:
-    """The owner as cells of these keys are labelled: marked where its text is not the target's."""
-    name = owner(record)
-    return next((key.draft.marked(name) for key in keys if key.pairing == name), name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,14 +27,6 @@ class Grid:
         return column < self.num_names or not self.headers[column]
 
 
-_MEMORY_COLUMNS: Mapping[str, Callable[[MemoryRecord], int | None]] = {
-    "weights": lambda record: record.weights_bytes,
-    "KV cache per token": lambda record: record.kv_bytes_per_token,
-    "peak, live tensors": lambda record: record.peak_allocated_bytes,
-    "peak, reserved": lambda record: record.peak_reserved_bytes,
-    "peak, process": lambda record: record.process_peak_bytes,
-    "peak, device": lambda record: record.device_peak_bytes,
-}
 _POSITION_KINDS = {
     "all rounds": "acceptance_rate_per_position",
     "rounds that got this far": "conditional_acceptance_rate",
@@ -136,30 +82,6 @@ def position_grid(section: Section) -> Grid | None:
     )
 
 
-def memory_grid(document: Document) -> Grid | None:
-    """Each target alone and with each drafter; None where no memory was recorded."""
-    if not document.memory:
-        return None
-    known = {
-        header: get
-        for header, get in _MEMORY_COLUMNS.items()
-        if any(get(record) is not None for record in document.memory)
-    }
-    costs = {cell.key.pairing: cell for cell in document.cells}
-    return Grid(
-        title="Memory",
-        headers=("", *known, "speculation costs", "in tokens of context"),
-        rows=tuple(
-            (
-                owner_label(record, document.run.keys),
-                *(_bytes(get(record)) for get in known.values()),
-                *_cost(costs.get(owner(record))),
-            )
-            for record in document.memory
-        ),
-    )
-
-
 def metric_grids(section: Section) -> Iterator[Grid]:
     """Every metric of one number by K, a table a pairing; then the other lists."""
     for label in section.series:
@@ -211,18 +133,3 @@ def _column_title(cell: CellSummary) -> str:
     """K; of several methods without drafts, which are all of K = 0, the method."""
     is_named = cell.key.draft.k == 0 and cell.key.draft.method != NO_DRAFTER
     return cell.key.draft.method if is_named else k_text(cell)
-
-
-def _bytes(value: int | None) -> str:
-    return ABSENT if value is None else measured(value, "bytes")
-
-
-def _cost(cell: CellSummary | None) -> tuple[str, str]:
-    if cell is None:
-        return ABSENT, ABSENT
-    cost = scalar(cell.metrics.get("speculation_cost_bytes"))
-    tokens = scalar(cell.metrics.get("speculation_cost_tokens"))
-    return (
-        ABSENT if cost is None else measured(cost, "bytes"),
-        ABSENT if tokens is None else f"{tokens:,.0f}",
-    )

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from specbench.gate.history import History, Series
-from specbench.report.charts.canvas import INK, SERIES, VERIFY, Chart, Panels, drawing
+from specbench.report.charts.canvas import SERIES, VERIFY, Chart, Panels, drawing
+from specbench.report.charts.svg import INK
 from specbench.report.history_lines import change_lines, history_grid, left_out_lines
 from specbench.report.numbers import Scale, scale_of
 
@@ -22,7 +23,7 @@ _STYLE = """
 body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem; }
 table { border-collapse: collapse; }
 th, td { padding: .2rem .7rem .2rem 0; text-align: left; border-bottom: 1px solid #8884; }
-svg { max-width: 100%; height: auto; }
+svg { width: var(--width); max-width: 100%; height: auto; }
 figcaption { opacity: .75; }
 """
 
@@ -43,7 +44,8 @@ def _lines(history: History) -> Iterator[str]:
     )
     yield "</ul>"
     for chart in history_charts(history):
-        yield f"<figure><h2>{escape(chart.title)}</h2>{chart.svg}"
+        yield f"<figure><h2>{escape(chart.title)}</h2>"
+        yield from chart.panels
         yield f"<figcaption>{escape(chart.caption)}</figcaption></figure>"
     yield f"<table><tr>{_cells('th', grid.headers)}</tr>"
     yield from (f"<tr>{_cells('td', row)}</tr>" for row in grid.rows)
@@ -74,7 +76,7 @@ def _charts(drawn: Sequence[Series]) -> Iterator[Chart]:
         scale = scale_of(group[0].unit, largest)
         for ax, series in zip(panels.axes, group, strict=True):
             _draw(ax, series, scale)
-        panels.axes[0].set_ylabel(f"{metric.replace('_', ' ')}, {scale.unit}")
+        panels.name_y(f"{metric.replace('_', ' ')}, {scale.unit}")
         panels.axes[0].yaxis.set_major_locator(MaxNLocator(nbins=5))
         panels.set_x(1, max(len(series.points) for series in group), "run")
         yield panels.chart(metric, f"{len(group)} cells", _CAPTION)

@@ -9,12 +9,12 @@ from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
 from specbench.report.grids import (
     Grid,
-    memory_grid,
     metric_grids,
     position_grid,
     result_grid,
     result_legend,
 )
+from specbench.report.memory import memory_grid, memory_legend
 from specbench.report.notes import notes
 from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import formulas, model_grid, provenance
@@ -63,6 +63,11 @@ def _run(document: Document) -> Iterator[str]:
     yield from (which_pass(document), "")
     for heading, lines in notes(document).items():
         yield from _items(f"## {heading}", lines)
+    memory = memory_grid(document)
+    if memory:
+        yield from ("## Memory", "")
+        yield from _table(memory, heading=False)
+        yield from (escape(memory_legend(document)), "")
     yield from ("## Results", "")
     for section in every:
         if section.measured:
@@ -85,10 +90,7 @@ def _run(document: Document) -> Iterator[str]:
         yield from ("## Acceptance per position", "")
         for grid in positions:
             yield from _table(grid)
-    memory, models = memory_grid(document), model_grid(document)
-    if memory:
-        yield from ("## Memory", "")
-        yield from _table(memory, heading=False)
+    models = model_grid(document)
     yield from ("## Provenance", "")
     yield from (f"- {fact.name}: {escape(fact.value)}" for fact in provenance(document))
     yield ""
@@ -107,6 +109,7 @@ def _answer(section: Section) -> Iterator[str]:
     yield from (f"  - {escape(reason)}" for reason in found.reasons)
     for other in found.others:
         yield f"  - {escape(other.leader.source)}: {escape(without_workload(other))}"
+        yield from (f"    - {escape(reason)}" for reason in other.reasons)
     yield ""
 
 

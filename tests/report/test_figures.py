@@ -7,12 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from specbench.records import NO_DRAFTER, MemoryRecord
+from specbench.decide.reasons import speedup_text
 from specbench.report.charts.canvas import DRAFT, REST, SERIES, VERIFY, Chart, Label, spread
 from specbench.report.charts.round_time import parts
 from specbench.report.document import Document, build_document
-from specbench.report.grids import need
-from specbench.report.html import charts
+from specbench.report.pictures import pictures
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
 COST = "Speed-up against added memory"
@@ -26,12 +25,13 @@ MEMORY = "Memory of the target alone and with each drafter"
 
 @pytest.fixture(scope="module")
 def cpu_charts(cpu_document: Document) -> tuple[Chart, ...]:
-    return charts(cpu_document)
+    return pictures(cpu_document).all
 
 
-def texts(svg: str) -> list[str]:
-    """Every text of a chart; also a check that it is well-formed."""
-    return ["".join(node.itertext()) for node in ElementTree.fromstring(svg).iter("text")]
+def texts(chart: Chart) -> list[str]:
+    """Every text of a chart; also a check that its panels are well-formed."""
+    drawn = map(ElementTree.fromstring, chart.panels)
+    return ["".join(node.itertext()) for panel in drawn for node in panel.iter("text")]
 
 
 @pytest.mark.slow
@@ -40,32 +40,32 @@ def test_a_run_gives_each_chart_for_each_setting(
 ) -> None:
     assert [chart.title for chart in cpu_charts] == [
         SPEEDUP,
-        COST,
-        ACCEPTANCE,
         TIME,  # demo/draft
         TIME,  # demo/poor
         MEMORY,
+        COST,
+        ACCEPTANCE,
     ]
-    settings = [chart.setting for chart in charts(gpu_document) if chart.title == SPEEDUP]
+    settings = [chart.setting for chart in pictures(gpu_document).all if chart.title == SPEEDUP]
     assert [setting.split(", ")[1] for setting in settings] == ["temperature 0", "temperature 1"]
 
 
 def test_without_a_drafter_only_memory_is_drawn(baseline_document: Document) -> None:
-    assert [chart.title for chart in charts(baseline_document)] == [MEMORY]
-    assert charts(replace(baseline_document, memory=())) == ()
+    assert [chart.title for chart in pictures(baseline_document).all] == [MEMORY]
+    assert pictures(replace(baseline_document, memory=())).all == ()
 
 
 @pytest.mark.slow
 def test_equal_documents_give_equal_bytes(
     cpu_document: Document, cpu_charts: tuple[Chart, ...]
 ) -> None:
-    assert charts(cpu_document) == cpu_charts
+    assert pictures(cpu_document).all == cpu_charts
 
 
 def test_lines_are_named_where_they_end_and_the_chosen_k_is_written_beside_its_point(
     cpu_document: Document, cpu_charts: tuple[Chart, ...]
 ) -> None:
-    speedup = texts(cpu_charts[0].svg)
+    speedup = texts(cpu_charts[0])
     assert speedup.count("draft") == speedup.count("poor") == 2
     chosen = [f"K={d.draft.k}" for d in cpu_document.decisions if d.speedup]
     assert {text for text in speedup if text.startswith("K=")} == set(chosen) - {"K=0"}
@@ -82,20 +82,6 @@ def test_a_round_that_cannot_be_told_apart_is_one_part(
     assert whole.name == "round"
     assert whole.steps == pytest.approx(1.82, rel=0.03)
     assert parts(cells[0]) == ()
-
-
-def test_needed_memory_is_weights_and_cache_and_the_rest_of_the_peak() -> None:
-    record = MemoryRecord(
-        target="demo",
-        drafter=NO_DRAFTER,
-        weights_bytes=100,
-        kv_bytes_per_token=2,
-        process_peak_bytes=130,
-    )
-    assert need(record, 10) == (100, 20, 30)
-    assert need(record, 10).total == 150
-    assert need(replace(record, peak_allocated_bytes=110), 10).rest == 10
-    assert need(replace(record, process_peak_bytes=None), 10).rest is None
 
 
 def test_names_that_would_overlap_are_moved_apart_and_keep_their_order() -> None:
@@ -117,7 +103,7 @@ def test_colours_hold_on_white_and_on_near_black() -> None:
 def test_text_takes_the_page_colour_and_every_reference_is_answered(
     cpu_charts: tuple[Chart, ...],
 ) -> None:
-    svg = "".join(chart.svg for chart in cpu_charts)
+    svg = "".join(panel for chart in cpu_charts for panel in chart.panels)
     assert "currentColor" in svg
     assert "#010203" not in svg
     used = set(re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', svg))
@@ -127,13 +113,32 @@ def test_text_takes_the_page_colour_and_every_reference_is_answered(
     assert "<style" not in svg
 
 
+def test_a_chart_is_no_wider_than_a_phone(cpu_charts: tuple[Chart, ...]) -> None:
+    """In 1/72 inch: 390 pixels without the page's margins, text at its full size."""
+    widths = [re.search(r'viewBox="0 0 ([\d.]+)', p) for c in cpu_charts for p in c.panels]
+    assert max(float(width[1]) for width in widths if width) <= 0.75 * 358
+
+
+def test_the_pointer_is_told_what_it_is_on(cpu_document: Document) -> None:
+    (proof,) = pictures(cpu_document).proof
+    titles = [t.text for p in proof.panels for t in ElementTree.fromstring(p).iter("title")]
+    cells = [cell for cell in cpu_document.cells if cell.speedup]
+    told = {f"{c.key.draft.drafter}, K={c.key.draft.k}: {speedup_text(c.speedup)}" for c in cells}
+    assert set(titles) == told
+
+
+def test_panels_of_a_page_share_no_id(cpu_charts: tuple[Chart, ...]) -> None:
+    ids = [i for c in cpu_charts for p in c.panels for i in set(re.findall(r' id="([^"]+)"', p))]
+    assert len(ids) == len(set(ids)) > 10
+
+
 def test_names_are_text_whatever_they_hold() -> None:
     stored = stored_run(replace(SMALL, drafters=("draft",)))
     hostile = renamed(renamed(stored, "creative", "<b>$\\frac{$</b>&"), "draft", "\u732b\"'")
-    found = charts(build_document(hostile))
-    assert "<b>$\\frac{$</b>&" in texts(found[0].svg)
-    assert "\u732b\"'" in texts(found[0].svg)
-    assert all("<b>" not in chart.svg for chart in found)
+    found = pictures(build_document(hostile)).all
+    assert "<b>$\\frac{$</b>&" in texts(found[0])
+    assert "\u732b\"'" in texts(found[0])
+    assert all("<b>" not in panel for chart in found for panel in chart.panels)
 
 
 def contrast(first: str, second: str) -> float:

@@ -10,8 +10,9 @@ from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
 from specbench.report.forecasts import forecast_grid, forecast_lines, forecast_text
-from specbench.report.html import charts, to_html
+from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
+from specbench.report.pictures import pictures
 from tests.bench.fake_runs import SETTINGS, make_plan, measure
 from tests.bench.fakes import FakeClock, FakeEngine
 from tests.report.test_json import VALIDATOR
@@ -72,7 +73,7 @@ def test_every_format_shows_it(here):
     for text in (to_markdown([here]), to_html([here]), printed(here)):
         assert "Forecast against measured" in text
         assert "forecast K=4, 3.57x" in " ".join(text.split())
-    assert "Forecast against measured" in [chart.title for chart in charts(here)]
+    assert "Forecast against measured" in [chart.title for chart in pictures(here).all]
 
 
 def test_the_terminal_has_room_for_it(here):
@@ -116,7 +117,7 @@ def test_figures_of_another_engine_say_whose_costs_they_are(there):
     assert "2.90" in grid.rows[0]
     assert whose in to_markdown([there])
     assert whose in to_html([there])
-    assert any(whose in chart.setting for chart in charts(there))
+    assert any(whose in chart.setting for chart in pictures(there).all)
 
 
 def test_a_run_without_a_forecast_has_no_such_section(cpu_document):

@@ -57,11 +57,22 @@ def two_runs(cpu_document: Document, gpu_document: Document) -> str:
 
 
 @pytest.mark.slow
-def test_the_answer_comes_before_any_chart_or_table(html: str, cpu_document: Document) -> None:
-    page = Page(html)
+def test_it_is_in_the_order_of_a_reader(html: str, cpu_document: Document) -> None:
+    text = Page(html).text
     headline = answer_lines(cpu_document)[0].split(": ", 1)[1]
-    assert page.text.index(headline) < page.text.index("Speed-up against K")
-    assert html.index(headline) < min(html.index("<svg"), html.index("<table"))
+    parts = (headline, "Speed-up against K", "Why", "What it costs", "Evidence", "Not measured")
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert html.count("<svg", 0, html.index("<h2>Why</h2>")) == 2  # the chart that proves it
+    assert html.index("<h2>What it costs</h2>") < html.index("<table")
+
+
+def test_every_drafter_has_its_reasons(html: str, cpu_document: Document) -> None:
+    why = Page(html[html.index("<h2>Why</h2>") : html.index("<h2>What it costs</h2>")]).text
+    assert {d.leader.draft.drafter for d in cpu_document.decisions} == {"draft", "poor"}
+    for decision in cpu_document.decisions:
+        for reason in decision.reasons:
+            assert reason in why
 
 
 def test_it_needs_nothing_from_anywhere(html: str) -> None:
@@ -74,7 +85,7 @@ def test_it_needs_nothing_from_anywhere(html: str) -> None:
 
 
 def test_every_table_and_chart_is_there(html: str, cpu_document: Document) -> None:
-    assert html.count("<svg ") == 6
+    assert html.count("<svg ") == 11  # five charts of two workloads, and one of memory
     rows = html.count("<tr") - html.count("<thead>")
     assert rows > len(cpu_document.cells)
     names = {name for cell in cpu_document.cells for name in cell.metrics}

@@ -5,7 +5,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from xml.etree import ElementTree
 
 import pytest
 
@@ -14,13 +13,15 @@ from specbench.records import CellKey, Interval
 from specbench.report.answers import answer, answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.document_json import to_json
-from specbench.report.html import charts, to_html
+from specbench.report.html import to_html
 from specbench.report.markdown import to_markdown
 from specbench.report.notes import run_warnings
+from specbench.report.pictures import pictures
 from specbench.report.sections import sections
 from specbench.runs import StoredRun
 from tests.cell_keys import with_axes
 from tests.report.stored_runs import SMALL, renamed, stored_run
+from tests.report.test_figures import texts
 from tests.report.test_json import VALIDATOR
 from tests.report.test_tables import printed
 
@@ -70,9 +71,9 @@ def html(document: Document) -> str:
 
 def plots(document: Document) -> str:
     shown = []
-    for chart in charts(document):
+    for chart in pictures(document).all:
         shown += [chart.setting, chart.caption]
-        shown += ["".join(n.itertext()) for n in ElementTree.fromstring(chart.svg).iter("text")]
+        shown += texts(chart)
     return "\n".join(shown)
 
 

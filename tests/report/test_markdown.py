@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
+import pytest
+
 from specbench.report.answers import answer_lines
 from specbench.report.document import Document, build_document
 from specbench.report.markdown import escape, to_markdown
@@ -21,6 +23,17 @@ def test_the_answer_comes_first(cpu_document: Document) -> None:
     for line in answer_lines(cpu_document):
         assert line.strip() in text
         assert text.index(line.strip()) < text.index("## Results")
+
+
+@pytest.mark.parametrize("is_won", [True, False])
+def test_every_drafter_has_its_reasons(cpu_document: Document, is_won: bool) -> None:
+    lost = tuple(replace(decision, speedup=None) for decision in cpu_document.decisions)
+    document = cpu_document if is_won else replace(cpu_document, decisions=lost)
+    lines = to_markdown([document]).splitlines()
+    for decision in document.decisions:
+        for reason in decision.reasons:
+            assert {f"  - {escape(reason)}", f"    - {escape(reason)}"} & set(lines)
+    assert any(line.startswith("    - ") for line in lines)  # of a drafter that is not quoted
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_header(gpu_document: Document) -> None:

@@ -10,7 +10,7 @@ from specbench.report.charts.canvas import Chart
 from specbench.report.charts.time_line import changes
 from specbench.report.document import Document
 from specbench.report.grids import result_grid
-from specbench.report.html import charts
+from specbench.report.pictures import pictures
 from specbench.report.prose import setup
 from specbench.report.provenance import provenance
 from specbench.report.sections import sections
@@ -21,7 +21,7 @@ from tests.report.test_figures import texts
 
 @pytest.fixture(scope="module")
 def served_charts(served: Document) -> tuple[Chart, ...]:
-    return charts(served)
+    return pictures(served).all
 
 
 def test_all_cells_are_valid_and_none_is_missing(served: Document, lengths: Document) -> None:
@@ -117,14 +117,14 @@ def test_charts_of_rows_context_engines_and_the_time_line(
     by_title = {chart.title: chart for chart in served_charts}
     assert "K=auto over time" in by_title
     rows = by_title["Speed-up against concurrent requests"]
-    assert {"K=2", "K=4", "K=auto", "concurrent requests"} <= set(texts(rows.svg))
+    assert {"K=2", "K=4", "K=auto", "concurrent requests"} <= set(texts(rows))
     assert "one request" not in rows.setting
     peers = by_title["Side by side with other engines"]
-    assert "20  builtin draft K=4" in texts(peers.svg)
-    assert "10  transformers assisted K=4" in texts(peers.svg)
+    assert "20  builtin draft K=4" in texts(peers)
+    assert "10  transformers assisted K=4" in texts(peers)
     everybody = by_title["Speed of one user against all users"]
-    assert {"1", "2", "4", "draft", "no speculation"} <= set(texts(everybody.svg))
-    assert "Speed-up against context" in [chart.title for chart in charts(lengths)]
+    assert {"1", "2", "4", "draft", "no speculation"} <= set(texts(everybody))
+    assert "Speed-up against context" in [chart.title for chart in pictures(lengths).all]
 
 
 @pytest.mark.slow

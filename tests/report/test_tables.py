@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from specbench.records import CellSummary
 from specbench.report.document import Document, build_document
+from specbench.report.grids import result_grid, result_legend
+from specbench.report.sections import sections
 from specbench.report.tables import terminal_report
 from tests.report.stored_runs import SMALL, renamed, stored_run
 
@@ -88,3 +91,23 @@ def test_failures_and_warnings_are_below_the_tables(interrupted_document: Docume
 def test_nothing_measured_prints_no_table(cpu_document: Document) -> None:
     empty = replace(cpu_document, cells=(), decisions=(), compromises=(), failures=())
     assert printed(empty).strip() == ""
+
+
+def test_a_trees_share_is_of_nodes_and_a_chains_is_a_rate(cpu_document: Document) -> None:
+    def planted(cell: CellSummary) -> CellSummary:
+        if cell.key.draft.drafter != "draft":
+            return cell
+        nodes = {"num_draft_nodes": 63.0, "acceptance_rate": 0.0125}
+        return replace(cell, metrics={**cell.metrics, **nodes})
+
+    mixed = replace(cpu_document, cells=tuple(map(planted, cpu_document.cells)))
+    assert max(map(len, printed(mixed).splitlines())) <= 80
+    for section in sections(mixed):
+        shown = result_grid(section)
+        of_nodes, rate = shown.headers.index("of nodes"), shown.headers.index("rate")
+        texts = {(row[0], row[1]): (row[of_nodes], row[rate]) for row in shown.rows}
+        assert texts["draft", "4"] == ("1.2%", "-")
+        assert texts["poor", "4"][0] == "-"
+        assert texts["poor", "4"][1].endswith("%")
+        assert "of nodes: accepted / drafted nodes of a tree" in result_legend([section])
+    assert "of nodes" not in printed(cpu_document)  # chains alone have no such column

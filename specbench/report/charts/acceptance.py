@@ -34,8 +34,7 @@ def acceptance_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]
             _draw_lines(ax, cell, styles[cell.key.source])
         ax.set_ylim(-0.02, 1.04)
     panels.set_x(1, last, "position in the draft")
-    panels.axes[0].set_ylabel("accepted")
-    panels.axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:.0%}")
+    panels.name_y("accepted", lambda y, _: f"{y:.0%}")
     panels.label_ends([_names(section, styles) for section in drawn])
     return panels.chart("Acceptance per position", drawn[0].condition.label, _CAPTION)
 

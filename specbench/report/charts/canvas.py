@@ -3,41 +3,38 @@
 Text takes the page's own colour and font, so one picture serves light, dark and print.
 """
 
-import io
-import math
-import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from xml.sax.saxutils import escape
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from specbench.decide.reasons import speedup_text
 from specbench.records import Interval
+from specbench.report.charts import svg
+from specbench.report.charts.svg import INK, hover, to_svg
 
 # Mid-tones of well separated hues (after Okabe and Ito): at least 3:1 on white and near-black.
 SERIES = ("#2f7fd1", "#d9622b", "#1f9e78", "#a06cc9", "#b5851b", "#d1588f")
 MARKERS = ("o", "s", "^", "D", "v", "P")  # a second cue beside colour
 DRAFT, VERIFY, REST = "#b5851b", "#1a8fa8", "#7d8590"
-INK = "#010203"  # stands for the page's text colour, see `_inline`
 
 # Places are fixed in inches, not fitted to the text: a layout engine took three quarters of
 # the time of a chart.
-_PAGE_INCHES = 10.2
 _PLOT_INCHES = (2.2, 1.7)  # where the data are drawn
 _LEFT_INCHES, _BOTTOM_INCHES, _TOP_INCHES = 0.65, 0.5, 0.3  # for the axis and the title
 _CHARACTER_INCHES = 0.082
 _FONT_SIZE = 9.0
+_REACH = 11.0  # points: how close to an interval a pointer has to be
 _MARGIN = 0.45  # of the x axis, left of the first and right of the last number
 
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: readable by machines, set in the page's font
-    "svg.hashsalt": "specbench",  # equal data, equal bytes
+    **svg.STYLE,
     "text.parse_math": False,  # a name may contain $
     "text.color": INK,
     "font.size": _FONT_SIZE,
@@ -62,12 +59,12 @@ _STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """One picture with its words."""
+    """One picture with its words, in panels that a page sets side by side or one a row."""
 
     title: str
     setting: str  # which target, temperature, number of requests: a chart may travel alone
     caption: str
-    svg: str  # for use inside an HTML page
+    panels: tuple[str, ...]  # SVG for use inside an HTML page
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,31 +93,42 @@ def drawing() -> Iterator[None]:
 
 
 class Panels:
-    """Small charts that share their axes, each with room at its right for labels."""
+    """Small pictures with the same axes, each with room at its right for labels.
+
+    Each is as wide as a phone, so that a page never has to shrink one.
+    """
 
     def __init__(self, titles: Sequence[str], labels: Sequence[str]) -> None:
         plot_width = _PLOT_INCHES[0] + text_inches(labels)
         self._share = _PLOT_INCHES[0] / plot_width  # of a panel's width, left of the labels
         width, height = _LEFT_INCHES + plot_width, _BOTTOM_INCHES + _PLOT_INCHES[1] + _TOP_INCHES
-        num_rows = math.ceil(len(titles) / max(1, _PAGE_INCHES // width))
-        num_columns = math.ceil(len(titles) / num_rows)
-        size = num_columns * width, num_rows * height
-        self._figure = Figure(figsize=size)
+        place = (
+            _LEFT_INCHES / width,
+            _BOTTOM_INCHES / height,
+            plot_width / width,
+            _PLOT_INCHES[1] / height,
+        )
+        self._titles = titles
+        self._figures: list[Figure] = []
         self.axes: list[Axes] = []
-        for i, title in enumerate(titles):
-            row, column = divmod(i, num_columns)
-            place = (
-                (column * width + _LEFT_INCHES) / size[0],
-                ((num_rows - 1 - row) * height + _BOTTOM_INCHES) / size[1],
-                plot_width / size[0],
-                _PLOT_INCHES[1] / size[1],
-            )
+        for title in titles:
             first = self.axes[0] if self.axes else None
-            ax = self._figure.add_axes(place, sharex=first, sharey=first)
+            figure = Figure(figsize=(width, height))
+            ax = figure.add_axes(place, sharex=first, sharey=first)
             ax.set_title(title)
             ax.grid(axis="y", color=INK, alpha=0.12, linewidth=0.6)
             ax.tick_params(length=2.5, width=0.6)
+            self._figures.append(figure)
             self.axes.append(ax)
+
+    def name_y(
+        self, meaning: str, form: str | Callable[[float, object], str] | None = None
+    ) -> None:
+        """What the y axis means, and the form of its numbers."""
+        for ax in self.axes:
+            ax.set_ylabel(meaning)
+        if form is not None:
+            self.axes[0].yaxis.set_major_formatter(form)
 
     def set_x(self, first: int, last: int, meaning: str) -> None:
         """Whole numbers from first to last, left of the room for labels."""
@@ -160,9 +168,11 @@ class Panels:
             low, high = ax.get_ylim()
             gap = (high - low) * 1.2 * _FONT_SIZE / 72 / _PLOT_INCHES[1]
             for label in spread(labels, gap):
-                ax.text(
-                    self._labels_x, label.y, label.text, color=label.colour, va="center", ha="left"
-                )
+                # A dot has the colour: letters in it would be too pale on one of the papers.
+                place = self._labels_x, label.y
+                ax.text(*place, "\u25cf", color=label.colour, va="center")
+                room = _FONT_SIZE, 0
+                ax.annotate(label.text, place, room, textcoords="offset points", va="center")
 
     def reference_line(self, ax: Axes) -> None:
         """The dashed line of K = 0, where everything is 1."""
@@ -179,7 +189,7 @@ class Panels:
         for ax in self.axes:
             for tick in ax.yaxis.get_major_ticks():
                 tick.gridline.set_xdata([0, self._share])
-        return chart(self._figure, title, setting, caption)
+        return chart(self._figures, title, setting, caption, self._titles)
 
 
 def draw_speedup(
@@ -190,12 +200,19 @@ def draw_speedup(
     *,
     size: float,
     valid: bool,
+    says: str,
     marker: str | None = None,
 ) -> None:
-    """A point with its interval, hollow where it is invalid; `marker`: instead of the style's."""
+    """A point with its interval, hollow where it is invalid; `marker`: instead of the style's.
+
+    `says`: what it is called under the pointer, before its figures.
+    """
+    told = f"{says}: {speedup_text(speedup)}{'' if valid else ', invalid'}"
     if speedup.low is not None and speedup.high is not None:
         ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
-    ax.plot(
+        reach = ax.vlines(x, speedup.low, speedup.high, color=INK, alpha=0, linewidth=_REACH)
+        hover(reach, told)
+    (point,) = ax.plot(
         x,
         speedup.estimate,
         marker=marker or style.marker,
@@ -204,17 +221,28 @@ def draw_speedup(
         markerfacecolor=style.colour if valid else "none",
         zorder=4,
     )
+    hover(point, told)
 
 
-def chart(figure: Figure, title: str, setting: str, caption: str) -> Chart:
-    """A finished figure with its words."""
-    svg = to_svg(figure, f"{title}: {setting}. {caption}")
-    return Chart(title=title, setting=setting, caption=caption, svg=svg)
+def chart(
+    figures: Sequence[Figure], title: str, setting: str, caption: str, names: Sequence[str] = ()
+) -> Chart:
+    """Finished figures with their words; `names` tell them apart."""
+    described = [f"{title}: {', '.join((setting, name))}" for name in names] or [
+        f"{title}: {setting}"
+    ]
+    return Chart(
+        title=title,
+        setting=setting,
+        caption=caption,
+        panels=tuple(to_svg(*one) for one in zip(figures, described, strict=True)),
+    )
 
 
 def text_inches(texts: Sequence[str]) -> float:
-    """Room that the longest of the texts takes, generously."""
-    return max(map(len, texts), default=0) * _CHARACTER_INCHES
+    """Room that the longest of the texts takes with its dot, generously."""
+    longest = max(map(len, texts), default=0)
+    return longest * _CHARACTER_INCHES + _FONT_SIZE / 72 if longest else 0.0
 
 
 def spread(labels: Sequence[Label], gap: float) -> list[Label]:
@@ -232,29 +260,6 @@ def spread(labels: Sequence[Label], gap: float) -> list[Label]:
         for crowd in crowds
         for label, y in zip(crowd, _heights(crowd, gap), strict=True)
     ]
-
-
-def to_svg(figure: Figure, description: str) -> str:
-    """The figure for use inside an HTML page; `description` is what a screen reader says."""
-    buffer = io.StringIO()
-    unstated = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(buffer, format="svg", transparent=True, metadata=unstated)
-    return _inline(buffer.getvalue(), description)
-
-
-def _inline(svg: str, description: str) -> str:
-    """Without prologue, fixed size, font names and ids that nothing refers to."""
-    head, body = svg[svg.index("<svg ") :].split(">", 1)
-    view_box = re.search(r'viewBox="0 0 ([\d.]+) [\d.]+"', head)
-    assert view_box is not None
-    body = re.sub(r"<style.*?</style>", "", body)  # would style the whole page
-    body = re.sub(r'<(g|path|text) id="[a-zA-Z.]+\d*_\d+"', r"<\1", body)
-    body = re.sub(r"font-family: [^;\"]*;", "", body)
-    body = re.sub(r"\s*\n\s*", " ", body)
-    body = body.replace(INK, "currentColor").replace("xlink:href", "href")
-    name = escape(description, {'"': "&quot;"})
-    width = f'style="width: {view_box[1]}pt"'
-    return f'<svg {view_box[0]} {width} role="img" aria-label="{name}">{body.strip()}'
 
 
 def _heights(crowd: Sequence[Label], gap: float) -> list[float]:

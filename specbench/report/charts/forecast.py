@@ -30,8 +30,7 @@ def forecast_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) 
             _draw(ax, one, styles[one.forecast.key.source])
     last = max(one.forecast.points[-1].num_speculative_tokens for one in checked)
     panels.set_x(0, last, "K, drafted tokens per round")
-    panels.axes[0].set_ylabel("decode speed-up")
-    panels.axes[0].yaxis.set_major_formatter("{x:g}x")
+    panels.name_y("decode speed-up", "{x:g}x")
     panels.label_ends([list(_labels(section, styles)) for section in drawn])
     whose = dict.fromkeys(text for one in checked if (text := whose_costs(one.forecast)))
     costs = f", with the costs of {'; '.join(whose)}" if whose else ""
@@ -58,7 +57,15 @@ def _draw(ax: Axes, one: CheckedForecast, style: SeriesStyle) -> None:
         ax.fill_between(places, lows, highs, color=style.colour, alpha=0.18, linewidth=0)
     for k, measured in one.measured.items():
         if measured.speedup is not None:
-            draw_speedup(ax, k, measured.speedup, style, size=6, valid=measured.valid)
+            draw_speedup(
+                ax,
+                k,
+                measured.speedup,
+                style,
+                size=6,
+                valid=measured.valid,
+                says=f"{_name(one)} K={k}, measured",
+            )
 
 
 def _labels(section: Section, styles: Mapping[str, SeriesStyle]) -> Iterator[Label]:

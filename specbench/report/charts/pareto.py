@@ -4,9 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
+from specbench.decide.reasons import speedup_text
 from specbench.records import CellSummary, Condition
-from specbench.report.charts.canvas import INK, Chart, Label, Panels, SeriesStyle
-from specbench.report.numbers import scalar
+from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle
+from specbench.report.charts.svg import INK, hover
+from specbench.report.numbers import measured, plural, scalar
 from specbench.report.sections import Section, drafter_of
 
 _MEMORY = (
@@ -33,7 +35,8 @@ def memory_pareto_charts(
         drawn = [section for section in group if len(_costed(section)) > 1]
         if not drawn:
             continue
-        names = [drafter_of(label) for section in drawn for label in _costed(section)]
+        named = (one for section in drawn for one in _costed(section).items())
+        names = [_cost_name(label, cell) for label, (cell, _) in named]
         panels = Panels([section.condition.workload for section in drawn], names)
         largest = max(cost for s in drawn for _, cost in _costed(s).values())
         unit, scale = ("GiB", 2**30) if largest >= 2**30 else ("MiB", 2**20)
@@ -41,8 +44,7 @@ def memory_pareto_charts(
             panels.reference_line(ax)
             _draw_costs(ax, _costed(section), styles, scale)
         panels.set_amount(max(largest / scale, 1.0), f"{unit} more than the target alone")
-        panels.axes[0].set_ylabel("decode speed-up")
-        panels.axes[0].yaxis.set_major_formatter("{x:g}x")
+        panels.name_y("decode speed-up", "{x:g}x")
         panels.label_ends([_cost_labels(_costed(section), styles) for section in drawn])
         title = "Speed-up against added memory"
         yield panels.chart(title, drawn[0].condition.label, _MEMORY)
@@ -70,7 +72,7 @@ def rows_pareto_charts(
             user for c in drawn.values() for points in c.values() for user, _, _ in points
         )
         panels.set_amount(fastest * 1.05, "tokens/s of one user")
-        panels.axes[0].set_ylabel("tokens/s of all users")
+        panels.name_y("tokens/s of all users")
         panels.axes[0].set_ylim(bottom=0)
         panels.label_ends([_curve_labels(curves, styles) for curves in drawn.values()])
         where = setting.label
@@ -105,7 +107,12 @@ def _draw_costs(
         x, speedup, style = cost / scale, cell.speedup, styles[label]
         if speedup.low is not None and speedup.high is not None:
             ax.vlines(x, speedup.low, speedup.high, color=style.colour, linewidth=1.0)
-        ax.plot(x, speedup.estimate, marker=style.marker, markersize=5, color=style.colour)
+        (point,) = ax.plot(
+            x, speedup.estimate, marker=style.marker, markersize=5, color=style.colour
+        )
+        hover(
+            point, f"{_cost_name(label, cell)}: {speedup_text(speedup)}, {measured(cost, 'bytes')}"
+        )
         points.append((x, speedup.estimate))
     front = pareto_front(points)
     ax.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.4, linewidth=0.8)
@@ -128,12 +135,16 @@ def _cost_labels(
     return [
         Label(
             cell.speedup.estimate,
-            f"{drafter_of(label)} K={cell.key.draft.length.label}",
+            _cost_name(label, cell),
             styles[label].colour,
         )
         for label, (cell, _) in costed.items()
         if cell.speedup is not None and (len(points) <= _NAMED or points[label] in front)
     ]
+
+
+def _cost_name(label: str, cell: CellSummary) -> str:
+    return f"{drafter_of(label)} K={cell.key.draft.length.label}"
 
 
 def _curves(own: Sequence[Section]) -> dict[str, Points]:
@@ -166,7 +177,15 @@ def _all_users(cell: CellSummary) -> float | None:
 def _draw_curve(ax: Axes, points: Points, style: SeriesStyle | None) -> None:
     colour, marker = (style.colour, style.marker) if style else (INK, "o")
     users, every, rows = zip(*points, strict=True)
-    ax.plot(users, every, marker=marker, markersize=4, color=colour, alpha=1 if style else 0.5)
+    alpha = 1 if style else 0.5
+    (line,) = ax.plot(users, every, marker=marker, markersize=4, color=colour, alpha=alpha)
+    hover(
+        line,
+        *(
+            f"{plural(count, 'request')} at a time: {one:,.1f} tokens/s each, {total:,.1f} in all"
+            for one, total, count in points
+        ),
+    )
     for user, all_users, count in zip(users, every, rows, strict=True):
         ax.annotate(f"{count}", (user, all_users), (3, 3), textcoords="offset points", color=colour)
 

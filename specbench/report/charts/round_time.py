@@ -6,7 +6,8 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from specbench.records import CellSummary
-from specbench.report.charts.canvas import DRAFT, INK, REST, VERIFY, Chart, Label, Panels
+from specbench.report.charts.canvas import DRAFT, REST, VERIFY, Chart, Label, Panels
+from specbench.report.charts.svg import INK, hover
 from specbench.report.numbers import measured, scalar
 from specbench.report.sections import Section
 
@@ -41,7 +42,7 @@ def round_time_chart(group: Sequence[Section], label: str) -> Chart | None:
         for cell in section.fixed(label):
             _draw_bar(ax, cell)
     panels.set_x(0, max(c.key.draft.k for c in cells), "K, drafted tokens per round")
-    panels.axes[0].set_ylabel("baseline steps")
+    panels.name_y("baseline steps")
     panels.label_ends([_names(section.fixed(label)) for section in drawn])
     setting = f"{label}: {drawn[0].condition.label}"
     return panels.chart("Where the round time goes", setting, _CAPTION)
@@ -67,7 +68,7 @@ def parts(cell: CellSummary) -> tuple[Part, ...]:
 def _draw_bar(ax: Axes, cell: CellSummary) -> None:
     k, bottom = cell.key.draft.k, 0.0
     for part in parts(cell):
-        ax.bar(
+        (bar,) = ax.bar(
             k,
             part.steps,
             bottom=bottom,
@@ -75,11 +76,13 @@ def _draw_bar(ax: Axes, cell: CellSummary) -> None:
             color=part.colour,
             alpha=1.0 if cell.valid else 0.35,
         )
+        hover(bar, f"K={k}, {part.name}: {part.steps:.2f} baseline steps")
         bottom += part.steps
     tokens = scalar(cell.metrics.get("mean_acceptance_length"))
     if tokens is not None:
         half = _BAR_WIDTH / 2 + 0.08
-        ax.hlines(tokens, k - half, k + half, color=INK, linewidth=1.8)
+        line = ax.hlines(tokens, k - half, k + half, color=INK, linewidth=1.8)
+        hover(line, f"K={k}: {tokens:.2f} tokens per round")
 
 
 def _names(cells: Sequence[CellSummary]) -> list[Label]:

@@ -5,7 +5,7 @@ from itertools import cycle
 
 from matplotlib.axes import Axes
 
-from specbench.decide.scaling import ContextCurve, Crossover, Point
+from specbench.decide.scaling import ContextCurve, Crossover
 from specbench.records import Condition
 from specbench.report.charts.canvas import (
     MARKERS,
@@ -68,11 +68,10 @@ def _panels(group: Sequence[Curve], meaning: str) -> Panels:
         own = [curve for curve in group if curve.key.condition.workload == workload]
         for i, curve in enumerate(own):
             shift = 0.06 * (i - (len(own) - 1) / 2)  # intervals stay apart
-            _draw(ax, curve.points, places, styles[_name(curve)], shift)
+            _draw(ax, curve, places, styles[_name(curve)], shift)
         names.append([label for curve in own for label in _label(curve, styles)])
     panels.set_places([f"{place:,}" for place in places], meaning)
-    panels.axes[0].set_ylabel("speed-up")
-    panels.axes[0].yaxis.set_major_formatter("{x:g}x")
+    panels.name_y("speed-up", "{x:g}x")
     panels.label_ends(names)
     return panels
 
@@ -87,18 +86,26 @@ def _name(curve: Curve) -> str:
     return f"K={curve.key.draft.length.label}"
 
 
-def _draw(
-    ax: Axes, points: Sequence[Point], places: Sequence[int], style: SeriesStyle, shift: float
-) -> None:
+def _draw(ax: Axes, curve: Curve, places: Sequence[int], style: SeriesStyle, shift: float) -> None:
     line = [
-        (places.index(p.at) + shift, p.speedup.estimate) for p in points if p.valid and p.speedup
+        (places.index(p.at) + shift, p.speedup.estimate)
+        for p in curve.points
+        if p.valid and p.speedup
     ]
     if line:
         ax.plot(*zip(*line, strict=True), color=style.colour, zorder=3)
-    for point in points:
+    for point in curve.points:
         if point.speedup is not None:
             x = places.index(point.at) + shift
-            draw_speedup(ax, x, point.speedup, style, size=4, valid=point.valid)
+            draw_speedup(
+                ax,
+                x,
+                point.speedup,
+                style,
+                size=4,
+                valid=point.valid,
+                says=f"{_name(curve)} at {point.at:,}",
+            )
 
 
 def _label(curve: Curve, styles: dict[str, SeriesStyle]) -> list[Label]:

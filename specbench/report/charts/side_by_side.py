@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from specbench.decide.peers import SideBySide
 from specbench.records import CellKey, CellSummary, Condition
-from specbench.report.charts.canvas import INK, REST, SERIES, Chart, Label, Panels
+from specbench.report.charts.canvas import REST, SERIES, Chart, Label, Panels
+from specbench.report.charts.svg import INK, hover
 from specbench.report.comparisons import work_of
 from specbench.report.numbers import scalar
 from specbench.settings import BUILTIN
@@ -54,13 +55,14 @@ def _chart(setting: Condition, bars: dict[str, tuple[CellSummary, ...]]) -> Char
     last = max(_speed(cell) for cells in bars.values() for cell in cells)
     for ax, cells in zip(panels.axes, bars.values(), strict=True):
         for row, cell in enumerate(cells):
-            ax.barh(
+            (bar,) = ax.barh(
                 -row,
                 _speed(cell),
                 height=0.66,
                 color=_colour(cell),
                 alpha=1.0 if cell.valid else 0.35,
             )
+            hover(bar, _name(cell))
     most = max(map(len, bars.values()))
     panels.axes[0].set_ylim(-most + 0.4, 0.6)
     panels.hide_y()

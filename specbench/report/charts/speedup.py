@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from specbench.decide.reasons import units_of
+from specbench.decide.reasons import k_text, units_of
 from specbench.records import CellSummary
 from specbench.report.charts.canvas import Chart, Label, Panels, SeriesStyle, draw_speedup
 from specbench.report.numbers import scalar
@@ -33,7 +33,7 @@ def speedup_chart(group: Sequence[Section], styles: Mapping[str, SeriesStyle]) -
             _draw_line(ax, section, label, styles[label], shift)
     last = max(c.key.draft.k for s in drawn for c in s.cells)
     panels.set_x(0, last, "K, drafted tokens per round")
-    panels.axes[0].set_ylabel("decode speed-up")
+    panels.name_y("decode speed-up")
     panels.axes[0].margins(y=0.12)  # room for the mark of the chosen K
     panels.axes[0].yaxis.set_major_formatter("{x:g}x")
     panels.label_ends([_names(section, styles) for section in drawn])
@@ -67,7 +67,16 @@ def _draw_line(ax: Axes, section: Section, label: str, style: SeriesStyle, shift
         x, speedup, is_chosen = _k(cell) + shift, cell.speedup, section.is_chosen(cell.key)
         star = None if cell.key.draft.is_fixed else "*"
         size = 8 if is_chosen or star else 3.5
-        draw_speedup(ax, x, speedup, style, size=size, valid=cell.valid, marker=star)
+        draw_speedup(
+            ax,
+            x,
+            speedup,
+            style,
+            size=size,
+            valid=cell.valid,
+            says=f"{drafter_of(label)}, {k_text(cell)}",
+            marker=star,
+        )
         if is_chosen:
             ax.annotate(
                 f"K={cell.key.draft.length.label}",

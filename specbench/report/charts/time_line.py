@@ -28,7 +28,7 @@ def time_line_charts(time_lines: Mapping[CellKey, PassRecord]) -> Iterator[Chart
         highest = max(max(one.num_speculative_tokens) for one in rounds.values())
         panels.axes[0].set_ylim(-0.3, highest + 0.5)
         panels.axes[0].yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-        panels.axes[0].set_ylabel("K")
+        panels.name_y("K")
         panels.set_amount(max(_end_s(one) for one in rounds.values()), "seconds")
         where = f"{label}: {setting.label}"
         yield panels.chart("K=auto over time", where, _CAPTION)

@@ -1,0 +1,147 @@
+"""Memory of a target alone and with each drafter: the figures of table and chart."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from specbench.metrics.registry import number_of
+from specbench.records import NO_DRAFTER, CellKey, MemoryRecord
+from specbench.report.document import Document
+from specbench.report.grids import Grid
+from specbench.report.numbers import ABSENT, measured, plural
+
+
+class Need(NamedTuple):
+    """Bytes by purpose; `rest` is None where no peak was measured."""
+
+    weights: int
+    kv_cache: int
+    rest: int | None
+
+    @property
+    def total(self) -> int:
+        """All that is known."""
+        return self.weights + self.kv_cache + (self.rest or 0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryRow:
+    """What a target needs alone or with one drafter; costs are None where they are not known."""
+
+    record: MemoryRecord
+    name: str  # the target, or the pairing
+    context: int  # tokens of the one request that `need` is for
+    need: Need
+    cost_bytes: float | None  # measured peak with the drafter - alone, as reasons quote it
+    cost_tokens: float | None  # the same in tokens of the target's KV cache
+
+
+def memory_rows(document: Document) -> tuple[MemoryRow, ...]:
+    """One for each record, in their order; a request as long as the target's longest."""
+    costs = {cell.key.pairing: cell.metrics for cell in document.cells if cell.key.draft.k}
+    rows = []
+    for record in document.memory:
+        context = document.longest_context.get(record.target, 0)
+        metrics = costs.get(_owner(record), {})
+        rows.append(
+            MemoryRow(
+                record=record,
+                name=_label(record, document.run.keys),
+                context=context,
+                need=need(record, context),
+                cost_bytes=number_of(metrics, "speculation_cost_bytes"),
+                cost_tokens=number_of(metrics, "speculation_cost_tokens"),
+            )
+        )
+    return tuple(rows)
+
+
+def need(record: MemoryRecord, context: int) -> Need:
+    """What `record` needs for `context` tokens in one row.
+
+    The peak is of a short pass, so the KV cache of the whole context comes on top of it.
+    """
+    peak = _peak_bytes(record)
+    return Need(
+        weights=record.weights_bytes,
+        kv_cache=record.kv_bytes_per_token * context,
+        rest=None if peak is None else max(peak - record.weights_bytes, 0),
+    )
+
+
+_PEAKS: Mapping[str, Callable[[MemoryRecord], int | None]] = {
+    "KV cache per token": lambda record: record.kv_bytes_per_token,
+    "peak, live tensors": lambda record: record.peak_allocated_bytes,
+    "peak, reserved": lambda record: record.peak_reserved_bytes,
+    "peak, process": lambda record: record.process_peak_bytes,
+    "peak, device": lambda record: record.device_peak_bytes,
+}
+
+
+def memory_grid(document: Document) -> Grid | None:
+    """Each target alone and with each drafter; None where no memory was recorded."""
+    rows = memory_rows(document)
+    if not rows:
+        return None
+    peaks = {
+        header: get
+        for header, get in _PEAKS.items()
+        if any(get(row.record) is not None for row in rows)
+    }
+    return Grid(
+        title="Memory",
+        headers=(
+            "",
+            *("weights", "KV cache", "everything else", "together"),
+            *("speculation costs", "in tokens of context"),
+            *peaks,
+        ),
+        rows=tuple(
+            (
+                row.name,
+                *map(_bytes, (*row.need, row.need.total, row.cost_bytes)),
+                ABSENT if row.cost_tokens is None else f"{row.cost_tokens:,.0f}",
+                *(_bytes(get(row.record)) for get in peaks.values()),
+            )
+            for row in rows
+        ),
+    )
+
+
+def memory_legend(document: Document) -> str:
+    """What the columns of `memory_grid` and the bars of its chart mean; empty without a record."""
+    contexts = {row.record.target: row.context for row in memory_rows(document)}
+    if not contexts:
+        return ""
+    longest = ", ".join(f"{plural(n, 'token')} ({target})" for target, n in contexts.items())
+    if len(contexts) == 1:
+        (tokens,) = contexts.values()
+        longest = plural(tokens, "token")
+    return (
+        f"KV cache: computed, for one request of {longest}, the longest of this run. Everything "
+        "else: the measured peak of a short pass minus the weights. Together: the sum of these "
+        "three. Speculation costs: the measured peak with the drafter minus that of the target "
+        "alone."
+    )
+
+
+def _peak_bytes(record: MemoryRecord) -> int | None:
+    """Torch's own peak, else the process's: what the program itself holds."""
+    if record.peak_allocated_bytes is not None:
+        return record.peak_allocated_bytes
+    return record.process_peak_bytes
+
+
+def _owner(record: MemoryRecord) -> str:
+    """The pairing, or the target where it is alone."""
+    return record.target if record.drafter == NO_DRAFTER else f"{record.target}/{record.drafter}"
+
+
+def _label(record: MemoryRecord, keys: Iterable[CellKey]) -> str:
+    """The owner as cells of these keys are labelled: marked where its text is not the target's."""
+    name = _owner(record)
+    return next((key.draft.marked(name) for key in keys if key.pairing == name), name)
+
+
+def _bytes(value: float | None) -> str:
+    return ABSENT if value is None else measured(value, "bytes")
