@@ -25,6 +25,7 @@ from specbench.model_files.attention import ATTENTION_LAYERS
 
 # What transformers' layers call on a cache to leave their state there.
 _LEAVES_STATE = {"update_recurrent_state", "update_conv_state", "set_linear_cache"}
+_PADDING = {"attention_mask", "conv_mask"}  # what says to a layer which tokens are real
 
 
 def state_layers(model: Any) -> list[nn.Module]:
@@ -90,6 +91,7 @@ class _OverSlots:
     def __init__(self, module: nn.Module, config: Any, cache_class: type[Cache] | None) -> None:
         self._module = module
         self._plain: Callable[..., Any] = module.forward
+        self._names = tuple(inspect.signature(module.forward).parameters)
         index = module.layer_idx
         assert isinstance(index, int), "a layer's number"
         self._layer: int = index
@@ -99,20 +101,18 @@ class _OverSlots:
         self._products: tuple[tuple[str, ...], str | None] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        name = next((n for n, value in kwargs.items() if isinstance(value, SlotCache)), None)
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        name = next((n for n, value in given.items() if isinstance(value, SlotCache)), None)
         if name is None:
             return self._plain(*args, **kwargs)
-        states = kwargs[name].states
+        states = given[name].states
         assert states is not None, "the runner's cache has state slots"
-        if "hidden_states" in kwargs:
-            hidden_BTF = kwargs.pop("hidden_states")
-        else:
-            hidden_BTF, *args = args  # type: ignore[assignment]
+        hidden_BTF = given.pop(self._names[0])
         # No token of a forward over slots is padding.
-        kwargs |= {name: self._own.cache, "attention_mask": None}
+        given |= {name: self._own.cache} | dict.fromkeys(_PADDING.intersection(self._names))
 
         def step(new_BTF: Tensor) -> Any:
-            return self._plain(new_BTF, *args, **kwargs)
+            return self._plain(new_BTF, **given)
 
         pieces = states.pieces
         if len(pieces) == 1:
@@ -233,6 +233,14 @@ def _first(out: Any) -> Tensor:
 
 
 def _joined(outs: list[Any]) -> Any:
-    """The outputs of pieces, one after the other; what a layer returns besides is the last's."""
-    whole = torch.cat([_first(out) for out in outs], 1)
-    return (whole, *outs[-1][1:]) if isinstance(outs[-1], tuple) else whole
+    """The outputs of pieces, one after the other, whatever of them goes by tokens (Zaya's queries,
+    keys and values); what a layer returns besides is the last's."""
+    if not isinstance(outs[-1], tuple):
+        return torch.cat(outs, 1)
+    by_tokens = _first(outs[-1]).shape[:2]
+    return tuple(
+        torch.cat(parts, 1)
+        if isinstance(parts[-1], Tensor) and parts[-1].shape[:2] == by_tokens
+        else parts[-1]
+        for parts in zip(*outs, strict=True)
+    )

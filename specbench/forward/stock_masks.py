@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from specbench.forward.attention.masks import additive_mask, visible
-from specbench.forward.attention.reach import EVERYTHING, Reach, field, reaches
+from specbench.forward.attention.reach import (
+    EVERYTHING,
+    Reach,
+    field,
+    reaches,
+    reaches_beside_states,
+)
 from specbench.forward.tree import Branches
 from specbench.model_files.attention import STATE_LAYERS
 
@@ -28,12 +34,7 @@ class StockMasks:
         self._dtype = dtype
         self._are_whole = are_whole
         self._pack = 1 if are_whole else _query_heads_per_kv_head(config)
-        # Beside states attention goes by one name, whatever the layers are called.
-        self._reaches = (
-            {"full_attention": Reach(window=field(config, "sliding_window"))}
-            if has_states
-            else reaches(config)
-        )
+        self._reaches = reaches_beside_states(config) if has_states else reaches(config)
         # A state goes by tokens; which of them are real is not for a mask to say.
         self._unmasked = dict.fromkeys(STATE_LAYERS) if has_states else {}
 
@@ -42,13 +43,14 @@ class StockMasks:
     ) -> Masks:
         """For tokens at those positions; `is_plain` if they are the last of `span` slots."""
         slots_S = torch.arange(span, device=positions_BT.device)
-        masks: dict[str, Tensor] = {}
-        for kind, reach in self._reaches.items():
+        made: dict[Reach, Tensor] = {}
+        for reach in set(self._reaches.values()):
             if is_plain and not self._are_whole and reach == EVERYTHING:
-                masks[kind] = torch.empty(1, 1, 0, 0, dtype=self._dtype, device=slots_S.device)
+                made[reach] = torch.empty(1, 1, 0, 0, dtype=self._dtype, device=slots_S.device)
                 continue
             seen_BTS = visible(positions_BT, slots_S, **reach._asdict(), branches=branches)
-            masks[kind] = additive_mask(seen_BTS, self._dtype, pack=self._pack)
+            made[reach] = additive_mask(seen_BTS, self._dtype, pack=self._pack)
+        masks = {kind: made[reach] for kind, reach in self._reaches.items()}
         if len(masks) == 1 and not self._unmasked:
             return next(iter(masks.values()))
         return {**self._unmasked, **masks}

@@ -16,8 +16,9 @@ ATTENTION_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 )
 STATE_LAYERS = ("linear_attention", "conv")  # by the names that masks go by
-# `mamba` is an older name; `hybrid` layers have attention and a state; the last two have neither.
-_KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp", "moe"}
+BOTH_LAYERS = ("hybrid", "hybrid_sliding")  # attention and a state in one layer
+# `mamba` is an older name; the last two have neither attention nor a state.
+_KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, *BOTH_LAYERS, "mamba", "mlp", "moe"}
 _WITH_ALIBI = ("bloom", "mpt")  # by model type; others have a field for it
 _PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
 ELSEWHERE = "measure it with --engine transformers, or with vllm where vLLM serves it"
@@ -27,7 +28,7 @@ _HYBRIDS = frozenset(
     {
         *("qwen3_next", "qwen3_5", "qwen3_5_moe", "kimi_linear", "olmo_hybrid", "minimax"),
         *("nemotron_h", "granitemoehybrid", "falcon_h1", "bamba", "jamba", "zamba", "zamba2"),
-        *("lfm2", "lfm2_moe"),
+        *("lfm2", "lfm2_moe", "lfm3", "zaya"),
     }
 )
 

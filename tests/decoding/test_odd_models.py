@@ -8,11 +8,12 @@ import torch
 
 from specbench.engines.refusals import failures_told
 from specbench.errors import ModelError, UsageError
-from specbench.forward.attention.reach import Reach, field, reaches
+from specbench.forward.attention.reach import Reach, field, reaches, reaches_beside_states
 from specbench.forward.attention.stock import slot_attention
 from specbench.forward.runner import StockRunner
 from specbench.forward.self_test import make_checked_runner
 from specbench.forward.slot_cache import SlotCache
+from specbench.forward.stock_masks import StockMasks
 from tests.decoding.models import build, tiny_llama
 
 
@@ -63,6 +64,41 @@ def test_each_kind_of_layer_looks_as_far_back_as_its_config_says() -> None:
         "sliding_attention": Reach(window=7),
     }
     assert reaches(SimpleNamespace(sliding_window=7)) == {"all": Reach(window=7)}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [
+        (["linear_attention", "full_attention"], {"full_attention": Reach(window=7)}),
+        (
+            ["conv", "sliding_attention", "full_attention"],
+            {"full_attention": Reach(), "sliding_attention": Reach(window=7)},
+        ),
+        (
+            ["hybrid", "hybrid_sliding"],
+            {"full_attention": Reach(), "hybrid": Reach(), "hybrid_sliding": Reach(window=7)},
+        ),
+    ],
+)
+def test_beside_states_windows_go_by_the_names_that_masks_go_by(
+    kinds: list[str], expected: dict[str, Reach]
+) -> None:
+    assert reaches_beside_states(SimpleNamespace(layer_types=kinds, sliding_window=7)) == expected
+
+
+def test_whole_masks_have_one_row_for_each_token_and_are_never_left_out() -> None:
+    config = tiny_llama().config
+    assert config.num_attention_heads == 2 * config.num_key_value_heads
+    places_13 = torch.arange(3)[None]
+
+    def rows(*, are_whole: bool, is_plain: bool) -> int:
+        masks = StockMasks(config, torch.float32, has_states=False, are_whole=are_whole)
+        mask = masks(places_13, 3, None, is_plain=is_plain)
+        assert isinstance(mask, torch.Tensor)
+        return mask.shape[2]
+
+    assert [rows(are_whole=True, is_plain=plain) for plain in (False, True)] == [3, 3]
+    assert [rows(are_whole=False, is_plain=plain) for plain in (False, True)] == [6, 0]
 
 
 def test_a_model_that_gives_every_logit_is_read_at_the_right_one(

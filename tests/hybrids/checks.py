@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from specbench.adaptive_k.controller import Controller, default_ks
+from specbench.adaptive_k.round_costs import RoundCosts
 from specbench.forward.runner import Runner
 from specbench.forward.self_test import make_checked_runner
 from specbench.serving.request import Request
@@ -109,6 +111,23 @@ def check_rows_that_come_and_go(of: Subject) -> None:
 
     assert_texts(served.results, [of.texts[i % 3][:n] for i, n in enumerate(lengths)])
     assert acceptance_rate(served.results) == 1
+
+
+def check_adaptive_k(of: Subject) -> None:
+    """The real controller picks K: it goes up while drafts are right, gives drafting up when they
+    turn wrong, and tries again, which shows a draft what it has not seen of its rows."""
+    ks = default_ks(4)
+    costs = RoundCosts.from_samples({(rows, k): [1 + 0.2 * k] for rows in (1, 2) for k in ks})
+    controller = Controller(ks, costs, probe_share=0.5)
+    requests = [Request(prompt_ids=p, max_new_tokens=NUM_TOKENS) for p in ragged_prompts()]
+    chosen: list[int] = []
+    for draft in (of.own, of.stranger, of.near):
+        drafter = make_drafter("draft_model", of.target, draft)
+        served = serve(of.target, drafter, requests, controller, 2)
+        assert_texts(served.results, of.texts)
+        chosen += served.timeline.num_speculative_tokens
+    assert max(chosen) == ks[-1]
+    assert any(chosen[chosen.index(0) :]), f"no K was tried after 0: {chosen}"
 
 
 def check_second_turn(of: Subject, draft: Runner, ks: Sequence[int] = (3,)) -> None:

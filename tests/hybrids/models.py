@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.decoding.models import SHAPE
+from tests.decoding.models import SHAPE, WINDOW
 
 _MAMBA = {
     "mamba_n_heads": 4,
@@ -157,6 +157,23 @@ HYBRIDS: dict[str, Callable[..., Any]] = {
         num_local_experts=4,
         num_experts_per_tok=2,
     ),
+    "LFM3": _config(
+        "Lfm3",
+        num_hidden_layers=3,
+        layer_types=["conv", "sliding_attention", "full_attention"],
+        sliding_window=WINDOW,
+        head_dim=8,
+        conv_L_cache=7,
+    ),
+    "Zaya": _config(
+        "Zaya",
+        layer_types=["hybrid", "hybrid_sliding"],
+        sliding_window=WINDOW,
+        head_dim=8,
+        num_experts=4,
+        moe_intermediate_size=16,
+        router_hidden_size=16,
+    ),
     "Olmo hybrid": _config(
         "OlmoHybrid", layer_types=_MIXED, **{k: v for k, v in _DELTA.items() if k != "head_dim"}
     ),
@@ -167,4 +184,7 @@ def tiny_hybrid(family: str, *, seed: int = 0, **changes: Any) -> Any:
     """A hybrid model of that family in evaluation mode; `changes` go to its config."""
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(HYBRIDS[family](**changes))
+    for name, weight in model.named_parameters():
+        if name.endswith("qk_norm.temp"):
+            weight.data.fill_(1)  # Zaya begins with zeros, by which its keys are multiplied
     return model.eval().requires_grad_(False)

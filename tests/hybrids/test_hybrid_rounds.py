@@ -29,7 +29,7 @@ from tests.decoding.lossless import (
     sampled_model,
     sampled_p_value,
 )
-from tests.decoding.models import plain_logits, ragged_prompts
+from tests.decoding.models import generated, plain_logits, ragged_prompts
 from tests.decoding.test_serving import serve
 from tests.hybrids.checks import EVERY_K, NUM_TOKENS, checked, subject
 from tests.hybrids.models import tiny_hybrid
@@ -130,6 +130,19 @@ def test_a_tree_is_refused_by_the_targets_name() -> None:
 
     with pytest.raises(ModelError, match=r"Lfm2ForCausalLM has recurrent layers.* without a tree"):
         decode(of.target, drafter, [request], k=2)
+
+
+def test_a_hybrid_is_held_to_its_steps_where_its_scan_computes_otherwise() -> None:
+    # Zamba 2 bounds its time steps in a scan alone: so tightly here that the two part.
+    model = tiny_hybrid("Zamba2", time_step_min=1.0)
+    prompt = ragged_prompts()[1]
+    text = generated(model, prompt, 6)
+    target = checked(model)
+    request = Request(prompt_ids=prompt, max_new_tokens=6)
+
+    results = decode(target, make_drafter("ngram", target), [request], k=2)
+
+    assert_texts(results, [text])
 
 
 def test_self_speculation_runs_over_the_targets_own_states() -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.hybrids.checks import (
+    check_adaptive_k,
     check_as_draft,
     check_rows_that_come_and_go,
     check_second_turn,
@@ -30,6 +31,11 @@ def test_ragged_rows_with_good_and_bad_drafts_have_the_models_own_texts(family: 
 @of_every_family("Qwen3.5")
 def test_rows_may_move_and_k_may_change(family: str) -> None:
     check_rows_that_come_and_go(subject(family))
+
+
+@of_every_family("LFM2")
+def test_a_controller_may_pick_k(family: str) -> None:
+    check_adaptive_k(subject(family))
 
 
 @of_every_family("LFM2")

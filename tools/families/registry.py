@@ -53,6 +53,7 @@ _CHANGES: Mapping[str, Mapping[str, Any]] = {
     "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"]},
     "zamba": {**_SHARED, "tie_word_embeddings": False},
     "zamba2": _SHARED,
+    "zaya": {"layer_types": ["hybrid", "hybrid_sliding"], "sliding_window": WINDOW},
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text"), _QSA),
     **dict.fromkeys(
         ("bert", "bert-generation", "big_bird", "camembert", "data2vec-text"), _DECODER

@@ -25,6 +25,21 @@ def reaches(config: Any) -> dict[str, Reach]:
     return {kind: known.get(kind, EVERYTHING) for kind in kinds} if kinds else {"all": window}
 
 
+def reaches_beside_states(config: Any) -> dict[str, Reach]:
+    """By the names that masks go by in models whose other layers keep a state.
+
+    Attention goes by one name there, whatever the layers are called; those that have a window
+    beside layers that have none go by their own (LFM3, Zaya).
+    """
+    window = Reach(window=field(config, "sliding_window"))
+    windowed = {"sliding_attention": window, "hybrid_sliding": window}
+    kinds = sorted(set(field(config, "layer_types") or ()))
+    named = {
+        kind: reach for kind in kinds if (reach := {"hybrid": EVERYTHING, **windowed}.get(kind))
+    }
+    return {"full_attention": window if windowed.keys().isdisjoint(named) else EVERYTHING, **named}
+
+
 def field(config: Any, name: str) -> Any:
     """A field of a loaded config; None where it has none, or another in each layer (Gemma 4)."""
     try:
