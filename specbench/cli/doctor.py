@@ -1,6 +1,7 @@
 """`specbench doctor`: what this machine has against what each pairing needs."""
 
 import json
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +13,11 @@ from specbench.inputs.methods import find_method
 from specbench.settings.groups import PairingNames, PairingsFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from specbench.fit.compatibility import Compatibility
     from specbench.fit.finding import Finding
+    from specbench.fit.memory_plan import Place
     from specbench.inputs.model_spec import ModelSpec
     from specbench.inputs.pairing import Pairing
 
@@ -33,30 +35,25 @@ def doctor(
     file = load_pairings(pairings_file)
     chosen = file.select(pairings) if pairings else file.all
 
-    import torch
-
-    from specbench.probes.allocator import cuda_uuid
-    from specbench.probes.environment import describe_environment
-    from specbench.probes.host import host_available_bytes
+    from specbench.cli.hardware import this_machine
+    from specbench.fit.memory_plan import Place
+    from specbench.probes.environment import package_versions
     from specbench.probes.nvml import open_probe
 
-    device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    probe = open_probe(device, uuid=cuda_uuid(device))
-    environment = describe_environment(device, torch.get_num_threads(), ("specbench",), probe)
-    used = probe.device_used_bytes()
-    if environment.gpu_memory_bytes is not None and used is not None:
-        free_bytes = environment.gpu_memory_bytes - used
-    else:
-        free_bytes = host_available_bytes()
+    machine = this_machine(Place(device="cpu"), "auto")
+    device = "cpu" if machine.place.device == "cpu" else "cuda:0"
+    probe = open_probe(device)
+    facts = probe.gpu_facts()
+    free_bytes = machine.place.memory_bytes
     document = {
         "device": device,
-        "gpu": environment.gpu,
-        "driver": environment.driver,
-        "probe": environment.probe,
-        "python": environment.python,
-        "packages": dict(environment.packages),
-        "free_gib": round(free_bytes / GIB, 2),
-        "pairings": [_check(pairing, free_bytes) for pairing in chosen],
+        "gpu": facts.name,
+        "driver": facts.driver,
+        "probe": probe.reason or "NVML",
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "free_gib": None if free_bytes is None else round(free_bytes / GIB, 2),
+        "pairings": _checked(chosen, machine.place, quiet=as_json),
     }
     if as_json:
         typer.echo(json.dumps(document, indent=2))
@@ -64,18 +61,41 @@ def doctor(
         _print(document)
 
 
-def _check(pairing: "Pairing", free_bytes: int) -> dict[str, Any]:
-    needs, least = pairing.needs_gib, pairing.least_gib
+def _checked(chosen: "Sequence[Pairing]", place: "Place", *, quiet: bool) -> list[dict[str, Any]]:
+    """Each pairing, with its name on a terminal while it is looked at."""
+    from specbench.cli.console import open_console
+
+    console = open_console(stderr=True)
+    if quiet or not console.is_terminal:
+        return [_check(pairing, place) for pairing in chosen]
+    rows = []
+    with console.status("") as status:
+        for number, pairing in enumerate(chosen, start=1):
+            status.update(f"checking {pairing.name} ({number} of {len(chosen)})")
+            rows.append(_check(pairing, place))
+    return rows
+
+
+def _check(pairing: "Pairing", place: "Place") -> dict[str, Any]:
+    from specbench.fit.demand import demand, shortage
+
     is_here = all(_is_here(model) for model in pairing.models)
     problems: list[str] = []
     notes: list[str] = []
-    if least * GIB > free_bytes:
-        problems.append(f"needs {least:g} GiB for weights alone")
+    needs = pairing.needs_gib
+    try:
+        needed = demand(pairing.target, [pairing.drafter], place)
+        if needed.total and not needed.is_least:
+            needs = round(needed.total / GIB, 2)
+        if told := shortage(pairing.target, [pairing.drafter], place):
+            problems.append(told)
+    except SpecbenchError as error:
+        problems.append(str(error))
     if not is_here:
         problems.append("not downloaded")
     else:
         refusals, notes = _told(pairing)
-        problems += refusals
+        problems += [one for one in refusals if one not in problems]
     return {
         "pairing": pairing.name,
         "needs_gib": needs,
@@ -125,12 +145,20 @@ def _notes(found: "Compatibility") -> list[str]:
 
 
 def _of_model(model: "ModelSpec", findings: "Iterable[Finding]") -> list[str]:
-    """What its files say, else what a small one of its family says when it is run."""
-    from specbench.engines.family_trial import family_refusal
-    from specbench.engines.model_pool import model_source
+    """What its files say, else what a small one of its family says when it is run.
+
+    Nothing is run, and torch not imported, of a family whose config tells all.
+    """
+    from specbench.fit.compatibility import is_proven
+    from specbench.model_files.model import open_model
 
     if said := [one.text for one in findings if one.level == "refused"]:
         return said
+    if is_proven(open_model(model)):
+        return []
+    from specbench.engines.family_trial import family_refusal
+    from specbench.engines.model_pool import model_source
+
     refusal = family_refusal(model_source(model, None))
     return [refusal] if refusal else []
 
@@ -146,7 +174,8 @@ def _print(document: dict[str, Any]) -> None:
     console.print(f"python {document['python']}, {versions}")
     console.print(f"device {document['device']}: {document['gpu'] or 'no GPU'}")
     console.print(f"probe: {document['probe']}")
-    console.print(f"free memory: {document['free_gib']:g} GiB")
+    free = document["free_gib"]
+    console.print(f"free memory: {'unknown' if free is None else f'{free:g} GiB'}")
     table = Table("pairing", "needs GiB", "ready", "what is missing", box=None, pad_edge=False)
     for row in document["pairings"]:
         needs = "" if row["needs_gib"] is None else f"{row['needs_gib']:g}"

@@ -9,34 +9,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbench.cli.hardware import has_gpu_driver
 from specbench.errors import UsageError
 from specbench.settings import SERVED, RunSettings
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Pairing
 
-# Of NVIDIA's driver, of Windows' under Linux, and of AMD's, whose GPUs torch calls cuda too.
-_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
-
 
 def look_first(
-    settings: RunSettings, pairings: "Sequence[Pairing]", out: Path | None = None
+    settings: RunSettings,
+    pairings: "Sequence[Pairing]",
+    out: Path | None = None,
+    *,
+    force: bool = False,
 ) -> None:
-    """UsageError or WorkloadError for a device, a folder, a workload or a plan that cannot be."""
+    """UsageError or WorkloadError for a device, a folder, a workload or a plan that cannot be, and
+    for models that this machine has no memory for; `force` lets those pass.
+    """
     from specbench.bench.planning import plan_targets
+    from specbench.cli.memory import require_room
 
-    device = settings.machine.device
+    require_place(settings, out)
+    if not settings.servers.base_urls:  # else the plan hangs on what runs there
+        plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
+        require_room(plans, settings, force=force)
+
+
+def require_place(settings: RunSettings, out: Path | None) -> None:
+    """UsageError for a device that is not here, and for a folder that cannot be written."""
     if not set(settings.load.engines) <= set(SERVED):
-        _require_driver(device)
+        _require_driver(settings.machine.device)
     if out is not None:
         _require_writable(out)
-    if not settings.servers.base_urls:  # else the plan hangs on what runs there
-        plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
 
 
 def _require_driver(device: str) -> None:
     is_linux = sys.platform == "linux"
-    if device.startswith("cuda") and is_linux and not any(map(os.path.exists, _GPU_FILES)):
+    if device.startswith("cuda") and is_linux and not has_gpu_driver():
         raise UsageError(
             f"--device {device}: this machine has no GPU driver; leave --device out for the CPU"
         )

@@ -1,5 +1,9 @@
 """Which GPU or machine a memory plan is for."""
 
+import os
+import re
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from specbench.errors import UsageError
@@ -8,6 +12,8 @@ if TYPE_CHECKING:
     from specbench.fit.memory_plan import Place
 
 GIB = 2**30
+# Of NVIDIA's driver, of Windows' under Linux, and of AMD's, whose GPUs torch calls cuda too.
+_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 class Machine(NamedTuple):
@@ -40,7 +46,7 @@ def find_machine(
     memory = parse_bytes(gpu_memory) if gpu_memory else None
     speed = parse_bandwidth(gpu_bandwidth) if gpu_bandwidth else None
     if gpu is None and memory is None:
-        return _this_machine(place, device)
+        return this_machine(place, device)
     known = find_gpu(gpu) if gpu is not None else None
     total = memory or (known.memory_bytes if known else 0)
     speed = speed or (known.bytes_per_s if known else None)
@@ -54,29 +60,54 @@ def find_machine(
     return Machine(known.name if known else "GPU", placed, False, notes)
 
 
-def _this_machine(place: "Place", device: str) -> Machine:
+def this_machine(place: "Place", device: str) -> Machine:
+    """The GPU or CPU that a run with `--device` would take, with what is free on it now.
+
+    Nothing is said of the memory of a GPU that its driver does not let us see. Without torch.
+    """
     from dataclasses import replace
 
     from specbench.fit.gpus import RESERVED_BYTES, UnknownGpu, find_gpu
     from specbench.probes.host import host_available_bytes
     from specbench.probes.nvml import open_probe
 
-    if device != "cpu":
-        facts = open_probe("cuda:0" if device in ("auto", "cuda") else device).gpu_facts()
+    if device != "cpu" and (device != "auto" or _torch_has_gpus()):
+        probe = open_probe("cuda:0" if device in ("auto", "cuda") else device)
+        facts = probe.gpu_facts()
         if facts.memory_bytes:
             name = facts.name or "GPU"
             try:
                 speed = find_gpu(name).bytes_per_s
             except UnknownGpu:
                 speed = None
-            total = facts.memory_bytes
+            free = facts.memory_bytes - (probe.device_used_bytes() or 0)
             placed = replace(
-                place, device="cuda", memory_bytes=total - RESERVED_BYTES, bytes_per_s=speed
+                place, device="cuda", memory_bytes=free - RESERVED_BYTES, bytes_per_s=speed
             )
-            return Machine(name, placed, True, (_reserved(total, "NVML"),))
+            return Machine(name, placed, True, (_reserved(free, "free now, by NVML"),))
+        if has_gpu_driver():
+            return Machine("GPU", replace(place, device="cuda"), True, (probe.reason,))
     placed = replace(place, device="cpu", memory_bytes=host_available_bytes())
     note = "headroom is against host memory free now; specbench itself takes about 0.5 GiB of that"
     return Machine("CPU", placed, True, (note,))
+
+
+def has_gpu_driver() -> bool:
+    """Whether a driver that torch's `cuda` devices need is there."""
+    return any(map(os.path.exists, _GPU_FILES))
+
+
+def _torch_has_gpus() -> bool:
+    """Whether the installed torch was built for GPUs; True where nobody can tell."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return True
+    try:
+        told = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return True
+    built = re.findall(r"^(?:cuda|hip)\b[^=\n]*=\s*(\S+)", told, re.MULTILINE)
+    return not built or set(built) != {"None"}
 
 
 def _reserved(total: int, source: str) -> str:

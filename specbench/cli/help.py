@@ -13,7 +13,7 @@ EXAMPLES = {
     "report": "specbench report latest",
     "recommend": "specbench recommend latest",
     "export": "specbench export latest --engine vllm",
-    "import": "specbench import results.json --pairing llama-8b/eagle3",
+    "import": "specbench import results.json --pairing llama-3.1-8b/eagle3",
     "history": "specbench history",
     "check": "specbench check baseline.json latest",
     "baseline": "specbench baseline latest --to baseline.json",

@@ -46,6 +46,7 @@ def measure(
     resume: str | None,
     dry_run: bool,
     nodes: Nodes | None,
+    force: bool,
     as_json: bool,
     own: OwnPair,
 ) -> None:
@@ -80,7 +81,7 @@ def measure(
         )
     settings = of_pairings(settings, pairings)
     if nodes is None:
-        look_first(settings, pairings, out)
+        look_first(settings, pairings, out, force=force)
     run = run_settings(settings, pairings, out, resume, nodes=nodes)
     _tell(run, as_json=as_json)
 
@@ -183,6 +184,7 @@ def _show_plan(
     from specbench.bench.planning import plan_targets
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_ks, running_servers
+    from specbench.cli.memory import shortages
     from specbench.cli.plan_table import plan_document, print_plan
 
     running = running_servers(settings)
@@ -192,6 +194,7 @@ def _show_plan(
         lambda t: settings.machine.dtype or t.model.dtype,
         running_ks=running_ks(running),
     )
+    missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(out) if any(plan.served for plan in plans) else ()
     if as_json:
         typer.echo(json.dumps(plan_document(plans, earlier), indent=2))
@@ -202,6 +205,8 @@ def _show_plan(
             require_startable(plans)
         except UsageError as error:
             typer.echo(f"Warning: this plan cannot be measured here: {error}", err=True)
+        for told in missing:
+            typer.echo(f"Warning: this plan cannot be measured here: {told}", err=True)
 
 
 def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":

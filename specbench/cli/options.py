@@ -23,6 +23,10 @@ Resume = Annotated[
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan without measuring.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Start even where the models seem too large for the memory."),
+]
 Ray = Annotated[
     str | None,
     typer.Option(

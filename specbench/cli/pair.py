@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbench.cli.checks import checked
+from specbench.cli.first_look import look_first, require_place
 from specbench.cli.measure import of_pairings, require_complete, run_settings
 from specbench.cli.own_pair import find_target, named_drafters, own_file
 from specbench.cli.pair_options import Paired
@@ -48,6 +49,8 @@ _Target = Annotated[
 
 def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
     """Rank drafts and methods for a target by fit, cost and gain."""
+    from specbench.fit.demand import shortage
+    from specbench.inputs.workloads import load_workloads
     from specbench.model_files.model import open_model
 
     target = word or named
@@ -60,6 +63,9 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
         raise UsageError(f"--write {asked.write}: file exists; name a new one")
     stored = interrupted_run(asked, settings)
     chosen, known = find_target(target, asked.pairings_file)
+    if stored is None and not asked.dry_run:
+        require_place(settings, asked.out)
+        load_workloads(asked.workloads, folder=chosen.workloads, field=asked.prompt_field)
     if stored is not None:
         known, settings = drafters_of(stored, chosen), stored.run.settings
         asked = replace(
@@ -71,12 +77,16 @@ def pair(asked: Paired, word: _Word = None, named: _Target = None) -> None:
         )
     files = open_model(chosen.model)
     machine = _machine(asked, settings, files)
+    if asked.force:
+        machine = machine._replace(place=replace(machine.place, memory_bytes=None))
     prepared = _prepare(chosen, files, known, machine, asked)
     if not prepared.fitting:
         _show(prepared, machine, asked)
-        raise CompatibilityError(
-            f"none of {len(prepared.candidates)} drafters fits {chosen.name}; see the reasons above"
-        )
+        told = f"none of {len(prepared.candidates)} drafters fits {chosen.name}"
+        if too_large := [c.drafter for c in prepared.candidates if not c.is_refused]:
+            missing = shortage(chosen, too_large[:1], machine.place)
+            raise UsageError(f"{told}: {too_large[0].name} {missing}. --force tries all the same")
+        raise CompatibilityError(f"{told}; see the reasons above")
     if asked.dry_run:
         _show(prepared, machine, asked)
         _write(asked.write, chosen, [c.drafter for c in prepared.fitting], "not measured")
@@ -225,6 +235,7 @@ def _measure(
             pairings_file=file,
             forecasting=ForecastSettings(forecast=True, most_drafters=asked.measure),
         )
+        look_first(settings, pairings, out, force=asked.force)
     else:
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         out, resume = stored.folder.parent, stored.folder.name

@@ -110,5 +110,6 @@ class Paired:
     out: options.Out = Path("reports")
     resume: _Resume = None
     dry_run: _DryRun = False
+    force: options.Force = False
     as_json: options.AsJson = False
     pairings_file: PairingsFile = None

@@ -18,6 +18,7 @@ def run(
     dry_run: options.DryRun = False,
     ray: options.Ray = None,
     gpus_per_cell: options.GpusPerCell = None,
+    force: options.Force = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure pairings and say per workload whether to speculate."""
@@ -27,6 +28,7 @@ def run(
         resume=resume,
         dry_run=dry_run,
         nodes=Nodes.asked(ray, gpus_per_cell),
+        force=force,
         as_json=as_json,
         own=own,
     )

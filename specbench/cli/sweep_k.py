@@ -21,6 +21,7 @@ def sweep_k(
     dry_run: options.DryRun = False,
     ray: options.Ray = None,
     gpus_per_cell: options.GpusPerCell = None,
+    force: options.Force = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure a range of K and report the best per workload."""
@@ -32,6 +33,7 @@ def sweep_k(
         resume=resume,
         dry_run=dry_run,
         nodes=Nodes.asked(ray, gpus_per_cell),
+        force=force,
         as_json=as_json,
         own=own,
     )

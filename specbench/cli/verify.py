@@ -113,6 +113,7 @@ def verify(
     tokens: _Tokens = 16384,
     concurrency: _Concurrency = None,
     rows: _OldConcurrency = None,
+    force: options.Force = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Test that output is the target's own.
@@ -130,7 +131,7 @@ def verify(
         raise UsageError("--cycles: verify starts each K once and measures no time; drop it")
 
     chosen = _chosen(settings, own)
-    look_first(settings, chosen)
+    look_first(settings, chosen, force=force)
     from specbench.cli.progress import ProgressWatch
 
     with ProgressWatch() as watch:

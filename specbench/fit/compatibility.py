@@ -27,16 +27,22 @@ from specbench.model_files.attention import (
     NO_TREES,
     RECURRENT,
     is_hybrid,
+    rope_type,
+    ropes,
     unsupported_attention,
 )
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.sizes import require_sizes
 from specbench.model_files.tokenizer_files import TOKENIZER_FILES
 
 # Model types with nothing but state; transformers marks their classes.
 _RECURRENT_TYPES = frozenset(
     {"mamba", "mamba2", "falcon_mamba", "mamba_hybrid", "rwkv", "xlstm", "recurrent_gemma"}
 )
+# Whole models of these run in tests/decoding; others are asked by a small model of theirs.
+_PROVEN = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_PROVEN_ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 _PAIR_CHECKS = (
     vocabulary_findings,
     chat_template_findings,
@@ -64,6 +70,15 @@ class Compatibility:
 
     def of_level(self, level: Level) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.level == level)
+
+
+def is_proven(model: ModelFiles) -> bool:
+    """Whether the config alone says that the decoder runs the model: a dense family that is tested
+    token by token, without a field that changes what a layer computes. ModelError."""
+    if model.architecture not in _PROVEN or model.field("quantization_config") is not None:
+        return False
+    kinds = {str(rope_type(rope) or "default") for rope in ropes(model.field)}
+    return kinds <= _PROVEN_ROPES and not model.field("sliding_window")
 
 
 def check_target(target: ModelFiles) -> tuple[Finding, ...]:
@@ -112,6 +127,7 @@ def _read(check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
 
 def _model_findings(model: ModelFiles) -> Iterator[Finding]:
     """Whether the decoder would load and run a whole model."""
+    require_sizes(model)
     spec, model_type = model.spec, model.config.get("model_type")
     kind = kind_of(model)
     if kind.method != "draft_model":

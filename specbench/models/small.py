@@ -105,7 +105,7 @@ def _small_value(name: str, value: Any, values: Mapping[str, Any], kept: list[in
     if name == "head_dim" and value == values.get("qk_rope_head_dim"):
         return _SIZES["qk_rope_head_dim"]  # of heads that a latent is spread to
     if name == "num_key_value_heads" and value == values.get("num_attention_heads"):
-        return HEADS
+        return min(value, HEADS)
     if name == "attn_layer_indices":
         return [at for at, layer in enumerate(kept) if layer in (value or ())]
     if name == "num_kv_shared_layers":

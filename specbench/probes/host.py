@@ -1,5 +1,7 @@
-"""Memory of this process and of its host."""
+"""Memory of this process, of its host, and of the container (cgroup) that both are in."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import psutil
@@ -7,6 +9,7 @@ import psutil
 from specbench.probes.sampler import Sampler
 
 INTERVAL_S = 0.02
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 class HostSample(NamedTuple):
@@ -49,8 +52,54 @@ def host_used_bytes() -> int:
 
 
 def host_available_bytes() -> int:
-    """Memory that processes can still have now without swapping."""
-    return psutil.virtual_memory().available
+    """Memory that processes can still have now without swapping, on the host and in its cgroup."""
+    available = psutil.virtual_memory().available
+    left = cgroup_available_bytes()
+    return available if left is None else min(available, left)
+
+
+def cgroup_available_bytes(root: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int | None:
+    """What the limits of this process's cgroups leave; None where nothing limits it.
+
+    Each cgroup is held to the limits of all above it. Pages of files that nobody used for a while
+    count as free: the kernel gives them back before it kills.
+    """
+    left = [room for group in _cgroups(root, own) if (room := _room(group)) is not None]
+    return max(min(left), 0) if left else None
+
+
+def _cgroups(root: Path, own: Path) -> Iterator[Path]:
+    """Folders of version 2 and of version 1's memory controller, up to the root of each.
+
+    In a container the paths may be those of the host, of which only the root is seen.
+    """
+    for line in _text(own).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number != "0" and "memory" not in controllers.split(","):
+            continue
+        top = root if number == "0" else root / "memory"
+        folder = top / path.lstrip("/")
+        yield from (parent for parent in (folder, *folder.parents) if parent.is_relative_to(top))
+
+
+def _room(group: Path) -> int | None:
+    for limit, used, files in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        most, now = _text(group / limit).strip(), _text(group / used).strip()
+        if most.isdigit() and now.isdigit():  # version 2 writes "max" where there is no limit
+            facts = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+            return int(most) - int(now) + int(facts.get(files, 0))
+    return None
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""
 
 
 def _read() -> tuple[int, int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.cli import first_look
+from specbench.cli import first_look, hardware
 from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.settings import MachineSettings, RunSettings, WorkloadSettings
@@ -66,7 +66,7 @@ def settings(device: str) -> RunSettings:
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
 def test_a_gpu_needs_a_driver(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pairings = load_pairings().select(["demo/draft"])
-    monkeypatch.setattr(first_look, "_GPU_FILES", (str(tmp_path / "driver"),))
+    monkeypatch.setattr(hardware, "_GPU_FILES", (str(tmp_path / "driver"),))
     with pytest.raises(UsageError, match=f"--device {device}: this machine has no GPU driver"):
         first_look.look_first(settings(device), pairings)
     first_look.look_first(settings("cpu"), pairings)

@@ -83,7 +83,7 @@ def test_a_drafter_that_is_too_large_is_refused_with_what_is_missing(shelf):
     assert ran.code == 2
     assert "refused  draft: memory: " in ran.out
     assert "too large for this hardware and context" in ran.out
-    assert "error: none of 1 drafters fits tiny; see the reasons above" in ran.err
+    assert "error: none of 1 drafters fits tiny: draft needs about " in ran.err
 
 
 @pytest.mark.slow

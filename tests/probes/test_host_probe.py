@@ -8,6 +8,7 @@ import pytest
 from specbench.probes import host
 from specbench.probes.host import (
     HostProbe,
+    cgroup_available_bytes,
     host_available_bytes,
     host_used_bytes,
     process_used_bytes,
@@ -112,3 +113,25 @@ def test_what_is_in_use_and_what_is_available_are_all_there_is(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: at_once)
     assert host_used_bytes() + host_available_bytes() == at_once.total
     assert host_available_bytes() == at_once.available
+
+
+def test_a_cgroups_limit_is_what_is_left_of_it(tmp_path):
+    own = tmp_path / "own"
+
+    def write(folder, **files):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (tmp_path / folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+    own.write_text("0::/a/b\n")
+    assert cgroup_available_bytes(tmp_path, own) is None
+    write("a/b", memory__max="max", memory__current=5)
+    assert cgroup_available_bytes(tmp_path, own) is None
+    write("a", memory__max=1000, memory__current=700, memory__stat="anon 9\ninactive_file 200")
+    assert cgroup_available_bytes(tmp_path, own) == 500  # the limit above holds below
+    write("a/b", memory__max=300, memory__current=400)
+    assert cgroup_available_bytes(tmp_path, own) == 0
+
+    own.write_text("9:name=systemd:/\n4:memory:/of/the/host\n0::/\n")  # a container's root
+    write("memory", memory__limit_in_bytes=900, memory__usage_in_bytes=100)
+    assert cgroup_available_bytes(tmp_path, own) == 800

@@ -1,0 +1,79 @@
+"""Memory is asked for before it is taken: what a run needs against what this machine has free."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from specbench.errors import UsageError
+from specbench.settings import SERVED, RunSettings
+
+if TYPE_CHECKING:
+    from specbench.bench.plan import TargetPlan
+    from specbench.fit.memory_plan import Place
+
+CHARACTERS_PER_TOKEN = 3  # fewer than most text has, so that prompts are rather over-counted
+
+
+def require_room(plans: "Sequence[TargetPlan]", settings: RunSettings, *, force: bool) -> None:
+    """UsageError with the numbers where a target and its drafters need more than is free.
+
+    `force` makes it a warning. Servers have memory of their own, of which nothing is said.
+    """
+    told = "; ".join(shortages(plans, settings))
+    if told and force:
+        typer.echo(f"warning: {told}; started all the same (--force)", err=True)
+    elif told:
+        raise UsageError(f"{told}. --force starts it all the same")
+
+
+def shortages(plans: "Sequence[TargetPlan]", settings: RunSettings) -> Iterator[str]:
+    """What is missing, target by target. ModelError for a config with sizes that no model has."""
+    from specbench.fit.demand import shortage
+
+    for plan, place in placed(plans, settings):
+        drafters = [pairing.drafter for pairing in plan.pairings]
+        if told := shortage(plan.target, drafters, place):
+            yield f"{plan.target.name} {told}"
+
+
+def placed(
+    plans: "Sequence[TargetPlan]", settings: RunSettings
+) -> "Iterator[tuple[TargetPlan, Place]]":
+    """Each plan that is decoded in this process, with where and how large."""
+    from specbench.cli.hardware import this_machine
+    from specbench.fit.memory_plan import Place
+
+    if set(settings.load.engines) <= set(SERVED):
+        return
+    here = this_machine(Place(device="cpu"), settings.machine.device).place
+    for plan in plans:
+        yield (
+            plan,
+            Place(
+                device=here.device,
+                memory_bytes=here.memory_bytes,
+                bytes_per_s=here.bytes_per_s,
+                dtype=settings.machine.dtype,
+                concurrency=max(settings.load.concurrency) * settings.load.num_samples,
+                context=most_tokens(plan),
+                num_speculative_tokens=max(map(plan.largest_k, plan.pairings), default=0) or 1,
+                temperature=max(settings.sampling.temperatures),
+            ),
+        )
+
+
+def most_tokens(plan: "TargetPlan") -> int:
+    """Tokens of the longest conversation, prompts counted by their characters."""
+    from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
+
+    asked = plan.settings.sampling.max_new_tokens
+    longest = 0
+    for workload in plan.workloads:
+        answer = asked or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        for prompt in plan.prompts(workload):
+            said = sum(len(message.content) for turn in prompt.turns for message in turn)
+            context = max(plan.settings.load.contexts, default=0)
+            tokens = max(said // CHARACTERS_PER_TOKEN, context) + answer * len(prompt.turns)
+            longest = max(longest, tokens)
+    return longest

@@ -1,0 +1,223 @@
+"""What the drafters of a run take in memory beside their target, and what would take less.
+
+From files alone. The check is one for all commands: `run`, `sweep-k`, `pair` and `doctor`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from specbench.errors import ModelError
+from specbench.fit.memory_plan import MemoryPlan, Place, plan_pair, plan_target
+from specbench.fit.weights import model_weights, planned_dtype
+from specbench.inputs.methods import find_method
+from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter, Target
+from specbench.model_files.model import ModelFiles, open_model
+from specbench.model_files.sizes import require_sizes
+
+GIB = 2**30
+FEWEST_TOKENS = 256  # of context, below which nobody would measure
+_UNCOUNTABLE = (ModelError, TypeError, ValueError, LookupError, ArithmeticError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """Bytes at once. On a CPU all drafters stay loaded; on a GPU those that fit, in turns."""
+
+    dtype: str
+    weights: int
+    rest: int  # KV cache, state and workspace, of the drafter that takes most
+    is_least: bool  # more than this, by what no file here tells
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.rest
+
+
+class Remedy(NamedTuple):
+    """A smaller run, by what to type for it."""
+
+    words: str
+    total: int
+
+
+class _Run(NamedTuple):
+    target: Target
+    drafters: tuple[Drafter, ...]
+    place: Place
+
+    @property
+    def demand(self) -> Demand:
+        return demand(*self)
+
+
+def demand(target: Target, drafters: Sequence[Drafter], place: Place) -> Demand:
+    """ModelError for a config whose sizes no model has."""
+    declared = _declared(target.model)
+    try:
+        files = open_model(target.model)
+    except ModelError:  # it is not here: the pairings file may tell
+        own = [_declared(d.model) if d.model else 0 for d in drafters]
+        return Demand(
+            dtype=place.dtype or target.model.dtype,
+            weights=declared + _together(own, place),
+            rest=0,
+            is_least=True,
+        )
+    require_sizes(files)
+    alone = _planned(files, Drafter(name="none", method="none"), place)
+    weights = _counted(files, alone, place)
+    beside: dict[object, int] = {}
+    rests, is_least = [_rest(alone)], alone is None
+    for drafter in drafters:
+        plan = _planned(files, drafter, place)
+        rests.append(_rest(plan))
+        is_least |= plan is None
+        if plan is not None:
+            own_bytes = plan.draft.nbytes if plan.draft else 0
+        else:
+            own_bytes = _alone_bytes(drafter, place)
+        least = _declared(drafter.model) if drafter.model else 0
+        beside[drafter.model or drafter.name] = max(own_bytes, least)
+    return Demand(
+        dtype=planned_dtype(files, place.device, place.dtype),
+        weights=max(weights, declared) + _together(list(beside.values()), place),
+        rest=max(rests),
+        is_least=is_least,
+    )
+
+
+def shortage(
+    target: Target, drafters: Sequence[Drafter], place: Place, *, advice: bool = True
+) -> str | None:
+    """What is missing and what would fit; None where it fits, or nobody knows what is free.
+
+    ModelError for a config whose sizes no model has.
+    """
+    free, needed = place.memory_bytes, demand(target, drafters, place)
+    if free is None or needed.total <= free:
+        return None
+    least = "at least" if needed.is_least else "about"
+    told = f"needs {least} {_gib(needed.total)} in {needed.dtype}"
+    if needed.rest:
+        rows = "1 request" if place.concurrency == 1 else f"{place.concurrency} requests"
+        told += (
+            f" ({_gib(needed.weights)} of weights, {_gib(needed.rest)} of KV cache and workspace "
+            f"for {rows} of {place.context:,} tokens)"
+        )
+    where = "this machine" if place.device == "cpu" else "this GPU"
+    told += f", and {where} has {_gib(free)} free"
+    return f"{told}; {_advice(target, drafters, place)}" if advice else told
+
+
+def _advice(target: Target, drafters: Sequence[Drafter], place: Place) -> str:
+    free = place.memory_bytes or 0
+    run = _Run(target, tuple(drafters), place)
+    tried = [Remedy(words, smaller.demand.total) for words, smaller in _smaller(run)]
+    fitting = [remedy for remedy in tried if remedy.total <= free]
+    if not fitting:
+        again = [
+            Remedy(f"{first} and {second}", smallest.demand.total)
+            for first, smaller in _smaller(run)
+            for second, smallest in _smaller(smaller)
+        ]
+        tried += again
+        fitting = sorted((r for r in again if r.total <= free), key=lambda r: -r.total)[:1]
+    if fitting:
+        return "what would fit: " + ", or ".join(f"{r.words} ({_gib(r.total)})" for r in fitting)
+    fewest = min((remedy.total for remedy in tried), default=0)
+    at_best = f"; the least that settings get it to is {_gib(fewest)}" if fewest else ""
+    return f"choose a smaller model or a larger machine{at_best}"
+
+
+def _smaller(run: _Run) -> Iterator[tuple[str, _Run]]:
+    """The run with one thing made smaller, each with what to type for it."""
+    target, drafters, place = run
+    if place.concurrency > 1:
+        rows = _halvings(place.concurrency, 1)
+        fewer = [run._replace(place=replace(place, concurrency=n)) for n in rows]
+        best = _largest_that_fits(fewer)
+        yield f"--concurrency {best.place.concurrency}", best
+    if place.context > FEWEST_TOKENS:
+        lengths = _halvings(place.context, FEWEST_TOKENS)
+        best = _largest_that_fits([run._replace(place=replace(place, context=n)) for n in lengths])
+        yield f"prompts and answers of {best.place.context:,} tokens (--max-new-tokens)", best
+    dtype = run.demand.dtype
+    if dtype in ("float32", "float64"):
+        yield "--dtype bfloat16", run._replace(place=replace(place, dtype="bfloat16"))
+    if len(drafters) > 1:
+        one = min(drafters, key=lambda d: demand(target, [d], place).total)
+        yield f"one drafter alone, {target.name}/{one.name}", run._replace(drafters=(one,))
+    if target.model.quantization is None and not target.model.is_shape:
+        models = [replace(target.model, quantization=q, needs_gib=None) for q in ("int8", "int4")]
+        best = _largest_that_fits([run._replace(target=replace(target, model=m)) for m in models])
+        yield f"quantization: {best.target.model.quantization} in pairings.yaml", best
+
+
+def _halvings(value: int, least: int) -> Iterator[int]:
+    while value > least:
+        value = max(value // 2, least)
+        yield value
+
+
+def _largest_that_fits(runs: Sequence[_Run]) -> _Run:
+    """The last where none does; they come largest first."""
+    return next((r for r in runs if r.demand.total <= (r.place.memory_bytes or 0)), runs[-1])
+
+
+def _planned(files: ModelFiles, drafter: Drafter, place: Place) -> MemoryPlan | None:
+    """None where files do not tell enough; ModelError for sizes that no model has."""
+    if drafter.model is not None and not find_method(drafter.method).is_head:
+        try:
+            own = open_model(drafter.model)
+        except ModelError:
+            return None
+        require_sizes(own)
+    try:
+        if drafter.method == "none":
+            return plan_target(files, place)
+        return plan_pair(files, drafter, place)
+    except _UNCOUNTABLE:
+        return None
+
+
+def _counted(files: ModelFiles, plan: MemoryPlan | None, place: Place) -> int:
+    """Bytes of a whole model's weights, 0 where they cannot be counted."""
+    if plan is not None:
+        return plan.target.nbytes
+    try:
+        found = model_weights(files, planned_dtype(files, place.device, place.dtype))
+    except _UNCOUNTABLE:
+        return 0
+    return found.nbytes if found else 0
+
+
+def _alone_bytes(drafter: Drafter, place: Place) -> int:
+    """Of a drafter that could not be planned beside its target."""
+    if drafter.model is None or find_method(drafter.method).is_head:
+        return 0
+    try:
+        files = open_model(drafter.model)
+    except ModelError:
+        return 0
+    return _counted(files, None, place)
+
+
+def _rest(plan: MemoryPlan | None) -> int:
+    return plan.peak.kv_cache + plan.peak.rest if plan else 0
+
+
+def _together(own: Sequence[int], place: Place) -> int:
+    # What a GPU has no room for is measured after the rest; a CPU's process would be killed.
+    return sum(own) if place.device == "cpu" else max(own, default=0)
+
+
+def _declared(spec: ModelSpec) -> int:
+    return round((spec.needs_gib or 0) * GIB)
+
+
+def _gib(nbytes: int) -> str:
+    if nbytes < GIB:
+        return f"{nbytes / 2**20:,.1f} MiB"
+    return f"{nbytes / GIB:,.{0 if nbytes >= 1000 * GIB else 1}f} GiB"

@@ -1,0 +1,109 @@
+"""Memory is asked for before it is taken: by files alone, with what would take less."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import ModelError
+from specbench.fit.demand import GIB, demand, shortage
+from specbench.fit.memory_plan import Place
+from specbench.inputs.config import load_pairings
+from specbench.inputs.pairing import Drafter, Target
+from tests.cli.calls import specbench
+
+HERE = Place(device="cpu", memory_bytes=21 * GIB, context=512)
+
+
+def shape(name: str) -> tuple[Target, tuple[Drafter, ...]]:
+    (pairing,) = load_pairings().select([f"shape-{name}"])
+    return pairing.target, (pairing.drafter,)
+
+
+def test_a_cpu_takes_float32_and_bfloat16_would_fit():
+    target, drafters = shape("8b")
+    told = shortage(target, drafters, HERE)
+    assert told is not None
+    assert told.startswith("needs about 34.9 GiB in float32 (34.5 GiB of weights")
+    assert told.endswith("has 21.0 GiB free; what would fit: --dtype bfloat16 (17.5 GiB)")
+    assert shortage(target, drafters, replace(HERE, dtype="bfloat16")) is None
+    assert shortage(target, drafters, replace(HERE, device="cuda")) is None
+    assert shortage(target, drafters, replace(HERE, memory_bytes=None)) is None
+
+
+def test_fewer_rows_and_shorter_texts_are_said_where_they_help():
+    target, drafters = shape("8b")
+    many = replace(HERE, dtype="bfloat16", concurrency=64, context=8000)
+    told = shortage(target, drafters, many) or ""
+    assert "64 requests of 8,000 tokens" in told
+    assert "what would fit: --concurrency 2 (" in told
+    few = replace(many, concurrency=2)
+    assert shortage(target, drafters, few) is None
+    assert shortage(target, drafters, replace(few, concurrency=4)) is not None
+
+
+def test_what_nothing_here_helps_says_so():
+    target, drafters = shape("70b")
+    told = shortage(target, drafters, HERE) or ""
+    assert "choose a smaller model or a larger machine" in told
+    assert "the least that settings get it to is 133.9 GiB" in told
+
+
+def test_a_cpu_holds_all_drafters_at_once_and_a_gpu_one_after_the_other():
+    target, (drafter,) = shape("8b")
+    other = replace(drafter, name="other", model=replace(target.model, needs_gib=5.0))
+    small, large = (demand(target, [one], HERE).weights for one in (drafter, other))
+    alone = demand(target, [], HERE).weights
+    assert demand(target, [drafter, other], HERE).weights == small + large - alone
+    on_gpu = replace(HERE, device="cuda", dtype="float32")
+    assert demand(target, [drafter, other], on_gpu).weights == large
+
+
+def test_a_model_that_is_not_here_takes_at_least_what_the_file_says():
+    (pairing,) = load_pairings().select(["llama-3.1-8b/eagle3"])
+    told = shortage(pairing.target, [pairing.drafter], replace(HERE, memory_bytes=GIB)) or ""
+    assert told.startswith("needs at least ")
+
+
+ABSURD = {
+    "vocab_size": "x",
+    "hidden_size": -5,
+    "num_hidden_layers": 10**9,
+    "num_attention_heads": True,
+    "intermediate_size": [320, 2**60],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), ABSURD.items(), ids=ABSURD)
+def test_sizes_that_no_model_has_are_refused(name: str, value: object, tmp_path: Path) -> None:
+    (pairing,) = load_pairings().select(["demo/draft"])
+    folder = pairing.target.model.folder
+    assert folder is not None
+    (tmp_path / "target").mkdir()
+    for file in folder.iterdir():
+        (tmp_path / "target" / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "target" / "config.json").unlink()
+    (tmp_path / "target" / "config.json").write_text(json.dumps({**config, name: value}))
+    spec = replace(pairing.target.model, folder=tmp_path / "target")
+    with pytest.raises(ModelError, match=f"{name} is .*; it has to be a whole number"):
+        demand(replace(pairing.target, model=spec), [pairing.drafter], HERE)
+    with pytest.raises(ModelError, match=name):  # of a draft model, too
+        demand(pairing.target, [replace(pairing.drafter, model=spec)], HERE)
+    ran = specbench("run", "--target", "./target", "--draft", "ngram", "--dry-run", cwd=tmp_path)
+    assert (ran.code, name in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.parametrize("command", ["run", "sweep-k", "pair", "doctor"])
+def test_every_command_asks_the_same(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench.probes.host.host_available_bytes", lambda: 21 * GIB)
+    ran = specbench(command, "shape-8b", cwd=tmp_path)
+    assert ran.code == (0 if command == "doctor" else 2)
+    told = " ".join((ran.out if command == "doctor" else ran.err).split())
+    assert "GiB in float32 (34.5 GiB of weights" in told
+    assert "what would fit: --dtype bfloat16 (17." in told
+    assert ("--force" in told) is (command != "doctor")
+    assert not (tmp_path / "reports").exists()
