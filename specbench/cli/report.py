@@ -1,5 +1,6 @@
 """`specbench report`: pages and tables of stored runs."""
 
+import webbrowser
 from pathlib import Path
 from typing import Annotated
 
@@ -21,11 +22,17 @@ def report(
     ] = "html,md,csv",
     out: options.Out = Path("reports"),
     as_json: options.AsJson = False,
+    is_opened: Annotated[
+        bool, typer.Option("--open", help="Open the page in your browser.")
+    ] = False,
 ) -> None:
     """Write reports of stored runs and print their answers again."""
     chosen = tuple(dict.fromkeys(part.strip() for part in formats.split(",")))
     if unknown := [name for name in chosen if name not in FORMATS]:
         raise UsageError(f"--format {unknown[0]!r}: allowed are {', '.join(FORMATS)}")
+
+    if is_opened and "html" not in chosen:
+        raise UsageError(f"--open shows the page, and --format {formats!r} has no html")
 
     from specbench.cli.answer import print_answer, print_json
     from specbench.report.document import build_document
@@ -41,3 +48,15 @@ def report(
         for document in documents[:-1]:
             print_answer(document, ())
         print_answer(documents[-1], paths)
+    if is_opened:
+        _open(next(path for path in paths if path.suffix == ".html"))
+
+
+def _open(page: Path) -> None:
+    """In the user's browser; where there is none, as on a server, say so: the page is written."""
+    try:
+        found = webbrowser.open(page.resolve().as_uri())
+    except webbrowser.Error:
+        found = False
+    if not found:
+        typer.echo(f"no browser found here; open {page} where there is one", err=True)

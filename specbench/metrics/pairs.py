@@ -68,6 +68,23 @@ def paired_decode(cell: CellData) -> PairedSeconds | None:
     return _summed(cell, _requests(cell, _decode_span))
 
 
+def prompt_speedups(cell: CellData) -> dict[str, float]:
+    """Decode seconds per token at K = 0 / at the cell's K of each prompt, its turns and repeats
+    together; empty where requests overlap and none is slow or fast by itself.
+    """
+    if cell.key.condition.overlaps:
+        return {}
+    sums: dict[str, NDArray[np.float64]] = {}
+    for row in _requests(cell, _decode_span):
+        if row.base is not None and row.spec is not None:
+            values = np.array([*row.base, *row.spec], dtype=np.float64)
+            sums[row.unit] = sums[row.unit] + values if row.unit in sums else values
+    return {
+        prompt: float(base_s / base_tokens / (spec_s / spec_tokens))
+        for prompt, (base_s, base_tokens, spec_s, spec_tokens) in sums.items()
+    }
+
+
 def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     """Seconds of whole requests, prefill of target and drafter included.
 

@@ -1,6 +1,6 @@
 """Everything a stored run says, analysed once; each report format only renders it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
@@ -17,6 +17,7 @@ from specbench.forecast.forecast_check import (
 from specbench.metrics.cell import CellData
 from specbench.metrics.gathering import gather_run
 from specbench.metrics.imported import summarise_imported
+from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.sessions import lost_sessions
 from specbench.metrics.summary import summarise
 from specbench.metrics.vllm_names import VllmCounts, vllm_counts
@@ -64,6 +65,7 @@ class Document:
     best_of: tuple[BestOf, ...]  # where the best of several samples was picked
     forecasts: tuple[CheckedForecast, ...]  # made before K were measured, with what came of them
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
+    prompts: Mapping[CellKey, Mapping[str, float]]  # of each decision's cell: speed-up by prompt
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
     models: tuple[ModelIdentity, ...]
@@ -121,6 +123,7 @@ def build_document(stored: StoredRun) -> Document:
         time_lines={
             c.key: c.passes[0].record for c in explored if c.key.draft.is_adaptive and c.passes
         },
+        prompts=_by_prompt(decisions, explored, repeated),
         engines=_newest_engines(stored.engines),
         failures=(*stored.failures, *lost_sessions(stored.servers)),
         servers=stored.servers,
@@ -131,6 +134,14 @@ def build_document(stored: StoredRun) -> Document:
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
         imported=stored.imported,
     )
+
+
+def _by_prompt(
+    decisions: Iterable[Decision], explored: Iterable[CellData], repeated: Iterable[CellData]
+) -> dict[CellKey, dict[str, float]]:
+    """From the measurement that a decision quotes: the second one where there is one."""
+    cells = {cell.key: cell for cell in (*explored, *repeated)}
+    return {d.leader: prompt_speedups(cells[d.leader]) for d in decisions if d.leader in cells}
 
 
 def _compromises(cells: tuple[CellSummary, ...]) -> Iterator[SharedK]:

@@ -8,6 +8,8 @@ from jinja2 import Environment, StrictUndefined
 
 from specbench.decide.recommend import Verdict
 from specbench.report.answers import Answer, answer, compromise_lines, without_workload
+from specbench.report.charts.canvas import drawing
+from specbench.report.charts.several_runs import answers_charts
 from specbench.report.comparisons import comparison_grids
 from specbench.report.document import Document
 from specbench.report.forecasts import forecast_legend, forecast_lines
@@ -20,8 +22,10 @@ from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import Fact, formulas, model_grid, provenance
 from specbench.report.sections import sections
 from specbench.report.sessions import sessions_grid, sessions_legend
+from specbench.report.several_runs import answers_grid, differences_grid
 
 _TEMPLATE = Path(__file__).with_name("template.html")
+_SCRIPT = Path(__file__).with_name("table.js")
 _CHIPS = {
     Verdict.HELPS: ("good", "speculate"),
     Verdict.GAINS_NOTHING: ("bad", "do not speculate"),
@@ -56,11 +60,17 @@ class _Run:
 
 
 def to_html(documents: Sequence[Document]) -> str:
-    """One page for one or more runs, one after the other; all text is escaped."""
+    """One page for one or more runs, several beside each other first; all text is escaped."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["without_workload"] = without_workload
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    with drawing():
+        beside = tuple(answers_charts(documents))
     return template.render(
+        answers=answers_grid(documents),
+        answers_charts=beside,
+        differences=differences_grid(documents),
+        script=_SCRIPT.read_text(encoding="utf-8"),
         runs=[_run(document) for document in documents],
         chips=_CHIPS,
         formulas=formulas(tuple(documents)),

@@ -20,6 +20,7 @@ from specbench.report.prose import question, setup, which_pass
 from specbench.report.provenance import formulas, model_grid, provenance
 from specbench.report.sections import Section, sections
 from specbench.report.sessions import sessions_grid, sessions_legend
+from specbench.report.several_runs import answers_grid, differences_grid
 
 _ESCAPES = str.maketrans(
     {
@@ -38,6 +39,8 @@ _ESCAPES = str.maketrans(
 def to_markdown(documents: Sequence[Document]) -> str:
     """One text for one or more runs, each beginning with its answer; formulas at the end."""
     lines: list[str] = []
+    beside = answers_grid(documents), differences_grid(documents)
+    lines += (line for grid in beside if grid for line in _table(grid, level=2))
     for document in documents:
         lines += _run(document)
     lines += ["## Formulas", ""]
@@ -120,9 +123,9 @@ def _items(heading: str, lines: Sequence[str]) -> Iterator[str]:
         yield ""
 
 
-def _table(grid: Grid, *, heading: bool = True) -> Iterator[str]:
+def _table(grid: Grid, *, heading: bool = True, level: int = 3) -> Iterator[str]:
     if heading:
-        yield from (f"### {escape(grid.title)}", "")
+        yield from (f"{'#' * level} {escape(grid.title)}", "")
     rule = ("---" if grid.is_words(i) else "---:" for i in range(len(grid.headers)))
     for line in (grid.headers, rule, *grid.rows):
         yield f"| {' | '.join(escape(text) for text in line)} |"

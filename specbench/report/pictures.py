@@ -10,6 +10,7 @@ from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, 
 from specbench.report.charts.forecast import forecast_chart
 from specbench.report.charts.memory import memory_chart
 from specbench.report.charts.pareto import memory_pareto_charts, rows_pareto_charts
+from specbench.report.charts.prompts import prompts_chart
 from specbench.report.charts.round_time import round_time_chart
 from specbench.report.charts.scaling import context_charts, crossover_charts
 from specbench.report.charts.side_by_side import side_by_side_charts
@@ -48,6 +49,7 @@ def pictures(document: Document) -> Pictures:
             costs=_known(_costs(document, settings, fewest, styles)),
             evidence=(
                 *answering[1:],
+                *_known(prompts_chart(group, styles, document.prompts) for group in settings),
                 *side_by_side_charts(document.side_by_side, document.cells),
                 *crossover_charts(document.crossovers),
                 *context_charts(document.context_curves),

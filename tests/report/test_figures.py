@@ -9,6 +9,7 @@ import pytest
 
 from specbench.decide.reasons import speedup_text
 from specbench.report.charts.canvas import DRAFT, REST, SERIES, VERIFY, Chart, Label, spread
+from specbench.report.charts.prompts import dots
 from specbench.report.charts.round_time import parts
 from specbench.report.document import Document, build_document
 from specbench.report.pictures import pictures
@@ -20,6 +21,7 @@ SPEEDUP, ACCEPTANCE, TIME = (
     "Acceptance per position",
     "Where the round time goes",
 )
+PROMPTS = "Speed-up of each prompt"
 MEMORY = "Memory of the target alone and with each drafter"
 
 
@@ -44,6 +46,7 @@ def test_a_run_gives_each_chart_for_each_setting(
         TIME,  # demo/poor
         MEMORY,
         COST,
+        PROMPTS,
         ACCEPTANCE,
     ]
     settings = [chart.setting for chart in pictures(gpu_document).all if chart.title == SPEEDUP]
@@ -125,6 +128,26 @@ def test_the_pointer_is_told_what_it_is_on(cpu_document: Document) -> None:
     cells = [cell for cell in cpu_document.cells if cell.speedup]
     told = {f"{c.key.draft.drafter}, K={c.key.draft.k}: {speedup_text(c.speedup)}" for c in cells}
     assert set(titles) == told
+
+
+def test_every_prompt_is_named_with_the_speed_that_its_answer_quotes(
+    cpu_document: Document, cpu_charts: tuple[Chart, ...]
+) -> None:
+    (chart,) = [chart for chart in cpu_charts if chart.title == PROMPTS]
+    drawn = [t.text for p in chart.panels for t in ElementTree.fromstring(p).iter("title")]
+    assert len([text for text in drawn if text and text.startswith("code-")]) == 2 * 6
+    (winner,) = [d for d in cpu_document.decisions if d.draft.k == 4]
+    speedups = cpu_document.prompts[winner.leader]
+    assert {f"{prompt}: {speedup:.2f}x" for prompt, speedup in speedups.items()} <= set(drawn)
+    assert winner.speedup is not None
+    middle = sorted(speedups.values())[3]
+    assert middle == pytest.approx(winner.speedup.estimate, rel=0.1)
+
+
+def test_of_very_many_prompts_an_even_choice_is_drawn() -> None:
+    shown = list(dots({f"p{i}": float(i) for i in range(1000)}))
+    assert len(shown) == 250
+    assert [speedup for _, speedup in shown[:3]] == [0.0, 4.0, 8.0]
 
 
 def test_panels_of_a_page_share_no_id(cpu_charts: tuple[Chart, ...]) -> None:

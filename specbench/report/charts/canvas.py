@@ -26,8 +26,8 @@ DRAFT, VERIFY, REST = "#b5851b", "#1a8fa8", "#7d8590"
 
 # Places are fixed in inches, not fitted to the text: a layout engine took three quarters of
 # the time of a chart.
-_PLOT_INCHES = (2.2, 1.7)  # where the data are drawn
-_LEFT_INCHES, _BOTTOM_INCHES, _TOP_INCHES = 0.65, 0.5, 0.3  # for the axis and the title
+_PLOT_INCHES = (2.1, 1.7)  # where the data are drawn
+_LEFT_INCHES, _BOTTOM_INCHES, _TOP_INCHES = 0.75, 0.5, 0.3  # for the axis and the title
 _CHARACTER_INCHES = 0.082
 _FONT_SIZE = 9.0
 _REACH = 11.0  # points: how close to an interval a pointer has to be
@@ -171,8 +171,14 @@ class Panels:
                 # A dot has the colour: letters in it would be too pale on one of the papers.
                 place = self._labels_x, label.y
                 ax.text(*place, "\u25cf", color=label.colour, va="center")
-                room = _FONT_SIZE, 0
-                ax.annotate(label.text, place, room, textcoords="offset points", va="center")
+                ax.annotate(
+                    label.text,
+                    place,
+                    (_FONT_SIZE, 0),
+                    textcoords="offset points",
+                    va="center",
+                    annotation_clip=False,
+                )
 
     def reference_line(self, ax: Axes) -> None:
         """The dashed line of K = 0, where everything is 1."""

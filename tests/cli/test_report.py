@@ -1,0 +1,42 @@
+"""`specbench report --open`."""
+
+import webbrowser
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calls import specbench
+from tests.report.stored_runs import Wish, keep, stored_run
+
+SMALLEST = Wish(drafters=("draft",), ks=(0,), workloads=("code",), num_prompts=2)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    keep(folder / "reports", "made", stored_run(SMALLEST))
+    return folder
+
+
+def test_the_page_is_opened_in_the_browser(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(webbrowser, "open", lambda url: bool(opened.append(url)) or True)
+    ran = specbench("report", "made", "--open", cwd=kept)
+    assert (ran.code, ran.err) == (0, "")
+    assert opened == [(kept / "reports" / "made" / "report.html").as_uri()]
+
+
+def test_without_a_browser_it_says_so_and_the_page_is_there(
+    kept: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webbrowser, "open", lambda _: False)
+    ran = specbench("report", "made", "--open", "--format", "html", cwd=kept)
+    assert ran.code == 0
+    assert ran.err == "no browser found here; open reports/made/report.html where there is one\n"
+    assert (kept / "reports/made/report.html").exists()
+
+
+def test_there_must_be_a_page_to_open(kept: Path) -> None:
+    ran = specbench("report", "made", "--open", "--format", "md,csv", cwd=kept)
+    assert ran.code == 2
+    assert "--open shows the page, and --format 'md,csv' has no html" in ran.err

@@ -1,0 +1,50 @@
+"""Several runs beside each other."""
+
+from dataclasses import replace
+
+from specbench.report.charts.canvas import drawing
+from specbench.report.charts.several_runs import answers_charts
+from specbench.report.document import Document
+from specbench.report.several_runs import answers_grid, differences_grid
+from tests.report.test_figures import texts
+
+
+def test_a_run_alone_has_nothing_beside_it(cpu_document: Document) -> None:
+    assert answers_grid([cpu_document]) is None
+    assert differences_grid([cpu_document]) is None
+    assert list(answers_charts([cpu_document])) == []
+
+
+def test_every_question_and_drafter_has_a_row_with_the_answer_of_each_run(
+    cpu_document: Document, interrupted_document: Document
+) -> None:
+    grid = answers_grid([cpu_document, interrupted_document])
+    assert grid is not None
+    rows = {row[:2]: row[2:] for row in grid.rows}
+    assert len(rows) == len(cpu_document.decisions) == 4
+    first, second = rows["code", "draft"]
+    (decision,) = [d for d in cpu_document.decisions if d.draft.k == 4]
+    assert f"code: {first.replace('x [', 'x faster [')}" == decision.sentence
+    assert second == "undecided"  # it was not measured again
+    assert rows["creative", "poor"][0].startswith("do not speculate: K=1, 0.88x [")
+    assert rows["creative", "poor"][1] == "-"  # that run has no such drafter
+
+
+def test_only_what_differs_is_listed(cpu_document: Document) -> None:
+    faster = replace(cpu_document.run.environment, cpu="Other CPU", git_commit=None)
+    other = replace(cpu_document, run=replace(cpu_document.run, run_id="b", environment=faster))
+    grid = differences_grid([cpu_document, other])
+    assert grid is not None
+    assert [row[0] for row in grid.rows] == ["run", "specbench", "CPU"]
+    assert grid.rows[0][1:] == (cpu_document.run.run_id, "b")
+    assert grid.rows[2][1:] == ("Made-up CPU, 2 cores", "Other CPU, 2 cores")
+
+
+def test_the_chart_has_a_point_for_each_run(
+    cpu_document: Document, interrupted_document: Document
+) -> None:
+    with drawing():
+        (chart,) = answers_charts([cpu_document, interrupted_document])
+    assert {"1", "2", "draft", "poor", "run"} <= set(texts(chart))
+    assert chart.panels[0].count("<title>run 1, draft, K=4: 1.90x") >= 1
+    assert "run 2" not in chart.panels[0]  # undecided for want of a second measurement
