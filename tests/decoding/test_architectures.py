@@ -44,6 +44,7 @@ def test_without_drafts_the_text_is_that_of_generate(subject: Subject) -> None:
     assert_texts(decode(subject.target, baseline, REQUESTS, k=0), subject.texts)
 
 
+@pytest.mark.sampled(one_in=2, every=["subject", "k"])
 @pytest.mark.parametrize("k", [1, 8])
 def test_when_every_draft_is_right_the_text_is_that_of_generate(subject: Subject, k: int) -> None:
     drafter = make_drafter("draft_model", subject.target, subject.own_draft)
@@ -54,6 +55,7 @@ def test_when_every_draft_is_right_the_text_is_that_of_generate(subject: Subject
     assert acceptance_rate(results) == 1
 
 
+@pytest.mark.sampled(one_in=2, every=["subject", "k"])
 @pytest.mark.parametrize("k", [1, 8])
 def test_when_most_drafts_are_wrong_the_text_is_that_of_generate(subject: Subject, k: int) -> None:
     drafter = make_drafter("draft_model", subject.target, subject.stranger)

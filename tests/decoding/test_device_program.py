@@ -31,6 +31,7 @@ TRACED = [name for name in ARCHITECTURES if name not in ("Qwen3-MoE", "GPT-OSS +
 FUSED = [name for name in FAMILIES if name != "Llama, llama3 rope"]
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_a_round_with_drafts_neither_syncs_nor_copies(variant: Variant) -> None:
@@ -47,6 +48,7 @@ def test_no_architectures_forward_syncs_or_copies(architecture: str) -> None:
     trace_round("none", 0, make_runner=lambda: StockRunner(build(ARCHITECTURES[architecture]())))
 
 
+@pytest.mark.sampled(one_in=2, every=["name", "method"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "k"), [("none", 0), ("draft_model", 4)])
 @pytest.mark.parametrize("name", FUSED)

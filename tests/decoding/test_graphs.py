@@ -41,6 +41,7 @@ def llama() -> Subject:
     return make_subject()
 
 
+@pytest.mark.sampled(one_in=2, every=["method", "graph", "num_rows"])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_rows", "sampling"), [(1, GREEDY), (5, WARM)], ids=["1 greedy", "5 sampled"]

@@ -216,6 +216,7 @@ def requests(texts: Sequence[tuple[int, ...]], **changes: Any) -> list[Request]:
     ]
 
 
+@pytest.mark.sampled(one_in=3, every=["make_runner", "num_rows", "ks"])
 @pytest.mark.slow
 @pytest.mark.parametrize("make_runner", [StockRunner, FusedRunner])
 @pytest.mark.parametrize("num_rows", [1, 2, 5])

@@ -71,6 +71,7 @@ def decoded(loaded: LoadedModel, draft: LoadedModel | None = None) -> list[Any]:
     return decode(target, drafter, requests, k=4)
 
 
+@pytest.mark.sampled(one_in=2, every=["scheme", "dtype"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("scheme", ERRORS)
 def test_packed_weights_give_logits_near_the_plain_ones(saved, scheme, dtype):

@@ -121,6 +121,7 @@ def test_rows_apart_from_one_another_take_copies_too(make_runner: MakeRunner) ->
         assert together[fill.row, :length].tolist() == alone[fill.row, :length].tolist()
 
 
+@pytest.mark.sampled(one_in=2, every=["make_runner", "k", "prefill_chunk"])
 @pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk", [512, 4])
 @pytest.mark.parametrize("k", [0, 3])
@@ -140,6 +141,7 @@ def test_texts_are_those_of_separate_prefills(
         assert len(set(texts(together))) > 1, "each sample has noise of its own"
 
 
+@pytest.mark.sampled(one_in=4, every=["variant.method", "prefill_chunk"])
 @pytest.mark.slow
 @pytest.mark.parametrize("prefill_chunk", [512, 4])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

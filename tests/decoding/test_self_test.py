@@ -155,6 +155,7 @@ def tiny_family(name, **changes):
     return model
 
 
+@pytest.mark.sampled(one_in=2, every=["broken", "dtype"])
 @pytest.mark.parametrize(
     ("broken", "model"),
     [

@@ -63,6 +63,7 @@ def texts() -> list[tuple[int, ...]]:
     return [generated(model, r.prompt_ids, r.max_new_tokens) for r in some_requests(24)]
 
 
+@pytest.mark.sampled(one_in=3, every=["runner", "num_rows", "ks"])
 @pytest.mark.slow
 @pytest.mark.parametrize("num_rows", [1, 3, 8, 24, 40])
 @pytest.mark.parametrize("ks", [(0,), (4,), (0, 3, 1, 0, 0, 5)])
@@ -108,6 +109,7 @@ def test_greedy_texts_do_not_depend_on_the_order_of_arrival(
     assert_texts(served.results, [texts[i] for i in order])
 
 
+@pytest.mark.sampled(one_in=2, every=["runner", "method"])
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "k"), [("none", 0), ("ngram", 3), ("draft_model", 4)])
 def test_a_sampled_text_is_the_same_in_one_row_and_in_eight(
@@ -157,6 +159,7 @@ def assert_every_round_kept_the_deepest(results: Sequence[Result], ks: Sequence[
         assert left == 0
 
 
+@pytest.mark.sampled(one_in=3, every=["runner", "tree", "ks"])
 @pytest.mark.slow
 @pytest.mark.parametrize("tree", [(), (2,), (3, 2)], ids=str)
 @pytest.mark.parametrize("ks", [(4, *[0] * 20), (4, 0), (6, 2), (6, 1, 1, 0, 3)], ids=str)

@@ -97,12 +97,14 @@ def counts_no_draft_past_the_end(variant: Variant) -> None:
     assert num_drafts_at_end, "an end of text that was a draft"
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_drafts_that_are_the_targets_own_are_kept_down_to_the_deepest(variant: Variant) -> None:
     keeps_the_deepest(variant)
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_an_end_of_text_among_the_drafts_is_the_last_that_counts(variant: Variant) -> None:

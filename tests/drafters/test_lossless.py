@@ -44,6 +44,7 @@ def requests() -> list[Request]:
     ]
 
 
+@pytest.mark.sampled(one_in=3, every=["variant", "k"])
 @pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, 8])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
@@ -70,6 +71,7 @@ def test_greedy_text_is_that_of_generate_and_rounds_add_up(variant: Variant, k: 
         assert left == 0
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_an_end_of_text_ends_every_drafters_text_at_the_same_token(variant: Variant) -> None:

@@ -148,6 +148,7 @@ def assert_those_of_a_fresh_prefill(variant: Variant, seen: Sequence[Drafted]) -
             torch.testing.assert_close(old.probs, new.probs, atol=1e-4, rtol=1e-3, msg=where)
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", FRESH, ids=str)
 def test_proposals_after_rounds_of_any_k_are_those_of_a_fresh_prefill(variant: Variant) -> None:
     seen, results = served(variant, SAMPLED_PROMPT)
@@ -157,6 +158,7 @@ def test_proposals_after_rounds_of_any_k_are_those_of_a_fresh_prefill(variant: V
     assert_those_of_a_fresh_prefill(variant, seen)
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_drafts_have_probs_where_the_method_says_that_it_draws_them(variant: Variant) -> None:
     seen, _ = served(variant, SAMPLED_PROMPT)
@@ -164,6 +166,7 @@ def test_drafts_have_probs_where_the_method_says_that_it_draws_them(variant: Var
     assert draws == {deployment(variant.method, **variant.parameters).draws_drafts}
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", TURNS, ids=str)
 def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant) -> None:
     _, (first,) = served(variant, SAMPLED_PROMPT)
@@ -180,6 +183,7 @@ def test_proposals_of_a_next_turn_are_those_of_a_fresh_prefill(variant: Variant)
         assert_those_of_a_fresh_prefill(variant, of_turn)
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
 @torch.inference_mode()
 def test_rows_that_do_not_begin_at_0_are_drafted_for_as_those_that_do(variant: Variant) -> None:
@@ -197,6 +201,7 @@ def test_rows_that_do_not_begin_at_0_are_drafted_for_as_those_that_do(variant: V
     assert rounds([other, other, prompt], 2) == rounds([prompt, other, other], 0)
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", [*VARIANTS, TWO_LAYERS], ids=str)
 @torch.inference_mode()
 def test_a_row_that_moves_is_drafted_for_as_one_that_stays(variant: Variant) -> None:

@@ -69,6 +69,7 @@ def new_head(method: str, runner: StockRunner, **size: Any) -> Checkpoint | None
     return head
 
 
+@pytest.mark.sampled(one_in=4, every=["variant", "vocab_size", "read_head"])
 @pytest.mark.parametrize("read_head", [headers_on_this_machine, read_shapes])
 @pytest.mark.parametrize("vocab_size", [7, 96])
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -102,6 +102,7 @@ def replayed(records: tuple[TraceRecord, ...], k: int) -> RoundCounts:
     return replay_one(serving, k)
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", EXACT, ids=str)
 def test_at_temperature_0_replayed_rounds_are_the_measured_ones(variant: Variant):
     most = drafter_of(variant).traits.max_k or max(KS)
@@ -145,6 +146,7 @@ def test_greedy_drafting_is_replayed_exactly_at_any_temperature(name: str):
             assert replayed(records, k) == measured(variant, text, k, likeliest), f"K = {k}"
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", EXACT, ids=str)
 def test_rows_side_by_side_find_what_one_row_finds(variant: Variant, monkeypatch):
     together = traced(variant, texts()[0])
@@ -156,6 +158,7 @@ def test_rows_side_by_side_find_what_one_row_finds(variant: Variant, monkeypatch
         assert [r.num_drafted for r in alone] == [r.num_drafted for r in together]
 
 
+@pytest.mark.sampled(one_in=3, every=["variant.method"])
 @pytest.mark.parametrize("variant", TRACED, ids=str)
 def test_a_round_does_not_know_what_comes_after_its_drafts(variant: Variant):
     """Another ending changes nothing before it."""
