@@ -22,7 +22,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run test test-fast test-long test-engines test-models test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run readme test test-fast test-long test-engines test-models test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -30,8 +30,8 @@ help:  ## Say what the targets do
 run: $(RUN_STAMP)  ## Set up, then sweep K on the embedded pairs (about 4 minutes)
 	$(BIN)/specbench sweep-k demo/draft demo/poor --budget 3m
 	@echo
-	@echo "Next, with your own pair: $(BIN)/specbench list pairings, or write a pairings.yaml"
-	@echo "(docs/pairings.md), then: $(BIN)/specbench run TARGET/DRAFTER --workload code"
+	@echo "Next, your own pair (folders, hub ids or demo:NAME):"
+	@echo "  $(BIN)/specbench run --target TARGET --draft DRAFT"
 
 test: $(DEV_STAMP)  ## Set up, then run every test that needs no GPU
 	$(BIN)/python -m pytest $(SPREAD)
@@ -71,6 +71,10 @@ check: $(DEV_STAMP)  ## Format, lint and types; changes nothing
 format: $(DEV_STAMP)  ## Format and mend what lint can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+readme: $(RUN_STAMP)  ## Measure the front page's figures again, on an idle machine (about 4 minutes)
+	$(BIN)/specbench sweep-k demo/draft demo/poor --budget 3m
+	$(BIN)/python -m benchmarks.readme --made-run latest
 
 train: $(RUN_STAMP)  ## Train the embedded models again into build/demo
 	$(BIN)/python -m tools.demo.train --out build/demo

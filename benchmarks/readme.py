@@ -1,60 +1,65 @@
-"""Writes the parts of README.md that the program makes: its help and the measured table.
+"""Writes the parts of README.md and docs/results.md that the program makes: figures and tables.
 
-    python benchmarks/readme.py [--made-run RUN] [--sweep RUN] [--methods RUN]
+    python -m benchmarks.readme [--made-run RUN] [--sweep RUN] [--methods RUN]
 
-rewrites README.md from what lies in benchmarks/, after taking over the stored runs (folders)
-that are named: what `make run` measured, the sweep of the table, every method side by side.
+rewrites both pages from what lies in benchmarks/, after taking over the stored runs (folders, ids
+under reports/, or `latest`) that are named: what `make run` measured, the longer sweep, every
+method side by side.
 
 A part stands between `<!-- begin NAME -->` and `<!-- end NAME -->`; a test fails when what
-stands there is not what this script would write.
+stands there is not what this script would write. All figures of README.md are of one run.
 """
 
 import argparse
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.front_chart import front_chart
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
 from specbench.report.pictures import pictures
 from specbench.runs import load_run
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
 MADE_RUN = ROOT / "benchmarks" / "make_run.json"
 SWEEP = ROOT / "benchmarks" / "embedded_pair.json"
 METHODS = ROOT / "benchmarks" / "methods.json"
+FRONT_FIGURE = ROOT / "benchmarks" / "make_run.svg"
 FIGURE = ROOT / "benchmarks" / "embedded_pair.svg"
 
+_STRUCK_OUT = "Struck out: not used, as the cell has fewer than 30 rounds or is otherwise invalid."
 
-def blocks() -> dict[str, str]:
-    """Name and text of every generated part."""
+
+def blocks() -> dict[Path, dict[str, str]]:
+    """Of each page the name and text of every generated part."""
     made_run = json.loads(MADE_RUN.read_text(encoding="utf-8"))
     sweep = json.loads(SWEEP.read_text(encoding="utf-8"))
     methods = json.loads(METHODS.read_text(encoding="utf-8"))
-    return {
-        "help": help_block(),
-        "answer": answer_block(made_run),
-        "made-run": provenance_line(made_run),
+    answer = {"answer": answer_block(made_run), "made-run": provenance_line(made_run)}
+    tables = {
+        "made-table": table_block(made_run),
         "table": table_block(sweep),
         "decisions": answer_block(sweep),
         "provenance": provenance_line(sweep),
         "methods": methods_block(methods),
         "methods-run": provenance_line(methods),
     }
+    return {README: answer, RESULTS: answer | tables}
 
 
-def take_over(folder: Path, place: Path) -> None:
-    """Keep a stored run as a JSON document, and the sweep's first chart."""
-    document = build_document(load_run(folder, folder.parent))
-    place.write_text(json.dumps(to_json(document), indent=1) + "\n", encoding="utf-8")
+def take_over(run: str, place: Path) -> None:
+    """Keep a stored run as a JSON document, and the picture that belongs to it."""
+    document = build_document(load_run(run, Path("reports")))
+    told = to_json(document)
+    place.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
     if place == SWEEP:
         FIGURE.write_text(standalone(pictures(document).proof[0].panels), encoding="utf-8")
+    if place == MADE_RUN:
+        FRONT_FIGURE.write_text(standalone([front_chart(told["decisions"])]), encoding="utf-8")
 
 
 def standalone(panels: Sequence[str]) -> str:
@@ -73,18 +78,6 @@ def standalone(panels: Sequence[str]) -> str:
     )
     box = f'viewBox="0 0 {sum(widths):g} {max(heights):g}"'
     return f"<svg {namespace} {box}>{style}{''.join(placed)}</svg>\n"
-
-
-def help_block() -> str:
-    """`specbench --help`, 80 columns."""
-    done = subprocess.run(
-        [sys.executable, "-m", "specbench", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "COLUMNS": "80", "NO_COLOR": "1"},
-    )
-    return f"```\n{done.stdout.strip()}\n```"
 
 
 def answer_block(document: Mapping[str, Any]) -> str:
@@ -110,7 +103,7 @@ def table_block(document: Mapping[str, Any]) -> str:
             ]
             if chosen:
                 parts.append(_table(f"`{pairing}`, temperature {temperature:g}", chosen))
-    return "\n\n".join(parts)
+    return _explained("\n\n".join(parts))
 
 
 def methods_block(document: Mapping[str, Any]) -> str:
@@ -123,7 +116,12 @@ def methods_block(document: Mapping[str, Any]) -> str:
     for pairing, method in dict.fromkeys((cell["pairing"], _method(cell)) for cell in cells):
         row = [_entry(by_place.get((pairing, workload))) for workload in workloads]
         lines.append(f"| `{pairing}` | {method} | " + " | ".join(row) + " |")
-    return "\n".join(lines)
+    return _explained("\n".join(lines))
+
+
+def _explained(table: str) -> str:
+    """The table, and what a struck-out figure means where there is one."""
+    return f"{table}\n\n{_STRUCK_OUT}" if "~~" in table else table
 
 
 def _table(title: str, cells: list[Mapping[str, Any]]) -> str:
@@ -170,9 +168,9 @@ def provenance_line(document: Mapping[str, Any]) -> str:
     )
 
 
-def rewritten(text: str) -> str:
-    """README text with every generated part made anew."""
-    return filled(text, blocks())
+def rewritten(page: Path) -> str:
+    """A page's text with every generated part made anew."""
+    return filled(page.read_text(encoding="utf-8"), blocks()[page])
 
 
 def filled(text: str, parts: Mapping[str, str]) -> str:
@@ -191,9 +189,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     places = {"--made-run": MADE_RUN, "--sweep": SWEEP, "--methods": METHODS}
     for option in places:
-        parser.add_argument(option, type=Path)
+        parser.add_argument(option)
     asked = vars(parser.parse_args())
     for option, place in places.items():
-        if folder := asked[option.strip("-").replace("-", "_")]:
-            take_over(folder, place)
-    README.write_text(rewritten(README.read_text(encoding="utf-8")), encoding="utf-8")
+        if run := asked[option.strip("-").replace("-", "_")]:
+            take_over(run, place)
+    for page in (README, RESULTS):
+        page.write_text(rewritten(page), encoding="utf-8")

@@ -1,29 +1,73 @@
-"""README.md says what the program says: its generated parts are up to date."""
+"""README.md and the pages say what the program says: parts are generated, figures of one run."""
 
+import json
 import re
-import sys
 from pathlib import Path
 
+import pytest
+
+from benchmarks import readme
+
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "benchmarks"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DECISIONS = json.loads(readme.MADE_RUN.read_text(encoding="utf-8"))["decisions"]
 
-import readme  # noqa: E402 - found through the line above
+
+@pytest.mark.parametrize("page", [readme.README, readme.RESULTS], ids=lambda page: page.name)
+def test_generated_parts_are_what_the_program_would_write(page):
+    assert readme.rewritten(page) == page.read_text(encoding="utf-8")
 
 
-def test_generated_parts_are_what_the_program_would_write():
-    text = readme.README.read_text(encoding="utf-8")
-    assert readme.rewritten(text) == text
+def test_the_first_picture_shows_the_figures_of_the_first_sentences():
+    shown = re.findall(r"<title>(.*?)</title>", readme.FRONT_FIGURE.read_text(encoding="utf-8"))
+    assert len(shown) == len(DECISIONS)
+    for title, decision in zip(shown, DECISIONS, strict=True):
+        name, figures = title.split(": ")
+        assert name == f"{decision['pairing']}, {decision['workload']}"
+        estimate, interval = figures.split(" ", 1)
+        assert estimate in decision["sentence"]
+        assert interval in decision["sentence"]
+
+
+def test_the_first_screen_has_a_pair_that_wins_and_one_that_loses():
+    low = {d["pairing"]: d["speedup"]["low"] for d in DECISIONS}
+    high = {d["pairing"]: d["speedup"]["high"] for d in DECISIONS}
+    assert any(value > 1 for value in low.values())
+    assert any(value < 1 for value in high.values())
+
+
+@pytest.mark.parametrize("page", [readme.README, readme.RESULTS], ids=lambda page: page.name)
+def test_strokes_are_explained_only_where_something_is_struck_out(page):
+    text = page.read_text(encoding="utf-8")
+    assert ("~~" in text) == bool(re.search("struck (out|through)", text, re.IGNORECASE))
+
+
+def test_the_front_page_is_short():
+    assert len(readme.README.read_text(encoding="utf-8").splitlines()) < 150
 
 
 def test_every_drafter_is_named():
     from specbench.inputs.methods import all_methods
 
     text = readme.README.read_text(encoding="utf-8")
-    assert all(method.name in text for method in all_methods())
+    assert all(f"`{method.name}`" in text for method in all_methods())
 
 
-def test_every_link_into_the_project_leads_somewhere():
-    text = readme.README.read_text(encoding="utf-8")
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
-    assert links
-    assert all((ROOT / link).exists() for link in links)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_into_the_project_leads_somewhere(page):
+    """Files, and headings of pages."""
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" in link:
+            continue
+        file, _, heading = link.partition("#")
+        place = page.parent / file if file else page
+        assert place.exists(), link
+        if heading:
+            assert heading in _headings(place.read_text(encoding="utf-8")), link
+
+
+def _headings(text: str) -> set[str]:
+    """The anchors that a page's headings have."""
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
