@@ -13,11 +13,19 @@ from specbench.records import Contender, KernelChoice
 from specbench.whole_file import write_whole
 
 _known: dict[str, KernelChoice] = {}
+_begun_with: set[str] = set()  # keys of what a run was measured with so far
 
 
 def remember(choices: Iterable[KernelChoice]) -> None:
-    """Let a run that is resumed go on with what it began with."""
-    _known.update({choice.key: choice for choice in choices if not choice.is_forced})
+    """Let a run that is resumed continue with what it began with."""
+    chosen = {choice.key: choice for choice in choices if not choice.is_forced}
+    _known.update(chosen)
+    _begun_with.update(chosen)
+
+
+def is_begun_with(key: str) -> bool:
+    """Whether figures of the run in progress rest on this choice."""
+    return key in _begun_with
 
 
 def find(key: str) -> KernelChoice | None:

@@ -1,7 +1,7 @@
 """Holds contests, once for equal hardware, versions and shapes.
 
 What was chosen is kept (`choice_file.py`) and is in the run's record, so that K = 0, every K and
-every drafter share it, as do a later run and one that goes on.
+every drafter share it, as do a later run and one that is resumed.
 """
 
 import platform
@@ -44,16 +44,27 @@ class Contests:
         """
         key = self.key(device, *facts)
         known = choice_file.find(key)
-        if known is None or (names and known.chosen not in names):
-            winner, contenders = hold()
-            if winner is None:
-                reasons = "; ".join(f"{one.name}: {one.refusal}" for one in contenders)
-                raise ModelError(f"{subject}: no implementation is right here: {reasons}")
-            known = KernelChoice(
-                key=key, subject=subject, chosen=winner, contenders=tuple(contenders)
+        if known is None:
+            known = _held(key, subject, hold)
+        known = replace(known, subject=subject)
+        if names and known.chosen not in names:
+            return self.choose_again(known, "there is no such implementation here", hold)
+        return self.add(known)
+
+    def choose_again(
+        self, choice: KernelChoice, reason: str, hold: Callable[[], Outcome]
+    ) -> KernelChoice:
+        """What a new contest says in place of a choice that, for a reason, no longer runs here.
+
+        ModelError where figures of this run rest on that choice: others would not compare.
+        """
+        if choice_file.is_begun_with(choice.key):
+            raise ModelError(
+                f"{choice.subject}: this run began with {choice.chosen!r}, which no longer runs "
+                f"here: {reason}; restore what it needs and resume, or start a new run"
             )
-            choice_file.keep(known)
-        return self.add(replace(known, subject=subject))
+        made = self.made[choice.key] = _held(choice.key, choice.subject, hold)
+        return made
 
     def add(self, choice: KernelChoice) -> KernelChoice:
         """The choice, or the one of the same key that was made before."""
@@ -69,6 +80,17 @@ class Contests:
         versions = (torch.__version__, __version__)
         is_captured = self.timing.captured is not None
         return "; ".join(map(repr, (*facts, is_captured, *machine, threads, *versions)))
+
+
+def _held(key: str, subject: str, hold: Callable[[], Outcome]) -> KernelChoice:
+    """What a contest says, kept for later runs; ModelError where nobody is right."""
+    winner, contenders = hold()
+    if winner is None:
+        reasons = "; ".join(f"{one.name}: {one.refusal}" for one in contenders)
+        raise ModelError(f"{subject}: no implementation is right here: {reasons}")
+    made = KernelChoice(key=key, subject=subject, chosen=winner, contenders=tuple(contenders))
+    choice_file.keep(made)
+    return made
 
 
 def contest_timing(clock: Clock, graphs: Graphs | None) -> Timing:

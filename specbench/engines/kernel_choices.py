@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from specbench.engines.contests import Contests
-from specbench.errors import ModelError, UsageError
+from specbench.errors import ModelError, UsageError, first_line
 from specbench.forward.attention.choice import ALL, KERNELS
 from specbench.forward.attention.kernel import Case
 from specbench.forward.compiled_steps import Programs
@@ -65,7 +65,7 @@ class KernelChoices:
             return runner
         runner.programs = self._programs
         self._attend(runner.layers, name)
-        return FORWARDS[self._forward(runner, forward, name).chosen](runner)
+        return self._chosen_forward(runner, forward, name)
 
     def settle_layers(self, layers: LayerStack, forward: Forward, name: str) -> tuple[str, ...]:
         """Likewise a head's layers, which take their steps from the target; what is to be said."""
@@ -98,7 +98,8 @@ class KernelChoices:
         timing = self.contests.timing
         if self._name == AUTO:
             hold = partial(attention_contest, case, KERNELS, timing)
-            return self.contests.choose(subject, case.device, (case,), ALL, hold)
+            here = [kernel.name for kernel in KERNELS if kernel.refusal(case) is None]
+            return self.contests.choose(subject, case.device, (case,), here, hold)
         kernel = ALL[self._name]
         _, (tried,) = attention_contest(case, [kernel], timing)
         if tried.refusal is not None:
@@ -111,13 +112,18 @@ class KernelChoices:
             KernelChoice(key=key, subject=subject, chosen=kernel.name, is_forced=True)
         )
 
-    def _forward(self, runner: FusedRunner, forward: Forward, name: str) -> KernelChoice:
+    def _chosen_forward(self, runner: FusedRunner, forward: Forward, name: str) -> Runner:
         competing = FORWARDS if self._compiles else UNASKED
         names = tuple(name for name in competing if forward == "auto" or name.startswith(forward))
         sizes = (runner.num_layers, runner.hidden_size, runner.config.intermediate_size)
         facts = (names, runner.cases, sizes)
         hold = partial(forward_contest, runner, names, self.contests.timing)
-        return self.contests.choose(f"forward of {name}", runner.device, facts, names, hold)
+        choice = self.contests.choose(f"forward of {name}", runner.device, facts, names, hold)
+        try:
+            return FORWARDS[choice.chosen](runner)
+        except ModelError as error:  # a compiler or Triton, say, is gone since it was chosen
+            choice = self.contests.choose_again(choice, first_line(error), hold)
+            return FORWARDS[choice.chosen](runner)
 
 
 def require_kernel(name: str, device: torch.device) -> None:

@@ -9,7 +9,7 @@ from specbench.engines import choice_file, kernel_choices
 from specbench.engines.choice_file import remember
 from specbench.engines.contests import Contests
 from specbench.engines.kernel_choices import KernelChoices, require_kernel
-from specbench.errors import UsageError
+from specbench.errors import ModelError, UsageError
 from specbench.execution.clock import HostClock
 from specbench.forward.attention.choice import ALL
 from specbench.forward.forward_contest import COMPILED
@@ -25,6 +25,7 @@ from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 def fresh(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(choice_file, "_known", {})
+    monkeypatch.setattr(choice_file, "_begun_with", set())
 
 
 @pytest.fixture
@@ -143,6 +144,44 @@ def test_a_choice_of_what_is_not_here_is_made_anew(held, monkeypatch):
     assert len(held) == 6
     assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
     assert [choice.chosen for choice in again.contests.made.values()] == ["plain", "plain", "fused"]
+
+
+def stored_as(chosen, of, monkeypatch):
+    """Choices of an earlier process; the one whose subject begins with `of` names `chosen`."""
+    first = choices()
+    first.settle(FusedRunner(tiny_llama()), "auto", "big")
+    monkeypatch.setattr(choice_file, "_known", {})
+    return [
+        replace(choice, chosen=chosen) if choice.subject.startswith(of) else choice
+        for choice in first.contests.made.values()
+    ]
+
+
+# What ran when it was chosen: a package or a compiler may be gone since.
+GONE = [("fused, triton", "forward"), ("flash_attn", "attention of big, chain")]
+
+
+@pytest.mark.parametrize(("chosen", "of"), GONE)
+def test_a_kept_choice_that_no_longer_runs_is_made_anew(chosen, of, held, monkeypatch):
+    for choice in stored_as(chosen, of, monkeypatch):
+        choice_file.keep(choice)
+    again = choices()
+    runner = again.settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert len(held) == 4
+    assert runner.kind == "fused"
+    assert {kernel.name for kernel in runner.kernels.values()} == {"plain"}
+    assert [choice.chosen for choice in again.contests.made.values()] == ["plain", "plain", "fused"]
+    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert len(held) == 4  # it was kept
+
+
+@pytest.mark.parametrize(("chosen", "of"), GONE)
+@pytest.mark.usefixtures("held")
+def test_a_resumed_run_says_that_what_it_began_with_no_longer_runs(chosen, of, monkeypatch):
+    remember(stored_as(chosen, of, monkeypatch))
+    with pytest.raises(ModelError, match=f"{of}.*: this run began with '{chosen}', which no") as e:
+        choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert str(e.value).endswith("restore what it needs and resume, or start a new run")
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_contest(held, monkeypatch):
