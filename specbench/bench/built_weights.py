@@ -61,7 +61,7 @@ def _kept_bytes(files: ModelFiles, dtype: str, model: Any) -> tuple[int, int]:
         return (kv_elements_per_token(files) or 0) * DTYPE_BYTES[dtype], 0
     model.to("meta")
     for module in model.modules():
-        is_layer = hasattr(module, "layer_idx")
+        is_layer = hasattr(module, "layer_idx") or isinstance(module, nn.Conv1d)
         if not is_layer and any(w.ndim == 3 for w in module.parameters(recurse=False)):
             module.forward = _as_it_came  # experts: their kernels want real numbers
     with torch.device("meta"), torch.inference_mode():
