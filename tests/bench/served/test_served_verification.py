@@ -30,7 +30,7 @@ from tests.tiny_pair import make_tokenizer, write_pair
 
 pytestmark = pytest.mark.slow  # thousands of tokens
 
-K, LENGTH, NUM_TOKENS = 2, 6, 900
+K, LENGTH, NUM_TOKENS = 2, 6, 600
 NUM_DRAWN = 100
 TEMPERATURE = 0.3  # a random model is flat when warm
 PROMPTS = [f"prompt number {i}" for i in range(3)]
@@ -103,7 +103,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 
 def findings_of(
-    tiny: Tiny, without: Lawful, with_drafts: Lawful, temperatures: tuple[float, ...], **changes
+    tiny: Tiny,
+    without: Lawful,
+    with_drafts: Lawful,
+    temperatures: tuple[float, ...],
+    num_tokens: int = NUM_TOKENS,
+    **changes,
 ) -> tuple[Finding, ...]:
     watch = RecordingWatch()
     with ExitStack() as stack:
@@ -123,7 +128,7 @@ def findings_of(
         file = tiny.folder / changes.pop("pairings_file", "pairings.yaml")
         pairings = load_pairings(file).select(("tiny/ngram",))
         return judge(
-            collect_served_evidence(settings, pairings, watch, num_tokens=NUM_TOKENS, concurrency=4)
+            collect_served_evidence(settings, pairings, watch, num_tokens=num_tokens, concurrency=4)
         )
 
 
@@ -175,7 +180,10 @@ def test_a_target_that_is_not_here_leaves_k_0_to_compare_with(tiny: Tiny, has_id
     (tiny.folder / "far.yaml").write_text(text)
     for law, verdict in ((right, "own"), (wrong_later, "bug")):
         own, other = (tiny.server(one, i, has_ids=has_ids) for i, one in enumerate((right, law)))
-        found = findings_of(tiny, own, other, (0.0, TEMPERATURE), pairings_file="far.yaml")
+        num_tokens = 900 if verdict == "own" else NUM_TOKENS  # two samples say less than one
+        found = findings_of(
+            tiny, own, other, (0.0, TEMPERATURE), num_tokens, pairings_file="far.yaml"
+        )
         assert [finding.verdict for finding in found] == ["own", "own", "identical", verdict]
         assert exit_code(found) == (verdict == "bug")
         assert found[3].unseen == "owner/far is not a folder on this disk"
