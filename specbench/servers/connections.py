@@ -9,6 +9,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import cached_property
+from ssl import SSLContext
 
 import h11
 import httpx
@@ -29,8 +31,12 @@ class Connections(httpx.AsyncBaseTransport):
     def __init__(self, *, connect_s: float, silence_s: float) -> None:
         self._connect_s = connect_s
         self._silence_s = silence_s
-        self._ssl_context = httpx.create_ssl_context(trust_env=False)
         self._idle: deque[_Connection] = deque()  # the one that is idle for longest first
+
+    @cached_property
+    def _ssl_context(self) -> SSLContext:
+        """Made at the first https:// address: reading all certificates takes tens of ms."""
+        return httpx.create_ssl_context(trust_env=False)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         connection = await self._idle_one() or await self._open(request.url)
