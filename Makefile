@@ -22,7 +22,7 @@ GPU_PLATFORMS := manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_
   manylinux2014_x86_64 manylinux_2_12_x86_64 manylinux2010_x86_64
 GPU_PACKAGES := jinja2 markupsafe nvidia-ml-py psutil pyyaml scipy
 
-.PHONY: help run readme test test-fast test-long test-engines test-models test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
+.PHONY: help run readme docs test test-fast test-long test-engines test-models test-margins check format families train bench bench-auto bench-forecast gpu-suite gpu-wheels clean
 
 help:  ## Say what the targets do
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -75,6 +75,11 @@ format: $(DEV_STAMP)  ## Format and mend what lint can mend
 readme: $(RUN_STAMP)  ## Measure the front page's figures again, on an idle machine (about 4 minutes)
 	$(BIN)/specbench sweep-k demo/draft demo/poor --budget 3m
 	$(BIN)/python -m benchmarks.readme --made-run latest
+
+docs: $(RUN_STAMP)  ## Write the generated pages again: commands, YAML, columns, figures
+	$(BIN)/python -m tools.reference
+	$(BIN)/python -m benchmarks.notebooks
+	$(BIN)/python -m benchmarks.readme
 
 train: $(RUN_STAMP)  ## Train the embedded models again into build/demo
 	$(BIN)/python -m tools.demo.train --out build/demo

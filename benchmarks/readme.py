@@ -1,8 +1,8 @@
-"""Writes the parts of README.md and docs/results.md that the program makes: figures and tables.
+"""Writes the parts of README.md and of pages in docs/ that the program makes: figures and tables.
 
     python -m benchmarks.readme [--made-run RUN] [--sweep RUN] [--methods RUN]
 
-rewrites both pages from what lies in benchmarks/, after taking over the stored runs (folders, ids
+rewrites the pages from what lies in benchmarks/, after taking over the stored runs (folders, ids
 under reports/, or `latest`) that are named: what `make run` measured, the longer sweep, every
 method side by side.
 
@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import break_even
 from benchmarks.front_chart import front_chart
 from specbench.report.document import build_document
 from specbench.report.document_json import to_json
@@ -25,11 +26,13 @@ from specbench.runs import load_run
 
 ROOT = Path(__file__).parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
+WHEN_NOT = ROOT / "docs" / "when-not-to-speculate.md"
 MADE_RUN = ROOT / "benchmarks" / "make_run.json"
 SWEEP = ROOT / "benchmarks" / "embedded_pair.json"
 METHODS = ROOT / "benchmarks" / "methods.json"
 FRONT_FIGURE = ROOT / "benchmarks" / "make_run.svg"
 FIGURE = ROOT / "benchmarks" / "embedded_pair.svg"
+BREAK_EVEN = ROOT / "docs" / "break-even.svg"
 
 _STRUCK_OUT = "Struck out: not used, as the cell has fewer than 30 rounds or is otherwise invalid."
 
@@ -48,7 +51,11 @@ def blocks() -> dict[Path, dict[str, str]]:
         "methods": methods_block(methods),
         "methods-run": provenance_line(methods),
     }
-    return {README: answer, RESULTS: answer | tables}
+    return {
+        README: answer,
+        RESULTS: answer | tables,
+        WHEN_NOT: {"break-even": break_even.table()},
+    }
 
 
 def take_over(run: str, place: Path) -> None:
@@ -194,5 +201,6 @@ if __name__ == "__main__":
     for option, place in places.items():
         if run := asked[option.strip("-").replace("-", "_")]:
             take_over(run, place)
-    for page in (README, RESULTS):
+    BREAK_EVEN.write_text(standalone([break_even.chart()]), encoding="utf-8")
+    for page in blocks():
         page.write_text(rewritten(page), encoding="utf-8")

@@ -13,7 +13,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 DECISIONS = json.loads(readme.MADE_RUN.read_text(encoding="utf-8"))["decisions"]
 
 
-@pytest.mark.parametrize("page", [readme.README, readme.RESULTS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", readme.blocks(), ids=lambda page: page.name)
 def test_generated_parts_are_what_the_program_would_write(page):
     assert readme.rewritten(page) == page.read_text(encoding="utf-8")
 

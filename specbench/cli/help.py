@@ -12,7 +12,7 @@ EXAMPLES = {
     "train": "specbench train eagle --target demo:target --budget 5m",
     "report": "specbench report latest",
     "recommend": "specbench recommend latest",
-    "export": "specbench export latest --engine vllm",
+    "export": "specbench export demo/draft --engine vllm",
     "import": "specbench import results.json --pairing llama-3.1-8b/eagle3",
     "history": "specbench history",
     "check": "specbench check baseline.json latest",
@@ -45,14 +45,15 @@ class Grouped(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                panels.setdefault(_panel(parameter), []).append(record)
+                panels.setdefault(panel_of(parameter), []).append(record)
         rest = panels.pop("Options", [])
         for heading, records in (*panels.items(), ("Options", rest)):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
 
-def _panel(parameter: Any) -> str:
+def panel_of(parameter: Any) -> str:
+    """The heading under which an option stands."""
     if parameter.param_type_name == "argument":
         return "Arguments"
     return getattr(parameter, "rich_help_panel", None) or "Options"

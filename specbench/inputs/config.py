@@ -70,7 +70,7 @@ def _read_once(shipped_file: Path) -> Pairings:
 
 
 def _read(file: Path) -> Pairings:
-    top = read_yaml(file, ConfigError).section(allowed=("default", "defaults", "targets"))
+    top = read_yaml(file, ConfigError).section(allowed=FILE_KEYS)
     defaults = top.may("defaults", _defaults, _Defaults())
     targets = top.must("targets", partial(_targets, defaults=defaults))
     pairings = Pairings(path=file, targets=targets, default=(targets[0].name,))
@@ -79,8 +79,10 @@ def _read(file: Path) -> Pairings:
 
 
 _K = "num_speculative_tokens"
-_TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
-_DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note", *ORIGIN_KEYS)
+FILE_KEYS = ("default", "defaults", "targets")
+DEFAULTS_KEYS = ("dtype", "device_map", _K)
+TARGET_KEYS = (*MODEL_KEYS, "workloads", "note", "drafters")
+DRAFTER_KEYS = ("method", *MODEL_KEYS, "parameters", _K, "lossy", "note", *ORIGIN_KEYS)
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -93,7 +95,7 @@ class _Defaults:
 
 
 def _defaults(value: Value) -> _Defaults:
-    keys = value.section(allowed=("dtype", "device_map", _K))
+    keys = value.section(allowed=DEFAULTS_KEYS)
     return _Defaults(
         dtype=keys.may("dtype", one_of(DTYPES), "auto"),
         device_map=keys.may("device_map", read_device_map, None),
@@ -117,7 +119,7 @@ def _targets(value: Value, defaults: _Defaults) -> tuple[Target, ...]:
 
 
 def _target(name: str, value: Value, defaults: _Defaults) -> Target:
-    keys = value.section(allowed=_TARGET_KEYS)
+    keys = value.section(allowed=TARGET_KEYS)
     model = read_model_spec(keys, dtype=defaults.dtype, device_map=defaults.device_map)
     drafter = partial(_drafter, target=model, defaults=defaults)
     return Target(
@@ -132,7 +134,7 @@ def _target(name: str, value: Value, defaults: _Defaults) -> Target:
 def _drafter(name: str, value: Value, target: ModelSpec, defaults: _Defaults) -> Drafter:
     if name == NO_DRAFTER:
         value.fail(f"{NO_DRAFTER!r} is the name of the K = 0 baseline; choose another")
-    keys = value.section(allowed=_DRAFTER_KEYS)
+    keys = value.section(allowed=DRAFTER_KEYS)
     methods = {method.name: method for method in all_methods()}
     method = methods[keys.must("method", one_of(tuple(methods)))]
     given = [key for key in MODEL_KEYS if key in keys.entries]

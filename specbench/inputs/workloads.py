@@ -32,7 +32,7 @@ MAX_NEW_TOKENS = 131_072
 MOST_REASONS = 5  # why rows were skipped, told one by one
 DEFAULT_MAX_NEW_TOKENS = 128  # of a file without a card
 
-_CARD_KEYS = ("name", "description", "licence", "sha256", "max_new_tokens", "prompts")
+CARD_KEYS = ("name", "description", "licence", "sha256", "max_new_tokens", "prompts")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -143,7 +143,7 @@ def _load_file(path: Path, field: str | None) -> Workload:
 
 def _load_with_card(card: Path) -> Workload:
     path = card.with_suffix(".jsonl")
-    keys = read_yaml(card, WorkloadError).section(allowed=_CARD_KEYS)
+    keys = read_yaml(card, WorkloadError).section(allowed=CARD_KEYS)
     name = keys.must("name", Value.text)
     if name != path.stem:
         keys.entries["name"].fail(f"{name!r} is not the file's name, {path.stem!r}")

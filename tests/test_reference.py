@@ -1,0 +1,43 @@
+"""docs/commands.md and docs/yaml.md are what the program says; the break-even page is right."""
+
+import re
+
+import pytest
+
+from benchmarks import break_even, readme
+from specbench.exit_code import ExitCode
+from specbench.stats.acceptance import expected_tokens_iid
+from tools import reference
+
+
+def test_the_reference_of_commands_is_what_the_program_says():
+    page = reference.COMMANDS.read_text(encoding="utf-8")
+    assert page == reference.commands_page(), "run `make docs`"
+
+
+def test_the_reference_of_yaml_is_what_the_program_says():
+    assert reference.YAML.read_text(encoding="utf-8") == reference.yaml_page(), "run `make docs`"
+
+
+def test_every_exit_code_is_explained():
+    page = reference.COMMANDS.read_text(encoding="utf-8")
+    assert all(f"| {int(code)} | " in page for code in ExitCode)
+
+
+def test_no_k_pays_off_where_one_draft_does_not():
+    for cost in break_even.COSTS:
+        assert break_even.best(cost - 0.001, cost) == (1.0, 0)
+        speedup, k = break_even.best(cost + 0.02, cost)
+        assert speedup > 1
+        assert k >= 1
+
+
+def test_the_dots_of_the_break_even_chart_are_where_a_round_gains_nothing():
+    told = re.findall(
+        r"costs ([\d.]+) of a step: breaks even at (\d+)%",
+        readme.BREAK_EVEN.read_text(encoding="utf-8"),
+    )
+    assert [float(cost) for cost, _ in told] == list(break_even.COSTS)
+    for cost, bound in told:
+        steps = 1 + 4 * float(cost)
+        assert expected_tokens_iid(int(bound) / 100, 4) == pytest.approx(steps, rel=0.02)

@@ -1,0 +1,185 @@
+"""Writes docs/commands.md and docs/yaml.md: every command, option, key, method and parameter.
+
+    python -m tools.reference
+
+The command line, the readers of YAML and the drafters say what there is; a test fails when the
+pages are not what this would write. Only the meaning of exit codes and of YAML keys stands here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from specbench.cli import app
+from specbench.cli.help import panel_of
+from specbench.exit_code import ExitCode
+from specbench.inputs.config import DEFAULTS_KEYS, DRAFTER_KEYS, FILE_KEYS, MAX_K, TARGET_KEYS
+from specbench.inputs.methods import Method, Parameter, all_methods
+from specbench.inputs.model_spec import DTYPES, MODEL_KEYS, QUANTIZATIONS
+from specbench.inputs.workloads import CARD_KEYS, MAX_NEW_TOKENS
+from specbench.records.lossy import RULES
+
+DOCS = Path(__file__).parents[1] / "docs"
+COMMANDS, YAML = DOCS / "commands.md", DOCS / "yaml.md"
+
+_MADE = "<!-- Written by `make docs` from the program: change that, not this page. -->"
+_EXIT_CODES: Mapping[ExitCode, str] = {
+    ExitCode.GOOD: "good",
+    ExitCode.FAILED: "a check failed: a regression, or text that is not the target's own",
+    ExitCode.USER_ERROR: "wrong input; the message says what is allowed or what to do",
+    ExitCode.INCONCLUSIVE: "undecided: there is too little evidence",
+    ExitCode.INCOMPLETE: "finished with something missing or failed, or stopped by a GPU that "
+    "fails at everything; finished work is kept",
+    ExitCode.BUG: "a bug in specbench",
+    ExitCode.INTERRUPTED: "stopped by Ctrl-C; finished work is kept",
+    ExitCode.TERMINATED: "stopped by SIGTERM; finished work is kept",
+}
+
+
+def _codes(*values: object) -> str:
+    return ", ".join(f"`{value}`" for value in values)
+
+
+# Keys with the same name mean the same wherever they stand.
+_KEYS: Mapping[str, str] = {
+    "default": "the pairing that runs when none is named, or a list; else the first target's",
+    "defaults": "values for every target and drafter that has none of its own",
+    "targets": "targets by name (needed)",
+    "model": "a folder relative to this file, a Hugging Face id, `demo:NAME` or `shape:NAME`",
+    "revision": "a branch, tag or commit on the hub, in quotes where it is all digits; else the "
+    "newest",
+    "dtype": f"{_codes(*DTYPES)}; `auto` is float32 on a CPU, the checkpoint's own on a GPU. "
+    "Else a drafter has its target's, a target that of `defaults`",
+    "device_map": f"{_codes('auto', 'balanced', 'sequential', 'cpu', 'cuda', 'cuda:N')}; "
+    "else as for `dtype`",
+    "quantization": f"{_codes(*QUANTIZATIONS)}: weights are packed when loaded; else as stored "
+    "([more](pairings.md#quantisation))",
+    "trust_remote_code": "`true` runs Python code that came with the model; else it is refused",
+    "needs_gib": "memory of the weights in GiB, for `doctor` and `list pairings --fits`",
+    "workloads": "a folder of this target's own prompts, looked in first; `demo` is the embedded "
+    "pair's ([prompt files](workloads.md))",
+    "note": "a line for whoever reads the list",
+    "drafters": "drafters by name (needed)",
+    "method": "one of the methods below (needed)",
+    "parameters": "the method's own, below",
+    "num_speculative_tokens": f"K, the most tokens drafted per round, 1 to {MAX_K}; else 4, or "
+    "fewer where the drafter cannot. `-k` takes precedence",
+    "lossy": "a rule that accepts drafts the target would not have written, below; else lossless",
+    "source": "of a catalogue's entry: the address of the page that names this drafter",
+    "checked": "the day on which that page was read, in quotes",
+    "licence": "the draft's licence, or that of the prompts",
+    "figure": "what the authors report",
+    "name": "the workload's name, that of its file",
+    "description": "what kind of text it is",
+    "sha256": "checksum of the prompts: a changed prompt is a changed workload",
+    "max_new_tokens": f"longest answer in tokens, up to {MAX_NEW_TOKENS}",
+    "prompts": "how many prompts there are",
+}
+_MODELS = {"required": "needed", "optional": "optional", "refused": "none"}
+
+
+def commands_page() -> str:
+    """Every command with its options and their defaults, as --help has them."""
+    group: Any = get_command(app)
+    parts = [
+        f"# Commands\n\n{_MADE}",
+        "`specbench COMMAND --help` prints the same.",
+        _table(("exit code", "meaning"), ((str(int(c)), _EXIT_CODES[c]) for c in ExitCode)),
+        _table(
+            ("command", "what it does"),
+            ((f"[{name}](#{name})", _summary(group.commands[name])) for name in group.commands),
+        ),
+    ]
+    run = _records(group.commands["run"])
+    for name, command in group.commands.items():
+        parts.append(f"## {name}\n\n{_summary(command)}\n\n```sh\n{_example(command)}\n```")
+        records = _records(command)
+        if name != "run" and set(run) <= set(records):
+            records = {k: v for k, v in records.items() if run.get(k) != v}
+            parts.append("It takes the options of [run](#run); these are new or have other words:")
+        headings = dict.fromkeys(heading for heading, _ in records.values())
+        for heading in headings:
+            rows = ((f"`{k}`", text) for k, (own, text) in records.items() if own == heading)
+            parts.append(_table((heading, ""), rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def yaml_page() -> str:
+    """The keys of both YAML files, and the methods with their parameters."""
+    methods = all_methods()
+    parts = [
+        f"# YAML\n\n{_MADE}",
+        "The keys of `pairings.yaml`, of a workload's card, and what each method takes. "
+        "[pairings.md](pairings.md) explains them with examples. Anything else is an error that "
+        "names file, line, key and what is allowed.",
+        "## pairings.yaml\n\n" + _keys("of the file", FILE_KEYS),
+        _keys("under `defaults`", DEFAULTS_KEYS),
+        _keys("of a target", TARGET_KEYS),
+        _keys("of a drafter", DRAFTER_KEYS),
+        f"A drafter without a model of its own has none of {_codes(*MODEL_KEYS)}.",
+        "## Methods\n\n"
+        + _table(("method", "model", "what it is"), (_method_row(m) for m in methods)),
+        _table(
+            ("parameter of", "", "without it", "allowed"),
+            (_parameter_row(m, p) for m in methods for p in m.parameters),
+        ),
+        "## Lossy rules\n\n"
+        + _table(("rule", "parameters"), ((f"`{r}`", _rule(p)) for r, p in RULES.items())),
+        "## A workload's card\n\n`NAME.yaml` beside `NAME.jsonl`:\n\n"
+        + _keys("of a card", CARD_KEYS),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(command: Any) -> str:
+    return " ".join((command.help or "").split())
+
+
+def _example(command: Any) -> str:
+    return str(command.epilog).removeprefix("Example: ")
+
+
+def _records(command: Any) -> dict[str, tuple[str, str]]:
+    """Options as they are typed, each with its heading and what help says of it."""
+    context = command.make_context(command.name, [], resilient_parsing=True)
+    found = {}
+    for parameter in command.get_params(context):
+        record = parameter.get_help_record(context)
+        if record is not None and not record[0].endswith("--help"):
+            found[record[0]] = (panel_of(parameter), " ".join(record[1].split()))
+    return found
+
+
+def _keys(where: str, keys: Sequence[str]) -> str:
+    return _table((f"key {where}", ""), ((f"`{key}`", _KEYS[key]) for key in keys))
+
+
+def _method_row(method: Method) -> tuple[str, ...]:
+    return f"`{method.name}`", _MODELS[method.model], method.summary
+
+
+def _parameter_row(method: Method, parameter: Parameter) -> tuple[str, ...]:
+    own = "none" if parameter.default == () else f"`{json.dumps(parameter.default)}`"
+    return f"`{method.name}`", f"`{parameter.name}`", own.replace('"', ""), parameter.wanted
+
+
+def _rule(parameters: Mapping[str, float | None]) -> str:
+    words = ("needed" if value is None else f"{value:g}" for value in parameters.values())
+    return ", ".join(f"`{n}` ({word})" for n, word in zip(parameters, words, strict=True))
+
+
+def _table(head: Sequence[str], rows: Iterator[tuple[str, ...]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    COMMANDS.write_text(commands_page(), encoding="utf-8")
+    YAML.write_text(yaml_page(), encoding="utf-8")
