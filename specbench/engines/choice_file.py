@@ -6,12 +6,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from specbench.json_text import parse_json
-from specbench.records import Contender, KernelChoice
+from pydantic import ConfigDict, TypeAdapter
+
+from specbench.records import KernelChoice
 from specbench.whole_file import write_whole
 
+# A run stores what it finds here, as strictly.
+_CHOICES = TypeAdapter(
+    dict[str, KernelChoice], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+)
 _known: dict[str, KernelChoice] = {}
 _begun_with: set[str] = set()  # keys of what a run was measured with so far
 
@@ -54,14 +58,6 @@ def _file() -> Path:
 def _read(file: Path) -> dict[str, KernelChoice]:
     """What earlier runs chose; nothing where there is no such file or it is not ours."""
     try:
-        return {key: _choice_of(**kept) for key, kept in parse_json(file.read_bytes()).items()}
-    except (OSError, ValueError, TypeError, AttributeError):
+        return _CHOICES.validate_json(file.read_bytes())
+    except (OSError, ValueError):
         return {}
-
-
-def _choice_of(*, chosen: str, contenders: Iterable[Any], **others: Any) -> KernelChoice:
-    """A choice from its JSON; TypeError where it is none."""
-    if not isinstance(chosen, str):
-        raise TypeError(f"{chosen!r} is no name")
-    own = tuple(Contender(**contender) for contender in contenders)
-    return KernelChoice(chosen=chosen, contenders=own, **others)

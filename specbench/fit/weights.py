@@ -42,10 +42,10 @@ def planned_dtype(model: ModelFiles, device: Literal["cpu", "cuda"], asked: str 
     if chosen != "auto":
         return chosen
     own = model.field("dtype")
-    is_plain = own in DTYPE_BYTES
+    is_plain = isinstance(own, str) and own in DTYPE_BYTES
     if device == "cpu" and model.field("quantization_config") is None:
         return "float32"
-    return str(own) if is_plain else "float32"
+    return own if is_plain else "float32"
 
 
 def model_weights(model: ModelFiles, dtype: str) -> Weights | None:

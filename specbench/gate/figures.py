@@ -43,6 +43,12 @@ class CellFigures:
     problems: tuple[str, ...] = ()  # why the cell is not valid
     prompts: tuple[str, ...] = ()  # that every cycle asked, of a server
 
+    def __post_init__(self) -> None:
+        """ValueError where a column is not as long as the units, as in a file that was changed."""
+        columns = [self.num_tokens, *(figure.without for figure in self.figures.values())]
+        if any(len(column) != len(self.units) for column in columns if column):
+            raise ValueError(f"columns of {self.key.label} differ in length from its units")
+
     @property
     def has_cycles(self) -> bool:
         """Whether units are cycles of a server's sessions: no two of them belong together."""

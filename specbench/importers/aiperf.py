@@ -95,7 +95,7 @@ def _words(result: Result) -> list[str]:
 def _options(words: Sequence[str]) -> dict[str, str]:
     """The value of each option, of one given several times the last."""
     options = {}
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         name, equals, value = word.partition("=")
         if name.startswith("-"):
             options[name] = value if equals else following

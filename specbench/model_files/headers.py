@@ -114,8 +114,10 @@ def _of_index(index: Path) -> dict[str, TensorHeader]:
 
 def _tensor(file: Path, name: str, entry: Any, *, first: int, size: int) -> TensorHeader:
     try:
-        dtype, shape = str(entry["dtype"]), tuple(map(int, entry["shape"]))
-        begin, end = map(int, entry["data_offsets"])
+        dtype, shape = str(entry["dtype"]), tuple(entry["shape"])
+        begin, end = entry["data_offsets"]
+        if not all(type(number) is int for number in (*shape, begin, end)):
+            raise TypeError("shape and data_offsets have to be whole numbers")
         bits = math.prod(shape) * _BITS[dtype]
         is_right = min(shape, default=0) >= 0 <= begin and 8 * (end - begin) == bits
     except (KeyError, TypeError, ValueError) as error:

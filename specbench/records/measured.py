@@ -1,9 +1,16 @@
 """What was measured: blocks, requests, rounds, memory."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
+
+
+def _require_equal_lengths(rounds: "RoundLog | RoundTimeline") -> None:
+    columns = {field.name: getattr(rounds, field.name) for field in fields(rounds)}
+    lengths = {name: len(column) for name, column in columns.items() if column is not None}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns of rounds differ in length: {lengths}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +29,10 @@ class RoundLog:
     round_s: tuple[float, ...]
     draft_s: tuple[float, ...] | None = None
     verify_s: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """ValueError where the columns differ in length, as in a file that somebody changed."""
+        _require_equal_lengths(self)
 
     def __len__(self) -> int:
         return len(self.num_drafted)
@@ -134,6 +145,9 @@ class RoundTimeline:
     num_live: tuple[int, ...]
     num_rows: tuple[int, ...]
     num_emitted: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _require_equal_lengths(self)
 
     def __len__(self) -> int:
         return len(self.at_s)

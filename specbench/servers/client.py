@@ -5,7 +5,7 @@ Whatever a server does, from another protocol to silence, is an answer or a Serv
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import httpx
 from pydantic import ValidationError
@@ -16,10 +16,14 @@ from specbench.inputs.address import Address
 from specbench.json_text import parse_json
 from specbench.servers.connections import Connections
 from specbench.servers.metrics_page import Counters, read_counters
-from specbench.servers.streamed import EventData, Streamed
+from specbench.servers.streamed import EventData, Part, Streamed
 
 CONNECT_S, SILENCE_S = 10.0, 120.0  # how long a server may take to answer, and between two chunks
 LONGEST_REASON = 200  # characters of what a server says of a refusal
+LARGEST_PAGE = 2**26  # bytes; no engine has so much to say
+STRANGE = "streams events that are not those of an OpenAI-compatible server"
+
+Told = TypeVar("Told", bound=Part)
 
 
 class ServerError(SpecbenchError):
@@ -66,10 +70,19 @@ class Client:
     async def json(self, url: str, asked: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The JSON object at a URL of the server, or its answer to what is posted; ServerError."""
         try:
-            found = parse_json(await self._page(url, asked))
+            found = from_json(await self._page(url, asked), allow_inf_nan=False)
         except ValueError:
             self.fail(f"{_path(url)} is not JSON")
         return found if isinstance(found, dict) else {}
+
+    async def told(
+        self, url: str, form: type[Told], asked: Mapping[str, Any] | None = None
+    ) -> Told:
+        """The same as `form` reads it; ServerError also names a field of another type."""
+        try:
+            return form.model_validate(await self.json(url, asked))
+        except ValidationError as error:
+            self.fail(f"{_path(url)}: {nonsense(error)}")
 
     async def is_healthy(self, path: str) -> bool:
         """Whether it answers a path, such as /health, with 200."""
@@ -81,11 +94,15 @@ class Client:
 
     async def model(self) -> str:
         """The first model it serves; ServerError where it names none."""
+        return str((await self.model_card())["id"])
+
+    async def model_card(self) -> dict[str, Any]:
+        """What it says of the first model it serves; ServerError where it names none."""
         models = (await self.json(f"{self.address.api}/models")).get("data")
         first = models[0] if isinstance(models, list) and models else None
         if not isinstance(first, dict) or "id" not in first:
             self.fail("its /v1/models names no model; is this an OpenAI-compatible server?")
-        return str(first["id"])
+        return first
 
     async def version(self) -> str:
         """What it says of its version; empty where it says nothing."""
@@ -103,9 +120,13 @@ class Client:
 
     async def counters(self, path: str = "/metrics") -> Counters:
         """What its metrics page says, of no engine where it has none; ServerError."""
+        return (await self.counter_page(path))[0]
+
+    async def counter_page(self, path: str) -> tuple[Counters, str]:
+        """The same, and the page, for what only one engine's has. ServerError."""
         page = await self.page(path)
         try:
-            return read_counters(page)
+            return read_counters(page), page
         except ValueError as error:
             self.fail(f"{path} is not a page of counters: {self._said(str(error))}")
 
@@ -124,8 +145,8 @@ class Client:
             async with self._http.stream("POST", f"{root}{path}", json=body) as response:
                 await self._require_success(response)
                 async for piece in response.aiter_bytes():
-                    self._take(data.feed(piece), answer)
-                self._take(data.feed(b"\n"), answer)
+                    self._take(self._fed(data, piece), answer)
+                self._take(self._fed(data, b"\n"), answer)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._fail_by(error)
         if answer.fault:
@@ -152,6 +173,12 @@ class Client:
         text = "\n\n".join(message["content"] for message in conversation["messages"])
         return await self.stream("completions", {**asked, "prompt": text}, answer)
 
+    def _fed(self, data: EventData, piece: bytes) -> list[bytes]:
+        try:
+            return data.feed(piece)
+        except ValueError as error:
+            self.fail(f"{STRANGE}: {error}")
+
     def _take(self, events: list[bytes], answer: Streamed) -> None:
         for data in events:
             self.num_events += 1
@@ -161,29 +188,31 @@ class Client:
                 self._take_one(data, answer)
 
     def _take_one(self, data: bytes, answer: Streamed) -> None:
-        strange = "streams events that are not those of an OpenAI-compatible server"
         try:
             event = from_json(data)
         except ValueError as error:
-            self.fail(f"{strange}: {error}")
+            self.fail(f"{STRANGE}: {error}")
         if not isinstance(event, dict):
-            self.fail(f"{strange}: {self._said(str(event))}")
+            self.fail(f"{STRANGE}: {self._said(str(event))}")
         if event.get("error") is not None:
             self.fail(f"failed while it answered: {self._said(_reason(event['error']))}")
         try:
             answer.add(event)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            self.fail(f"{strange}: {'.'.join(map(str, first['loc']))}: {first['msg']}")
+            self.fail(f"{STRANGE}: {nonsense(error)}")
 
     async def _page(self, url: str, asked: Mapping[str, Any] | None = None) -> bytes:
-        method = "GET" if asked is None else "POST"
+        method, page = "GET" if asked is None else "POST", bytearray()
         try:
-            response = await self._http.request(method, url, json=asked)
+            async with self._http.stream(method, url, json=asked) as response:
+                await self._require_success(response)
+                async for piece in response.aiter_bytes():
+                    page += piece
+                    if len(page) > LARGEST_PAGE:
+                        self.fail(f"{_path(url)} has more than {LARGEST_PAGE >> 20} MiB")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             self._fail_by(error)
-        await self._require_success(response)
-        return response.content
+        return bytes(page)
 
     async def _require_success(self, response: httpx.Response) -> None:
         if response.is_success:
@@ -212,6 +241,12 @@ class Client:
     def _said(self, text: str) -> str:
         """What a server said, shortened and without our key."""
         return (text.replace(self._key, "***") if self._key else text)[:LONGEST_REASON]
+
+
+def nonsense(error: ValidationError) -> str:
+    """The first field that is of another type, and what it should be."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
 
 
 def _has_no_chat(error: RefusedError) -> bool:

@@ -129,6 +129,8 @@ def read_counters(text: str) -> Counters:
             num_positions = max(num_positions, _position(sample) + 1)
         elif name == _K_GAUGE:
             k_gauge = max(k_gauge, sample.value)  # of every rank the same
+    if k_gauge > MOST_POSITIONS:
+        raise ValueError(f"{_K_GAUGE} is {k_gauge:g}; allowed are 0 to {MOST_POSITIONS}")
     return Counters(engine=engine, num_positions=num_positions or round(k_gauge) or None, **sums)
 
 
@@ -149,6 +151,12 @@ def labels_of(text: str, name: str) -> list[dict[str, str]]:
 def gauge_of(text: str, name: str) -> float | None:
     """The largest value of a gauge; None where there is none of that name."""
     return max((sample.value for sample in _samples(text) if sample.name == name), default=None)
+
+
+def count_of(label: str | None) -> int | None:
+    """A label that tells a count; None where it tells something else."""
+    is_count = label is not None and label.isascii() and label.isdecimal() and len(label) < 16
+    return int(label or "") if is_count else None
 
 
 def _samples(text: str) -> Iterator[Sample]:

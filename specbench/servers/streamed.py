@@ -12,17 +12,19 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+LONGEST_EVENT = 2**24  # bytes
 Count = Annotated[int, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-class _Part(BaseModel):
-    """A part of an event: these fields are of these types, or absent; any other is passed over."""
+class Part(BaseModel):
+    """A part of what a server says: these fields are of these types, or absent; any other is
+    passed over."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
 
-class _Delta(_Part):
+class _Delta(Part):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -31,7 +33,7 @@ class _Delta(_Part):
 _NOTHING = _Delta()
 
 
-class _Choice(_Part):
+class _Choice(Part):
     delta: _Delta | None = None  # of a chat
     text: str | None = None  # of a completion
     token_ids: list[TokenId] | None = None
@@ -43,7 +45,7 @@ class _Choice(_Part):
         return said.reasoning_content or said.reasoning or said.content or self.text or ""
 
 
-class _Usage(_Part):
+class _Usage(Part):
     completion_tokens: Count | None = None
     prompt_tokens: Count | None = None
 
@@ -51,7 +53,7 @@ class _Usage(_Part):
 _NO_CHOICE, _NO_USAGE = _Choice(), _Usage()
 
 
-class _Event(_Part):
+class _Event(Part):
     """One event of a stream."""
 
     choices: list[_Choice] | None = None
@@ -69,8 +71,10 @@ class EventData:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of all lines that end in this piece."""
+        """The data of all lines that end in this piece; ValueError where one has no end."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > LONGEST_EVENT:
+            raise ValueError(f"a line of more than {LONGEST_EVENT >> 20} MiB")
         data = (line[5:].strip() for line in lines if line.startswith(b"data:"))
         return [one for one in data if one]
 

@@ -121,9 +121,10 @@ def test_a_later_process_takes_what_was_chosen_and_another_shape_competes(held, 
         '{"a": {"chosen": 3}}',
         '{"a": {"key": "a", "subject": "b", "chosen": 3, "contenders": []}}',
         '{"a": {"key": "a", "subject": "b", "chosen": "torch", "contenders": [1]}}',
+        '{"a": {"key": 1e999, "subject": "b", "chosen": "torch", "contenders": []}}',
         '{"a": ' + "[" * 10_000,
     ],
-    ids=range(7),
+    ids=range(8),
 )
 def test_a_cache_that_cannot_be_read_is_as_if_there_were_none(content, held, tmp_path):
     file = tmp_path / "cache" / "specbench" / "kernels.json"

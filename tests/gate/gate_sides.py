@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from specbench.gate.baseline import Origin, Snapshot
@@ -42,7 +43,10 @@ def cell(
         key=of or key(),
         units=tuple(units),
         num_tokens=(100.0,) * len(units),
-        figures=figures,
+        figures={
+            name: replace(one, without=one.without and one.without[: len(units)])
+            for name, one in figures.items()
+        },
         texts=texts or {},
         problems=problems,
     )

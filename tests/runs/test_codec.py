@@ -112,6 +112,13 @@ def test_a_line_with_a_wrong_value_or_an_unknown_key_names_it(
     assert not isinstance(caught.value, NotJsonError)
 
 
+def test_rounds_whose_columns_differ_in_length_are_refused():
+    line = json.loads(encode_line(BLOCK))
+    line["data"]["requests"][0]["rounds"]["num_emitted"].append(1)
+    with pytest.raises(ValueError, match=r"requests\.0\.rounds: .*differ in length"):
+        decode_line(json.dumps(line).encode())
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b'{"type":"mem', b"\0\0\0", b"\xff\xfe"])
 def test_text_that_is_no_json_is_told_from_a_wrong_record(text: bytes):
     with pytest.raises(NotJsonError):

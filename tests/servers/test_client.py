@@ -126,6 +126,19 @@ def test_a_last_line_without_an_end_is_read():
     assert (answer.text, answer.is_done) == ("a", True)
 
 
+@pytest.mark.parametrize(
+    ("limit", "call", "reason"),
+    [
+        ("streamed.LONGEST_EVENT", lambda c: c.stream("completions", {}), "a line of more than"),
+        ("client.LARGEST_PAGE", lambda c: c.json(c.address.root), "has more than"),
+    ],
+)
+def test_what_a_server_sends_without_end_is_not_held_in_memory(limit, call, reason, monkeypatch):
+    monkeypatch.setattr(f"specbench.servers.{limit}", 2**10)
+    reply = b"HTTP/1.1 200 OK\r\n\r\ndata: " + b"9" * 2**12
+    assert reason in failure_of(lambda _: reply, call)
+
+
 @pytest.mark.parametrize("host", ["a b", "\u2028", "x" * 300, "xn--\u00e9"])
 def test_an_address_that_no_request_can_be_sent_to_is_a_message(host):
     async def ask():

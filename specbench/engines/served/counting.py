@@ -8,11 +8,16 @@ of a greedy cell is, our decoder drafts all but the last token.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
+
+from pydantic import ValidationError
 
 from specbench.records import RequestCounts
-from specbench.servers.client import ServerError
-from specbench.servers.streamed import Streamed
+from specbench.servers.client import ServerError, nonsense
+from specbench.servers.metrics_page import MOST_POSITIONS
+from specbench.servers.streamed import Part, Streamed
+
+Told = TypeVar("Told", bound=Part)
 
 
 class Round(NamedTuple):
@@ -22,11 +27,21 @@ class Round(NamedTuple):
     num_accepted: int
 
 
+def read_counts(form: type[Told], told: object) -> Told:
+    """What a server says of one answer, as `form` reads it; ServerError names what is wrong."""
+    try:
+        return form.model_validate(told)
+    except ValidationError as error:
+        raise ServerError(f"the server's counts cannot be read: {nonsense(error)}") from error
+
+
 def of_rounds(
     answer: Streamed, rounds: Sequence[Round], k: int, *, num_overshot: int | None = None
 ) -> RequestCounts:
     """Counts from the rounds that drafted, in order; ServerError if they do not fit the answer."""
     num_accepted = sum(one.num_accepted for one in rounds)
+    if not all(0 <= one.num_accepted <= min(one.num_drafted, MOST_POSITIONS) for one in rounds):
+        _refuse(answer, num_accepted, len(rounds))
     num_rounds, num_overshot = _cut(answer, num_accepted, len(rounds), num_overshot)
     accepted = [one.num_accepted for one in rounds]
     if num_overshot:

@@ -11,14 +11,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
 from specbench.engines.served.asking import conversation
 from specbench.engines.served.counting import Round, of_rounds, of_sums
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
 from specbench.errors import UsageError
-from specbench.json_text import parse_json
 from specbench.records import RequestCounts
-from specbench.servers.client import Client
-from specbench.servers.streamed import Streamed
+from specbench.servers.client import Client, nonsense
+from specbench.servers.streamed import Count, Part, Streamed, TokenId
 
 HEALTH = "/health"
 COUNTERS = "/metrics"
@@ -67,19 +68,32 @@ async def facts(client: Client) -> ServerFacts:
     """It tells whether it speculates, and K by its counters, after the first draft."""
     root = client.address.root
     props = await client.json(f"{root}/props")
-    slots = parse_json(await client.page("/slots") or "[]")  # empty where switched off
     counters = await client.counters(COUNTERS)
-    speculates = [bool(slot.get("speculative")) for slot in slots]
+    speculates = [bool(slot.speculative) for slot in await _slots(client)]
     settings = {name: str(props.get(name)) for name in ("model_path", "model_ftype", "total_slots")}
-    default = props.get("default_generation_settings") or {}
+    default = props.get("default_generation_settings")
+    n_ctx = default.get("n_ctx") if isinstance(default, dict) else None  # of a slot
     return ServerFacts(
         version=str(props.get("build_info", "")),
         model=await client.model(),
         k=counters.num_positions if any(speculates) else 0 if speculates else None,
         drafts=any(speculates),
-        settings={**settings, "n_ctx": str(default.get("n_ctx"))},  # of a slot
+        settings={**settings, "n_ctx": str(n_ctx)},
         prefix_cache="by request",
     )
+
+
+class _Slot(Part):
+    speculative: bool | None = None
+
+
+async def _slots(client: Client) -> list[_Slot]:
+    """None where the page is switched off; ServerError."""
+    page = await client.page("/slots") or "[]"
+    try:
+        return TypeAdapter(list[_Slot]).validate_json(page)
+    except ValidationError as error:
+        client.fail(f"/slots: {nonsense(error)}")
 
 
 class _Step(NamedTuple):
@@ -88,6 +102,20 @@ class _Step(NamedTuple):
     num_tokens: int
     num_drafted: int
     num_accepted: int
+
+
+class _Timings(Part):
+    draft_n: Count = 0
+    draft_n_accepted: Count = 0
+
+
+class _Event(Part):
+    content: str | None = None
+    tokens: list[TokenId] | None = None
+    tokens_predicted: Count | None = None
+    tokens_evaluated: Count | None = None
+    stop_type: str | None = None
+    timings: _Timings = _Timings()
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,33 +127,39 @@ class _Answer(Streamed):
     steps: list[_Step] = field(default_factory=list)
 
     def add(self, event: Mapping[str, Any]) -> None:
-        metrics = {**event.get("timings", {}), "steps": self.steps}
-        Streamed.add(self, {**_in_common_words(event), "metrics": metrics})
-        if event.get("tokens"):
-            drafts = event["timings"].get("draft_n", 0), event["timings"].get("draft_n_accepted", 0)
-            self.steps.append(_Step(event["tokens_predicted"], *drafts))
+        said = _Event.model_validate(event)
+        metrics = {**said.timings.model_dump(), "steps": self.steps}
+        Streamed.add(self, {**_in_common_words(said), "metrics": metrics})
+        if said.tokens and said.tokens_predicted is not None:
+            drafts = said.timings.draft_n, said.timings.draft_n_accepted
+            self.steps.append(_Step(said.tokens_predicted, *drafts))
 
 
-def _in_common_words(event: Mapping[str, Any]) -> dict[str, Any]:
+def _in_common_words(said: _Event) -> dict[str, Any]:
     """An event as an OpenAI-compatible server would say it."""
-    reason = _REASONS.get(event.get("stop_type", ""))
-    usage = {
-        "completion_tokens": event.get("tokens_predicted"),
-        "prompt_tokens": event.get("tokens_evaluated"),
-    }
-    choice = {"text": event.get("content"), "token_ids": event.get("tokens")}
+    reason = _REASONS.get(said.stop_type or "")
+    usage = {"completion_tokens": said.tokens_predicted, "prompt_tokens": said.tokens_evaluated}
+    choice = {"text": said.content, "token_ids": said.tokens}
     return {"choices": [{**choice, "finish_reason": reason}], "usage": usage}
+
+
+class _Template(Part):
+    prompt: str
+
+
+class _Tokens(Part):
+    tokens: list[TokenId]
 
 
 async def answer(client: Client, model: str, question: Question) -> Streamed:
     """With token ids, unless a token ended within a character: such ids are not told."""
     root, sampling = client.address.root, question.sampling
-    prompt = (await client.json(f"{root}/apply-template", conversation(question)))["prompt"]
-    text = {"content": prompt, "add_special": True, "parse_special": True}
-    prompt_ids = (await client.json(f"{root}/tokenize", text))["tokens"]
+    made = await client.told(f"{root}/apply-template", _Template, conversation(question))
+    text = {"content": made.prompt, "add_special": True, "parse_special": True}
+    asked = await client.told(f"{root}/tokenize", _Tokens, text)
     body = {
         "model": model,
-        "prompt": prompt_ids,
+        "prompt": asked.tokens,
         "n_predict": question.max_tokens,
         "temperature": sampling.temperature,
         "top_k": sampling.top_k,
@@ -149,7 +183,7 @@ def counts(answer: Streamed, k: int) -> RequestCounts | None:
         return None
     steps = told["steps"]
     if len(steps) != answer.num_tokens:
-        accepted, drafted = told.get("draft_n_accepted", 0), told.get("draft_n", 0)
+        accepted, drafted = told["draft_n_accepted"], told["draft_n"]
         return of_sums(answer, num_accepted=accepted, num_drafted=drafted)
     drafting = [(old, new) for old, new in pairwise(steps) if new.num_drafted > old.num_drafted]
     rounds = [

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ConfigDict
+
 from specbench.engines.served.asking import (
     COUNTED_STREAM,
     asked,
@@ -15,11 +17,11 @@ from specbench.engines.served.asking import (
     own_prefix,
     plain_sampling,
 )
-from specbench.engines.served.counting import of_sums
+from specbench.engines.served.counting import of_sums, read_counts
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
 from specbench.records import RequestCounts
 from specbench.servers.client import Client, RefusedError
-from specbench.servers.streamed import Streamed
+from specbench.servers.streamed import Count, Part, Streamed, TokenId
 
 HEALTH = "/health"
 COUNTERS = "/metrics"
@@ -47,30 +49,62 @@ def launch(start: Start) -> Launch:
     return Launch(command=(*command, *start.arguments), num_program=len(program))
 
 
+class _Info(Part):
+    """What follows from these, besides what is only written down."""
+
+    model_config = ConfigDict(extra="allow")
+
+    disable_radix_cache: bool | None = None
+    max_total_num_tokens: Count | None = None
+    dp_size: Count | None = None
+    speculative_algorithm: str | None = None
+    speculative_num_steps: Count | None = None
+    speculative_num_draft_tokens: Count | None = None
+
+
 async def facts(client: Client) -> ServerFacts:
     """Its own arguments, as they were resolved."""
     root = client.address.root
     try:
-        info = await client.json(f"{root}/server_info")
+        info = await client.told(f"{root}/server_info", _Info)
     except RefusedError:  # older releases
-        info = await client.json(f"{root}/get_server_info")
-    prefix_cache = {True: "off", False: "on"}.get(info.get("disable_radix_cache", ""), "unknown")
-    room = info.get("max_total_num_tokens")
+        info = await client.told(f"{root}/get_server_info", _Info)
+    prefix_cache = {True: "off", False: "on", None: "unknown"}[info.disable_radix_cache]
+    room = info.max_total_num_tokens
+    told = info.model_dump()
     return ServerFacts(
-        version=str(info.get("version", "")),
+        version=str(told.get("version", "")),
         model=await client.model(),
-        k=_k(info) if info.get("speculative_algorithm") else 0,
-        kv_tokens=room * (info.get("dp_size") or 1) if room else None,
-        settings={name: str(info[name]) for name in _SETTINGS if info.get(name) is not None},
+        k=_k(info) if info.speculative_algorithm else 0,
+        kv_tokens=room * (info.dp_size or 1) if room else None,
+        settings={name: str(told[name]) for name in _SETTINGS if told.get(name) is not None},
         prefix_cache=prefix_cache,
     )
 
 
-def _k(info: Mapping[str, Any]) -> int | None:
+def _k(info: _Info) -> int | None:
     """The depth; drafters without steps of their own have a token for each, and the root."""
-    steps, tokens = info.get("speculative_num_steps"), info.get("speculative_num_draft_tokens")
-    has_steps = info["speculative_algorithm"] not in ("NGRAM", "DFLASH")
+    steps, tokens = info.speculative_num_steps, info.speculative_num_draft_tokens
+    has_steps = info.speculative_algorithm not in ("NGRAM", "DFLASH")
     return steps if has_steps and steps else (tokens - 1 if tokens else None)
+
+
+class _Extension(Part):
+    spec_tokens_details: dict[str, Any] | None = None
+    output_ids: list[list[TokenId]] | None = None
+
+
+_NOTHING = _Extension()
+
+
+class _Event(Part):
+    sglext: _Extension | None = None
+
+
+class _Counts(Part):
+    spec_num_correct_drafts: Count
+    spec_num_proposed_drafts: Count
+    spec_verify_ct: Count
 
 
 @dataclass(kw_only=True, slots=True)
@@ -78,9 +112,9 @@ class _Answer(Streamed):
     """Ids and counts come after the text, in an extension of the API."""
 
     def add(self, event: Mapping[str, Any]) -> None:
-        extension = event.get("sglext") or {}
-        Streamed.add(self, {**event, "metrics": extension.get("spec_tokens_details")})
-        for ids in extension.get("output_ids") or ():  # of each choice, and there is one
+        told = _Event.model_validate(event).sglext or _NOTHING
+        Streamed.add(self, {**event, "metrics": told.spec_tokens_details})
+        for ids in told.output_ids or ():  # of each choice, and there is one
             self.token_ids = array("i", ids)
 
 
@@ -93,12 +127,12 @@ async def answer(client: Client, model: str, question: Question) -> Streamed:
 
 def counts(answer: Streamed, k: int) -> RequestCounts | None:
     """Every round drafts; of a tree, `num_drafted` counts the nodes."""
-    told = answer.metrics
-    if not told or not k:
+    if not answer.metrics or not k:
         return None
+    told = read_counts(_Counts, answer.metrics)
     return of_sums(
         answer,
-        num_accepted=told["spec_num_correct_drafts"],
-        num_drafted=told["spec_num_proposed_drafts"],
-        num_drafting=told["spec_verify_ct"],
+        num_accepted=told.spec_num_correct_drafts,
+        num_drafted=told.spec_num_proposed_drafts,
+        num_drafting=told.spec_verify_ct,
     )

@@ -6,17 +6,19 @@ requests with a field that it does not know.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
 from specbench.engines.served.asking import COUNTED_STREAM, asked, conversation
 from specbench.engines.served.counting import of_sums
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
 from specbench.records import RequestCounts
 from specbench.servers.client import Client
-from specbench.servers.metrics_page import gauge_of, labels_of
-from specbench.servers.streamed import Streamed
+from specbench.servers.metrics_page import count_of, gauge_of, labels_of
+from specbench.servers.streamed import Part, Streamed
 
 HEALTH = "/health"
 COUNTERS = "/prometheus/metrics"
@@ -46,7 +48,7 @@ def launch(start: Start) -> Launch:
 
 async def facts(client: Client) -> ServerFacts:
     """Its page names the configuration; room in the KV cache is told after the first request."""
-    page = await client.page(COUNTERS)
+    _, page = await client.counter_page(COUNTERS)
     kinds = ("model", "parallel", "speculative", "kv_cache")
     told = {k: (labels_of(page, f"trtllm_{k}_config_info") or [{}])[0] for k in kinds}
     reuses = told["kv_cache"].get("enable_block_reuse", "").lower()
@@ -56,7 +58,7 @@ async def facts(client: Client) -> ServerFacts:
         version=await client.version(),
         model=await client.model(),
         k=_k(told["speculative"]),
-        kv_tokens=round(blocks * size) if blocks and size else None,
+        kv_tokens=round(blocks * size) if blocks and size and blocks * size < inf else None,
         settings={name: value for labels in told.values() for name, value in labels.items()},
         prefix_cache={"true": "on", "false": "off"}.get(reuses, "unknown"),
     )
@@ -65,8 +67,15 @@ async def facts(client: Client) -> ServerFacts:
 def _k(speculative: Mapping[str, str]) -> int | None:
     if speculative.get("spec_enabled", "").lower() == "false":
         return 0
-    k = speculative.get("spec_num_tokens", "")
-    return int(k) if k.isdigit() else None
+    return count_of(speculative.get("spec_num_tokens"))
+
+
+class _Choice(Part):
+    avg_decoded_tokens_per_iter: Annotated[float, Field(ge=0)] | None = None
+
+
+class _Event(Part):
+    choices: list[_Choice] | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -75,8 +84,8 @@ class _Answer(Streamed):
 
     def add(self, event: Mapping[str, Any]) -> None:
         Streamed.add(self, event)
-        for choice in event.get("choices") or ():
-            mean = choice.get("avg_decoded_tokens_per_iter")
+        for choice in _Event.model_validate(event).choices or ():
+            mean = choice.avg_decoded_tokens_per_iter
             self.metrics = {"avg_decoded_tokens_per_iter": mean} if mean else self.metrics
 
 

@@ -4,12 +4,12 @@ Facts: vllm/entrypoints/ and vllm/v1/metrics/ of 0.32. Counts per request came w
 """
 
 from specbench.engines.served.asking import asked, conversation, own_prefix, plain_sampling
-from specbench.engines.served.counting import Round, of_rounds, of_sums
+from specbench.engines.served.counting import Round, of_rounds, of_sums, read_counts
 from specbench.engines.served.served_engine import Launch, Question, ServerFacts, Start
 from specbench.records import RequestCounts
 from specbench.servers.client import Client
-from specbench.servers.metrics_page import labels_of, read_counters
-from specbench.servers.streamed import Streamed
+from specbench.servers.metrics_page import count_of, labels_of
+from specbench.servers.streamed import Count, Part, Streamed
 
 HEALTH = "/health"
 COUNTERS = "/metrics"
@@ -40,17 +40,15 @@ def launch(start: Start) -> Launch:
 
 async def facts(client: Client) -> ServerFacts:
     """It tells K by its counters: there is one per drafted position."""
-    model = await client.model()
-    card = (await client.json(f"{client.address.api}/models"))["data"][0]
-    page = await client.page(COUNTERS)
-    counters = read_counters(page)
+    card = await client.model_card()
+    counters, page = await client.counter_page(COUNTERS)
     caches = labels_of(page, "vllm:cache_config_info")  # one of each data-parallel rank
     cache = caches[0] if caches else {}
     settings = {name: cache[name] for name in _SETTINGS if name in cache}
     reuses = cache.get("enable_prefix_caching", "")
     return ServerFacts(
         version=await client.version(),
-        model=model,
+        model=str(card["id"]),
         k=(counters.num_positions or 0) if counters.engine else None,
         kv_tokens=sum(map(_kv_tokens, caches)) or None,
         settings={**settings, "max_model_len": str(card.get("max_model_len"))},
@@ -60,11 +58,11 @@ async def facts(client: Client) -> ServerFacts:
 
 def _kv_tokens(cache: dict[str, str]) -> int:
     """Older releases tell blocks alone."""
-    size = cache.get("kv_cache_size_tokens")
-    if size is not None and size.isdigit():
-        return int(size)
-    blocks, tokens = cache.get("num_gpu_blocks", ""), cache.get("block_size", "")
-    return int(blocks) * int(tokens) if blocks.isdigit() and tokens.isdigit() else 0
+    size = count_of(cache.get("kv_cache_size_tokens"))
+    if size is not None:
+        return size
+    blocks, tokens = count_of(cache.get("num_gpu_blocks")), count_of(cache.get("block_size"))
+    return (blocks or 0) * (tokens or 0)
 
 
 async def answer(client: Client, model: str, question: Question) -> Streamed:
@@ -73,18 +71,28 @@ async def answer(client: Client, model: str, question: Question) -> Streamed:
     return await client.chat({**body, "return_token_ids": True}, conversation(question))
 
 
+class _Counts(Part):
+    """Of all rounds that drafted, and of each."""
+
+    num_spec_steps: Count
+    num_accepted_draft_tokens: Count
+    num_draft_tokens: Count
+    per_step_drafted: list[Count] | None = None
+    per_step_accepted: list[Count] | None = None
+
+
 def counts(answer: Streamed, k: int) -> RequestCounts | None:
     """A server that was started with "detailed" tells round by round, with "summary" in sums."""
-    told = (answer.metrics or {}).get("speculative_decoding")
-    if not told or not k:
+    said = (answer.metrics or {}).get("speculative_decoding")
+    if not said or not k:
         return None
-    accepted = told.get("per_step_accepted") or ()
-    if len(accepted) < told["num_spec_steps"]:
+    told = read_counts(_Counts, said)
+    drafted, accepted = told.per_step_drafted or [], told.per_step_accepted or []
+    if len(accepted) < told.num_spec_steps or len(drafted) != len(accepted):
         return of_sums(
             answer,
-            num_accepted=told["num_accepted_draft_tokens"],
-            num_drafted=told["num_draft_tokens"],
-            num_drafting=told["num_spec_steps"],
+            num_accepted=told.num_accepted_draft_tokens,
+            num_drafted=told.num_draft_tokens,
+            num_drafting=told.num_spec_steps,
         )
-    drafted = told.get("per_step_drafted") or ()
     return of_rounds(answer, [Round(*step) for step in zip(drafted, accepted, strict=True)], k)

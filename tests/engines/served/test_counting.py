@@ -74,3 +74,9 @@ def test_rounds_that_would_have_emitted_more_than_the_engine_says_went_past_the_
 def test_sums_of_another_answer_are_refused():
     with pytest.raises(ServerError, match="3 rounds"):
         of_sums(of(3), num_accepted=0, num_drafted=12, num_drafting=3)
+
+
+@pytest.mark.parametrize("rounds", [[Round(4, -1)], [Round(4, 5)], [Round(10**9, 10**8)]])
+def test_rounds_that_cannot_be_are_refused_before_they_are_counted(rounds):
+    with pytest.raises(ServerError, match="which cannot be"):
+        of_rounds(of(10**9), rounds, K4)

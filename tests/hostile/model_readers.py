@@ -1,0 +1,79 @@
+"""Readers of models' files: config, tokenizer, tensor headers; of the demo's draft and heads."""
+
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from specbench.errors import ModelError
+from specbench.fit.compatibility import check_drafter
+from specbench.fit.discover import discover
+from specbench.fit.memory_plan import Place, plan_pair
+from specbench.inputs.model_spec import ModelSpec
+from specbench.inputs.pairing import Drafter
+from specbench.model_files.headers import INDEX
+from specbench.model_files.model import ModelFiles, open_model
+from specbench.shipped import PACKAGE
+from tests.hostile import mutations
+from tests.hostile.case import Case, Make
+from tests.hostile.mutations import Mutation
+
+MODELS = PACKAGE / "demo" / "models"
+PLACE = Place(device="cuda", memory_bytes=2**33, bytes_per_s=1e12)
+FILES = {  # method -> the folder of the demo, and its files
+    "draft_model": (
+        "poor",
+        ("config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json", INDEX),
+    ),
+    "eagle": ("eagle", ("config.json", "model.safetensors")),
+    "eagle3": ("eagle3", ("config.json",)),
+    "medusa": ("medusa", ("config.json", "model.safetensors")),
+}
+
+
+@cache
+def target() -> ModelFiles:
+    return open_model(ModelSpec(source="demo:target", folder=MODELS / "target"))
+
+
+def look_at(folder: Path, method: str) -> None:
+    """Everything `pair --dry-run` does with a draft; ModelError where it is refused."""
+    spec = ModelSpec(source=str(folder), folder=folder)
+    drafter = Drafter(name="draft", method=method, model=spec)
+    discover(target(), [folder], in_hub_cache=False)
+    checked = check_drafter(target(), drafter)
+    if checked.level == "refused":
+        raise ModelError("; ".join(f.text for f in checked.of_level("refused")))
+    plan_pair(target(), drafter, PLACE)
+
+
+def _of_model(method: str, name: str) -> Make:
+    def make(folder: Path) -> Case:
+        whole = MODELS / FILES[method][0]
+        shutil.copytree(whole, folder, dirs_exist_ok=True)
+        path = folder / name
+        if name == INDEX:
+            (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+            path.write_text('{"weight_map": {"model.norm.weight": "model-1.safetensors"}}')
+        return Case(
+            file=path,
+            content=path.read_bytes(),
+            mutated=_mutation(name),
+            read=lambda: look_at(folder, method),
+            place="",  # findings stand in a table, each with its drafter
+        )
+
+    return make
+
+
+def _mutation(name: str) -> Mutation:
+    return mutations.tensor_file if name.endswith(".safetensors") else mutations.json_file
+
+
+def _all() -> Iterator[tuple[str, Make]]:
+    for method, (_, names) in FILES.items():
+        for name in names:
+            yield f"{name} of {method}", _of_model(method, name)
+
+
+READERS: dict[str, Make] = dict(_all())
