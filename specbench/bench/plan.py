@@ -23,9 +23,9 @@ from specbench.records import (
     too_deep,
 )
 from specbench.settings import BUILTIN, SERVED, RunSettings
+from specbench.settings.groups import DEFAULT_K
 from specbench.stats.crossed import FEWEST_PLANNED
 
-DEFAULT_K = 4
 DEFAULT_PROMPTS = 10
 SEEDS_WHEN_SAMPLING = 3  # texts differ by seed at temperature > 0: one seed says little
 ADAPTIVE_K = 8  # the most that K = auto drafts when no K is named beside it

@@ -26,7 +26,10 @@ def open_console(
         color_system=None if os.environ.get("NO_COLOR") else "auto",
     )
     if width is not None:
-        # Not rich's is_terminal: FORCE_COLOR makes that true of a pipe, too.
-        is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
-        console.width = max(width, console.width) if is_terminal else width
+        console.width = max(width, console.width) if is_terminal(stderr=stderr) else width
     return console
+
+
+def is_terminal(*, stderr: bool = False) -> bool:
+    """Whether a person reads along. Not rich's own: FORCE_COLOR makes that true of a pipe."""
+    return (sys.stderr if stderr else sys.stdout).isatty()

@@ -11,6 +11,7 @@ import typer
 from specbench.cli import options
 from specbench.errors import StoreError, UsageError
 from specbench.exit_code import ExitCode
+from specbench.settings import BUILTIN, TRANSFORMERS
 from specbench.settings.groups import PairingsFile
 from specbench.settings.words import MAX_CONCURRENCY, MAX_K
 from specbench.whole_file import write_whole
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
     from specbench.export.deployment import Deployment, Export
     from specbench.export.winner import Asked
     from specbench.inputs.pairing import Pairing
+    from specbench.records import RunRecord
     from specbench.runs import StoredRun
+
+_CPU_DTYPE = (
+    "measured in float32, which a CPU takes unless told otherwise: the command leaves the dtype to "
+    "the engine, which takes the checkpoint's; to measure that, run with --dtype bfloat16"
+)
 
 _PairingName = Annotated[
     str, typer.Argument(metavar="PAIRING", help="target/drafter, or a target for its best drafter.")
@@ -135,12 +142,15 @@ def export(
         made = exporter.export(deployment, engine_version, config_name)
     if deployment.is_undecided:
         _tell_undecided(deployment, as_json=as_json)
+    is_measured = deployment.measured_with is not None
+    script = _script(made, is_measured=is_measured)
     if out is not None:
-        _write(out, made.config.text if made.config else _script(made))
+        _write(out, made.config.text if made.config else script)
     if as_json:
         typer.echo(json.dumps(_document(made, deployment), indent=2, allow_nan=False))
     else:
-        typer.echo(_script(replace(made, config=None) if out else made), nl=False)
+        told = _script(replace(made, config=None), is_measured=is_measured) if out else script
+        typer.echo(told, nl=False)
         if out is not None:
             typer.echo(f"# written: {out}")
 
@@ -180,7 +190,19 @@ def _measured(
     arguments = document.run.settings.servers.engine_args
     own = basis_there(deployment, engine, servers, arguments)
     basis = (f"run {document.run.run_id}{cut}", *own, *deployment.basis)
+    if _is_default_of_a_cpu(deployment, document.run):
+        # Nobody asked for float32, and a GPU engine would serve at a fraction of its speed.
+        basis = (*basis, _CPU_DTYPE)
+        deployment = replace(deployment, dtype=None)
     return replace(deployment, basis=basis), version_there(deployment, engine, servers)
+
+
+def _is_default_of_a_cpu(deployment: "Deployment", run: "RunRecord") -> bool:
+    """Whether the dtype is what our decoder takes on a CPU unless told otherwise."""
+    was_told = run.settings.machine.dtype or deployment.target.dtype != "auto"
+    is_ours = deployment.measured_with in (BUILTIN, TRANSFORMERS)
+    is_cpu = run.environment.device == "cpu" and deployment.dtype == "float32"
+    return is_ours and is_cpu and not was_told and not deployment.is_undecided
 
 
 def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
@@ -198,12 +220,14 @@ def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
     )
 
 
-def _script(made: "Export") -> str:
+def _script(made: "Export", *, is_measured: bool) -> str:
     """A shell script: what to know in comments, the config file, the command last."""
     lines = [f"# {made.engine}, written for {made.written_for}"]
     lines += [f"# {sentence}" for sentence in made.basis]
     if made.acceptance_rule is None:
         lines.append("# result: do not speculate")
+    elif not is_measured:
+        lines.append(f"# acceptance rule here: {made.acceptance_rule}")
     else:
         lines.append(f"# acceptance rule of these figures: {made.acceptance_rule}")
     lines += [f"# not expressible: {sentence}" for sentence in made.not_expressed]

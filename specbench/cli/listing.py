@@ -12,7 +12,7 @@ import typer
 from specbench.cli import options
 from specbench.errors import UsageError
 from specbench.exit_code import ExitCode
-from specbench.settings.groups import PairingsFile
+from specbench.settings.groups import DEFAULT_K, PairingsFile
 
 if TYPE_CHECKING:
     from specbench.inputs.pairing import Drafter, Pairing
@@ -55,7 +55,7 @@ _COLUMNS = {
     Kind.PAIRINGS: {
         "pairing": "pairing",
         "method": "method",
-        "K": "num_speculative_tokens",
+        "K": "k",
         "GiB": "weights",
         "note": "note",
     },
@@ -166,6 +166,7 @@ def _pairings(file: Path | None, *, fits: bool, gpu: str | None) -> list[dict[st
             "target": pairing.target.model.source,
             "draft": pairing.drafter.model.source if pairing.drafter.model else None,
             "num_speculative_tokens": pairing.drafter.num_speculative_tokens,
+            "k": pairing.drafter.num_speculative_tokens or DEFAULT_K,  # of a run without -k
             "lossy": str(pairing.drafter.lossy) if pairing.drafter.lossy else None,
             "needs_gib": pairing.needs_gib,
             "weights": _weights(pairing),
@@ -245,22 +246,33 @@ def _runs(out: Path) -> list[dict[str, Any]]:
 
 
 def _print(columns: Mapping[str, str], rows: Sequence[dict[str, Any]]) -> None:
-    """A column per key that fits 80 columns; the wide ones wrap. --json has every key."""
+    """A table on a terminal, of which nothing is cut off; elsewhere tabs between the same columns.
+
+    --json has every key.
+    """
+    from specbench.cli.console import is_terminal, open_console
+
+    if not rows:
+        typer.echo("none", err=True)
+        return
+    texts = [[_entry(row, key) for key in columns.values()] for row in rows]
+    if not is_terminal():
+        for line in ([*columns], *texts):
+            typer.echo("\t".join(" ".join(cell.split()) for cell in line))
+        return
     from rich.table import Table
 
-    from specbench.cli.console import open_console
-
-    console = open_console()
-    if not rows:
-        console.print("none")
-        return
     table = Table(box=None, pad_edge=False)
-    *narrow, wide = columns
-    for header in (*narrow, wide):
-        table.add_column(header, no_wrap=header not in (wide, "parameters"), overflow="fold")
-    for row in rows:
-        table.add_row(*(_entry(row, key) for key in columns.values()))
-    console.print(table)
+    # The first is what one copies; of the others the last wraps first.
+    wraps = ("parameters", "pairings", "workloads", "state", list(columns)[-1])
+    for number, header in enumerate(columns):
+        width = max(len(line[number]) for line in texts) if not number else None
+        table.add_column(
+            header, no_wrap=not number or header not in wraps, min_width=width, overflow="fold"
+        )
+    for line in texts:
+        table.add_row(*line)
+    open_console().print(table)
 
 
 def _entry(row: dict[str, Any], key: str) -> str:

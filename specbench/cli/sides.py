@@ -4,7 +4,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.errors import UsageError
+from specbench.errors import StoreError, UsageError
+from specbench.settings.words import nearest
 
 if TYPE_CHECKING:
     from specbench.gate.baseline import Snapshot
@@ -19,14 +20,25 @@ def read_run(name: str, root: Path, names: Collection[str] | None = None) -> "Sn
 
 
 def read_side(name: str, root: Path, names: Collection[str]) -> "Snapshot":
-    """A file of `specbench baseline`, or a stored run."""
+    """A file of `specbench baseline`, or a stored run; StoreError for what is neither."""
     from specbench.gate.baseline_file import read_baseline
     from specbench.runs import disk_errors_named
 
     with disk_errors_named(Path(name)):
         if Path(name).is_file() or Path(name).suffix == ".json":
             return read_baseline(Path(name))
-    return read_run(name, root, names)
+    try:
+        return read_run(name, root, names)
+    except StoreError:
+        if not _names_a_file(name) or Path(name).exists():
+            raise
+    near = nearest(Path(name).name, [file.name for file in Path(name).parent.glob("*.json")])
+    raise StoreError(f"{name}: no such file{near}; a run is named by its id or its folder")
+
+
+def _names_a_file(name: str) -> bool:
+    """`baseline.jsn`, `old/base.txt`: with an ending, which no id and few folders have."""
+    return bool(Path(name).suffix) or "/" in name
 
 
 def parse_allowed(text: str | None, words: Collection[str]) -> tuple[str, ...]:

@@ -9,8 +9,8 @@ from specbench.errors import UsageError
 from specbench.inputs.config import load_pairings
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Drafter, Pairing, Pairings
-from specbench.inputs.strict_yaml import nearest
 from specbench.model_files.hub_facts import HubFacts
+from specbench.settings.words import nearest
 from specbench.shipped import shipped
 
 GIB = 2**30

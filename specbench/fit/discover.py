@@ -14,10 +14,10 @@ from specbench.fit.weights import model_weights
 from specbench.inputs.methods import all_methods
 from specbench.inputs.model_spec import ModelSpec, model_spec
 from specbench.inputs.pairing import Drafter
-from specbench.inputs.strict_yaml import nearest
 from specbench.model_files.kinds import kind_of
 from specbench.model_files.model import ModelFiles, open_model
 from specbench.model_files.mtp_families import FAMILIES, family_name, layer_tensors
+from specbench.settings.words import nearest
 
 _DEEPEST = 6  # folders below the one that is named
 _MOST_FOLDERS = 20_000

@@ -25,6 +25,7 @@ from specbench.gate.kinds import Kind, kind_of
 from specbench.gate.tolerances import Tolerance, default_tolerances
 from specbench.metrics.registry import Metric, all_metrics
 from specbench.records import NO_DRAFTER, CellKey
+from specbench.settings.words import nearest
 from specbench.stats.multiple_testing import holm
 
 
@@ -112,8 +113,10 @@ def metric_of(tolerance: Tolerance) -> Metric:
     known = all_metrics()
     metric = known.get(tolerance.base_name)
     if metric is None:
+        near = nearest(tolerance.base_name, tuple(known))
         raise UsageError(
-            f"--fail-on: no metric {tolerance.base_name!r}; `specbench list metrics` has them all"
+            f"--fail-on: no metric {tolerance.base_name!r}{near}; "
+            "`specbench list metrics` has them all"
         )
     if metric.better is None:
         raise UsageError(f"--fail-on: {metric.name} has no better direction")

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import UsageError
-from specbench.inputs.strict_yaml import Section, Value, nearest, number, one_of
+from specbench.inputs.strict_yaml import Section, Value, number, one_of
+from specbench.settings.words import nearest
 from specbench.shipped import PACKAGE
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")

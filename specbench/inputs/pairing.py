@@ -10,8 +10,8 @@ from specbench.errors import UsageError
 from specbench.inputs.methods import Setting
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.origin import Origin
-from specbench.inputs.strict_yaml import nearest
 from specbench.records import LossyRule
+from specbench.settings.words import nearest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

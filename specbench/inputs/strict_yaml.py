@@ -9,13 +9,13 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import yaml
 
 from specbench.errors import SpecbenchError
+from specbench.settings.words import nearest
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -196,12 +196,6 @@ def one_of(allowed: Sequence[str]) -> Callable[[Value], str]:
         return word
 
     return read
-
-
-def nearest(word: str, allowed: Sequence[str]) -> str:
-    """`, did you mean x?` where an allowed word is close, else nothing."""
-    close = get_close_matches(word, allowed, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def read_yaml(file: Path, error: type[SpecbenchError]) -> Value:

@@ -26,8 +26,8 @@ from specbench.inputs.row_json import (
     text,
     without_nulls,
 )
-from specbench.inputs.strict_yaml import nearest
 from specbench.records import Message, Prompt, Role
+from specbench.settings.words import nearest
 
 OWN_FORMS = ("messages", "conversations", "turns", "prompt")
 OWN_KEYS = (

@@ -23,9 +23,10 @@ from pathlib import Path
 from specbench.errors import UsageError, WorkloadError
 from specbench.inputs.prompt_rows import Row, read_rows
 from specbench.inputs.prompt_sample import PromptSample
-from specbench.inputs.strict_yaml import Value, nearest, read_yaml, whole
+from specbench.inputs.strict_yaml import Value, read_yaml, whole
 from specbench.inputs.workload_formats import SkippedRow, read_prompt
 from specbench.records import Prompt
+from specbench.settings.words import nearest
 from specbench.shipped import shipped
 
 MAX_NEW_TOKENS = 131_072

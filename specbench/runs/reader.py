@@ -89,12 +89,20 @@ def list_runs(root: Path) -> tuple[RunListing, ...]:
 
 
 def find_run(run_id: str, root: Path) -> Path:
-    """The folder of a run id (or `latest`) under `root`; StoreError names the runs there are."""
+    """The folder of a run id, of the beginning of one alone, or of `latest`, under `root`.
+
+    StoreError names the runs there are, and those that the beginning may mean.
+    """
     if run_id != LATEST and is_run_id(run_id) and (root / run_id / RUN_FILE).is_file():
         return root / run_id
     known = [listing.run_id for listing in list_runs(root)]
     if run_id == LATEST and known:
         return root / known[-1]
+    meant = [one for one in known if run_id and one.startswith(run_id)]
+    if len(meant) == 1:
+        return root / meant[0]
+    if meant:
+        raise StoreError(f"{run_id!r} may be any of these runs in {root}: {', '.join(meant)}")
     raise StoreError(f"no run {run_id!r} in {root}; runs there: {', '.join(known) or 'none yet'}")
 
 

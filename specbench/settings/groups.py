@@ -17,6 +17,7 @@ from specbench.settings.words import (
     parse_temperatures,
 )
 
+DEFAULT_K = 4  # of a pairing that names none
 DEFAULT_WORKLOADS = ("chat", "code", "creative")
 AcceptanceRule = Literal["exact", "greedy_draft"]
 
@@ -72,7 +73,7 @@ K = Option(
     names=("-k", "--num-speculative-tokens"),
     read=_draft,
     help="K: a number, a range or a list (4, 0..8 or 1,2,4), auto, or 0..8,auto.",
-    shown="the pairing's, else 4",
+    shown=f"the pairing's, else {DEFAULT_K}",
 )
 Temperatures = Annotated[
     tuple[float, ...],

@@ -62,13 +62,18 @@ def parse_concurrency(text: str) -> tuple[int, ...]:
     return rows
 
 
+def nearest(word: str, allowed: Sequence[str]) -> str:
+    """`, did you mean x?` where an allowed word is close, else nothing."""
+    close = get_close_matches(word, allowed, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
 def parse_names(option: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
     """A comma-separated choice of `allowed`, each once."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     for name in names:
         if name not in allowed:
-            near = get_close_matches(name, allowed, n=1)
-            close = f", did you mean {near[0]!r}?" if near else ":"
+            close = nearest(name, allowed) or ":"
             raise UsageError(f"{option} {name!r}{close} allowed are {', '.join(allowed)}")
     return names
 

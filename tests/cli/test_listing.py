@@ -9,8 +9,9 @@ KINDS = ("pairings", "workloads", "drafters", "metrics", "runs")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_listed_for_people_within_80_columns(kind, tiny, finished):
+def test_every_kind_is_listed_for_people_within_80_columns(kind, tiny, finished, monkeypatch):
     assert finished.code == 0
+    monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: True)
     ran = specbench("list", kind, cwd=tiny)
     assert (ran.code, ran.err) == (0, "")
     assert max(map(len, ran.out.splitlines())) <= 80
@@ -51,7 +52,8 @@ def test_runs_say_how_far_they_came(tiny, finished):
 
 
 def test_no_runs_are_none(tmp_path):
-    assert specbench("list", "runs", cwd=tmp_path).out == "none\n"
+    ran = specbench("list", "runs", cwd=tmp_path)
+    assert (ran.out, ran.err) == ("", "none\n")
     assert specbench("list", "runs", "--json", cwd=tmp_path).out == "[]\n"
 
 

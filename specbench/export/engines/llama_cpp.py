@@ -56,7 +56,8 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     if target.revision:
         lost.append(f"revision {target.revision} of the target: convert that one")
     if deployment.dtype:
-        lost.append(f"{deployment.dtype}, in which it was measured: convert with that --outtype")
+        measured = ", in which it was measured" if deployment.measured_with else ""
+        lost.append(f"{deployment.dtype}{measured}: convert with that --outtype")
     if deployment.k:
         command += _draft_flags(deployment, dialect)
         lost += _lost(deployment)

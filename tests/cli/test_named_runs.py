@@ -1,0 +1,101 @@
+"""Runs are named by ids that are never cut, or by the beginning of one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.runs import SCHEMA_VERSION, create_run
+from tests.cli.calls import specbench
+from tests.report.served_runs import served_run
+
+FIRST, SECOND, OTHER = "20261121-010203-a1", "20261121-010203-b2", "20261230-000000-c3"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("named")
+    stored = served_run()
+    for name in (FIRST, SECOND, OTHER):
+        run = replace(stored.run, run_id=name, schema_version=SCHEMA_VERSION)
+        with create_run(folder / "reports", run) as writer:
+            for record in (*stored.memory, *stored.engines, *stored.blocks):
+                writer.append(record)
+            writer.finish()
+    (folder / "baseline.json").write_text("{}")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "20261230", "--format", "md"],
+        ["recommend", "20261230"],
+        ["check", "20261230", "20261230"],
+        ["baseline", "20261230"],
+        ["export", "demo/draft", "--engine", "vllm", "--run", "20261230"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_beginning_of_an_id_is_enough_where_it_is_of_one_run_alone(
+    command: list[str], folder: Path
+) -> None:
+    ran = specbench(*command, cwd=folder)
+    assert ran.code != 2, ran.err
+    both = [word.replace("20261230", "20261121") for word in command]
+    ran = specbench(*both, cwd=folder)
+    assert ran.code == 2
+    assert f"'20261121' may be any of these runs in reports: {FIRST}, {SECOND}" in ran.err
+
+
+def test_an_id_that_begins_another_is_itself(folder: Path) -> None:
+    assert specbench("report", FIRST, "--format", "md", cwd=folder).code == 0
+    assert "no run '9'" in specbench("report", "9", cwd=folder).err
+
+
+def test_in_a_pipe_lists_are_tabs_and_nothing_is_cut(folder: Path) -> None:
+    header, *rows = specbench("list", "runs", cwd=folder).out.splitlines()
+    assert header.split("\t") == ["run", "state", "blocks", "pairings", "workloads"]
+    assert [row.split("\t")[0] for row in rows] == [FIRST, SECOND, OTHER]
+    assert rows[0].split("\t")[-1] == "code, creative"
+    header, *rows = specbench("list", "pairings", cwd=folder).out.splitlines()
+    by_name = {row.split("\t")[0]: row.split("\t") for row in rows}
+    assert header.split("\t")[2] == "K"
+    assert [by_name[name][2] for name in ("demo/draft", "demo/ngram")] == ["5", "4"]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_on_a_terminal_nothing_is_cut_either(
+    columns: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = specbench("list", "runs", cwd=folder).out
+    begins = [line.split()[0] for line in out.splitlines() if line.startswith("2026")]
+    assert begins == [FIRST, SECOND, OTHER]
+    words = set(out.replace(",", " ").split())
+    assert {"workloads", "code", "creative", "complete"} <= words
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= columns
+
+
+def test_a_file_that_is_not_there_and_a_metric_that_is_not_get_a_suggestion(folder: Path) -> None:
+    ran = specbench("check", "baseline.jsn", "latest", cwd=folder)
+    assert ran.code == 2
+    assert "baseline.jsn: no such file, did you mean 'baseline.json'?" in ran.err
+    ran = specbench("check", OTHER, OTHER, "--fail-on", "decode_spedup:5%", cwd=folder)
+    assert "no metric 'decode_spedup', did you mean 'decode_speedup'?" in ran.err
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt_llm", "transformers"])
+def test_a_cpus_float32_is_no_setting_of_a_gpu_engine(engine: str, folder: Path) -> None:
+    export = ("export", "demo/draft", "--engine", engine)
+    ran = specbench(*export, "-w", "code", "--concurrency", "4", cwd=folder)
+    assert ran.code == 0, ran.err + ran.out
+    assert "# measured in float32, which a CPU takes unless told otherwise" in ran.out
+    commands = [line for line in ran.out.splitlines() if not line.startswith("#")]
+    assert "float32" not in "\n".join(commands)
+    by_hand = specbench(*export, "-k", "3", cwd=folder)
+    assert by_hand.code == 0
+    assert "figures" not in by_hand.out
+    assert "# acceptance rule here: " in by_hand.out
