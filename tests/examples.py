@@ -1,0 +1,50 @@
+"""The examples of README.md and docs/: fenced blocks, with what a comment above says of them.
+
+<!-- file: NAME -->          the block is written to this file
+<!-- before: COMMANDS -->    what a reader has done by then
+<!-- exit: 0 or 3 -->        how the block ends; 0 where nothing is said
+<!-- not run: REASON -->     what it needs that a test has not
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+
+_MARK = r"<!-- (file|before|exit|not run): (.+?) -->\n"
+_BLOCK = re.compile(rf"((?:{_MARK})*)```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Example(NamedTuple):
+    """A fenced block of a page."""
+
+    line: int
+    language: str
+    text: str
+    marks: dict[str, str]
+
+    @property
+    def commands(self) -> list[list[str]]:
+        """A shell block's lines as words, without comments; a loop or pipe is words as well."""
+        joined = self.text.replace("\\\n", " ")
+        return [
+            words for line in joined.splitlines() if (words := shlex.split(line, comments=True))
+        ]
+
+
+def examples(page: Path) -> Iterator[Example]:
+    """Every fenced block, in order."""
+    text = page.read_text(encoding="utf-8")
+    for found in _BLOCK.finditer(text):
+        marks = dict(re.findall(_MARK, found[1]))
+        yield Example(text.count("\n", 0, found.start()) + 1, found[4], found[5], marks)
+
+
+def spoken(page: Path) -> list[list[str]]:
+    """Every `specbench COMMAND ...` within the text of a page, as words."""
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    return [shlex.split(one) for one in re.findall(r"`(specbench [a-z][^`\n]*)`", text)]

@@ -1,0 +1,79 @@
+"""Every example of README.md and docs/ names commands, options and targets that there are.
+
+That they also run is tested by `make test-docs`, from an installed wheel.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from specbench.cli import app, prepared
+from tests.examples import PAGES, ROOT, examples, spoken
+
+GROUP = get_command(app)
+TARGETS = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+LEFT_OUT = ("MissingParameter", "BadOptionUsage")  # an argument, or the value of an option
+REASONS = ("needs ", "takes ")
+
+
+def understood(words: list[str]) -> None:
+    """Raises where the command line takes the words for wrong, but for something left out."""
+    _, name, *rest = words
+    if name.startswith("-"):
+        return
+    command = GROUP.get_command(None, name)
+    assert command is not None, f"no command {name}"
+    try:
+        command.make_context(name, prepared([name, *rest])[1:])
+    except Exception as error:  # typer's copy of click has no public name
+        if type(error).__name__ not in LEFT_OUT:
+            raise AssertionError(f"{' '.join(words)}: {error}") from error
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_and_option_exists(page: Path) -> None:
+    shell = [one for one in examples(page) if one.language == "sh"]
+    commands = [words for one in shell for words in one.commands]
+    for words in commands:
+        assert words[0] in ("specbench", "make", "cd", "python"), words
+        if words[0] == "make":
+            assert words[1] in TARGETS
+    piped = [words[: words.index(">")] if ">" in words else words for words in commands]
+    for words in (*piped, *spoken(page)):
+        if words[0] == "specbench" and words[1:]:
+            understood(words)
+
+
+def test_there_are_examples_to_test() -> None:
+    """A change of the pages' form shall not leave this file without work."""
+    shell = [one for page in PAGES for one in examples(page) if one.language == "sh"]
+    assert sum(len(one.commands) for one in shell) > 50
+    assert sum("not run" not in one.marks for one in shell) > 30
+    assert sum(len(spoken(page)) for page in PAGES) > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_an_example_that_is_not_run_says_what_it_needs(page: Path) -> None:
+    reasons = [one.marks["not run"] for one in examples(page) if "not run" in one.marks]
+    assert all(reason.startswith(REASONS) for reason in reasons)
+
+
+def test_the_front_pages_yaml_has_eight_lines_and_its_pairings_are_found(tmp_path: Path) -> None:
+    from specbench.inputs.config import load_pairings
+
+    (block,) = (one for one in examples(ROOT / "README.md") if one.language == "yaml")
+    assert len(block.text.splitlines()) == 8
+    file = tmp_path / block.marks["file"]
+    file.write_text(block.text, encoding="utf-8")
+    assert [pairing.name for pairing in load_pairings(file).all] == ["mine/small", "mine/copy"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_yaml_and_json_example_can_be_read(page: Path) -> None:
+    for one in examples(page):
+        if one.language in ("yaml", "json"):
+            for text in one.text.splitlines() if one.language == "json" else [one.text]:
+                assert yaml.safe_load(text), f"{page.name}:{one.line}"
