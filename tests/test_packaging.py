@@ -26,6 +26,10 @@ def test_the_version_is_written_once_and_told_alike_everywhere():
     assert re.findall(r"^## (\S+?),? ", changes, re.MULTILINE)[0] == __version__
 
 
+def test_pipx_run_finds_the_command_by_the_packages_name():
+    assert PROJECT["project"]["scripts"] == {PROJECT["project"]["name"]: "specbench.cli:main"}
+
+
 def test_what_is_shipped_stays_small():
     files = [ROOT / "pairings.yaml", *(ROOT / "workloads").iterdir()]
     files += [f for f in (ROOT / "specbench").rglob("*") if "__pycache__" not in f.parts]
