@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -185,6 +185,7 @@ def _show_plan(
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_ks, running_servers
     from specbench.cli.memory import shortages
+    from specbench.cli.plan_outlook import outlook_lines, plan_outlook
     from specbench.cli.plan_table import plan_document, print_plan
 
     running = running_servers(settings)
@@ -196,10 +197,14 @@ def _show_plan(
     )
     missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(out) if any(plan.served for plan in plans) else ()
+    outlook = plan_outlook(plans, settings, out) if is_here else []
     if as_json:
-        typer.echo(json.dumps(plan_document(plans, earlier), indent=2))
+        document = plan_document(plans, earlier) | {"estimates": [asdict(one) for one in outlook]}
+        typer.echo(json.dumps(document, indent=2))
     else:
         print_plan(plans, earlier)
+        for line in outlook_lines(outlook):
+            typer.echo(line)
     if is_here and not running:
         try:
             require_startable(plans)
