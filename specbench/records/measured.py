@@ -226,6 +226,8 @@ class ReferenceRecord:
     num_prompt_tokens: int
     output_ids: tuple[int, ...]
     context: int | None = None  # as in CellKey
+    # The text of each id, joined that of the answer; of one answer of a workload, from schema 7 on.
+    pieces: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Everything a stored run says, analysed once; each report format only renders it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
@@ -16,6 +16,7 @@ from specbench.forecast.forecast_check import (
 )
 from specbench.metrics.cell import CellData
 from specbench.metrics.gathering import gather_run
+from specbench.metrics.generation import Generation, generation_of
 from specbench.metrics.imported import summarise_imported
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.sessions import lost_sessions
@@ -32,6 +33,7 @@ from specbench.records import (
     MemoryRecord,
     ModelIdentity,
     PassRecord,
+    ReferenceRecord,
     RunRecord,
     ServerRecord,
 )
@@ -66,6 +68,7 @@ class Document:
     forecasts: tuple[CheckedForecast, ...]  # made before K were measured, with what came of them
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
     prompts: Mapping[CellKey, Mapping[str, float]]  # of each decision's cell: speed-up by prompt
+    generations: Mapping[CellKey, Generation]  # by decision's cell: one of it, round by round
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
     models: tuple[ModelIdentity, ...]
@@ -124,6 +127,7 @@ def build_document(stored: StoredRun) -> Document:
             c.key: c.passes[0].record for c in explored if c.key.draft.is_adaptive and c.passes
         },
         prompts=_by_prompt(decisions, explored, repeated),
+        generations=_generations(decisions, explored, stored.references),
         engines=_newest_engines(stored.engines),
         failures=(*stored.failures, *lost_sessions(stored.servers)),
         servers=stored.servers,
@@ -142,6 +146,17 @@ def _by_prompt(
     """From the measurement that a decision quotes: the second one where there is one."""
     cells = {cell.key: cell for cell in (*explored, *repeated)}
     return {d.leader: prompt_speedups(cells[d.leader]) for d in decisions if d.leader in cells}
+
+
+def _generations(
+    decisions: Iterable[Decision],
+    explored: Iterable[CellData],
+    references: Collection[ReferenceRecord],
+) -> dict[CellKey, Generation]:
+    cells = {cell.key: cell for cell in explored}
+    leaders = (cells[d.leader] for d in decisions if d.leader in cells)
+    found = (generation_of(cell, references) for cell in leaders)
+    return {one.key: one for one in found if one is not None}
 
 
 def _compromises(cells: tuple[CellSummary, ...]) -> Iterator[SharedK]:

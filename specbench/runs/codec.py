@@ -35,8 +35,9 @@ from specbench.runs.old_plans import LAST_SCHEMA, Depths, OldRunRecord
 
 # 1: first layout (2026-11). 2: passes over many rows, engines and limits. 3: the best of several
 # samples. 4: lossy options, predicted outputs checked at once, imported figures, traces, forecasts.
-# 5: a plan is final (old_plans.py). 6: sessions of servers. Earlier ones read as before.
-SCHEMA_VERSION = 6
+# 5: a plan is final (old_plans.py). 6: sessions of servers. 7: the text of reference answers.
+# Earlier ones read as before.
+SCHEMA_VERSION = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
