@@ -1,9 +1,8 @@
 """Seconds of the same work by a cell and by its baseline: what speed-ups are made of."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from operator import add
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +17,6 @@ from specbench.metrics.passes import (
 )
 from specbench.records import RequestRecord
 from specbench.stats.crossed import crossed_speedup
-
-U = TypeVar("U", bound=Hashable)
 
 
 class PairedSeconds(NamedTuple):
@@ -77,12 +74,13 @@ def prompt_speedups(cell: CellData) -> dict[str, float]:
     """
     if cell.key.condition.overlaps:
         return {}
-    sums: dict[str, list[float]] = {}
+    sums: dict[str, NDArray[np.float64]] = {}
     for row in _requests(cell, _decode_span):
         if row.base is not None and row.spec is not None:
-            _add(sums, row.unit, (*row.base, *row.spec))
+            values = np.array([*row.base, *row.spec], dtype=np.float64)
+            sums[row.unit] = sums[row.unit] + values if row.unit in sums else values
     return {
-        prompt: base_s / base_tokens / (spec_s / spec_tokens)
+        prompt: float(base_s / base_tokens / (spec_s / spec_tokens))
         for prompt, (base_s, base_tokens, spec_s, spec_tokens) in sums.items()
     }
 
@@ -136,26 +134,22 @@ def _cycle(cell: CellData, request: RequestRecord) -> int | None:
 
 def _summed(cell: CellData, rows: Iterable[_Row]) -> PairedSeconds | None:
     """None where no row has both sides."""
-    units: dict[tuple[int, str], list[float]] = {}
+    units: dict[tuple[int, str], NDArray[np.float64]] = {}
     for unit, cycle, base, spec in rows:
         if base is None or spec is None or (cell.servers and cycle is None):
             continue
         place = (cycle or 0), unit if cycle is None or not cell.key.condition.is_stream else ""
-        _add(units, place, (base.seconds, spec.seconds, base.tokens, spec.tokens))
+        values = np.array([base.seconds, spec.seconds, base.tokens, spec.tokens], dtype=np.float64)
+        units[place] = units[place] + values if place in units else values
     if not units:
         return None
     if not cell.servers:
-        return PairedSeconds(*np.array(list(units.values()), dtype=np.float64).T)
+        return PairedSeconds(*np.array(list(units.values())).T)
     cycles, names = ([*dict.fromkeys(part)] for part in zip(*units, strict=True))
     table = np.full((len(PairedSeconds._fields), len(cycles), len(names)), np.nan)
     for (cycle, unit), sums in units.items():
         table[:, cycles.index(cycle), names.index(unit)] = sums
     return PairedSeconds(*table)
-
-
-def _add(sums: dict[U, list[float]], unit: U, values: Sequence[float]) -> None:
-    known = sums.get(unit)
-    sums[unit] = [*values] if known is None else [*map(add, known, values)]
 
 
 def _decode_span(request: RequestRecord) -> Span | None:

@@ -12,7 +12,6 @@ COMMANDS = (
     "run",
     "sweep-k",
     "verify",
-    "watch",
     "pair",
     "report",
     "export",
