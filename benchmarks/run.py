@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from specbench.bench.benchmark import run_benchmark
+from specbench.bench.blocks import Block
 from specbench.inputs.config import load_pairings
-from specbench.records import CellKey
+from specbench.records import BlockRecord, CellKey
 from specbench.runs import StoredRun
 from specbench.settings import RunSettings
 from specbench.shipped import shipped
@@ -27,6 +28,12 @@ class PlainWatch:
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:  # noqa: ARG002
         if done == total:
             _tell(f"{done} blocks")
+
+    def measured(self, block: Block, record: BlockRecord) -> None:
+        """Its report has it."""
+
+    def tell(self, text: str) -> None:
+        _tell(text)
 
     def warn(self, text: str) -> None:
         _tell(f"note: {text}")

@@ -20,20 +20,20 @@ def test_generated_parts_are_what_the_program_would_write(page):
 
 def test_the_first_picture_shows_the_figures_of_the_first_sentences():
     shown = re.findall(r"<title>(.*?)</title>", readme.FRONT_FIGURE.read_text(encoding="utf-8"))
-    assert len(shown) == len(DECISIONS)
-    for title, decision in zip(shown, DECISIONS, strict=True):
+    measured = [decision for decision in DECISIONS if decision["speedup"]]
+    for title, decision in zip(shown, measured, strict=True):
         name, figures = title.split(": ")
         assert name == f"{decision['pairing']}, {decision['workload']}"
-        estimate, interval = figures.split(" ", 1)
-        assert estimate in decision["sentence"]
-        assert interval in decision["sentence"]
+        assert all(figure in decision["sentence"] for figure in figures.split(" ", 1))
 
 
 def test_the_first_screen_has_a_pair_that_wins_and_one_that_loses():
-    low = {d["pairing"]: d["speedup"]["low"] for d in DECISIONS}
-    high = {d["pairing"]: d["speedup"]["high"] for d in DECISIONS}
-    assert any(value > 1 for value in low.values())
-    assert any(value < 1 for value in high.values())
+    bounds = [(d["pairing"], d["speedup"]) for d in DECISIONS if d["speedup"]]
+    known = [(name, speedup) for name, speedup in bounds if speedup["low"] is not None]
+    wins = {name for name, speedup in known if speedup["low"] > 1}
+    loses = {name for name, speedup in known if speedup["high"] < 1}
+    assert wins
+    assert loses - wins
 
 
 @pytest.mark.parametrize("page", [readme.README, readme.RESULTS], ids=lambda page: page.name)

@@ -125,6 +125,7 @@ class Passes:
                 if self._deadline.is_over("explore") or self._is_precise(block):
                     continue
                 record = session.run_block(block)
+                self._watch.measured(block, record)
                 try:
                     with failures_told():
                         self._measure_beside(session, engine, block, record)
@@ -177,7 +178,7 @@ class Passes:
             if block.id not in self._ledger.finished_blocks:
                 if self._deadline.is_over("confirm"):
                     continue
-                session.run_block(block)
+                self._watch.measured(block, session.run_block(block))
             self._watch.advance(done + 1, len(blocks), self._deadline.seconds_left("confirm"))
 
     def _winners(self) -> frozenset[str]:

@@ -16,27 +16,23 @@ from specbench.bench.recording import (
     make_records,
     make_samples,
 )
+from specbench.bench.references import GREEDY, References
 from specbench.engines.engine import Engine, EngineRequest, Load, ServedPass
 from specbench.engines.refusals import REFUSALS
-from specbench.errors import WorkloadError
 from specbench.inputs.lengthening import TextSource, lengthen
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
 from specbench.probes.probe import Probe
 from specbench.records import (
     BlockRecord,
     DeviceSample,
-    Message,
     PassRecord,
     Prompt,
     ReferenceRecord,
     RequestRecord,
     SamplesRecord,
-    Sampling,
 )
 from specbench.runs import Ledger
 from specbench.tracing.text import Text
-
-GREEDY = Sampling()
 
 
 class _Share(NamedTuple):
@@ -69,11 +65,9 @@ class Session:
         self._max_new_tokens = plan.settings.sampling.max_new_tokens
         self._workloads = {workload.name: workload for workload in plan.workloads}
         self._seed = plan.settings.seed
-        self._references = {
-            (r.workload, r.prompt_id, r.turn, r.context): r
-            for r in references
-            if r.target == self.target
-        }
+        self._references = References(
+            self.target, self.engine, ledger, references, self.max_new_tokens
+        )
         self._lengthened: dict[tuple[str, str, int], Prompt] = {}
 
     def remove_drafter(self, name: str) -> None:
@@ -102,38 +96,9 @@ class Session:
         self._ledger.append(record)
         return record
 
-    def reference(
-        self, workload: str, prompt: Prompt, context: int | None = None
-    ) -> list[ReferenceRecord]:
-        """The target's own greedy answers to the turns of a prompt, decoded once a run."""
-        answers: list[ReferenceRecord] = []
-        for turn, ids in enumerate(self._turns(workload, prompt, answers)):
-            known = self._references.get((workload, prompt.id, turn, context))
-            if known is None:
-                request = EngineRequest(
-                    prompt_ids=ids,
-                    max_new_tokens=self.max_new_tokens(workload),
-                    sampling=GREEDY,
-                    seed=0,
-                )
-                result = self.engine.generate(request, self.engine.baseline)
-                known = ReferenceRecord(
-                    target=self.target,
-                    workload=workload,
-                    prompt_id=prompt.id,
-                    turn=turn,
-                    num_prompt_tokens=len(ids),
-                    output_ids=result.output_ids,
-                    context=context,
-                )
-                self._ledger.append(known)
-                self._references[workload, prompt.id, turn, context] = known
-            answers.append(known)
-        return answers
-
     def first_turn(self, workload: str, prompt: Prompt) -> tuple[int, ...]:
         """Token ids of a prompt's first turn; WorkloadError where the template refuses it."""
-        return next(self._turns(workload, prompt, []))
+        return next(self._references.turns(workload, prompt, []))
 
     def request(self, block: Block, cell: Cell) -> EngineRequest:
         """The first request of a block, as one of its cells gets it."""
@@ -152,7 +117,7 @@ class Session:
         for turn in self._asked(block, cell):
             request, place = turn.request, (block.condition.workload, turn.prompt_id, turn.turn)
             if cell.sampling.temperature == 0:
-                output_ids = self._references[*place, block.condition.context].output_ids
+                output_ids = self._references.known(*place, block.condition.context).output_ids
             else:
                 alone = replace(request, conversation=None)
                 output_ids = self.engine.generate(alone, self.engine.baseline).output_ids
@@ -172,21 +137,6 @@ class Session:
                 )
             )
         return texts
-
-    def _turns(
-        self, workload: str, prompt: Prompt, answers: list[ReferenceRecord]
-    ) -> Iterator[tuple[int, ...]]:
-        """Token ids of turn after turn; each needs the answers so far, which the caller adds."""
-        history: list[Message] = []
-        for turn, messages in enumerate(prompt.turns):
-            if turn:
-                text = self.engine.tokenizer.text(answers[turn - 1].output_ids)
-                history.append(Message(role="assistant", content=text))
-            history += messages
-            try:
-                yield self.engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
-            except WorkloadError as error:
-                raise WorkloadError(f"{workload}, prompt {prompt.id}: {error}") from error
 
     def _in_context(self, workload: str, prompt: Prompt, context: int | None) -> Prompt:
         """The prompt, lengthened with real text where a context is asked for."""
@@ -244,8 +194,9 @@ class Session:
             times_seen[asked.id] = seen + 1
             repeat = block.repeat * cycles + seen
             prompt = self._in_context(block.condition.workload, asked, context)
-            answers = self.reference(block.condition.workload, prompt, context)
-            for turn, ids in enumerate(self._turns(block.condition.workload, prompt, answers)):
+            answers = self._references.answers(block.condition.workload, prompt, context)
+            asked_ids = self._references.turns(block.condition.workload, prompt, answers)
+            for turn, ids in enumerate(asked_ids):
                 # The samples of a turn are served by themselves, before those of the next.
                 is_chained = len(prompt.turns) > 1 and num_samples == 1
                 length = len(answers[turn].output_ids)

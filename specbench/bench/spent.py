@@ -46,3 +46,9 @@ def mean_session_s(servers: Sequence[ServerRecord]) -> float | None:
 
 def _session_s(server: ServerRecord) -> float:
     return (server.start_s or 0.0) + server.seconds
+
+
+def duration(seconds: float) -> str:
+    """`40s` or `4m05s`, for people."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

@@ -1,6 +1,8 @@
 """Evidence for a whole `verify`: target after target, through the engines that a run has."""
 
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -9,21 +11,27 @@ from specbench.bench.blocks import work_of
 from specbench.bench.hub import look_for_hub
 from specbench.bench.plan import TargetPlan
 from specbench.bench.planning import plan_targets
+from specbench.bench.spent import duration
 from specbench.bench.this_process import default_threads, find_device, open_engines, read_shapes
 from specbench.bench.watch import Watch
-from specbench.engines.engine import Engine, EngineRequest
+from specbench.engines.engine import Engine, EngineRequest, EngineResult, Load
 from specbench.engines.model_pool import ModelPool
 from specbench.engines.peers import BASELINES
 from specbench.engines.refusals import REFUSALS
-from specbench.errors import ModelError, WorkloadError, first_line
+from specbench.errors import ModelError, SpecbenchError, WorkloadError, first_line
 from specbench.inputs.pairing import Pairing
 from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
-from specbench.records import Message, Sampling
+from specbench.records import Message, Prompt, Sampling
 from specbench.settings import BUILTIN, RunSettings
 from specbench.verify.collect import Collector, Question
 from specbench.verify.evidence import Evidence
 from specbench.verify.examine import Amount, Job, examine
+from specbench.verify.judge import power_of_call
 from specbench.verify.teacher import Teacher
+
+# A round with drafts and the reading of its text, over a step without drafts; as measured with the
+# embedded drafters.
+_BESIDE_ANSWERS = 1.5
 
 
 def collect_evidence(
@@ -53,14 +61,17 @@ def collect_evidence(
         pool = ModelPool(device, settings.machine.dtype)
         try:
             engines = open_engines(plan.target, device, settings, pool)
+            rows = {name: num_rows if name == BUILTIN else 1 for name in engines}
             teacher = Teacher(pool.load(plan.target.model).model)
             first = next(iter(engines.values()))
-            questions = list(_questions(plan, first, watch))
+            began_s = time.monotonic()
+            questions = list(_questions(plan, first, watch, rows[next(iter(engines))]))
+            answers_s = time.monotonic() - began_s
         except REFUSALS as error:
             evidence += [job.refused(error) for job in jobs]
             continue
         collector = Collector(teacher, questions, seed=settings.seed)
-        rows = {name: num_rows if name == BUILTIN else 1 for name in engines}
+        watch.tell(_outlook(jobs, questions, num_tokens, answers_s))
         evidence += examine(engines, collector, jobs, Amount(num_tokens, rows), watch.stage)
         for note in dict.fromkeys(note for e in engines.values() for note in e.record.notes):
             watch.warn(note)
@@ -83,46 +94,114 @@ def _jobs(plan: TargetPlan) -> Iterator[Job]:
                 yield Job(pairing, drafter, cell.key.condition.engine, work_of(cell), cell.sampling)
 
 
-def _questions(plan: TargetPlan, engine: Engine, watch: Watch) -> Iterator[Question]:
+def _outlook(
+    jobs: Sequence[Job], questions: Sequence[Question], num_tokens: int, answers_s: float
+) -> str:
+    """How long it will take, by how long the answers of K = 0 did, and what it can find."""
+    sampled = [job for job in jobs if job.sampling.temperature > 0]
+    greedy = len(jobs) - len(sampled)
+    at_most = sum(question.max_new_tokens for question in questions)
+    token_s = answers_s / max(at_most, 1)
+    seconds = _BESIDE_ANSWERS * token_s * (greedy * at_most + len(sampled) * num_tokens)
+    told = f"about {duration(seconds)}: {len(questions)} greedy answers at each of {greedy} K"
+    if not sampled:
+        return told
+    power = power_of_call(num_tokens, len(sampled))
+    return (
+        f"{told}, {num_tokens:,} tokens sampled at each of {len(sampled)}. A fault that displaces "
+        f"{power.shift:.1%} of the tokens is found with a probability of 80 % "
+        "(--precision 1% finds smaller ones, and takes longer)"
+    )
+
+
+@dataclass
+class _Conversation:
+    """A prompt, as far as the target has answered it."""
+
+    workload: str
+    prompt: Prompt
+    max_new_tokens: int
+    history: list[Message] = field(default_factory=list)
+    asked: list[Question] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload}/{self.prompt.id}"
+
+
+def _questions(plan: TargetPlan, engine: Engine, watch: Watch, num_rows: int) -> Iterator[Question]:
     """Every turn of every prompt; the turns before it are answered by the target itself.
 
     Each comes with a text that its answer resembles, so that drafters which want one draft from
     it. A later turn that the target cannot take is left out, and said to be.
     """
-    for workload in plan.workloads:
-        asked = plan.settings.sampling.max_new_tokens
-        length = asked or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
-        for prompt in plan.prompts(workload):
-            conversation = f"{workload.name}/{prompt.id}"
-            history: list[Message] = []
-            for turn, messages in enumerate(prompt.turns):
-                history += messages
-                name = f"{conversation}, turn {turn + 1}" if turn else conversation
-                try:
-                    ids = engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
-                    answer = _answer(engine, ids, length)
-                except (ModelError, WorkloadError) as error:
-                    if not turn:
-                        raise
-                    watch.warn(f"{name} and after are left out: {first_line(error)}")
-                    break
-                yield Question(
-                    id=name,
-                    prompt_ids=ids,
-                    max_new_tokens=length,
-                    prediction_ids=nearly(answer),
-                    conversation=conversation if len(prompt.turns) > 1 else None,
+    asked = plan.settings.sampling.max_new_tokens
+    every = [
+        _Conversation(w.name, prompt, asked or w.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
+        for w in plan.workloads
+        for prompt in plan.prompts(w)
+    ]
+    left, turn = every, 0
+    while left:
+        able: list[tuple[_Conversation, EngineRequest]] = []
+        refused: list[tuple[_Conversation, SpecbenchError]] = []
+        for one in left:
+            one.history += one.prompt.turns[turn]
+            try:
+                ids = engine.tokenizer.prompt_ids(
+                    one.history, one.prompt.tools, one.prompt.template_args
                 )
-                text = engine.tokenizer.text(answer)
-                history.append(Message(role="assistant", content=text))
+            except (ModelError, WorkloadError) as error:
+                refused.append((one, error))
+            else:
+                able.append((one, _greedy(ids, one.max_new_tokens)))
+        left = []
+        for (one, request), answer in _answered(engine, able, num_rows):
+            if isinstance(answer, SpecbenchError):
+                refused.append((one, answer))
+                continue
+            one.asked.append(
+                Question(
+                    id=f"{one.name}, turn {turn + 1}" if turn else one.name,
+                    prompt_ids=request.prompt_ids,
+                    max_new_tokens=one.max_new_tokens,
+                    prediction_ids=nearly(answer.output_ids),
+                    conversation=one.name if len(one.prompt.turns) > 1 else None,
+                )
+            )
+            text = engine.tokenizer.text(answer.output_ids)
+            one.history.append(Message(role="assistant", content=text))
+            if turn + 1 < len(one.prompt.turns):
+                left.append(one)
+        for one, why in refused:
+            if not turn:
+                raise why
+            told = first_line(why)
+            watch.warn(f"{one.name}, turn {turn + 1} and after are left out: {told}")
+        turn += 1
+    for one in every:
+        yield from one.asked
 
 
-def _answer(engine: Engine, prompt_ids: tuple[int, ...], length: int) -> tuple[int, ...]:
-    """The target's own, greedily and without drafts."""
-    request = EngineRequest(
-        prompt_ids=prompt_ids, max_new_tokens=length, sampling=Sampling(), seed=0
-    )
-    return engine.generate(request, engine.baseline).output_ids
+def _answered(
+    engine: Engine, asked: Sequence[tuple[_Conversation, EngineRequest]], num_rows: int
+) -> "Iterator[tuple[tuple[_Conversation, EngineRequest], EngineResult | ModelError]]":
+    """The target's own answers, without drafts; where one is refused, each by itself."""
+    load = Load(concurrency=num_rows)
+    requests = [request for _, request in asked]
+    try:
+        results = engine.serve(requests, engine.baseline, load).results if asked else ()
+        yield from zip(asked, results, strict=True)
+    except ModelError:
+        for one in asked:
+            try:
+                yield one, engine.generate(one[1], engine.baseline)
+            except ModelError as error:
+                yield one, error
+
+
+def _greedy(prompt_ids: tuple[int, ...], length: int) -> EngineRequest:
+    return EngineRequest(prompt_ids=prompt_ids, max_new_tokens=length, sampling=Sampling(), seed=0)
 
 
 def nearly(answer: Sequence[int]) -> tuple[int, ...]:

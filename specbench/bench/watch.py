@@ -2,6 +2,9 @@
 
 from typing import Protocol
 
+from specbench.bench.blocks import Block
+from specbench.records import BlockRecord
+
 
 class Watch(Protocol):
     """Told of stages, of finished blocks and of what went wrong."""
@@ -14,6 +17,12 @@ class Watch(Protocol):
 
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         """`done` of about `total` blocks of this stage are stored."""
+
+    def measured(self, block: Block, record: BlockRecord) -> None:
+        """A block is stored; of a server's sessions, and of other nodes, nothing is told."""
+
+    def tell(self, text: str) -> None:
+        """What a user may want to know while waiting, once."""
 
     def warn(self, text: str) -> None:
         """Something a reader of the results should know."""

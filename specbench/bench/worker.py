@@ -7,13 +7,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from specbench.bench.blocks import Block
 from specbench.bench.deadline import Deadline
 from specbench.bench.place import open_place
 from specbench.bench.spent import spent_s
 from specbench.bench.units import Unit
 from specbench.errors import DeviceLostError, SpecbenchError
 from specbench.inputs.pairing import Pairing
-from specbench.records import Environment, RunRecord, ServerRecord
+from specbench.records import BlockRecord, Environment, RunRecord, ServerRecord
 from specbench.runs import StoredRecord, create_run
 from specbench.settings import RunSettings
 
@@ -121,6 +122,12 @@ class _Telling:
 
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         """That machine counts whole units only."""
+
+    def measured(self, block: Block, record: BlockRecord) -> None:
+        """That machine counts whole units only."""
+
+    def tell(self, text: str) -> None:
+        """Said before a run is spread; nodes say nothing more."""
 
     def warn(self, text: str) -> None:
         self._tell(Warned(text))

@@ -30,6 +30,7 @@ from specbench.cli.run import run
 from specbench.cli.sweep_k import sweep_k
 from specbench.cli.train import train
 from specbench.cli.verify import verify
+from specbench.cli.watch import watch
 from specbench.errors import DeviceLostError, SpecbenchError, UsageError
 from specbench.exit_code import ExitCode
 
@@ -59,6 +60,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "sweep-k": spread(sweep_k, draft="0..8"),
     "pair": spread(pair),
     "verify": spread(verify),
+    "watch": spread(watch),
     "train": spread(train),
     "report": spread(report),
     "recommend": spread(recommend),

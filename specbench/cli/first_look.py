@@ -39,12 +39,13 @@ def look_first(
 def require_place(settings: RunSettings, out: Path | None) -> None:
     """UsageError for a device that is not here, and for a folder that cannot be written."""
     if not set(settings.load.engines) <= set(SERVED):
-        _require_driver(settings.machine.device)
+        require_device(settings.machine.device)
     if out is not None:
-        _require_writable(out)
+        require_writable(out)
 
 
-def _require_driver(device: str) -> None:
+def require_device(device: str) -> None:
+    """UsageError for a GPU where there is no driver of one."""
     is_linux = sys.platform == "linux"
     if device.startswith("cuda") and is_linux and not has_gpu_driver():
         raise UsageError(
@@ -52,7 +53,8 @@ def _require_driver(device: str) -> None:
         )
 
 
-def _require_writable(out: Path) -> None:
+def require_writable(out: Path) -> None:
+    """UsageError for a folder that is a file, or that nobody may write to."""
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not place.is_dir():
         raise UsageError(f"--out {out}: {place} is a file; name a folder")

@@ -9,6 +9,7 @@ EXAMPLES = {
     "sweep-k": "specbench sweep-k demo/draft --workload code -k 0..8 --budget 3m",
     "pair": "specbench pair ./models/target --drafts ./models/draft ngram",
     "verify": "specbench verify demo/draft",
+    "watch": 'specbench watch demo/draft --prompt "Write a function that adds two numbers"',
     "train": "specbench train eagle --target demo:target --budget 5m",
     "report": "specbench report latest",
     "recommend": "specbench recommend latest",

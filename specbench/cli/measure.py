@@ -4,7 +4,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,7 +59,7 @@ def measure(
             raise UsageError("--resume keeps the pair of its run; leave out --target and --draft")
         from specbench.runs import load_run
 
-        stored = load_run(resume, out, also_empty=True)
+        stored = load_run(resume, out)
         require_as_asked(stored.run, settings, methods)
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
     pairings = own.pairings(settings, methods)
@@ -143,7 +143,6 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
     from specbench.report.document import build_document
     from specbench.report.write import write_report
 
-    require_measured(run)
     document = build_document(run)
     paths = write_report([run], ("html", "md", "csv"), run.folder)
     if as_json:
@@ -152,14 +151,6 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
         print_answer(document, paths, told=run.run.warnings)  # told when measuring began
     require_complete(document)
     _require_decided(document)
-
-
-def require_measured(run: "StoredRun") -> None:
-    """Exit 4 where a run came to its end without a figure: there is nothing to report."""
-    if run.is_failed:
-        what = f"run {run.run.run_id} failed and measured nothing: {run.why_failed}"
-        typer.echo(f"error: {what}", err=True)
-        raise typer.Exit(ExitCode.INCOMPLETE)
 
 
 def require_complete(document: "Document") -> None:
@@ -194,6 +185,7 @@ def _show_plan(
     from specbench.bench.served.host import require_startable
     from specbench.bench.served.running import running_ks, running_servers
     from specbench.cli.memory import shortages
+    from specbench.cli.plan_outlook import outlook_lines, plan_outlook
     from specbench.cli.plan_table import plan_document, print_plan
 
     running = running_servers(settings)
@@ -205,10 +197,14 @@ def _show_plan(
     )
     missing = list(shortages(plans, settings)) if is_here else []
     earlier = _earlier_sessions(out) if any(plan.served for plan in plans) else ()
+    outlook = plan_outlook(plans, settings, out) if is_here else []
     if as_json:
-        typer.echo(json.dumps(plan_document(plans, earlier), indent=2))
+        document = plan_document(plans, earlier) | {"estimates": [asdict(one) for one in outlook]}
+        typer.echo(json.dumps(document, indent=2))
     else:
         print_plan(plans, earlier)
+        for line in outlook_lines(outlook):
+            typer.echo(line)
     if is_here and not running:
         try:
             require_startable(plans)
@@ -223,5 +219,4 @@ def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":
     from specbench.runs import list_runs, load_run
 
     readable = [listing.run_id for listing in list_runs(out) if not listing.problem]
-    stored = (load_run(run_id, out, also_empty=True) for run_id in readable)
-    return tuple(server for run in stored for server in run.servers)
+    return tuple(server for run_id in readable for server in load_run(run_id, out).servers)

@@ -34,7 +34,7 @@ from specbench.settings.groups import (
     PairingsFile,
     Seed,
 )
-from specbench.settings.words import MAX_CONCURRENCY
+from specbench.settings.words import MAX_CONCURRENCY, parse_precision
 
 if TYPE_CHECKING:
     from specbench.cli.progress import ProgressWatch
@@ -42,6 +42,10 @@ if TYPE_CHECKING:
     from specbench.verify.evidence import Evidence
     from specbench.verify.finding import Finding
 
+TOKENS, TOKENS_OF_SERVERS = (
+    8192,
+    16384,
+)  # of each K and temperature; docs/verify.md has what they find
 ROWS, ROWS_OF_SERVERS = 16, 4  # at once; a server's context may be shared by its requests
 
 _Concurrency = Annotated[
@@ -57,8 +61,21 @@ _OldConcurrency = Annotated[
     int | None, typer.Option("--rows", min=1, max=MAX_CONCURRENCY, hidden=True)
 ]
 _Tokens = Annotated[
-    int,
-    typer.Option(min=100, max=10**8, help="Tokens to sample for each K and temperature above 0."),
+    int | None,
+    typer.Option(
+        min=100,
+        max=10**8,
+        help="Tokens to sample for each K and temperature above 0.",
+        show_default=f"{TOKENS:,} in the built-in decoder, {TOKENS_OF_SERVERS:,} on a server",
+    ),
+]
+_Precision = Annotated[
+    str | None,
+    typer.Option(
+        help="As many tokens as it takes to find, in 80 % of calls, a fault that displaces this "
+        "share of them, such as 1%.",
+        show_default=False,
+    ),
 ]
 
 
@@ -110,7 +127,8 @@ class Examined:
 def verify(
     own: OwnPair,
     asked: Examined,
-    tokens: _Tokens = 16384,
+    tokens: _Tokens = None,
+    precision: _Precision = None,
     concurrency: _Concurrency = None,
     rows: _OldConcurrency = None,
     force: options.Force = False,
@@ -130,6 +148,9 @@ def verify(
     if settings.servers.cycles is not None:
         raise UsageError("--cycles: verify starts each K once and measures no time; drop it")
 
+    if tokens is not None and precision is not None:
+        raise UsageError("--precision and --tokens both say how much is sampled; use one of them")
+    share = None if precision is None else parse_precision(precision)
     chosen = _chosen(settings, own)
     look_first(settings, chosen, force=force)
     from specbench.cli.progress import ProgressWatch
@@ -137,6 +158,8 @@ def verify(
     with ProgressWatch() as watch:
         watch.stage("starting")
         try:
+            if share is not None:
+                tokens = _enough_tokens(share, settings, chosen)
             evidence = _collect(settings, chosen, watch, tokens, rows or concurrency)
         except KeyboardInterrupt:
             watch.close()
@@ -169,11 +192,21 @@ def _chosen(settings: RunSettings, own: OwnPair) -> "Sequence[Pairing]":
     return load_pairings(settings.pairings_file).select(settings.workload.pairings, methods)
 
 
+def _enough_tokens(share: float, settings: RunSettings, chosen: "Sequence[Pairing]") -> int:
+    """Of each cell, for all cells of the call together."""
+    from specbench.verify.judge import tokens_for
+
+    ks = len(settings.draft.num_speculative_tokens or (4,))
+    cells = len(chosen) * ks + len({pairing.target.name for pairing in chosen})
+    hot = sum(temperature > 0 for temperature in settings.sampling.temperatures)
+    return tokens_for(share, cells * hot * len(settings.load.engines))
+
+
 def _collect(
     settings: RunSettings,
     chosen: "Sequence[Pairing]",
     watch: "ProgressWatch",
-    num_tokens: int,
+    num_tokens: int | None,
     concurrency: int | None,
 ) -> "list[Evidence]":
     """Of the engines in this process, then of servers, for which it needs no torch."""
@@ -184,7 +217,7 @@ def _collect(
 
         ours = replace(settings, load=LoadSettings(engines=here), servers=ServerSettings())
         evidence += collect_evidence(
-            ours, chosen, watch, num_tokens=num_tokens, num_rows=concurrency or ROWS
+            ours, chosen, watch, num_tokens=num_tokens or TOKENS, num_rows=concurrency or ROWS
         )
     if here != settings.load.engines:
         from specbench.bench.served.verification import collect_served_evidence
@@ -193,7 +226,7 @@ def _collect(
             settings,
             chosen,
             watch,
-            num_tokens=num_tokens,
+            num_tokens=num_tokens or TOKENS_OF_SERVERS,
             concurrency=concurrency or ROWS_OF_SERVERS,
         )
     return evidence

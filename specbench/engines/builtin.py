@@ -186,6 +186,11 @@ class BuiltinEngine(Instrumented):
         """How the named drafter drafts, over rows of its own."""
         return self._drafters[drafter]
 
+    def verifier(self, drafter: str) -> Verifier:
+        """What accepts the named drafter's drafts."""
+        drawn = self._options.acceptance
+        return self._drafters.verifier(drafter) if drawn is None else SyntheticVerifier(drawn)
+
     def lossy_option(self, work: Work) -> str | None:
         """The rule that changes the text of `work`; None where it is the target's own."""
         rule = self._drafters.lossy_rule(work.drafter)
@@ -268,16 +273,12 @@ class BuiltinEngine(Instrumented):
     def _decoder(self, drafter: str, stop_at_eos: bool) -> Decoder:
         known = self._decoders.get((drafter, stop_at_eos))
         if known is None:
-            acceptance = self._options.acceptance
-            verifier: Verifier = self._drafters.verifier(drafter)
-            if acceptance is not None:
-                verifier = SyntheticVerifier(acceptance)
             known = self._decoders[drafter, stop_at_eos] = Decoder(
                 self._runner,
                 self._drafters[drafter],
                 eos_ids=self.eos_ids if stop_at_eos else (),
                 clock=self._clock,
-                verifier=verifier,
+                verifier=self.verifier(drafter),
                 make_launcher=self._launchers,
             )
         return known

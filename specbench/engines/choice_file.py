@@ -5,17 +5,16 @@ import os
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-
-from pydantic import ConfigDict, TypeAdapter
+from typing import TYPE_CHECKING
 
 from specbench.records import KernelChoice
 from specbench.whole_file import write_whole
 
-# A run stores what it finds here, as strictly.
-_CHOICES = TypeAdapter(
-    dict[str, KernelChoice], config=ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-)
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 _known: dict[str, KernelChoice] = {}
 _begun_with: set[str] = set()  # keys of what a run was measured with so far
 
@@ -58,6 +57,18 @@ def _file() -> Path:
 def _read(file: Path) -> dict[str, KernelChoice]:
     """What earlier runs chose; nothing where there is no such file or it is not ours."""
     try:
-        return _CHOICES.validate_json(file.read_bytes())
-    except (OSError, ValueError):
+        return _choices().validate_json(file.read_bytes())
+    except (ImportError, OSError, ValueError):
         return {}
+
+
+@cache
+def _choices() -> "TypeAdapter[dict[str, KernelChoice]]":
+    """As strict as a run, which stores what is found here.
+
+    ImportError on a bare machine with torch alone, where the GPU suite runs too.
+    """
+    from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415
+
+    strict = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return TypeAdapter(dict[str, KernelChoice], config=strict)

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, TypeVar
 
 from specbench.records import (
     CellKey,
@@ -18,6 +19,8 @@ from specbench.records import (
     ServerRecord,
 )
 from specbench.stats.acceptance import RoundCounts
+
+T = TypeVar("T")
 
 
 class RequestPair(NamedTuple):
@@ -195,13 +198,17 @@ def pooled_rounds(requests: Iterable[RequestRecord]) -> RoundLog | None:
     drafts = [log.draft_s for log in logs if log.draft_s is not None]
     verifies = [log.verify_s for log in logs if log.verify_s is not None]
     return RoundLog(
-        num_drafted=tuple(n for log in logs for n in log.num_drafted),
-        num_accepted=tuple(n for log in logs for n in log.num_accepted),
-        num_emitted=tuple(n for log in logs for n in log.num_emitted),
-        round_s=tuple(s for log in logs for s in log.round_s),
-        draft_s=tuple(s for d in drafts for s in d) if len(drafts) == len(logs) else None,
-        verify_s=tuple(s for v in verifies for s in v) if len(verifies) == len(logs) else None,
+        num_drafted=_joined(log.num_drafted for log in logs),
+        num_accepted=_joined(log.num_accepted for log in logs),
+        num_emitted=_joined(log.num_emitted for log in logs),
+        round_s=_joined(log.round_s for log in logs),
+        draft_s=_joined(drafts) if len(drafts) == len(logs) else None,
+        verify_s=_joined(verifies) if len(verifies) == len(logs) else None,
     )
+
+
+def _joined(columns: Iterable[tuple[T, ...]]) -> tuple[T, ...]:
+    return tuple(chain.from_iterable(columns))
 
 
 def pooled_counts(requests: Sequence[RequestRecord], k: int) -> RoundCounts | None:

@@ -1,8 +1,9 @@
 """Seconds of the same work by a cell and by its baseline: what speed-ups are made of."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from operator import add
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from specbench.metrics.passes import (
 )
 from specbench.records import RequestRecord
 from specbench.stats.crossed import crossed_speedup
+
+U = TypeVar("U", bound=Hashable)
 
 
 class PairedSeconds(NamedTuple):
@@ -74,13 +77,12 @@ def prompt_speedups(cell: CellData) -> dict[str, float]:
     """
     if cell.key.condition.overlaps:
         return {}
-    sums: dict[str, NDArray[np.float64]] = {}
+    sums: dict[str, list[float]] = {}
     for row in _requests(cell, _decode_span):
         if row.base is not None and row.spec is not None:
-            values = np.array([*row.base, *row.spec], dtype=np.float64)
-            sums[row.unit] = sums[row.unit] + values if row.unit in sums else values
+            _add(sums, row.unit, (*row.base, *row.spec))
     return {
-        prompt: float(base_s / base_tokens / (spec_s / spec_tokens))
+        prompt: base_s / base_tokens / (spec_s / spec_tokens)
         for prompt, (base_s, base_tokens, spec_s, spec_tokens) in sums.items()
     }
 
@@ -134,22 +136,26 @@ def _cycle(cell: CellData, request: RequestRecord) -> int | None:
 
 def _summed(cell: CellData, rows: Iterable[_Row]) -> PairedSeconds | None:
     """None where no row has both sides."""
-    units: dict[tuple[int, str], NDArray[np.float64]] = {}
+    units: dict[tuple[int, str], list[float]] = {}
     for unit, cycle, base, spec in rows:
         if base is None or spec is None or (cell.servers and cycle is None):
             continue
         place = (cycle or 0), unit if cycle is None or not cell.key.condition.is_stream else ""
-        values = np.array([base.seconds, spec.seconds, base.tokens, spec.tokens], dtype=np.float64)
-        units[place] = units[place] + values if place in units else values
+        _add(units, place, (base.seconds, spec.seconds, base.tokens, spec.tokens))
     if not units:
         return None
     if not cell.servers:
-        return PairedSeconds(*np.array(list(units.values())).T)
+        return PairedSeconds(*np.array(list(units.values()), dtype=np.float64).T)
     cycles, names = ([*dict.fromkeys(part)] for part in zip(*units, strict=True))
     table = np.full((len(PairedSeconds._fields), len(cycles), len(names)), np.nan)
     for (cycle, unit), sums in units.items():
         table[:, cycles.index(cycle), names.index(unit)] = sums
     return PairedSeconds(*table)
+
+
+def _add(sums: dict[U, list[float]], unit: U, values: Sequence[float]) -> None:
+    known = sums.get(unit)
+    sums[unit] = [*values] if known is None else [*map(add, known, values)]
 
 
 def _decode_span(request: RequestRecord) -> Span | None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from operator import le, sub
 from typing import NamedTuple
 
 from specbench.metrics.acceptance import (
@@ -37,14 +38,15 @@ class _Identity(NamedTuple):
 _IDENTITIES = (
     _Identity(
         "num_accepted > num_drafted or num_accepted > K",
-        lambda _, log, k: all(
-            0 <= a <= min(d, k) for a, d in zip(log.num_accepted, log.num_drafted, strict=True)
+        lambda _, log, k: (
+            all(map(le, log.num_accepted, log.num_drafted))
+            and all(0 <= accepted <= k for accepted in set(log.num_accepted))
         ),
     ),
     _Identity(
         "num_emitted outside num_accepted .. num_accepted + 1, or 0",
-        lambda _, log, __: all(
-            max(1, a) <= e <= a + 1 for e, a in zip(log.num_emitted, log.num_accepted, strict=True)
+        lambda _, log, __: (
+            {*map(sub, log.num_emitted, log.num_accepted)} <= {0, 1} and 0 not in log.num_emitted
         ),
     ),
     _Identity(

@@ -1,7 +1,7 @@
 """What was measured: blocks, requests, rounds, memory."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Literal
 
 ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
 
@@ -117,13 +117,6 @@ class RequestRecord:
     # such as "off, round". None: without rounds, or the engine does not tell.
     graph: str | None = None
 
-    @classmethod
-    def failed(cls, error: str, **asked: Any) -> "RequestRecord":
-        """One that could not be answered, and why; `asked`: which it was."""
-        nothing = dict.fromkeys(("prefill_s", "ttft_s", "decode_s", "total_s", "cpu_s", "rounds"))
-        ended = {"output_ids": (), "finish_reason": "failed", "error": error}
-        return cls(**{**nothing, **ended, **asked})
-
     @property
     def num_output_tokens(self) -> int:
         return len(self.output_ids) if self.num_tokens is None else self.num_tokens
@@ -233,6 +226,8 @@ class ReferenceRecord:
     num_prompt_tokens: int
     output_ids: tuple[int, ...]
     context: int | None = None  # as in CellKey
+    # The text of each id, joined that of the answer; of one answer of a workload, from schema 7 on.
+    pieces: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,6 @@
 """Everything a stored run says, analysed once; each report format only renders it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
@@ -16,8 +16,8 @@ from specbench.forecast.forecast_check import (
 )
 from specbench.metrics.cell import CellData
 from specbench.metrics.gathering import gather_run
+from specbench.metrics.generation import Generation, generation_of
 from specbench.metrics.imported import summarise_imported
-from specbench.metrics.noise import noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.sessions import lost_sessions
 from specbench.metrics.summary import summarise
@@ -33,6 +33,7 @@ from specbench.records import (
     MemoryRecord,
     ModelIdentity,
     PassRecord,
+    ReferenceRecord,
     RunRecord,
     ServerRecord,
 )
@@ -46,8 +47,7 @@ class SharedK:
 
     key: CellKey  # of its cells, without workload and K
     num_speculative_tokens: int
-    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than at that workload's own K
-    own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
+    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than that workload's best K
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +68,7 @@ class Document:
     forecasts: tuple[CheckedForecast, ...]  # made before K were measured, with what came of them
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
     prompts: Mapping[CellKey, Mapping[str, float]]  # of each decision's cell: speed-up by prompt
+    generations: Mapping[CellKey, Generation]  # by decision's cell: one of it, round by round
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
     models: tuple[ModelIdentity, ...]
@@ -76,7 +77,6 @@ class Document:
     servers: tuple[ServerRecord, ...]  # sessions, in the order they were held
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
-    noise: tuple[str, ...]  # what shows that the machine did not keep its speed
     imported: tuple[ImportedRecord, ...]  # cells that another tool measured; no decision has them
 
     @property
@@ -116,7 +116,7 @@ def build_document(stored: StoredRun) -> Document:
             replace(decision, sentence=decision.sentence + _mark(stored.run.settings.decoder))
             for decision in decisions
         ),
-        compromises=tuple(_compromises(cells, decisions)),
+        compromises=tuple(_compromises(cells)),
         side_by_side=side_by_side(explored),
         adaptive=compare_adaptive(explored, repeated),
         crossovers=crossovers(cells),
@@ -127,6 +127,7 @@ def build_document(stored: StoredRun) -> Document:
             c.key: c.passes[0].record for c in explored if c.key.draft.is_adaptive and c.passes
         },
         prompts=_by_prompt(decisions, explored, repeated),
+        generations=_generations(decisions, explored, stored.references),
         engines=_newest_engines(stored.engines),
         failures=(*stored.failures, *lost_sessions(stored.servers)),
         servers=stored.servers,
@@ -135,7 +136,6 @@ def build_document(stored: StoredRun) -> Document:
         longest_context=_longest_context(explored),
         sessions=stored.sessions,
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
-        noise=noise_signs((*explored, *repeated), device=stored.run.environment.device),
         imported=stored.imported,
     )
 
@@ -148,21 +148,29 @@ def _by_prompt(
     return {d.leader: prompt_speedups(cells[d.leader]) for d in decisions if d.leader in cells}
 
 
-def _compromises(
-    cells: tuple[CellSummary, ...], decisions: Sequence[Decision]
-) -> Iterator[SharedK]:
+def _generations(
+    decisions: Iterable[Decision],
+    explored: Iterable[CellData],
+    references: Collection[ReferenceRecord],
+) -> dict[CellKey, Generation]:
+    cells = {cell.key: cell for cell in explored}
+    leaders = (cells[d.leader] for d in decisions if d.leader in cells)
+    found = (generation_of(cell, references) for cell in leaders)
+    return {one.key: one for one in found if one is not None}
+
+
+def _compromises(cells: tuple[CellSummary, ...]) -> Iterator[SharedK]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0 and cell.key.draft.is_fixed:
             groups.setdefault(across_workloads(cell.key), []).append(cell)
     for key, group in groups.items():
-        found = find_compromise(group, decisions)
+        found = find_compromise(group)
         if found is not None and len(found.regret) > 1:
             yield SharedK(
                 key=key,
                 num_speculative_tokens=found.num_speculative_tokens,
                 regret=found.regret,
-                own=found.own,
             )
 
 

@@ -23,6 +23,7 @@ from specbench.report.provenance import Fact, formulas, model_grid, provenance
 from specbench.report.sections import sections
 from specbench.report.sessions import sessions_grid, sessions_legend
 from specbench.report.several_runs import answers_grid, differences_grid
+from specbench.report.steps import STEPS_LEGEND, Steps, steps
 
 _TEMPLATE = Path(__file__).with_name("template.html")
 _SCRIPT = Path(__file__).with_name("table.js")
@@ -54,6 +55,7 @@ class _Run:
     sessions: Grid | None
     sessions_legend: str
     positions: tuple[Grid, ...]
+    generations: tuple[Steps, ...]
     metrics: tuple[Grid, ...]
     facts: tuple[Fact, ...]
     models: Grid | None
@@ -73,6 +75,7 @@ def to_html(documents: Sequence[Document]) -> str:
         script=_SCRIPT.read_text(encoding="utf-8"),
         runs=[_run(document) for document in documents],
         chips=_CHIPS,
+        steps_legend=STEPS_LEGEND,
         formulas=formulas(tuple(documents)),
     )
 
@@ -98,6 +101,7 @@ def _run(document: Document) -> _Run:
         sessions=sessions_grid(document),
         sessions_legend=sessions_legend(document),
         positions=tuple(grid for grid in map(position_grid, every) if grid),
+        generations=steps(document),
         metrics=tuple(grid for section in every for grid in metric_grids(section)),
         facts=provenance(document),
         models=model_grid(document),

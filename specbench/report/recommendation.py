@@ -224,8 +224,7 @@ def _value(value: float, objective: Objective) -> str:
 
 
 def _given_up(shared: SharedPick) -> str:
-    others = {name: _method(key) for name, key in shared.others.items()}
-    return listed(losses_in_words(shared.regret, others))
+    return listed(losses_in_words(shared.regret))
 
 
 def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:

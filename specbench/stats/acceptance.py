@@ -5,6 +5,7 @@ Per round: d drafts, a of them accepted, e tokens emitted; N rounds, at most K a
 Position i has the joint rate #(a >= i) / N, and the conditional rate #(a >= i) / #(a >= i - 1).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -28,20 +29,23 @@ class RoundCounts:
     def of_rounds(
         cls, drafted: Sequence[int], accepted: Sequence[int], emitted: Sequence[int], k: int
     ) -> "RoundCounts":
-        """From the counts of each round.
+        """From the counts of each round: few are different, so equal rounds are counted together.
 
         A text that ends inside its drafts emits what was accepted: that round rejects nothing.
         """
+        kinds = Counter(accepted)
         return cls(
             num_rounds=len(accepted),
             num_drafted=sum(drafted),
             num_accepted=sum(accepted),
             num_emitted=sum(emitted),
-            num_drafting=sum(d > 0 for d in drafted),
+            num_drafting=len(drafted) - drafted.count(0),
             num_rejecting=sum(
-                a < d and e > a for d, a, e in zip(drafted, accepted, emitted, strict=True)
+                n
+                for (d, a, e), n in Counter(zip(drafted, accepted, emitted, strict=True)).items()
+                if a < d and e > a
             ),
-            reached=tuple(sum(a >= i for a in accepted) for i in range(k + 1)),
+            reached=tuple(sum(n for a, n in kinds.items() if a >= i) for i in range(k + 1)),
         )
 
     @classmethod

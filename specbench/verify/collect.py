@@ -1,6 +1,7 @@
 """Has an engine of this process decode, and its texts read: evidence for the judge."""
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -104,25 +105,34 @@ class Collector:
         return self._reader.sampled(
             who.at(sampling.temperature),
             sampling,
-            self._sampled_texts(who, sampling),
+            self._sampled_texts(who, sampling, num_tokens),
             num_tokens,
             eos_ids=who.engine.eos_ids,
             joint=self._joint(who, sampling, num_tokens),
         )
 
     def _sampled_texts(
-        self, who: Examined, sampling: Sampling
+        self, who: Examined, sampling: Sampling, num_tokens: int
     ) -> Iterator[tuple[Question, tuple[int, ...]]]:
-        """Every question in turn, again and again, each time with other noise."""
-        repeat = 0
-        while True:
-            requests = [
-                question.asked(sampling, self._draw(who, sampling, f"{i} {question.id}", repeat))
-                for i, question in enumerate(self._questions)
-            ]
-            results = self._serve(who, requests)
-            yield from zip(self._questions, (r.output_ids for r in results), strict=True)
-            repeat += 1
+        """Every question in turn, again and again, each time with other noise.
+
+        No more are decoded at once than `num_tokens` take, or as the engine has rows for.
+        """
+        left = num_tokens
+        for repeat in itertools.count():
+            asked = list(enumerate(self._questions))
+            while asked:
+                some = _begin(asked, left, who.num_rows)
+                asked = asked[len(some) :]
+                requests = [
+                    question.asked(
+                        sampling, self._draw(who, sampling, f"{i} {question.id}", repeat)
+                    )
+                    for i, question in some
+                ]
+                for (_, question), result in zip(some, self._serve(who, requests), strict=True):
+                    left -= len(result.output_ids)
+                    yield question, result.output_ids
 
     def _joint(self, who: Examined, sampling: Sampling, num_tokens: int) -> JointCounts | None:
         """Counts of the first few tokens of many texts, where all such texts can be listed."""
@@ -164,3 +174,17 @@ class Collector:
         )
         digest = hashlib.sha256("|".join(map(str, parts)).encode()).digest()
         return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _begin(
+    asked: Sequence[tuple[int, Question]], num_tokens: int, num_rows: int
+) -> Sequence[tuple[int, Question]]:
+    """The first questions: whole conversations, for so many tokens and rows at least."""
+    most = 0
+    for at, (_, question) in enumerate(asked):
+        before = asked[at - 1][1].conversation if at else None
+        is_new = question.conversation is None or question.conversation != before
+        if is_new and most >= num_tokens and at >= num_rows:
+            return asked[:at]
+        most += question.max_new_tokens
+    return asked

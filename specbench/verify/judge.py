@@ -4,6 +4,7 @@ The false alarm rate is that of a whole call: all its p-values are adjusted toge
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 from specbench.stats.multiple_testing import holm
@@ -19,6 +20,7 @@ from specbench.verify.evidence import (
 from specbench.verify.finding import Finding, Verdict
 from specbench.verify.judge_served import beside_p_values, judge_served
 from specbench.verify.statistics import (
+    Detectable,
     detectable,
     joint_p_value,
     serial_p_value,
@@ -29,6 +31,8 @@ from specbench.verify.statistics import (
 
 FALSE_ALARM = 1e-3
 EDGE_SHARE = 0.05  # of the tokens: with more where rounding decides on a cut, nothing is shown
+NUM_TESTS = 4  # of a cell's tokens; `joint` comes with small vocabularies alone
+MOST_TOKENS, _STEP = 10**8, 1024
 CONTROL = 0.8  # the same tokens are held to a temperature so much lower, and must fail
 
 
@@ -62,6 +66,23 @@ def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tup
                 finding = Finding(subject=each.subject, verdict="failed", reason=each.reason)
         findings.append(finding)
     return tuple(findings)
+
+
+def power_of_call(num_tokens: int, num_sampled: int) -> Detectable:
+    """What a call over so many sampled cells will be able to find in each of them."""
+    return detectable(num_tokens, FALSE_ALARM / max(NUM_TESTS * num_sampled, 1))
+
+
+def tokens_for(precision: float, num_sampled: int) -> int:
+    """The fewest tokens of each cell, in steps of 1,024, for which a fault that displaces so large
+    a share of them is found in 80 % of calls; MOST_TOKENS where more would be needed.
+    """
+    return _STEP * bisect_left(
+        range(MOST_TOKENS // _STEP),
+        True,
+        lo=1,
+        key=lambda n: power_of_call(_STEP * n, num_sampled).shift <= precision,
+    )
 
 
 def _of(subject: Subject, findings: Sequence[Finding]) -> Finding:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from specbench.bench.blocks import Block
 from specbench.engines.engine import (
     EngineRequest,
     EngineResult,
@@ -23,7 +24,14 @@ from specbench.engines.engine import (
 )
 from specbench.errors import ModelError, WorkloadError
 from specbench.inputs.pairing import Drafter
-from specbench.records import EngineRecord, Message, ModelIdentity, RoundLog, RoundTimeline
+from specbench.records import (
+    BlockRecord,
+    EngineRecord,
+    Message,
+    ModelIdentity,
+    RoundLog,
+    RoundTimeline,
+)
 from specbench.stats.costs import bytes_per_forward
 
 ANSWER_TOKENS = 41  # the target's own greedy answer, its end token included
@@ -48,6 +56,7 @@ class RecordingWatch:
     def __init__(self, on_advance: Callable[[int], None] = lambda _: None) -> None:
         self.ids: list[str] = []
         self.stages: list[str] = []
+        self.blocks: list[str] = []
         self.warnings: list[str] = []
         self.advances: list[tuple[int, int, float | None]] = []
         self._on_advance = on_advance
@@ -61,6 +70,12 @@ class RecordingWatch:
     def advance(self, done: int, total: int, seconds_left: float | None) -> None:
         self.advances.append((done, total, seconds_left))
         self._on_advance(done)
+
+    def measured(self, block: Block, record: BlockRecord) -> None:  # noqa: ARG002
+        self.blocks.append(record.block_id)
+
+    def tell(self, text: str) -> None:
+        self.stages.append(text)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)

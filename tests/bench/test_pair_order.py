@@ -81,7 +81,7 @@ def exhaustive_order(folder: Path) -> list[str]:
     head = "targets:\n  target:\n    model: ./target\n    drafters:\n"
     (folder / "pairings.yaml").write_text(head + drafters)
     ran = specbench(
-        "sweep-k", "target", "-w", "prompts.jsonl", "-k", "1..5", "--json", *SMALL, cwd=folder
+        "sweep-k", "target", "-w", "prompts.jsonl", "-k", "1,3,5", "--json", *SMALL, cwd=folder
     )
     assert ran.code == 0, ran.err
     run = json.loads(ran.out)["run_id"]
@@ -99,7 +99,7 @@ def exhaustive_order(folder: Path) -> list[str]:
 def test_four_drafts_are_ranked_as_exhaustive_measuring_ranks_them(shelf: Path) -> None:
     ran = specbench(
         *("pair", "./target", "--drafts", *(f"./{name}" for name in reversed(DRAFTS))),
-        *("-w", "prompts.jsonl", "-k", "1..5", "--measure", "2", "--json", *SMALL),
+        *("-w", "prompts.jsonl", "-k", "1,3,5", "--measure", "2", "--json", *SMALL),
         cwd=shelf,
     )
     assert ran.code == 0, ran.err

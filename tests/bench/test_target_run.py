@@ -268,3 +268,14 @@ def test_the_watch_hears_of_every_block(tmp_path):
     assert watch.stages[:3] == ["big: loading", "big: warming up", "big: own.jsonl"]
     assert watch.stages[-1] == "big: own.jsonl, the winners again"
     assert watch.warnings == []
+
+
+def test_one_answer_of_a_workload_is_stored_piece_by_piece(tmp_path):
+    run = measure(make_plan(tmp_path, SETTINGS, SIX), FakeEngine(FakeClock()), tmp_path)
+    told = [reference for reference in run.references if reference.pieces]
+    assert [(r.workload, r.prompt_id) for r in told] == [
+        (run.references[0].workload, run.references[0].prompt_id)
+    ]
+    (first,) = told
+    assert len(first.pieces) == len(first.output_ids)
+    assert "".join(first.pieces) == FakeEngine.tokenizer.text(first.output_ids)

@@ -6,12 +6,20 @@ import struct
 import subprocess
 import sys
 import termios
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from specbench.cli.console import WIDTH
+from specbench.cli.live_cells import LiveCells
+from specbench.cli.progress import ProgressWatch, _Live
+from specbench.records import DeviceSample, RoundLog
+from tests.cell_keys import BASE_KEY, KEY
 from tests.cli.calls import specbench
+from tests.made_records import made_block, made_request, steps
 
 DRY = ("pair", "tiny", "--dry-run", "--gpu", "L4", "--drafts")
 LONG = "./named/" + "a-draft-whose-name-is-long-" * 3
@@ -81,3 +89,37 @@ def test_what_is_piped_has_one_width_everywhere(named, monkeypatch, variable):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv(variable, "200")
     assert specbench(*DRY, LONG, cwd=named).out == usual
+
+
+def test_a_cell_is_a_line_in_a_log_and_below_the_bar_on_a_terminal(capsys) -> None:
+    key, none = KEY, BASE_KEY
+    block = SimpleNamespace(cells=[SimpleNamespace(key=one) for one in (none, key)])
+    record = made_block(
+        "p1",
+        made_request(none.id, "p1", steps(9)),
+        made_request(
+            key.id,
+            "p1",
+            RoundLog(
+                num_drafted=(4, 4), num_accepted=(3, 1), num_emitted=(4, 2), round_s=(0.1, 0.1)
+            ),
+            device=DeviceSample(num_samples=1, sm_clock_mhz=1410),
+        ),
+    )
+    lines = [
+        f"{none.label}, 10.0 tok/s, 1 prompt",
+        f"{key.label}, 30.0 tok/s, 3.00 tokens per round, 1410 MHz, 1 prompt",
+    ]
+    with ProgressWatch() as watch:
+        watch.measured(block, record)
+        watch.advance(1, 2, None)
+        assert capsys.readouterr().err == ""
+        watch.measured(block, record)
+        watch.advance(2, 2, None)
+        assert capsys.readouterr().err.splitlines() == lines
+    assert capsys.readouterr().err == ""  # each once
+    cells = LiveCells()
+    cells.add(block, record)
+    shown = Console(width=80, file=StringIO())
+    shown.print(*_Live(cells).get_renderables(), sep="\n")
+    assert [line.strip() for line in shown.file.getvalue().splitlines() if "tok/s" in line] == lines

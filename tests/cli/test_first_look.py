@@ -25,6 +25,19 @@ WRONG = {
     "history --metric speed": "speed",
     "doctor demo/drafft": "no pairing 'demo/drafft'",
     "pair demo:taget --dry-run": "did you mean 'target'",
+    "pair demo:target --drafts ngram -w caht": "no workload 'caht', did you mean 'chat'?",
+    "pair demo:target --drafts ngram --out ./file": "--out file: ",
+    "watch demo/drafft -p Hi": "no pairing 'demo/drafft'",
+    "watch demo/draft -p Hi -k 1..3": "one fixed K",
+    "verify demo/draft --precision 0": "--precision '0'",
+    "run shape-70b -w chat --concurrency 1024 --max-new-tokens 99999": "shape-70b needs about ",
+    "check baseline.jsn latest": "baseline.jsn: no such file",
+    "check latest latest --fail-on speed": "--fail-on 'speed'",
+    "export demo/drafft --engine vllm": "no pairing 'demo/drafft'",
+    "export demo/draft --engine vlm": "vllm",
+    "train eagle --target demo:target --out ./file": "--out file: ",
+    "recommend 2020": "no run '2020'",
+    "baseline 2020": "no run '2020'",
 }
 COMMANDS = """
 import contextlib, io, shlex, sys

@@ -53,7 +53,7 @@ def test_run_can_forecast_too(tiny):
 
 
 def test_an_exhaustive_run_measures_every_k_beside_what_was_forecast(tiny):
-    options = ("--forecast", "--exhaustive", "--out", "exhaustive")
+    options = ("-k", "0..3", "--forecast", "--exhaustive", "--out", "exhaustive")
     ran = specbench(*ASKED, *options, cwd=tiny)
     assert ran.code == 0, ran.err
     stored = load_run("latest", tiny / "exhaustive")

@@ -12,6 +12,7 @@ COMMANDS = (
     "run",
     "sweep-k",
     "verify",
+    "watch",
     "pair",
     "report",
     "export",

@@ -45,7 +45,7 @@ def lossy(tiny: Path) -> Path:
 @pytest.fixture(scope="module")
 def ran(lossy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, Path]:
     out = tmp_path_factory.mktemp("lossy")
-    asked = ("-w", "prompts.jsonl", "--prompts", "5", "-k", "3,auto", "--concurrency", "1,2")
+    asked = ("-w", "prompts.jsonl", "--prompts", "3", "-k", "3,auto", "--concurrency", "1,2")
     return specbench("run", *ALL, *asked, *SMALL, "--repeats", "1", "--out", out, cwd=lossy), out
 
 
@@ -139,7 +139,7 @@ def test_what_a_rule_cannot_do_is_refused(
     assert fine.code == 0
 
 
-VERIFY = ("-w", "prompts.jsonl", "--prompts", "3", "--tokens", "2000", "-k", "3", "--json")
+VERIFY = ("-w", "prompts.jsonl", "--prompts", "3", "--tokens", "1000", "-k", "3", "--json")
 
 
 def verdicts(done: Ran) -> dict[tuple[str, float], str]:

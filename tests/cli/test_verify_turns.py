@@ -36,14 +36,15 @@ def test_a_later_turn_follows_the_targets_own_answer(
     tiny: Path, asked: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = {}
-    generate = BuiltinEngine.generate
+    serve = BuiltinEngine.serve
 
-    def watched(self, request, work):  # type: ignore[no-untyped-def]
-        done = generate(self, request, work)
-        answers[request.prompt_ids] = done.output_ids
+    def watched(self, requests, work, load):  # type: ignore[no-untyped-def]
+        done = serve(self, requests, work, load)
+        for request, result in zip(requests, done.results, strict=True):
+            answers.setdefault(request.prompt_ids, result.output_ids)
         return done
 
-    monkeypatch.setattr(BuiltinEngine, "generate", watched)
+    monkeypatch.setattr(BuiltinEngine, "serve", watched)
     ran = specbench("verify", "tiny/draft", *GREEDY, *TALK, cwd=tiny)
 
     assert ran.code == 0, ran.err
@@ -72,16 +73,16 @@ def test_sampled_turns_follow_the_distribution_too(tiny: Path) -> None:
 def test_a_later_turn_that_is_too_long_is_left_out_and_said(
     tiny: Path, asked: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer = verification._answer
+    serve = BuiltinEngine.serve
 
-    def refusing(engine, ids, length):  # type: ignore[no-untyped-def]
-        if asked_before:
+    def refusing(self, requests, work, load):  # type: ignore[no-untyped-def]
+        if len(requests[0].prompt_ids) > len(first) > 0:
             raise ModelError("the target's context has 8")
-        asked_before.append(ids)
-        return answer(engine, ids, length)
+        first.extend(requests[0].prompt_ids)
+        return serve(self, requests, work, load)
 
-    asked_before: list = []
-    monkeypatch.setattr(verification, "_answer", refusing)
+    first: list[int] = []
+    monkeypatch.setattr(BuiltinEngine, "serve", refusing)
     (tiny / "one.jsonl").write_text('{"turns": ["Hello", "And then?"]}\n')
     ran = specbench("verify", "tiny/draft", *GREEDY, "-w", "one.jsonl", *TALK[2:], cwd=tiny)
 

@@ -19,7 +19,7 @@ from specbench.stats.intervals import speedup_interval
 
 pytestmark = pytest.mark.slow  # thousands of simulated sweeps
 
-SWEEPS = 4_000
+SWEEPS = 1_000
 NUM_PROMPTS = 10
 KS = range(1, 9)
 PROMPT_SIGMA = 0.05  # some prompts are guessed better than others, at every K

@@ -28,6 +28,7 @@ def ignoring_cost(costs: RoundCosts) -> Controller:  # noqa: ARG001
     return Controller(KS, RoundCosts.from_samples({(16, k): (1.0,) for k in KS}))
 
 
+@pytest.mark.sampled(one_in=3, every=["num_rows", "alpha"])
 @pytest.mark.parametrize("num_rows", [1, 4, 16])
 @pytest.mark.parametrize("alpha", [0.2, 0.5, 0.8, 0.95])
 def test_on_an_even_text_it_costs_little_more_than_the_best_fixed_k(alpha, num_rows):

@@ -202,6 +202,7 @@ REFERENCE = ReferenceRecord(
     turn=0,
     num_prompt_tokens=12,
     output_ids=(5, 7),
+    pieces=("A", " cat\n"),
 )
 TRACE = TraceRecord(
     target="demo",

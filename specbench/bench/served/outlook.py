@@ -13,6 +13,7 @@ from specbench.stats.crossed import expected_noise
 
 # Guesses, where this engine has not served this target yet.
 START_S = 90.0
+_QUICK_S = {"llama_cpp": 5.0}  # engines that compile and capture nothing
 TOKENS_PER_S = 50.0
 
 
@@ -56,7 +57,7 @@ def outlooks(plan: TargetPlan, earlier: Sequence[ServerRecord]) -> Iterator[Outl
             are_starts=plan.running_ks is None,
             cycles=plan.cycles,
             is_open_ended=plan.settings.servers.cycles is None,
-            session_s=took_s or _guessed_s(plan, sessions[0]),
+            session_s=took_s or _guessed_s(plan, engine, sessions[0]),
             is_measured=took_s is not None,
             detectable=noise.detectable_effect(plan.cycles) if noise else None,
         )
@@ -68,9 +69,10 @@ def _is_alike(server: ServerRecord, plan: TargetPlan, engine: str) -> bool:
     return is_same and bool(server.command) == (plan.running_ks is None)
 
 
-def _guessed_s(plan: TargetPlan, session: Session) -> float:
+def _guessed_s(plan: TargetPlan, engine: str, session: Session) -> float:
     asked_s = sum(_asked_s(plan, session, cell) for cell in session.cells)
-    return START_S * (plan.running_ks is None) + asked_s
+    start_s = _QUICK_S.get(engine, START_S)
+    return start_s * (plan.running_ks is None) + asked_s
 
 
 def _asked_s(plan: TargetPlan, session: Session, cell: Cell) -> float:

@@ -1,0 +1,106 @@
+"""How long the engines of this process will take for a plan, by files alone; no torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.bench.plan import TargetPlan
+from specbench.bench.spent import spent_s
+from specbench.errors import ModelError
+from specbench.fit.memory_plan import Place, plan_target
+from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
+from specbench.model_files.model import open_model
+from specbench.runs import StoredRun, list_runs, load_run
+from specbench.settings import SERVED
+
+# Guesses, where nothing like it was measured here yet.
+BEGIN_S = 15.0  # imports, self-tests, kernels
+LOAD_BYTES_PER_S = 1e9
+HOST_BYTES_PER_S = 1e10
+_LAYER_S = {"cpu": 2e-4, "cuda": 2e-5}  # of one token, beside what is read
+_BESIDE = 1.3  # references, warm-up, memory passes, winners measured again
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExpectedTime:
+    """Of one target; `is_measured`: by what an earlier run of it took on such a device."""
+
+    target: str
+    seconds: float
+    is_measured: bool
+    is_most: bool  # a budget ends it
+
+
+def expected_time(plan: TargetPlan, place: Place, earlier: StoredRun | None) -> ExpectedTime | None:
+    """None where its files are not here and no earlier run tells."""
+    num_tokens, num_steps = _planned(plan)
+    loading_s, token_s, is_measured = BEGIN_S, None, False
+    guess = _guessed_step_s(plan, place)
+    if guess is not None:
+        loading_s += guess[1]
+    if earlier is not None:
+        known = sum(
+            request.num_output_tokens
+            for block in earlier.blocks
+            for request in block.requests
+            if request.error is None
+        )
+        spent = spent_s(earlier, plan)
+        token_s, is_measured = (spent / known, True) if known and spent else (None, False)
+    if token_s is not None:
+        seconds = token_s * num_tokens
+    elif guess is not None:
+        seconds = guess[0] * num_steps
+    else:
+        return None
+    budget_s = plan.settings.effort.budget_s
+    is_most = budget_s is not None and budget_s < seconds * _BESIDE
+    decoding_s = budget_s if is_most and budget_s is not None else seconds * _BESIDE
+    return ExpectedTime(
+        target=plan.target.name,
+        seconds=loading_s + decoding_s,
+        is_measured=is_measured,
+        is_most=is_most,
+    )
+
+
+def _planned(plan: TargetPlan) -> tuple[float, float]:
+    """Tokens to decode, and steps of whole batches that it takes without speculation."""
+    workloads = {workload.name: workload for workload in plan.workloads}
+    asked = plan.settings.sampling.max_new_tokens
+    tokens = steps = 0.0
+    for cell in plan.cell_plans():
+        at = cell.key.condition
+        if at.engine in SERVED:
+            continue
+        workload = workloads[at.workload]
+        turns = sum(len(prompt.turns) for prompt in workload.prompts) / len(workload.prompts)
+        answer = asked or workload.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+        own = cell.num_prompts * cell.num_repeats * turns * answer * at.num_samples
+        tokens += own
+        steps += own / (at.concurrency * at.num_samples)
+    return tokens, steps
+
+
+def _guessed_step_s(plan: TargetPlan, place: Place) -> tuple[float, float] | None:
+    """Seconds of a step without speculation, and of loading."""
+    try:
+        files = open_model(plan.target.model)
+        planned, layers = plan_target(files, place), files.num_layers
+    except ModelError:
+        return None
+    if planned is None:
+        return None
+    read_s = planned.target.read_bytes / (place.bytes_per_s or HOST_BYTES_PER_S)
+    return read_s + layers * _LAYER_S[place.device], planned.target.nbytes / LOAD_BYTES_PER_S
+
+
+def earlier_run(plan: TargetPlan, place: Place, root: Path) -> StoredRun | None:
+    """The newest run there that measured this target on a device of this kind."""
+    names = {f"{plan.target.name}/{pairing.drafter.name}" for pairing in plan.pairings}
+    for listing in reversed(list_runs(root)):
+        if listing.problem or not listing.num_blocks or not names & set(listing.pairings):
+            continue
+        stored = load_run(listing.run_id, root)
+        if stored.run.environment.device.partition(":")[0] == place.device:
+            return stored
+    return None

@@ -1,0 +1,151 @@
+"""One answer, told round by round while it is decoded.
+
+Shape suffixes: B rows, K drafts, N nodes, T tokens, V vocabulary.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specbench.bench.hub import look_for_hub
+from specbench.bench.this_process import default_threads, find_device
+from specbench.bench.watch import Watch
+from specbench.engines.builtin import BuiltinEngine
+from specbench.engines.engine import EngineRequest, Work
+from specbench.engines.model_pool import ModelPool
+from specbench.execution.clock import make_clock
+from specbench.inputs.pairing import Pairing
+from specbench.inputs.workloads import DEFAULT_MAX_NEW_TOKENS
+from specbench.records import Message, Sampling
+from specbench.round.drafter import Proposal
+from specbench.round.round import Verifier
+from specbench.round.sampling import Sampler
+from specbench.round.verifier import Verdict
+from specbench.serving.decoder import Decoder
+from specbench.serving.request import Request
+from specbench.settings import RunSettings
+
+
+class WatchedRound(NamedTuple):
+    """What became of a round's drafts; token ids. The prefill is a round of K = 0."""
+
+    num_drafted: int  # K, or fewer where nothing else was found; of a tree its nodes
+    accepted: tuple[int, ...]
+    rejected: tuple[int, ...]
+    own: int | None  # the target's own token: bonus or recovered; None where the answer has ended
+    is_bonus: bool  # all drafts were accepted; else `own` stands for the first that was not
+
+
+class Generation(NamedTuple):
+    """What it came to."""
+
+    output_ids: tuple[int, ...]
+    rounds: tuple[WatchedRound, ...]
+    decode_s: float  # of all rounds, with what telling them took
+
+
+Tell = Callable[[WatchedRound, Callable[[tuple[int, ...]], str]], None]  # and ids to text
+
+
+class Watching:
+    """A verifier that tells what the one within it decided, row 0 alone."""
+
+    def __init__(self, inner: Verifier, told: Callable[[WatchedRound], None]) -> None:
+        self._inner = inner
+        self._told = told
+
+    def __call__(
+        self,
+        proposal: Proposal,
+        logits_BNV: Tensor,
+        sampler: Sampler,
+        seed_B: Tensor,
+        positions_BN: Tensor,
+    ) -> Verdict:
+        verdict = self._inner(proposal, logits_BNV, sampler, seed_B, positions_BN)
+        self._told(_round_of(proposal, verdict))
+        return verdict
+
+
+def _round_of(proposal: Proposal, verdict: Verdict) -> WatchedRound:
+    num_accepted, num_drafted = int(verdict.num_accepted_B[0]), int(proposal.num_drafted_B[0])
+    tokens: list[int] = verdict.tokens_BT[0].tolist()
+    drafts: list[int] = proposal.tokens_BK[0].tolist()
+    if proposal.tree is None:
+        rejected, deepest = drafts[num_accepted:num_drafted], num_drafted
+    else:
+        meant: list[bool] = proposal.tree.is_meant_BK[0].tolist()
+        on_path = [] if verdict.path_BT is None else verdict.path_BT[0].tolist()
+        path = set(on_path[1 : num_accepted + 1])
+        nodes = zip(range(1, len(drafts) + 1), drafts, meant, strict=True)
+        rejected = [token for node, token, is_meant in nodes if is_meant and node not in path]
+        depths_K = proposal.tree.depths_BN[0, 1:] * proposal.tree.is_meant_BK[0]
+        deepest = int(depths_K.max()) if len(drafts) else 0
+    return WatchedRound(
+        num_drafted=num_drafted,
+        accepted=tuple(tokens[:num_accepted]),
+        rejected=tuple(rejected),
+        own=tokens[num_accepted],
+        is_bonus=num_accepted == deepest,
+    )
+
+
+def watched_generation(
+    settings: RunSettings, pairing: Pairing, prompt: str, k: int, watch: Watch, tell: Tell
+) -> Generation:
+    """Decode the answer to a prompt, and tell each round as soon as it is over.
+
+    Nothing is captured or stored: it is there to be looked at. ModelError, UsageError and
+    CompatibilityError as a run raises them.
+    """
+    device = find_device(settings.machine.device)
+    torch.set_num_threads(settings.machine.threads or default_threads([pairing]))
+    look_for_hub([pairing], watch.warn)
+    watch.stage(f"{pairing.name}: loading")
+    decoder_settings = settings.decoder
+    pool = ModelPool(device, settings.machine.dtype, dummy=decoder_settings.dummy_weights)
+    engine = BuiltinEngine(pairing.target, pool, decoder_settings)
+    engine.add_drafter(pairing.drafter)
+    ids = engine.tokenizer.prompt_ids([Message(role="user", content=prompt)])
+    sampling = Sampling(temperature=settings.sampling.temperatures[0])
+    most = settings.sampling.max_new_tokens or DEFAULT_MAX_NEW_TOKENS
+    # The prefill's token, which no verifier sees: the same noise draws it again.
+    alone = EngineRequest(prompt_ids=ids, max_new_tokens=1, sampling=sampling, seed=settings.seed)
+    first = engine.generate(alone, engine.baseline).output_ids
+    rounds: list[WatchedRound] = []
+    left, has_ended = most, False
+
+    def told(one: WatchedRound) -> None:
+        """Without what comes after the end of the answer."""
+        nonlocal left, has_ended
+        if has_ended or left == 0:
+            return
+        emitted = [*one.accepted, *([] if one.own is None else [one.own])][:left]
+        end = next((i + 1 for i, token in enumerate(emitted) if token in engine.eos_ids), None)
+        has_ended = end is not None
+        kept = emitted[:end]
+        left -= len(kept)
+        accepted = tuple(kept[: len(one.accepted)])
+        own = kept[len(one.accepted)] if len(kept) > len(one.accepted) else None
+        rounds.append(one._replace(accepted=accepted, own=own))
+        tell(rounds[-1], engine.tokenizer.text)
+
+    watch.stage(f"{pairing.name}: decoding")
+    told(WatchedRound(0, (), (), first[0], True))
+    drafter = pairing.drafter
+    # Refused by the engine, with its reasons, where the drafter cannot draft so deep.
+    engine.generate(alone, Work(drafter=drafter.name, method=drafter.method, k=k))
+    decoder = Decoder(
+        engine.runner,
+        engine.drafting(drafter.name),
+        eos_ids=engine.eos_ids,
+        clock=make_clock(device),
+        verifier=Watching(engine.verifier(drafter.name), told),
+    )
+    began_s = time.monotonic()
+    asked = Request(prompt_ids=ids, max_new_tokens=most, seed=settings.seed)
+    (result,) = decoder.decode([asked], Sampler(sampling), k=k)
+    return Generation(result.output_ids, tuple(rounds), time.monotonic() - began_s)

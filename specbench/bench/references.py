@@ -1,0 +1,93 @@
+"""The target's own greedy answers: they fix the lengths of all cells and are decoded once a run."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from specbench.engines.engine import Engine, EngineRequest
+from specbench.engines.pieces import text_pieces
+from specbench.errors import WorkloadError
+from specbench.records import Message, Prompt, ReferenceRecord, Sampling
+from specbench.runs import Ledger
+
+GREEDY = Sampling()
+
+
+class References:
+    """Those of one target. `engine` decodes what is not `known`; the run keeps it.
+
+    `max_new_tokens` is by the name of a workload.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        engine: Engine,
+        ledger: Ledger,
+        known: Iterable[ReferenceRecord],
+        max_new_tokens: Callable[[str], int],
+    ) -> None:
+        self._target = target
+        self._engine = engine
+        self._ledger = ledger
+        self._max_new_tokens = max_new_tokens
+        self._known = {
+            (r.workload, r.prompt_id, r.turn, r.context): r for r in known if r.target == target
+        }
+
+    def known(
+        self, workload: str, prompt_id: str, turn: int, context: int | None
+    ) -> ReferenceRecord:
+        """An answer decoded before; KeyError where it was not."""
+        return self._known[workload, prompt_id, turn, context]
+
+    def answers(
+        self, workload: str, prompt: Prompt, context: int | None = None
+    ) -> list[ReferenceRecord]:
+        """The answers to the turns of a prompt."""
+        answers: list[ReferenceRecord] = []
+        for turn, ids in enumerate(self.turns(workload, prompt, answers)):
+            known = self._known.get((workload, prompt.id, turn, context))
+            if known is None:
+                known = self._decoded(workload, prompt.id, turn, ids, context)
+                self._ledger.append(known)
+                self._known[workload, prompt.id, turn, context] = known
+            answers.append(known)
+        return answers
+
+    def turns(
+        self, workload: str, prompt: Prompt, answers: list[ReferenceRecord]
+    ) -> Iterator[tuple[int, ...]]:
+        """Token ids of turn after turn; each needs the answers so far, which the caller adds."""
+        history: list[Message] = []
+        for turn, messages in enumerate(prompt.turns):
+            if turn:
+                text = self._engine.tokenizer.text(answers[turn - 1].output_ids)
+                history.append(Message(role="assistant", content=text))
+            history += messages
+            try:
+                yield self._engine.tokenizer.prompt_ids(history, prompt.tools, prompt.template_args)
+            except WorkloadError as error:
+                raise WorkloadError(f"{workload}, prompt {prompt.id}: {error}") from error
+
+    def _decoded(
+        self, workload: str, prompt_id: str, turn: int, ids: Sequence[int], context: int | None
+    ) -> ReferenceRecord:
+        request = EngineRequest(
+            prompt_ids=tuple(ids),
+            max_new_tokens=self._max_new_tokens(workload),
+            sampling=GREEDY,
+            seed=0,
+        )
+        output_ids = self._engine.generate(request, self._engine.baseline).output_ids
+        # Reports show one generation of a workload word by word: the text of one is enough.
+        is_shown = not any(r.workload == workload and r.pieces for r in self._known.values())
+        pieces = text_pieces(self._engine.tokenizer.text, output_ids) if is_shown else None
+        return ReferenceRecord(
+            target=self._target,
+            workload=workload,
+            prompt_id=prompt_id,
+            turn=turn,
+            num_prompt_tokens=len(ids),
+            output_ids=output_ids,
+            context=context,
+            pieces=pieces,
+        )

@@ -1,0 +1,77 @@
+"""What a plan will take on this machine: time and memory, for --dry-run."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from specbench.cli.memory import placed
+from specbench.settings import RunSettings
+
+if TYPE_CHECKING:
+    from specbench.bench.plan import TargetPlan
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanOutlook:
+    """Of one target in this process; None where files do not tell."""
+
+    target: str
+    dtype: str
+    seconds: float | None
+    seconds_are_measured: bool  # in an earlier run
+    is_ended_by_budget: bool
+    memory_bytes: int | None
+    free_bytes: int | None
+
+
+def plan_outlook(
+    plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path
+) -> list[PlanOutlook]:
+    """One per target that is decoded in this process; servers have outlooks of their own."""
+    from specbench.bench.expected_time import earlier_run, expected_time
+    from specbench.fit.demand import demand
+
+    found = []
+    for plan, place in placed(plans, settings):
+        time = expected_time(plan, place, earlier_run(plan, place, out))
+        needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], place)
+        found.append(
+            PlanOutlook(
+                target=plan.target.name,
+                dtype=needed.dtype,
+                seconds=time.seconds if time else None,
+                seconds_are_measured=time is not None and time.is_measured,
+                is_ended_by_budget=time is not None and time.is_most,
+                memory_bytes=None if needed.is_least else needed.total,
+                free_bytes=place.memory_bytes,
+            )
+        )
+    return found
+
+
+def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
+    """A sentence per target."""
+    for one in found:
+        parts = [_time(one)]
+        if one.memory_bytes is not None:
+            free = "" if one.free_bytes is None else f", of {_gib(one.free_bytes)} free"
+            parts.append(f"{_gib(one.memory_bytes)} of memory in {one.dtype}{free}")
+        yield f"{one.target}: {'; '.join(filter(None, parts)) or 'no estimate without its files'}"
+
+
+def _time(one: PlanOutlook) -> str:
+    if one.seconds is None:
+        return ""
+    length = f"{one.seconds:.0f} s" if one.seconds < 90 else f"{one.seconds / 60:,.0f} minutes"
+    if one.is_ended_by_budget:
+        return f"about {length}, loading and --budget"
+    if one.seconds_are_measured:
+        return f"about {length}, as an earlier run took here"
+    return f"about {length} (a guess from the sizes of the models: it may be three times off)"
+
+
+def _gib(nbytes: int) -> str:
+    return f"{nbytes / GIB:,.1f} GiB"

@@ -1,0 +1,227 @@
+"""`specbench watch`: one answer as it is decoded, drafts in colour."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbench.cli import options
+from specbench.cli.first_look import look_first
+from specbench.cli.own_pair import OwnPair
+from specbench.errors import UsageError
+from specbench.settings import (
+    DecoderSettings,
+    DraftSettings,
+    MachineSettings,
+    RunSettings,
+    SamplingSettings,
+    WorkloadSettings,
+)
+from specbench.settings.decoder import Forward
+from specbench.settings.groups import (
+    DEFAULT_K,
+    DEFAULT_WORKLOADS,
+    K,
+    MaxNewTokens,
+    PairingNames,
+    PairingsFile,
+    Seed,
+)
+
+if TYPE_CHECKING:
+    from specbench.bench.generation import Generation, WatchedRound
+    from specbench.inputs.pairing import Pairing
+
+_Prompt = Annotated[
+    str | None,
+    typer.Option("--prompt", "-p", help="What to ask; - reads it from standard input."),
+]
+_Temperature = Annotated[float, typer.Option(min=0, max=100, help="0 is greedy.")]
+MAX_NEW_TOKENS = 128
+_CONTEXT = 4  # tokens before a new one that its text may depend on
+_STYLES = {"accepted": "green", "rejected": "strike red", "own": "bold cyan", "round": "dim"}
+_MARKS = {"accepted": "+", "rejected": "-", "own": "="}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What `watch` lets a user say of what `run` does."""
+
+    pairings: PairingNames
+    draft: Annotated[DraftSettings, replace(K, help="K: a number.")] = field(
+        default_factory=DraftSettings
+    )
+    max_new_tokens: MaxNewTokens = None
+    forward: Forward = "auto"
+    machine: MachineSettings
+    seed: Seed = 0
+    pairings_file: PairingsFile = None
+
+    def settings(self, temperature: float) -> RunSettings:
+        return RunSettings(
+            workload=WorkloadSettings(pairings=self.pairings, workloads=DEFAULT_WORKLOADS[:1]),
+            draft=self.draft,
+            sampling=SamplingSettings(
+                temperatures=(temperature,), max_new_tokens=self.max_new_tokens or MAX_NEW_TOKENS
+            ),
+            decoder=DecoderSettings(forward=self.forward, graph="off"),
+            machine=self.machine,
+            seed=self.seed,
+            pairings_file=self.pairings_file,
+        )
+
+
+def watch(
+    own: OwnPair,
+    asked: Watched,
+    prompt: _Prompt = None,
+    temperature: _Temperature = 0.0,
+    force: options.Force = False,
+) -> None:
+    """Show one answer as it is decoded: which drafts are accepted, round by round.
+
+    Nothing is stored, and telling takes time: speeds are for `run` to measure.
+    """
+    from specbench.cli.checks import checked
+
+    settings = checked(asked.settings(temperature))
+    pairing = _chosen(settings, own)
+    k = _k(settings, pairing)
+    question = sys.stdin.read() if prompt == "-" else prompt
+    if not (question or "").strip():
+        raise UsageError('--prompt: say what to ask, as in --prompt "Write a haiku"')
+    look_first(settings, [pairing], force=force)
+    from specbench.cli.progress import ProgressWatch
+
+    with ProgressWatch() as progress:
+        progress.stage("starting")
+        try:
+            from specbench.bench.generation import watched_generation
+
+            show = _Shown(progress.close)
+            done = watched_generation(settings, pairing, question or "", k, progress, show)
+        except KeyboardInterrupt:
+            progress.close()
+            typer.echo("\ninterrupted", err=True)
+            raise typer.Exit(progress.interrupted) from None
+    typer.echo("\n" + summary(done, k))
+
+
+def _chosen(settings: RunSettings, own: OwnPair) -> "Pairing":
+    from specbench.inputs.config import load_pairings
+
+    found = own.pairings(settings, ())
+    names = settings.workload.pairings
+    if found is None and not names:
+        raise UsageError("watch: name one pairing, as in `specbench watch demo/draft`")
+    if found is None:
+        found = load_pairings(settings.pairings_file).select(names)
+    if len(found) > 1:
+        several = ", ".join(pairing.name for pairing in found)
+        raise UsageError(f"watch shows one pairing; name one of {several}")
+    return found[0]
+
+
+def _k(settings: RunSettings, pairing: "Pairing") -> int:
+    """The K asked for, else as a run would have it: the file's, or what the drafter can."""
+    asked = settings.draft.num_speculative_tokens
+    if settings.draft.adaptive or (asked is not None and len(asked) != 1):
+        raise UsageError("-k: watch takes one fixed K, such as -k 4")
+    if asked is not None:
+        return asked[0]
+    if pairing.drafter.num_speculative_tokens is not None:
+        return pairing.drafter.num_speculative_tokens
+    from specbench.bench.depth import deepest, headers_on_this_machine
+
+    most = deepest(pairing, headers_on_this_machine, made_up=False)
+    return DEFAULT_K if most is None else min(DEFAULT_K, most)
+
+
+class _Shown:
+    """Prints rounds as they come: coloured text on a terminal, else a line of marks for each."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        from specbench.cli.console import is_terminal, open_console
+
+        self._console = open_console(soft_wrap=True)
+        self._is_coloured = is_terminal() and self._console.color_system is not None
+        self._begin: Callable[[], None] | None = begin
+        self._known: list[int] = []
+        self._number = 0
+
+    def __call__(self, one: "WatchedRound", text: Callable[[tuple[int, ...]], str]) -> None:
+        if self._begin is not None:
+            self._begin()
+            self._begin = None
+            self._print(
+                LEGEND_OF_COLOURS if self._is_coloured else LEGEND_OF_MARKS, _STYLES["round"]
+            )
+            self._print("\n", "")
+        pieces = list(self._pieces(one, text))
+        if self._is_coloured:
+            for kind, said in pieces:
+                self._print(said, _STYLES[kind])
+            if self._number:
+                self._print(f"[{len(one.accepted)}/{one.num_drafted}]", _STYLES["round"])
+        else:
+            marked = " ".join(f"{_MARKS[kind]}{said!r}" for kind, said in pieces)
+            counts = f"{len(one.accepted)} of {one.num_drafted} accepted"
+            told = f"round {self._number}, {counts}: " if self._number else "prefill: "
+            self._print(f"{told}{marked}\n", "")
+        self._number += 1
+
+    def _pieces(
+        self, one: "WatchedRound", text: Callable[[tuple[int, ...]], str]
+    ) -> "list[tuple[str, str]]":
+        pieces = []
+        for token in one.accepted:
+            pieces.append(("accepted", self._said(token, text)))
+            self._known.append(token)
+        for token in one.rejected:
+            pieces.append(("rejected", self._said(token, text)))
+        if one.own is not None:
+            pieces.append(("own", self._said(one.own, text)))
+            self._known.append(one.own)
+        return pieces
+
+    def _said(self, token: int, text: Callable[[tuple[int, ...]], str]) -> str:
+        """What a token adds to the text; a part of a character is shown as its id."""
+        before = tuple(self._known[-_CONTEXT:])
+        old, new = text(before), text((*before, token))
+        said = new[len(old) :] if new.startswith(old) else text((token,))
+        return inert(said) if said and "\ufffd" not in said else f"<{token}>"
+
+    def _print(self, text: str, style: str) -> None:
+        self._console.print(text, style=style or None, end="")
+
+
+LEGEND_OF_COLOURS = (
+    "green: accepted drafts, red: rejected ones, cyan: the target's own token that ends a round; "
+    "[accepted/drafted]"
+)
+LEGEND_OF_MARKS = "+ accepted draft, - rejected draft, = the target's own token that ends a round"
+
+
+def inert(text: str) -> str:
+    """Without what a terminal would obey: a model may write anything."""
+    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def summary(done: "Generation", k: int) -> str:
+    """One line of counts, then K round by round."""
+    rounds = done.rounds[1:]
+    num_drafted = sum(one.num_drafted for one in rounds)
+    num_accepted = sum(len(one.accepted) for one in rounds)
+    tokens = len(done.output_ids)
+    counts = f"{tokens} tokens in {len(rounds)} rounds"
+    if num_drafted:
+        share = num_accepted / num_drafted
+        length = (tokens - 1) / len(rounds)
+        counts += (
+            f": {num_accepted} of {num_drafted} drafts accepted ({share:.0%}), "
+            f"{length:.2f} tokens per round"
+        )
+    by_round = " ".join(f"{len(one.accepted)}/{one.num_drafted}" for one in rounds)
+    return f"{counts}, K={k}\naccepted/drafted by round: {by_round}"

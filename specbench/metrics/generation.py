@@ -1,0 +1,84 @@
+"""One generation round by round: which of its text was drafted and accepted, and which was not."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specbench.metrics.cell import CellData
+from specbench.records import CellKey, ReferenceRecord, RequestRecord, RoundLog
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """What one round drafted and added to the text."""
+
+    num_drafted: int  # of a tree its nodes
+    accepted: tuple[str, ...]  # a piece per drafted token that was accepted
+    bonus: str | None  # the target's own next token; None where the answer ended before it
+    seconds: float
+
+    @property
+    def num_rejected(self) -> int:
+        """Drafted and not accepted, those after the first rejection included."""
+        return self.num_drafted - len(self.accepted)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """An answer as one cell decoded it."""
+
+    key: CellKey
+    prompt_id: str
+    first: str  # the piece that came from prefill
+    checked: tuple[str, ...]  # those of a predicted output, checked at once before any round
+    rounds: tuple[Round, ...]
+
+
+def generation_of(cell: CellData, references: Iterable[ReferenceRecord]) -> Generation | None:
+    """The first request whose text is stored and is the target's own greedy text.
+
+    None where there is none, such as above temperature 0, of servers, and of runs before schema 7.
+    """
+    at = cell.key.condition
+    pieces = {
+        (r.prompt_id, r.turn): r
+        for r in references
+        if r.pieces and (r.target, r.workload, r.context) == (at.target, at.workload, at.context)
+    }
+    for request in cell.finished if at.temperature == 0 else ():
+        known = pieces.get((request.prompt_id, request.turn))
+        if known is not None and request.rounds and _is_start(request, known):
+            assert known.pieces is not None
+            return _generation(cell.key, request, request.rounds, known.pieces)
+    return None
+
+
+def _is_start(request: RequestRecord, known: ReferenceRecord) -> bool:
+    return request.output_ids == known.output_ids[: len(request.output_ids)]
+
+
+def _generation(
+    key: CellKey, request: RequestRecord, log: RoundLog, pieces: tuple[str, ...]
+) -> Generation:
+    done = 1 + request.num_checked_at_once
+    rounds = []
+    for drafted, accepted, emitted, seconds in zip(
+        log.num_drafted, log.num_accepted, log.num_emitted, log.round_s, strict=True
+    ):
+        own = pieces[done : done + emitted]
+        kept = min(accepted, emitted)
+        rounds.append(
+            Round(
+                num_drafted=drafted,
+                accepted=own[:kept],
+                bonus=own[kept] if emitted > kept else None,
+                seconds=seconds,
+            )
+        )
+        done += emitted
+    return Generation(
+        key=key,
+        prompt_id=request.prompt_id,
+        first=pieces[0],
+        checked=pieces[1 : 1 + request.num_checked_at_once],
+        rounds=tuple(rounds),
+    )

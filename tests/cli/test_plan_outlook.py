@@ -1,0 +1,69 @@
+"""`--dry-run` says what the plan will take: time, and memory in the dtype of this device."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.bench.spent import block_seconds
+from specbench.runs import SCHEMA_VERSION, create_run
+from tests.cli.calls import specbench
+from tests.report.served_runs import served_run
+
+GIB = 2**30
+
+
+def outlook(folder: Path, *words: str) -> dict[str, Any]:
+    ran = specbench("run", *words, "--dry-run", "--json", "--device", "cpu", cwd=folder)
+    assert ran.code == 0, ran.err
+    (found,) = json.loads(ran.out)["estimates"]
+    return found
+
+
+def test_memory_is_that_of_the_dtype_that_this_device_takes(tmp_path: Path) -> None:
+    words = ("shape-8b", "-w", "chat")
+    plain, half = outlook(tmp_path, *words), outlook(tmp_path, *words, "--dtype", "bfloat16")
+    assert (plain["dtype"], half["dtype"]) == ("float32", "bfloat16")
+    assert plain["memory_bytes"] == pytest.approx(34.8 * GIB, rel=0.01)
+    assert half["memory_bytes"] == pytest.approx(17.4 * GIB, rel=0.01)
+    assert plain["seconds"] > 1.5 * half["seconds"]
+
+
+def test_time_grows_with_the_plan_and_ends_with_the_budget(tmp_path: Path) -> None:
+    few = outlook(tmp_path, "demo/draft", "-w", "chat", "--prompts", "5", "-k", "4")
+    more = outlook(tmp_path, "demo/draft", "-w", "chat", "--prompts", "10", "-k", "2,4,6")
+    begin_s = 15
+    assert (more["seconds"] - begin_s) == pytest.approx(4 * (few["seconds"] - begin_s), rel=0.05)
+    assert not few["seconds_are_measured"]
+    short = outlook(tmp_path, "demo/draft", "-w", "chat", "--budget", "5s")
+    assert short["is_ended_by_budget"]
+    assert short["seconds"] == pytest.approx(begin_s + 5, rel=0.05)
+    ran = specbench("run", "demo/draft", "-w", "chat", "--dry-run", "--device", "cpu", cwd=tmp_path)
+    assert "demo: about " in ran.out
+    assert "(a guess from the sizes of the models: it may be three times off)" in ran.out
+    assert "GiB of memory in float32, of " in ran.out
+
+
+def test_an_earlier_run_tells_what_a_token_takes(tmp_path: Path) -> None:
+    stored = served_run()
+    run = replace(stored.run, run_id="earlier", schema_version=SCHEMA_VERSION)
+    with create_run(tmp_path / "reports", run) as writer:
+        for record in stored.blocks:
+            writer.append(record)
+        writer.finish()
+    found = outlook(tmp_path, "demo/draft", "-w", "chat", "--prompts", "10", "-k", "4")
+    assert found["seconds_are_measured"]
+    spent_s = sum(sum(block_seconds(block).values()) for block in stored.blocks)
+    num_tokens = sum(r.num_output_tokens for b in stored.blocks for r in b.requests)
+    plan = json.loads(
+        specbench(
+            *("run", "demo/draft", "-w", "chat", "--prompts", "10", "-k", "4"),
+            *("--max-new-tokens", "100", "--dry-run", "--json", "--device", "cpu"),
+            cwd=tmp_path,
+        ).out
+    )
+    turns = 1.0  # the demo's chat has some with more
+    least = 2 * 10 * turns * 100 * spent_s / num_tokens
+    assert least < plan["estimates"][0]["seconds"] < 15.1 + 1.3 * 2.5 * least

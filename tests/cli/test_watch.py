@@ -1,0 +1,121 @@
+"""`specbench watch`: what is shown of rounds, and that it is the answer itself."""
+
+from contextlib import chdir, redirect_stdout
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from specbench.bench.generation import Generation, WatchedRound
+from specbench.cli.watch import _Shown, inert, summary
+from specbench.inputs.config import load_pairings
+from specbench.settings import (
+    DecoderSettings,
+    MachineSettings,
+    RunSettings,
+    SamplingSettings,
+    WorkloadSettings,
+)
+from tests.bench.fakes import RecordingWatch
+from tests.cli.calls import specbench
+
+ROUNDS = (
+    WatchedRound(0, (), (), 72, is_bonus=True),
+    WatchedRound(3, (101, 108), (33,), 108, is_bonus=False),
+    WatchedRound(2, (111, 10), (), 27, is_bonus=True),
+)
+
+
+def text(ids: tuple[int, ...]) -> str:
+    return "".join(map(chr, ids))
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool) -> str:
+    monkeypatch.setattr("specbench.cli.console.is_terminal", lambda **_: is_terminal)
+    out = StringIO()
+    with redirect_stdout(out):
+        show = _Shown(lambda: None)
+        for one in ROUNDS:
+            show(one, text)
+    return out.getvalue()
+
+
+def test_in_a_pipe_each_round_is_a_line_of_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    legend, prefill, first, second = shown(monkeypatch, is_terminal=False).splitlines()
+    assert legend.startswith("+ accepted draft, - rejected draft, = the target's own")
+    assert prefill == "prefill: ='H'"
+    assert first == "round 1, 2 of 3 accepted: +'e' +'l' -'!' ='l'"
+    assert second == "round 2, 2 of 2 accepted: +'o' +'\\n' ='\\\\x1b'"
+
+
+def test_on_a_terminal_the_kinds_are_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    out = shown(monkeypatch, is_terminal=True)
+    green, red, cyan = "\x1b[32m", "\x1b[9;31m", "\x1b[1;36m"
+    assert f"{green}e\x1b[0m{green}l\x1b[0m{red}!\x1b[0m{cyan}l\x1b[0m" in out
+    assert "[2/3]" in out
+    assert "\x1b\x1b" not in out
+    assert "\\x1b" in out  # what the model wrote is inert
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in shown(monkeypatch, is_terminal=True)
+
+
+def test_the_summary_has_the_k_of_every_round() -> None:
+    done = Generation(output_ids=tuple(range(7)), rounds=ROUNDS, decode_s=1.0)
+    counts, by_round = summary(done, 3).splitlines()
+    assert counts == (
+        "7 tokens in 2 rounds: 4 of 5 drafts accepted (80%), 3.00 tokens per round, K=3"
+    )
+    assert by_round == "accepted/drafted by round: 2/3 2/2"
+
+
+def test_control_characters_are_inert() -> None:
+    assert inert("a\x1b]0;title\x07b\n\u202e") == "a\\x1b]0;title\\x07b\n\\u202e"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("watch",), "name one pairing"),
+        (("watch", "demo", "-p", "Hi"), "watch shows one pairing; name one of demo/draft"),
+        (("watch", "demo/draft"), "--prompt: say what to ask"),
+        (("watch", "demo/draft", "-p", "Hi", "-k", "1..3"), "one fixed K"),
+        (("watch", "demo/draft", "-p", "Hi", "-k", "auto"), "one fixed K"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_shown_says_what_can(
+    words: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    ran = specbench(*words, cwd=tmp_path)
+    assert (ran.code, said in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_is_told_is_the_answer(temperature: float, tiny: Path) -> None:
+    from specbench.bench.generation import watched_generation
+
+    told: list[WatchedRound] = []
+    with chdir(tiny):
+        for pairing in load_pairings().select(["tiny"]):
+            told.clear()
+            settings = RunSettings(
+                workload=WorkloadSettings(pairings=(pairing.name,), workloads=()),
+                sampling=SamplingSettings(temperatures=(temperature,), max_new_tokens=24),
+                decoder=DecoderSettings(graph="off"),
+                machine=MachineSettings(device="cpu", threads=1),
+            )
+            done = watched_generation(
+                settings, pairing, "Name a colour", 3, RecordingWatch(), lambda r, _: told.append(r)
+            )
+            emitted = [token for one in told for token in (*one.accepted, one.own)]
+            assert [token for token in emitted if token is not None] == list(done.output_ids)
+            assert done.rounds == tuple(told)
+            assert all(one.num_drafted <= 3 for one in told)
+            for one in told[1:]:
+                if one.is_bonus or one.own is None:
+                    assert not one.rejected or one.own is None
+                else:
+                    assert len(one.accepted) + len(one.rejected) == one.num_drafted

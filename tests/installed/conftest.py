@@ -1,0 +1,17 @@
+"""One sdist, one wheel and one environment with it for all tests of this folder."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.installed.environment import Built, build, installed
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    return build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="session")
+def bin_folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(built.wheel, tmp_path_factory.mktemp("environment") / "venv")

@@ -1,0 +1,106 @@
+"""The sdist and the wheel: what is in them, how large they are, and on which Pythons they work."""
+
+import subprocess
+import tarfile
+import zipfile
+from email import message_from_bytes
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+from specbench import __version__
+from tests.installed.environment import ROOT, Built, clean, light, pythons
+
+pytestmark = pytest.mark.docs
+
+WHEEL_MIB, INSTALLED_MIB = 12, 18  # the embedded models are most of it
+NEEDED = (
+    *("py.typed", "pairings.yaml", "workloads/chat.jsonl", "workloads/tools.yaml"),
+    *("demo/models/target/model.safetensors", "demo/MODEL_CARD.md"),
+    *("report/template.html", "report/schema.json"),
+)
+FIRST_LOOK = (
+    *("--version", "--help", "list pairings", "list workloads", "list drafters", "list metrics"),
+    *("run demo/draft --dry-run", "init mine --target demo:target --draft demo:draft"),
+)
+
+
+def in_wheel(built: Built) -> list[zipfile.ZipInfo]:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        return wheel.infolist()
+
+
+def metadata(built: Built) -> Message:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        return message_from_bytes(wheel.read(name))
+
+
+def said(bin_folder: Path, words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [bin_folder / "specbench", *words.split()]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=clean())
+
+
+def test_both_have_the_version_that_the_program_says(built, bin_folder, tmp_path):
+    assert built.sdist.name == f"specbench-{__version__}.tar.gz"
+    assert built.wheel.name == f"specbench-{__version__}-py3-none-any.whl"
+    assert said(bin_folder, "--version", tmp_path).stdout == f"specbench {__version__}\n"
+
+
+def test_the_wheel_has_data_types_and_licence_and_nothing_of_the_checkout(built):
+    names = [info.filename for info in in_wheel(built)]
+    assert {f"specbench/{name}" for name in NEEDED} <= set(names)
+    assert f"specbench-{__version__}.dist-info/licenses/LICENSE" in names
+    assert {name.split("/")[0] for name in names} == {
+        "specbench",
+        f"specbench-{__version__}.dist-info",
+    }
+    assert not [name for name in names if name.endswith((".pyc", ".so"))]
+
+
+def test_the_wheel_is_small(built):
+    assert built.wheel.stat().st_size < WHEEL_MIB * 2**20
+    assert sum(info.file_size for info in in_wheel(built)) < INSTALLED_MIB * 2**20
+
+
+def test_the_sdist_has_all_that_its_tests_need(built):
+    with tarfile.open(built.sdist) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    kept = [name for name in tracked if not name.startswith((".ci/", "reports/"))]
+    assert not set(kept) - names
+
+
+def test_the_metadata_says_python_licence_and_entry_point(built):
+    told = metadata(built)
+    assert told["Requires-Python"] == ">=3.11"
+    assert told["License-Expression"] == "Apache-2.0"
+    with zipfile.ZipFile(built.wheel) as wheel:
+        entry = wheel.read(f"specbench-{__version__}.dist-info/entry_points.txt").decode()
+    assert "specbench = specbench.cli:main" in entry
+
+
+@pytest.mark.parametrize("python", pythons(), ids=lambda path: Path(path).name)
+def test_other_pythons_look_measure_nothing_and_read_runs(python, built, bin_folder, tmp_path):
+    """Without torch: every file compiles, first commands answer, a run of the first is read."""
+    other = light(built.wheel, python, metadata(built).get_all("Requires-Dist") or [])
+    every = [
+        "-c",
+        "import compileall, specbench; "
+        "exit(not compileall.compile_dir(specbench.__path__[0], quiet=1, force=True))",
+    ]
+    subprocess.run([other / "python", *every], check=True, env=clean(), cwd=tmp_path)
+    for words in FIRST_LOOK:
+        done = said(other, words, tmp_path)
+        assert (done.returncode, done.stderr) == (0, ""), (words, done.stderr)
+    wrong = said(other, "run demo/daft", tmp_path)
+    assert wrong.returncode == 2
+    assert "demo/draft" in wrong.stderr
+    small = "run demo/draft -w code --prompts 5 -k 2 --max-new-tokens 24 --threads 1"
+    assert said(bin_folder, small, tmp_path).returncode == 0
+    for words in ("report latest", "list runs", "baseline latest --to b.json"):
+        done = said(other, words, tmp_path)
+        assert done.returncode == 0, (words, done.stderr)

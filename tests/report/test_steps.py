@@ -1,0 +1,65 @@
+"""The page's view of one generation, round by round."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specbench.records import ReferenceRecord
+from specbench.report.document import Document, build_document
+from specbench.report.steps import steps
+from tests.report.stored_runs import SMALL, Wish, stored_run
+
+
+def with_text(wish: Wish, pieces: Sequence[str]) -> Document:
+    """A made-up run whose first prompts have these pieces, over and over."""
+    stored = stored_run(wish)
+    lengths = {r.prompt_id: len(r.output_ids) for b in stored.blocks for r in b.requests}
+    return build_document(
+        replace(
+            stored,
+            references=tuple(
+                ReferenceRecord(
+                    target=wish.target,
+                    workload=workload,
+                    prompt_id=f"{workload}-0",
+                    turn=0,
+                    num_prompt_tokens=40,
+                    output_ids=tuple(range(lengths[f"{workload}-0"])),
+                    pieces=tuple(pieces[i % len(pieces)] for i in range(49)),
+                )
+                for workload in wish.workloads
+            ),
+        )
+    )
+
+
+def test_every_question_shows_the_generation_of_the_drafter_it_answers_with() -> None:
+    document = with_text(SMALL, [" word"])
+    code, creative = steps(document)
+    winner = next(d for d in document.decisions if d.draft.k == 4)
+    assert code.title == f"code: {winner.leader.source}, K=4, code-0"
+    assert creative.title.startswith("creative: demo/draft, K=1")
+    assert code.before == " word"
+    shown = [step.accepted + step.bonus for step in code.steps]
+    assert code.before + "".join(shown) == " word" * 49
+    assert any(step.num_rejected for step in creative.steps)
+    assert code.steps[0].says.startswith("Round 1: 4 drafted, ")
+
+
+def test_line_ends_are_shown_and_control_characters_do_nothing() -> None:
+    document = with_text(SMALL, ["\x1b[31m", "a\n"])
+    code, _ = steps(document)
+    text = code.before + "".join(step.accepted + step.bonus for step in code.steps)
+    assert "\x1b" not in text
+    assert text.startswith("\u241b[31ma\u21b5\n")
+
+
+def test_a_run_without_stored_text_has_no_such_view(cpu_document: Document) -> None:
+    assert steps(cpu_document) == ()
+
+
+def test_a_very_long_generation_is_cut_and_says_so() -> None:
+    document = with_text(SMALL, ["x"])
+    long = {key: replace(one, rounds=one.rounds * 100) for key, one in document.generations.items()}
+    code, _ = steps(replace(document, generations=long))
+    assert len(code.steps) == 150
+    assert code.more.endswith("more rounds")
