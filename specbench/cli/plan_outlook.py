@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.cli.memory import placed
+from specbench.cli.memory import most_tokens, placed
 from specbench.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -16,9 +16,13 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanOutlook:
-    """Of one target in this process; None where files do not tell."""
+    """Of one target in this process, or in one started server; None where files do not tell.
+
+    The time of servers is told with their sessions.
+    """
 
     target: str
+    server: str | None = None  # its engine
     dtype: str
     seconds: float | None
     seconds_are_measured: bool  # in an earlier run
@@ -30,7 +34,7 @@ class PlanOutlook:
 def plan_outlook(
     plans: "Sequence[TargetPlan]", settings: RunSettings, out: Path
 ) -> list[PlanOutlook]:
-    """One per target that is decoded in this process; servers have outlooks of their own."""
+    """One per target that is decoded in this process, and one for each engine that is started."""
     from specbench.bench.expected_time import earlier_run, expected_time
     from specbench.fit.demand import demand
 
@@ -49,7 +53,36 @@ def plan_outlook(
                 free_bytes=place.memory_bytes,
             )
         )
-    return found
+    return found + list(_of_servers(plans, settings))
+
+
+def _of_servers(plans: "Sequence[TargetPlan]", settings: RunSettings) -> "Iterator[PlanOutlook]":
+    """A server at a time is started, with one drafter, in the checkpoint's own dtype."""
+    from specbench.cli.hardware import this_machine
+    from specbench.fit.demand import demand
+    from specbench.fit.memory_plan import Place
+
+    for plan in plans:
+        for engine in plan.served if plan.running_ks is None else ():
+            free = this_machine(Place(device="cpu"), settings.machine.device).place.memory_bytes
+            place = Place(
+                device="cuda",  # which takes a checkpoint's dtype as it is, as servers do
+                dtype=settings.machine.dtype,
+                concurrency=max(settings.load.concurrency),
+                context=most_tokens(plan),
+                num_speculative_tokens=max(map(plan.largest_k, plan.pairings), default=0) or 1,
+            )
+            needed = demand(plan.target, [pairing.drafter for pairing in plan.pairings], place)
+            yield PlanOutlook(
+                target=plan.target.name,
+                server=engine,
+                dtype=needed.dtype,
+                seconds=None,
+                seconds_are_measured=False,
+                is_ended_by_budget=False,
+                memory_bytes=None if needed.is_least else needed.total,
+                free_bytes=free,
+            )
 
 
 def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
@@ -59,7 +92,10 @@ def outlook_lines(found: Sequence[PlanOutlook]) -> Iterator[str]:
         if one.memory_bytes is not None:
             free = "" if one.free_bytes is None else f", of {_gib(one.free_bytes)} free"
             parts.append(f"{_gib(one.memory_bytes)} of memory in {one.dtype}{free}")
-        yield f"{one.target}: {'; '.join(filter(None, parts)) or 'no estimate without its files'}"
+        who = one.target
+        if one.server is not None:
+            who = f"{one.target} on {one.server}, per server"
+        yield f"{who}: {'; '.join(filter(None, parts)) or 'no estimate without its files'}"
 
 
 def _time(one: PlanOutlook) -> str:

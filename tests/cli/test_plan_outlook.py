@@ -67,3 +67,18 @@ def test_an_earlier_run_tells_what_a_token_takes(tmp_path: Path) -> None:
     turns = 1.0  # the demo's chat has some with more
     least = 2 * 10 * turns * 100 * spent_s / num_tokens
     assert least < plan["estimates"][0]["seconds"] < 15.1 + 1.3 * 2.5 * least
+
+
+def test_a_server_takes_the_checkpoints_dtype_and_llama_cpp_starts_soon(tmp_path: Path) -> None:
+    words = ("run", "demo/draft", "-w", "chat", "-k", "4", "--dry-run", "--json")
+    found = {}
+    for engine in ("vllm", "llama_cpp"):
+        plan = json.loads(specbench(*words, "--engine", engine, cwd=tmp_path).out)
+        (memory,) = plan["estimates"]
+        assert (memory["server"], memory["dtype"], memory["seconds"]) == (engine, "bfloat16", None)
+        assert memory["memory_bytes"] > 0
+        (sessions,) = plan["sessions"]
+        found[engine] = sessions["seconds"]
+    assert found["vllm"] - found["llama_cpp"] > 600
+    ran = specbench(*words[:-1], "--engine", "llama_cpp", cwd=tmp_path)
+    assert "demo on llama_cpp, per server: " in ran.out

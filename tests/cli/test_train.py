@@ -105,7 +105,10 @@ def test_a_finished_training_is_read_again_and_not_repeated(eagle, tiny):
         (["eagle", "--target", "demo:targett"], "no embedded model 'targett', did you mean"),
         (["eagle", "--target", "a b/c"], "'a b/c' is not a target in pairings.yaml"),
         (["eagle", "--out", "."], "is not empty; resume its training with --resume"),
-        (["eagle", "--out", "prompts.jsonl"], "--out prompts.jsonl: prompts.jsonl is a file; name a folder"),
+        (
+            ["eagle", "--out", "prompts.jsonl"],
+            "prompts.jsonl is a file; name a folder",
+        ),
         (["eagle", "--texts", "draft"], "draft cannot be read: Is a directory"),
         (["eagle", "--texts", "prompts.jsonl"], "holds texts of another training"),
         (["eagle", "--resume"], "new holds no training to resume; leave --resume out"),
