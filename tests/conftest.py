@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from specbench.probes import load
 from tests.sampling import leave_the_rest_to_long
 
 # Before Triton is imported: on a machine without a GPU its kernels run in its interpreter.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+host_load = load.host_load  # as it is outside tests
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,6 +54,15 @@ def pytest_unconfigure() -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Which kernels were faster is not left behind in the user's folder."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def quiet_host() -> Iterator[None]:
+    """No run waits to see what else the machine does, nor warns of the tests beside it."""
+    quiet = load.HostLoad(num_cores=2, others_cores=0.0, steal_share=0.0, load_average=0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "host_load", lambda: quiet)
+        yield
 
 
 @pytest.fixture(autouse=True)

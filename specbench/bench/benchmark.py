@@ -24,7 +24,9 @@ from specbench.errors import UsageError
 from specbench.forecast.cost_curve import told
 from specbench.forecast.engine_costs import is_address, read_file
 from specbench.inputs.pairing import Pairing
-from specbench.records import EngineCost, Prompt, RunRecord
+from specbench.metrics.noise import noise_warning
+from specbench.probes.load import busy_now
+from specbench.records import EngineCost, Environment, Prompt, RunRecord
 from specbench.runs import (
     SCHEMA_VERSION,
     StoredRun,
@@ -100,6 +102,9 @@ def run_benchmark(
         *dict.fromkeys(w for plan in plans for w in plan_warnings(plan)),
         *server_warnings(running, settings.load.engines[0], plans[0].target),
     )
+    here = cluster is None and not running
+    if here and (facts := busy_now(cores_needed(environment))):
+        warnings = (*warnings, noise_warning(facts))
     for warning in warnings:
         watch.warn(warning)
     told: Sequence[EngineCost] = ()
@@ -133,6 +138,13 @@ def run_benchmark(
         where.measure(plans, addresses_of(running), ledger)
         ledger.finish()
         return ledger.stored
+
+
+def cores_needed(environment: Environment) -> int:
+    """That are busy while it measures: a GPU is kept busy by one."""
+    if not environment.device.startswith("cpu"):
+        return 1
+    return environment.threads or environment.num_cpu_cores or 1
 
 
 def plan_warnings(plan: TargetPlan) -> tuple[str, ...]:

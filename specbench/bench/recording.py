@@ -96,21 +96,13 @@ def make_records(
 
 def failed_record(cell: Cell, turn: Turn, error: Exception) -> RequestRecord:
     """One request that could not be answered, and why."""
-    return RequestRecord(
+    return RequestRecord.failed(
+        first_line(error),
         cell_id=cell.key.id,
         prompt_id=turn.prompt_id,
         turn=turn.turn,
         repeat=turn.repeat,
         seed=turn.seed,
         num_prompt_tokens=len(turn.request.prompt_ids),
-        output_ids=(),
-        finish_reason="failed",
-        prefill_s=None,
-        ttft_s=None,
-        decode_s=None,
-        total_s=None,
-        cpu_s=None,
-        rounds=None,
-        error=first_line(error),
         sample=turn.sample,
     )

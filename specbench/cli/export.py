@@ -212,7 +212,7 @@ def _find_run(names: set[str], run: str | None, runs: Path) -> "StoredRun":
     if run is not None:
         return load_run(run, runs)
     for listing in reversed(list_runs(runs)):
-        if listing.num_blocks and names & set(listing.pairings):
+        if listing.has_measured and names & set(listing.pairings):
             return load_run(listing.run_id, runs)
     raise StoreError(
         f"no run in {runs} measured {', '.join(sorted(names))}; measure it with `specbench "

@@ -104,13 +104,15 @@ def _past(newest: str, root: Path, pairing: str | None, workload: str | None) ->
     for listing in list_runs(root):
         if listing.problem:
             typer.echo(f"{listing.run_id} left out: {listing.problem}", err=True)
-        else:
+        elif listing.has_measured:
             listed.append(listing)
     if newest != LATEST:
         last = load_run(newest, root).run
         listed = [x for x in listed if x.created_at <= last.environment.created_at]
     if not listed:
-        raise StoreError(f"no runs in {root} yet; start with `specbench run`")
+        raise StoreError(
+            f"no runs in {root} yet that measured anything; start with `specbench run`"
+        )
     past = []
     for listing in listed:
         try:

@@ -239,7 +239,7 @@ def _runs(out: Path) -> list[dict[str, Any]]:
             "pairings": list(run.pairings),
             "workloads": list(run.workloads),
             "blocks": run.num_blocks,
-            "state": run.problem or ("complete" if run.is_complete else "interrupted"),
+            "state": run.state,
         }
         for run in list_runs(out)
     ]

@@ -59,7 +59,7 @@ def measure(
             raise UsageError("--resume keeps the pair of its run; leave out --target and --draft")
         from specbench.runs import load_run
 
-        stored = load_run(resume, out)
+        stored = load_run(resume, out, also_empty=True)
         require_as_asked(stored.run, settings, methods)
         settings, resume, out = stored.run.settings, stored.folder.name, stored.folder.parent
     pairings = own.pairings(settings, methods)
@@ -143,6 +143,7 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
     from specbench.report.document import build_document
     from specbench.report.write import write_report
 
+    require_measured(run)
     document = build_document(run)
     paths = write_report([run], ("html", "md", "csv"), run.folder)
     if as_json:
@@ -151,6 +152,14 @@ def _tell(run: "StoredRun", *, as_json: bool) -> None:
         print_answer(document, paths, told=run.run.warnings)  # told when measuring began
     require_complete(document)
     _require_decided(document)
+
+
+def require_measured(run: "StoredRun") -> None:
+    """Exit 4 where a run came to its end without a figure: there is nothing to report."""
+    if run.is_failed:
+        what = f"run {run.run.run_id} failed and measured nothing: {run.why_failed}"
+        typer.echo(f"error: {what}", err=True)
+        raise typer.Exit(ExitCode.INCOMPLETE)
 
 
 def require_complete(document: "Document") -> None:
@@ -219,4 +228,5 @@ def _earlier_sessions(out: Path) -> "tuple[ServerRecord, ...]":
     from specbench.runs import list_runs, load_run
 
     readable = [listing.run_id for listing in list_runs(out) if not listing.problem]
-    return tuple(server for run_id in readable for server in load_run(run_id, out).servers)
+    stored = (load_run(run_id, out, also_empty=True) for run_id in readable)
+    return tuple(server for run in stored for server in run.servers)

@@ -10,7 +10,7 @@ import typer
 
 from specbench.cli.checks import checked
 from specbench.cli.first_look import look_first, require_place
-from specbench.cli.measure import of_pairings, require_complete, run_settings
+from specbench.cli.measure import of_pairings, require_complete, require_measured, run_settings
 from specbench.cli.own_pair import find_target, named_drafters, own_file
 from specbench.cli.pair_options import Paired
 from specbench.cli.pair_resume import again_words, drafters_of, interrupted_run
@@ -240,6 +240,7 @@ def _measure(
         pairings = load_pairings(settings.pairings_file).select(settings.workload.pairings, ())
         out, resume = stored.folder.parent, stored.folder.name
     run = run_settings(settings, pairings, out, resume, again_words(word, asked))
+    require_measured(run)
     document = build_document(run)
     ranked = rank(document.decisions, document.cells, run.forecasts)
     paths = write_report([run], ("html", "md", "csv"), run.folder)

@@ -24,7 +24,7 @@ def interrupted_run(asked: Paired, settings: RunSettings) -> "StoredRun | None":
         raise UsageError(
             "--resume uses the drafters of its run; leave out --drafts, --discover and --dry-run"
         )
-    stored = load_run(asked.resume, asked.out)
+    stored = load_run(asked.resume, asked.out, also_empty=True)
     was = stored.run.settings
     if was.forecasting.most_drafters is None or was.pairings_file is None:
         raise UsageError(

@@ -23,6 +23,8 @@ from specbench.report.document import Document
 from specbench.report.notes import failure_lines
 from specbench.report.numbers import ABSENT, measured, plural, significant, value_text
 
+_WHAT_DECIDES = "use more --prompts or a quieter machine"
+
 
 def print_prepared(prepared: Prepared, machine: Machine) -> None:
     """Refusals first, then warnings, then memory."""
@@ -231,7 +233,7 @@ def undecided_order(ranked: Sequence[Ranked]) -> str:
         f"{speedup_text(speedup)}{'' if one.is_measured else ' (forecast)'}"
         for one, speedup in zip(ranked, (first, second), strict=False)
     )
-    return f"{names} cannot be told apart: {figures}; use more --prompts."
+    return f"{names} cannot be told apart: {figures}; {_WHAT_DECIDES}."
 
 
 def verdict(ranked: Sequence[Ranked]) -> str:
@@ -266,12 +268,19 @@ def has_evidence(ranked: Sequence[Ranked]) -> bool:
 
 
 def _undecided(ranked: Sequence[Ranked]) -> str | None:
-    """The first that was measured and may gain; None where none may."""
-    for one in ranked:
-        for gain in one.gains.values():
-            if gain.basis != "measured" or gain.speedup is None:
-                continue
-            if judge(gain.speedup) is Verdict.NOT_SHOWN:
-                text = speedup_text(gain.speedup)
-                return f"Undecided: {one.drafter} looks best, {text}; use more --prompts."
-    return None
+    """The best that was measured and may gain; None where none may."""
+    found = [
+        (gain.speedup.estimate, one, setting, gain)
+        for one in ranked
+        for setting, gain in one.gains.items()
+        if gain.basis == "measured" and judge(gain.speedup) is Verdict.NOT_SHOWN and gain.speedup
+    ]
+    if not found:
+        return None
+    estimate, best, setting, gain = max(found, key=lambda one: one[0])
+    at = f" at {gain.at}" if gain.at else ""
+    if len(best.gains) > 1:
+        at += f" on {', '.join(setting.told_apart(list(best.gains), also='workload'))}"
+    standing = "looks best" if estimate > 1 else "comes nearest to a gain"
+    text = speedup_text(gain.speedup) if gain.speedup else ""
+    return f"Undecided: {best.drafter}{at} {standing}, {text}; {_WHAT_DECIDES}."

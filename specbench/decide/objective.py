@@ -73,6 +73,7 @@ class SharedPick:
 
     key: CellKey  # of the first workload
     regret: Mapping[str, float]
+    others: Mapping[str, CellKey]  # the answers of workloads that would choose another way
 
 
 def parse_limits(text: str) -> dict[str, float]:
@@ -117,9 +118,10 @@ def pick(
 def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
     """The way that gives up least where it gives up most, over picks of one target and setting.
 
-    Rates are the first pass's, as in `find_compromise`: no winner is quoted here. A way
-    competes when it keeps the limits on every workload; ties within 1 % go to the plainer
-    one. None for a single workload, and where no way serves all of them.
+    Rates are the first pass's, as in `find_compromise`: no winner is quoted here. A workload gives
+    up what its own answer is faster by, which is nothing at that very answer. A way competes when
+    it keeps the limits on every workload; ties within 1 % go to the plainer one. None for a single
+    workload, and where no way serves all of them.
     """
     if len(picks) < 2:
         return None
@@ -133,10 +135,23 @@ def shared_pick(picks: Sequence[Pick]) -> SharedPick | None:
     if not complete:
         return None
     complete.sort(key=lambda way: _plainness(next(iter(way.values())).key))
-    best = {p.condition.workload: max(way.rate for way in p.ways if not way.broken) for p in picks}
+    best = {one.condition.workload: _own_rate(one) for one in picks}
     rates = [{name: found.rate for name, found in way.items()} for way in complete]
     found = minimax_regret(rates, best, tie=TIE)
-    return SharedPick(key=next(iter(complete[found.place].values())).key, regret=found.regret)
+    key = next(iter(complete[found.place].values())).key
+    others = {
+        p.condition.workload: p.best.key for p in picks if p.best and _way(p.best.key) != _way(key)
+    }
+    return SharedPick(key=key, regret=found.regret, others=others)
+
+
+def _own_rate(one: Pick) -> float:
+    """Of a workload's answer in the first pass; where that is not to speculate, also for want of
+    evidence, of the best way."""
+    kept = [way for way in one.ways if not way.broken]
+    answer = one.best.key if one.best and one.best.key.draft.k else None
+    own = [way for way in kept if answer is not None and _way(way.key) == _way(answer)]
+    return max(way.rate for way in own or kept)
 
 
 def _pick(

@@ -17,6 +17,7 @@ class Gain(NamedTuple):
     speedup: Interval | None
     mean_acceptance_length: float | None
     basis: Literal["measured", "forecast"]
+    at: str = ""  # the K that the speed-up is about, such as `K=2`, also where it gains nothing
 
     @property
     def value(self) -> float:
@@ -106,6 +107,7 @@ def rank(
             speedup=decision.speedup,
             mean_acceptance_length=None if isinstance(length, tuple) else length,
             basis="measured",
+            at=key.draft.length.named,
         )
     ranked = [
         Ranked(

@@ -52,14 +52,19 @@ def reasons_for(
     leader: CellSummary | None,
     confirmed: CellSummary | None,
     *,
+    standing: Sequence[str] = (),
     is_synthetic: bool = False,
 ) -> tuple[str, ...]:
-    """Why the leader won or lost, what it costs, how it was measured, what was left out."""
+    """Why the leader won or lost, what it costs, how it was measured, what was left out.
+
+    `standing`: why it is the one to speak of.
+    """
     facts: list[str] = []
     if leader is not None:
         facts += _costs(confirmed or leader)
         facts += why(confirmed or leader, is_synthetic=is_synthetic)
-        facts += _evidence(cells, leader, confirmed)
+        facts += standing
+        facts += _evidence(leader, confirmed)
     facts += (
         f"{k_text(cell)} excluded: {'; '.join(cell.invalid_reasons)}"
         for cell in cells
@@ -74,6 +79,11 @@ def speedup_text(speedup: Interval, word: str = "") -> str:
     if speedup.low is None or speedup.high is None:
         return text
     return f"{text} [{speedup.low:.2f}, {speedup.high:.2f}]"
+
+
+def effect_text(effect: float) -> str:
+    """Such as `4.1%`; beyond a doubling its size says nothing more."""
+    return f"{effect:.1%}" if effect <= 1 else "more than 100%: the noise hides any speed-up"
 
 
 def _costs(cell: CellSummary) -> Iterator[str]:
@@ -94,14 +104,7 @@ def _costs(cell: CellSummary) -> Iterator[str]:
         yield f"the drafter takes {num_bytes / 2**20:,.0f} MiB{room}"
 
 
-def _evidence(
-    cells: Sequence[CellSummary], leader: CellSummary, confirmed: CellSummary | None
-) -> Iterator[str]:
-    tried = [
-        cell.key.draft.length.label for cell in cells if cell.valid and cell.speedup is not None
-    ]
-    if len(tried) > 1:
-        yield f"{k_text(leader)} led the first pass over K = {', '.join(tried)}"
+def _evidence(leader: CellSummary, confirmed: CellSummary | None) -> Iterator[str]:
     if confirmed is not None and not confirmed.valid:
         yield f"second measurement excluded: {'; '.join(confirmed.invalid_reasons)}"
     elif confirmed is not None and confirmed.speedup is not None:
@@ -112,4 +115,4 @@ def _evidence(
         )
     evidence = confirmed or leader
     if evidence.minimum_detectable_effect is not None:
-        yield f"minimum detectable effect: {evidence.minimum_detectable_effect:.1%}"
+        yield f"minimum detectable effect: {effect_text(evidence.minimum_detectable_effect)}"

@@ -4,7 +4,7 @@ Two stages, because the best of many is biased upward: `choose` picks from the f
 to measure again, `decide` quotes only that second measurement.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeVar
@@ -61,8 +61,9 @@ def choose(cells: Sequence[CellSummary]) -> Choice:
         return Choice(cells=candidates, leader=None, to_confirm=None)
     # "Do not speculate" is only said when no K is left undecided.
     promising = [cell for cell in judged if judge(cell.speedup) is not Verdict.GAINS_NOTHING]
-    leader = _leader(promising or judged)
     wins = any(lower_bound(cell) > BEATS_BASELINE for cell in promising)
+    # Without a winner the best estimate is spoken of: a narrow interval alone makes no K better.
+    leader = _leader(promising or judged, lower_bound if wins else _estimate)
     return Choice(
         cells=candidates,
         leader=leader,
@@ -97,7 +98,13 @@ def decide(
     None where the run does not say; `is_synthetic` as in `why`.
     """
     decision = _decide(choice, confirmed, workload_prompts)
-    reasons = reasons_for(choice.cells, choice.leader, confirmed, is_synthetic=is_synthetic)
+    reasons = reasons_for(
+        choice.cells,
+        choice.leader,
+        confirmed,
+        standing=tuple(_standing(choice)),
+        is_synthetic=is_synthetic,
+    )
     evidence = confirmed or choice.leader
     return replace(decision, reasons=reasons, warnings=evidence.warnings if evidence else ())
 
@@ -141,14 +148,32 @@ def lower_bound(of: CellSummary | Decision) -> float:
     return of.speedup.low or 0.0 if of.speedup else 0.0
 
 
-def _leader(cells: Sequence[CellSummary]) -> CellSummary:
-    """Highest lower bound, ties to the smaller K, to a fixed one before an adaptive one.
+def _leader(cells: Sequence[CellSummary], value: Callable[[CellSummary], float]) -> CellSummary:
+    """Highest value, ties to the smaller K, to a fixed one before an adaptive one."""
+    return min(near_best(cells, value), key=_plainness)
 
-    Without any bound the highest estimate.
-    """
-    if not any(map(lower_bound, cells)):
-        return max(cells, key=lambda cell: cell.speedup.estimate if cell.speedup else 0.0)
-    return min(near_best(cells, lower_bound), key=_plainness)
+
+def _estimate(cell: CellSummary) -> float:
+    return cell.speedup.estimate if cell.speedup else 0.0
+
+
+def _standing(choice: Choice) -> Iterator[str]:
+    """Why the leader is the one to speak of, where there was a choice."""
+    leader, usable = choice.leader, [cell for cell in choice.cells if _is_usable(cell)]
+    if leader is None or len(usable) < 2:
+        return
+    tried = ", ".join(cell.key.draft.length.label for cell in usable)
+    if choice.to_confirm is not None:
+        yield f"{k_text(leader)} led the first pass over K = {tried}"
+        return
+    judged = deciding(choice.cells)
+    lost = [c for c in judged if judge(c.speedup) is Verdict.GAINS_NOTHING and c is not leader]
+    is_open = judge(leader.speedup) is not Verdict.GAINS_NOTHING
+    if is_open and any(_estimate(cell) > _estimate(leader) for cell in lost):
+        shown = ", ".join(cell.key.draft.length.label for cell in lost)
+        yield f"{k_text(leader)} is the best that is still open; shown to gain nothing: K = {shown}"
+    else:
+        yield f"{k_text(leader)} has the best estimate of K = {tried}; none is shown to help"
 
 
 def near_best(options: Collection[Option], value: Callable[[Option], float]) -> list[Option]:

@@ -15,6 +15,8 @@ from specbench.stats.crossed import (
 from specbench.stats.precision import prompts_to_decide, settling_margin
 from specbench.stats.spread import MIN_UNITS, Spread
 
+MOST_PROMPTS = 200  # that anybody is asked to add for one answer
+
 
 class Limits(NamedTuple):
     """An interval above the first decides that it helps, one below the second that it does not."""
@@ -33,7 +35,8 @@ class _More(NamedTuple):
 def what_would_decide(cell: CellSummary, limits: Limits, workload_prompts: int | None) -> str:
     """What to measure for a decision; empty where the run does not say what there is.
 
-    Passes and cycles can be repeated without end; prompts only while there are more.
+    Passes and cycles can be repeated without end; prompts only while there are more. A number of
+    prompts that nobody has is no advice.
     """
     if cell.speedup is None:
         return ""
@@ -49,13 +52,26 @@ def what_would_decide(cell: CellSummary, limits: Limits, workload_prompts: int |
         if left is None:
             return ""
         if left < more.num:
-            few = f"only {left:,} more {more.units.noun(left)}" if left else "no more prompts"
-            repeated = ", or raise --repeats" if units.are_prompts else ""
-            return f"the workload has {few}: add some{repeated}"
+            return _beyond(more, cell, left, units)
     count = f"{float(f'{more.num:.2g}'):,.0f} more {more.units.noun(more.num)} needed"
     if cell.speedup.low is None:
         return f"at least {count} for an interval"
     return f"about {count} to decide"
+
+
+def _beyond(more: _More, cell: CellSummary, left: int, units: Units) -> str:
+    """What to do where the workload has fewer prompts left than would decide."""
+    noun, every = more.units.noun, cell.num_prompts + left
+    if more.num > MOST_PROMPTS:
+        quieter = (
+            "a quieter machine or more --repeats" if units.are_prompts else "a quieter machine"
+        )
+        return (
+            f"{every:,} {noun(every)} cannot decide this at such noise; {quieter} would narrow "
+            "the interval"
+        )
+    few = f"only {left:,} more {noun(left)}" if left else "no more prompts"
+    return f"the workload has {few}: add some{', or raise --repeats' if units.are_prompts else ''}"
 
 
 def _ways(cell: CellSummary, speedup: Interval, units: Units, limits: Limits) -> Iterator[_More]:

@@ -5,7 +5,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import NamedTuple
 
-from specbench.decide.compromise import find_compromise, losses_in_words
+from specbench.decide.compromise import find_compromise, losses_in_words, other_ks
 from specbench.decide.recommend import (
     Verdict,
     by_question,
@@ -150,11 +150,11 @@ def _at_rows(decisions: list[Decision], cells: Sequence[CellSummary]) -> tuple[T
             return Tier(rows, 0), [*said, _NO_FIXED_K]
         k = leader.key.draft.k
         return Tier(rows, k), [*said, f"engines take a fixed K: the best fixed one is K={k}"]
-    shared = find_compromise(same)
+    shared = find_compromise(same, decisions)
     if shared is None:
         return Tier(rows, 0), [*said, _NO_FIXED_K]
-    losses = ", ".join(losses_in_words(shared.regret))
     k = shared.num_speculative_tokens
+    losses = ", ".join(losses_in_words(shared.regret, other_ks(shared.own, k)))
     return Tier(rows, k), [*said, f"one K for these workloads: K={k}, giving up {losses}"]
 
 

@@ -44,6 +44,7 @@ class Cause(StrEnum):
     """Where a regression comes from."""
 
     ACCEPTANCE = "acceptance"  # the draft, or the arithmetic, changed
+    BASELINE = "slower K = 0"  # the machine, or the target's own forward: drafting is not to blame
     ROUND_TIME = "round time"  # kernels, driver, clocks
     PREFILL = "prefill"
     TEXT = "text"  # the greedy output itself
@@ -74,7 +75,7 @@ class Attribution:
     causes: tuple[Cause, ...]
     acceptance: Shift | None  # mean_acceptance_length
     curve: tuple[tuple[float, ...], tuple[float, ...]]  # acceptance per position, before and after
-    round: Shift | None  # seconds a round; on other hardware K = 0 steps
+    round: Shift | None  # seconds a round; on other hardware, or a slower one, K = 0 steps
     step: Shift | None  # seconds of a K = 0 step, on the same hardware
     slower: tuple[Shift, ...]  # parts of a round that make it slower: draft, verify, other
 
@@ -86,11 +87,15 @@ def attribute(
     acceptance = _shift(before, after, "mean_acceptance_length")
     seconds = _shift(before, after, "round_s") if same_hardware else None
     steps = _shift(before, after, "break_even_length")
+    step = _step(seconds, steps)
     causes = {
         cause
         for name in metrics
-        for cause in _causes(name, _lost(before, after, name), acceptance, seconds, steps)
+        for cause in _causes(name, _lost(before, after, name), acceptance, step, steps or seconds)
     }
+    # What slowed K = 0 as well slowed every part of a round: in its steps they can be told apart.
+    if step is not None and seconds is not None and step.log > NAMED_SHARE * abs(seconds.log):
+        seconds, same_hardware = None, False
     slower = _slower(before, after, same_hardware=same_hardware)
     curves = tuple(cell.series("acceptance_rate_per_position") for cell in (before, after))
     return Attribution(
@@ -100,7 +105,7 @@ def attribute(
         acceptance=acceptance,
         curve=(curves[0], curves[1]),
         round=seconds or steps,
-        step=_step(seconds, steps),
+        step=step,
         slower=tuple(slower) if Cause.ROUND_TIME in causes else (),
     )
 
@@ -115,7 +120,7 @@ def _lost(before: CellFigures, after: CellFigures, name: str) -> float:
 
 
 def _causes(
-    name: str, lost: float, acceptance: Shift | None, seconds: Shift | None, steps: Shift | None
+    name: str, lost: float, acceptance: Shift | None, step: Shift | None, round_: Shift | None
 ) -> Iterator[Cause]:
     """`lost` by the metric: what acceptance and rounds do not explain, they did not cause."""
     base = name.partition("[")[0]
@@ -132,10 +137,11 @@ def _causes(
         if base.startswith(_OF_ACCEPTANCE):
             yield Cause.ACCEPTANCE
     else:
-        time = steps if kind_of(metric) is Kind.RATIO else seconds or steps
+        is_ratio = kind_of(metric) is Kind.RATIO  # to K = 0, whose own time is not in it
         losses = {
             Cause.ACCEPTANCE: -acceptance.log if acceptance else 0.0,
-            Cause.ROUND_TIME: time.log if time else 0.0,
+            Cause.BASELINE: step.log if step and not is_ratio else 0.0,
+            Cause.ROUND_TIME: round_.log if round_ else 0.0,
         }
         lost = max(lost, sum(max(0.0, loss) for loss in losses.values()))
         yield from (cause for cause, loss in losses.items() if loss > NAMED_SHARE * lost > 0)

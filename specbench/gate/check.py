@@ -180,7 +180,13 @@ def _notes(
     baseline: Snapshot, candidate: Snapshot, only_candidate: Sequence[CellKey]
 ) -> Iterator[str]:
     own = {origin.run_id for origin in candidate.origins}
-    if own & {origin.run_id for origin in baseline.origins}:
+    known = {origin.run_id for origin in baseline.origins}
+    if own == known:
+        yield (
+            f"baseline and candidate are the same: {', '.join(sorted(own))}. A run cannot be worse "
+            "than itself; name an earlier run, or a file of `specbench baseline`"
+        )
+    elif own & known:
         yield "the baseline includes the candidate's own run"
     for name, side in (("baseline", baseline), ("candidate", candidate)):
         if not side.is_complete:

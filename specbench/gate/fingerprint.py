@@ -17,6 +17,7 @@ from specbench.settings import DecoderSettings
 
 HARDWARE = "hardware"
 SOFTWARE = "software"
+DRAFTER = "drafter"
 # Facts of software that may differ among the runs of one baseline.
 _AROUND = ("specbench", "python", "commit", "driver")
 
@@ -123,6 +124,21 @@ def changes(baseline: Fingerprint, candidate: Fingerprint) -> tuple[Difference, 
         ),
         *_changed(baseline.software, candidate.software),
     )
+
+
+def drafter_difference(
+    pairing: str, baseline: Fingerprint, candidate: Fingerprint
+) -> Difference | None:
+    """What of one pairing's draft differs, weights before its entry; None where nothing does, or
+    where one side does not tell."""
+    for one, other in (
+        (baseline.drafters, candidate.drafters),
+        (baseline.entries, candidate.entries),
+    ):
+        before, after = one.get(pairing), other.get(pairing)
+        if before is not None and after is not None and before != after:
+            return Difference(DRAFTER, f"{pairing} {before[:12]}", f"{pairing} {after[:12]}")
+    return None
 
 
 def other_decoders(one: Fingerprint, other: Fingerprint) -> tuple[Difference, ...]:

@@ -4,7 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specbench.gate.comparable import PROMPTS
-from specbench.gate.fingerprint import HARDWARE, Difference, Fingerprint, differences
+from specbench.gate.fingerprint import (
+    DRAFTER,
+    HARDWARE,
+    Difference,
+    Fingerprint,
+    differences,
+    drafter_difference,
+)
 from specbench.metrics.registry import Better, Metric, all_metrics
 from specbench.records import CellKey, CellSummary
 from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
@@ -12,7 +19,7 @@ from specbench.stats.change_points import MIN_RUNS, Step, Trend, course
 # What runs of one history may differ in, where that is asked for.
 WORDS = (
     *("model", "tokenizer", "workload", "sampling", "max-new-tokens", "synthetic"),
-    *(HARDWARE, PROMPTS),
+    *(HARDWARE, PROMPTS, DRAFTER),
 )
 
 
@@ -113,6 +120,8 @@ def history(
     cells = {run.run_id: {c.key: c for c in run.cells if c.valid} for run in kept}
     if PROMPTS not in tolerated:
         left_out += _drop_other_prompts(cells)
+    if DRAFTER not in tolerated:
+        left_out += _drop_other_drafters(kept, cells)
     keys = dict.fromkeys(key for run in reversed(kept) for key in cells[run.run_id])
     series = (
         _series(key, known[name], kept, [cells[run.run_id].get(key) for run in kept])
@@ -139,6 +148,30 @@ def _drop_other_prompts(cells: dict[str, dict[CellKey, CellSummary]]) -> list[Le
         for key in other:
             del own[key]
     return dropped
+
+
+def _drop_other_drafters(
+    runs: Sequence[PastRun], cells: dict[str, dict[CellKey, CellSummary]]
+) -> list[LeftOut]:
+    """Drop cells of drafters whose weights or entry are not those of the newest run that has them.
+
+    Other drafters of such a run, and its K = 0, stay.
+    """
+    dropped = []
+    newest: dict[str, Fingerprint] = {}
+    for run in reversed(runs):
+        found: list[Difference] = []
+        own = cells[run.run_id]
+        for pairing in dict.fromkeys(key.pairing for key in own if key.draft.k):
+            latest = newest.setdefault(pairing, run.fingerprint)
+            other = drafter_difference(pairing, latest, run.fingerprint)
+            if other is not None:
+                found.append(other)
+                for key in [key for key in own if key.draft.k and key.pairing == pairing]:
+                    del own[key]
+        if found:
+            dropped.append(LeftOut(run_id=run.run_id, differences=tuple(found)))
+    return dropped[::-1]
 
 
 def _series(

@@ -18,6 +18,7 @@ FALSE_ALARM = 0.05  # of a whole gate, over all its comparisons
 OUTPUT_TOKENS = "output_tokens"  # the greedy text itself, which is always held to
 SPEED = "decode_tokens_per_s"
 SPEEDUP = "decode_speedup"  # which falls where K = 0 gets faster; no other metric is excused so
+BEYOND = "cannot tell on this machine: lost more than tolerated, and identical runs differ as much"
 CELL = "cell"  # stands for all metrics of a cell that cannot be used
 
 
@@ -132,11 +133,11 @@ def judge(case: Case, p_value: float | None, *, num_tests: int) -> Judgement:
     """The verdict on a case, from its p-value adjusted for all tests of the gate.
 
     REGRESSION where the interval of the loss excludes the tolerance; it can only do so where the
-    loss exceeds it. PASS where it is otherwise and a loss of as much again would have been found
-    in 80 % of such gates, or where the interval excludes any loss beyond the tolerance. Else
-    INCONCLUSIVE: noise could hide what is not tolerated. A `decode_speedup` passes on the
-    same hardware whenever the cell itself got faster, even if the ratio fell or noise could hide
-    a fall: K = 0 got faster, too.
+    loss exceeds it. PASS where the loss itself does not exceed it and a loss of as much again would
+    have been found in 80 % of such gates, or where the interval excludes any loss beyond the
+    tolerance. Else INCONCLUSIVE: noise could hide, or make, what is not tolerated. A
+    `decode_speedup` passes on the same hardware whenever the cell itself got faster, even if the
+    ratio fell or noise could hide a fall: K = 0 got faster, too.
     """
     before, after = case.pair.baseline, case.pair.candidate
     assert after is not None, "cases are of measured cells"
@@ -250,10 +251,13 @@ def _verdict(
     bound = comparison.bound(1 - FALSE_ALARM)
     assert effect is not None, "a spread gives both"
     assert bound is not None, "a spread gives both"
-    if effect <= comparison.limit or bound < comparison.limit:
+    is_beyond = comparison.loss > comparison.limit
+    if bound < comparison.limit or (effect <= comparison.limit and not is_beyond):
         return Verdict.PASS, ""
     if case.is_faster:
         return Verdict.PASS, "this cell got faster; K = 0 may have got faster by more, within noise"
+    if is_beyond:
+        return Verdict.INCONCLUSIVE, BEYOND
     return Verdict.INCONCLUSIVE, "noise could hide a loss beyond the tolerance"
 
 

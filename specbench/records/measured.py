@@ -1,7 +1,7 @@
 """What was measured: blocks, requests, rounds, memory."""
 
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 ALL_PROMPTS = "*"  # prompt of a block that serves the whole list
 
@@ -116,6 +116,13 @@ class RequestRecord:
     # How much of its rounds one graph held: off, step or round; all of them where rounds differ,
     # such as "off, round". None: without rounds, or the engine does not tell.
     graph: str | None = None
+
+    @classmethod
+    def failed(cls, error: str, **asked: Any) -> "RequestRecord":
+        """One that could not be answered, and why; `asked`: which it was."""
+        nothing = dict.fromkeys(("prefill_s", "ttft_s", "decode_s", "total_s", "cpu_s", "rounds"))
+        ended = {"output_ids": (), "finish_reason": "failed", "error": error}
+        return cls(**{**nothing, **ended, **asked})
 
     @property
     def num_output_tokens(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specbench.decide.compromise import across_workloads, losses_in_words
+from specbench.decide.compromise import across_workloads, losses_in_words, other_ks
 from specbench.decide.recommend import Verdict
 from specbench.records import Decision
 from specbench.report.document import Document
@@ -77,7 +77,8 @@ def compromise_lines(document: Document) -> list[str]:
         at = "".join(f", {part}" for part in setting.told_apart(settings))
         k = shared.num_speculative_tokens
         what = f"K={k}" if k else "do not speculate"
-        given_up = listed(losses_in_words(shared.regret)) + document.mark
+        losses = losses_in_words(shared.regret, other_ks(shared.own, k))
+        given_up = listed(losses) + document.mark
         lines.append(
             f"{shared.key.source}{at}: one K for all workloads, {what}, giving up {given_up}"
         )

@@ -1,6 +1,6 @@
 """Everything a stored run says, analysed once; each report format only renders it."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from specbench.decide.adaptive import AdaptiveComparison, compare_adaptive
@@ -18,6 +18,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.gathering import gather_run
 from specbench.metrics.generation import Generation, generation_of
 from specbench.metrics.imported import summarise_imported
+from specbench.metrics.noise import noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.sessions import lost_sessions
 from specbench.metrics.summary import summarise
@@ -47,7 +48,8 @@ class SharedK:
 
     key: CellKey  # of its cells, without workload and K
     num_speculative_tokens: int
-    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than that workload's best K
+    regret: Mapping[str, float]  # per workload, 0.05: 5 % slower than at that workload's own K
+    own: Mapping[str, int]  # the K that each workload would choose for itself; 0: none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +79,7 @@ class Document:
     servers: tuple[ServerRecord, ...]  # sessions, in the order they were held
     sessions: tuple[Environment, ...]
     vllm: Mapping[CellKey, VllmCounts]
+    noise: tuple[str, ...]  # what shows that the machine did not keep its speed
     imported: tuple[ImportedRecord, ...]  # cells that another tool measured; no decision has them
 
     @property
@@ -116,7 +119,7 @@ def build_document(stored: StoredRun) -> Document:
             replace(decision, sentence=decision.sentence + _mark(stored.run.settings.decoder))
             for decision in decisions
         ),
-        compromises=tuple(_compromises(cells)),
+        compromises=tuple(_compromises(cells, decisions)),
         side_by_side=side_by_side(explored),
         adaptive=compare_adaptive(explored, repeated),
         crossovers=crossovers(cells),
@@ -136,6 +139,7 @@ def build_document(stored: StoredRun) -> Document:
         longest_context=_longest_context(explored),
         sessions=stored.sessions,
         vllm={cell.key: counts for cell in explored if (counts := vllm_counts(cell))},
+        noise=noise_signs((*explored, *repeated), device=stored.run.environment.device),
         imported=stored.imported,
     )
 
@@ -159,18 +163,21 @@ def _generations(
     return {one.key: one for one in found if one is not None}
 
 
-def _compromises(cells: tuple[CellSummary, ...]) -> Iterator[SharedK]:
+def _compromises(
+    cells: tuple[CellSummary, ...], decisions: Sequence[Decision]
+) -> Iterator[SharedK]:
     groups: dict[CellKey, list[CellSummary]] = {}
     for cell in cells:
         if cell.key.draft.k > 0 and cell.key.draft.is_fixed:
             groups.setdefault(across_workloads(cell.key), []).append(cell)
     for key, group in groups.items():
-        found = find_compromise(group)
+        found = find_compromise(group, decisions)
         if found is not None and len(found.regret) > 1:
             yield SharedK(
                 key=key,
                 num_speculative_tokens=found.num_speculative_tokens,
                 regret=found.regret,
+                own=found.own,
             )
 
 

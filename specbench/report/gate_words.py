@@ -124,6 +124,12 @@ def cause_text(found: Attribution) -> str:
 
 def _why(found: Attribution) -> str:
     told = []
+    is_in_steps = found.round is not None and found.round.unit == "steps"
+    if found.step and found.step.log > 0 and is_in_steps:
+        told.append(
+            f"a K = 0 step takes longer as well, {_moved(found.step)}, which is the machine or the "
+            "target's own forward, not the draft"
+        )
     if found.acceptance and {Cause.ACCEPTANCE, Cause.ROUND_TIME} & set(found.causes):
         told.append(_acceptance(found, found.acceptance))
     if Cause.ROUND_TIME in found.causes and found.round:

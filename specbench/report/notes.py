@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 
 from specbench.metrics.imported import import_warnings
+from specbench.metrics.noise import with_results
 from specbench.records import CellKey, CellSummary, Environment
 from specbench.report.document import Document
 from specbench.report.numbers import lengths
@@ -59,7 +60,7 @@ def run_warnings(document: Document) -> list[str]:
         *import_warnings(document.imported),
         *_synthetic(document),
         *_lossy(document),
-        *document.run.warnings,
+        *with_results(document.run.warnings, document.noise),
         *_unfinished(document),
         *_resumed(document),
         *session_warnings(document),

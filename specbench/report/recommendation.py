@@ -224,7 +224,8 @@ def _value(value: float, objective: Objective) -> str:
 
 
 def _given_up(shared: SharedPick) -> str:
-    return listed(losses_in_words(shared.regret))
+    others = {name: _method(key) for name, key in shared.others.items()}
+    return listed(losses_in_words(shared.regret, others))
 
 
 def _saturation(crossovers: Sequence[Crossover], one: Pick) -> Iterator[str]:

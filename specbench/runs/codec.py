@@ -74,7 +74,8 @@ class StoredRun:
 
     folder: Path
     run: RunRecord
-    is_complete: bool  # False: interrupted, or still running
+    is_complete: bool  # False: interrupted, still running, or failed
+    is_failed: bool = False  # came to its end and measured nothing
     blocks: tuple[BlockRecord, ...] = ()
     references: tuple[ReferenceRecord, ...] = ()
     memory: tuple[MemoryRecord, ...] = ()
@@ -91,6 +92,26 @@ class StoredRun:
     extensions: tuple[ExtensionRecord, ...] = ()  # decisions taken while it was measured
     servers: tuple[ServerRecord, ...] = ()
     sessions: tuple[Environment, ...] = ()  # one for each resume, and for each node of a cluster
+
+    @property
+    def why_failed(self) -> str:
+        """Why a failed run has measured nothing."""
+        errors = [f"{failure.pairing}: {failure.reason}" for failure in self.failures]
+        errors += [problem for server in self.servers for problem in server.problems]
+        errors += [r.error for block in self.blocks for r in block.requests if r.error]
+        if errors:
+            return "; ".join(dict.fromkeys(errors))
+        budget_s = self.run.settings.effort.budget_s
+        if budget_s is not None:
+            return f"its budget of {budget_s:g} s was over before the first prompt"
+        return "no request was sent"
+
+
+def has_measured(record: StoredRecord) -> bool:
+    """Whether a record has a figure of a drafter or of K = 0: more than a preparation."""
+    if isinstance(record, BlockRecord):
+        return any(request.error is None for request in record.requests)
+    return isinstance(record, ImportedRecord)
 
 
 Tag = TypeVar("Tag")

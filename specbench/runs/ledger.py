@@ -85,7 +85,7 @@ def resume_run(root: Path, run_id: str, depths: Depths = MappingProxyType({})) -
     `depths` of its drafters make an old plan final, those that its records have go first.
     StoreError if the run is unknown, being written, damaged, or of a newer schema.
     """
-    folder = find_run(run_id, root)
+    folder = find_run(run_id, root, also_empty=True)
     with disk_errors_named(folder), ExitStack() as undo:
         lock = undo.enter_context(_lock(folder))
         contents = read_records(folder)
@@ -177,7 +177,7 @@ class Ledger:
 
     def finish(self) -> None:
         """Mark the run as complete, once all that was planned is stored."""
-        if not self.stored.is_complete:
+        if not (self.stored.is_complete or self.stored.is_failed):
             self.append(Done(finished_at=datetime.now(UTC).isoformat(timespec="seconds")))
 
     def close(self) -> None:

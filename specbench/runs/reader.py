@@ -19,11 +19,12 @@ from specbench.runs.codec import (
     StoredRun,
     decode_line,
     decode_run,
+    has_measured,
     line_type,
 )
 from specbench.runs.old_plans import Depths, depths_found
 
-LATEST = "latest"  # in place of a run id: the newest run
+LATEST = "latest"  # in place of a run id: the newest run that has measured something
 RUN_FILE = "run.json"
 RECORDS_FILE = "records.jsonl"
 
@@ -39,8 +40,20 @@ class RunListing:
     pairings: tuple[str, ...] = ()
     workloads: tuple[str, ...] = ()
     num_blocks: int = 0
-    is_complete: bool = False
+    is_finished: bool = False  # came to its end
+    has_measured: bool = False
     problem: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        return self.is_finished and self.has_measured
+
+    @property
+    def state(self) -> str:
+        """In a word, or what is wrong with its files."""
+        if self.problem or not self.is_finished:
+            return self.problem or "interrupted"
+        return "complete" if self.is_complete else "failed"
 
 
 class Contents(NamedTuple):
@@ -50,17 +63,25 @@ class Contents(NamedTuple):
     num_bytes: int  # up to the end of the last complete line
 
 
-def load_run(path_or_id: str | Path, root: Path) -> StoredRun:
+def load_run(path_or_id: str | Path, root: Path, *, also_empty: bool = False) -> StoredRun:
     """The stored run at a path, of an id under `root`, or `latest`; also while it is written.
 
-    StoreError if it is unknown, damaged, or of a newer schema.
+    `also_empty`: a run that failed too, as to resume it, and `latest` may have measured nothing.
+    StoreError if it is unknown, failed, damaged, or of a newer schema.
     """
     with disk_errors_named(Path(path_or_id)):
         is_path = (Path(path_or_id) / RUN_FILE).is_file()
-    folder = Path(path_or_id) if is_path else find_run(str(path_or_id), root)
+    name = str(path_or_id)
+    folder = Path(name) if is_path else find_run(name, root, also_empty=also_empty)
     contents = read_records(folder)
     run = read_run(folder, depths_found(contents.records))
-    return gathered(folder, run, contents.records)
+    stored = gathered(folder, run, contents.records)
+    if stored.is_failed and not also_empty:
+        raise StoreError(
+            f"run {run.run_id} failed and measured nothing: {stored.why_failed}; name another run "
+            "(`specbench list runs`)"
+        )
+    return stored
 
 
 def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> StoredRun:
@@ -69,10 +90,16 @@ def gathered(folder: Path, run: RunRecord, records: Sequence[StoredRecord]) -> S
     for record in records:
         kinds.setdefault(type(record), []).append(record)
     kinds[FailureRecord] = list(_unsettled(records))
-    found = {name: tuple(kinds.get(kind, ())) for name, kind in _kinds().items()}
+    whole: dict[str, Any] = {name: tuple(kinds.get(k, ())) for name, k in _kinds().items()}
     done = bool(records) and isinstance(records[-1], Done)
-    whole: dict[str, Any] = {"run": run, "is_complete": done, **found}
-    return StoredRun(folder=folder, **whole)
+    is_empty = not any(map(has_measured, records))
+    return StoredRun(
+        folder=folder,
+        run=run,
+        is_complete=done and not is_empty,
+        is_failed=done and is_empty,
+        **whole,
+    )
 
 
 @cache
@@ -88,16 +115,22 @@ def list_runs(root: Path) -> tuple[RunListing, ...]:
     return tuple(sorted(listings, key=lambda listing: (listing.created_at, listing.run_id)))
 
 
-def find_run(run_id: str, root: Path) -> Path:
+def find_run(run_id: str, root: Path, *, also_empty: bool = False) -> Path:
     """The folder of a run id, of the beginning of one alone, or of `latest`, under `root`.
 
-    StoreError names the runs there are, and those that the beginning may mean.
+    `also_empty`: the latest of all, also if it has measured nothing. StoreError names the runs
+    there are, and those that the beginning may mean.
     """
     if run_id != LATEST and is_run_id(run_id) and (root / run_id / RUN_FILE).is_file():
         return root / run_id
-    known = [listing.run_id for listing in list_runs(root)]
+    listings = list_runs(root)
+    known = [listing.run_id for listing in listings]
     if run_id == LATEST and known:
-        return root / known[-1]
+        found = [one.run_id for one in listings if also_empty or one.has_measured or one.problem]
+        if found:
+            return root / found[-1]
+        listed = ", ".join(f"{one.run_id} ({one.state})" for one in listings)
+        raise StoreError(f"no run in {root} has measured anything: {listed}")
     meant = [one for one in known if run_id and one.startswith(run_id)]
     if len(meant) == 1:
         return root / meant[0]
@@ -181,11 +214,14 @@ def _unsettled(records: Sequence[StoredRecord]) -> tuple[FailureRecord, ...]:
 def _list_run(folder: Path) -> RunListing:
     records = folder / RECORDS_FILE
     types: list[str | None] = []
+    measured = False
     try:
         run = read_run(folder)
         if records.exists():
             with disk_errors_named(records), records.open("rb") as file:
-                types = [line_type(line) for line in file]
+                for line in file:
+                    types.append(line_type(line))
+                    measured = measured or _has_measured(types[-1], line)
     except StoreError as error:
         return RunListing(run_id=folder.name, problem=str(error))
     return RunListing(
@@ -194,5 +230,15 @@ def _list_run(folder: Path) -> RunListing:
         pairings=tuple(dict.fromkeys(cell.key.pairing for cell in run.cells)),
         workloads=tuple(dict.fromkeys(cell.key.condition.workload for cell in run.cells)),
         num_blocks=types.count("block"),
-        is_complete=bool(types) and types[-1] == "done",
+        is_finished=bool(types) and types[-1] == "done",
+        has_measured=measured,
     )
+
+
+def _has_measured(kind: str | None, line: bytes) -> bool:
+    if kind not in ("block", "imported"):
+        return False
+    try:
+        return has_measured(decode_line(line))
+    except ValueError:  # damaged: whoever loads the run is told
+        return True

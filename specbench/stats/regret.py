@@ -16,11 +16,15 @@ def minimax_regret(
 ) -> LeastRegret:
     """The option whose worst regret over the cases is least (Savage 1951).
 
-    An option has a rate for every case; `best` has the highest rate of each, whether or not an
-    option here reaches it. Regret: 1 - rate / best. Worst regrets within `tie` of the least are
+    An option has a rate for every case; `best` has that of what each case would choose for itself,
+    whether or not it is an option here. Regret: 1 - rate / best, and nothing for a higher rate,
+    which was not chosen for want of proof. Worst regrets within `tie` of the least are
     equal, and the first such option wins: options come plainest first. ValueError without one.
     """
-    regrets = [{case: 1 - rate / best[case] for case, rate in option.items()} for option in options]
+    regrets = [
+        {case: max(0.0, 1 - rate / best[case]) for case, rate in option.items()}
+        for option in options
+    ]
     worst = [max(regret.values()) for regret in regrets]
     least = min(worst)
     place = next(i for i, regret in enumerate(worst) if regret <= least + tie)

@@ -98,7 +98,7 @@ def test_a_target_that_cannot_do_the_baseline_is_one_failure(tmp_path):
     run = measure(plan, FakeEngine(FakeClock(), breaks=no_sampling), tmp_path)
     assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
     assert run.blocks == ()
-    assert run.is_complete
+    assert run.is_failed
 
 
 def test_a_turn_that_fails_fails_its_conversation_and_no_other(tmp_path):
@@ -163,7 +163,7 @@ def test_a_template_that_refuses_every_prompt_is_one_failure_of_the_target(tmp_p
     plan = make_plan(tmp_path, SETTINGS, [REFUSED, REFUSED + "!"])
     run = measure(plan, FakeEngine(FakeClock()), tmp_path)
     assert [(f.pairing, f.stage) for f in run.failures] == [("big", "warm_up")]
-    assert run.is_complete
+    assert run.is_failed
 
 
 def test_a_bug_is_not_taken_for_a_refusal(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.cli.pair_tables import undecided_order
+from specbench.cli.pair_tables import undecided_order, verdict
 from specbench.decide.rank import Gain, Ranked
 from specbench.records import Interval
 from tests.decide.conftest import summary
@@ -25,7 +25,7 @@ def test_overlapping_intervals_are_said_not_to_be_told_apart_and_what_would():
         [ranked("big", (1.4, 1.5, 1.6)), ranked("small", (1.3, 1.45, 1.55))]
     ) == (
         "big and small cannot be told apart: 1.50x [1.40, 1.60] and 1.45x [1.30, 1.55]; use more "
-        "--prompts."
+        "--prompts or a quieter machine."
     )
 
 
@@ -58,7 +58,7 @@ def test_over_several_workloads_it_is_their_mean_that_counts():
     # sqrt(1.9 x 1.4) = 1.63 or not.
     assert undecided_order([big, ranked("small", (1.1, 1.2, 1.3), (1.9, 2.0, 2.1))]) == (
         "big and small cannot be told apart: 1.73x [1.63, 1.83] and 1.55x [1.45, 1.65]; use more "
-        "--prompts."
+        "--prompts or a quieter machine."
     )
     assert undecided_order([big, ranked("small", (1.1, 1.2, 1.3), (1.7, 1.8, 1.9))]) == ""
 
@@ -89,3 +89,11 @@ class NothingFailed:
 
     failures = ()
     servers = ()
+
+
+def test_what_is_slower_than_nothing_is_never_said_to_look_best():
+    both = [ranked("slow", (0.5, 0.7, 1.1)), ranked("ngram", (0.6, 0.85, 1.2))]
+    assert verdict(both) == (
+        "Undecided: ngram comes nearest to a gain, 0.85x [0.60, 1.20]; use more --prompts or a "
+        "quieter machine."
+    )

@@ -2,7 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from specbench.decide.compromise import find_compromise
+from specbench.decide.compromise import find_compromise, losses_in_words, other_ks
+from specbench.decide.recommend import choose, decide
 from tests.cell_keys import with_axes
 
 
@@ -22,6 +23,42 @@ def test_the_k_with_the_least_worst_regret_is_the_compromise(summarised):
     assert found is not None
     assert found.num_speculative_tokens == 4
     assert found.regret == pytest.approx({"code": 1 - 1.8 / 2.0, "chat": 1 - 1.1 / 1.2})
+
+
+def test_no_workload_loses_at_the_k_of_its_own_answer(summarised):
+    # On chat K = 7 has the highest lower bound and is the answer; K = 8 only looks faster.
+    chat = [
+        summarised(7, 1.30, 1.38, 1.46, workload="chat"),
+        summarised(8, 1.05, 1.48, 2.08, workload="chat"),
+    ]
+    code = sweep(summarised, "code", k7=2.0, k8=1.5)
+    found = find_compromise([*chat, *code])
+    assert found is not None
+    assert (found.num_speculative_tokens, found.regret) == (7, {"chat": 0.0, "code": 0.0})
+    assert losses_in_words(found.regret, other_ks(found.own, 7)) == ["nothing"]
+
+
+def test_a_workload_with_another_answer_is_named_although_it_loses_nothing(summarised):
+    # On code K = 2 is the answer, proven to gain most; K = 4 is as fast by its estimate.
+    code = [
+        summarised(2, 1.40, 1.45, 1.50, workload="code"),
+        summarised(4, 1.30, 1.46, 1.64, workload="code"),
+    ]
+    chat = sweep(summarised, "chat", k2=1.3, k4=1.6)
+    found = find_compromise([*code, *chat])
+    assert found is not None
+    assert (found.num_speculative_tokens, dict(found.own)) == (4, {"code": 2, "chat": 4})
+    assert losses_in_words(found.regret, other_ks(found.own, 4)) == [
+        "nothing measurable on code (alone: K=2)"
+    ]
+
+
+def test_an_answer_that_was_measured_again_counts(summarised):
+    code = sweep(summarised, "code", k2=1.3, k4=1.5)
+    lost = decide(choose(code), summarised(4, 0.90, 0.95, 1.00, workload="code"))
+    found = find_compromise([*code, *sweep(summarised, "chat", k2=1.3, k4=1.5)], [lost])
+    assert found is not None
+    assert dict(found.own) == {"code": 0, "chat": 4}
 
 
 def test_not_speculating_takes_part(summarised):

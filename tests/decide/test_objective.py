@@ -122,6 +122,20 @@ def test_one_way_for_all_workloads_gives_up_least_where_it_gives_up_most(measure
     assert shared_pick(picks[:1]) is None
 
 
+def test_no_workload_gives_up_anything_for_the_way_of_its_own_answer(measured):
+    # On chat K = 7 is the answer, by its lower bound; K = 8 has the higher estimate.
+    cells = [
+        *measured(1, 100, 100, {7: (1.30, 1.38, 1.46), 8: (1.05, 1.48, 2.08)}, workload="chat"),
+        *measured(1, 100, 100, {7: (1.9, 2.0, 2.1), 8: (1.4, 1.5, 1.6)}, workload="code"),
+    ]
+    by_workload = (cells[:3], cells[3:])
+    decisions = [decide(choose(own), choose(own).leader) for own in by_workload]
+    shared = shared_pick(pick(cells, decisions, LATENCY))
+    assert shared.key.draft.k == 7
+    assert shared.regret == {"chat": 0.0, "code": 0.0}
+    assert shared.others == {}
+
+
 def test_no_way_is_shared_where_none_keeps_the_limits_everywhere(measured):
     cells = [
         *measured(1, 100, 100, {}, workload="chat", ttft_s=2.0),

@@ -3,6 +3,7 @@
 import pytest
 
 from specbench.gate.attribution import Cause, attribute
+from specbench.report.gate_words import cause_text
 from tests.gate.gate_sides import cell, figure
 
 ROUND = {"draft_s": 0.002, "verify_s": 0.007, "other_s": 0.001}
@@ -59,9 +60,29 @@ def test_acceptance_that_rose_is_no_cause():
     assert causes(figures(length=3.3, verify_s=0.020)) == (Cause.ROUND_TIME,)
 
 
-def test_a_slower_target_slows_steps_and_rounds_and_shows_in_absolute_times():
-    after = figures(step=0.012, verify_s=0.013)
-    assert causes(after, "decode_tokens_per_s") == (Cause.ROUND_TIME,)
+def test_a_slower_k_0_is_named_before_verification_is_blamed():
+    # Twice as slow a machine: verification alone would seem to take most of the loss.
+    after = figures(step=0.012, draft_s=0.004, verify_s=0.014, other_s=0.002)
+    found = attribute(figures(), after, ["decode_tokens_per_s"], same_hardware=True)
+    assert found.causes == (Cause.BASELINE,)
+    assert found.slower == ()
+    assert cause_text(found).endswith(
+        "slower K = 0: a K = 0 step takes longer as well, 6.00 -> 12.0 ms, which is the machine or "
+        "the target's own forward, not the draft"
+    )
+
+
+def test_on_a_slower_machine_a_swapped_draft_is_blamed_for_its_own_share_alone():
+    # The machine is twice as slow, and drafting takes three times as long again.
+    after = figures(length=2.0, step=0.012, draft_s=0.012, verify_s=0.014, other_s=0.002)
+    ratio = attribute(figures(), after, ["decode_speedup"], same_hardware=True)
+    assert ratio.causes == (Cause.ACCEPTANCE, Cause.ROUND_TIME)
+    assert [(shift.name, shift.unit) for shift in ratio.slower] == [("draft", "steps")]
+    assert "a K = 0 step takes longer as well, 6.00 -> 12.0 ms" in cause_text(ratio)
+    both = attribute(
+        figures(), after, ["decode_speedup", "decode_tokens_per_s"], same_hardware=True
+    )
+    assert both.causes == (Cause.ACCEPTANCE, Cause.BASELINE, Cause.ROUND_TIME)
 
 
 def test_a_faster_step_is_told_from_a_slower_round():

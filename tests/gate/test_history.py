@@ -147,3 +147,37 @@ def test_runs_over_fewer_prompts_are_left_out_and_said():
     assert (left.run_id, left.differences[0].name) == ("run-04", "prompts")
     kept = history([cut, *runs([1.5], first=5), *whole], ["decode_speedup"], allowed=["prompts"])
     assert len(kept.series[0].points) == 5
+
+
+def drafted(day, value, weights, pairing="demo/draft"):
+    """A run of K = 0 and of one drafter, whose weights have this hash."""
+    target, _, drafter = pairing.partition("/")
+    key = with_axes(KEY, pairing=pairing, target=target, drafter=drafter)
+    base = replace(cell(1.0), key=with_axes(KEY, num_speculative_tokens=0))
+    fingerprint = replace(HERE, drafters={pairing: weights})
+    return run(day, base, replace(cell(value), key=key), fingerprint=fingerprint)
+
+
+def test_a_series_ends_where_the_weights_of_its_draft_were_replaced():
+    past = [drafted(1, 1.5, "cc" * 32), drafted(2, 2.0, "dd" * 32), drafted(3, 2.1, "dd" * 32)]
+    found = history(past, ["decode_speedup"])
+    points = {one.key.draft.k: [point.run_id for point in one.points] for one in found.series}
+    assert points == {0: ["run-01", "run-02", "run-03"], 4: ["run-02", "run-03"]}
+    assert left_out_lines(found) == [
+        "run-01 left out: drafter: demo/draft cccccccccccc, here demo/draft dddddddddddd"
+    ]
+    kept = history(past, ["decode_speedup"], allowed=["drafter"])
+    assert {len(one.points) for one in kept.series} == {3}
+
+
+def test_another_drafters_weights_and_untold_ones_split_nothing():
+    past = [
+        drafted(1, 1.5, "cc" * 32),
+        drafted(2, 0.9, "ee" * 32, pairing="demo/poor"),
+        run(3, cell(1.6)),  # of a specbench that did not tell
+        drafted(4, 1.7, "cc" * 32),
+    ]
+    found = history(past, ["decode_speedup"])
+    assert found.left_out == ()
+    (own,) = [one for one in found.series if one.key == KEY]
+    assert [point.run_id for point in own.points] == ["run-01", "run-03", "run-04"]

@@ -36,6 +36,19 @@ def test_it_passes_where_the_bound_of_the_loss_is_within_the_tolerance():
     assert verdict(0.0, 0.022) is Verdict.INCONCLUSIVE  # 0.0222
 
 
+def test_a_loss_beyond_the_tolerance_never_passes_however_noisy_the_machine():
+    # 51 % lost where 40 % is tolerated, on a CPU: 0.713 - 0.511 = 0.202, within 1.645 * 0.1414.
+    cpu = {"hardware": {"device": "cpu", "CPU": "one"}}
+    before = side(cell({"decode_tokens_per_s": figure(100.0)}), **cpu)
+    after = side(cell({"decode_tokens_per_s": figure(49.0)}), name="b", **cpu)
+    asked = [Tolerance(metric="decode_tokens_per_s", share=0.40)]
+    (found,) = check(before, after, asked).judgements
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert found.reason.startswith("cannot tell on this machine: lost more than tolerated")
+    slightly = side(cell({"decode_tokens_per_s": figure(65.0)}), name="b", **cpu)
+    assert check(before, slightly, asked).verdict is Verdict.PASS  # 35 %, within the tolerance
+
+
 def test_what_could_be_found_is_what_the_whole_gate_would_find():
     # Of two tests 2.5 % each: (1.960 + 0.842) * 0.01414 = 0.0396.
     keys = [key(workload=name) for name in ("code", "chat")]

@@ -73,22 +73,14 @@ def _request(
 
 
 def _failed(cell: Cell, asked: Asked, error: str) -> RequestRecord:
-    return RequestRecord(
+    return RequestRecord.failed(
+        error,
         cell_id=cell.key.id,
         prompt_id=asked.prompt.id,
         turn=asked.turn,
         repeat=asked.repeat,
         seed=asked.seed,
         num_prompt_tokens=0,
-        output_ids=(),
-        finish_reason="failed",
-        prefill_s=None,
-        ttft_s=None,
-        decode_s=None,
-        total_s=None,
-        cpu_s=None,
-        rounds=None,
-        error=error,
     )
 
 

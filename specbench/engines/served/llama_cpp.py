@@ -58,9 +58,9 @@ def _gguf(name: str, flag: str, folders: Sequence[Path]) -> Path:
             return place
     beside = "".join(f", nor beside or in {folder}" for folder in own)
     raise UsageError(
-        f"llama.cpp reads GGUF files, and there is no {name} in {Path.cwd()}{beside}: make it with "
-        f"llama.cpp's convert_hf_to_gguf.py MODEL --outfile {name}, or name one that you have: "
-        f"--engine-args '{flag} FILE'"
+        f"llama.cpp reads GGUF files, and there is no {name} in {Path.cwd()}{beside}: make it from "
+        "the `model:` in pairings.yaml with llama.cpp's convert_hf_to_gguf.py MODEL --outfile "
+        f"{name}, or name one that you have: --engine-args '{flag} FILE'"
     )
 
 

@@ -1,0 +1,86 @@
+"""How noisy the machine was while a run was measured, as its own figures show it.
+
+K = 0 is looked at: it has the same work in every block, whatever is drafted beside it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean, median
+
+from specbench.metrics.cell import CellData
+from specbench.records import CellKey, RequestRecord
+
+UNEVEN = 1.3  # mean round over the median one: hiccups, not text
+DRIFTED = 1.25  # K = 0 on one prompt, the slower time over the faster one, in the middle prompt
+WAITED = 0.85  # CPU seconds per second of one busy thread
+FEWEST_ROUNDS = 30
+FEWEST_PROMPTS = 3
+
+_NOISY = "noisy machine: "
+_SO = (
+    ". Intervals get wider and small gains stay undecided: stop other programs, or measure later "
+    "or elsewhere; more --repeats also narrow them"
+)
+
+
+def noise_warning(facts: Sequence[str]) -> str:
+    """The one warning about noise: what shows it, what it does, and what to do."""
+    return f"{_NOISY}{'; '.join(facts)}{_SO}"
+
+
+def with_results(warnings: Sequence[str], signs: Sequence[str]) -> list[str]:
+    """The warnings of a run's start, with what its results show added to the one about noise."""
+    if not signs:
+        return list(warnings)
+    early = [one.removeprefix(_NOISY).removesuffix(_SO) for one in warnings if _is_noise(one)]
+    return [noise_warning([*early, *signs]), *(one for one in warnings if not _is_noise(one))]
+
+
+def _is_noise(warning: str) -> bool:
+    return warning.startswith(_NOISY)
+
+
+def noise_signs(cells: Sequence[CellData], *, device: str) -> tuple[str, ...]:
+    """What shows that the machine did not keep its speed, in words; nothing where it did.
+
+    Of both measurements of a winner; servers, which run elsewhere, are left out.
+    """
+    plain = [
+        c for c in cells if c.key.draft.k == 0 and not c.servers and not c.key.condition.overlaps
+    ]
+    requests = [request for cell in plain for request in cell.finished]
+    return (
+        *_uneven(requests),
+        *_drifted(plain),
+        *(_waited(requests) if device.startswith("cpu") else ()),
+    )
+
+
+def _uneven(requests: Iterable[RequestRecord]) -> Iterator[str]:
+    """Rounds of K = 0 all do the same: their mean is near their median on a quiet machine."""
+    rounds = [second for r in requests if r.rounds is not None for second in r.rounds.round_s]
+    if len(rounds) >= FEWEST_ROUNDS and fmean(rounds) > UNEVEN * median(rounds):
+        yield (
+            f"a round of K = 0 took {fmean(rounds) * 1e3:.3g} ms on average and "
+            f"{median(rounds) * 1e3:.3g} ms at the median"
+        )
+
+
+def _drifted(cells: Iterable[CellData]) -> Iterator[str]:
+    """The same prompt, decoded at K = 0 in several blocks, takes as long in each."""
+    times: dict[tuple[CellKey, str, int], list[float]] = {}
+    for cell in cells:
+        for request in cell.finished:
+            if request.decode_s and request.num_timed_tokens > 0:
+                place = cell.key, request.prompt_id, request.turn
+                times.setdefault(place, []).append(request.decode_s / request.num_timed_tokens)
+    ratios = [max(some) / min(some) for some in times.values() if len(some) > 1]
+    if len(ratios) >= FEWEST_PROMPTS and median(ratios) > DRIFTED:
+        yield f"K = 0 drifted by a factor of {median(ratios):.2f} between blocks of one prompt"
+
+
+def _waited(requests: Iterable[RequestRecord]) -> Iterator[str]:
+    """A process that decodes on the CPU is always busy, unless others have the cores."""
+    timed = [(r.cpu_s, r.total_s) for r in requests if r.cpu_s is not None and r.total_s]
+    share = sum(cpu for cpu, _ in timed) / sum(total for _, total in timed) if timed else 1.0
+    if share < WAITED:
+        yield f"it got the CPU for {share:.0%} of the time"

@@ -1,0 +1,88 @@
+"""What else the host is doing: other processes' CPU time, time stolen by other machines, load."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psutil
+
+INTERVAL_S = 0.3
+SPARE = 0.25  # of a core that others may use before it is worth a word
+STEAL = 0.02  # of the time
+MOST_LOAD = 1.5  # per core, averaged over the last minute
+_BUSIEST = 3  # processes that are named
+_NAME = 20  # letters of a name
+
+
+class HostLoad(NamedTuple):
+    """The host over a short while, this process left out; CPU time in cores."""
+
+    num_cores: int  # that this process may use
+    others_cores: float
+    steal_share: float  # of the time, taken by other guests of the same machine
+    load_average: float  # of the last minute, this process included
+    busiest: tuple[tuple[str, float], ...] = ()  # other processes by name, and their cores
+
+
+def host_load(sleep: Callable[[float], None] = time.sleep) -> HostLoad:
+    """Watches for `INTERVAL_S`; processes that may not be seen have no name and still count."""
+    each = _process_seconds()
+    before, own_before, began_s = psutil.cpu_times(), time.process_time(), time.monotonic()
+    sleep(INTERVAL_S)
+    after, own_s = psutil.cpu_times(), time.process_time() - own_before
+    seconds = max(time.monotonic() - began_s, 1e-3)
+    idle = ("idle", "iowait", "steal", "guest", "guest_nice")  # guests are in user time already
+    busy_s = sum(getattr(after, n) - getattr(before, n) for n in after._fields if n not in idle)
+    stolen_s = getattr(after, "steal", 0.0) - getattr(before, "steal", 0.0)
+    used = ((name, (s - each.get(at, (name, s))[1]) / seconds) for at, (name, s) in _now(each))
+    busiest = sorted((one for one in used if one[1] >= 0.05), key=lambda one: -one[1])
+    return HostLoad(
+        num_cores=_num_cores(),
+        others_cores=min(max(0.0, busy_s - own_s) / seconds, psutil.cpu_count() or 1),
+        steal_share=max(0.0, stolen_s) / (seconds * (psutil.cpu_count() or 1)),
+        load_average=os.getloadavg()[0],
+        busiest=tuple(busiest[:_BUSIEST]),
+    )
+
+
+def busy_now(num_needed: int) -> tuple[str, ...]:
+    """What would disturb a measurement now that keeps so many cores busy, in words."""
+    return busy_facts(host_load(), num_needed)
+
+
+def busy_facts(load: HostLoad, num_needed: int) -> tuple[str, ...]:
+    """What of it would disturb `num_needed` busy cores, in words; nothing on a quiet machine."""
+    facts = []
+    if load.others_cores > max(0, load.num_cores - num_needed) + SPARE:
+        names = ", ".join(f"{name} {cores:.1f}" for name, cores in load.busiest)
+        named = f" ({names})" if names else ""
+        of = f"of {load.num_cores} cores"
+        facts.append(f"other processes use {load.others_cores:.1f} {of}{named}")
+    if load.steal_share > STEAL:
+        facts.append(f"other guests of this host take {load.steal_share:.0%} of the CPU time")
+    if facts or load.load_average > MOST_LOAD * load.num_cores:
+        facts.append(f"load average {load.load_average:.1f} on {load.num_cores} cores")
+    return tuple(facts)
+
+
+def _now(known: dict[int, tuple[str, float]]) -> list[tuple[int, tuple[str, float]]]:
+    return [(at, one) for at, one in _process_seconds().items() if at in known]
+
+
+def _process_seconds() -> dict[int, tuple[str, float]]:
+    """Name and CPU seconds of the other processes, by id."""
+    found = {}
+    for process in psutil.process_iter(("name", "cpu_times")):
+        times = process.info["cpu_times"]
+        if times is not None and process.pid != os.getpid():
+            name = "".join(c for c in process.info["name"] or "" if c.isprintable())
+            found[process.pid] = name[:_NAME], times.user + times.system
+    return found
+
+
+def _num_cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not on every system
+        return os.cpu_count() or 1

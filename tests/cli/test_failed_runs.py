@@ -1,0 +1,101 @@
+"""A run that measured nothing is `failed`, and no command takes it for the latest."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.records import BlockRecord
+from specbench.runs import create_run
+from tests.cli.calls import specbench
+from tests.report.made_up_records import environment
+from tests.report.stored_runs import BROKEN, SMALL, keep, stored_run
+from tests.runs.stored_examples import FAILED_REQUEST, block, run
+from tests.settings.flat_settings import changed
+
+GOOD, LOST, REFUSED, SHORT = "a-good", "b-lost", "c-refused", "d-short"
+FAILED = {
+    LOST: 'out of memory: "café"',
+    REFUSED: "demo/broken: no such folder: models/broken",
+    SHORT: "its budget of 3 s was over before the first prompt",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A good run, and after it three that failed: every request, the model, no time."""
+    folder = tmp_path_factory.mktemp("failed")
+    keep(folder / "reports", GOOD, stored_run(replace(SMALL, drafters=("draft",))))
+    later = replace(environment(is_gpu=False), created_at="2026-12-01T00:00:00+00:00")
+    failing: dict[str, list[object]] = {
+        LOST: [replace(block("a"), requests=(FAILED_REQUEST,))],
+        REFUSED: [BROKEN],
+        SHORT: [],
+    }
+    for name, records in failing.items():
+        asked = replace(run(name), environment=later)
+        if name == SHORT:
+            asked = replace(asked, settings=changed(asked.settings, budget_s=3.0))
+        with create_run(folder / "reports", asked) as ledger:
+            for record in records:
+                ledger.append(record)
+            ledger.finish()
+            ledger.finish()  # says nothing new
+    return folder
+
+
+def test_they_are_listed_as_failed(folder: Path) -> None:
+    rows = json.loads(specbench("list", "runs", "--json", cwd=folder).out)
+    states = {row["run"]: row["state"] for row in rows}
+    assert states == {GOOD: "complete", **dict.fromkeys(FAILED, "failed")}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("recommend", "--json"),
+        ("report", "--json", "--format", "csv"),
+        ("export", "--json"),
+        ("history", "--json"),
+        ("check", GOOD, "latest", "--json"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_latest_run_is_the_latest_that_measured_something(folder: Path, command) -> None:
+    if command[0] == "export":
+        (folder / "pairings.yaml").write_text(
+            "targets: {demo: {model: 'demo:target', drafters: {draft: {method: ngram}}}}"
+        )
+        command = (*command, "demo/draft", "--engine", "vllm")
+    ran = specbench(*command, cwd=folder)
+    assert ran.code in (0, 3), ran.err
+    assert GOOD in ran.out
+    assert not any(name in ran.out for name in FAILED)
+
+
+@pytest.mark.parametrize("name", FAILED)
+@pytest.mark.parametrize("command", ["recommend", "report", "check"])
+def test_named_it_is_refused_with_the_reason(folder: Path, name, command) -> None:
+    ran = specbench(command, *([GOOD] if command == "check" else []), name, cwd=folder)
+    assert ran.code == 2
+    assert f"run {name} failed and measured nothing: {FAILED[name]}" in ran.err
+    assert not list((folder / "reports" / name).glob("report.*"))
+
+
+def test_where_all_have_failed_latest_says_so(tmp_path: Path) -> None:
+    with create_run(tmp_path / "reports", run()) as ledger:
+        ledger.append(BROKEN)
+        ledger.finish()
+    ran = specbench("recommend", cwd=tmp_path)
+    assert ran.code == 2
+    assert "has measured anything: 20261121-010203-a1b2 (failed)" in ran.err
+
+
+def test_one_measured_request_is_enough_not_to_have_failed(tmp_path: Path) -> None:
+    measured: BlockRecord = block("a")
+    with create_run(tmp_path / "reports", run()) as ledger:
+        ledger.append(replace(measured, requests=(FAILED_REQUEST, *measured.requests)))
+        ledger.finish()
+    (row,) = json.loads(specbench("list", "runs", "--json", cwd=tmp_path).out)
+    assert row["state"] == "complete"

@@ -1,0 +1,43 @@
+"""Which K a sentence is about where nothing wins, and what advice it gives."""
+
+from dataclasses import replace
+
+from specbench.decide.recommend import choose, decide
+
+FAST = {"mean_acceptance_length": 3.12, "break_even_length": 1.64}
+
+
+def test_without_a_winner_the_best_estimate_is_spoken_of_and_the_reasons_are_its_own(summarised):
+    # K = 2 has the higher lower bound only because it was measured more precisely.
+    cells = [
+        summarised(1, 0.37, 0.97, 2.63, metrics=FAST),
+        summarised(2, 0.70, 0.77, 1.05, metrics={**FAST, "mean_acceptance_length": 2.0}),
+    ]
+    decision = decide(choose(cells))
+    assert decision.sentence == "code: undecided: K=1 measured 0.97x [0.37, 2.63]"
+    assert "acceptance length 3.12 at K=1, break-even 1.64" in decision.reasons
+    assert "K=1 has the best estimate of K = 1, 2; none is shown to help" in decision.reasons
+
+
+def test_a_sentence_about_another_k_than_the_best_says_why(summarised):
+    cells = [summarised(1, 0.98, 0.99, 1.00), summarised(8, 0.80, 0.95, 1.12)]
+    assert decide(choose(cells)).reasons == (
+        "K=8 is the best that is still open; shown to gain nothing: K = 1",
+    )
+
+
+def test_a_number_of_prompts_that_nobody_has_is_no_advice(summarised):
+    # Some 2,500 prompts would settle it, and the file has 6.
+    choice = choose([summarised(4, 0.55, 1.005, 1.84, num_prompts=6)])
+    assert decide(choice, workload_prompts=6).sentence == (
+        "code: undecided: K=4 measured 1.00x [0.55, 1.84]; 6 prompts cannot decide this at such "
+        "noise; a quieter machine or more --repeats would narrow the interval"
+    )
+    assert "more prompts needed" in decide(choice, workload_prompts=2**20).sentence
+
+
+def test_an_effect_beyond_a_doubling_is_not_given_in_percent(summarised):
+    cell = replace(summarised(4, 0.37, 0.98, 2.63), minimum_detectable_effect=11.206)
+    assert decide(choose([cell])).reasons == (
+        "minimum detectable effect: more than 100%: the noise hides any speed-up",
+    )

@@ -1,0 +1,71 @@
+"""Signs of a noisy machine in what a run measured, by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.metrics.cell import CellData
+from specbench.metrics.noise import noise_signs, noise_warning, with_results
+from tests.cell_keys import BASE_KEY, KEY
+from tests.made_records import made_request, steps
+
+PROMPTS = [f"p{i}" for i in range(6)]
+
+
+def plain(*scales: float, cpu_share: float = 1.0, hiccup: float = 0.0, key=BASE_KEY) -> CellData:
+    """Every prompt once for each scale of its 10 ms steps; `hiccup`: seconds more in one of ten."""
+    requests = []
+    for repeat, scale in enumerate(scales):
+        for prompt in PROMPTS:
+            rounds = steps(10, 0.01 * scale)
+            last = rounds.round_s[-1] + hiccup
+            rounds = replace(rounds, round_s=(*rounds.round_s[:-1], last))
+            seconds = 0.1 + sum(rounds.round_s)
+            requests.append(
+                made_request(key.id, prompt, rounds, repeat=repeat, cpu_s=cpu_share * seconds)
+            )
+    return CellData(key=key, requests=tuple(requests))
+
+
+def test_a_steady_machine_shows_nothing():
+    assert noise_signs([plain(1.0, 1.1)], device="cpu") == ()
+
+
+@pytest.mark.parametrize(
+    ("cell", "device", "said"),
+    [
+        (
+            plain(1.0, hiccup=0.089),
+            "cpu",
+            "a round of K = 0 took 18.9 ms on average and 10 ms at the median",
+        ),
+        (plain(1.0, 1.5), "cpu", "K = 0 drifted by a factor of 1.50 between blocks of one prompt"),
+        (plain(1.0, cpu_share=0.6), "cpu", "it got the CPU for 60% of the time"),
+    ],
+)
+def test_each_sign_is_found_by_itself(cell, device, said):
+    assert noise_signs([cell], device=device) == (said,)
+
+
+def test_both_measurements_of_a_winner_are_looked_at():
+    assert noise_signs([plain(1.0), plain(1.6)], device="cpu") == (
+        "K = 0 drifted by a factor of 1.60 between blocks of one prompt",
+    )
+
+
+def test_a_process_that_waits_for_a_gpu_is_not_disturbed():
+    assert noise_signs([plain(1.0, cpu_share=0.2)], device="cuda:0") == ()
+
+
+def test_what_is_drafted_may_differ_as_it_likes():
+    assert noise_signs([plain(1.0, 3.0, key=KEY)], device="cpu") == ()
+
+
+def test_there_is_one_warning_of_start_and_results():
+    early = noise_warning(["load average 5.2 on 2 cores"])
+    signs = ("K = 0 drifted by a factor of 1.60 between blocks of one prompt",)
+    assert with_results(["few prompts", early], ()) == ["few prompts", early]
+    assert with_results(["few prompts", early], signs) == [
+        noise_warning(["load average 5.2 on 2 cores", *signs]),
+        "few prompts",
+    ]

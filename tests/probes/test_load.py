@@ -1,0 +1,74 @@
+"""What disturbs a measurement, told before it begins."""
+
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from specbench.metrics.noise import noise_warning
+from specbench.probes import load
+from specbench.probes.load import HostLoad, busy_facts, busy_now
+from tests.conftest import host_load
+
+QUIET = HostLoad(num_cores=2, others_cores=0.1, steal_share=0.0, load_average=1.1)
+
+
+def test_a_quiet_machine_is_not_spoken_of():
+    assert busy_facts(QUIET, num_needed=2) == ()
+    assert busy_now(2) == ()
+
+
+def test_others_are_named_only_where_they_leave_too_few_cores():
+    busy = QUIET._replace(others_cores=1.2, busiest=(("cc1plus", 0.8), ("chrome", 0.4)))
+    assert busy_facts(busy, num_needed=1) == ()
+    assert busy_facts(busy, num_needed=2) == (
+        "other processes use 1.2 of 2 cores (cc1plus 0.8, chrome 0.4)",
+        "load average 1.1 on 2 cores",
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"steal_share": 0.12}, "other guests of this host take 12% of the CPU time"),
+        ({"load_average": 5.2}, "load average 5.2 on 2 cores"),
+    ],
+)
+def test_stolen_time_and_load_are_said_by_themselves(changed, said):
+    assert said in busy_facts(QUIET._replace(**changed), num_needed=1)
+
+
+def test_the_warning_says_what_noise_does_and_what_to_do():
+    told = noise_warning(["load average 5.2 on 2 cores"])
+    assert told.startswith("noisy machine: load average 5.2 on 2 cores. Intervals get wider")
+    assert "stop other programs" in told
+
+
+def test_this_process_is_not_among_the_others(monkeypatch):
+    """Counted by hand: of 4 s of CPU time in 2 s this process took 1, another 2."""
+    clock = iter((10.0, 12.0))
+    own, times = iter((5.0, 6.0)), iter((100.0, 104.0))
+
+    class Times:
+        _fields = ("user", "idle")
+
+        def __init__(self, user):
+            self.user, self.idle = user, 0.0
+
+    class Other:
+        pid = -1
+
+        def __init__(self, user):
+            self.info = {
+                "name": "other\x1b[31m" + "x" * 99,
+                "cpu_times": SimpleNamespace(user=user, system=0.0),
+            }
+
+    others = iter((1.0, 3.0))
+    times_told = {"monotonic": lambda: next(clock), "process_time": lambda: next(own)}
+    monkeypatch.setattr(load, "time", SimpleNamespace(**times_told))
+    monkeypatch.setattr(psutil, "cpu_times", lambda: Times(next(times)))
+    monkeypatch.setattr(psutil, "process_iter", lambda _: [Other(next(others))])
+    found = host_load(lambda _: None)
+    assert found.others_cores == pytest.approx(1.5)
+    assert found.busiest == (("other[31mxxxxxxxxxxx", 1.0),)  # inert, and cut
