@@ -12,13 +12,12 @@ from benchmarks.gpu_suite.decoders import make_runner
 from benchmarks.gpu_suite.machine import NO_GPU, Json, Machine, absent
 from benchmarks.gpu_suite.models import make_model, shape
 from specbench.forward.compiled_steps import FIRST
-from specbench.forward.forward_contest import COMPILED, FORWARDS, forward_contest
+from specbench.forward.forward_contest import FORWARDS, forward_contest
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.runner import Runner
+from specbench.forward.runner import FUSED_COMPILED, FUSED_TRITON, Runner
 from specbench.probes.launches import count_host_calls
 
 CONTEXT, SPAN = 200, 1024
-BY_HAND = "fused, triton"
 Count = Callable[[Callable[[], object]], int | None]
 
 
@@ -40,7 +39,8 @@ def layers_of(machine: Machine, count: Count) -> Json:
         for one in contenders
         if one.refusal is None
     }
-    compiled, by_hand = (kernels.get(name, {}).get("T=5") for name in (COMPILED, BY_HAND))
+    compared = (FUSED_COMPILED, FUSED_TRITON)
+    compiled, by_hand = (kernels.get(name, {}).get("T=5") for name in compared)
     more = None if compiled is None or by_hand is None else compiled - by_hand
     return {
         "layers": config.num_hidden_layers,

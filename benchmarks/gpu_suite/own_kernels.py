@@ -85,7 +85,7 @@ def _stepped(steps: LayerSteps, sizes: Sizes, device: torch.device, dtype: torch
     work.gate_up.copy_(drawn(*work.gate_up.shape))
     width = 2 * sizes.kv_heads * sizes.head
     buffer = torch.zeros(SLOTS, width, dtype=dtype, device=device)
-    (kept,) = JoinedCache(1, SLOTS, [buffer]).reach(1, SLOTS, 0, sizes).layers
+    (kept,) = JoinedCache(1, SLOTS, [buffer]).view(1, SLOTS, 0, sizes).layers
     angles = torch.rand(SLOTS, sizes.head // 2, generator=generator) * 6
     sin = torch.cat((-angles.sin(), angles.sin()), 1)
     rope = torch.stack((angles.cos().repeat(1, 2), sin), 1).view(SLOTS, 2, 1, 2, -1)

@@ -137,10 +137,10 @@ class _Shapes:
         num_elements = num_rows * num_tokens * sum(sizes.widths(mirrored=False))
         scratch = torch.randn(num_elements, **drawn)
         self._work = Workspace(sizes, scratch, num_rows, num_tokens, mirrored=False)
-        self._reach = cache.reach(num_rows, span, 0, sizes)
+        self._view = cache.view(num_rows, span, 0, sizes)
         at_T = torch.arange(length, length + num_tokens, device=case.device)
         self._seen = Seen(
-            at_T.repeat(num_rows, 1), self._reach, sizes, case.dtype, case.window, None
+            at_T.repeat(num_rows, 1), self._view, sizes, case.dtype, case.window, None
         )
         self.read_bytes = num_rows * (length + num_tokens) * width * case.dtype.itemsize
 
@@ -150,10 +150,10 @@ class _Shapes:
             look = kernel.look(self._seen)
 
             def run() -> None:
-                for kept in self._reach.layers:
+                for kept in self._view.layers:
                     kernel.attend(self._work, kept, look)
 
-            return _seconds(run, timing) / len(self._reach.layers)
+            return _seconds(run, timing) / len(self._view.layers)
         except (RuntimeError, ValueError, NotImplementedError) as error:
             return in_a_line(error)
 

@@ -191,7 +191,7 @@ class CompiledSteps:
             sizes, drawn(N * sum(sizes.widths(mirrored=mirrored))), N, 1, mirrored=mirrored
         )
         cache = JoinedCache(N, 2, [drawn(2 * N, 2 * sizes.kv_heads * sizes.head)])
-        (kept,) = cache.reach(N, 2, 0, sizes).layers
+        (kept,) = cache.view(N, 2, 0, sizes).layers
         numbers_N = torch.arange(N, device=layer.qkv.device)
         rope_P = drawn(N, 2, 1, 2, sizes.head // 2)
         places = steps.places(rope_P, numbers_N, 2 * numbers_N)

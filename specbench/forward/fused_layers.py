@@ -22,7 +22,7 @@ from specbench.forward.compiled_steps import CompiledSteps, Programs
 from specbench.forward.fused_weights import FusedLayer, without_queries
 from specbench.forward.layer_steps import LayerSteps, TorchSteps, TritonSteps
 from specbench.forward.tree import Branches
-from specbench.forward.workspace import JoinedCache, Kept, Reach, Slots, Workspace
+from specbench.forward.workspace import CacheView, JoinedCache, Kept, Slots, Workspace
 from specbench.kernels.availability import why_not
 
 _KEPT_SHAPES = 256
@@ -70,7 +70,7 @@ class FusedLayers:
         self._keys_alone = [without_queries(layer, self.sizes.query_heads) for layer in layers]
         self._scratch = self._new_scratch(KEPT_TOKENS)
         self._workspaces: dict[tuple[int, int, bool], Workspace] = {}
-        self._reaches: dict[tuple[int, int, int], Reach] = {}
+        self._views: dict[tuple[int, int, int], CacheView] = {}
 
     @property
     def cache(self) -> JoinedCache:
@@ -94,7 +94,7 @@ class FusedLayers:
 
     def release(self) -> None:
         """Give the memory of all rows back."""
-        self._reaches.clear()
+        self._views.clear()
         self.slots.cache = JoinedCache(0, 0, ())
 
     @property
@@ -181,22 +181,22 @@ class FusedLayers:
         `is_plain` says that the tokens are the last of the span in every row. `only` runs that
         layer alone. `windows_from_BT` is as in LayerStack.forward, the rest as in Runner.forward.
         """
-        reach = self._reach(len(positions_BT), span, first_row)
+        view = self._view(len(positions_BT), span, first_row)
         # Prompts have many lengths, of which a step need know nothing.
         steps = self.steps.sized(None if is_plain else positions_BT.numel())
-        places = self._places(steps, positions_BT, reach, first_row, branches)
+        places = self._places(steps, positions_BT, view, first_row, branches)
         # What is looked up once a forward is not looked up once a layer: that is Python's time.
         attends: dict[int | None, tuple[Attend, Any]] = {None: (_attend_plainly, None)}
         from_BT = positions_BT if windows_from_BT is None else windows_from_BT
         for window in self._windows - {None} if is_plain else self._windows:
             kernel = self.kernels[window, branches is not None]
-            seen = Seen(from_BT, reach, self.sizes, self.dtype, window, branches)
+            seen = Seen(from_BT, view, self.sizes, self.dtype, window, branches)
             attends[window] = kernel.attend, kernel.look(seen)
 
         states: dict[int, Tensor] = {}
         hidden, last = x_NF, len(self.layers) - 1  # the cache may have more
         for i in range(last + 1) if only is None else (only,):
-            layer, kept = self.layers[i], reach.layers[i]
+            layer, kept = self.layers[i], view.layers[i]
             if i in features:
                 states[i] = hidden.clone()
             steps.before_attention(work, hidden, layer, kept, places, entry_NW)
@@ -211,23 +211,23 @@ class FusedLayers:
         """Write the keys and values that every layer makes of the same states, as they are."""
         B, T = positions_BT.shape
         work = self.workspace(B, T, has_queries=False)
-        reach = self._reach(B, span, first_row)
-        places = self._places(self.steps, positions_BT, reach, first_row, None)
-        for layer, kept in zip(self._keys_alone, reach.layers, strict=True):
+        view = self._view(B, span, first_row)
+        places = self._places(self.steps, positions_BT, view, first_row, None)
+        for layer, kept in zip(self._keys_alone, view.layers, strict=True):
             self.steps.keys_alone(work, x_NF, layer, kept, places)
 
     def _places(
         self,
         steps: LayerSteps,
         positions_BT: Tensor,
-        reach: Reach,
+        view: CacheView,
         first_row: int,
         branches: Branches | None,
     ) -> Any:
         """As steps want it: where each token is written, and how far its heads are turned."""
         slots_BT = positions_BT if branches is None else branches.slots_BT
         if len(slots_BT) > 1 or first_row:
-            slots_BT = slots_BT + reach.first_slot_B1
+            slots_BT = slots_BT + view.first_slot_B1
         return steps.places(self.slots.rope, positions_BT.reshape(-1), slots_BT.reshape(-1))
 
     def _rope_table(self, length: int) -> Tensor:
@@ -244,13 +244,13 @@ class FusedLayers:
         sin = torch.cat((-first, second), -1)
         return torch.stack((cos[0], sin[0]), 1).view(length, 2, 1, 2, -1)
 
-    def _reach(self, B: int, span: int, first_row: int) -> Reach:
-        known = self._reaches.get((B, span, first_row))
+    def _view(self, B: int, span: int, first_row: int) -> CacheView:
+        known = self._views.get((B, span, first_row))
         if known is not None:
             return known
         with torch.inference_mode(False):
-            made = self.cache.reach(B, span, first_row, self.sizes)
-        _keep(self._reaches, (B, span, first_row), made)
+            made = self.cache.view(B, span, first_row, self.sizes)
+        _keep(self._views, (B, span, first_row), made)
         return made
 
     def _new_scratch(self, num_tokens: int) -> Tensor:

@@ -17,7 +17,7 @@ from specbench.forward.compiled_steps import Programs
 from specbench.forward.context import context_limit
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse, fuse
-from specbench.forward.runner import Output
+from specbench.forward.runner import FUSED, FUSED_COMPILED, FUSED_TRITON, Output
 from specbench.forward.tree import Branches
 from specbench.forward.unsupported import refuse_unsupported
 from specbench.forward.workspace import JoinedCache
@@ -30,7 +30,7 @@ class FusedRunner:
     twice. Answers are fresh tensors; everything else is overwritten by the next forward.
     """
 
-    kind = "fused"
+    kind = FUSED
 
     def __init__(self, model: Any) -> None:
         refuse_unsupported(model)
@@ -104,7 +104,7 @@ class FusedRunner:
         """
         other = copy(self)
         other.layers = self.layers.with_compiled(self.programs)
-        other.kind = "fused, compiled"
+        other.kind = FUSED_COMPILED
         return other
 
     def with_triton(self) -> Self:
@@ -113,7 +113,7 @@ class FusedRunner:
         ModelError where they cannot run.
         """
         other = copy(self)
-        other.layers, other.kind = self.layers.with_triton(), "fused, triton"
+        other.layers, other.kind = self.layers.with_triton(), FUSED_TRITON
         return other
 
     def first_layers(self, num_layers: int) -> Self:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from specbench.forward.fused_layers import FusedLayers, is_mirrored
 from specbench.forward.fused_weights import can_fuse_layers, fuse_layers
 from specbench.forward.kv_cache import KvCache
-from specbench.forward.runner import Runner
+from specbench.forward.runner import FUSED_COMPILED, FUSED_TRITON, Runner
 from specbench.forward.stock_layers import StockLayers
 from specbench.forward.tree import Branches
 from specbench.kernels.availability import why_not
@@ -48,8 +48,8 @@ class LayerStack:
             joined = fuse_layers(self._config, self.layers, self.windows, mirrored=mirrored)
             fused = FusedLayers(joined, self._config, self._rotary, mirrored=mirrored)
             # What a target compiles stands for these.
-            is_compiled = target.kind == "fused, compiled" and why_not(target.device) is None
-            has_triton = target.kind == "fused, triton" or is_compiled
+            is_compiled = target.kind == FUSED_COMPILED and why_not(target.device) is None
+            has_triton = target.kind == FUSED_TRITON or is_compiled
             self._fused = fused.with_triton() if has_triton else fused
         return self._fused
 

@@ -27,6 +27,13 @@ from specbench.forward.unsupported import refuse_unsupported
 from specbench.model_files.attention import ELSEWHERE, NO_TREES
 from specbench.models.first_layers import cut_model
 
+# Whose code runs a forward: transformers' own, or ours with torch's operations, with its small ones
+# in Triton kernels, or compiled.
+STOCK = "stock"
+FUSED = "fused"
+FUSED_TRITON = "fused, triton"
+FUSED_COMPILED = "fused, compiled"
+
 
 class Output(NamedTuple):
     """Logits [B, T, V] (or [B, 1, V] with `last`) and one hidden state [B, T, F] a feature."""
@@ -38,7 +45,7 @@ class Output(NamedTuple):
 class Runner(Protocol):
     """One model's forward over its own KV slots; the decoder and drafters see nothing else."""
 
-    kind: str  # "stock", "fused", "fused, triton" or "fused, compiled": whose code runs
+    kind: str  # whose code runs: STOCK, FUSED, FUSED_TRITON or FUSED_COMPILED
     model: Any  # transformers' own, which holds the weights
     vocab_size: int
     hidden_size: int
@@ -138,7 +145,7 @@ class StockRunner:
     token.
     """
 
-    kind = "stock"
+    kind = STOCK
 
     def __init__(self, model: Any, *, whole_masks: bool = False) -> None:
         refuse_unsupported(model)

@@ -63,13 +63,13 @@ class Kept(NamedTuple):
     values: Tensor
 
 
-class Reach(NamedTuple):
+class CacheView(NamedTuple):
     """Where a forward of B rows over `span` slots reads and writes."""
 
     layers: tuple[Kept, ...]
-    first_slot_B1: Tensor
+    first_slot_B1: Tensor  # of each row, among the slots of all rows
     slots_S: Tensor
-    shown: Tensor  # what a mask adds, of the cache's dtype
+    shown: Tensor  # what a mask adds to a score, of the cache's dtype and no dimension
     hidden: Tensor
 
 
@@ -119,7 +119,7 @@ class JoinedCache:
         for layer in self.layers:
             layer.index_copy_(0, to_N, layer.index_select(0, from_N))
 
-    def reach(self, B: int, span: int, first_row: int, sizes: Sizes) -> Reach:
+    def view(self, B: int, span: int, first_row: int, sizes: Sizes) -> CacheView:
         """The first `span` slots of rows first_row .. first_row + B - 1."""
         shape = (self.num_rows, self.max_len, 2, sizes.kv_heads, sizes.head)
         chosen = slice(first_row, first_row + B)
@@ -127,7 +127,9 @@ class JoinedCache:
             Kept(layer, *layer.view(shape)[chosen, :span].permute(2, 0, 3, 1, 4).unbind(0))
             for layer in self.layers
         )
-        return Reach(tuple(kept), self._first_slots_B1[chosen], self._slots_S[:span], *self._added)
+        return CacheView(
+            tuple(kept), self._first_slots_B1[chosen], self._slots_S[:span], *self._added
+        )
 
 
 @dataclass(slots=True)

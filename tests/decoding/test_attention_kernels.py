@@ -15,16 +15,16 @@ from specbench.forward.attention.choice import USUAL
 from specbench.forward.attention.flash_attn import FlashAttn
 from specbench.forward.attention.flex import Flex
 from specbench.forward.attention.kernel import Case, Kernel
-from specbench.forward.attention.lengths import Flash
-from specbench.forward.attention.parts import Parts
 from specbench.forward.attention.plain import Plain
+from specbench.forward.attention.split_kv import SplitKv
 from specbench.forward.attention.trial import Shape, Trial
+from specbench.forward.attention.varlen import VarlenFlash
 from specbench.kernels import slot_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 CPU = torch.device("cpu")
-HERE: tuple[Kernel, ...] = (USUAL, Plain(), Parts(), Flex(compiled=False))
+HERE: tuple[Kernel, ...] = (USUAL, Plain(), SplitKv(), Flex(compiled=False))
 # Of the root mean square of what comes out.
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 HEADS = [(4, 4, 64), (6, 2, 80), (4, 1, 96), (8, 2, 128), (2, 1, 256)]  # query, key/value, size
@@ -155,7 +155,7 @@ def flash_as_torch_calls_it(
 def test_torchs_flash_is_told_where_every_token_begins_and_ends(window, monkeypatch):
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", flash_as_torch_calls_it)
     trial = Trial(of(HEADS[3], torch.float16, window, False), Shape(3, 5, 60, 128))
-    assert error(Flash(), trial) < BOUNDS[torch.float16]
+    assert error(VarlenFlash(), trial) < BOUNDS[torch.float16]
 
 
 def test_what_is_not_installed_or_has_no_mask_refuses():

@@ -17,10 +17,11 @@ from specbench.engines.kernel_choices import KernelChoices
 from specbench.errors import ModelError
 from specbench.execution.clock import HostClock
 from specbench.forward import compiled_steps, contest
-from specbench.forward.attention.parts import Parts
+from specbench.forward.attention.split_kv import SplitKv
 from specbench.forward.contest import Timing
-from specbench.forward.forward_contest import COMPILED, forward_contest
+from specbench.forward.forward_contest import forward_contest
 from specbench.forward.fused_runner import FusedRunner
+from specbench.forward.runner import FUSED_COMPILED
 from specbench.serving.request import Request
 from tests.decoding.fake_cuda import DEVICE, HostWatch, fake_cuda
 from tests.decoding.fused_families import FAMILIES, family
@@ -107,7 +108,7 @@ def test_a_layer_is_four_fused_kernels_and_its_four_products_on_a_cpu(monkeypatc
 def test_what_is_compiled_computes_what_the_fused_layers_do(name):
     runner = FusedRunner(family(name))
     compiled = runner.with_compiled()
-    assert compiled.kind == COMPILED
+    assert compiled.kind == FUSED_COMPILED
     torch.testing.assert_close(over_slots(compiled), over_slots(runner), **CLOSE)
     for shape in ((1, 1), (3, 4)):
         assert_same(compiled, runner, *shape)
@@ -141,7 +142,7 @@ def test_where_rounds_are_captured_nothing_waits_for_the_host(monkeypatch):
         with DEVICE:
             runner = FusedRunner(family("Qwen3"))
         compiled = runner.with_compiled()
-        compiled.layers.kernels = defaultdict(Parts)
+        compiled.layers.kernels = defaultdict(SplitKv)
         compiled.allocate(2, 64)
         compiled.layers.steps._known = dict.fromkeys((1, 5, 10), compiled.layers.steps)
         tokens = torch.zeros(2, 5, dtype=torch.long, device=DEVICE)
@@ -208,7 +209,7 @@ def test_what_cannot_be_compiled_is_said_and_runs_as_it_is(monkeypatch):
 def test_in_the_contest_of_forwards_it_loses_where_it_cannot_be_compiled(monkeypatch):
     monkeypatch.setattr(compiled_steps, "_compiled", lambda *_: fails)
     winner, (lost, _) = forward_contest(
-        FusedRunner(tiny_llama()), (COMPILED, "fused"), Timing(lambda run: run() or 1.0)
+        FusedRunner(tiny_llama()), (FUSED_COMPILED, "fused"), Timing(lambda run: run() or 1.0)
     )
     assert winner == "fused"
     assert lost.refusal.startswith("torch.compile: backend='inductor' raised: InvalidCxxCompiler")
@@ -231,7 +232,7 @@ def test_one_that_compiles_for_too_long_is_refused_and_the_limit_named(monkeypat
 
     monkeypatch.setattr(compiled_steps.CompiledSteps, "_make", slowly)
     winner, (lost, _) = forward_contest(
-        FusedRunner(tiny_llama()), (COMPILED, "fused"), Timing(seconds)
+        FusedRunner(tiny_llama()), (FUSED_COMPILED, "fused"), Timing(seconds)
     )
     assert winner == "fused"
     assert lost.seconds is None
@@ -246,6 +247,6 @@ def test_compiled_layers_compete_only_where_they_are_asked_for(compiles, monkeyp
     choices = KernelChoices("plain", contests, compiles=compiles)
     choices.settle(FusedRunner(tiny_llama()), "fused", "big")
     *_, forward = contests.made.values()
-    assert (COMPILED in [one.name for one in forward.contenders]) is compiles
+    assert (FUSED_COMPILED in [one.name for one in forward.contenders]) is compiles
     assert (choices.facts["compile_s"] is not None) is compiles
     assert (choices.num_compiled > 0) is compiles

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specbench.forward import forward_contest as forward_contest_file
 from specbench.forward.attention.kernel import Case
 from specbench.forward.attention.masked import Masked
 from specbench.forward.attention.plain import Plain
@@ -138,6 +139,37 @@ def test_within_5_percent_the_order_decides(second_s, winner):
     assert fastest(candidates, Timing(meter.seconds))[0] == winner
 
 
+@pytest.mark.parametrize(("ready_s", "takes_part"), [(210.0, True), (330.0, False)])
+def test_what_it_takes_to_run_once_is_not_what_it_takes_to_get_ready(ready_s, takes_part):
+    meter = Metered()
+
+    def runs():
+        meter.now_s += 100.0
+
+    candidate = Candidate("slow", runs, ready_s=ready_s)  # the limit is 120 s
+    winner, (slow,) = fastest([candidate], Timing(meter.seconds))
+    assert (winner == "slow") is takes_part
+    assert (slow.refusal is None) is takes_part
+
+
+def test_the_median_of_several_turns_decides():
+    meter = Metered()
+
+    def takes(*seconds):
+        left = iter(seconds)
+
+        def run():
+            meter.now_s += next(left)
+
+        return run
+
+    lucky_once = takes(0.1, 0.01, 0.1, 0.1, 0.1, 0.1)  # the first is a warm-up
+    candidates = [Candidate("lucky", lucky_once), Candidate("faster", takes(*[0.08] * 6))]
+    winner, (lucky, _) = fastest(candidates, Timing(meter.seconds))
+    assert winner == "faster"
+    assert lucky.seconds == pytest.approx(0.1)
+
+
 def test_what_is_right_when_called_and_wrong_when_replayed_loses():
     meter = Metered()
 
@@ -157,17 +189,32 @@ class ForgetsAToken(FusedRunner):
         return super().forward(tokens_BT * 0, *others, **named)
 
 
-def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
-    from specbench.forward import forward_contest as contest
+class NoNumbersForDrafts(FusedRunner):
+    kind = "wrong"
 
+    def forward(self, tokens_BT, *others, **named):
+        out = super().forward(tokens_BT, *others, **named)
+        return out._replace(logits=out.logits * torch.nan) if tokens_BT.shape[1] > 1 else out
+
+
+def test_a_forward_that_gives_no_numbers_for_drafts_loses(monkeypatch):
+    wrong = lambda runner: NoNumbersForDrafts(runner.model)  # noqa: E731
+    monkeypatch.setitem(forward_contest_file.FORWARDS, "wrong", wrong)
+    timing = Timing(Metered().seconds)
+    winner, (lost, _) = forward_contest(FusedRunner(tiny_llama()), ("wrong", "stock"), timing)
+    assert winner == "stock"
+    assert lost.refusal == "it is wrong: logits of 5 tokens are off by nan"
+
+
+def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):
     wrong = lambda runner: ForgetsAToken(runner.model)  # noqa: E731
-    monkeypatch.setitem(contest.FORWARDS, "wrong", wrong)
+    monkeypatch.setitem(forward_contest_file.FORWARDS, "wrong", wrong)
     meter = Metered()
     names = ("wrong", "fused, triton", "stock", "fused")
     runner = FusedRunner(tiny_llama())
     winner, contenders = forward_contest(runner, names, Timing(meter.seconds))
     assert winner == "stock"  # all take no time by this clock: the order decides
     reasons = [one.refusal for one in contenders]
-    assert reasons[0].startswith("it is wrong: logits are off by")
+    assert reasons[0].startswith("it is wrong: logits of 1 tokens are off by")
     assert reasons[1:] == ["Triton has no kernels for a cpu", None, None]
     assert runner.cache.max_len == 0  # its memory is given back

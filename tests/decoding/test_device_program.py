@@ -13,9 +13,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from specbench.forward.attention import flash_attn
 from specbench.forward.attention.flash_attn import FlashAttn
 from specbench.forward.attention.kernel import Kernel
-from specbench.forward.attention.lengths import Flash
-from specbench.forward.attention.parts import Parts
 from specbench.forward.attention.plain import Plain
+from specbench.forward.attention.split_kv import SplitKv
+from specbench.forward.attention.varlen import VarlenFlash
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import StockRunner
 from tests.decoding.fake_cuda import HostTensorError
@@ -58,7 +58,7 @@ def test_no_fused_forward_syncs_or_copies(name: str, method: str, k: int) -> Non
 
 def on_triton(name: str) -> FusedRunner:
     runner = FusedRunner(family(name)).with_triton()
-    runner.layers.kernels = defaultdict(Parts)
+    runner.layers.kernels = defaultdict(SplitKv)
     return runner
 
 
@@ -76,7 +76,7 @@ def test_no_round_on_kernels_of_ours_syncs_or_copies(name: str, variant: str) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", [FlashAttn, Flash, Plain])
+@pytest.mark.parametrize("kernel", [FlashAttn, VarlenFlash, Plain])
 def test_no_attention_that_is_told_lengths_syncs_or_copies(
     kernel: type[Kernel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

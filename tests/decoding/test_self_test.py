@@ -124,8 +124,8 @@ class SeesTooMuch(FusedLayers):
 class WritesToTheFirstRows(FusedLayers):
     """Rows are mixed up, but every one of them alone is right."""
 
-    def _reach(self, B, span, first_row):  # noqa: ARG002
-        return super()._reach(B, span, 0)
+    def _view(self, B, span, first_row):  # noqa: ARG002
+        return super()._view(B, span, 0)
 
 
 class WritesOnce(TorchSteps):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from specbench.forward.attention.parts import Parts
+from specbench.forward.attention.split_kv import SplitKv
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.fused_weights import fuse
@@ -27,7 +27,7 @@ def interpreted(*parts: Any, **named: Any) -> FusedLayers:
     """On our kernels, which only Triton's interpreter runs here."""
     layers = FusedLayers(*parts, **named)
     layers.steps = TritonSteps(layers.sizes, layers.eps)
-    layers.kernels = defaultdict(Parts)
+    layers.kernels = defaultdict(SplitKv)
     return layers
 
 

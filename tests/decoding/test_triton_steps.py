@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from specbench.footprint import Sizes
-from specbench.forward.attention.parts import Parts
+from specbench.forward.attention.split_kv import SplitKv
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.layer_steps import TorchSteps, TritonSteps
 from specbench.forward.workspace import JoinedCache, Workspace
@@ -41,7 +41,7 @@ def after(steps, sizes, dtype, head_norm, rounded_to):
     work.gate_up.copy_(drawn(*work.gate_up.shape))
     width = 2 * sizes.kv_heads * sizes.head
     cache = JoinedCache(1, num_slots, [torch.zeros(num_slots, width, dtype=dtype)])
-    (kept,) = cache.reach(1, num_slots, 0, sizes).layers
+    (kept,) = cache.view(1, num_slots, 0, sizes).layers
     angles = torch.rand(num_slots, sizes.head // 2, generator=generator) * 6
     cos, sin = angles.cos().repeat(1, 2), torch.cat((-angles.sin(), angles.sin()), 1)
     rope = torch.stack((cos, sin), 1).view(num_slots, 2, 1, 2, -1).to(rounded_to).to(dtype)
@@ -74,7 +74,7 @@ def launches_a_layer(name: str, *, triton: bool) -> int:
             whole = FusedRunner(family(name))
         if triton:
             whole = whole.with_triton()
-            whole.layers.kernels = defaultdict(Parts)
+            whole.layers.kernels = defaultdict(SplitKv)
         whole.allocate(1, 64)
         tokens_1T = torch.zeros(1, 5, dtype=torch.long, device=DEVICE)
         counted = []

@@ -16,7 +16,7 @@ from specbench.drafters.registry import drafter_class
 from specbench.errors import ModelError
 from specbench.forward import layer_stack
 from specbench.forward.attention.masked import Masked
-from specbench.forward.attention.parts import Parts
+from specbench.forward.attention.split_kv import SplitKv
 from specbench.forward.fused_layers import FusedLayers
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.layer_self_test import check_layers
@@ -108,8 +108,8 @@ class TakesTreesForChains(FusedLayers):
 
 
 class WritesToTheFirstRows(FusedLayers):
-    def _reach(self, B: int, span: int, first_row: int) -> Any:  # noqa: ARG002
-        return super()._reach(B, span, 0)
+    def _view(self, B: int, span: int, first_row: int) -> Any:  # noqa: ARG002
+        return super()._view(B, span, 0)
 
 
 class Raises(FusedLayers):
@@ -214,7 +214,7 @@ def counted(method: str, **parameters: Any) -> Counted:
     with fake_cuda():
         with DEVICE:
             target = FusedRunner(family("Llama")).with_triton()
-        target.layers.kernels = defaultdict(Parts)
+        target.layers.kernels = defaultdict(SplitKv)
         drafter = make_drafter(method, target, **parameters)
         drafter.head.layers.fused.kernels = target.layers.kernels
         for holder in (target, drafter):

@@ -8,7 +8,7 @@ from specbench.engines.builtin import BuiltinEngine
 from specbench.engines.engine import EngineRequest, Work
 from specbench.engines.model_pool import ModelPool
 from specbench.forward import compiled_steps
-from specbench.forward.forward_contest import COMPILED
+from specbench.forward.runner import FUSED_COMPILED
 from specbench.records import Sampling
 from specbench.serving.decoder import Decoder
 from specbench.settings import DecoderSettings
@@ -24,7 +24,7 @@ def compiled(target, monkeypatch, tmp_path) -> BuiltinEngine:
     """As on a GPU a program for each number of tokens; the compiler leaves pieces as they are."""
     monkeypatch.setattr(compiled_steps, "_compiled", lambda piece, _: piece)
     monkeypatch.setattr(compiled_steps.CompiledSteps, "_kind", lambda _, number: number)
-    monkeypatch.setattr(kernel_choices, "forward_contest", lambda *_: (COMPILED, []))
+    monkeypatch.setattr(kernel_choices, "forward_contest", lambda *_: (FUSED_COMPILED, []))
     monkeypatch.setattr(choice_file, "_known", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return opened(target, DecoderSettings(compile=True))
@@ -41,7 +41,7 @@ def test_the_text_is_that_of_other_forwards_and_the_record_says_what_ran(compile
     for work in (compiled.baseline, DRAFTED):
         text = compiled.generate(REQUEST, work).output_ids
         assert text == other.generate(REQUEST, work).output_ids
-    assert compiled.record.forward == COMPILED
+    assert compiled.record.forward == FUSED_COMPILED
     assert compiled.record.compile_s > 0
     assert (other.record.forward, other.record.compile_s) == ("stock", None)
 

@@ -8,10 +8,10 @@ from torch.nn.attention import SDPBackend
 from specbench.forward.attention.flash_attn import FlashAttn
 from specbench.forward.attention.flex import Flex
 from specbench.forward.attention.kernel import Kernel
-from specbench.forward.attention.lengths import Flash
 from specbench.forward.attention.masked import Masked
-from specbench.forward.attention.parts import Parts
 from specbench.forward.attention.plain import Plain
+from specbench.forward.attention.split_kv import SplitKv
+from specbench.forward.attention.varlen import VarlenFlash
 
 Kernels = MutableMapping[tuple[int | None, bool], Kernel]  # by window, and whether it is a tree
 
@@ -19,9 +19,9 @@ Kernels = MutableMapping[tuple[int | None, bool], Kernel]  # by window, and whet
 USUAL = Masked("torch")
 # In the order that decides among equals.
 KERNELS: tuple[Kernel, ...] = (
-    Parts(),
+    SplitKv(),
     FlashAttn(),
-    Flash(),
+    VarlenFlash(),
     Masked("efficient", SDPBackend.EFFICIENT_ATTENTION),
     Masked("cudnn", SDPBackend.CUDNN_ATTENTION),
     USUAL,

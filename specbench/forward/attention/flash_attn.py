@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from specbench.forward.attention.kernel import Case, Seen
-from specbench.forward.attention.lengths import Flash
+from specbench.forward.attention.varlen import VarlenFlash
 from specbench.forward.workspace import Kept, Workspace
 
 _MODULES = ("flash_attn_interface", "flash_attn")  # of version 3, and of 2
 
 
-class Used(NamedTuple):
+class FlashAttnLook(NamedTuple):
     """How far each row has got once the new tokens are in it, int32."""
 
     lengths_B: Tensor
@@ -29,14 +29,14 @@ class FlashAttn:
     name = "flash_attn"
 
     def refusal(self, case: Case) -> str | None:
-        if reason := Flash().refusal(case):  # both are the same kernels, of another age
+        if reason := VarlenFlash().refusal(case):  # both are the same kernels, of another age
             return reason
         return None if _module() else "flash-attn is not installed"
 
-    def look(self, seen: Seen) -> Used:
-        return Used((seen.positions_BT[:, -1] + 1).int(), seen.window)
+    def look(self, seen: Seen) -> FlashAttnLook:
+        return FlashAttnLook((seen.positions_BT[:, -1] + 1).int(), seen.window)
 
-    def attend(self, work: Workspace, kept: Kept, look: Used) -> None:
+    def attend(self, work: Workspace, kept: Kept, look: FlashAttnLook) -> None:
         B, D = len(look.lengths_B), work.heads.shape[-1]
         T, H = len(work.joined) // B, work.joined.shape[1] // D
         attend: Any = import_module(_module() or "flash_attn").flash_attn_with_kvcache

@@ -34,7 +34,7 @@ class Flex:
     def look(self, seen: Seen) -> BlockMask:
         positions_BT, branches = seen.positions_BT, seen.branches
         B, T = positions_BT.shape
-        seen_BTS = visible(positions_BT, seen.reach.slots_S, window=seen.window, branches=branches)
+        seen_BTS = visible(positions_BT, seen.view.slots_S, window=seen.window, branches=branches)
         used_B = positions_BT.amax(1) + 1
         if branches is not None:
             used_B = branches.base_B1[:, 0] + branches.seen_BTM.shape[2]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specbench.footprint import Sizes
 from specbench.forward.tree import Branches
-from specbench.forward.workspace import Kept, Reach, Workspace
+from specbench.forward.workspace import CacheView, Kept, Workspace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     """What the tokens of one forward look at, in the layers of one window."""
 
     positions_BT: Tensor
-    reach: Reach
+    view: CacheView
     sizes: Sizes
     dtype: torch.dtype
     window: int | None
@@ -44,7 +44,7 @@ class Seen(NamedTuple):
     @property
     def span(self) -> int:
         """Slots of a row up to which there may be something."""
-        return len(self.reach.slots_S)
+        return len(self.view.slots_S)
 
 
 class Kernel(Protocol):

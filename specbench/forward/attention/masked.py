@@ -30,7 +30,7 @@ class Masked:
 
     def look(self, seen: Seen) -> Tensor:
         """Additive mask [B, 1, group * T, S]; that of a chain in as few operations as it takes."""
-        positions_BT, slots_S, window = seen.positions_BT, seen.reach.slots_S, seen.window
+        positions_BT, slots_S, window = seen.positions_BT, seen.view.slots_S, seen.window
         if seen.branches is not None:
             seen_BTS = visible(positions_BT, slots_S, window=window, branches=seen.branches)
             return additive_mask(seen_BTS, seen.dtype, pack=seen.sizes.group)
@@ -39,7 +39,7 @@ class Masked:
         is_seen = slots_S <= places
         if window is not None:
             is_seen &= slots_S > places - window
-        return torch.where(is_seen, seen.reach.shown, seen.reach.hidden)
+        return torch.where(is_seen, seen.view.shown, seen.view.hidden)
 
     def attend(self, work: Workspace, kept: Kept, look: Tensor) -> None:
         if work.packs:

@@ -19,7 +19,7 @@ class Plain:
     def look(self, seen: Seen) -> Tensor:
         """Which slots each packed query sees, bool [B, 1, group * T, S]."""
         seen_BTS = visible(
-            seen.positions_BT, seen.reach.slots_S, window=seen.window, branches=seen.branches
+            seen.positions_BT, seen.view.slots_S, window=seen.window, branches=seen.branches
         )
         return seen_BTS.repeat(1, seen.sizes.group, 1)[:, None]
 

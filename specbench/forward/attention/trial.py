@@ -83,10 +83,10 @@ class Trial:
         work.qkv[:, : self._query.shape[1]] = self._query.to(self._case.dtype).to(device, dtype)
         kept = self._kept.to(self._case.dtype).to(device, dtype)  # as rounded as the cache is
         cache = JoinedCache(B, self._span, [kept])
-        reach = cache.reach(B, self._span, 0, self._sizes)
+        view = cache.view(B, self._span, 0, self._sizes)
         branches = self._branches and Branches(*(part.to(device) for part in self._branches))
         positions_BT = self._positions_BT.to(device)
-        seen = Seen(positions_BT, reach, self._sizes, dtype, case.window, branches)
+        seen = Seen(positions_BT, view, self._sizes, dtype, case.window, branches)
         return Placed(work, seen)
 
 
@@ -98,4 +98,4 @@ class Placed(NamedTuple):
 
     def attend(self, kernel: Kernel) -> None:
         """As a layer of a forward does, the first one."""
-        kernel.attend(self.work, self.seen.reach.layers[0], kernel.look(self.seen))
+        kernel.attend(self.work, self.seen.view.layers[0], kernel.look(self.seen))

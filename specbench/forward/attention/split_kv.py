@@ -1,4 +1,4 @@
-"""Our own kernel: chains, windows and trees, over the slots in use and no others.
+"""Our own split-KV kernel: chains, windows and trees, over the slots in use and no others.
 
 See kernels/slot_attention.py.
 """
@@ -16,8 +16,8 @@ from specbench.kernels.availability import why_not
 _LARGEST_HEAD = 256
 
 
-class Told(NamedTuple):
-    """What a forward's tokens see, laid out without gaps."""
+class SplitKvLook(NamedTuple):
+    """What a forward's tokens see, laid out without gaps; the last three of a tree alone."""
 
     positions_BT: Tensor
     first_slots_B: Tensor
@@ -28,7 +28,7 @@ class Told(NamedTuple):
     branch_positions_BM: Tensor | None
 
 
-class Parts:
+class SplitKv:
     """Attention in Triton, each row's slots shared out among programs."""
 
     name = "triton"
@@ -42,11 +42,11 @@ class Parts:
             return f"heads of {case.head_size}; it takes up to {_LARGEST_HEAD}"
         return None
 
-    def look(self, seen: Seen) -> Told:
+    def look(self, seen: Seen) -> SplitKvLook:
         branches = seen.branches
-        return Told(
+        return SplitKvLook(
             positions_BT=seen.positions_BT.contiguous(),
-            first_slots_B=seen.reach.first_slot_B1[:, 0],
+            first_slots_B=seen.view.first_slot_B1[:, 0],
             span=seen.span,
             window=seen.window,
             base_B=None if branches is None else branches.base_B1[:, 0].contiguous(),
@@ -54,7 +54,7 @@ class Parts:
             branch_positions_BM=None if branches is None else branches.positions_BM.contiguous(),
         )
 
-    def attend(self, work: Workspace, kept: Kept, look: Told) -> None:
+    def attend(self, work: Workspace, kept: Kept, look: SplitKvLook) -> None:
         import_module("specbench.kernels.slot_attention").attend(
             work.joined,
             work.qkv,

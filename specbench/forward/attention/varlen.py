@@ -16,7 +16,7 @@ from specbench.forward.workspace import Kept, Workspace
 _LARGEST_HEAD = 256
 
 
-class Lengths(NamedTuple):
+class VarlenLook(NamedTuple):
     """Sequences as torch's kernel wants them, all int32."""
 
     queries_N1: Tensor  # where each one's queries begin, and an end
@@ -26,7 +26,7 @@ class Lengths(NamedTuple):
     window: int | None
 
 
-class Flash:
+class VarlenFlash:
     """Torch's variable-length flash attention over chains, on CUDA in half precision."""
 
     name = "flash"
@@ -40,12 +40,12 @@ class Flash:
             return f"heads of {case.head_size}; it takes multiples of 8 up to {_LARGEST_HEAD}"
         return "it has no mask for trees" if case.is_tree else None
 
-    def look(self, seen: Seen) -> Lengths:
+    def look(self, seen: Seen) -> VarlenLook:
         positions_BT = seen.positions_BT
         B, T = positions_BT.shape
-        first_N = seen.reach.first_slot_B1.expand(B, T).reshape(-1)
+        first_N = seen.view.first_slot_B1.expand(B, T).reshape(-1)
         ends = torch.arange(B * T + 1, dtype=torch.int32, device=positions_BT.device)
-        return Lengths(
+        return VarlenLook(
             queries_N1=ends,
             keys_N1=torch.cat([first_N, first_N[-1:]]).int(),
             used_N=(positions_BT + 1).flatten().int(),
@@ -53,7 +53,7 @@ class Flash:
             window=seen.window,
         )
 
-    def attend(self, work: Workspace, kept: Kept, look: Lengths) -> None:
+    def attend(self, work: Workspace, kept: Kept, look: VarlenLook) -> None:
         D = work.heads.shape[-1]
         N, heads = len(work.joined), work.joined.shape[1] // D
         keys, values = kept.buffer.view(len(kept.buffer), 2, -1, D).unbind(1)
