@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from specbench.forward.fused_layers import _KEPT_SHAPES, _keep
 from specbench.forward.fused_runner import FusedRunner
 from specbench.forward.runner import Runner, StockRunner
 from specbench.serving.request import Request
@@ -188,3 +189,11 @@ def test_room_that_the_first_layers_make_is_for_all() -> None:
     runner = FusedRunner(tiny_llama())
     runner.first_layers(1).allocate(1, 64)
     assert len(runner.cache.layers) == 2
+
+
+def test_what_was_made_for_many_shapes_is_not_all_kept() -> None:
+    known: dict[int, int] = {}
+    for shape in range(3 * _KEPT_SHAPES):
+        _keep(known, shape, shape)
+        assert known[shape] == shape
+    assert len(known) <= _KEPT_SHAPES

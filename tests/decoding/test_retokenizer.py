@@ -8,6 +8,7 @@ import pytest
 from specbench.errors import CompatibilityError
 from specbench.model_files.spelling import text_of
 from specbench.model_files.vocabulary import Vocabulary, common_tokens
+from specbench.models import retokenizer
 from specbench.models.retokenizer import Retokenizer, require_common_tokens
 from specbench.models.tokenizer import Tokenizer
 from tests.other_tokenizers import SPECIALS, TEXTS, write_byte_level, write_pieces
@@ -122,6 +123,14 @@ def test_half_a_character_is_encoded_by_its_bytes(tokenizers):
     for kind in ("bytes", "pieces"):
         encoder = Retokenizer(tokenizers["bytes"], tokenizers[kind]).encoder
         assert encoder.text(encoder.encode(b" a\xe6\x97")) == b" a\xe6\x97"
+
+
+def test_words_are_remembered_up_to_a_limit(tokenizers, monkeypatch):
+    monkeypatch.setattr(retokenizer, "MOST_WORDS", 3)
+    encoder = Retokenizer(tokenizers["bytes"], tokenizers["pieces"]).encoder
+    words = [f" {word}".encode() for word in ("the", "quick", "brown", "fox", "jumps")]
+    assert b"".join(encoder.text(encoder.encode(word)) for word in words) == b"".join(words)
+    assert 0 < len(encoder._words) <= 3
 
 
 def test_special_tokens_become_those_of_the_same_name_or_nothing(tokenizers):

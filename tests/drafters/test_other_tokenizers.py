@@ -241,6 +241,9 @@ def test_a_text_that_is_longer_in_the_drafts_tokens_gets_room(method: str, tmp_p
 
     assert_texts(results, [result.output_ids for result in expected])
     assert draft.cache.max_len > 2 * target.cache.max_len
+    again = decode(target, drafter_of(method, target, draft, (own, other)), asked, k=4)
+    accepted = [result.rounds.num_accepted for result in results]
+    assert accepted == [result.rounds.num_accepted for result in again]  # it has room now
 
 
 def test_vocabularies_without_a_token_in_common_are_refused_before_the_draft_is_loaded() -> None:
@@ -258,19 +261,45 @@ def test_vocabularies_without_a_token_in_common_are_refused_before_the_draft_is_
             build_drafter(method, parts, {})
 
 
+class Filled(NamedTuple):
+    rows: Rows
+    draft: CountingStockRunner
+
+    def fed_in_a_round(self, num_rows: int) -> list[int]:
+        """Tokens of a row in each of the draft's forwards in a round with three drafts."""
+        self.draft.fed.clear()
+        state, sampler = self.rows.state.rows(0, num_rows), Sampler(Sampling())
+        run_round(self.rows.target, self.rows.drafter, state, sampler, k=3, span=64)
+        return self.draft.fed
+
+
+@torch.inference_mode()
+def filled(method: str, *lengths: int, are_samples: bool = False) -> Filled:
+    """Rows of prompts of those lengths; samples are of one prompt."""
+    target, draft = StockRunner(tiny_llama()), CountingStockRunner(tiny_llama(1))
+    rows = Rows(target, make_drafter(method, target, draft), num_rows=2, capacity=64, eos_ids=())
+    rows.begin(2)
+    prompts = [random_prompt(n, 0 if are_samples else i) for i, n in enumerate(lengths)]
+    fills = [
+        Fill(row=i, prompt_ids=ids, max_new_tokens=30, seed=i, is_sample=are_samples)
+        for i, ids in enumerate(prompts)
+    ]
+    rows.fill(fills, Sampler(Sampling()))
+    return Filled(rows, draft)
+
+
+THE_LAST_TOKEN_AND_DRAFTS = [1, 1, 1]  # not the prompt again
+
+
 @torch.inference_mode()
 @pytest.mark.parametrize("method", METHODS)
 def test_a_row_that_moves_keeps_its_keys(method: str) -> None:
-    target, draft = StockRunner(tiny_llama()), CountingStockRunner(tiny_llama(1))
-    drafter = make_drafter(method, target, draft)
-    rows = Rows(target, drafter, num_rows=2, capacity=64, eos_ids=())
-    rows.begin(2)
-    prompts = enumerate((random_prompt(9, 0), random_prompt(20, 1)))
-    fills = [Fill(row=row, prompt_ids=ids, max_new_tokens=30, seed=0) for row, ids in prompts]
-    rows.fill(fills, Sampler(Sampling()))
-    rows.move_row(1, 0, 21)
-    draft.fed.clear()
+    made = filled(method, 9, 20)
+    made.rows.move_row(1, 0, 21)
+    assert made.fed_in_a_round(1) == THE_LAST_TOKEN_AND_DRAFTS
 
-    run_round(target, drafter, rows.state.rows(0, 1), Sampler(Sampling()), k=3, span=64)
 
-    assert draft.fed == [1, 1, 1], "the current token and the drafts, not the prompt again"
+@torch.inference_mode()
+@pytest.mark.parametrize("method", METHODS)
+def test_samples_of_a_prompt_have_all_read_it_before_their_first_round(method: str) -> None:
+    assert filled(method, 20, 20, are_samples=True).fed_in_a_round(2) == THE_LAST_TOKEN_AND_DRAFTS

@@ -85,6 +85,26 @@ def test_text_is_drafted_up_to_the_drafts_first_special_token(end, drafts) -> No
     assert proposal.tokens_BK[0, :num].tolist() == drafts
 
 
+@pytest.mark.parametrize(
+    ("tokens", "drafts"),
+    [
+        ((" a", "b", "c", "d"), [2, 3, 0]),
+        ((" a", "b", "c", "d", "bc"), [2, 3, 0]),  # `bc` would reach back into the text
+        ((" a", "b", "c"), []),  # no token spells `d`: what is left is another text
+    ],
+    ids=["the same", "a token straddles", "a token is missing"],
+)
+def test_drafts_spell_what_the_draft_guessed_or_nothing(tokens, drafts) -> None:
+    runners = (CountingRunner(len(tokens)), CountingRunner(4))  # after ` ab` come `c`, `d`, ` a`
+    runners[1].cache = type("Cache", (), {"max_len": 64})()  # type: ignore[assignment]
+    tokenizers = tokenizer(*tokens), tokenizer(" a", "b", "c", "d")
+
+    proposal = proposed("string_match", (0, 1), runners, tokenizers)
+
+    (num,) = proposal.num_drafted_B.tolist()
+    assert proposal.tokens_BK[0, :num].tolist() == drafts
+
+
 def test_a_text_without_spaces_is_cut_into_words_of_limited_length() -> None:
     one = tokenizer("a", "b")
     reading = Retokenizer(one, one).read()

@@ -12,11 +12,11 @@ from specbench.engines.kernel_choices import KernelChoices, require_kernel
 from specbench.errors import ModelError, UsageError
 from specbench.execution.clock import HostClock
 from specbench.forward.attention.choice import ALL
-from specbench.forward.forward_contest import COMPILED
 from specbench.forward.fused_runner import FusedRunner
-from specbench.forward.runner import StockRunner
+from specbench.forward.runner import FUSED_COMPILED, FUSED_TRITON, StockRunner
 from specbench.records import Contender
 from specbench.settings.decoder import Kernels
+from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.lossless import make_drafter
 from tests.decoding.models import ARCHITECTURES, build, tiny_llama
 
@@ -89,7 +89,7 @@ def test_a_heads_layers_are_stock_where_that_is_asked_for(held):
 @pytest.mark.usefixtures("held")
 def test_a_heads_layers_run_as_they_are_where_those_of_its_target_are_compiled():
     target = FusedRunner(tiny_llama())
-    target.kind = COMPILED
+    target.kind = FUSED_COMPILED
     layers = make_drafter("eagle", target).head.layers
     assert choices().settle_layers(layers, "auto", "head") == ()
     assert layers.fused.steps.name == "torch"
@@ -159,7 +159,7 @@ def stored_as(chosen, of, monkeypatch):
 
 
 # What ran when it was chosen: a package or a compiler may be gone since.
-GONE = [("fused, triton", "forward"), ("flash_attn", "attention of big, chain")]
+GONE = [(FUSED_TRITON, "forward"), ("flash_attn", "attention of big, chain")]
 
 
 @pytest.mark.parametrize(("chosen", "of"), GONE)
@@ -183,6 +183,30 @@ def test_a_resumed_run_says_that_what_it_began_with_no_longer_runs(chosen, of, m
     with pytest.raises(ModelError, match=f"{of}.*: this run began with '{chosen}', which no") as e:
         choices().settle(FusedRunner(tiny_llama()), "auto", "big")
     assert str(e.value).endswith("restore what it needs and resume, or start a new run")
+
+
+def test_a_forward_of_another_size_competes_and_equal_attention_does_not(held):
+    choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    choices().settle(FusedRunner(tiny_llama(num_hidden_layers=3)), "auto", "deep")
+    assert held == ["chain", "tree", "forward", "forward"]
+
+
+def test_forwards_compete_anew_where_others_take_part(held):
+    for forward in ("auto", "fused", "auto"):
+        choices().settle(FusedRunner(tiny_llama()), forward, "big")
+    assert held == ["chain", "tree", "forward", "forward"]
+
+
+def test_a_choice_hangs_on_threads_versions_and_how_rounds_are_started(monkeypatch):
+    made = Contests(HostClock(), None)
+    keys = {made.key(torch.device("cpu"), "fact"), made.key(torch.device("cpu"), "other fact")}
+    keys.add(Contests(HostClock(), FakeGraphs()).key(torch.device("cpu"), "fact"))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    keys.add(made.key(torch.device("cpu"), "fact"))
+    monkeypatch.setattr(torch, "__version__", "0.0")
+    keys.add(made.key(torch.device("cpu"), "fact"))
+    assert len(keys) == 5
+    assert len({made.key(torch.device("cpu"), "fact") for _ in range(2)} - keys) == 0
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_the_next_contest(held, monkeypatch):

@@ -1,0 +1,76 @@
+"""Controllers of adaptive K: which passes share one, and which share what rounds cost."""
+
+from dataclasses import replace
+
+import pytest
+
+from specbench.adaptive_k.calibration import Calibration
+from specbench.adaptive_k.round_costs import RoundCosts
+from specbench.engines import controllers
+from specbench.engines.controllers import Controllers
+from specbench.engines.engine import EngineRequest, Load, Work
+from specbench.records import Sampling
+
+REQUEST = EngineRequest(prompt_ids=(1,), max_new_tokens=8, sampling=Sampling(), seed=0)
+WARM = replace(REQUEST, sampling=Sampling(temperature=0.7))
+CHAT = Work(drafter="draft", method="draft_model", k=2, adaptive=True, workload="chat")
+OTHER = replace(CHAT, drafter="other")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The numbers of rows for which rounds were measured; each time takes a second."""
+    found = []
+
+    def measure(_, prompt_ids, ks, num_rows, sampler):  # noqa: ARG001
+        found.append(num_rows)
+        costs = RoundCosts.from_samples({(num_rows, k): (1.0 + k,) for k in ks})
+        return Calibration(costs, 1.0)
+
+    monkeypatch.setattr(controllers, "measure_round_costs", measure)
+    return found
+
+
+def opened(made, work=CHAT, request=REQUEST, load=Load()):  # noqa: B008 - frozen
+    return made.open(request, work, load, work.k, lambda: None)
+
+
+def test_workloads_share_the_costs_of_rounds_and_not_the_controller(measured):
+    made = Controllers()
+    chat, chat_s = opened(made)
+    code, code_s = opened(made, replace(CHAT, workload="code"))
+    assert (chat_s, code_s) == (1.0, 0.0)
+    assert code is not chat
+    assert opened(made) == (chat, 0.0)
+    assert measured == [1]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"work": replace(CHAT, context=4096)},
+        {"work": replace(CHAT, k=3)},
+        {"work": OTHER},
+        {"request": WARM},
+        {"load": Load(concurrency=2)},
+    ],
+    ids=["context", "k", "drafter", "sampling", "rows"],
+)
+def test_what_changes_the_cost_of_a_round_is_measured_anew(measured, other):
+    made = Controllers()
+    first, _ = opened(made)
+    second, seconds = opened(made, **other)
+    assert second is not first
+    assert seconds == 1.0
+    assert len(measured) == 2
+
+
+def test_a_drafter_that_is_gone_is_forgotten_and_others_are_not(measured):
+    made = Controllers()
+    (draft, _), (other, _) = opened(made), opened(made, OTHER)
+    made.forget("draft")
+    assert opened(made, OTHER) == (other, 0.0)
+    again, seconds = opened(made)
+    assert again is not draft
+    assert seconds == 1.0
+    assert len(measured) == 3
