@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specbench.bench.backend import Backend, LocalBackend
 from specbench.bench.deadline import Deadline
-from specbench.bench.place import Place
 from specbench.bench.plan import TargetPlan
 from specbench.bench.watch import Watch
 from specbench.records import BlockRecord, Environment, FailureRecord
@@ -21,7 +21,7 @@ class Unit(Protocol):
     @property
     def label(self) -> str: ...
 
-    def measure(self, place: Place, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
+    def measure(self, backend: Backend, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
         """Measure what is not stored yet, until the deadline; stored as it comes."""
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
@@ -57,8 +57,9 @@ class WholeTarget:
     def label(self) -> str:
         return self.plan.target.name
 
-    def measure(self, place: Place, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
-        place.measure(self.plan, ledger, watch, deadline)
+    def measure(self, backend: Backend, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
+        assert isinstance(backend, LocalBackend), "servers measure no whole target"
+        backend.measure(self.plan, ledger, watch, deadline)
 
     def known(self, records: Sequence[StoredRecord]) -> Iterator[StoredRecord]:
         """All but other targets' blocks, and this machine's environment."""
@@ -78,7 +79,7 @@ class WholeTarget:
         )
 
 
-class InProcess:
+class WholeTargetJob:
     """The job of a target's engines in one process: a single unit."""
 
     def __init__(self, plan: TargetPlan, deadline: Deadline) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from specbench.bench.backend import open_backend
 from specbench.bench.deadline import Deadline
 from specbench.bench.depth import headers_on_this_machine
-from specbench.bench.place import open_place
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.served_run import ServedRun
 from specbench.bench.spent import spent_s
 from specbench.bench.spread import Cluster, Spread, surveyed
-from specbench.bench.units import InProcess, Job
+from specbench.bench.units import Job, WholeTargetJob
 from specbench.bench.watch import Watch
 from specbench.bench.worker import RunInputs
 from specbench.inputs.address import Address
@@ -54,9 +54,9 @@ class Here:
     """This machine alone."""
 
     def __init__(self, settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> None:
-        self._place, self._watch = open_place(settings, pairings, watch), watch
-        self.dtype_of, self.read_head = self._place.dtype_of, self._place.read_head
-        self.environments = (self._place.environment(sys.argv),)
+        self._backend, self._watch = open_backend(settings, pairings, watch), watch
+        self.dtype_of, self.read_head = self._backend.dtype_of, self._backend.read_head
+        self.environments = (self._backend.environment(sys.argv),)
 
     def measure(
         self, plans: Sequence[TargetPlan], running: Sequence[Address], ledger: Ledger
@@ -64,7 +64,7 @@ class Here:
         for plan in plans:  # a target's deadline begins when the target before has ended
             for job in _jobs(plan, running, ledger, _budget_s(plans), time.monotonic):
                 while (unit := job.next_unit(0)) is not None:
-                    unit.measure(self._place, ledger, self._watch, job.deadline)
+                    unit.measure(self._backend, ledger, self._watch, job.deadline)
 
 
 class OnNodes:
@@ -123,6 +123,6 @@ def _jobs(
 ) -> Iterator[Job]:
     deadline = Deadline(budget_s, clock, spent_s=spent_s(ledger.stored, plan))
     if (in_process := plan.in_process) is not None:
-        yield InProcess(in_process, deadline)
+        yield WholeTargetJob(in_process, deadline)
     for engine in plan.served:
         yield ServedRun(plan, engine, running, ledger, deadline)

@@ -7,9 +7,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from specbench.bench.backend import open_backend
 from specbench.bench.blocks import Block
 from specbench.bench.deadline import Deadline
-from specbench.bench.place import open_place
 from specbench.bench.spent import spent_s
 from specbench.bench.units import Unit
 from specbench.errors import DeviceLostError, SpecbenchError
@@ -63,10 +63,10 @@ class RunInputs:
 def survey(node: str, inputs: RunInputs, tell: Tell) -> None:
     """Report this machine, as a Survey; as Refused where it cannot take part."""
     try:
-        place = open_place(inputs.settings, inputs.pairings, _Telling(tell))
+        backend = open_backend(inputs.settings, inputs.pairings, _Telling(tell))
         targets = {pairing.target.name: pairing.target for pairing in inputs.pairings}
-        environment = replace(place.environment(inputs.command), node=node)
-        dtypes = {name: place.dtype_of(target) for name, target in targets.items()}
+        environment = replace(backend.environment(inputs.command), node=node)
+        dtypes = {name: backend.dtype_of(target) for name, target in targets.items()}
         tell(Survey(environment, dtypes))
     except SpecbenchError as error:
         tell(Refused(str(error)))
@@ -97,11 +97,11 @@ def work(
             tell(record)
 
         try:
-            place = open_place(inputs.settings, inputs.pairings, watch)
+            backend = open_backend(inputs.settings, inputs.pairings, watch)
             with create_run(folder, run, known, tell_record) as ledger:
                 spent = spent_s(ledger.stored, unit.plan)
                 deadline = Deadline(budget_s, time.monotonic, spent_s=spent)
-                unit.measure(place, ledger, watch, deadline)
+                unit.measure(backend, ledger, watch, deadline)
         except DeviceLostError:
             raise
         except SpecbenchError as error:

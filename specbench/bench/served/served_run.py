@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from specbench.bench.backend import Backend
 from specbench.bench.blocks import Cell
 from specbench.bench.deadline import Deadline
-from specbench.bench.place import Place
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.cycle_run import (
     TRIES,
@@ -61,7 +61,7 @@ class Cycle:
     def label(self) -> str:
         return f"{self.plan.target.name}: {self.engine}, cycle {self.number + 1}"
 
-    def measure(self, place: Place, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:  # noqa: ARG002
+    def measure(self, backend: Backend, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:  # noqa: ARG002
         host = host_of(self.plan, self.engine, self.running, ledger.folder)
         run = CycleRun(self.plan, self.engine, host, ledger, watch, deadline, self.failures)
         run.hold(self.sessions, self.purpose)

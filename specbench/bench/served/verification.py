@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from specbench.bench.place import Elsewhere
+from specbench.bench.backend import ServerBackend
 from specbench.bench.planning import plan_targets
 from specbench.bench.served.host import host_of, require_startable
 from specbench.bench.served.interview import Heard, Interview
@@ -68,7 +68,7 @@ def collect_served_evidence(
             "http://localhost:8000#k=0"
         )
     plans = plan_targets(
-        settings, pairings, Elsewhere(settings).dtype_of, running_ks=running_ks(running)
+        settings, pairings, ServerBackend(settings).dtype_of, running_ks=running_ks(running)
     )
     if not running:
         require_startable(plans)

@@ -1,7 +1,7 @@
-"""Where a run decodes: in this process (this_process.py), or in servers that it asks."""
+"""Who decodes for a run: this process (this_process.py), or servers that it asks."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from specbench.bench.deadline import Deadline
 from specbench.bench.depth import headers_on_this_machine
@@ -20,8 +20,8 @@ from specbench.settings import SERVED, RunSettings
 GPU, CPU, SERVER = "cuda:0", "cpu", "server"
 
 
-class Place(Protocol):
-    """Where a run decodes, and what its plan needs to know of that."""
+class Backend(Protocol):
+    """What a run's plan needs to know of who decodes."""
 
     def read_head(self, spec: ModelSpec) -> HeadFiles[Any]:
         """A head's config and shapes; ModelError."""
@@ -31,23 +31,30 @@ class Place(Protocol):
         """The dtype that the target will be decoded in."""
         ...
 
-    def environment(self, command: Sequence[str]) -> Environment: ...
+    def environment(self, command: Sequence[str]) -> Environment:
+        """The machine, and what of it a run was started on."""
+        ...
+
+
+@runtime_checkable
+class LocalBackend(Backend, Protocol):
+    """One whose engines are in this process."""
 
     def measure(self, plan: TargetPlan, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
         """Measure everything that a plan's engines in this process have to do."""
         ...
 
 
-def open_place(settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> Place:
+def open_backend(settings: RunSettings, pairings: Sequence[Pairing], watch: Watch) -> Backend:
     """This process; where only servers decode, one that needs no torch."""
     if set(settings.load.engines) <= set(SERVED):
-        return Elsewhere(settings)
+        return ServerBackend(settings)
     from specbench.bench.this_process import ThisProcess  # noqa: PLC0415 - imports torch
 
     return ThisProcess(settings, pairings, watch)
 
 
-class Elsewhere:
+class ServerBackend:
     """Servers decode; this process asks them and imports no torch."""
 
     def __init__(self, settings: RunSettings) -> None:
@@ -69,6 +76,3 @@ class Elsewhere:
         probe = open_probe(GPU)
         device = CPU if isinstance(probe, NoProbe) else GPU
         return describe_environment(device, self._settings.machine.threads, command, probe)
-
-    def measure(self, plan: TargetPlan, ledger: Ledger, watch: Watch, deadline: Deadline) -> None:
-        raise NotImplementedError(f"{plan.target.name}: no engine of this process was asked for")
