@@ -24,7 +24,7 @@ class Question(NamedTuple):
     is_held_out: bool
 
 
-class Asked(NamedTuple):
+class QuestionSet(NamedTuple):
     """All questions, those held out first, and the names and hashes of where they come from.
 
     `notes`: what of the files is not among them.
@@ -41,7 +41,7 @@ def workload_questions(
     most_tokens: int,
     seed: int,
     field: str | None = None,
-) -> Asked:
+) -> QuestionSet:
     """The first turns of workloads or files of prompts; without names, of every shipped workload.
 
     `field`: where the rows of files have the prompt.
@@ -54,10 +54,12 @@ def workload_questions(
 
     sources = {workload.name: workload.sha256 for workload in workloads}
     notes = tuple(note for workload in workloads for note in workload.notes)
-    return Asked(_questions(prompts, ids, most_tokens, seed), sources, notes)
+    return QuestionSet(_questions(prompts, ids, most_tokens, seed), sources, notes)
 
 
-def corpus_questions(tokenizer: Tokenizer, most_tokens: int, seed: int, *, end: int = END) -> Asked:
+def corpus_questions(
+    tokenizer: Tokenizer, most_tokens: int, seed: int, *, end: int = END
+) -> QuestionSet:
     """Conversations of the embedded target's corpus that its own workloads do not ask.
 
     The target was trained on others. Of a conversation of several turns the first ones may
@@ -77,7 +79,7 @@ def corpus_questions(tokenizer: Tokenizer, most_tokens: int, seed: int, *, end: 
 
     name = f"the embedded corpus, seed {CORPUS_SEED}, conversations {DRAFT_START} to {end - 1}"
     digest = hashlib.sha256(repr(cut).encode()).hexdigest()
-    return Asked(_questions(cut, ids, most_tokens, seed), {name: digest})
+    return QuestionSet(_questions(cut, ids, most_tokens, seed), {name: digest})
 
 
 def _questions(

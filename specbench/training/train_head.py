@@ -24,7 +24,7 @@ from specbench.training.acceptance import Acceptance, measure_acceptance
 from specbench.training.answering import answer, plan_answers
 from specbench.training.batches import Batch, batches_of
 from specbench.training.card import training_card
-from specbench.training.prompts import Asked, corpus_questions, workload_questions
+from specbench.training.prompts import QuestionSet, corpus_questions, workload_questions
 from specbench.training.recipes import new_student, open_student, recipe_of
 from specbench.training.replacing import replaced
 from specbench.training.settings import TrainSettings
@@ -167,7 +167,7 @@ def _check_folder(settings: TrainSettings) -> None:
 
 def _questions(
     settings: TrainSettings, tokenizer: Tokenizer, runner: Runner, watch: Watch
-) -> Asked:
+) -> QuestionSet:
     most = settings.max_tokens
     if runner.max_position is not None:
         most = min(most, runner.max_position)
@@ -185,7 +185,7 @@ def _questions(
 
 
 def _texts(
-    settings: TrainSettings, loaded: LoadedModel, runner: Runner, asked: Asked, watch: Watch
+    settings: TrainSettings, loaded: LoadedModel, runner: Runner, asked: QuestionSet, watch: Watch
 ) -> list[Text]:
     """The target's answers, those of an earlier training where they are given."""
     jobs = plan_answers(asked.questions, settings.temperatures, settings.num_texts, settings.seed)

@@ -16,7 +16,7 @@ from specbench.verify.evidence import (
     SampledEvidence,
     Subject,
 )
-from specbench.verify.reader import Asked, Reader, Texts
+from specbench.verify.reader import AnsweredPrompt, Reader, Texts
 from specbench.verify.teacher import Teacher
 
 SMALL_VOCABULARY = 64  # up to here the joint distribution of a few tokens is enumerated, too
@@ -34,7 +34,7 @@ class LossyByChoice(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Question(Asked):
+class Question(AnsweredPrompt):
     """A prompt to decode.
 
     Questions of one `conversation` are its turns in order: an engine may keep what it has read.

@@ -136,11 +136,11 @@ class ServedEvidence:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Refused:
+class FailedEvidence:
     """What could not be decoded, and why."""
 
     subject: Subject
     reason: str
 
 
-Evidence = GreedyEvidence | SampledEvidence | ServedEvidence | Refused
+Evidence = GreedyEvidence | SampledEvidence | ServedEvidence | FailedEvidence

@@ -10,7 +10,7 @@ from specbench.errors import ModelError, first_line
 from specbench.inputs.pairing import Drafter
 from specbench.records import Sampling
 from specbench.verify.collect import Collector, Examined
-from specbench.verify.evidence import Evidence, Refused, Subject
+from specbench.verify.evidence import Evidence, FailedEvidence, Subject
 from specbench.verify.reader import Texts
 
 
@@ -23,7 +23,7 @@ class Job(NamedTuple):
     work: Work
     sampling: Sampling
 
-    def refused(self, error: Exception) -> Refused:
+    def refused(self, error: Exception) -> FailedEvidence:
         """As evidence. Whether it is lossy follows from its drafter, which no engine may have."""
         rule = self.drafter.lossy if self.drafter else None
         subject = Subject(
@@ -34,7 +34,7 @@ class Job(NamedTuple):
             temperature=self.sampling.temperature,
             lossy=str(rule) if rule else None,
         )
-        return Refused(subject=subject, reason=first_line(error))
+        return FailedEvidence(subject=subject, reason=first_line(error))
 
 
 class Amount(NamedTuple):

@@ -11,8 +11,8 @@ from specbench.stats.multiple_testing import holm
 from specbench.verify.evidence import (
     Divergence,
     Evidence,
+    FailedEvidence,
     GreedyEvidence,
-    Refused,
     SampledEvidence,
     ServedEvidence,
     Subject,
@@ -62,7 +62,7 @@ def judge(evidence: Sequence[Evidence], false_alarm: float = FALSE_ALARM) -> tup
                     level=level,
                     false_alarm=false_alarm,
                 )
-            case Refused():
+            case FailedEvidence():
                 finding = Finding(subject=each.subject, verdict="failed", reason=each.reason)
         findings.append(finding)
     return tuple(findings)

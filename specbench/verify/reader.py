@@ -36,7 +36,7 @@ Texts = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class AnsweredPrompt:
     """A prompt that was answered; `id` names workload, prompt and turn."""
 
     id: str
@@ -54,7 +54,7 @@ class Reader:
     def greedy(
         self,
         subject: Subject,
-        asked: Sequence[Asked],
+        asked: Sequence[AnsweredPrompt],
         texts: Texts,
         baseline: Texts | None,
         *,
@@ -92,7 +92,7 @@ class Reader:
         self,
         subject: Subject,
         sampling: Sampling,
-        answers: Iterable[tuple[Asked, tuple[int, ...]]],
+        answers: Iterable[tuple[AnsweredPrompt, tuple[int, ...]]],
         num_tokens: int,
         *,
         eos_ids: Collection[int],
@@ -132,7 +132,7 @@ class Reader:
 
     def _read(
         self,
-        asked: Asked,
+        asked: AnsweredPrompt,
         text: tuple[int, ...],
         sampling: Sampling,
         place: int,
