@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import cached_file
 
-from specbench.errors import ModelError
+from specbench.errors import ModelError, first_line
 from specbench.model_files.folder import local_file, read_json
 from specbench.model_files.head_files import HeadFiles
 from specbench.model_files.headers import HEAD_WEIGHTS, INDEX, read_index
@@ -29,7 +29,7 @@ WEIGHT_KINDS = ("*.safetensors", "*.bin", "*.pt")
 _TOKENIZERS = ("tokenizer_config.json", "tokenizer.json")
 _COMMIT = re.compile(r"/snapshots/([0-9a-f]{40})/")
 # What torch's reader of pickles raises for bytes that nobody meant it to read.
-_UNREADABLE = (
+UNREADABLE = (
     OSError,
     RuntimeError,
     EOFError,
@@ -42,6 +42,7 @@ _UNREADABLE = (
     MemoryError,
     ImportError,
     struct.error,
+    pickle.UnpicklingError,
 )
 
 
@@ -176,8 +177,8 @@ def _read_pickle(file: Path, device: str) -> dict[str, Tensor]:
             f"{file} is damaged or holds more than tensors, and a pickle may run any code: it is "
             "not read; convert it to safetensors where you trust it"
         ) from error
-    except _UNREADABLE as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except UNREADABLE as error:
+        first = first_line(error)
         raise ModelError(f"{file} cannot be read: {first}") from error
     if not isinstance(content, dict) or not all(map(_is_named_tensor, content.items())):
         raise ModelError(f"{file} is not a mapping from names to tensors")

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
 
-from specbench.errors import CompatibilityError, ModelError, WorkloadError
+from specbench.errors import CompatibilityError, ModelError, WorkloadError, first_line
 from specbench.model_files.spelling import spelling_of
 from specbench.model_files.vocabulary import Vocabulary, compare_vocabularies, mismatch_advice
 from specbench.records import Message
@@ -28,7 +28,7 @@ class Tokenizer:
             # The tokenizers library calls a damaged tokenizer.json a plain Exception.
             if type(error) is not Exception and not isinstance(error, _REFUSALS):
                 raise
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            first = first_line(error)
             raise ModelError(f"{location}: its tokenizer cannot be loaded: {first}") from error
         self.location = location
         self.ids_by_token: dict[str, int] = self._inner.get_vocab()

@@ -3,7 +3,6 @@
 The file is read as tensors and plain values; anything else in it is refused, never run.
 """
 
-import pickle
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,21 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specbench.errors import StoreError
+from specbench.errors import StoreError, first_line
+from specbench.models.checkpoint import UNREADABLE
 from specbench.training.optimizer import MuonAdamW
 from specbench.training.replacing import replaced
-
-_WRONG = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    pickle.UnpicklingError,
-)
 
 
 @dataclass(kw_only=True)
@@ -88,8 +76,8 @@ def load_progress(
                     raise ValueError(f"{name} has another shape")
                 tensor.copy_(weights[name])
         optimizer.load(content["optimizer"])
-    except _WRONG as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except UNREADABLE as error:
+        first = first_line(error)
         raise StoreError(f"{path} cannot be resumed: {first}; remove it to start again") from error
     return progress
 
