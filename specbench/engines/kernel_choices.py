@@ -47,7 +47,7 @@ class KernelChoices:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is not compiled though it was to be, and why."""
+        """What was asked for and is not done, and why."""
         return tuple(self._programs.notes)
 
     @property
@@ -62,6 +62,7 @@ class KernelChoices:
         """
         self._settle_draws(runner, name)
         if not isinstance(runner, FusedRunner):
+            self._note_what_has_no_effect(name)
             return runner
         runner.programs = self._programs
         self._attend(runner.layers, name)
@@ -73,6 +74,14 @@ class KernelChoices:
         if layers.fused is not None:
             self._attend(layers.fused, name)
         return notes
+
+    def _note_what_has_no_effect(self, name: str) -> None:
+        asked = [f"--kernels {self._name}"] if self._name != AUTO else []
+        asked += ["--compile"] if self._compiles else []
+        for option in asked:
+            self._programs.note(
+                f"{option} has no effect on {name}: its layers run in transformers' own code"
+            )
 
     def _attend(self, layers: FusedLayers, name: str) -> None:
         for case in layers.cases:

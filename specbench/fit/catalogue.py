@@ -22,7 +22,7 @@ def catalogued(source: str) -> tuple[Drafter, ...]:
         known = [t.model.source for t in targets if ":" not in t.model.source]
         raise UsageError(
             f"--catalogue has nothing for {source}{nearest(source, known)}; "
-            "`specbench list pairings` shows what it has"
+            "it knows targets by their hub ids, which `specbench list pairings --json` shows"
         )
     return tuple(found.values())
 

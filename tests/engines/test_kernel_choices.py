@@ -237,6 +237,18 @@ def test_one_can_be_forced_and_is_checked():
     assert not any(choice.is_forced for choice in choice_file._known.values())
 
 
+def test_options_that_a_stock_forward_ignores_are_told():
+    made = KernelChoices("plain", Contests(HostClock(), None), compiles=True)
+    made.settle(StockRunner(tiny_llama()), "auto", "big")
+    assert made.notes == (
+        "--kernels plain has no effect on big: its layers run in transformers' own code",
+        "--compile has no effect on big: its layers run in transformers' own code",
+    )
+    asks_for_nothing = choices()
+    asks_for_nothing.settle(StockRunner(tiny_llama()), "auto", "big")
+    assert asks_for_nothing.notes == ()
+
+
 def test_what_no_cpu_runs_is_refused_with_what_it_runs():
     with pytest.raises(UsageError, match="--kernels flash: a kernel for CUDA, and the device is"):
         require_kernel("flash", torch.device("cpu"))
