@@ -15,7 +15,7 @@ from specbench.model_files.model import open_model
 from specbench.models.loading import eos_ids
 from specbench.records import Sampling
 from specbench.verify.evidence import GreedyEvidence, SampledEvidence, Subject
-from specbench.verify.reader import Asked, Reader
+from specbench.verify.reader import AnsweredPrompt, Reader
 from specbench.verify.served_text import ServedText
 from specbench.verify.tally import Tally
 from specbench.verify.teacher import Teacher
@@ -60,7 +60,7 @@ class AlongTarget:
         )
         return evidence, tally
 
-    def _as_read(self, text: ServedText, max_tokens: int) -> Asked:
+    def _as_read(self, text: ServedText, max_tokens: int) -> AnsweredPrompt:
         """ModelError where the server made another number of tokens of the prompt."""
         if text.prompt not in self._prompt_ids:
             asked = self._asked[text.prompt]
@@ -74,7 +74,7 @@ class AlongTarget:
                 f"the server makes {text.num_prompt_tokens} tokens of the prompt {text.prompt}, "
                 f"the target's tokenizer and chat template here {len(ids)}"
             )
-        return Asked(id=text.prompt, prompt_ids=ids, max_new_tokens=max_tokens)
+        return AnsweredPrompt(id=text.prompt, prompt_ids=ids, max_new_tokens=max_tokens)
 
     def _whole(self, text: ServedText) -> tuple[int, ...]:
         """With the token that ended it, which some servers leave out."""

@@ -29,8 +29,8 @@ from specbench.verify.evidence import (
     Beside,
     Distance,
     Evidence,
+    FailedEvidence,
     GreedyEvidence,
-    Refused,
     ServedEvidence,
     Subject,
 )
@@ -127,7 +127,7 @@ class _Weighing:
     def _each(self) -> Iterator[Evidence]:
         for one in self._heard:
             if one.error:
-                yield Refused(subject=self._subject(one), reason=one.error)
+                yield FailedEvidence(subject=self._subject(one), reason=one.error)
             elif one.temperature > 0:
                 yield self._sampled(one)
             else:
