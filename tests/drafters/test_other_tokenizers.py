@@ -19,8 +19,6 @@ from specbench.forward.runner import Runner, StockRunner
 from specbench.models.tokenizer import Tokenizer
 from specbench.records import Sampling
 from specbench.round.drafter import Drafter, Proposal
-from specbench.round.round import run_round
-from specbench.round.rows import Fill, Rows
 from specbench.round.sampling import Sampler
 from specbench.round.state import State
 from specbench.serving.decoder import Decoder
@@ -39,7 +37,6 @@ from tests.decoding.lossless import (
     sampled_p_value,
 )
 from tests.decoding.models import exact_llama, generated, random_prompt, tiny_llama
-from tests.drafters.test_draft_model import CountingStockRunner
 from tests.drafters.test_suffix_graphs import ReplaysOfTheDevice
 from tests.other_tokenizers import TEXTS, revocabularied, write_byte_level, write_pieces
 
@@ -259,47 +256,3 @@ def test_vocabularies_without_a_token_in_common_are_refused_before_the_draft_is_
     for method in METHODS:
         with pytest.raises(CompatibilityError, match="no token in common"):
             build_drafter(method, parts, {})
-
-
-class Filled(NamedTuple):
-    rows: Rows
-    draft: CountingStockRunner
-
-    def fed_in_a_round(self, num_rows: int) -> list[int]:
-        """Tokens of a row in each of the draft's forwards in a round with three drafts."""
-        self.draft.fed.clear()
-        state, sampler = self.rows.state.rows(0, num_rows), Sampler(Sampling())
-        run_round(self.rows.target, self.rows.drafter, state, sampler, k=3, span=64)
-        return self.draft.fed
-
-
-@torch.inference_mode()
-def filled(method: str, *lengths: int, are_samples: bool = False) -> Filled:
-    """Rows of prompts of those lengths; samples are of one prompt."""
-    target, draft = StockRunner(tiny_llama()), CountingStockRunner(tiny_llama(1))
-    rows = Rows(target, make_drafter(method, target, draft), num_rows=2, capacity=64, eos_ids=())
-    rows.begin(2)
-    prompts = [random_prompt(n, 0 if are_samples else i) for i, n in enumerate(lengths)]
-    fills = [
-        Fill(row=i, prompt_ids=ids, max_new_tokens=30, seed=i, is_sample=are_samples)
-        for i, ids in enumerate(prompts)
-    ]
-    rows.fill(fills, Sampler(Sampling()))
-    return Filled(rows, draft)
-
-
-THE_LAST_TOKEN_AND_DRAFTS = [1, 1, 1]  # not the prompt again
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("method", METHODS)
-def test_a_row_that_moves_keeps_its_keys(method: str) -> None:
-    made = filled(method, 9, 20)
-    made.rows.move_row(1, 0, 21)
-    assert made.fed_in_a_round(1) == THE_LAST_TOKEN_AND_DRAFTS
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("method", METHODS)
-def test_samples_of_a_prompt_have_all_read_it_before_their_first_round(method: str) -> None:
-    assert filled(method, 20, 20, are_samples=True).fed_in_a_round(2) == THE_LAST_TOKEN_AND_DRAFTS
