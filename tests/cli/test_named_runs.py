@@ -23,6 +23,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 writer.append(record)
             writer.finish()
     (folder / "baseline.json").write_text("{}")
+    (folder / "pairings.yaml").write_text(
+        "targets:\n  mine:\n    model: demo:target\n    drafters:\n      ngram: {method: ngram}\n"
+    )
     return folder
 
 
@@ -61,7 +64,7 @@ def test_in_a_pipe_lists_are_tabs_and_nothing_is_cut(folder: Path) -> None:
     header, *rows = specbench("list", "pairings", cwd=folder).out.splitlines()
     by_name = {row.split("\t")[0]: row.split("\t") for row in rows}
     assert header.split("\t")[2] == "K"
-    assert [by_name[name][2] for name in ("demo/draft", "demo/ngram")] == ["5", "4"]
+    assert [by_name[name][2] for name in ("demo/draft", "mine/ngram")] == ["5", "4"]
 
 
 @pytest.mark.parametrize("columns", [60, 80, 200])

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from specbench.records import CellSummary
+from specbench.report.columns import TERMINAL_COLUMNS, TERMINAL_STREAM_COLUMNS
 from specbench.report.document import Document, build_document
 from specbench.report.grids import result_grid, result_legend
 from specbench.report.sections import sections
@@ -29,6 +30,19 @@ def test_it_fits_80_columns_and_cuts_nothing(name: str, request: pytest.FixtureR
     text = printed(request.getfixturevalue(name))
     assert max(map(len, text.splitlines())) <= 80
     assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+@pytest.mark.parametrize("name", ["cpu_document", "gpu_document", "baseline_document"])
+def test_the_legend_explains_what_is_shown_and_nothing_else(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    text = printed(request.getfixturevalue(name))
+    headers = " ".join(line for line in text.splitlines() if line.startswith("drafter"))
+    words = " ".join(text.split())
+    for column in {*TERMINAL_COLUMNS, *TERMINAL_STREAM_COLUMNS}:
+        if column.meaning:
+            is_explained = f"{column.header}: {column.meaning}" in words
+            assert is_explained == (column.header in headers), column.header
 
 
 def test_long_names_and_wide_numbers_still_fit() -> None:
