@@ -27,10 +27,16 @@ def look_first(
     """UsageError or WorkloadError for a device, a folder, a workload or a plan that cannot be, and
     for models that this machine has no memory for; `force` lets those pass.
     """
+    from specbench.inputs.workloads import load_workloads
+
+    require_place(settings, out)
+    asked = settings.workload
+    for folder in {pairing.target.workloads for pairing in pairings}:
+        load_workloads(asked.workloads, folder=folder, field=asked.prompt_field)
+
     from specbench.bench.planning import plan_targets
     from specbench.cli.memory import require_room
 
-    require_place(settings, out)
     if not settings.servers.base_urls:  # else the plan hangs on what runs there
         plans = plan_targets(settings, pairings, lambda t: settings.machine.dtype or t.model.dtype)
         require_room(plans, settings, force=force)

@@ -34,12 +34,14 @@ def report(
     if is_opened and "html" not in chosen:
         raise UsageError(f"--open shows the page, and --format {formats!r} has no html")
 
-    from specbench.cli.answer import print_answer, print_json
-    from specbench.report.document import build_document
-    from specbench.report.write import write_report
     from specbench.runs import LATEST, load_run
 
     stored = [load_run(name, out) for name in runs or (LATEST,)]
+
+    from specbench.cli.answer import print_answer, print_json
+    from specbench.report.document import build_document
+    from specbench.report.write import write_report
+
     paths = write_report(stored, chosen, stored[-1].folder)
     documents = [build_document(run) for run in stored]
     if as_json:

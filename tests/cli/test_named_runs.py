@@ -67,7 +67,7 @@ def test_in_a_pipe_lists_are_tabs_and_nothing_is_cut(folder: Path) -> None:
     assert [by_name[name][2] for name in ("demo/draft", "mine/ngram")] == ["5", "4"]
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.parametrize("columns", [44, 80, 200])
 def test_on_a_terminal_nothing_is_cut_either(
     columns: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,8 +76,9 @@ def test_on_a_terminal_nothing_is_cut_either(
     out = specbench("list", "runs", cwd=folder).out
     begins = [line.split()[0] for line in out.splitlines() if line.startswith("2026")]
     assert begins == [FIRST, SECOND, OTHER]
-    words = set(out.replace(",", " ").split())
-    assert {"workloads", "code", "creative", "complete"} <= words
+    if columns >= 80:  # below, words are folded
+        words = set(out.replace(",", " ").split())
+        assert {"workloads", "code", "creative", "complete"} <= words
     assert "…" not in out
     assert max(map(len, out.splitlines())) <= columns
 
