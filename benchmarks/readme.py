@@ -171,7 +171,7 @@ def provenance_line(document: Mapping[str, Any]) -> str:
         f"`{' '.join(e['command'])}`, {e['cpu']}, "
         f"{e['threads']} thread, torch {e['packages']['torch']}, transformers "
         f"{e['packages']['transformers']}, {forward}{cell['dtype']}, concurrency "
-        f"{cell['concurrency']}, {counts} prompts per cell."
+        f"{cell['concurrency']}, {counts} prompt{'s' if counts != '1' else ''} per cell."
     )
 
 
