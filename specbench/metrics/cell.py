@@ -1,8 +1,8 @@
 """A cell's stored records, gathered: what every metric is a function of."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
@@ -152,6 +152,21 @@ class CellData:
     def memory(self) -> MemoryRecord | None:
         """What this cell needs: the pair's memory, or the target's alone at K = 0."""
         return self.memory_pair if self.k > 0 else self.memory_target
+
+
+def once_a_cell(function: Callable[[CellData], T]) -> Callable[[CellData], T]:
+    """Keeps what a function makes of a cell beside it, as `cached_property` does."""
+    name = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def kept(cell: CellData) -> T:
+        beside = vars(cell)
+        if name not in beside:
+            beside[name] = function(cell)
+        found: T = beside[name]
+        return found
+
+    return kept
 
 
 def against(cell: CellData, other: CellData) -> CellData:

@@ -197,6 +197,8 @@ def _bound_by(sides: Sequence[_Sides]) -> list[str]:
 
 
 def _reasons(shares: Sequence[_Share]) -> list[str]:
+    if not any(share.servers for share in shares):
+        return [""] * len(shares)  # no client, and none too slow
     requests = [request for share in shares for request in finished(share.requests)]
     tpot_s = median_of(seconds_per_token(requests))
     cell_id = requests[0].cell_id if requests else ""

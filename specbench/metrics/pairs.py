@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specbench.metrics.cell import CellData, Pass, Samples, paired_requests
+from specbench.metrics.cell import CellData, Pass, Samples, once_a_cell, paired_requests
 from specbench.metrics.passes import (
     Span,
     busy_span,
@@ -56,6 +56,7 @@ class _Row(NamedTuple):
     spec: Span | None
 
 
+@once_a_cell
 def paired_decode(cell: CellData) -> PairedSeconds | None:
     """Seconds from first token to last, with the tokens after the first.
 
@@ -87,6 +88,7 @@ def prompt_speedups(cell: CellData) -> dict[str, float]:
     }
 
 
+@once_a_cell
 def paired_end_to_end(cell: CellData) -> PairedSeconds | None:
     """Seconds of whole requests, prefill of target and drafter included.
 

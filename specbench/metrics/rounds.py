@@ -7,7 +7,7 @@ round counts once for each row that it serves, as everywhere else.
 from collections.abc import Iterable
 from statistics import fmean, median
 
-from specbench.metrics.cell import CellData, finished
+from specbench.metrics.cell import CellData, finished, once_a_cell
 from specbench.metrics.registry import metric
 from specbench.records import RequestRecord
 from specbench.stats.percentiles import p95
@@ -110,6 +110,7 @@ def _model_forwards_s(cell: CellData) -> float:
     return sum(count * median(samples) for (*_, count), samples in seconds.items())
 
 
+@once_a_cell
 def _baseline_step_s(cell: CellData) -> float | None:
     if cell.servers:
         return _served_round_s(finished(cell.baseline))

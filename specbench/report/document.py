@@ -18,6 +18,7 @@ from specbench.metrics.cell import CellData
 from specbench.metrics.gathering import gather_run
 from specbench.metrics.generation import Generation, generation_of
 from specbench.metrics.imported import summarise_imported
+from specbench.metrics.machine import Moment, moments
 from specbench.metrics.noise import noise_signs
 from specbench.metrics.pairs import prompt_speedups
 from specbench.metrics.sessions import lost_sessions
@@ -71,6 +72,7 @@ class Document:
     time_lines: Mapping[CellKey, PassRecord]  # the first pass of every adaptive cell
     prompts: Mapping[CellKey, Mapping[str, float]]  # of each decision's cell: speed-up by prompt
     generations: Mapping[CellKey, Generation]  # by decision's cell: one of it, round by round
+    moments: tuple[Moment, ...]  # what the machine did over the run
     engines: tuple[EngineRecord, ...]
     failures: tuple[FailureRecord, ...]
     models: tuple[ModelIdentity, ...]
@@ -131,6 +133,9 @@ def build_document(stored: StoredRun) -> Document:
         },
         prompts=_by_prompt(decisions, explored, repeated),
         generations=_generations(decisions, explored, stored.references),
+        moments=moments(
+            stored.blocks, stored.run.keys, [cell.key for cell in cells if not cell.valid]
+        ),
         engines=_newest_engines(stored.engines),
         failures=(*stored.failures, *lost_sessions(stored.servers)),
         servers=stored.servers,

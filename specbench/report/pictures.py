@@ -8,6 +8,7 @@ from specbench.records import Condition
 from specbench.report.charts.acceptance import acceptance_chart
 from specbench.report.charts.canvas import MARKERS, SERIES, Chart, SeriesStyle, drawing
 from specbench.report.charts.forecast import forecast_chart
+from specbench.report.charts.machine import machine_chart
 from specbench.report.charts.memory import memory_chart
 from specbench.report.charts.pareto import memory_pareto_charts, rows_pareto_charts
 from specbench.report.charts.prompts import prompts_chart
@@ -55,6 +56,7 @@ def pictures(document: Document) -> Pictures:
                 *context_charts(document.context_curves),
                 *rows_pareto_charts(every, styles),
                 *time_line_charts(document.time_lines),
+                *_known([machine_chart(document.moments, document.run.environment.device)]),
                 *_known(acceptance_chart(group, styles) for group in fewest),
             ),
         )

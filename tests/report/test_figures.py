@@ -22,6 +22,7 @@ SPEEDUP, ACCEPTANCE, TIME = (
     "Where the round time goes",
 )
 PROMPTS = "Speed-up of each prompt"
+MACHINE = "The machine over the run"
 MEMORY = "Memory of the target alone and with each drafter"
 
 
@@ -47,6 +48,7 @@ def test_a_run_gives_each_chart_for_each_setting(
         MEMORY,
         COST,
         PROMPTS,
+        MACHINE,
         ACCEPTANCE,
     ]
     settings = [chart.setting for chart in pictures(gpu_document).all if chart.title == SPEEDUP]

@@ -95,7 +95,7 @@ def test_it_needs_nothing_from_anywhere(html: str) -> None:
 
 
 def test_every_table_and_chart_is_there(html: str, cpu_document: Document) -> None:
-    assert html.count("<svg ") == 13  # six charts of two workloads, and one of memory
+    assert html.count("<svg ") == 14  # six charts of two workloads, memory and the machine
     rows = html.count("<tr") - html.count("<thead>")
     assert rows > len(cpu_document.cells)
     names = {name for cell in cpu_document.cells for name in cell.metrics}

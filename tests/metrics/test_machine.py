@@ -1,0 +1,70 @@
+"""The machine over a run, on blocks written by hand."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from specbench.metrics.machine import moments
+from specbench.records import BlockRecord, DeviceSample, RequestRecord
+from specbench.report.charts.canvas import drawing
+from specbench.report.charts.machine import machine_chart
+from tests.cell_keys import BASE_KEY, with_axes
+from tests.made_records import made_block, made_request, steps
+from tests.report.test_figures import texts
+
+DRAFTED = with_axes(BASE_KEY, drafter="draft", method="draft_model", num_speculative_tokens=3)
+
+
+def request(cell_id: str, prompt: str, *, slow: float = 1.0, clock: int = 1700) -> RequestRecord:
+    log = steps(10, 0.1 * slow)
+    device = DeviceSample(num_samples=1, sm_clock_mhz=clock, sm_clock_default_mhz=1755)
+    return made_request(cell_id, prompt, log, cpu_s=1.1, device=device)
+
+
+def block(second: int, *requests: RequestRecord) -> BlockRecord:
+    return made_block(
+        f"p{second}", *requests, started_at=f"2026-11-21T01:02:{second:02d}.000+00:00"
+    )
+
+
+def test_a_run_is_told_moment_by_moment() -> None:
+    found = moments(
+        [
+            block(0, request(BASE_KEY.id, "p0"), request(DRAFTED.id, "p0", clock=900)),
+            block(10, request(BASE_KEY.id, "p10")),
+            block(20, request(BASE_KEY.id, "p20", slow=2.0)),
+        ],
+        [BASE_KEY, DRAFTED],
+        [DRAFTED],
+    )
+    # The second request of a block began when the first had ended, 0.1 + 10 * 0.1 s later.
+    assert [round(moment.at_s) for moment in found] == [0, 1, 10, 20]
+    assert [moment.sm_clock_mhz for moment in found] == [1700, 900, 1700, 1700]
+    assert [moment.baseline_speed for moment in found] == [1.0, None, 1.0, 0.5]
+    assert [moment.cpu_share for moment in found] == pytest.approx([1, 1, 1, 1.1 / 2.1])
+    assert [moment.invalid for moment in found] == [(), ("demo/draft K=3",), (), ()]
+
+
+def test_very_many_requests_are_few_moments() -> None:
+    blocks = [block(i % 60, request(BASE_KEY.id, f"p{i}")) for i in range(600)]
+    assert len(moments(blocks, [BASE_KEY], [])) <= 200
+
+
+@pytest.mark.parametrize("blocks", [[], [block(0, request(BASE_KEY.id, "p0"))]])
+def test_one_moment_is_no_time_line(blocks: Sequence[BlockRecord]) -> None:
+    assert moments(blocks, [BASE_KEY], []) == ()
+    assert machine_chart((), "cpu") is None
+
+
+def test_the_chart_marks_invalid_cells_by_name() -> None:
+    found = moments(
+        [block(0, request(DRAFTED.id, "p0")), block(9, request(BASE_KEY.id, "p9"))],
+        [BASE_KEY, DRAFTED],
+        [DRAFTED],
+    )
+    with drawing():
+        chart = machine_chart(found, "cuda:0")
+    assert chart is not None
+    assert {"SM clock", "MHz", "CPU of this process"} <= set(texts(chart))
+    assert "speed of K=0" not in texts(chart)  # one moment alone tells it
+    assert all("<title>0 s: demo/draft K=3</title>" in panel for panel in chart.panels)
