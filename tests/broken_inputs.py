@@ -6,6 +6,7 @@ pairings.yaml must fail; else `--workload` with that name or file must.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -17,3 +18,9 @@ class BrokenInput:
     place: str  # how the error begins
     says: str
     workload: str | None = None
+
+    def write(self, folder: Path) -> None:
+        for name, content in self.files.items():
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content)

@@ -65,6 +65,7 @@ def test_what_is_not_kept_is_long_and_tests_are_sampled_apart() -> None:
         assert sum(not case.is_long for case in cases) == 4
         assert {case.callspec.params["b"] for case in cases if not case.is_long} == {"x", "y"}
     assert not any(case.is_long for case in plain)
+    assert [case.is_long for case in first] != [case.is_long for case in second]
 
 
 def test_a_case_that_is_long_anyway_is_no_part_of_the_sample() -> None:

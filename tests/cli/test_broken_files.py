@@ -5,7 +5,6 @@ import pytest
 from tests.broken_pairings import BROKEN_PAIRINGS
 from tests.broken_workloads import BROKEN_WORKLOADS
 from tests.cli.calls import specbench
-from tests.test_broken_inputs import write
 
 PAIRINGS = "targets: {big: {model: owner/big, drafters: {copy: {method: ngram}}}}\n"
 
@@ -19,19 +18,21 @@ def check(ran, broken, folder):
     assert not (folder / "reports").exists()
 
 
+@pytest.mark.sampled(one_in=2, every=["broken", "dry"])
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry-run"])
 @pytest.mark.parametrize("broken", BROKEN_PAIRINGS, ids=lambda broken: broken.name)
 def test_a_broken_pairings_file_is_a_message_and_exit_code_2(broken, dry, empty_folder):
-    write(broken, empty_folder)
+    broken.write(empty_folder)
     check(specbench("run", *dry, cwd=empty_folder), broken, empty_folder)
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(one_in=2, every=["broken", "dry"])
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["run", "dry-run"])
 @pytest.mark.parametrize("broken", BROKEN_WORKLOADS, ids=lambda broken: broken.name)
 def test_a_broken_workload_is_a_message_and_exit_code_2(broken, dry, empty_folder):
     (empty_folder / "pairings.yaml").write_text(PAIRINGS)
-    write(broken, empty_folder)
+    broken.write(empty_folder)
     ran = specbench("run", "-w", broken.workload, "--device", "cpu", *dry, cwd=empty_folder)
     check(ran, broken, empty_folder)
 
@@ -41,3 +42,15 @@ def test_a_pairings_file_given_by_name_is_read_instead(empty_folder):
     ran = specbench("list", "pairings", "--pairings", "other.yaml", cwd=empty_folder)
     assert ran.code == 2
     assert ran.err == "error: other.yaml: cannot be read: No such file or directory\n"
+
+
+def test_a_pairings_file_that_is_a_folder_is_refused(empty_folder):
+    (empty_folder / "pairings.yaml").mkdir()
+    ran = specbench("list", "pairings", cwd=empty_folder)
+    assert ran.code == 2
+    assert ran.err == "error: pairings.yaml: cannot be read: Is a directory\n"
+
+
+def test_no_two_broken_files_have_one_name():
+    names = [f"{broken.workload}/{broken.name}" for broken in BROKEN_PAIRINGS + BROKEN_WORKLOADS]
+    assert len(set(names)) == len(names) > 50

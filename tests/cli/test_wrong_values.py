@@ -12,6 +12,7 @@ from specbench.settings.words import (
 from tests.cli.calls import specbench
 
 
+@pytest.mark.sampled(one_in=2, every=["arguments", "command"])
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

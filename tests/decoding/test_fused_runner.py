@@ -49,6 +49,7 @@ def error(logits: Tensor, truth: Tensor) -> float:
     return float((logits.double() - truth).square().mean().sqrt())
 
 
+@pytest.mark.sampled(one_in=2, every=["name", "dtype"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", list(FAMILIES))
 @torch.no_grad()

@@ -184,6 +184,7 @@ def texts(results: list[Result]) -> list[tuple[int, ...]]:
 DRAFTERS = [("draft_model", {}), ("draft_model", {"tree": (3, 2)}), ("ngram", {}), ("medusa", {})]
 
 
+@pytest.mark.sampled(one_in=3, every=["method", "sampling"])
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("method", "parameters"), DRAFTERS, ids=str)
@@ -229,6 +230,7 @@ def test_every_rule_that_a_file_may_name_can_be_made() -> None:
         make_lossy_verifier(LossyRule(name=name, parameters=dict.fromkeys(parameters, 0.5)))
 
 
+@pytest.mark.sampled(one_in=3, every=["method", "rule"])
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", [TYPICAL, QUARTER], ids=["typical", "threshold"])
 @pytest.mark.parametrize(("method", "parameters"), DRAFTERS, ids=str)

@@ -12,6 +12,7 @@ from specbench.round import round as one_round
 from tests.decoding import test_tree as by_hand
 from tests.decoding import test_tree_rejection
 from tests.decoding.conftest import Plant
+from tests.decoding.lossless import NUM_SAMPLES
 from tests.decoding.planted_checks import greedy_check, sampled_p
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,8 @@ greedy = partial(greedy_check, tree=(2, 2))
 judged_one_by_one = partial(
     test_tree_rejection.test_texts_are_those_of_siblings_judged_one_after_the_other, "warm"
 )
-p_of_sampled = partial(sampled_p, k=3, tree=(3, 2))  # siblings are rejected in turn
+# Siblings are rejected in turn.
+p_of_sampled = partial(sampled_p, k=3, num_samples=NUM_SAMPLES // 2, tree=(3, 2))
 
 
 def test_sound_trees_pass_both_checks() -> None:

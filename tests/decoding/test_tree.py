@@ -233,6 +233,7 @@ def assert_distribution(q_V: Tensor, p_V: Tensor, width: int) -> None:
     assert float(((got_V - p_V.double()) / error_V).abs().max()) < 5
 
 
+@pytest.mark.sampled(one_in=3, every=["width", "seed"])
 @pytest.mark.slow
 # Pairs of distributions differ in what they can show: those of seed 3 hide siblings that share a
 # chance.

@@ -82,13 +82,13 @@ def test_at_least_seven_of_ten_code_answers_are_valid_python(target, tokenizer) 
 
 @pytest.mark.slow
 def test_greedy_stories_do_not_run_in_circles(target, tokenizer) -> None:
-    found = answers(target, prompts("creative", tokenizer, 10), sampled=False)
-    assert sum(most_repeated(answer.ids) <= 3 for answer in found) >= 8
+    found = answers(target, prompts("creative", tokenizer, 5), sampled=False)
+    assert sum(most_repeated(answer.ids) <= 3 for answer in found) >= 4
 
 
 @pytest.mark.slow
 def test_the_good_draft_fits_the_target_far_better_than_the_poor_one(target, tokenizer) -> None:
-    ids = prompts("chat", tokenizer, 6)
+    ids = prompts("chat", tokenizer, 3)
     greedy, sampled = answers(target, ids, sampled=False), answers(target, ids, sampled=True)
     good = agreement(target, load("draft"), greedy, sampled)
     poor = agreement(target, load("poor"), greedy, sampled)

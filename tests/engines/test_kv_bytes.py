@@ -28,7 +28,7 @@ def test_of_the_target_and_of_a_head_whose_beam_needs_slots_of_its_own(
     engine.add_drafter(Drafter(name="e", method="eagle", model=head.spec, parameters=parameters))
     work = Work(drafter="e", method="eagle", k=2)
     told = set()
-    for most in range(50, 68):  # rising past the end of a bucket: rows are never given back
+    for most in (50, 61, 67):  # rising past the end of a bucket: rows are never given back
         requests = [
             EngineRequest(prompt_ids=(40, 41, 42), max_new_tokens=most, sampling=Sampling(), seed=i)
             for i in range(ROWS)

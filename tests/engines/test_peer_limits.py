@@ -175,6 +175,7 @@ def test_a_longer_conversation_is_prefilled_whole_and_that_is_noted(engine):
     assert passes_of(lambda: engine.generate(second, BASELINE), fed) == [len(history)]
 
 
+@pytest.mark.sampled(one_in=4, every=["work", "num_prompt", "num_tokens"])
 @pytest.mark.slow
 @pytest.mark.parametrize("work", ALL, ids=by_method)
 @pytest.mark.parametrize("num_prompt", [1, 2, 3, len(PROMPT)])

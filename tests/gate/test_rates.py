@@ -2,7 +2,7 @@
 
 tests/gate/gate_noise.json holds what identical runs of docs/ci.md's recipe measured, prompt by
 prompt (benchmarks/gate.py records it). Stated: at most 5 % of identical pairs fail, at least 80 %
-of pairs that lost twice the tolerance do. 500 pairs know a rate of 5 % to 1 %; rates that are
+of pairs that lost twice the tolerance do. 300 pairs know a rate of 5 % to 1.3 %; rates that are
 nearer to their limit are of more pairs.
 """
 
@@ -29,7 +29,7 @@ from specbench.stats.spread import Spread
 
 pytestmark = pytest.mark.slow
 
-PAIRS = 500
+PAIRS = 300
 SPEEDUP = {"decode_speedup": 0.40}  # of single runs on a CPU, by default
 SPEED = {"decode_tokens_per_s": 0.40}
 LENGTH = {"mean_acceptance_length": 0.02}
@@ -99,10 +99,11 @@ def test_identical_single_runs_pass(greedy):
     assert found.inconclusive_counts == 0
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("metric", ["decode_speedup", "decode_tokens_per_s"])
 def test_identical_single_runs_pass_at_a_tight_tolerance_too(metric, greedy):
     """5 %, as in docs/ci.md's example: noise exceeds it often, and is no regression."""
-    found = run_gates("identical, tight", greedy, {metric: 0.05}, num_pairs=3_000)
+    found = run_gates("identical, tight", greedy, {metric: 0.05}, num_pairs=1_000)
     assert found.alarms <= 0.05
 
 
@@ -116,6 +117,7 @@ def test_identical_runs_of_the_recipe_pass_and_are_decided(greedy):
     assert found.inconclusive_seconds <= 0.10
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("asked", [SPEEDUP, SPEED], ids=["speedup", "speed"])
 def test_seconds_lost_by_twice_the_tolerance_are_found(asked, greedy):
     (share,) = asked.values()

@@ -98,6 +98,7 @@ def coverage(
     return float(np.mean([run.low <= truth <= run.high for run in runs]))
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("simulate", "truth"),

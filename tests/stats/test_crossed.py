@@ -193,6 +193,7 @@ def simulated(
     return covered, helps
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NOISES)
 def test_intervals_cover_other_prompts_and_other_starts(name):
@@ -285,6 +286,7 @@ def test_prompts_served_together_have_an_interval_over_cycles_alone():
     assert crossed_speedup(*together(cells(cycles=1, prompts=6))).spread is None
 
 
+@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("cycles", "name"), [(2, "loaded CPU"), (4, "loaded CPU"), (4, "quiet GPU")]
 )

@@ -54,6 +54,7 @@ def test_a_trained_head_is_read_back_and_drafts_better_than_a_new_one(method, tm
     assert of_length > GAIN
 
 
+@pytest.mark.sampled(one_in=4)
 @pytest.mark.parametrize("method", METHODS)
 def test_a_head_that_learns_nothing_gains_nothing(method, tmp_path):
     of_loss, of_length = gain(method, tmp_path, rate=0.0, steps=10)

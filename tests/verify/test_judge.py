@@ -141,11 +141,16 @@ def test_the_false_alarm_rate_is_that_of_all_tests_of_a_call() -> None:
 
 
 @pytest.mark.slow
-def test_sound_calls_raise_no_more_alarms_than_stated() -> None:
-    calls = [judge([sampled(3 * i), sampled(3 * i + 1)], false_alarm=0.05) for i in range(400)]
+@pytest.mark.parametrize(
+    ("num_calls", "most"), [(200, 17), pytest.param(400, 30, marks=pytest.mark.long)]
+)
+def test_sound_calls_raise_no_more_alarms_than_stated(num_calls: int, most: int) -> None:
+    """`most`: were the rate 5 %, one seed in a hundred would have more."""
+    seeds = range(0, 3 * num_calls, 3)
+    calls = [judge([sampled(i), sampled(i + 1)], false_alarm=0.05) for i in seeds]
     alarms = sum(any(f.verdict == "bug" for f in call) for call in calls)
-    print(f"{alarms} alarms in 400 sound calls at 5 %")
-    assert alarms <= 30
+    print(f"{alarms} alarms in {num_calls} sound calls at 5 %")
+    assert alarms <= most
 
 
 def test_a_lossy_pairing_tells_of_every_temperature() -> None:

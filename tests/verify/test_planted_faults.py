@@ -70,8 +70,7 @@ class Bench:
         )
 
     def sampled(self, seed: int = 0, num_tokens: int = NUM_TOKENS, **sampling: float) -> Finding:
-        sampled = replace(WARM, **sampling)
-        return only(self.make(seed).sampled(self.who(), sampled, num_tokens))
+        return only(self.make(seed).sampled(self.who(), replace(WARM, **sampling), num_tokens))
 
     def greedy(self) -> Finding:
         collector = self.make(0)
@@ -168,6 +167,7 @@ def test_a_sound_decoder_passes(tiny: Bench, lookup: Bench) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("temperature", [0.2, 0.7])
 def test_a_draft_that_seldom_agrees_changes_nothing(temperature: float, stranger: Bench) -> None:
     assert stranger.sampled(temperature=temperature).verdict == "law"
@@ -227,6 +227,7 @@ def of_seven_tokens(method: str) -> Finding:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("method", ["draft_model", "ngram"])
 def test_a_small_vocabulary_is_enumerated_too(method: str) -> None:
     finding = of_seven_tokens(method)

@@ -107,6 +107,7 @@ def chi_square(observed_NC: Floats, probs_C: Floats) -> Floats:
 RARE = {each: np.array([each] * 8 + [1 - 8 * each]) for each in (5 / 1024, 0.5 / 1024)}
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("each", RARE)
 def test_sound_texts_raise_no_more_alarms_than_stated_be_some_rare(each: float) -> None:
     """20,000 calls: at a share of 2e-4, 4 alarms are due, and more than 13 in 7 of 100,000."""
@@ -152,6 +153,7 @@ def test_a_text_that_cannot_be_has_probability_0() -> None:
     assert joint_p_value(counts) == 0
 
 
+@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("num_tokens", [2000, 16384])
 def test_what_is_called_detectable_is_found_in_80_percent_of_calls(num_tokens: int) -> None:
     alpha = 1e-3
