@@ -12,6 +12,7 @@ from specbench.forward.attention.plain import Plain
 from specbench.forward.contest import Candidate, Timing, attention_contest, fastest
 from specbench.forward.forward_contest import forward_contest
 from specbench.forward.fused_runner import FusedRunner
+from tests.decoding.fake_graphs import FakeGraphs
 from tests.decoding.models import tiny_llama
 
 CASE = Case(
@@ -204,6 +205,22 @@ def test_a_forward_that_gives_no_numbers_for_drafts_loses(monkeypatch):
     winner, (lost, _) = forward_contest(FusedRunner(tiny_llama()), ("wrong", "stock"), timing)
     assert winner == "stock"
     assert lost.refusal == "it is wrong: logits of 5 tokens are off by nan"
+
+
+def test_a_forward_that_is_wrong_when_replayed_loses():
+    def frozen(run):
+        run()
+        return lambda: None  # the logits stay as they were wiped
+
+    timing = Timing(Metered().seconds, frozen)
+    winner, (lost,) = forward_contest(FusedRunner(tiny_llama()), ("fused",), timing)
+    assert winner is None
+    assert lost.refusal == "replayed, it is wrong: logits of 1 tokens are off by nan"
+
+
+def test_a_forward_that_is_right_when_replayed_takes_part():
+    timing = Timing(Metered().seconds, lambda run: FakeGraphs().capture(run).replay)
+    assert forward_contest(FusedRunner(tiny_llama()), ("stock",), timing)[0] == "stock"
 
 
 def test_whole_forwards_compete_too_and_a_wrong_one_loses(monkeypatch):

@@ -223,7 +223,9 @@ def test_a_part_reads_the_tensors_that_it_names_and_no_others(case: Case) -> Non
 @torch.no_grad()
 def test_a_layer_with_experts_and_a_head_of_its_own_does_not_read_the_targets() -> None:
     own = subject(Case("mtp", 2, (), family="deepseek_v3"))
-    for name, part in own.drafter.footprint.head_parts.items():
+    parts = own.drafter.footprint.head_parts
+    assert len(parts) > 1
+    for name, part in parts.items():
         assert_reads_what_it_names(own, name)
         assert not {*own.target.model.lm_head.parameters()} & {*part.weights}
 
@@ -233,12 +235,14 @@ def test_a_parts_bytes_are_those_of_its_sizes() -> None:
     F, inner, V = 32, 48, VOCAB_SIZE
     attention, mlp = 2 * F * F + 2 * F * F // 2, 3 * F * inner  # half as many key-value heads
     _, eagle = subject(CASES["eagle, chain"])
+    assert eagle.footprint.head_parts.keys() == {"observe", "draft"}
     for part in eagle.footprint.head_parts.values():
         run_bare(part, 1)
         joined = 2 * F * F
         assert part.weights_bytes == 4 * (joined + attention + F + mlp + F * V)
         assert part.kv_bytes_per_token == 4 * 2 * F // 2
     _, medusa = subject(CASES["medusa, chain"])
+    assert len(medusa.footprint.head_parts) > 1
     for n, part in enumerate(medusa.footprint.head_parts.values(), 1):
         assert part.weights_bytes == n * 4 * (F * F + F + F * V)
         assert part.kv_bytes_per_token == 0

@@ -111,6 +111,7 @@ def test_logits_are_those_of_the_librarys_own_forward(library: str, name: str) -
     say, ids_W = SAID[written.method](written), torch.tensor(written.facts["ids"])
     others_V = torch.ones(written.target.vocab_size, dtype=torch.bool).index_fill(0, ids_W, False)
     largest = 0.0
+    assert written.logits
     for n, expected_KW in written.logits.items():
         logits_KV = say(n, len(expected_KW))
         assert bool((logits_KV[:, others_V] == -torch.inf).all())
