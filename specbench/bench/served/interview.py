@@ -9,7 +9,7 @@ from typing import NamedTuple
 from specbench.bench.blocks import Cell, request_seed
 from specbench.bench.plan import TargetPlan
 from specbench.bench.served.host import Host
-from specbench.bench.served.questions import Answers, Asked, question
+from specbench.bench.served.questions import Answers, PlannedRequest, question
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import UP, Session, served_cells
 from specbench.bench.watch import Watch
@@ -181,7 +181,7 @@ class Interview:
     def _question(self, place: _Place, repeat: int = 0) -> Question:
         """With the turns before it as K = 0 answered them; each K and repeat has its own seed."""
         own = f"{place.cell.key.draft.label}|{place.prompt.id}"
-        asked = Asked(
+        asked = PlannedRequest(
             prompt=place.prompt,
             turn=place.turn,
             repeat=repeat,

@@ -19,7 +19,7 @@ WARM_UP = "Count from {first} to {last} in words, and say nothing else."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Asked:
+class PlannedRequest:
     """One request of a condition."""
 
     prompt: Prompt
@@ -48,7 +48,9 @@ class Answers:
                     (*_place(cell), request.prompt_id, request.turn), request.text
                 )
 
-    def history(self, cell: Cell, asked: Asked, said: Sequence[str]) -> tuple[Message, ...]:
+    def history(
+        self, cell: Cell, asked: PlannedRequest, said: Sequence[str]
+    ) -> tuple[Message, ...]:
         """All messages up to a turn, with earlier answers in between.
 
         `said`: the answers of this session, used where none is known yet.
@@ -64,7 +66,7 @@ def _place(cell: Cell) -> tuple[str, float]:
     return cell.key.condition.workload, cell.key.condition.temperature
 
 
-def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[Asked]:
+def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[PlannedRequest]:
     """The condition's requests, prompts shuffled alike at every K, turns of a prompt in order."""
     condition = cell.key.condition
     workload = next(w for w in plan.workloads if w.name == condition.workload)
@@ -74,13 +76,13 @@ def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[Asked]:
     times = -(-len(prompts) // len({prompt.id for prompt in prompts}))
     random.Random(f"{plan.settings.seed}|{session.repeat}|{condition.workload}").shuffle(prompts)
     seen: dict[str, int] = {}
-    found: list[Asked] = []
+    found: list[PlannedRequest] = []
     for prompt in prompts:
         repeat = session.repeat * times + seen.get(prompt.id, 0)
         seen[prompt.id] = seen.get(prompt.id, 0) + 1
         for turn in range(len(prompt.turns)):
             found.append(
-                Asked(
+                PlannedRequest(
                     prompt=prompt,
                     turn=turn,
                     repeat=repeat,
@@ -90,7 +92,9 @@ def asked_in(plan: TargetPlan, session: Session, cell: Cell) -> list[Asked]:
     return found
 
 
-def question(plan: TargetPlan, cell: Cell, asked: Asked, messages: tuple[Message, ...]) -> Question:
+def question(
+    plan: TargetPlan, cell: Cell, asked: PlannedRequest, messages: tuple[Message, ...]
+) -> Question:
     """The request as an engine is asked it."""
     return Question(
         messages=messages,

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import NamedTuple
 
 from specbench.bench.blocks import Cell
-from specbench.bench.served.questions import Asked
+from specbench.bench.served.questions import PlannedRequest
 from specbench.bench.served.running import Running
 from specbench.bench.served.sessions import Session
 from specbench.engines.served import find_served
@@ -26,7 +26,7 @@ class Served(NamedTuple):
 
 
 def request_records(
-    session: Session, cell: Cell, asked: Sequence[Asked], answered: Sequence[Answered]
+    session: Session, cell: Cell, asked: Sequence[PlannedRequest], answered: Sequence[Answered]
 ) -> tuple[RequestRecord, ...]:
     """The records of one condition's requests, in the order they were asked."""
     began_s = min((one.sent_s for one in answered), default=0.0)
@@ -36,7 +36,7 @@ def request_records(
 
 
 def _request(
-    session: Session, cell: Cell, asked: Asked, answered: Answered, began_s: float
+    session: Session, cell: Cell, asked: PlannedRequest, answered: Answered, began_s: float
 ) -> RequestRecord:
     said, sent_s = answered.streamed, answered.sent_s
     if said is None or said.first_s is None or said.last_s is None:
@@ -72,7 +72,7 @@ def _request(
     )
 
 
-def _failed(cell: Cell, asked: Asked, error: str) -> RequestRecord:
+def _failed(cell: Cell, asked: PlannedRequest, error: str) -> RequestRecord:
     return RequestRecord.failed(
         error,
         cell_id=cell.key.id,

@@ -10,7 +10,7 @@ from specbench.bench.plan import TargetPlan
 from specbench.bench.served.crosscheck import checked
 from specbench.bench.served.questions import (
     Answers,
-    Asked,
+    PlannedRequest,
     asked_in,
     question,
     warm_up_questions,
@@ -123,11 +123,11 @@ class SessionRun:
         return Served(counted, load, *checked(requests, counted, session.draft.k))
 
     async def _send(
-        self, session: Session, cell: Cell, asked: Sequence[Asked], running: Running
+        self, session: Session, cell: Cell, asked: Sequence[PlannedRequest], running: Running
     ) -> Traffic:
         engine, condition = find_served(session.engine), cell.key.condition
 
-        def request(own: Asked) -> ServerRequest:
+        def request(own: PlannedRequest) -> ServerRequest:
             async def ask(client: Client, earlier: Sequence[Streamed]) -> Streamed:
                 messages = self._answers.history(cell, own, [one.text for one in earlier])
                 asking = question(self._plan, cell, own, messages)

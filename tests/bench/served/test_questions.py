@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from specbench.bench.served.questions import Answers, Asked
+from specbench.bench.served.questions import Answers, PlannedRequest
 from specbench.bench.served.sessions import cycle_of, served_cells
 from specbench.records import Message, Prompt
 from tests.bench.served.served_runs import plan_of
@@ -12,7 +12,7 @@ FIRST, SECOND = (
     (Message(role="user", content="Say hello"),),
     (Message(role="user", content="And again"),),
 )
-LATER = Asked(prompt=Prompt(id="p", turns=(FIRST, SECOND)), turn=1, repeat=3, seed=1)
+LATER = PlannedRequest(prompt=Prompt(id="p", turns=(FIRST, SECOND)), turn=1, repeat=3, seed=1)
 
 
 def said(answers, cell, own):
