@@ -87,7 +87,10 @@ def _held(key: str, subject: str, hold: Callable[[], Outcome]) -> KernelChoice:
     winner, contenders = hold()
     if winner is None:
         reasons = "; ".join(f"{one.name}: {one.refusal}" for one in contenders)
-        raise ModelError(f"{subject}: no implementation is right here: {reasons}")
+        raise ModelError(
+            f"{subject}: no implementation is right here: {reasons}; choose --forward stock, which "
+            "runs transformers' own code"
+        )
     made = KernelChoice(key=key, subject=subject, chosen=winner, contenders=tuple(contenders))
     choice_file.keep(made)
     return made

@@ -237,6 +237,18 @@ def test_one_can_be_forced_and_is_checked():
     assert not any(choice.is_forced for choice in choice_file._known.values())
 
 
+def test_where_nobody_is_right_the_model_is_refused_and_nothing_is_kept(monkeypatch):
+    lost = [Contender(name="plain", refusal="it is wrong: off by 2 of the output's size")]
+    monkeypatch.setattr(kernel_choices, "attention_contest", lambda *_: (None, lost))
+    with pytest.raises(ModelError) as told:
+        choices().settle(FusedRunner(tiny_llama()), "auto", "big")
+    assert str(told.value) == (
+        "attention of big, chain: no implementation is right here: plain: it is wrong: off by 2 of "
+        "the output's size; choose --forward stock, which runs transformers' own code"
+    )
+    assert choice_file._known == {}
+
+
 def test_options_that_a_stock_forward_ignores_are_told():
     made = KernelChoices("plain", Contests(HostClock(), None), compiles=True)
     made.settle(StockRunner(tiny_llama()), "auto", "big")
