@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn, Protocol
 
 from specbench.errors import UsageError
+from specbench.export.hybrids import hybrid_lost
 from specbench.inputs.methods import Setting, find_method
 from specbench.inputs.model_spec import ModelSpec
 from specbench.inputs.pairing import Pairing
@@ -191,7 +192,7 @@ def exported(
         command=tuple(command),
         config=config,
         acceptance_rule=deployment.acceptance_rule if deployment.k else None,
-        not_expressed=tuple(lost),
+        not_expressed=(*lost, *(hybrid_lost(engine, deployment.target) if deployment.k else ())),
         basis=deployment.basis,
     )
 

@@ -7,6 +7,7 @@ from typing import Literal
 from specbench.fit.drafting import Drafting, drafting, settings, whole
 from specbench.fit.head_weights import head_weights
 from specbench.fit.roofline import Reading
+from specbench.fit.text_part import text_tensors
 from specbench.fit.weights import (
     DTYPE_BYTES,
     Weights,
@@ -194,7 +195,7 @@ def _plan(
         max_context=None if room is None else _max_context(peak, room, files.longest_context),
         step_s=bound.step_s if bound else None,
         round_s=bound.round_s if bound and k else None,
-        notes=tuple(_notes(target, draft, drafter)),
+        notes=tuple(_notes(files, target, draft, drafter)),
     )
 
 
@@ -271,8 +272,13 @@ def _max_context(peak: Callable[[int], Peak], room: int, limit: int | None) -> i
     return low * STEP
 
 
-def _notes(target: _Model, draft: _Model | None, drafter: Drafter) -> Iterator[str]:
+def _notes(
+    files: ModelFiles, target: _Model, draft: _Model | None, drafter: Drafter
+) -> Iterator[str]:
     for name, model in (("target", target), ("draft", draft)):
         if model is not None and not model.weights.is_exact:
             who = f"{drafter.name}'s" if name == "draft" else "the target's"
             yield f"{who} weights are packed: their bytes are an estimate"
+    _, beside = text_tensors(files)
+    if beside:
+        yield f"the target's text part is planned and runs alone; left out: {', '.join(beside)}"

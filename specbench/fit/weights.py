@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from specbench.fit.text_part import is_embedding, is_head, text_tensors
 from specbench.footprint import Sizes
 from specbench.model_files.headers import TensorHeader
 from specbench.model_files.model import ModelFiles
@@ -151,14 +152,14 @@ def _from_headers(model: ModelFiles) -> Count | None:
     if tensors is None:
         return None
     floats = {name: header for name, header in tensors.items() if header.is_float}
-    embedding = next((h for n, h in floats.items() if _is_embedding(n)), None)
-    is_tied = not any(map(_is_head, floats))
+    embedding = next((h for n, h in floats.items() if is_embedding(n)), None)
+    is_tied = not any(map(is_head, floats))
     table = embedding.num_elements if embedding else 0
     total = sum(header.num_elements for header in floats.values())
     matrices = sum(
         header.num_elements
         for name, header in floats.items()
-        if len(header.shape) == 2 and not _is_embedding(name) and not _is_head(name)
+        if len(header.shape) == 2 and not is_embedding(name) and not is_head(name)
     )
     return Count(
         total=total,
@@ -174,8 +175,8 @@ def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
     if tensors is None:
         return None
     nbytes = sum(header.nbytes for header in tensors.values())
-    is_tied = not any(map(_is_head, tensors))
-    embedding = next((h for n, h in tensors.items() if _is_embedding(n)), None)
+    is_tied = not any(map(is_head, tensors))
+    embedding = next((h for n, h in tensors.items() if is_embedding(n)), None)
     looked_up = embedding.nbytes if embedding and not is_tied else 0
     return Weights(
         num_parameters=sum(header.num_elements for header in tensors.values()),
@@ -188,24 +189,17 @@ def _as_stored(model: ModelFiles, kv_bytes: int) -> Weights | None:
 
 
 def _loaded(model: ModelFiles) -> dict[str, TensorHeader] | None:
-    """Without what transformers leaves in the files: MTP layers, old rotary tables, a tied head."""
+    """Without what transformers leaves in the files: MTP layers, old rotary tables, a tied head,
+    and what only images, video and sound need."""
     if model.tensors is None:
         return None
     layers = model.num_layers
     beyond = tuple(f"model.layers.{i}." for i in range(layers, layers + 8))
     is_tied = bool(model.field("tie_word_embeddings"))
     return {
-        name: header
-        for name, header in model.tensors.items()
+        name: model.tensors[name]
+        for name in text_tensors(model)[0]
         if not name.startswith(("mtp.", "model.mtp", *beyond))
         and not name.endswith("rotary_emb.inv_freq")
-        and not (is_tied and _is_head(name))
+        and not (is_tied and is_head(name))
     }
-
-
-def _is_head(name: str) -> bool:
-    return name.endswith(("lm_head.weight", "embed_out.weight"))
-
-
-def _is_embedding(name: str) -> bool:
-    return name.endswith(("embed_tokens.weight", "embed_in.weight", "wte.weight"))

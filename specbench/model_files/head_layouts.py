@@ -46,6 +46,13 @@ def _holds(*prefixes: str) -> Callable[[Files], bool]:
     return lambda files: any(name.startswith(prefixes) for name in files.tensors)
 
 
+def _is_specforge_eagle3(files: Files) -> bool:
+    """SafeAILab's heads have the same tensors, and the class of a Llama."""
+    return _holds("midlayer.")(files) and "LlamaForCausalLMEagle3" in files.fields.texts(
+        "architectures"
+    )
+
+
 def _any(_: Files) -> bool:
     return True
 
@@ -54,22 +61,27 @@ _SPECULATORS = Layout("speculators", "speculators 0.9.0", "speculators 0.9.0")
 _SPECFORGE = Layout("SpecForge", "SpecForge 0.2.0", "SpecForge 0.2.0")
 _MODELOPT = Layout("NVIDIA's modelopt", "modelopt 0.47.0", "modelopt 0.47.0")
 _EAGLE = "SafeAILab/EAGLE at cb7e084, eagle/model"
+_VLLM = "vllm-project/vllm"
+_MEDUSA = f"{_VLLM} at 01dbb08, models/medusa.py"
 _OF_SPECULATORS = (_says(SPECULATORS), _SPECULATORS)
 _LAYOUTS: dict[str, tuple[tuple[Callable[[Files], bool], Layout], ...]] = {
     "eagle": (
-        (_says(SPECULATORS), Layout("speculators", "speculators 0.1")),
+        (
+            _says(SPECULATORS),
+            Layout("speculators", "vllm-project/speculators at 8a49095, models/eagle.py"),
+        ),
         (_any, Layout("SafeAILab", f"{_EAGLE}/cnets1.py", is_ours=True)),
     ),
     "eagle3": (
         _OF_SPECULATORS,
         (_says("next_layer_regular", "eagle_config"), _MODELOPT),
-        (_holds("midlayer."), _SPECFORGE),
+        (_is_specforge_eagle3, _SPECFORGE),
         (_any, Layout("SafeAILab", f"{_EAGLE}/cnets.py", is_ours=True)),
     ),
     "peagle": (
         _OF_SPECULATORS,
         (_says("mask_token_id"), _SPECFORGE),
-        (_any, Layout("Amazon", "vLLM 0.32, models/llama_eagle3.py")),
+        (_any, Layout("Amazon", f"{_VLLM} at 00bd149, models/llama_eagle3.py")),
     ),
     "dflash": (
         _OF_SPECULATORS,
@@ -79,11 +91,25 @@ _LAYOUTS: dict[str, tuple[tuple[Callable[[Files], bool], Layout], ...]] = {
     ),
     "medusa": (
         (_holds("medusa_heads."), _MODELOPT),
-        (_holds("blocks."), Layout("vLLM", "vLLM 0.32, models/medusa.py")),
-        (_any, Layout("FasterDecoding", "vLLM 0.32, models/medusa.py", is_ours=True)),
+        (_holds("blocks."), Layout("vLLM", _MEDUSA)),
+        (
+            _any,
+            Layout(
+                "FasterDecoding",
+                "FasterDecoding/Medusa at e2a5d20, medusa/model/medusa_model.py",
+                is_ours=True,
+            ),
+        ),
     ),
     "mtp": (
         _OF_SPECULATORS,
-        (_any, Layout("its model", "vLLM 0.32, models/*_mtp.py", is_ours=True)),
+        (
+            _any,
+            Layout(
+                "its model",
+                f"{_VLLM} at 4f7c144, 028aedf, 98debc2, ffdc985 and 01d9980, models/*_mtp.py",
+                is_ours=True,
+            ),
+        ),
     ),
 }

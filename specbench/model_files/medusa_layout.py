@@ -58,7 +58,7 @@ def count_tokens(files: HeadFiles[Any]) -> int | None:
 def medusa_fields(files: HeadFiles[Shaped]) -> dict[str, object]:
     """What servers have to find in the config of the heads in `medusa_tensors`.
 
-    Source: vLLM 0.32, models/medusa.py and transformers_utils/configs/medusa.py. What is absent
+    Source: vLLM at 01dbb08, models/medusa.py; its 0.32, configs/medusa.py. What is absent
     there means no biases, a matrix for each head, one layer and Vicuna's size.
     """
     tensors, names = files.tensors, _names(files)

@@ -7,13 +7,17 @@ import pytest
 import torch
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
+from specbench.bench.built_weights import built_weights
 from specbench.errors import ModelError
+from specbench.fit.memory_plan import Place, plan_target
 from specbench.forward.self_test import make_checked_runner
 from specbench.models.loading import LoadedModel, ModelSource, load_model
 from tests.decoding.models import SHAPE, plain_logits
+from tests.tiny_models import files_of
 
 CPU = torch.device("cpu")
 DROPPED = ("model.vision_tower", "model.multi_modal_projector")
+DROPPED_FILES = ("multi_modal_projector", "vision_tower")  # as the files name them
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,23 @@ def test_what_is_left_out_counts_neither_as_parameters_nor_as_bytes(
     towers = (whole[0].model.vision_tower, whole[0].model.multi_modal_projector)
     gone = sum(p.numel() for tower in towers for p in tower.parameters())
     assert loaded.num_parameters == sum(p.numel() for p in whole[0].parameters()) - gone
+
+
+@pytest.mark.parametrize("shown", [pytest.param(True, id="files"), pytest.param(False, id="built")])
+def test_a_plan_counts_what_is_loaded_and_names_what_is_not(
+    whole: tuple[Any, Path], loaded: LoadedModel, tmp_path: Path, shown: bool
+) -> None:
+    files = files_of(whole[1])
+    if not shown:  # a config alone: the model is built without memory
+        (tmp_path / "config.json").write_text((whole[1] / "config.json").read_text())
+        files = files_of(tmp_path)
+    plan = plan_target(files, Place(device="cpu", context=60), built_weights)
+    assert plan is not None
+    assert plan.target.num_parameters == loaded.num_parameters
+    assert plan.target.nbytes == pytest.approx(loaded.weights_bytes, rel=1e-3)
+    assert not shown or plan.notes == (
+        "the target's text part is planned and runs alone; left out: " + ", ".join(DROPPED_FILES),
+    )
 
 
 def test_the_text_part_says_what_the_whole_says(

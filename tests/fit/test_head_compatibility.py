@@ -99,7 +99,7 @@ def test_a_head_says_which_layers_it_reads(target, tmp_path):
         (
             "peagle",
             {"mask_token_id": None, "ptd_token_id": 3, "parallel_drafting": None},
-            "Amazon's layout, read in vLLM",
+            "Amazon's layout, read in vllm-project/vllm",
         ),
         ("dflash", {"dflash_config": {"causal": False}}, "as NVIDIA's modelopt writes it: logits"),
         ("dflash", {"num_target_layers": None}, "z-lab's layout, read in z-lab/dflash at 1012959"),

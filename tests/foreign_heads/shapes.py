@@ -14,6 +14,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 V, F, NUM_LAYERS, T = 97, 32, 6, 24
+# Of heads: drafts after one another, tokens of a window and of a block, tokens that one can say.
+STEPS, WINDOW, BLOCK, D, MASK = 3, 6, 5, 24, V - 1
+SLIDING, FULL = "sliding_attention", "full_attention"
 SHAPE: dict[str, Any] = {
     "vocab_size": V,
     "hidden_size": F,

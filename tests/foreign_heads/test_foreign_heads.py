@@ -159,15 +159,21 @@ def features_of(written: Written, features: tuple[int, ...], n: int) -> tuple[Te
     return written.target.forward(tokens_1T, places_1T, SPAN, features=features).features
 
 
+def after_reading(written: Written, head: Any, n: int) -> Tensor:
+    """An EAGLE-like head's state [1, 1, F] after the target's first n tokens."""
+    head.layers.allocate(1, SPAN)
+    states = head.fuse(features_of(written, head.features, n))
+    tokens_1T = torch.tensor([written.tokens[1 : n + 1]])
+    states_1TF: Tensor = head.step(tokens_1T, states, torch.arange(n)[None], SPAN)
+    return states_1TF[:, -1:]
+
+
 def chain(written: Written, head: Any) -> Say:
     """Each draft after the true tokens before it, from the head's own states."""
 
     @torch.no_grad()
     def say(n: int, k: int) -> Tensor:
-        head.layers.allocate(1, SPAN)
-        states = head.fuse(features_of(written, head.features, n))
-        tokens_1T = torch.tensor([written.tokens[1 : n + 1]])
-        states = head.step(tokens_1T, states, torch.arange(n)[None], SPAN)[:, -1:]
+        states = after_reading(written, head, n)
         said = [head.logits(states)[0, 0]]
         for depth in range(1, k):
             at_11 = torch.tensor([[n + depth - 1]])
@@ -184,10 +190,7 @@ def masked(written: Written) -> Say:
 
     @torch.no_grad()
     def say(n: int, k: int) -> Tensor:
-        head.layers.allocate(1, SPAN)
-        states = head.fuse(features_of(written, head.features, n))
-        tokens_1T = torch.tensor([written.tokens[1 : n + 1]])
-        states = head.step(tokens_1T, states, torch.arange(n)[None], SPAN)[:, -1:]
+        states = after_reading(written, head, n)
         if k > 1:
             places = torch.arange(n, n + k - 1)[None]
             after = head.step(*head.masks(places), places, SPAN, depth=1)

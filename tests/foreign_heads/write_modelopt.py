@@ -10,9 +10,21 @@ from typing import Any
 import modelopt.torch.speculative as mtsp
 import torch
 from modelopt.torch.export import export_speculative_decoding
-from shapes import SHAPE, V, draw, make_target, make_tokens, said_tokens, write_proof
+from shapes import (
+    BLOCK,
+    MASK,
+    SHAPE,
+    STEPS,
+    WINDOW,
+    D,
+    V,
+    draw,
+    make_target,
+    make_tokens,
+    said_tokens,
+    write_proof,
+)
 
-STEPS, WINDOW, BLOCK, D, MASK = 3, 6, 5, 24, V - 1
 LAYER = {name: SHAPE[name] for name in SHAPE if name != "vocab_size"}
 
 

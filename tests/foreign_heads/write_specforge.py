@@ -9,9 +9,16 @@ from typing import Any
 
 import torch
 from shapes import (
+    BLOCK,
+    FULL,
+    MASK,
     NUM_LAYERS,
     ROPE,
     SHAPE,
+    SLIDING,
+    STEPS,
+    WINDOW,
+    D,
     V,
     draw,
     make_target,
@@ -29,8 +36,6 @@ from specforge.modeling.draft.peagle import PEagleDraftModel
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
-STEPS, WINDOW, BLOCK, D, MASK = 3, 6, 5, 24, V - 1
-SLIDING, FULL = "sliding_attention", "full_attention"
 # Without ids in its config SpecForge captures the outputs of these layers.
 IDS = (1, NUM_LAYERS // 2 - 1, NUM_LAYERS - 4)
 

@@ -9,9 +9,16 @@ from typing import Any
 
 import torch
 from shapes import (
+    BLOCK,
+    FULL,
+    MASK,
     NUM_LAYERS,
     ROPE,
     SHAPE,
+    SLIDING,
+    STEPS,
+    WINDOW,
+    D,
     V,
     draw,
     make_target,
@@ -30,9 +37,6 @@ from speculators.models.peagle import core as peagle_core
 from speculators.proposals.greedy import GreedyTokenProposalConfig
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, Qwen3Config
-
-STEPS, WINDOW, BLOCK, D, MASK = 3, 6, 5, 24, V - 1
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def speculators_config(algorithm: str) -> SpeculatorsConfig:

@@ -16,6 +16,7 @@ from specbench.export.deployment import (
     settings_lost,
 )
 from specbench.export.engine_version import dotted, read_release, told_apart
+from specbench.export.hybrids import recurrent_type
 from specbench.inputs.model_spec import ModelSpec
 
 CONFIG_NAME = "generate.py"
@@ -31,6 +32,7 @@ _NEAREST = {
     "lookahead": "ngram",
     "token_recycling": "ngram",
 }
+_SHORT_CONVOLUTIONS = ("lfm2", "lfm2_moe", "lfm3")  # seen to give the text of plain generate
 # Between different tokenizers: the one way at temperature 0, the other above.
 _RETOKENIZING = ("string_match", "token_intersection")
 
@@ -68,6 +70,7 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
     lost = [*told_apart(release, _NEWEST), *settings_lost(deployment), *deployment.tiers_lost]
     deployment = deployment.flat
     if deployment.k:
+        _refuse_states(deployment.target)
         lost += _lost(deployment)
     program = ConfigFile(config_name, _program(deployment))
     return exported(
@@ -78,6 +81,16 @@ def export(deployment: Deployment, version: str | None, config_name: str) -> Exp
         lost,
         program,
     )
+
+
+def _refuse_states(target: ModelSpec) -> None:
+    """UsageError where `generate` takes no drafts: its cache can forget tokens of attention and
+    of short convolutions alone."""
+    if recurrent_type(target) not in (None, *_SHORT_CONVOLUTIONS):
+        raise UsageError(
+            f"transformers does not check drafts with {target.source}: it has recurrent layers, "
+            "whose state generate() cannot take back; export it for vllm, or with -k 0"
+        )
 
 
 def _program(deployment: Deployment) -> str:

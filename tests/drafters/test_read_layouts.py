@@ -1,0 +1,153 @@
+"""Tiny heads in the layouts of which only the source was read, written to files and run.
+
+Names and configs are those of the sources that docs/heads.md cites, written here anew; what a head
+has to say is what the plain heads of this folder say, which know nothing of files.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from specbench.model_files.head_layouts import layout_of
+from specbench.model_files.kinds import kind_of
+from specbench.models.checkpoint import Checkpoint, read_checkpoint
+from tests.drafters import test_dflash, test_medusa, test_medusa_heads
+from tests.drafters.feature_cases import PROMPTS, Watched, assert_chains, run_rounds, subject
+from tests.tiny_models import write_files
+
+pytestmark = pytest.mark.slow
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+
+
+def renamed(own: Checkpoint, names: Mapping[str, str], config: Mapping[str, Any]) -> Checkpoint:
+    return replace(own.renamed(names), config=config)
+
+
+def without(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in names}
+
+
+def safeailab_eagle(own: Checkpoint) -> Checkpoint:
+    """cnets1.py: its own table of the target's tokens, and a bias that the config tells."""
+    table_VF = subject("eagle").target.model.get_input_embeddings().weight
+    return replace(
+        own,
+        config={**own.config, **LLAMA, "bias": True},
+        tensors={**own.tensors, "embed_tokens.weight": table_VF},
+    )
+
+
+def speculators_eagle(own: Checkpoint) -> Checkpoint:
+    """models/eagle.py: tables are the verifier's; the layer's config lies within."""
+    layer = {**without(own.config, "bias", "architectures"), "model_type": "llama"}
+    config = {
+        "speculators_model_type": "eagle",
+        "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
+        "transformer_layer_architecture": "LlamaDecoderLayer",
+        "transformer_layer_config": layer,
+        "layernorms": False,
+        "fusion_bias": True,
+        "speculators_config": {"algorithm": "eagle", "default_proposal_method": "greedy"},
+    }
+    return renamed(own, {"fc.": "fusion_fc.", "layers.0.": "transformer."}, config)
+
+
+def safeailab_eagle3(own: Checkpoint) -> Checkpoint:
+    """cnets.py: one `midlayer`, which tokens it can say, and the states by the paper's rule."""
+    config = {**without(own.config, "eagle_aux_hidden_state_layer_ids"), **LLAMA}
+    said = torch.arange(own.config["draft_vocab_size"]) + own.tensors["d2t"]
+    t2d_V = torch.zeros(own.config["vocab_size"], dtype=torch.bool).index_fill(0, said, True)
+    head = renamed(own, {"layers.0.": "midlayer."}, config)
+    return replace(head, tensors={**head.tensors, "t2d": t2d_V})
+
+
+def amazon_peagle(own: Checkpoint) -> Checkpoint:
+    """llama_eagle3.py: `mask_hidden` beside an EAGLE-3 head, and the mask by another name."""
+    mask = own.config["mask_token_id"]
+    config = {**without(own.config, "mask_token_id"), "ptd_token_id": mask}
+    return replace(own, config=config)
+
+
+def z_lab_dflash(own: Checkpoint) -> Checkpoint:
+    """model.py: what is DFlash's own lies in a section, or beside the layers' fields."""
+    ids = own.config["dflash_config"]["target_layer_ids"]
+    mask = own.config["dflash_config"]["mask_token_id"]
+    config = without(own.config, "num_target_layers", "dflash_config")
+    return replace(
+        own, config={**config, "mask_token_id": mask, "dflash_config": {"target_layer_ids": ids}}
+    )
+
+
+class Read(NamedTuple):
+    """A layout that was read: whose, where, and how a head of ours is written in it."""
+
+    method: str
+    source: str
+    written: Callable[[Checkpoint], Checkpoint]
+
+
+EAGLE_LAYOUTS = {
+    "SafeAILab, EAGLE": Read("eagle", "SafeAILab/EAGLE at cb7e084", safeailab_eagle),
+    "speculators, EAGLE": Read("eagle", "vllm-project/speculators at 8a49095", speculators_eagle),
+    "SafeAILab, EAGLE-3": Read("eagle3", "SafeAILab/EAGLE at cb7e084", safeailab_eagle3),
+    "Amazon, P-EAGLE": Read("peagle", "vllm-project/vllm at 00bd149", amazon_peagle),
+}
+
+
+def in_files(folder: Path, head: Checkpoint, read: str, method: str) -> Checkpoint:
+    """The head as a folder of files, told apart by them and read from them."""
+    files = write_files(folder, head.config, head.tensors)
+    layout = layout_of(files.head, method)
+    assert kind_of(files).method == method
+    assert layout is not None
+    assert f"read in {read}" in layout.note
+    assert layout.note.endswith("never met a real one")
+    return read_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize("name", EAGLE_LAYOUTS)
+def test_an_eagle_head_in_a_layout_that_was_read_says_what_the_plain_head_says(
+    name: str, tmp_path: Path
+) -> None:
+    method, source, written = EAGLE_LAYOUTS[name]
+    case = subject(method)
+    read = in_files(tmp_path / "head", written(case.checkpoint), source, method)
+
+    chains = {} if method == "peagle" else {"tree": "chain"}
+
+    seen, kept = case._replace(checkpoint=read).rounds([4, 0, 4, 1, 4], **chains)
+
+    assert len(kept) > 1
+    assert_chains(case.plain, seen)
+
+
+def test_z_labs_dflash_says_what_the_plain_blocks_say(tmp_path: Path) -> None:
+    case = test_dflash.subject()
+    head = z_lab_dflash(case.checkpoint)
+    read = in_files(tmp_path / "head", head, "z-lab/dflash at 1012959", "dflash")
+
+    watched = Watched(case._replace(checkpoint=read).drafter())
+    run_rounds(case.target, watched, PROMPTS, [5, 0, 5, 2])
+
+    test_dflash.assert_blocks(case.plain, watched.seen)
+
+
+@pytest.mark.parametrize(
+    ("source", "is_vllms"),
+    [("FasterDecoding/Medusa at e2a5d20", False), ("vllm-project/vllm at 01dbb08", True)],
+)
+def test_medusa_heads_say_the_same_in_either_layout(
+    source: str, is_vllms: bool, tmp_path: Path
+) -> None:
+    own = test_medusa.heads()
+    tensors = test_medusa_heads.as_vllm(own.tensors) if is_vllms else own.tensors
+    read = in_files(tmp_path / "heads", replace(own, tensors=tensors), source, "medusa")
+
+    wanted = test_medusa_heads.logits_of(own.tensors)
+
+    assert torch.equal(test_medusa_heads.logits_of(read.tensors), wanted)

@@ -1,0 +1,51 @@
+"""What exports say of a target with recurrent layers: its state has to be rolled back there."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import UsageError
+from specbench.export.deployment import Deployment
+from specbench.inputs.model_spec import ModelSpec
+from tests.export.deployments import TARGET, deployment, exported
+
+CONFIG = {"model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention"]}
+
+
+def served(folder: Path, k: int = 3, **config: object) -> Deployment:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **config}))
+    target = replace(TARGET, model=ModelSpec(source="org/Hybrid", folder=folder))
+    return deployment("ngram", k, target=target)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ("vllm", "issues 39273"),
+        ("llama_cpp", "pull request 19493"),
+        ("sglang", "was not read anywhere"),
+        ("tensorrt_llm", "was not read anywhere"),
+    ],
+)
+def test_each_server_says_what_becomes_of_the_state(engine: str, said: str, tmp_path: Path) -> None:
+    told = "\n".join(exported(engine, served(tmp_path)).not_expressed)
+    assert "org/Hybrid has recurrent layers" in told
+    assert said in told
+    assert "recurrent" not in "".join(exported(engine, served(tmp_path, k=0)).not_expressed)
+    kinds = ["full_attention", "full_attention"]
+    dense = exported(engine, served(tmp_path, layer_types=kinds))
+    assert "recurrent" not in "".join(dense.not_expressed)
+
+
+def test_transformers_is_refused_where_generate_takes_no_drafts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"org/Hybrid: it has recurrent layers.*or with -k 0"):
+        exported("transformers", served(tmp_path))
+    exported("transformers", served(tmp_path, k=0))
+    convolutions = served(tmp_path, model_type="lfm2", layer_types=["conv", "full_attention"])
+    assert "recurrent layers" in "".join(exported("transformers", convolutions).not_expressed)
+
+
+def test_of_a_target_that_is_not_here_nothing_is_said() -> None:
+    assert "recurrent" not in "".join(exported("vllm", deployment("ngram", 3)).not_expressed)
