@@ -16,9 +16,9 @@ ATTENTION_LAYERS = frozenset(
     {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 )
 STATE_LAYERS = ("linear_attention", "conv")  # by the names that masks go by
-BOTH_LAYERS = ("hybrid", "hybrid_sliding")  # attention and a state in one layer
-# `mamba` is an older name; the last two have neither attention nor a state.
-_KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, *BOTH_LAYERS, "mamba", "mlp", "moe"}
+# `mamba` is an older name; `hybrid` layers have attention and a state; the last two have neither.
+_KNOWN_LAYER_TYPES = ATTENTION_LAYERS | {*STATE_LAYERS, "mamba", "hybrid", "mlp", "moe"}
+_OWN_LAYER_TYPES = {"zaya": {"hybrid_sliding"}}  # others call the mask of such a layer otherwise
 _WITH_ALIBI = ("bloom", "mpt")  # by model type; others have a field for it
 _PICKED = ("index_topk", "keep_window_size")  # DeepSeek V3.2, GLM with DSA; Doge
 ELSEWHERE = "measure it with --engine transformers, or with vllm where vLLM serves it"
@@ -45,7 +45,8 @@ def is_hybrid(fields: Fields) -> bool:
 
 def unsupported_attention(fields: Fields) -> str | None:
     """Why the decoder would be wrong, to be read after the model's name; None where it is not."""
-    if unknown := set(fields("layer_types") or ()) - _KNOWN_LAYER_TYPES:
+    known = _KNOWN_LAYER_TYPES | _OWN_LAYER_TYPES.get(str(fields("model_type")), set())
+    if unknown := set(fields("layer_types") or ()) - known:
         return (
             f"has layers of type {', '.join(sorted(unknown))}; "
             f"supported: {', '.join(sorted(_KNOWN_LAYER_TYPES))}; {ELSEWHERE}"
